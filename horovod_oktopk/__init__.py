@@ -1,0 +1,10 @@
+"""O(k) sparse gradient allreduce for Horovod. Import `horovod_oktopk.torch` to plug it into horovod.torch."""
+
+from .core.report import StepReport
+from .errors import AgreementError, OkTopkError, OptionError, PluginError, TransportError, WireError
+from .options import OkTopk
+
+__version__ = "0.1.0"
+
+__all__ = ["AgreementError", "OkTopk", "OkTopkError", "OptionError", "PluginError", "StepReport", "TransportError",
+           "WireError"]

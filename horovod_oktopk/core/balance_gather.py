@@ -1,0 +1,77 @@
+"""Phase 2, balance and allgatherv (Section 3.1.2): every rank gets the global top-k.
+
+Positions count the owners in the order of their regions, so that blocks joined by position ascend.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..transport.base import Transport
+from . import wire
+from .sparse import SparseVector, concatenate
+
+
+@dataclass(frozen=True)
+class BalancePlan:
+    """Who holds what before and after balancing: offsets into the global top-k, by position, shape (P + 1,)."""
+
+    before: NDArray[np.int64]
+    after: NDArray[np.int64]
+
+    @property
+    def moves(self) -> NDArray[np.int64]:
+        """int64, shape (P, P): elements that go from position i to position j (the diagonal: that stay)."""
+        start = np.maximum(self.before[:-1, None], self.after[None, :-1])
+        stop = np.minimum(self.before[1:, None], self.after[None, 1:])
+        return np.maximum(stop - start, 0)
+
+
+def plan_balance(sizes: NDArray[np.int64]) -> BalancePlan:
+    """Equal shares of the global top-k. sizes: int64, shape (P,): what each position holds."""
+    before = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    after = before[-1] * np.arange(len(sizes) + 1) // len(sizes)
+    return BalancePlan(before, after)
+
+
+def ring_words(sizes: NDArray[np.int64], region_order: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Elements that each position sends in an allgatherv: all, but the block of the rank after it."""
+    by_rank = np.empty_like(sizes)
+    by_rank[region_order] = sizes
+    return int(sizes.sum()) - by_rank[(region_order + 1) % len(sizes)]
+
+
+def needs_balance(sizes: NDArray[np.int64], trigger: float) -> bool:
+    """The paper's rule: the largest block exceeds `trigger` times the mean."""
+    return len(sizes) > 1 and bool(sizes.max() > trigger * sizes.mean())
+
+
+def balance(chosen: SparseVector, plan: BalancePlan, region_order: NDArray[np.int64], bucket_size: int,
+            n: int, transport: Transport) -> SparseVector:
+    """Moves this rank's elements to where the plan wants them, and returns its share."""
+    position = int(np.flatnonzero(region_order == transport.rank)[0])
+    moves = plan.moves
+    dtype = chosen.values.dtype
+    cuts = np.concatenate([[0], np.cumsum(moves[position])])
+    parts = [chosen[start:stop] for start, stop in zip(cuts[:-1], cuts[1:], strict=True)]
+    outgoing = {int(region_order[to]): wire.encode(part)
+                for to, part in enumerate(parts) if to != position and len(part)}
+    incoming = {int(region_order[source]): int(count) * wire.element_bytes(dtype)
+                for source, count in enumerate(moves[:, position]) if source != position and count}
+    shares = {int(transport.rank): parts[position]}
+    for bucket in transport.exchange(outgoing, incoming, bucket_size):
+        shares.update((source, wire.decode(message, dtype, 0, n)) for source, message in bucket)
+    return concatenate([shares[rank] for rank in region_order.tolist() if rank in shares], dtype)
+
+
+def allgatherv(share: SparseVector, sizes: NDArray[np.int64], region_order: NDArray[np.int64], n: int,
+               transport: Transport) -> SparseVector:
+    """The global top-k, from every rank's share. sizes: elements by position."""
+    dtype = share.values.dtype
+    by_rank = np.empty_like(sizes)
+    by_rank[region_order] = sizes
+    messages = transport.allgatherv(wire.encode(share), by_rank * wire.element_bytes(dtype))
+    return concatenate([wire.decode(messages[rank], dtype, 0, n) for rank in region_order], dtype)

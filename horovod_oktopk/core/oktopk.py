@@ -1,0 +1,179 @@
+"""Algorithm 1, O(k) sparse allreduce: the conductor. `docs/algorithm.md` sets it beside the paper's lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..transport.counting import CountingTransport
+from .accumulator import Accumulator
+from .agreement import RollCall, roll_call
+from .balance_gather import allgatherv, balance, needs_balance, plan_balance, ring_words
+from .cost import oktopk_bound
+from .global_threshold import GlobalThreshold
+from .regions import owner_rotation, space_repartition
+from .report import StepReport
+from .sparse import Indices, SparseVector
+from .split_reduce import split_and_reduce
+from .thresholds import LocalThreshold
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """The outcome of one step on one rank."""
+
+    update: SparseVector | None
+    """u = Topk(Σ Topk(acc)), the same bits on every rank; None where some rank's gradient was not finite."""
+    contributed: Indices
+    """Indices of this rank's acc that contributed to u."""
+    report: StepReport
+
+
+class OkTopkAllreduce:
+    """The O(k) sparse allreduce of one flat vector over the steps; one object on each rank.
+
+    description: what must be equal on all ranks, one "name: value" a line.
+    The other arguments are those of `options.OkTopk`, which documents them.
+    """
+
+    def __init__(self, description: str, threshold_interval: int = 32, region_interval: int = 64,
+                 bucket_size: int = 8, balance_trigger: float = 4.0, threshold_guard: float = 0.25) -> None:
+        self.description = description
+        self.threshold_interval = threshold_interval
+        self.region_interval = region_interval
+        self.bucket_size = bucket_size
+        self.balance_trigger = balance_trigger
+        self.step = 0
+        self.local = LocalThreshold(threshold_guard)
+        self.global_ = GlobalThreshold(threshold_guard)
+        self.boundaries: Indices | None = None
+
+    def reduce(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport) -> Reduction:
+        """One step, t = self.step + 1. The caller commits `contributed` to acc, or drops the step.
+
+        finite: whether this rank's acc is. Raises AgreementError or TransportError, on every rank.
+        """
+        t = self.step + 1
+        report = StepReport(step=t, n=acc.n, k=k, phases=transport.phases)
+        with transport.phase("select"):  # lines 2-4
+            selection = (self.local.select(acc, k, due=_due(t, self.threshold_interval)) if finite
+                         else SparseVector.empty(acc.dtype))
+        with transport.phase("agree"):
+            call = self._roll_call(selection, k, finite, transport)
+            if not call.finite:
+                report.finite = False
+                return Reduction(None, np.empty(0, np.int64), report)
+            t = report.step = call.step + 1
+            counts = self._regions(selection, k, t, call, report, acc.n, transport)  # lines 5-7
+        assert self.boundaries is not None
+        rotation = owner_rotation(counts)
+        region_order = (np.arange(transport.size) + rotation) % transport.size
+        with transport.phase("split_and_reduce"):  # line 8
+            reduced = split_and_reduce(selection, self.boundaries, counts, rotation, self.bucket_size, transport)
+        volume = _Volume(counts, region_order, k)
+        with transport.phase("global_select"):  # lines 9-12
+            due = _due(t, self.threshold_interval) or not call.settled
+            chosen, sizes = self.global_.select(reduced, k, due, region_order, volume.fits_direct, transport)
+        update = self._balance_and_allgatherv(chosen, sizes[region_order], region_order, volume, acc.n, report,
+                                              transport)  # line 13
+        contributed = selection.indices[selection.positions_in(update)]  # line 14
+        self.step = t
+        report.local_selected, report.global_selected = len(selection), len(update)
+        report.local_threshold = self.local.value or 0.0
+        report.global_threshold = self.global_.value or 0.0
+        return Reduction(update, contributed, report)
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs to go on with the same bits: plain numbers and lists."""
+        return {"step": self.step, "local_threshold": self.local.value, "global_threshold": self.global_.value,
+                "boundaries": None if self.boundaries is None else self.boundaries.tolist()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Takes what `state` gave on the same rank of as many ranks."""
+        self.step = state["step"]
+        self.local.value, self.global_.value = state["local_threshold"], state["global_threshold"]
+        boundaries = state["boundaries"]
+        self.boundaries = None if boundaries is None else np.array(boundaries, np.int64)
+
+    def forget(self) -> None:
+        """Drops what depends on who the ranks are: thresholds and boundaries; the next step re-evaluates them."""
+        self.local.value = self.global_.value = self.boundaries = None
+
+    def _roll_call(self, selection: SparseVector, k: int, finite: bool, transport: CountingTransport) -> RollCall:
+        settled = self.boundaries is not None and self.global_.value is not None
+        if self.boundaries is not None and len(self.boundaries) != transport.size + 1:
+            self.forget()
+            settled = False
+        counts = _counts(selection, self.boundaries, transport.size)
+        return roll_call(transport, self.description, k, self.step, finite, settled, counts)
+
+    def _regions(self, selection: SparseVector, k: int, t: int, call: RollCall, report: StepReport, n: int,
+                 transport: CountingTransport) -> NDArray[np.int64]:
+        """Settles the boundaries, and returns everyone's elements by region: int64, shape (P, P)."""
+        if call.settled and not _due(t, self.region_interval) and _is_balanced(call.counts, k):
+            return call.counts
+        report.repartitioned = True
+        self.boundaries = space_repartition(selection.indices, n, transport)
+        return transport.allgather(_counts(selection, self.boundaries, transport.size))
+
+    def _balance_and_allgatherv(self, chosen: SparseVector, sizes: NDArray[np.int64], region_order: NDArray[np.int64],
+                                volume: _Volume, n: int, report: StepReport,
+                                transport: CountingTransport) -> SparseVector:
+        plan = plan_balance(sizes)
+        if needs_balance(sizes, self.balance_trigger) and volume.fits_balanced(sizes):
+            report.balanced = True
+            with transport.phase("balance"):
+                chosen = balance(chosen, plan, region_order, self.bucket_size, n, transport)
+            sizes = np.diff(plan.after)
+        with transport.phase("allgatherv"):
+            return allgatherv(chosen, sizes, region_order, n, transport)
+
+
+@dataclass(frozen=True)
+class _Volume:
+    """Words that every position sends in this step, to be held against the bound of Equation 3.
+
+    All ranks know all the numbers, so all decide alike.
+    """
+
+    counts: NDArray[np.int64]
+    region_order: NDArray[np.int64]
+    k: int
+
+    def fits_direct(self, sizes: NDArray[np.int64]) -> bool:
+        """Whether an allgatherv without balancing keeps to the bound; sizes: elements by rank."""
+        return self._fits(ring_words(sizes[self.region_order], self.region_order))
+
+    def fits_balanced(self, sizes: NDArray[np.int64]) -> bool:
+        """Whether balancing and allgatherv keep to it; sizes: elements by position."""
+        plan = plan_balance(sizes)
+        moved = sizes - np.diagonal(plan.moves)
+        return self._fits(moved + ring_words(np.diff(plan.after), self.region_order))
+
+    def _fits(self, gathered: NDArray[np.int64]) -> bool:
+        rows = self.counts[self.region_order]
+        split = rows.sum(axis=1) - np.diagonal(rows)
+        return bool((2 * (split + gathered)).max() <= oktopk_bound(self.k, len(gathered)))
+
+
+def _due(t: int, interval: int) -> bool:
+    return (t - 1) % interval == 0
+
+
+def _counts(selection: SparseVector, boundaries: Indices | None, size: int) -> NDArray[np.int64]:
+    """Elements by region, int64, shape (P,)."""
+    if boundaries is None:
+        return np.zeros(size, np.int64)
+    return np.diff(np.searchsorted(selection.indices, boundaries))
+
+
+def _is_balanced(counts: NDArray[np.int64], k: int) -> bool:
+    """Whether each owner receives so little that, with all of u, it keeps to the bound of Equation 3."""
+    size = len(counts)
+    regions = (np.arange(size) - owner_rotation(counts)) % size
+    received = counts.sum(axis=0)[regions] - counts[np.arange(size), regions]
+    limit = max(oktopk_bound(k, size) / 2 - k, k) + size
+    return bool(received.max() <= limit)

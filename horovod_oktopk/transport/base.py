@@ -1,0 +1,46 @@
+"""What an algorithm needs of a network: bytes and ranks, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+Counts = NDArray[np.int64]
+
+
+class Transport(Protocol):
+    """Blocking communication among `size` ranks. All ranks call the same methods in the same order.
+
+    Every method raises TransportError where another rank failed or does not answer.
+    """
+
+    rank: int
+    size: int
+
+    def allgather(self, row: Counts) -> Counts:
+        """Short rows (int64, same shape (m,) on every rank) of all ranks: int64, shape (P, m)."""
+
+    def allreduce(self, counts: Counts) -> Counts:
+        """The element-wise sum of int64 arrays of the same shape on every rank."""
+
+    def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
+                 bucket_size: int) -> Iterator[list[tuple[int, Bytes]]]:
+        """Point-to-point messages, in buckets; yields a bucket's (source, message) pairs as it arrives.
+
+        outgoing: message (uint8) by destination; incoming: number of bytes by source. Neither holds
+        this rank, nor empty messages. A transport may do all in one bucket. The caller must exhaust it.
+        """
+
+    def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
+        """The messages (uint8) of all ranks, in rank order; sizes: their bytes, known to all ranks."""
+
+
+def rotated_buckets(rank: int, size: int, bucket_size: int) -> Iterator[list[tuple[int, int]]]:
+    """(destination, source) of each step, in buckets (Figure 2): no step has two senders to one rank."""
+    steps = [((rank + step) % size, (rank - step) % size) for step in range(1, size)]
+    for first in range(0, len(steps), bucket_size):
+        yield steps[first:first + bucket_size]

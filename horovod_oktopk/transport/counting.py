@@ -1,0 +1,89 @@
+"""A transport that counts what crosses it, by phase."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from .base import Bytes, Counts, Transport
+
+
+@dataclass
+class Traffic:
+    """What one rank did in one phase of one step."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    messages_sent: int = 0
+    messages_received: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class CountingTransport:
+    """Wraps a transport. Messages are counted as they are; a collective as its bandwidth-optimal algorithm:
+    an allgather as a ring (a rank sends every block but that of the rank after it), an allreduce as
+    reduce-scatter and allgather."""
+
+    inner: Transport
+    phases: dict[str, Traffic] = field(default_factory=dict)
+    _phase: str = "agree"
+
+    def __post_init__(self) -> None:
+        self.rank = self.inner.rank
+        self.size = self.inner.size
+
+    def reset(self) -> None:
+        """Starts a new count."""
+        self.phases = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """What happens inside is counted, and timed, under this name."""
+        outer, self._phase = self._phase, name
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.traffic.seconds += time.perf_counter() - start
+            self._phase = outer
+
+    @property
+    def traffic(self) -> Traffic:
+        """The count of the present phase."""
+        return self.phases.setdefault(self._phase, Traffic())
+
+    def allgather(self, row: Counts) -> Counts:
+        self._count_ring(row.nbytes, row.nbytes)
+        return self.inner.allgather(row)
+
+    def allreduce(self, counts: Counts) -> Counts:
+        share = 2 * counts.nbytes * (self.size - 1) // self.size
+        self._count(share, share, 2 * (self.size - 1))
+        return self.inner.allreduce(counts)
+
+    def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
+                 bucket_size: int) -> Iterator[list[tuple[int, Bytes]]]:
+        traffic = self.traffic
+        traffic.bytes_sent += sum(len(message) for message in outgoing.values())
+        traffic.bytes_received += sum(incoming.values())
+        traffic.messages_sent += len(outgoing)
+        traffic.messages_received += len(incoming)
+        return self.inner.exchange(outgoing, incoming, bucket_size)
+
+    def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
+        total, after = int(sizes.sum()), int(sizes[(self.rank + 1) % self.size])
+        self._count(total - after, total - len(message), self.size - 1)
+        return self.inner.allgatherv(message, sizes)
+
+    def _count_ring(self, sent_each: int, received_each: int) -> None:
+        self._count(sent_each * (self.size - 1), received_each * (self.size - 1), self.size - 1)
+
+    def _count(self, sent: int, received: int, messages: int) -> None:
+        traffic = self.traffic
+        traffic.bytes_sent += sent
+        traffic.bytes_received += received
+        traffic.messages_sent += messages
+        traffic.messages_received += messages

@@ -1,0 +1,102 @@
+"""Ranks as threads of one process: for tests and simulation."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..errors import TransportError
+from .base import Bytes, Counts, rotated_buckets
+
+T = TypeVar("T")
+
+
+class LocalWorld:
+    """What the threads share: a slot for each rank, and a barrier that one failure breaks for all."""
+
+    def __init__(self, size: int, timeout: float = 30.0) -> None:
+        self.size = size
+        self.timeout = timeout
+        self._slots: list[Any] = [None] * size
+        self._barrier = threading.Barrier(size, timeout=timeout)
+
+    def swap(self, rank: int, item: Any) -> list[Any]:
+        """Everyone's item, in rank order."""
+        self._slots[rank] = item
+        self._wait()
+        items = list(self._slots)
+        self._wait()
+        return items
+
+    def abort(self) -> None:
+        """Ends every rank that waits, or will wait, with TransportError."""
+        self._barrier.abort()
+
+    def _wait(self) -> None:
+        try:
+            self._barrier.wait()
+        except threading.BrokenBarrierError:
+            raise TransportError(f"another rank failed, or did not arrive within {self.timeout} s") from None
+
+
+class LocalTransport:
+    """One rank's end of a LocalWorld."""
+
+    def __init__(self, world: LocalWorld, rank: int) -> None:
+        self.rank = rank
+        self.size = world.size
+        self._world = world
+
+    def allgather(self, row: Counts) -> Counts:
+        return np.stack(self._world.swap(self.rank, row.copy()))
+
+    def allreduce(self, counts: Counts) -> Counts:
+        total: Counts = np.sum(self._world.swap(self.rank, counts.copy()), axis=0)
+        return total
+
+    def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
+                 bucket_size: int) -> Iterator[list[tuple[int, Bytes]]]:
+        mailboxes = self._world.swap(self.rank, {to: message.copy() for to, message in outgoing.items()})
+        for bucket in rotated_buckets(self.rank, self.size, bucket_size):
+            arrived = [(source, mailboxes[source][self.rank]) for _, source in bucket if source in incoming]
+            for source, message in arrived:
+                if len(message) != incoming[source]:
+                    raise TransportError(f"rank {source} sent {len(message)} bytes to rank {self.rank}, "
+                                         f"which expected {incoming[source]}")
+            yield arrived
+
+    def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
+        messages: list[Bytes] = self._world.swap(self.rank, message.copy())
+        for source, size in enumerate(sizes):
+            if len(messages[source]) != size:
+                raise TransportError(f"rank {source} sent {len(messages[source])} bytes; {size} were announced")
+        return messages
+
+
+def run_ranks(size: int, program: Callable[[LocalTransport], T], timeout: float = 30.0) -> list[T]:
+    """Runs program(transport) on `size` ranks, and gives their results in rank order.
+
+    One rank's exception ends all, and is raised here (the cause, not the TransportErrors that follow).
+    """
+    world = LocalWorld(size, timeout)
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = program(LocalTransport(world, rank))
+        except BaseException as error:
+            errors.append(error)
+            world.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise next((error for error in errors if not isinstance(error, TransportError)), errors[0])
+    return results
