@@ -1,0 +1,12 @@
+"""Ok-Topk inside horovod.torch: importing this module makes `compression=OkTopk(...)` work in
+`hvd.DistributedOptimizer`, whichever way that was, or will be, imported."""
+
+from ..options import OkTopk
+from . import amp, plugin
+from .plugin import step_report
+from .state import gather_state_dict
+
+plugin.install()
+amp.install()
+
+__all__ = ["OkTopk", "gather_state_dict", "step_report"]

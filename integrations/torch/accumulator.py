@@ -1,0 +1,67 @@
+"""The accumulator on a CUDA (or any other) device: only what is selected comes to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..core.accumulator import Accumulator, NumpyAccumulator
+from ..core.sparse import Indices, SparseVector, Values
+from .layout import Layout
+
+CHUNK = 1 << 24
+"""Elements selected at a time: bounds the temporaries, and is plenty for one kernel."""
+
+
+def make_accumulator(layout: Layout) -> Any:
+    """The accumulator for the layout's device."""
+    if layout.device.type == "cpu":
+        return NumpyAccumulator(layout.n, layout.dtype)
+    return TorchAccumulator(layout.n, layout.dtype, layout.device)
+
+
+class TorchAccumulator:
+    """An Accumulator in tensors on one device; the same bits as NumpyAccumulator."""
+
+    def __init__(self, n: int, dtype: Any, device: torch.device) -> None:
+        self.n = n
+        self.dtype = np.dtype(dtype)
+        torch_dtype = torch.float64 if self.dtype == np.float64 else torch.float32
+        self.residual = torch.zeros(n, dtype=torch_dtype, device=device)
+        self._acc = torch.zeros_like(self.residual)
+
+    def accumulate(self, pieces: Iterable[tuple[int, torch.Tensor]], scale: float = 1.0) -> bool:
+        for offset, piece in pieces:
+            out = self._acc[offset:offset + len(piece)]
+            residual = self.residual[offset:offset + len(piece)]
+            torch.add(residual if scale == 1.0 else residual * scale, piece, out=out)
+        # A sum is finite only if its terms are; it may overflow though they are.
+        return bool(torch.isfinite(self._acc.sum())) or bool(torch.isfinite(self._acc).all())
+
+    def select(self, threshold: float, limit: int) -> SparseVector | None:
+        found = []
+        count = 0
+        for start in range(0, self.n, CHUNK):
+            magnitude = self._acc[start:start + CHUNK].abs()
+            passes = magnitude >= threshold if threshold > 0 else magnitude > 0
+            found.append(passes.nonzero().view(-1) + start)
+            count += len(found[-1])
+            if count > limit:
+                return None
+        indices = torch.cat(found)
+        return SparseVector(indices.cpu().numpy(), self._acc[indices].cpu().numpy())
+
+    def sample(self, stride: int) -> Values:
+        magnitudes: Values = self._acc[::stride].abs().cpu().numpy()
+        return magnitudes
+
+    def commit(self, contributed: Indices) -> None:
+        self._acc[torch.from_numpy(contributed).to(self._acc.device)] = 0
+        self.residual, self._acc = self._acc, self.residual
+
+
+def _conforms(accumulator: TorchAccumulator) -> Accumulator:
+    return accumulator  # mypy holds the class against the protocol

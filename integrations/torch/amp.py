@@ -1,0 +1,73 @@
+"""torch.amp.GradScaler: keeps the residual in one unit while the loss scale changes.
+
+Horovod sees scaled gradients, so the residual holds the scale too. Which scaler serves an optimizer is
+known when it unscales it; until then (a resumed run's first step) the last scaler used tells the scale.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import PluginError
+from .plugin import reducer_of
+
+_last_scaler: Any = None
+
+
+def install() -> None:
+    """Wraps GradScaler's scale, unscale_ and step; once. Other optimizers are left alone."""
+    cls = torch.amp.GradScaler
+    if getattr(cls, "_oktopk_installed", False):
+        return
+    cls.scale = _wrap_scale(cls.scale)  # type: ignore[method-assign]
+    cls.unscale_ = _wrap_unscale(cls.unscale_)  # type: ignore[method-assign]
+    cls.step = _wrap_step(cls.step)  # type: ignore[method-assign]
+    cls._oktopk_installed = True  # type: ignore[attr-defined]
+
+
+def last_scale() -> float | None:
+    """The present scale of the scaler that last scaled a loss; None where there was none."""
+    return None if _last_scaler is None else float(_last_scaler.get_scale())
+
+
+def _wrap_scale(scale: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(scale)
+    def wrapped(self: Any, outputs: Any) -> Any:
+        global _last_scaler
+        if self.is_enabled():
+            _last_scaler = self
+        return scale(self, outputs)
+    return wrapped
+
+
+def _wrap_unscale(unscale: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(unscale)
+    def wrapped(self: Any, optimizer: Any) -> None:
+        reducer = reducer_of(optimizer)
+        if reducer is not None and self.is_enabled():
+            _require_synchronized(optimizer)
+            reducer.scaler = self
+            if reducer.residual_scale is None:
+                reducer.residual_scale = float(self.get_scale())
+        unscale(self, optimizer)
+    return wrapped
+
+
+def _wrap_step(step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def wrapped(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if reducer_of(optimizer) is not None and self.is_enabled():
+            _require_synchronized(optimizer)
+        return step(self, optimizer, *args, **kwargs)
+    return wrapped
+
+
+def _require_synchronized(optimizer: Any) -> None:
+    if not optimizer._synchronized:
+        raise PluginError("a GradScaler would look for overflow in gradients that are not reduced yet, and ranks would "
+                          "drift apart. Write: optimizer.synchronize(); scaler.unscale_(optimizer); "
+                          "with optimizer.skip_synchronize(): scaler.step(optimizer)")

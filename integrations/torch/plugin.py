@@ -1,0 +1,187 @@
+"""Where the plugin meets horovod.torch: the few names of Horovod that are wrapped, and nothing else.
+
+`hvd.DistributedOptimizer` copies the methods of `_DistributedOptimizer` when it is called, so wrapping
+them here reaches every optimizer made later. Every wrapper leaves optimizers with another compression alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import horovod
+import horovod.torch as hvd
+import horovod.torch.optimizer as stock
+import torch
+
+from ..core.report import StepReport
+from ..errors import PluginError
+from ..options import OkTopk
+from .reducer import Reducer
+from .state import attach_state
+
+logger = logging.getLogger("horovod_oktopk")
+
+REDUCER = "_oktopk_reducer"
+
+_SIGNATURES = {
+    "__init__": ["self", "params", "named_parameters", "compression", "backward_passes_per_step", "op",
+                 "gradient_predivide_factor", "groups", "sparse_as_dense", "process_set"],
+    "_allreduce_grad_async": ["self", "p"],
+    "_grouped_allreduce_grad_async": ["self", "ps"],
+    "_sparse_allreduce_grad_async": ["self", "p", "name"],
+    "_register_hooks": ["self"],
+}
+
+_live: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def install() -> None:
+    """Wraps Horovod's names; once. Raises PluginError where this Horovod is not the one that is known."""
+    if getattr(stock, "_oktopk_installed", False):
+        return
+    _check_horovod()
+    cls = stock._DistributedOptimizer
+    cls.__init__ = _wrap_init(cls.__init__)
+    cls._allreduce_grad_async = _wrap_allreduce(cls._allreduce_grad_async)
+    cls._grouped_allreduce_grad_async = _wrap_grouped_allreduce(cls._grouped_allreduce_grad_async)
+    adasum = stock._DistributedAdasumOptimizer
+    adasum.__init__ = _wrap_adasum(adasum.__init__)
+    stock.synchronize = _wrap_synchronize(stock.synchronize)
+    hvd.join = hvd.mpi_ops.join = _wrap_join(hvd.join)
+    stock._oktopk_installed = True
+
+
+def reducer_of(optimizer: Any) -> Reducer | None:
+    """The reducer of an optimizer of ours; None for any other."""
+    reducer: Reducer | None = getattr(optimizer, REDUCER, None)
+    return reducer
+
+
+def step_report(optimizer: torch.optim.Optimizer) -> StepReport | None:
+    """What the last reduction of this optimizer did on this rank; None before the first.
+
+    Raises PluginError for an optimizer that was not made with `compression=OkTopk(...)`.
+    """
+    reducer = reducer_of(optimizer)
+    if reducer is None:
+        raise PluginError(f"{type(optimizer).__name__} was not made by hvd.DistributedOptimizer(..., "
+                          "compression=OkTopk(...)), so it has no step report")
+    return reducer.report
+
+
+def _check_horovod() -> None:
+    advice = "this version of horovod_oktopk supports Horovod 0.28"
+    if not horovod.__version__.startswith("0.28"):
+        raise PluginError(f"{advice}; found {horovod.__version__}")
+    for name, expected in _SIGNATURES.items():
+        found = list(inspect.signature(getattr(stock._DistributedOptimizer, name)).parameters)
+        if found != expected:
+            raise PluginError(f"{advice}; its _DistributedOptimizer.{name} should take {expected}, and takes {found}")
+
+
+def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
+        call = signature.bind(self, *args, **kwargs)
+        options = _as_options(call.arguments["compression"])
+        if options is None:
+            init(*call.args, **call.kwargs)
+            return
+        call.arguments["compression"] = options
+        call.apply_defaults()
+        _check_arguments(call.arguments["op"], call.arguments["process_set"])
+        init(*call.args, **call.kwargs)
+        setattr(self, REDUCER, Reducer(self, options))
+        attach_state(self, getattr(self, REDUCER))
+        if not self._grad_accs:  # alone, stock registers no hooks: the semantics should not depend on P
+            self._register_hooks()
+        _live.add(self)
+        if os.environ.get("HOROVOD_AUTOTUNE") == "1":
+            logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own traffic; it has no effect on %s", type(options).__name__)
+
+    return wrapped
+
+
+def _as_options(compression: Any) -> OkTopk | None:
+    """Options of ours (plain `OkTopk` takes the defaults), or None for anything else."""
+    if isinstance(compression, type) and issubclass(compression, OkTopk):
+        return compression()
+    return compression if isinstance(compression, OkTopk) else None
+
+
+def _check_arguments(op: Any, process_set: Any) -> None:
+    if op not in (hvd.Average, hvd.Sum):
+        raise PluginError(f"OkTopk works with op=hvd.Average or op=hvd.Sum; got op={op!r}"
+                          + (" (Adasum)" if op == hvd.Adasum else ""))
+    if not process_set.included():
+        raise PluginError(f"rank {hvd.rank()} is not in the process set {process_set.ranks} of its optimizer; "
+                          "build the optimizer on the ranks of the set only")
+
+
+def _wrap_allreduce(allreduce: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(allreduce)
+    def wrapped(self: Any, p: torch.Tensor) -> Any:
+        reducer = reducer_of(self)
+        if reducer is None:
+            return allreduce(self, p)
+        if p.grad is None:  # another rank may have computed it
+            p.grad = torch.zeros_like(p)
+        if p.grad.is_sparse and not self.sparse_as_dense and not reducer.holds(p):
+            handle, context = allreduce(self, p)  # stock's allgather of sparse gradients
+            reducer.exclude(p)
+            return reducer.after_reduction(handle), context
+        return reducer.submit(p), None
+
+    return wrapped
+
+
+def _wrap_grouped_allreduce(allreduce: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(allreduce)
+    def wrapped(self: Any, ps: tuple[torch.Tensor, ...]) -> Any:
+        reducer = reducer_of(self)
+        if reducer is None:
+            return allreduce(self, ps)
+        handles = [reducer.submit(p) for p in ps]
+        return (lambda: [handle() for handle in handles]), [None] * len(ps)
+
+    return wrapped
+
+
+def _wrap_synchronize(synchronize: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Horovod's module-level synchronize, which on the grouped path does not call handles."""
+    @functools.wraps(synchronize)
+    def wrapped(handle: Any) -> Any:
+        return handle() if callable(handle) else synchronize(handle)
+
+    return wrapped
+
+
+def _wrap_adasum(init: Callable[..., None]) -> Callable[..., None]:
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
+        if _as_options(signature.bind(self, *args, **kwargs).arguments["compression"]) is not None:
+            _check_arguments(hvd.Adasum, hvd.global_process_set)
+        init(self, *args, **kwargs)
+
+    return wrapped
+
+
+def _wrap_join(join: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(join)
+    def wrapped(*args: Any, **kwargs: Any) -> int:
+        if len(_live):
+            raise PluginError("hvd.join() cannot be used with OkTopk: the ranks that go on would wait for this one. "
+                              "Give every rank the same number of batches instead")
+        return join(*args, **kwargs)
+
+    return wrapped
