@@ -1,0 +1,41 @@
+"""Starts real `horovodrun` jobs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A job that has ended; output: stdout and stderr of all ranks together."""
+
+    returncode: int
+    output: str
+
+
+def environment() -> dict[str, str]:
+    """The environment of a job whose ranks outnumber the cores, as root or not."""
+    changes = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+               "OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
+               "TF_CPP_MIN_LOG_LEVEL": "3"}
+    if os.geteuid() == 0:
+        changes |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {**os.environ, **changes}
+
+
+def horovodrun(backend: str, size: int, *command: str, timeout: float = 240, flags: tuple[str, ...] = (),
+               extra: Mapping[str, str] | None = None) -> Finished:
+    """Runs `python command...` on `size` ranks of this machine; backend: "mpi" or "gloo"."""
+    hosts = () if flags else ("-H", f"localhost:{size}")
+    line = [str(BIN / "horovodrun"), "-np", str(size), *hosts, f"--{backend}", *flags, sys.executable, *command]
+    ended = subprocess.run(line, env={**environment(), **(extra or {})}, cwd=ROOT, timeout=timeout, check=False,
+                           text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return Finished(ended.returncode, ended.stdout)

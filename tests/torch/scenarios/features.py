@@ -1,0 +1,275 @@
+"""What users of hvd.DistributedOptimizer know goes on working: compared with stock Horovod, at density 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from tests.torch import scenarios
+from tests.torch.scenarios.common import (
+    DENSE,
+    assert_equal_everywhere,
+    backward,
+    distribute,
+    flat,
+    gradients,
+    parameters,
+)
+
+Params = dict[str, torch.nn.Parameter]
+Step = Callable[[Any, Params, int], None]
+
+
+def plain_step(optimizer: Any, params: Params, step: int) -> None:
+    optimizer.zero_grad()
+    backward(params, gradients(step, hvd.rank()))
+    optimizer.step()
+
+
+def train(compression: Any, take_step: Step = plain_step, dtype: torch.dtype = torch.float32,
+          arguments: Callable[[Params], dict[str, Any]] = lambda _: {}) -> np.ndarray:
+    """The parameters after four steps."""
+    params = parameters(dtype)
+    optimizer = distribute(params, compression, **arguments(params))
+    for step in range(4):
+        take_step(optimizer, params, step)
+    assert_equal_everywhere(params.values())
+    return flat(params)
+
+
+def assert_like_stock(**how: Any) -> None:
+    """Rounding apart: stock multiplies by 1/P where we divide by P."""
+    stock, ours = train(hvd.Compression.none, **how), train(DENSE, **how)
+    assert np.abs(stock).max() > 1
+    np.testing.assert_allclose(ours, stock, rtol=1e-5, atol=1e-4)
+
+
+def check_average() -> None:
+    assert_like_stock()
+
+
+def check_sum_is_exact() -> None:
+    how = {"arguments": lambda _: {"op": hvd.Sum}}
+    assert np.array_equal(train(DENSE, **how), train(hvd.Compression.none, **how))
+
+
+def check_gradient_predivide_factor() -> None:
+    assert_like_stock(arguments=lambda _: {"gradient_predivide_factor": 4.0})
+
+
+def check_groups_by_number() -> None:
+    assert_like_stock(arguments=lambda _: {"groups": 2})
+
+
+def check_groups_by_list() -> None:
+    assert_like_stock(arguments=lambda params: {"groups": [[params["d"], params["a.bias"]], [params["b.weight"]]]})
+
+
+def check_backward_passes_per_step() -> None:
+    def take_step(optimizer: Any, params: Params, step: int) -> None:
+        optimizer.zero_grad()
+        for i in range(3):
+            backward(params, gradients(3 * step + i, hvd.rank()))
+        optimizer.step()
+
+    assert_like_stock(take_step=take_step, arguments=lambda _: {"backward_passes_per_step": 3})
+
+
+def check_synchronize_and_clip() -> None:
+    def take_step(optimizer: Any, params: Params, step: int) -> None:
+        optimizer.zero_grad()
+        backward(params, gradients(step, hvd.rank()))
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(params.values(), 10.0)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    assert_like_stock(take_step=take_step)
+
+
+def check_closure() -> None:
+    params = parameters()
+    optimizer = distribute(params, DENSE)
+    backward(params, gradients(0, hvd.rank()))
+    optimizer.synchronize()
+    with optimizer.skip_synchronize():
+        loss = optimizer.step(lambda: torch.tensor(5.0))
+    assert loss == 5.0
+    assert_equal_everywhere(params.values())
+
+
+def check_unnamed_parameters() -> None:
+    params = parameters()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params.values(), lr=1.0), compression=DENSE, op=hvd.Sum)
+    plain_step(optimizer, params, 0)
+    total = sum(flat(gradients(0, rank)) for rank in range(hvd.size()))
+    assert np.array_equal(flat(params), -total)
+
+
+def check_zero_grad_before_step_is_refused_as_in_stock() -> None:
+    params = parameters()
+    optimizer = distribute(params, DENSE)
+    optimizer.zero_grad()
+    backward(params, gradients(0, hvd.rank()))
+    try:
+        optimizer.zero_grad()
+    except AssertionError as error:
+        assert "zero_grad" in str(error)
+    else:
+        raise AssertionError("zero_grad() between backward() and step() was let through")
+    optimizer.step()
+
+
+def check_process_set() -> None:
+    if hvd.size() == 1:
+        return
+    mine = scenarios.SETS[0] if hvd.rank() < hvd.size() - 1 else scenarios.SETS[1]
+    params = parameters()
+    optimizer = distribute(params, DENSE, op=hvd.Sum, process_set=mine)
+    plain_step(optimizer, params, 0)
+    total = sum(flat(gradients(0, rank)) for rank in mine.ranks)
+    assert np.array_equal(flat(params), -total)
+
+
+def check_a_gradient_missing_on_one_rank_or_on_all() -> None:
+    params = parameters()
+    optimizer = distribute(params, DENSE, op=hvd.Sum)
+    for step in range(3):
+        optimizer.zero_grad()
+        grads = gradients(step, hvd.rank())
+        del grads["c.scale"]
+        if hvd.rank() == 0:
+            del grads["a.bias"]
+        backward(params, grads)
+        optimizer.step()
+    assert not params["c.scale"].detach().any()
+    others = sum(gradients(step, rank)["a.bias"] for step in range(3) for rank in range(1, hvd.size()))
+    assert torch.equal(params["a.bias"].detach(), -others * torch.ones(11))
+    assert_equal_everywhere(params.values())
+
+
+def check_frozen_parameter() -> None:
+    params = parameters()
+    params["b.weight"].requires_grad_(False)
+    optimizer = distribute(params, DENSE, op=hvd.Sum)
+    grads = gradients(0, hvd.rank())
+    del grads["b.weight"]
+    backward(params, grads)
+    optimizer.step()
+    assert not params["b.weight"].any()
+    assert torch.equal(params["d"].detach(), -sum(gradients(0, rank)["d"] for rank in range(hvd.size())))
+
+
+def check_tied_parameters() -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encode = torch.nn.Linear(6, 6, bias=False)
+            self.decode = torch.nn.Linear(6, 6, bias=False)
+            self.decode.weight = self.encode.weight
+
+    def total(compression: Any) -> torch.Tensor:
+        model = Tied()
+        torch.nn.init.ones_(model.encode.weight)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), op=hvd.Sum,
+                                             named_parameters=model.named_parameters(), compression=compression)
+        model.decode(model.encode(torch.full((2, 6), float(hvd.rank() + 1)))).sum().backward()
+        optimizer.step()
+        return model.encode.weight.detach()
+
+    assert torch.equal(total(DENSE), total(hvd.Compression.none))
+
+
+def check_sparse_gradients() -> None:
+    for as_dense in (False, True):
+        results = []
+        for compression in (hvd.Compression.none, DENSE):
+            embedding = torch.nn.Embedding(20, 3, sparse=True)
+            linear = torch.nn.Linear(3, 1)
+            for p in (*embedding.parameters(), *linear.parameters()):
+                torch.nn.init.ones_(p)
+            model = torch.nn.ModuleDict({"embedding": embedding, "linear": linear})
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), op=hvd.Sum,
+                                                 named_parameters=model.named_parameters(), compression=compression,
+                                                 sparse_as_dense=as_dense)
+            for step in range(3):
+                optimizer.zero_grad()
+                rows = torch.tensor([step, step + hvd.rank() + 1])
+                linear(embedding(rows)).sum().backward()
+                optimizer.step()
+                assert embedding.weight.grad.is_sparse
+            results.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+            assert_equal_everywhere(model.parameters())
+        torch.testing.assert_close(results[1], results[0])
+
+
+def check_half_precision_parameters() -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        params = parameters(dtype)
+        optimizer = distribute(params, DENSE, op=hvd.Sum)
+        optimizer.zero_grad()
+        backward(params, gradients(0, hvd.rank(), dtype))
+        optimizer.step()
+        assert_equal_everywhere(params.values())
+        for name, p in params.items():
+            total = sum(gradients(0, rank)[name] for rank in range(hvd.size()))
+            assert torch.equal(p.detach(), -total.to(dtype))
+
+
+def check_non_contiguous_gradients() -> None:
+    values = [torch.randint(-9, 9, (4, 3, 2, 2), generator=torch.Generator().manual_seed(rank)).float()
+              for rank in range(hvd.size())]
+    weight = torch.nn.Parameter(torch.zeros(4, 3, 2, 2).to(memory_format=torch.channels_last))
+    optimizer = distribute({"w": weight}, DENSE, op=hvd.Sum)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (weight * values[hvd.rank()].to(memory_format=torch.channels_last)).sum().backward()
+        assert not weight.grad.is_contiguous()
+        optimizer.step()
+    assert torch.equal(weight.detach(), -2 * sum(values))
+
+
+def check_two_optimizers() -> None:
+    first, second = parameters(), parameters()
+    optimizers = [distribute(first, DENSE, op=hvd.Sum), distribute(second, DENSE, op=hvd.Sum)]
+    for step in range(2):
+        for params, optimizer in zip((first, second), optimizers, strict=True):
+            optimizer.zero_grad()
+            backward(params, gradients(step + (params is second) * 50, hvd.rank()))
+        for optimizer in optimizers:
+            optimizer.step()
+    for params, offset in ((first, 0), (second, 50)):
+        total = sum(flat(gradients(step + offset, rank)) for step in range(2) for rank in range(hvd.size()))
+        assert np.array_equal(flat(params), -total)
+
+
+def check_other_compressions_are_left_alone() -> None:
+    for compression in (hvd.Compression.fp16, hvd.Compression.none):
+        params = parameters()
+        plain_step(distribute(params, compression, op=hvd.Sum), params, 0)
+        total = sum(flat(gradients(0, rank)) for rank in range(hvd.size()))
+        assert np.array_equal(flat(params), -total)
+
+
+def check_broadcast_of_parameters_and_state() -> None:
+    params = {name: torch.nn.Parameter(torch.full(p.shape, float(hvd.rank()))) for name, p in parameters().items()}
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params.values(), lr=1.0 + hvd.rank(), momentum=0.5),
+                                         named_parameters=params.items(), compression=DENSE)
+    hvd.broadcast_parameters(params, root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert optimizer.param_groups[0]["lr"] == 1.0
+    optimizer.zero_grad()
+    backward(params, gradients(0, hvd.rank()))
+    optimizer.step()
+    assert_equal_everywhere(params.values())
+
+
+def check_a_model_without_trainable_parameters() -> None:
+    params = parameters()
+    for p in params.values():
+        p.requires_grad_(False)
+    distribute(params, DENSE).step()

@@ -1,0 +1,151 @@
+"""Checkpoints and elastic state: the residual and the counters travel with the optimizer."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from horovod_oktopk import OptionError
+from horovod_oktopk.torch import OkTopk, gather_state_dict, step_report
+from tests.torch.scenarios.common import (
+    N,
+    backward,
+    distribute,
+    everywhere,
+    flat,
+    gradients,
+    parameters,
+)
+
+OPTIONS = OkTopk(density=0.1, threshold_interval=4, region_interval=5)
+
+
+def take_steps(optimizer: Any, params: dict[str, torch.nn.Parameter], steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        backward(params, gradients(step, hvd.rank()))
+        optimizer.step()
+
+
+def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def uninterrupted() -> np.ndarray:
+    params = parameters()
+    optimizer = distribute(params, OPTIONS)
+    take_steps(optimizer, params, range(12))
+    return flat(params)
+
+
+def check_a_resumed_run_gives_the_same_bits() -> None:
+    params = parameters()
+    optimizer = distribute(params, OPTIONS)
+    take_steps(optimizer, params, range(6))
+    state = through_a_file(optimizer.state_dict())
+    take_steps(optimizer, params, range(1))  # what happens after the checkpoint must leave no trace in it
+    resumed = parameters()
+    fresh = distribute(resumed, OPTIONS)
+    fresh.load_state_dict(state)
+    reference = parameters()
+    take_steps(distribute(reference, OPTIONS), reference, range(6))
+    for name, p in resumed.items():
+        p.data.copy_(reference[name].data)
+    take_steps(fresh, resumed, range(6, 12))
+    assert step_report(fresh).step == 12
+    assert np.array_equal(flat(resumed), uninterrupted())
+
+
+def check_a_gathered_checkpoint_resumes_with_the_same_bits() -> None:
+    params = parameters()
+    optimizer = distribute(params, OPTIONS)
+    take_steps(optimizer, params, range(6))
+    state = gather_state_dict(optimizer)
+    assert len(state["horovod_oktopk"]) == (hvd.size() if hvd.rank() == 0 else 1)
+    state = hvd.broadcast_object(state, root_rank=0)
+    resumed = {name: torch.nn.Parameter(p.detach().clone()) for name, p in params.items()}
+    fresh = distribute(resumed, OPTIONS)
+    fresh.load_state_dict(through_a_file(state))
+    take_steps(fresh, resumed, range(6, 12))
+    assert np.array_equal(flat(resumed), uninterrupted())
+
+
+def check_the_sum_of_residuals_survives_another_number_of_ranks() -> None:
+    for former in (hvd.size() + 2, max(1, hvd.size() - 1)):
+        if former == hvd.size():
+            continue
+        params = parameters()
+        optimizer = distribute(params, OPTIONS, op=hvd.Sum)
+        state = optimizer.state_dict()
+        rng = np.random.default_rng(7)
+        held = rng.integers(-9, 10, (former, N)).astype(np.float32)
+        state["horovod_oktopk"] = [
+            {"rank": rank, "size": former, "process": "another", "residual": torch.from_numpy(held[rank]),
+             "residual_scale": None, "algorithm": {"step": 5, "local_threshold": 1.0, "global_threshold": 1.0,
+                                                   "boundaries": list(range(former + 1))}} for rank in range(former)]
+        optimizer.load_state_dict(state)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer.zero_grad()
+            backward(params, {name: torch.zeros_like(p) for name, p in params.items()})
+            optimizer.step()
+        assert any("the sum of the residuals is kept" in str(w.message) for w in caught)
+        assert step_report(optimizer).step == 6
+        residual = optimizer.state_dict()["horovod_oktopk"][0]["residual"].numpy()
+        assert np.array_equal(sum(everywhere(residual)) - flat(params), held.sum(axis=0))
+
+
+def check_a_checkpoint_of_rank_0_alone_is_not_multiplied() -> None:
+    params = parameters()
+    optimizer = distribute(params, OPTIONS)
+    take_steps(optimizer, params, range(3))
+    state = hvd.broadcast_object(optimizer.state_dict(), root_rank=0)
+    state["horovod_oktopk"][0]["process"] = "another"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.load_state_dict(state)
+    residual = optimizer.state_dict()["horovod_oktopk"][0]["residual"].numpy()
+    total = sum(everywhere(residual))
+    assert np.array_equal(total, state["horovod_oktopk"][0]["residual"].numpy())
+    assert any("gather_state_dict" in str(w.message) for w in caught) == (hvd.rank() > 0)
+
+
+def check_a_checkpoint_of_another_model_is_refused() -> None:
+    params = parameters()
+    optimizer = distribute(params, OPTIONS)
+    take_steps(optimizer, params, range(1))
+    state = optimizer.state_dict()
+    state["horovod_oktopk"][0]["residual"] = torch.zeros(3)
+    try:
+        optimizer.load_state_dict(state)
+    except OptionError as error:
+        assert f"has 3 elements; these parameters have {N}" in str(error)
+    else:
+        raise AssertionError("a residual of the wrong length was taken")
+
+
+def check_elastic_state_restores_residual_and_counter() -> None:
+    params = torch.nn.ParameterDict({name.replace(".", "_"): p for name, p in parameters().items()})
+    named = {name: params[name.replace(".", "_")] for name in parameters()}
+    optimizer = distribute(named, OPTIONS)
+    state = hvd.elastic.TorchState(model=params, optimizer=optimizer, epoch=0)
+    state.sync()
+    take_steps(optimizer, named, range(3))
+    state.save()
+    take_steps(optimizer, named, range(3, 7))
+    expected = flat(named)
+    residual = optimizer.state_dict()["horovod_oktopk"][0]["residual"]
+    state.restore()
+    assert not np.array_equal(flat(named), expected)
+    take_steps(optimizer, named, range(3, 7))
+    assert step_report(optimizer).step == 7
+    assert np.array_equal(flat(named), expected)
+    assert torch.equal(optimizer.state_dict()["horovod_oktopk"][0]["residual"], residual)
