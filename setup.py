@@ -27,7 +27,7 @@ setup(
     install_requires=["numpy>=1.24"],
     extras_require={
         "mpi": ["mpi4py>=4.0"],
-        "torch": ["torch>=2.0", "horovod>=0.28.1,<0.29", "mpi4py>=4.0"],
+        "torch": ["torch>=2.3", "horovod>=0.28.1,<0.29", "mpi4py>=4.0"],
         "tensorflow": ["tensorflow>=2.15,<2.19", "horovod>=0.28.1,<0.29", "mpi4py>=4.0"],
     },
     classifiers=[

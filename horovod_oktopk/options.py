@@ -71,7 +71,7 @@ class OkTopk:
 
     # Horovod's Compressor interface. It is reached only where the plugin has no hold.
 
-    def compress(self, tensor: Any) -> NoReturn:
+    def compress(self, _tensor: Any) -> NoReturn:
         """Refuses: a lone tensor cannot be compressed, and must not go dense."""
         raise PluginError(
             f"{type(self).__name__} acts inside hvd.DistributedOptimizer, after `import horovod_oktopk.torch`; "

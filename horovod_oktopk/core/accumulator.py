@@ -82,7 +82,8 @@ class NumpyAccumulator:
         return SparseVector(indices, self._acc[indices])
 
     def sample(self, stride: int) -> Values:
-        return np.abs(self._acc[::stride])
+        magnitudes: Values = np.abs(self._acc[::stride])
+        return magnitudes
 
     def commit(self, contributed: Indices) -> None:
         self._acc[contributed] = 0

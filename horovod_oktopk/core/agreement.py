@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import AgreementError
-from ..transport.base import Transport
+
+if TYPE_CHECKING:
+    from ..transport.base import Transport
 
 HEADER = 5
 

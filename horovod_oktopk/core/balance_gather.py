@@ -5,14 +5,18 @@ Positions count the owners in the order of their regions, so that blocks joined 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..transport.base import Transport
 from . import wire
 from .sparse import SparseVector, concatenate
+
+if TYPE_CHECKING:
+    from ..transport.base import Transport
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,8 @@ class BalancePlan:
         """int64, shape (P, P): elements that go from position i to position j (the diagonal: that stay)."""
         start = np.maximum(self.before[:-1, None], self.after[None, :-1])
         stop = np.minimum(self.before[1:, None], self.after[None, 1:])
-        return np.maximum(stop - start, 0)
+        overlap: NDArray[np.int64] = np.maximum(stop - start, 0)
+        return overlap
 
 
 def plan_balance(sizes: NDArray[np.int64]) -> BalancePlan:
@@ -37,11 +42,12 @@ def plan_balance(sizes: NDArray[np.int64]) -> BalancePlan:
     return BalancePlan(before, after)
 
 
-def ring_words(sizes: NDArray[np.int64], region_order: NDArray[np.int64]) -> NDArray[np.int64]:
+def ring_elements(sizes: NDArray[np.int64], region_order: NDArray[np.int64]) -> NDArray[np.int64]:
     """Elements that each position sends in an allgatherv: all, but the block of the rank after it."""
     by_rank = np.empty_like(sizes)
     by_rank[region_order] = sizes
-    return int(sizes.sum()) - by_rank[(region_order + 1) % len(sizes)]
+    sent: NDArray[np.int64] = sizes.sum() - by_rank[(region_order + 1) % len(sizes)]
+    return sent
 
 
 def needs_balance(sizes: NDArray[np.int64], trigger: float) -> bool:
@@ -56,7 +62,7 @@ def balance(chosen: SparseVector, plan: BalancePlan, region_order: NDArray[np.in
     moves = plan.moves
     dtype = chosen.values.dtype
     cuts = np.concatenate([[0], np.cumsum(moves[position])])
-    parts = [chosen[start:stop] for start, stop in zip(cuts[:-1], cuts[1:], strict=True)]
+    parts = [chosen[start:stop] for start, stop in itertools.pairwise(cuts)]
     outgoing = {int(region_order[to]): wire.encode(part)
                 for to, part in enumerate(parts) if to != position and len(part)}
     incoming = {int(region_order[source]): int(count) * wire.element_bytes(dtype)

@@ -8,12 +8,15 @@ promises. Here the exact k-th magnitude is found by radix search: four (float64:
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..transport.base import Transport
 from .sparse import SparseVector, Values
+
+if TYPE_CHECKING:
+    from ..transport.base import Transport
 
 DIGIT_BITS = 8
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..transport.counting import CountingTransport
 from .accumulator import Accumulator
 from .agreement import RollCall, roll_call
-from .balance_gather import allgatherv, balance, needs_balance, plan_balance, ring_words
+from .balance_gather import allgatherv, balance, needs_balance, plan_balance, ring_elements
 from .cost import oktopk_bound
 from .global_threshold import GlobalThreshold
 from .regions import owner_rotation, space_repartition
@@ -19,6 +18,9 @@ from .report import StepReport
 from .sparse import Indices, SparseVector
 from .split_reduce import split_and_reduce
 from .thresholds import LocalThreshold
+
+if TYPE_CHECKING:
+    from ..transport.counting import CountingTransport
 
 
 @dataclass(frozen=True)
@@ -145,13 +147,13 @@ class _Volume:
 
     def fits_direct(self, sizes: NDArray[np.int64]) -> bool:
         """Whether an allgatherv without balancing keeps to the bound; sizes: elements by rank."""
-        return self._fits(ring_words(sizes[self.region_order], self.region_order))
+        return self._fits(ring_elements(sizes[self.region_order], self.region_order))
 
     def fits_balanced(self, sizes: NDArray[np.int64]) -> bool:
         """Whether balancing and allgatherv keep to it; sizes: elements by position."""
         plan = plan_balance(sizes)
         moved = sizes - np.diagonal(plan.moves)
-        return self._fits(moved + ring_words(np.diff(plan.after), self.region_order))
+        return self._fits(moved + ring_elements(np.diff(plan.after), self.region_order))
 
     def _fits(self, gathered: NDArray[np.int64]) -> bool:
         rows = self.counts[self.region_order]

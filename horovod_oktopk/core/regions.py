@@ -7,11 +7,15 @@ cuts; and which rank owns which region is the rotation that keeps most elements 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
-from ..transport.base import Transport
 from .sparse import Indices
+
+if TYPE_CHECKING:
+    from ..transport.base import Transport
 
 SAMPLES_PER_RANK = 16
 """Quantiles per region that each rank contributes: a region is off balance by 1/16 of k at most."""
@@ -45,12 +49,12 @@ def consensus(rows: NDArray[np.int64], n: int, size: int) -> Indices:
     positions = rows[:, 1:].ravel()
     total = weights.sum()
     if total == 0:
-        return np.arange(size + 1, dtype=np.int64) * n // size
+        return np.array([n * region // size for region in range(size + 1)], np.int64)
     order = np.argsort(positions, kind="stable")
     before = np.cumsum(weights[order]) - weights[order]
     cuts = np.searchsorted(before, total * np.arange(1, size) / size * (1 - 1e-12))
-    inner = np.append(positions[order], n)[cuts]
-    return np.concatenate([[0], inner, [n]]).astype(np.int64)
+    boundaries: Indices = np.concatenate([[0], np.append(positions[order], n)[cuts], [n]]).astype(np.int64)
+    return boundaries
 
 
 def owner_rotation(counts: NDArray[np.int64]) -> int:

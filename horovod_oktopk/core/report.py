@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from ..transport.counting import Traffic
+if TYPE_CHECKING:
+    from ..transport.counting import Traffic
+
 
 
 class ScalarWriter(Protocol):

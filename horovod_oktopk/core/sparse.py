@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,7 @@ class SparseVector:
     def split(self, boundaries: Indices) -> list[SparseVector]:
         """One part for each region; boundaries: int64, shape (P + 1,), offsets from 0 to n."""
         cuts = np.searchsorted(self.indices, boundaries)
-        return [self[start:stop] for start, stop in zip(cuts[:-1], cuts[1:], strict=True)]
+        return [self[start:stop] for start, stop in itertools.pairwise(cuts)]
 
     def positions_in(self, other: SparseVector) -> Indices:
         """Positions, in this vector, of the elements whose index `other` holds too (ascending)."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
-from ..transport.base import Transport
 from . import wire
 from .sparse import Indices, SparseSum, SparseVector
+
+if TYPE_CHECKING:
+    from ..transport.base import Transport
 
 
 def split_and_reduce(selection: SparseVector, boundaries: Indices, counts: NDArray[np.int64], rotation: int,

@@ -47,11 +47,13 @@ def th_re_evaluate(acc: Accumulator, k: int) -> tuple[float, SparseVector]:
     provided that they are at least k; otherwise the bound is loosened. With fewer than k non-zero
     elements the threshold is 0 and all of them are selected.
     """
+    candidates = None
     for bound in _loosening_bounds(acc, k):
         candidates = acc.select(bound, limit=acc.n)
         assert candidates is not None
         if len(candidates) >= k:
             return kth_magnitude(candidates.values, k), top_k(candidates, k)
+    assert candidates is not None
     return 0.0, candidates
 
 

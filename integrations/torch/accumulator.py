@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+
 import torch
 
 from ..core.accumulator import Accumulator, NumpyAccumulator

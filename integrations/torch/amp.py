@@ -68,6 +68,6 @@ def _wrap_step(step: Callable[..., Any]) -> Callable[..., Any]:
 
 def _require_synchronized(optimizer: Any) -> None:
     if not optimizer._synchronized:
-        raise PluginError("a GradScaler would look for overflow in gradients that are not reduced yet, and ranks would "
-                          "drift apart. Write: optimizer.synchronize(); scaler.unscale_(optimizer); "
+        raise PluginError("a GradScaler would look for overflow in gradients that are not reduced yet, and the ranks "
+                          "would drift apart. Write: optimizer.synchronize(); scaler.unscale_(optimizer); "
                           "with optimizer.skip_synchronize(): scaler.step(optimizer)")

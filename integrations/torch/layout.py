@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+
 import torch
 
 from ..core.sparse import SparseVector
@@ -49,7 +50,8 @@ class Layout:
         """The update as dense tensors, in place where a gradient is contiguous."""
         outputs = []
         for (p, part), gradient in zip(self._parts(update), gradients, strict=True):
-            out = gradient.zero_() if gradient.is_contiguous() else torch.zeros(p.shape, dtype=p.dtype, device=p.device)
+            out = (gradient.zero_() if gradient.is_contiguous()
+                   else torch.zeros(p.shape, dtype=p.dtype, device=p.device))
             if len(part):
                 indices = torch.from_numpy(part.indices).to(out.device)
                 out.view(-1)[indices] = torch.from_numpy(part.values).to(out.device, out.dtype)

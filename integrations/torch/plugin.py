@@ -17,6 +17,7 @@ from typing import Any
 import horovod
 import horovod.torch as hvd
 import horovod.torch.optimizer as stock
+
 import torch
 
 from ..core.report import StepReport
@@ -105,7 +106,7 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
             self._register_hooks()
         _live.add(self)
         if os.environ.get("HOROVOD_AUTOTUNE") == "1":
-            logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own traffic; it has no effect on %s", type(options).__name__)
+            logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own traffic, and has no effect on OkTopk")
 
     return wrapped
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import horovod.torch as hvd
+
 import torch
 
 from ..core.oktopk import OkTopkAllreduce

@@ -12,6 +12,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import horovod.torch as hvd
+
 import torch
 
 from ..errors import OptionError, PluginError
@@ -25,13 +26,15 @@ _PROCESS = uuid.uuid4().hex
 
 def attach_state(optimizer: Any, reducer: Reducer) -> None:
     """Makes the optimizer's state_dict carry the reducer's state, and its load_state_dict take it."""
+    waiting: list[dict[str, Any]] = []  # loaded before the first step, when the parameters' layout is not known yet
+
     def save(_optimizer: Any, state_dict: dict[str, Any]) -> None:
-        state_dict[KEY] = _records(reducer)
+        state_dict[KEY] = _records(reducer) if reducer.layout is not None else waiting[:]
 
     def load(_optimizer: Any, state_dict: dict[str, Any]) -> None:
-        records = state_dict.get(KEY, [])
+        waiting[:] = state_dict.get(KEY, [])
         reducer.drop()
-        reducer.when_laid_out(lambda: _load(reducer, records))
+        reducer.when_laid_out(lambda: _load(reducer, waiting))
 
     optimizer.register_state_dict_post_hook(save)
     optimizer.register_load_state_dict_pre_hook(load)
@@ -54,21 +57,19 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         return state_dict
     own = records[0]
     plain = {name: value for name, value in own.items() if name != "residual"}
-    everyone = hvd.allgather_object(plain, process_set=reducer.process_set)
-    ranks = reducer.process_set.ranks or range(hvd.size())
-    for record, root in zip(everyone, ranks, strict=True):
-        residual = own["residual"] if record["rank"] == own["rank"] else torch.empty_like(own["residual"])
-        residual = hvd.broadcast(residual, root, name="horovod_oktopk.residual", process_set=reducer.process_set)
+    everyone = []
+    for root in reducer.process_set.ranks or range(hvd.size()):
+        record = hvd.broadcast_object(plain, root, name="horovod_oktopk.record", process_set=reducer.process_set)
+        residual = hvd.broadcast(own["residual"], root, name="horovod_oktopk.residual",
+                                 process_set=reducer.process_set)
         if own["rank"] == 0:
-            record["residual"] = residual
+            everyone.append({**record, "residual": residual})
     if own["rank"] == 0:
         state_dict[KEY] = everyone
     return state_dict
 
 
 def _records(reducer: Reducer) -> list[dict[str, Any]]:
-    if reducer.layout is None:
-        return []
     return [{"rank": reducer.process_set.rank(), "size": reducer.process_set.size(), "process": _PROCESS,
              "residual": reducer.residual.clone().cpu(), "residual_scale": reducer.residual_scale,
              "algorithm": reducer.algorithm.state()}]
@@ -102,8 +103,8 @@ def _redistribute(reducer: Reducer, records: list[dict[str, Any]], rank: int, si
             reducer.residual.add_(record["residual"].to(reducer.residual.device))
     missing = sorted(set(range(former)) - {r["rank"] for r in records})
     if missing:
-        warnings.warn(f"the checkpoint holds no residual of the former ranks {missing}: what they had not sent yet is "
-                      "lost. Save with horovod_oktopk.torch.gather_state_dict to keep all", stacklevel=2)
+        warnings.warn(f"the checkpoint holds no residual of the former ranks {missing}: what they had not sent yet "
+                      "is lost. Save with horovod_oktopk.torch.gather_state_dict to keep all", stacklevel=2)
     else:
         warnings.warn(f"the checkpoint is of {former} ranks, this job has {size}: the sum of the residuals is kept, "
                       "their distribution is not, so the bits will differ", stacklevel=2)

@@ -6,11 +6,12 @@ import importlib.util
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import horovod.torch as hvd
 import numpy as np
+
 import torch
 
 from ..errors import AgreementError, PluginError
@@ -46,7 +47,7 @@ class HorovodTransport:
         return total
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
-                 bucket_size: int) -> Iterator[list[tuple[int, Bytes]]]:
+                 _bucket_size: int) -> Iterator[list[tuple[int, Bytes]]]:
         """All messages in one bucket; their lengths must be multiples of 4 bytes."""
         splits = torch.tensor([len(outgoing.get(to, ())) // WORD for to in range(self.size)], dtype=torch.int32)
         joined = np.concatenate([np.empty(0, np.uint8), *(outgoing[to] for to in sorted(outgoing))])
@@ -75,8 +76,8 @@ def connect(process_set: Any, choice: TransportName) -> Transport:
         return LocalTransport(LocalWorld(1), 0)
     if not hvd.mpi_enabled():
         if choice == "mpi":
-            raise PluginError("transport='mpi' needs a Horovod that runs on MPI: start the job with `horovodrun --mpi`, "
-                              "or use transport='horovod' or 'auto'")
+            raise PluginError("transport='mpi' needs a Horovod that runs on MPI: start the job with "
+                              "`horovodrun --mpi`, or use transport='horovod' or 'auto'")
         return HorovodTransport(process_set)
     reason = _why_not_mpi()
     mine = [-1 if reason or choice == "horovod" else _world_rank(), ["auto", "mpi", "horovod"].index(choice)]
@@ -112,7 +113,7 @@ def _world_rank() -> int:
     return int(MPI.COMM_WORLD.rank)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _mpi_transport(world_ranks: tuple[int, ...]) -> Transport:
     """One communicator for each set of ranks, apart from Horovod's, so that no message meets another's."""
     from mpi4py import MPI

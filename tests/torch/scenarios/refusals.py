@@ -12,8 +12,8 @@ from horovod_oktopk.torch import OkTopk, step_report
 from tests.torch import scenarios
 from tests.torch.scenarios.common import (
     DENSE,
-    N,
     SHAPES,
+    N,
     backward,
     distribute,
     gradients,

@@ -118,6 +118,19 @@ def check_a_checkpoint_of_rank_0_alone_is_not_multiplied() -> None:
     assert any("gather_state_dict" in str(w.message) for w in caught) == (hvd.rank() > 0)
 
 
+def check_what_was_loaded_is_saved_again_before_the_first_step() -> None:
+    params = parameters()
+    optimizer = distribute(params, OPTIONS)
+    assert optimizer.state_dict()["horovod_oktopk"] == []
+    take_steps(optimizer, params, range(2))
+    state = optimizer.state_dict()
+    fresh = distribute(parameters(), OPTIONS)
+    fresh.load_state_dict(state)
+    again = fresh.state_dict()["horovod_oktopk"][0]
+    assert torch.equal(again["residual"], state["horovod_oktopk"][0]["residual"])
+    assert again["algorithm"]["step"] == 2
+
+
 def check_a_checkpoint_of_another_model_is_refused() -> None:
     params = parameters()
     optimizer = distribute(params, OPTIONS)

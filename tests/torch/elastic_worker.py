@@ -1,0 +1,57 @@
+"""One worker of an elastic job: at step 5 of the first life, one worker kills itself; the rest go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from horovod_oktopk.torch import OkTopk, step_report
+
+STEPS = 12
+
+
+def residual_sum(optimizer: torch.optim.Optimizer) -> float:
+    records = optimizer.state_dict()["horovod_oktopk"]
+    return float(records[0]["residual"].double().sum()) if records else 0.0
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    hvd.init()
+    torch.set_num_threads(1)
+    weight = torch.nn.Parameter(torch.zeros(200))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), named_parameters=[("weight", weight)],
+                                         compression=OkTopk(density=0.05, threshold_interval=3), op=hvd.Sum)
+    model = torch.nn.ParameterList([weight])
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)
+
+    @hvd.elastic.run
+    def train(state: hvd.elastic.TorchState) -> None:
+        while state.step < STEPS:
+            if state.step == 5 and hvd.rank() == hvd.size() - 1 and not (folder / "killed").exists():
+                (folder / "killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(100 * state.step + hvd.rank())
+            (weight * torch.randint(-9, 10, (200,), generator=generator)).sum().backward()
+            optimizer.step()
+            state.step += 1
+            state.commit()
+
+    train(state)
+    mine = {"size": hvd.size(), "step": step_report(optimizer).step, "residual": residual_sum(optimizer),
+            "weight": np.asarray(weight.detach()).tobytes().hex(), "sum": float(weight.detach().double().sum())}
+    everyone = hvd.allgather_object(mine)
+    if hvd.rank() == 0:
+        (folder / "outcome.json").write_text(json.dumps(everyone))
+
+
+if __name__ == "__main__":
+    main()
