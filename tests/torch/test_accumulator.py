@@ -1,0 +1,64 @@
+"""The accumulator in tensors gives the bits of the NumPy one; on a GPU too, where there is one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from horovod_oktopk.core.accumulator import NumpyAccumulator
+from horovod_oktopk.core.thresholds import th_re_evaluate
+from horovod_oktopk.torch.accumulator import TorchAccumulator
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_same_bits_as_numpy_over_steps(device: str, dtype: type) -> None:
+    n, k = 50_000, 700
+    ours, reference = TorchAccumulator(n, dtype, torch.device(device)), NumpyAccumulator(n, dtype)
+    rng = np.random.default_rng(0)
+    for step in range(4):
+        gradient = rng.standard_normal(n).astype(dtype)
+        halves = [(0, gradient[:n // 3]), (n // 3, gradient[n // 3:])]
+        scale = 2.0 if step == 2 else 1.0
+        assert reference.accumulate(halves, scale)
+        assert ours.accumulate([(at, torch.from_numpy(part).to(device)) for at, part in halves], scale)
+        expected, found = th_re_evaluate(reference, k), th_re_evaluate(ours, k)
+        assert found[0] == expected[0]
+        assert np.array_equal(found[1].indices, expected[1].indices)
+        assert np.array_equal(found[1].values, expected[1].values)
+        assert ours.select(found[0], limit=k // 2) is None
+        for accumulator in (ours, reference):
+            accumulator.commit(expected[1].indices[::2])
+        assert np.array_equal(ours.residual.cpu().numpy(), reference.residual)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_half_precision_gradients_are_accumulated_in_float32(device: str) -> None:
+    accumulator = TorchAccumulator(3, np.float32, torch.device(device))
+    for dtype in (torch.float16, torch.bfloat16):
+        assert accumulator.accumulate([(0, torch.tensor([1.0, 0.5, -2.0], dtype=dtype, device=device))])
+        accumulator.commit(np.empty(0, np.int64))
+    assert accumulator.residual.tolist() == [2.0, 1.0, -4.0]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_not_finite_is_told_and_leaves_the_residual(device: str) -> None:
+    accumulator = TorchAccumulator(4, np.float32, torch.device(device))
+    accumulator.accumulate([(0, torch.ones(4, device=device))])
+    accumulator.commit(np.array([2]))
+    for poison in (float("nan"), float("inf")):
+        assert not accumulator.accumulate([(0, torch.tensor([0.0, poison, 0.0, 0.0], device=device))])
+    assert accumulator.accumulate([(0, torch.full((4,), 3e38, device=device))])  # the sum overflows, no element does
+    assert accumulator.residual.tolist() == [1.0, 1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_zeros_are_never_selected(device: str) -> None:
+    accumulator = TorchAccumulator(4, np.float32, torch.device(device))
+    accumulator.accumulate([(0, torch.tensor([0.0, -1.0, 0.0, 1e-45], device=device))])
+    found = accumulator.select(0.0, limit=4)
+    assert found is not None
+    assert found.indices.tolist() == [1, 3]
