@@ -1,0 +1,26 @@
+# `make demo` and `make test` build the environment on their first run; later runs find it ready.
+BIN := .venv/bin
+.DEFAULT_GOAL := help
+.PHONY: help environment demo test lint bench clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+environment:  ## Build .venv: pinned packages, Open MPI, and Horovod compiled from source
+	@scripts/environment.sh
+
+demo: environment  ## Train on handwritten digits with 4 ranks, dense and with OkTopk, and compare
+	@$(BIN)/python examples/demo.py
+
+test: environment  ## Run all tests
+	@$(BIN)/python -m pytest
+
+lint: environment  ## Check style and types
+	@$(BIN)/ruff check .
+	@scripts/typecheck.sh
+
+bench: environment  ## Measure the cost of a step without the network
+	@$(BIN)/python benchmarks/step.py
+
+clean:  ## Remove the environment and everything that was built (the cached Horovod wheel stays)
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
