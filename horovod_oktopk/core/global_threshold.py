@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 DIGIT_BITS = 8
 
+LADDER = 2.0 ** (np.arange(-16, 17) / 16)
+"""What a reused threshold is multiplied with, to see which of the products fits best: from half to twice."""
+
 
 class GlobalThreshold:
     """The global threshold over the steps, equal on all ranks; None until the first evaluation."""
@@ -33,19 +36,35 @@ class GlobalThreshold:
                ) -> tuple[SparseVector, NDArray[np.int64]]:
         """What this rank's reduced elements contribute to the global top-k, and every rank's number of them.
 
-        due: whether the period τ′ asks for a re-evaluation. Otherwise the threshold is reused, unless it
-        selects less than (1 - guard) k or more than (1 + guard) k in all, or the sizes do not fit the
-        promised volume; all ranks decide so together, from the sizes that they gather anyway.
+        due: whether the period τ′ asks for a re-evaluation. Otherwise the threshold is reused, moved to that
+        rung of a ladder around it which selects nearest to k; unless none selects between (1 - guard) k
+        and (1 + guard) k in all and fits the promised volume. All ranks decide so together: the sizes that
+        they gather anyway are gathered for all rungs at once.
         region_order: the owners in the order of their regions; ties go to the lower index.
         """
         reduced = reduced.compress(reduced.values != 0)
         if not due and self.value is not None:
-            chosen = reduced.compress(np.abs(reduced.values) >= self.value)
-            sizes = transport.allgather(np.array([len(chosen)], np.int64))[:, 0]
-            if abs(int(sizes.sum()) - k) <= self.guard * k and fits(sizes):
-                return chosen, sizes
+            rungs = (self.value * LADDER).astype(reduced.values.dtype)
+            sizes = transport.allgather(_counts_from(rungs, reduced.values))
+            rung = self._best_rung(sizes, k, fits)
+            if rung is not None:
+                self.value = float(rungs[rung])
+                return reduced.compress(np.abs(reduced.values) >= rungs[rung]), sizes[:, rung]
         self.value, ties = th_re_evaluate(reduced.values, k, transport)
         return _select_exactly(reduced, self.value, ties, region_order, transport)
+
+    def _best_rung(self, sizes: NDArray[np.int64], k: int, fits: Callable[[NDArray[np.int64]], bool]) -> int | None:
+        """The rung that selects nearest to k; None where the guard, or the volume, refuses all.
+
+        sizes: int64, shape (P, rungs): elements of each rank that each rung selects.
+        """
+        deviations = np.abs(sizes.sum(axis=0) - k)
+        for rung in np.argsort(deviations, kind="stable").tolist():
+            if deviations[rung] > self.guard * k:
+                return None
+            if fits(sizes[:, rung]):
+                return int(rung)
+        return None
 
 
 def th_re_evaluate(values: Values, k: int, transport: Transport) -> tuple[float, int]:
@@ -67,6 +86,13 @@ def th_re_evaluate(values: Values, k: int, transport: Transport) -> tuple[float,
         prefix = prefix << DIGIT_BITS | digit
         bits = bits[digits == digit]
     return float(np.array([prefix], bits.dtype).view(values.dtype)[0]), wanted
+
+
+def _counts_from(thresholds: Values, values: Values) -> NDArray[np.int64]:
+    """How many values have at least each threshold's magnitude: int64, shape of thresholds."""
+    magnitudes = np.sort(np.abs(values))
+    counts: NDArray[np.int64] = len(magnitudes) - np.searchsorted(magnitudes, thresholds, side="left")
+    return counts
 
 
 def _select_exactly(reduced: SparseVector, threshold: float, ties: int, region_order: NDArray[np.int64],

@@ -60,6 +60,7 @@ class OkTopkAllreduce:
         """
         t = self.step + 1
         report = StepReport(step=t, n=acc.n, k=k, phases=transport.phases)
+        threshold_before = self.local.value
         with transport.phase("select"):  # lines 2-4
             selection = (self.local.select(acc, k, due=_due(t, self.threshold_interval)) if finite
                          else SparseVector.empty(acc.dtype))
@@ -67,6 +68,7 @@ class OkTopkAllreduce:
             call = self._roll_call(selection, k, finite, transport)
             if not call.finite:
                 report.finite = False
+                self.local.value = threshold_before  # the step leaves no trace
                 return Reduction(None, np.empty(0, np.int64), report)
             t = report.step = call.step + 1
             counts = self._regions(selection, k, t, call, report, acc.n, transport)  # lines 5-7

@@ -17,6 +17,8 @@ SAMPLE_HITS = 512
 """How many of the sampled elements should be among the top k: bounds the sampling error at about 5 %."""
 MIN_SAMPLE = 8192
 """Below this many elements all are sampled."""
+MIN_STRIDE = 16
+"""At low densities the sample would grow to n; 1/16 of n gives a rougher bound, and as exact a result."""
 
 
 class LocalThreshold:
@@ -58,7 +60,7 @@ def th_re_evaluate(acc: Accumulator, k: int) -> tuple[float, SparseVector]:
 
 
 def _loosening_bounds(acc: Accumulator, k: int) -> Iterator[float]:
-    stride = 1 if acc.n <= MIN_SAMPLE else max(1, min(acc.n // MIN_SAMPLE, k // SAMPLE_HITS))
+    stride = 1 if acc.n <= MIN_SAMPLE else max(1, min(acc.n // MIN_SAMPLE, max(MIN_STRIDE, k // SAMPLE_HITS)))
     sample = acc.sample(stride)
     expected = k / stride
     position = int(expected + 3 * np.sqrt(expected)) + 2 if stride > 1 else k

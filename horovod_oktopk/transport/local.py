@@ -13,6 +13,8 @@ from .base import Bytes, Counts, rotated_buckets
 
 T = TypeVar("T")
 
+NOTHING: Bytes = np.empty(0, np.uint8)
+
 
 class LocalWorld:
     """What the threads share: a slot for each rank, and a barrier that one failure breaks for all."""
@@ -61,12 +63,12 @@ class LocalTransport:
                  bucket_size: int) -> Iterator[list[tuple[int, Bytes]]]:
         mailboxes = self._world.swap(self.rank, {to: message.copy() for to, message in outgoing.items()})
         for bucket in rotated_buckets(self.rank, self.size, bucket_size):
-            arrived = [(source, mailboxes[source][self.rank]) for _, source in bucket if source in incoming]
+            arrived = [(source, mailboxes[source].get(self.rank, NOTHING)) for _, source in bucket]
             for source, message in arrived:
-                if len(message) != incoming[source]:
+                if len(message) != incoming.get(source, 0):
                     raise TransportError(f"rank {source} sent {len(message)} bytes to rank {self.rank}, "
-                                         f"which expected {incoming[source]}")
-            yield arrived
+                                         f"which expected {incoming.get(source, 0)}")
+            yield [(source, message) for source, message in arrived if len(message)]
 
     def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
         messages: list[Bytes] = self._world.swap(self.rank, message.copy())

@@ -69,6 +69,14 @@ def _one_owner(rng, case):
     return drawn
 
 
+def _steady(rng, case):
+    """The same places are large at every step, so that the residual stays small and thresholds stay good."""
+    drawn = 0.001 * _normal(rng, case)
+    places = rng.choice(case.n, min(case.k, case.n), replace=False)
+    drawn[:, :, places] = rng.uniform(5, 15, (case.steps, case.size, len(places)))
+    return drawn
+
+
 def _moving(rng, case):
     """The cluster wanders, so that boundaries of earlier steps are off balance."""
     drawn = 0.01 * _normal(rng, case)
@@ -80,7 +88,7 @@ def _moving(rng, case):
 
 KINDS = {"normal": _normal, "ties": _ties, "sparse": _sparse, "silent_ranks": _ties, "growing": _growing,
          "one_region": _one_region, "cluster_per_rank": _cluster_per_rank, "one_owner": _one_owner,
-         "moving": _moving}
+         "steady": _steady, "moving": _moving}
 
 
 @st.composite

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from .gradients import adversarial, cases
 from .oracle import rank_order_sum
-from .simulation import same_bits, simulate
+from .simulation import same_bits, same_runs, simulate
 
 REUSE = {"threshold_interval": 4, "region_interval": 8}
 
@@ -59,7 +59,7 @@ def assert_lawful(run, k):
         assert_selection_is_lawful(ranks, k)
 
 
-@given(cases(), st.sampled_from([1.0, 2.0, 4.0, np.inf]))
+@given(cases(), st.sampled_from([1.0, 2.0, 4.0, 1e9]))
 @settings(deadline=None, max_examples=60)
 def test_every_step_conserves_and_replicas_agree_while_thresholds_are_reused(case, balance_trigger):
     assert_lawful(simulate(case.gradients(), case.k, balance_trigger=balance_trigger, **REUSE), case.k)
@@ -82,4 +82,4 @@ def test_reuse_selects_within_the_guard(case):
 def test_the_same_run_gives_the_same_bits_again():
     case = adversarial(n=900, k=60, size=6)[5]
     first, second = (simulate(case.gradients(), case.k, **REUSE) for _ in range(2))
-    assert [same_bits(a[0].update.values, b[0].update.values) for a, b in zip(first, second, strict=True)] == [True] * 10
+    assert same_runs(first, second)

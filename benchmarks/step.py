@@ -1,0 +1,261 @@
+"""The cost of one OkTopk step without the network: one rank, one core, the gradient of a VGG-16-sized model.
+
+    python benchmarks/step.py --json runs/step.json --plot runs/step.png
+
+Every phase is timed, steps that reuse the thresholds apart from steps that re-evaluate them, beside
+what else could be done with the same vector: a memcpy, NumPy's partition, PyTorch's topk.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # read once, when NumPy and PyTorch are imported
+
+import argparse
+import json
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+from horovod_oktopk import OkTopk
+from horovod_oktopk.core.accumulator import NumpyAccumulator
+from horovod_oktopk.core.sparse import SparseVector
+from horovod_oktopk.transport.counting import CountingTransport
+from horovod_oktopk.transport.local import LocalTransport, LocalWorld
+
+PHASES = ("accumulate", "select", "reduce", "write-back")
+COLORS = dict(zip(PHASES, ("#4c72b0", "#dd8452", "#55a868", "#8172b3"), strict=True))
+Gradient = NDArray[np.float32]
+Samples = dict[str, list[float]]
+"""Milliseconds by name."""
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--n", type=int, default=14_728_266, help="elements (default: VGG-16 for CIFAR-10)")
+    parser.add_argument("--density", type=float, default=0.01)
+    parser.add_argument("--steps", type=int, default=97, help="timed; the thresholds are due every 32")
+    parser.add_argument("--warm-up", type=int, default=32, help="steps before, in which the residual fills")
+    parser.add_argument("--repeats", type=int, default=11, help="of the operations that are compared with")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, default=Path("runs/step.json"))
+    parser.add_argument("--plot", type=Path, default=Path("runs/step.png"))
+    return parser.parse_args()
+
+
+class Gradients:
+    """A direction that turns slowly, plus noise, with layers of different scale: gradients that evolve.
+
+    Both parts are drawn once and shifted along, as drawing n normal numbers costs more than the step does.
+    """
+
+    def __init__(self, n: int, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+        self._direction = self._random.standard_normal(n, dtype=np.float32)
+        self._noise = self._random.standard_normal(n, dtype=np.float32)
+        scales = np.geomspace(2.0, 0.5, 16, dtype=np.float32)
+        self._scale = np.repeat(scales, -(-n // 16))[:n]
+
+    def fill(self, gradient: Gradient) -> None:
+        """Writes the next gradient."""
+        n = len(gradient)
+        turn = self._random.integers(n)
+        start = self._random.integers(n - n // 50)
+        self._direction[start:start + n // 50] *= -0.9
+        np.multiply(self._noise[:n - turn], 2.0, out=gradient[turn:])
+        np.multiply(self._noise[n - turn:], 2.0, out=gradient[:turn])
+        gradient += self._direction
+        gradient *= self._scale
+
+
+class Step:
+    """One rank's step through the core, as an integration takes it."""
+
+    def __init__(self, n: int, density: float) -> None:
+        options = OkTopk(density=density)
+        self.k = options.k_of(n)
+        self.interval = options.threshold_interval
+        self.acc = NumpyAccumulator(n)
+        self.algorithm = options.scheme("benchmark: step")
+        self.transport = CountingTransport(LocalTransport(LocalWorld(1), 0))
+        self.evaluated = False
+        """Whether the last step re-evaluated the local threshold, be it due or by the guard."""
+
+    def run(self, gradient: Gradient) -> dict[str, float]:
+        """Reduces the gradient in place. Seconds by phase."""
+        self.transport.reset()
+        threshold = self.algorithm.local.value
+        times = [time.perf_counter()]
+        finite = self.acc.accumulate([(0, gradient)])
+        times.append(time.perf_counter())
+        reduction = self.algorithm.reduce(self.acc, self.k, finite, self.transport)
+        times.append(time.perf_counter())
+        assert reduction.update is not None
+        self.acc.commit(reduction.contributed)
+        write_back(reduction.update, gradient)
+        times.append(time.perf_counter())
+        self.evaluated = self.algorithm.local.value != threshold
+        accumulate, reduce, write = (stop - start for start, stop in pairwise(times))
+        select = self.transport.phases["select"].seconds
+        return dict(zip(PHASES, (accumulate, select, reduce - select, write), strict=True))
+
+
+def write_back(update: SparseVector, gradient: Gradient) -> None:
+    """The sparse update as a dense gradient."""
+    gradient.fill(0)
+    gradient[update.indices] = update.values
+
+
+def measure_steps(step: Step, gradients: Gradients, gradient: Gradient, arguments: argparse.Namespace,
+                  ) -> dict[str, Samples]:
+    """Milliseconds by kind of step and phase."""
+    names = (*PHASES, "step")
+    kinds: dict[str, Samples] = {kind: {name: [] for name in names} for kind in ("reuse", "re-evaluation")}
+    for index in tqdm(range(arguments.warm_up + arguments.steps), desc="steps", unit="step"):
+        gradients.fill(gradient)
+        seconds = step.run(gradient)
+        if index < arguments.warm_up:
+            continue
+        samples = kinds["re-evaluation" if step.evaluated else "reuse"]
+        for name, value in (*seconds.items(), ("step", sum(seconds.values()))):
+            samples[name].append(1e3 * value)
+    return kinds
+
+
+def measure_others(gradient: Gradient, k: int, repeats: int) -> Samples:
+    """Milliseconds of what else one could do with a vector of n."""
+    n = len(gradient)
+    target = np.empty_like(gradient)
+    tensor = torch.from_numpy(gradient)
+    operations: dict[str, Callable[[], object]] = {
+        "memcpy of n": lambda: np.copyto(target, gradient),
+        "np.partition": lambda: np.partition(np.abs(gradient), n - k),
+        "torch.topk": lambda: tensor.abs().topk(k, sorted=False)}
+    target.fill(0)  # its pages are mapped before the clock runs
+    samples: Samples = {}
+    for name, operation in operations.items():
+        samples[name] = []
+        for _ in tqdm(range(repeats), desc=name, unit="run", leave=False):
+            start = time.perf_counter()
+            operation()
+            samples[name].append(1e3 * (time.perf_counter() - start))
+    return samples
+
+
+def measure_memory(step: Step, gradients: Gradients, gradient: Gradient) -> dict[str, float]:
+    """MiB, in steps of their own as tracing slows them down: what is held between steps beyond the
+    gradient, and the peak that one step adds to it, over a whole period of the thresholds."""
+    peaks = []
+    tracemalloc.start()
+    for _ in tqdm(range(step.interval), desc="memory", unit="step"):
+        gradients.fill(gradient)
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        step.run(gradient)
+        peaks.append(tracemalloc.get_traced_memory()[1] - before)
+    tracemalloc.stop()
+    held = sum(value.nbytes for value in vars(step.acc).values() if isinstance(value, np.ndarray))
+    mib = float(2**20)
+    return {"gradient": gradient.nbytes / mib, "resident": held / mib,
+            "step_peak_median": statistics.median(peaks) / mib, "step_peak_max": max(peaks) / mib}
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    return {"mean": statistics.mean(values), "median": statistics.median(values), "max": max(values)}
+
+
+def show(results: dict[str, Any], console: Console) -> None:
+    table = Table(title=f"One step on one core, n = {results['n']:,}, k = {results['k']:,}; milliseconds")
+    table.add_column("")
+    for heading in ("mean", "median", "max"):
+        table.add_column(heading, justify="right")
+    for kind, phases in results["steps"].items():
+        for phase, figures in phases.items():
+            count = results["counts"][kind]
+            table.add_row(f"{kind} ({count}): {phase}", *(f"{value:.1f}" for value in figures.values()),
+                          end_section=phase == "step", style="bold" if phase == "step" else None)
+    for name, figures in results["others"].items():
+        table.add_row(name, *(f"{value:.1f}" for value in figures.values()))
+    console.print(table)
+    memory = results["memory_mib"]
+    console.print(f"Memory beyond the gradient ({memory['gradient']:.1f} MiB): {memory['resident']:.1f} MiB between "
+                  f"steps ({memory['resident'] / memory['gradient']:.2f} n); a step's temporaries peak at "
+                  f"{memory['step_peak_median']:.1f} MiB (median) and {memory['step_peak_max']:.1f} MiB (max).")
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Stacked medians of the phases, beside the other operations."""
+    import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    figure, axes = pyplot.subplots(figsize=(8, 3.6), layout="constrained")
+    rows = [f"OkTopk, {kind}" for kind in results["steps"]] + list(results["others"])
+    ends = []
+    for row, phases in enumerate(results["steps"].values()):
+        left = 0.0
+        for phase in PHASES:
+            width = phases[phase]["median"]
+            axes.barh(row, width, left=left, color=COLORS[phase], label=phase if row == 0 else None)
+            left += width
+        ends.append(left)
+    for row, figures in enumerate(results["others"].values(), start=len(ends)):
+        axes.barh(row, figures["median"], color="#999999")
+        ends.append(figures["median"])
+    for row, end in enumerate(ends):
+        axes.annotate(f"{end:.1f}", (end, row), xytext=(4, 0), textcoords="offset points", va="center")
+    axes.set_yticks(range(len(rows)), rows)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.12 * max(ends))
+    axes.set_xlabel("milliseconds (median)")
+    axes.set_title(f"One step on one core, n = {results['n']:,}, k = {results['k']:,}")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper right")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def pin_to_one_core() -> None:
+    """The last core that this process may use; on systems that cannot pin, the threads are limited all the same."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    pin_to_one_core()
+    torch.set_num_threads(1)
+    gradient = np.zeros(arguments.n, np.float32)
+    gradients = Gradients(arguments.n, arguments.seed)
+    step = Step(arguments.n, arguments.density)
+    kinds = measure_steps(step, gradients, gradient, arguments)
+    memory = measure_memory(step, gradients, gradient)
+    gradients.fill(gradient)
+    others = measure_others(gradient, step.k, arguments.repeats)
+    results = {"n": arguments.n, "k": step.k, "density": arguments.density, "steps": {
+        kind: {name: summary(values) for name, values in samples.items()}
+        for kind, samples in kinds.items() if samples["step"]},
+        "counts": {kind: len(samples["step"]) for kind, samples in kinds.items()},
+        "others": {name: summary(values) for name, values in others.items()}, "memory_mib": memory}
+    show(results, Console())
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps(results, indent=1))
+    try:
+        plot(results, arguments.plot)
+    except ImportError:
+        print("No plot: matplotlib is not installed.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""`python -m horovod_oktopk check`: what of the plugin works here, and what to do about the rest."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from . import __version__
+
+Finding = tuple[bool, str]
+"""Whether it works, and what was found: a version, or why not and what to do."""
+
+SUPPORTED_HOROVOD = "0.28"
+MPI_PROBE = """
+import ctypes, horovod.torch.mpi_lib_v2 as library
+from mpi4py import MPI
+theirs, flag = ctypes.CDLL(library.__file__), ctypes.c_int()
+print(MPI.Get_library_version().split(",")[0])
+theirs.MPI_Initialized(ctypes.byref(flag))
+print(flag.value)
+"""
+"""Starts MPI through mpi4py, and asks the libmpi that Horovod is linked with whether it has been started."""
+
+
+def check_package() -> Finding:
+    return True, __version__
+
+
+def check_numpy() -> Finding:
+    return _version("numpy", "pip install numpy")
+
+
+def check_horovod() -> Finding:
+    works, found = _version("horovod", "install Horovod 0.28.1, built for PyTorch (HOROVOD_WITH_PYTORCH=1)")
+    if works and not found.startswith(SUPPORTED_HOROVOD):
+        return False, f"found {found}, supported is {SUPPORTED_HOROVOD}: pip install 'horovod>=0.28.1,<0.29'"
+    return works, found
+
+
+def check_torch() -> Finding:
+    if find_spec("torch") is None:
+        return False, "PyTorch is not installed: pip install torch, then build Horovod with HOROVOD_WITH_PYTORCH=1"
+    try:
+        importlib.import_module("horovod_oktopk.torch")
+    except Exception as error:
+        return False, f"{type(error).__name__}: {_first_line(error)}"
+    return True, f"PyTorch {metadata.version('torch')}"
+
+
+def check_tensorflow() -> Finding:
+    return False, "not in this version; use PyTorch"
+
+
+def check_mpi() -> Finding:
+    if not _horovod_says("mpi_built"):
+        return False, "Horovod was built without MPI: build it with HOROVOD_WITH_MPI=1, or run on Gloo"
+    if find_spec("mpi4py") is None:
+        return False, "mpi4py is not installed: pip install mpi4py, or run on Gloo"
+    return _probe_mpi()
+
+
+def check_gloo() -> Finding:
+    if not _horovod_says("gloo_built"):
+        return False, "Horovod was built without Gloo: build it with HOROVOD_WITH_GLOO=1, or run on MPI"
+    return True, "through Horovod's own alltoall and allgather"
+
+
+def check_cuda() -> Finding:
+    if find_spec("torch") is None:
+        return False, "PyTorch is not installed"
+    if not importlib.import_module("torch").cuda.is_available():
+        return False, "PyTorch sees no CUDA device; gradients on the CPU work"
+    if not _horovod_says("nccl_built"):
+        return True, "gradients on CUDA devices; Horovod's own dense allreduce goes without NCCL"
+    return True, "gradients on CUDA devices, Horovod with NCCL"
+
+
+SECTIONS: dict[str, dict[str, Callable[[], Finding]]] = {
+    "Packages": {"horovod_oktopk": check_package, "NumPy": check_numpy, "Horovod": check_horovod},
+    "Integrations": {"PyTorch": check_torch, "TensorFlow": check_tensorflow},
+    "Transports": {"MPI": check_mpi, "Gloo": check_gloo},
+    "Devices": {"CUDA": check_cuda},
+}
+
+
+def check() -> int:
+    """Prints what works and what does not; 0 if the plugin can act here at all, else 1."""
+    works: dict[str, bool] = {}
+    for section, checks in SECTIONS.items():
+        print(f"{section}:")
+        for name, look in checks.items():
+            works[name], found = look()
+            print(f"    [{'X' if works[name] else ' '}] {name}: {found}")
+    can_act = all(works[name] for name in ("NumPy", "Horovod", "PyTorch")) and (works["MPI"] or works["Gloo"])
+    print("OkTopk can be used here." if can_act else "OkTopk cannot be used here.")
+    return 0 if can_act else 1
+
+
+def _version(package: str, advice: str) -> Finding:
+    try:
+        return True, metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False, f"not installed: {advice}"
+
+
+def _horovod_says(question: str) -> bool:
+    """The answer of horovod.torch; no, where it cannot be imported."""
+    try:
+        return bool(getattr(importlib.import_module("horovod.torch"), question)())
+    except Exception:
+        return False
+
+
+def _probe_mpi() -> Finding:
+    """In a process of its own, as starting MPI may end the process that does it."""
+    places = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    mpirun = shutil.which("mpirun", path=os.pathsep.join(places))
+    if mpirun is None:
+        return False, "mpirun was not found beside Python or on PATH: install the MPI of Horovod, or run on Gloo"
+    try:
+        probe = subprocess.run([mpirun, "-np", "1", sys.executable, "-c", MPI_PROBE], capture_output=True, text=True,
+                               timeout=60, env=_outside_of_jobs(), check=False)
+    except subprocess.TimeoutExpired:
+        return False, "starting MPI took more than 60 s; try: mpirun -np 1 python -c 'from mpi4py import MPI'"
+    lines = probe.stdout.split("\n")
+    if probe.returncode:
+        last = probe.stderr.strip("-\n ").splitlines()[-1:] or ["it ended without a message"]
+        return False, f"mpi4py does not start ({last[0]}): install it for the MPI that Horovod was built with"
+    if lines[1] != "1":
+        return False, f"mpi4py runs on {lines[0]}, Horovod on another: install mpi4py for the MPI of Horovod"
+    return True, f"{lines[0]}, mpi4py {metadata.version('mpi4py')}"
+
+
+def _outside_of_jobs() -> dict[str, str]:
+    """This environment, without what a launcher has set, which would make the probe one of its ranks."""
+    launcher = ("OMPI_COMM_", "OMPI_MCA_orte_", "OMPI_MCA_ess", "PMIX_", "PMI_")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(launcher)}
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return variables
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or ["no message"])[0]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog=f"python -m {Path(__file__).parent.name}", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("check", help="say what works here, and what does not")
+    parser.parse_args()
+    return check()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Options: what is not allowed raises OptionError that names the value and what is allowed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from horovod_oktopk import OkTopk
+from horovod_oktopk.errors import OkTopkError, OptionError, PluginError
+
+INTEGER = "an integer of at least 1"
+NOT_INTEGERS = [0, -3, 1.5, True, "8", float("nan")]
+BAD = [
+    *[("density", value, "(0, 1]") for value in (0, -1, 1.5, float("nan"), float("inf"), "a", True, None, [0.1])],
+    *[(name, value, INTEGER) for name in ("k", "threshold_interval", "region_interval", "bucket_size")
+      for value in NOT_INTEGERS],
+    *[(name, None, INTEGER) for name in ("threshold_interval", "region_interval", "bucket_size")],
+    *[("balance_trigger", value, "at least 1") for value in (0.99, -1, float("inf"), "4", True, None)],
+    *[("threshold_guard", value, "[0, 1)") for value in (-0.1, 1, float("nan"), "x", False, None)],
+    *[("transport", value, "('auto', 'mpi', 'horovod')") for value in ("tcp", "", None, 3, [])],
+]
+
+
+@pytest.mark.parametrize(("name", "value", "allowed"), BAD, ids=[f"{name}={value!r}" for name, value, _ in BAD])
+def test_a_bad_value_is_refused_by_name(name, value, allowed):
+    with pytest.raises(OptionError) as error:
+        OkTopk(**{name: value})
+    for part in (name, allowed, repr(value)):
+        assert part in str(error.value)
+
+
+def test_density_and_k_exclude_each_other():
+    with pytest.raises(OptionError, match=r"exclude each other.*density=0\.5, k=7"):
+        OkTopk(density=0.5, k=7)
+
+
+def test_an_unknown_option_is_a_type_error():
+    with pytest.raises(TypeError, match="densty"):
+        OkTopk(densty=0.1)
+
+
+def test_option_errors_are_value_errors_of_this_package():
+    assert issubclass(OptionError, ValueError)
+    assert issubclass(OptionError, OkTopkError)
+
+
+def test_options_are_frozen():
+    with pytest.raises(AttributeError):
+        OkTopk().density = 0.5
+
+
+@pytest.mark.parametrize(("options", "n", "k"), [
+    ({}, 1000, 10), ({}, 3, 1), ({"density": 1}, 7, 7), ({"density": 1e-9}, 100, 1), ({"density": 0.5}, 5, 2),
+    ({"k": 7}, 7, 7), ({"k": np.int64(3)}, 7, 3), ({"density": np.float32(0.25)}, 8, 2)])
+def test_k_of_n_elements(options, n, k):
+    assert OkTopk(**options).k_of(n) == k
+
+
+def test_k_beyond_n_is_refused_by_both_numbers():
+    with pytest.raises(OptionError, match="k=8, n=7"):
+        OkTopk(k=8).k_of(7)
+
+
+def test_the_scheme_gets_the_options():
+    options = {"threshold_interval": 3, "region_interval": 5, "bucket_size": 2, "balance_trigger": 1.5}
+    scheme = OkTopk(**options, threshold_guard=0.5).scheme("a: 1")
+    assert {name: getattr(scheme, name) for name in options} == options
+    assert scheme.local.guard == scheme.global_.guard == 0.5
+    assert scheme.description == "a: 1"
+
+
+def test_settings_hold_all_options_by_name():
+    assert OkTopk(density=0.2).settings() == {
+        "density": 0.2, "k": None, "threshold_interval": 32, "region_interval": 64, "bucket_size": 8,
+        "balance_trigger": 4.0, "threshold_guard": 0.25, "transport": "auto"}
+
+
+def test_a_lone_tensor_is_refused_instead_of_going_dense():
+    with pytest.raises(PluginError, match="DistributedOptimizer"):
+        OkTopk().compress(np.zeros(3))

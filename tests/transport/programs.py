@@ -1,0 +1,158 @@
+"""What every transport must do, as programs: plain functions that each rank calls with its transport.
+
+A program asserts inside. The same list is run over threads, over MPI, and by any further transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from horovod_oktopk.transport.base import Transport
+
+
+def _message(source: int, to: int, length: int, salt: int = 0) -> np.ndarray:
+    """Bytes that differ by sender, receiver and place, so that no mix-up goes unnoticed."""
+    return ((np.arange(length) * 7 + source * 31 + to * 101 + salt) % 251).astype(np.uint8)
+
+
+def _exchange(transport: Transport, length: Callable[[int, int], int], bucket_size: int, salt: int = 0) -> None:
+    """Exchanges messages of length(source, to) bytes and compares what comes."""
+    rank, others = transport.rank, [rank for rank in range(transport.size) if rank != transport.rank]
+    outgoing = {to: _message(rank, to, length(rank, to), salt) for to in others if length(rank, to)}
+    incoming = {source: length(source, rank) for source in others if length(source, rank)}
+    came = [pair for bucket in transport.exchange(outgoing, incoming, bucket_size) for pair in bucket]
+    assert sorted(source for source, _ in came) == sorted(incoming), "each source answers once"
+    for source, message in came:
+        assert message.dtype == np.uint8
+        assert np.array_equal(message, _message(source, rank, length(source, rank), salt)), f"from {source}"
+
+
+def _allgatherv(transport: Transport, length: Callable[[int], int], salt: int = 0) -> None:
+    sizes = np.array([length(rank) for rank in range(transport.size)], np.int64)
+    came = transport.allgatherv(_message(transport.rank, 0, length(transport.rank), salt), sizes)
+    assert len(came) == transport.size
+    for source, message in enumerate(came):
+        assert message.dtype == np.uint8
+        assert np.array_equal(message, _message(source, 0, length(source), salt)), f"from {source}"
+
+
+def _ragged(source: int, to: int) -> int:
+    """Some messages are empty, and most lengths are no multiple of a word."""
+    return 0 if (source + 2 * to) % 4 == 0 else 13 * source + 5 * to + 1
+
+
+def knows_its_place(transport: Transport) -> None:
+    assert 0 <= transport.rank < transport.size
+    ranks = transport.allgather(np.array([transport.rank], np.int64))
+    assert ranks[:, 0].tolist() == list(range(transport.size))
+
+
+def allgather_keeps_rank_order(transport: Transport) -> None:
+    rows = transport.allgather(np.array([transport.rank, 2**62 - transport.rank, -1], np.int64))
+    assert rows.dtype == np.int64
+    assert rows.tolist() == [[rank, 2**62 - rank, -1] for rank in range(transport.size)]
+
+
+def allgather_takes_strided_rows(transport: Transport) -> None:
+    row = (np.arange(10, dtype=np.int64) + transport.rank)[::3]
+    assert transport.allgather(row).tolist() == [[rank, 3 + rank, 6 + rank, 9 + rank]
+                                                 for rank in range(transport.size)]
+
+
+def allreduce_sums_beyond_32_bits(transport: Transport) -> None:
+    total = transport.allreduce(np.array([transport.rank, 2**40, -3], np.int64))
+    size = transport.size
+    assert total.dtype == np.int64
+    assert total.tolist() == [size * (size - 1) // 2, size * 2**40, -3 * size]
+
+
+def allreduce_of_a_histogram(transport: Transport) -> None:
+    mine = np.arange(256, dtype=np.int64) * (transport.rank + 1)
+    factor = transport.size * (transport.size + 1) // 2
+    assert np.array_equal(transport.allreduce(mine), np.arange(256) * factor)
+
+
+def inputs_stay_as_they_were(transport: Transport) -> None:
+    counts, message = np.arange(5, dtype=np.int64), _message(transport.rank, 0, 9)
+    transport.allgather(counts)
+    transport.allreduce(counts)
+    transport.allgatherv(message, np.full(transport.size, 9, np.int64))
+    assert counts.tolist() == [0, 1, 2, 3, 4]
+    assert np.array_equal(message, _message(transport.rank, 0, 9))
+
+
+def results_are_not_shared_between_calls(transport: Transport) -> None:
+    first = transport.allgatherv(_message(transport.rank, 0, 20), np.full(transport.size, 20, np.int64))
+    transport.allgatherv(_message(transport.rank, 1, 20), np.full(transport.size, 20, np.int64))
+    for source, message in enumerate(first):
+        assert np.array_equal(message, _message(source, 0, 20))
+
+
+def exchange_ragged_one_by_one(transport: Transport) -> None:
+    _exchange(transport, _ragged, 1)
+
+
+def exchange_ragged_in_buckets_of_two(transport: Transport) -> None:
+    _exchange(transport, _ragged, 2)
+
+
+def exchange_ragged_all_at_once(transport: Transport) -> None:
+    _exchange(transport, _ragged, 100)
+
+
+def exchange_of_nothing(transport: Transport) -> None:
+    _exchange(transport, lambda source, to: 0, 2)
+
+
+def exchange_from_one_rank_only(transport: Transport) -> None:
+    _exchange(transport, lambda source, to: 50 if source == transport.size - 1 else 0, 2)
+
+
+def exchange_to_one_rank_only(transport: Transport) -> None:
+    _exchange(transport, lambda source, to: 50 if to == 0 else 0, 1)
+
+
+def exchange_of_megabytes(transport: Transport) -> None:
+    """Past what any network buffers: all send before they receive."""
+    _exchange(transport, lambda source, to: 2**22 + source + to, 2)
+
+
+def exchanges_back_to_back(transport: Transport) -> None:
+    """Ranks run ahead of each other; a message of one round must not be taken for the next one's."""
+    for turn in range(30):
+        _exchange(transport, lambda source, to: 11 + source, 1 + turn % 3, salt=turn)
+
+
+def allgatherv_ragged(transport: Transport) -> None:
+    _allgatherv(transport, lambda rank: 17 * rank + 3)
+
+
+def allgatherv_with_empty_messages(transport: Transport) -> None:
+    _allgatherv(transport, lambda rank: 0 if rank % 2 == 0 else 9)
+
+
+def allgatherv_of_nothing(transport: Transport) -> None:
+    _allgatherv(transport, lambda rank: 0)
+
+
+def allgatherv_of_megabytes(transport: Transport) -> None:
+    _allgatherv(transport, lambda rank: 2**22 + rank)
+
+
+def everything_back_to_back(transport: Transport) -> None:
+    for turn in range(20):
+        knows_its_place(transport)
+        _exchange(transport, _ragged, 2, salt=turn)
+        allreduce_sums_beyond_32_bits(transport)
+        _allgatherv(transport, lambda rank: 5 * rank, salt=turn)
+
+
+PROGRAMS: dict[str, Callable[[Transport], None]] = {program.__name__: program for program in (
+    knows_its_place, allgather_keeps_rank_order, allgather_takes_strided_rows, allreduce_sums_beyond_32_bits,
+    allreduce_of_a_histogram, inputs_stay_as_they_were, results_are_not_shared_between_calls,
+    exchange_ragged_one_by_one, exchange_ragged_in_buckets_of_two, exchange_ragged_all_at_once, exchange_of_nothing,
+    exchange_from_one_rank_only, exchange_to_one_rank_only, exchange_of_megabytes, exchanges_back_to_back,
+    allgatherv_ragged, allgatherv_with_empty_messages, allgatherv_of_nothing, allgatherv_of_megabytes,
+    everything_back_to_back)}

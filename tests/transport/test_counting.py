@@ -1,0 +1,91 @@
+"""The counting transport: it changes nothing, and counts what crosses, by phase."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from horovod_oktopk.transport.counting import CountingTransport
+from horovod_oktopk.transport.local import run_ranks
+
+from .programs import PROGRAMS
+
+
+def counted(size, program):
+    """The traffic of every rank, by phase."""
+    def run(transport):
+        counting = CountingTransport(transport)
+        program(counting)
+        return counting.phases
+
+    return run_ranks(size, run, timeout=20)
+
+
+def totals(phases, name):
+    return sum(getattr(traffic, name) for traffic in phases.values())
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_conformance_and_that_all_that_is_sent_is_received(program, size):
+    ranks = counted(size, PROGRAMS[program])
+    for what in ("bytes", "messages"):
+        sent, received = (sum(totals(phases, f"{what}_{way}") for phases in ranks) for way in ("sent", "received"))
+        assert sent == received
+        assert sent > 0 or size == 1 or "nothing" in program
+
+
+def only(size, program):
+    return [(traffic.bytes_sent, traffic.bytes_received, traffic.messages_sent, traffic.messages_received)
+            for phases in counted(size, program) for traffic in phases.values()]
+
+
+def test_an_allgather_is_counted_as_a_ring():
+    assert only(4, lambda transport: transport.allgather(np.zeros(3, np.int64))) == [(72, 72, 3, 3)] * 4
+
+
+def test_an_allreduce_is_counted_as_reduce_scatter_and_allgather():
+    assert only(4, lambda transport: transport.allreduce(np.zeros(8, np.int64))) == [(96, 96, 6, 6)] * 4
+
+
+def test_an_allgatherv_sends_all_but_the_block_of_the_next_rank():
+    sizes = np.array([1, 10, 100])
+    found = only(3, lambda transport: transport.allgatherv(np.zeros(sizes[transport.rank], np.uint8), sizes))
+    assert found == [(101, 110, 2, 2), (11, 101, 2, 2), (110, 11, 2, 2)]
+
+
+def test_an_exchange_is_counted_as_it_is():
+    def program(transport):
+        outgoing = {1: np.zeros(5, np.uint8), 2: np.zeros(7, np.uint8)} if transport.rank == 0 else {}
+        incoming = {0: [0, 5, 7][transport.rank]} if transport.rank else {}
+        list(transport.exchange(outgoing, incoming, 1))
+
+    assert only(3, program) == [(12, 0, 2, 0), (0, 5, 0, 1), (0, 7, 0, 1)]
+
+
+def test_phases_are_counted_and_timed_apart_and_end_on_errors():
+    def program(transport):
+        with pytest.raises(KeyError), transport.phase("failed"):
+            raise KeyError
+        with transport.phase("outer"):
+            transport.allgather(np.zeros(1, np.int64))
+            with transport.phase("inner"):
+                transport.allgather(np.zeros(2, np.int64))
+            transport.allgather(np.zeros(4, np.int64))
+        transport.allgather(np.zeros(8, np.int64))
+
+    for phases in counted(2, program):
+        assert {name: traffic.bytes_sent for name, traffic in phases.items()} == {
+            "failed": 0, "inner": 16, "outer": 40, "agree": 64}
+        assert phases["outer"].seconds >= phases["inner"].seconds > 0
+
+
+def test_a_reset_leaves_earlier_counts_to_their_holders():
+    def program(transport):
+        transport.allgather(np.zeros(1, np.int64))
+        before = transport.phases
+        transport.reset()
+        transport.allgather(np.zeros(2, np.int64))
+        assert before["agree"].bytes_sent == 8
+
+    assert only(2, program) == [(16, 16, 1, 1)] * 2

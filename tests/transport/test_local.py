@@ -1,0 +1,87 @@
+"""Ranks as threads: the conformance programs, and what happens when a rank fails."""
+
+from __future__ import annotations
+
+import time
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from horovod_oktopk.errors import TransportError
+from horovod_oktopk.transport.base import rotated_buckets
+from horovod_oktopk.transport.local import run_ranks
+
+from .programs import PROGRAMS
+
+
+@pytest.mark.parametrize("size", range(1, 6))
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_conformance(program, size):
+    run_ranks(size, PROGRAMS[program], timeout=20)
+
+
+def row(transport):
+    return transport.allgather(np.array([transport.rank], np.int64))
+
+
+def test_results_come_in_rank_order():
+    assert run_ranks(4, lambda transport: transport.rank) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_one_rank_that_raises_ends_all_with_its_error(bad):
+    def program(transport):
+        row(transport)
+        if transport.rank == bad:
+            raise KeyError("of rank", bad)
+        row(transport)
+
+    start = time.monotonic()
+    with pytest.raises(KeyError, match="of rank"):
+        run_ranks(3, program, timeout=20)
+    assert time.monotonic() - start < 5
+
+
+def test_a_rank_that_never_arrives_ends_the_others_in_time():
+    start = time.monotonic()
+    with pytest.raises(TransportError, match=r"did not arrive within 0\.3 s"):
+        run_ranks(3, lambda transport: None if transport.rank == 1 else row(transport), timeout=0.3)
+    assert time.monotonic() - start < 5
+
+
+def test_an_allgatherv_of_other_sizes_than_announced_is_refused():
+    def program(transport):
+        transport.allgatherv(np.zeros(3 + transport.rank, np.uint8), np.array([3, 3], np.int64))
+
+    with pytest.raises(TransportError, match="rank 1 sent 4 bytes; 3 were announced"):
+        run_ranks(2, program, timeout=5)
+
+
+@pytest.mark.parametrize("expected", [4, 6, None])
+def test_an_exchange_of_other_sizes_than_expected_is_refused(expected):
+    """None: the message is not expected at all."""
+    def program(transport):
+        outgoing = {1: np.zeros(5, np.uint8)} if transport.rank == 0 else {}
+        incoming = {0: expected} if transport.rank == 1 and expected else {}
+        list(transport.exchange(outgoing, incoming, 1))
+
+    with pytest.raises(TransportError, match="rank 0 sent 5 bytes to rank 1"):
+        run_ranks(2, program, timeout=5)
+
+
+def test_a_message_that_is_expected_and_not_sent_is_refused():
+    with pytest.raises(TransportError, match="rank 0 sent 0 bytes to rank 1, which expected 5"):
+        run_ranks(2, lambda transport: list(transport.exchange({}, {0: 5} if transport.rank else {}, 1)), timeout=5)
+
+
+@pytest.mark.parametrize("bucket_size", [1, 2, 3, 100])
+@pytest.mark.parametrize("size", range(1, 8))
+def test_rotated_steps_give_each_rank_one_sender_and_reach_all(size, bucket_size):
+    schedules = [list(rotated_buckets(rank, size, bucket_size)) for rank in range(size)]
+    for rank, buckets in enumerate(schedules):
+        assert all(len(bucket) <= bucket_size for bucket in buckets)
+        assert sorted(to for bucket in buckets for to, _ in bucket) == [to for to in range(size) if to != rank]
+    for step in zip(*[chain(*buckets) for buckets in schedules], strict=True):
+        assert sorted(to for to, _ in step) == list(range(size))
+        assert all(step[source][0] == rank for rank, (_, source) in enumerate(step))

@@ -1,0 +1,41 @@
+"""The conformance programs over MPI: one launch for each number of ranks, one test for each program."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from .programs import PROGRAMS
+
+pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+ROOT = Path(__file__).parents[2]
+MPIRUN = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which("mpirun")
+pytestmark = pytest.mark.skipif(MPIRUN is None, reason="mpirun is not installed")
+
+
+@cache
+def results(size: int) -> dict[str, str]:
+    """What every program gave, or why the launch itself failed."""
+    command = [MPIRUN, "--allow-run-as-root", "--oversubscribe", "-np", str(size),
+               sys.executable, "-m", "tests.transport.mpi_main"]
+    environment = os.environ | {"OMPI_MCA_mpi_yield_when_idle": "1"}
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    except subprocess.TimeoutExpired as error:
+        return dict.fromkeys(PROGRAMS, f"the launch hangs: {error.stdout!r} {error.stderr!r}")
+    if done.returncode:
+        return dict.fromkeys(PROGRAMS, f"the launch failed: {done.stdout}\n{done.stderr}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_conformance(size, program):
+    assert results(size)[program] == "ok"
