@@ -37,7 +37,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--compression", choices=["none", "oktopk"], default="oktopk")
     parser.add_argument("--density", type=float, default=0.01, help="fraction of the gradient that is sent")
     parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--batch-size", type=int, default=16, help="per rank")
+    parser.add_argument("--batch-size", type=int, default=32, help="per rank")
     parser.add_argument("--lr", type=float, default=0.0125, help="per rank: it is multiplied by the number of ranks")
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--seed", type=int, default=1)
@@ -59,7 +59,7 @@ def make_model() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(),
         nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(64 * 4 * 4, 128), nn.ReLU(), nn.Linear(128, 10))
+        nn.Flatten(), nn.Linear(64 * 4 * 4, 128), nn.ReLU(), nn.Dropout(), nn.Linear(128, 10))
 
 
 def accuracy(model: nn.Module, data: TensorDataset) -> float:
@@ -110,6 +110,7 @@ def train(arguments: argparse.Namespace) -> dict[str, Any]:
     # Horovod: all ranks start from the same parameters and optimizer state.
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    torch.manual_seed(arguments.seed * hvd.size() + hvd.rank())  # Horovod: every rank has dropout masks of its own.
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
 
     losses: list[float] = []  # of the last batch of every epoch, on rank 0

@@ -8,20 +8,21 @@ promises. Here the exact k-th magnitude is found by radix search: four (float64:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .sparse import SparseVector, Values
+from .thresholds import top_k
 
 if TYPE_CHECKING:
     from ..transport.base import Transport
 
 DIGIT_BITS = 8
 
-LADDER = 2.0 ** (np.arange(-16, 17) / 16)
-"""What a reused threshold is multiplied with, to see which of the products fits best: from half to twice."""
+SKETCH = 64
+"""Magnitudes that a rank tells of its largest 4k/P reduced elements, at equal steps of k/(16 P) elements."""
 
 
 class GlobalThreshold:
@@ -36,35 +37,53 @@ class GlobalThreshold:
                ) -> tuple[SparseVector, NDArray[np.int64]]:
         """What this rank's reduced elements contribute to the global top-k, and every rank's number of them.
 
-        due: whether the period τ′ asks for a re-evaluation. Otherwise the threshold is reused, moved to that
-        rung of a ladder around it which selects nearest to k; unless none selects between (1 - guard) k
-        and (1 + guard) k in all and fits the promised volume. All ranks decide so together: the sizes that
-        they gather anyway are gathered for all rungs at once.
+        due: whether the period τ′ asks for a re-evaluation. Otherwise the threshold is reused, unless it
+        selects less than (1 - guard) k or more than (1 + guard) k in all, or more than fits the promised
+        volume. Then the ranks' sketches, which come with the sizes that are gathered anyway, tell what each
+        is to send: k elements less k/(16 P) at most, near the exact top-k, without another message.
         region_order: the owners in the order of their regions; ties go to the lower index.
         """
         reduced = reduced.compress(reduced.values != 0)
         if not due and self.value is not None:
-            rungs = (self.value * LADDER).astype(reduced.values.dtype)
-            sizes = transport.allgather(_counts_from(rungs, reduced.values))
-            rung = self._best_rung(sizes, k, fits)
-            if rung is not None:
-                self.value = float(rungs[rung])
-                return reduced.compress(np.abs(reduced.values) >= rungs[rung]), sizes[:, rung]
+            magnitudes = np.abs(reduced.values)
+            passes = magnitudes >= magnitudes.dtype.type(self.value)
+            step = -(-k // (SKETCH // 4 * transport.size))
+            rows = transport.allgather(np.append(passes.sum(), _sketch(magnitudes, step)))
+            if abs(int(rows[:, 0].sum()) - k) <= self.guard * k and fits(rows[:, 0]):
+                return reduced.compress(passes), rows[:, 0]
+            taken = _take_from_sketches(rows[:, 1:], k // step)
+            if k >= step and taken.any() and taken.max() < SKETCH:
+                last = rows[:, 1:][np.arange(len(taken)), taken - 1][taken > 0].min()
+                self.value = _from_bits(int(last), magnitudes.dtype)
+                return top_k(reduced, int(taken[transport.rank]) * step), taken * step
         self.value, ties = th_re_evaluate(reduced.values, k, transport)
         return _select_exactly(reduced, self.value, ties, region_order, transport)
 
-    def _best_rung(self, sizes: NDArray[np.int64], k: int, fits: Callable[[NDArray[np.int64]], bool]) -> int | None:
-        """The rung that selects nearest to k; None where the guard, or the volume, refuses all.
 
-        sizes: int64, shape (P, rungs): elements of each rank that each rung selects.
-        """
-        deviations = np.abs(sizes.sum(axis=0) - k)
-        for rung in np.argsort(deviations, kind="stable").tolist():
-            if deviations[rung] > self.guard * k:
-                return None
-            if fits(sizes[:, rung]):
-                return int(rung)
-        return None
+def _sketch(magnitudes: Values, step: int) -> NDArray[np.int64]:
+    """The bits of the step-th largest magnitude, the 2 step-th, ...; 0 past the end: int64, shape (SKETCH,)."""
+    descending = np.sort(magnitudes)[::-1][step - 1::step][:SKETCH]
+    sketch = np.zeros(SKETCH, np.int64)
+    sketch[:len(descending)] = _to_bits(descending)
+    return sketch
+
+
+def _take_from_sketches(sketches: NDArray[np.int64], wanted: int) -> NDArray[np.int64]:
+    """How many entries of each sketch are among the `wanted` largest of all: int64, shape (P,).
+
+    Entries are bits of magnitudes, which have the order of the magnitudes. Ties go to the lower rank.
+    """
+    order = np.argsort(-sketches.ravel(), kind="stable")[:wanted]
+    order = order[sketches.ravel()[order] > 0]
+    return np.bincount(order // sketches.shape[1], minlength=len(sketches)).astype(np.int64)
+
+
+def _to_bits(magnitudes: Values) -> NDArray[np.int64]:
+    return np.ascontiguousarray(magnitudes).view(f"u{magnitudes.dtype.itemsize}").astype(np.int64)
+
+
+def _from_bits(bits: int, dtype: np.dtype[Any]) -> float:
+    return float(np.array([bits], f"u{dtype.itemsize}").view(dtype)[0])
 
 
 def th_re_evaluate(values: Values, k: int, transport: Transport) -> tuple[float, int]:
@@ -85,14 +104,7 @@ def th_re_evaluate(values: Values, k: int, transport: Transport) -> tuple[float,
         wanted -= int(at_least[digit] - histogram[digit])
         prefix = prefix << DIGIT_BITS | digit
         bits = bits[digits == digit]
-    return float(np.array([prefix], bits.dtype).view(values.dtype)[0]), wanted
-
-
-def _counts_from(thresholds: Values, values: Values) -> NDArray[np.int64]:
-    """How many values have at least each threshold's magnitude: int64, shape of thresholds."""
-    magnitudes = np.sort(np.abs(values))
-    counts: NDArray[np.int64] = len(magnitudes) - np.searchsorted(magnitudes, thresholds, side="left")
-    return counts
+    return _from_bits(prefix, values.dtype), wanted
 
 
 def _select_exactly(reduced: SparseVector, threshold: float, ties: int, region_order: NDArray[np.int64],

@@ -77,9 +77,11 @@ def kth_magnitude(values: Values, k: int) -> float:
 
 
 def top_k(candidates: SparseVector, k: int) -> SparseVector:
-    """The k elements of largest magnitude (all, where there are fewer), ties to the lower index."""
+    """The k elements (k from 0) of largest magnitude (all, where there are fewer), ties to the lower index."""
     if len(candidates) <= k:
         return candidates
+    if k == 0:
+        return candidates[:0]
     threshold = kth_magnitude(candidates.values, k)
     magnitudes = np.abs(candidates.values)
     keep = magnitudes > threshold

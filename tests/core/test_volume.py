@@ -31,8 +31,8 @@ def agreement_bound(size):
 
 
 def global_select_bound(size):
-    """Sizes for 33 thresholds, the exact selection's counts, and four reductions of 256 numbers."""
-    return 2 * (size - 1) * (33 + 2) + 4 * 2 * (2 * 256) * (size - 1) / size
+    """The sizes and sketches of 64, the exact selection's counts, and four reductions of 256 numbers."""
+    return 2 * (size - 1) * (65 + 2) + 4 * 2 * (2 * 256) * (size - 1) / size
 
 
 def sent_words(report, *phases):
