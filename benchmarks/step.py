@@ -196,7 +196,7 @@ def show(results: dict[str, Any], console: Console) -> None:
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
-    """Stacked medians of the phases, beside the other operations."""
+    """Mean times, as those of the phases add up to that of the step; beside the other operations."""
     import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -206,19 +206,19 @@ def plot(results: dict[str, Any], path: Path) -> None:
     for row, phases in enumerate(results["steps"].values()):
         left = 0.0
         for phase in PHASES:
-            width = phases[phase]["median"]
+            width = phases[phase]["mean"]
             axes.barh(row, width, left=left, color=COLORS[phase], label=phase if row == 0 else None)
             left += width
         ends.append(left)
     for row, figures in enumerate(results["others"].values(), start=len(ends)):
-        axes.barh(row, figures["median"], color="#999999")
-        ends.append(figures["median"])
+        axes.barh(row, figures["mean"], color="#999999")
+        ends.append(figures["mean"])
     for row, end in enumerate(ends):
         axes.annotate(f"{end:.1f}", (end, row), xytext=(4, 0), textcoords="offset points", va="center")
     axes.set_yticks(range(len(rows)), rows)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.12 * max(ends))
-    axes.set_xlabel("milliseconds (median)")
+    axes.set_xlabel("milliseconds (mean)")
     axes.set_title(f"One step on one core, n = {results['n']:,}, k = {results['k']:,}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="upper right")
