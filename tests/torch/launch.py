@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -36,6 +37,21 @@ def horovodrun(backend: str, size: int, *command: str, timeout: float = 240, fla
     """Runs `python command...` on `size` ranks of this machine; backend: "mpi" or "gloo"."""
     hosts = () if flags else ("-H", f"localhost:{size}")
     line = [str(BIN / "horovodrun"), "-np", str(size), *hosts, f"--{backend}", *flags, sys.executable, *command]
-    ended = subprocess.run(line, env={**environment(), **(extra or {})}, cwd=ROOT, timeout=timeout, check=False,
-                           text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    return Finished(ended.returncode, ended.stdout)
+    with subprocess.Popen(line, env={**environment(), **(extra or {})}, cwd=ROOT, text=True, start_new_session=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as job:
+        try:
+            output, _ = job.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            _end(job)
+            output, _ = job.communicate()
+            return Finished(-1, f"{output}\nthe job had not ended after {timeout} s")
+    return Finished(job.returncode, output)
+
+
+def _end(job: subprocess.Popen[str]) -> None:
+    """Ends the launcher; it is given time to end its ranks, which lead sessions of their own."""
+    job.terminate()
+    try:
+        job.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)

@@ -27,8 +27,7 @@ def test_an_elastic_job_goes_on_when_a_worker_is_killed_and_another_joins(tmp_pa
                      "echo 127.0.0.1:1\n")
     hosts.chmod(0o755)
     job = horovodrun("gloo", 3, "-m", "tests.torch.elastic_worker", str(tmp_path), timeout=200,
-                     flags=("--min-np", "2", "--max-np", "3", "--host-discovery-script", str(hosts),
-                            "--gloo-timeout-seconds", "10"))
+                     flags=("--min-np", "2", "--max-np", "3", "--host-discovery-script", str(hosts)))
     outcome = tmp_path / "outcome.json"
     assert outcome.exists(), job.output[-5000:]
     everyone = json.loads(outcome.read_text())
