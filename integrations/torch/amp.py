@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import PluginError
-from .plugin import reducer_of
+from .registry import reducer_of
 
 _last_scaler: Any = None
 

@@ -24,11 +24,10 @@ from ..core.report import StepReport
 from ..errors import PluginError
 from ..options import OkTopk
 from .reducer import Reducer
+from .registry import reducer_of, register
 from .state import attach_state
 
 logger = logging.getLogger("horovod_oktopk")
-
-REDUCER = "_oktopk_reducer"
 
 _SIGNATURES = {
     "__init__": ["self", "params", "named_parameters", "compression", "backward_passes_per_step", "op",
@@ -56,12 +55,6 @@ def install() -> None:
     stock.synchronize = _wrap_synchronize(stock.synchronize)
     hvd.join = hvd.mpi_ops.join = _wrap_join(hvd.join)
     stock._oktopk_installed = True
-
-
-def reducer_of(optimizer: Any) -> Reducer | None:
-    """The reducer of an optimizer of ours; None for any other."""
-    reducer: Reducer | None = getattr(optimizer, REDUCER, None)
-    return reducer
 
 
 def step_report(optimizer: torch.optim.Optimizer) -> StepReport | None:
@@ -100,8 +93,9 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
         call.apply_defaults()
         _check_arguments(call.arguments["op"], call.arguments["process_set"])
         init(*call.args, **call.kwargs)
-        setattr(self, REDUCER, Reducer(self, options))
-        attach_state(self, getattr(self, REDUCER))
+        reducer = Reducer(self, options)
+        register(self, reducer)
+        attach_state(self, reducer)
         if not self._grad_accs:  # alone, stock registers no hooks: the semantics should not depend on P
             self._register_hooks()
         _live.add(self)
@@ -134,7 +128,7 @@ def _wrap_allreduce(allreduce: Callable[..., Any]) -> Callable[..., Any]:
         if reducer is None:
             return allreduce(self, p)
         if p.grad is None:  # another rank may have computed it
-            p.grad = torch.zeros_like(p)
+            p.grad = reducer.no_gradient(p)
         if p.grad.is_sparse and not self.sparse_as_dense and not reducer.holds(p):
             handle, context = allreduce(self, p)  # stock's allgather of sparse gradients
             reducer.exclude(p)

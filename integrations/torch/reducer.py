@@ -17,10 +17,11 @@ import torch
 from ..core.oktopk import OkTopkAllreduce
 from ..core.report import StepReport
 from ..core.sparse import SparseVector
-from ..errors import TransportError
+from ..errors import PluginError, TransportError
 from ..options import OkTopk
 from ..transport.counting import CountingTransport
 from .accumulator import make_accumulator
+from .amp import last_scale
 from .layout import Layout
 from .transport import connect
 
@@ -51,12 +52,22 @@ class Reducer:
         """Takes note that the gradient of p is ready; the handle gives the reduced one, in the same tensor."""
         gradient = p.grad
         assert gradient is not None
+        if self._layout is not None and p not in self._layout:
+            raise PluginError(f"the gradient of '{self._optimizer._parameter_names[p]}' was sparse at the first step "
+                              "and is dense now; what is sparse at first must stay so")
         self._pending[p] = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
         return lambda: self._result(p)
 
     def exclude(self, p: torch.Tensor) -> None:
         """Leaves the (sparse) gradient of p to Horovod's own reduction."""
         self._excluded.add(p)
+
+    def no_gradient(self, p: torch.Tensor) -> torch.Tensor:
+        """What stands for a gradient that this rank has not computed: zeros, sparse where it is sparse elsewhere."""
+        if p in self._excluded:
+            nowhere = torch.empty(1, 0, dtype=torch.long, device=p.device)
+            return torch.sparse_coo_tensor(nowhere, p.new_empty(0, *p.shape[1:]), p.shape)
+        return torch.zeros_like(p)
 
     def holds(self, p: torch.Tensor) -> bool:
         """Whether p has a place in the flat vector."""
@@ -179,8 +190,7 @@ class Reducer:
         if self.scaler is None:
             if self.residual_scale is None:
                 return None
-            from .amp import last_scale  # resumed: the scaler is known only once it unscales this optimizer
-            return last_scale()
+            return last_scale()  # resumed: the scaler is known only once it unscales this optimizer
         return float(self.scaler.get_scale())
 
 

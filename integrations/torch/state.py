@@ -16,6 +16,7 @@ import horovod.torch as hvd
 import torch
 
 from ..errors import OptionError, PluginError
+from .registry import reducer_of
 
 if TYPE_CHECKING:
     from .reducer import Reducer
@@ -47,7 +48,6 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     P * n elements of memory. Load the result on every rank with `optimizer.load_state_dict`: at the same
     number of ranks each gets its own residual back; at another the sum of the residuals is kept.
     """
-    from .plugin import reducer_of
     state_dict = optimizer.state_dict()
     reducer = reducer_of(optimizer)
     if reducer is None:

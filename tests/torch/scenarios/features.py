@@ -207,6 +207,21 @@ def check_sparse_gradients() -> None:
         torch.testing.assert_close(results[1], results[0])
 
 
+def check_a_sparse_gradient_missing_on_some_ranks() -> None:
+    embedding, other = torch.nn.Embedding(20, 3, sparse=True), torch.nn.Parameter(torch.zeros(2))
+    torch.nn.init.zeros_(embedding.weight)
+    optimizer = distribute({"e": embedding.weight, "o": other}, DENSE, op=hvd.Sum)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = other.sum()
+        if step == 0 or hvd.rank() == 0:
+            loss = loss + embedding(torch.tensor([step])).sum()
+        loss.backward()
+        optimizer.step()
+    assert_equal_everywhere([embedding.weight, other])
+    assert embedding.weight.detach()[:4, 0].tolist() == [-float(hvd.size()), -1.0, -1.0, 0.0]
+
+
 def check_half_precision_parameters() -> None:
     for dtype in (torch.float16, torch.bfloat16):
         params = parameters(dtype)
