@@ -55,6 +55,28 @@ def check_residual_keeps_its_unit_while_the_scale_grows() -> None:
     assert np.array_equal(*results)
 
 
+def check_every_optimizer_goes_by_its_own_scaler() -> None:
+    results = []
+    for scales in ((None, None), (4.0, 64.0)):
+        models = [parameters(), parameters()]
+        optimizers = [distribute(params, OkTopk(density=0.1, threshold_interval=1), op=hvd.Sum) for params in models]
+        scalers = [torch.amp.GradScaler("cpu", init_scale=scale or 1.0, growth_interval=interval, enabled=bool(scale))
+                   for scale, interval in zip(scales, (1, 2), strict=True)]
+        for step in range(5):
+            for params, optimizer, scaler in zip(models, optimizers, scalers, strict=True):
+                optimizer.zero_grad()
+                scaler.scale(sum((params[name] * grad).sum()
+                                 for name, grad in gradients(step, hvd.rank()).items())).backward()
+            for optimizer, scaler in zip(optimizers, scalers, strict=True):
+                optimizer.synchronize()
+                scaler.unscale_(optimizer)
+                with optimizer.skip_synchronize():
+                    scaler.step(optimizer)
+                scaler.update()
+        results.append(np.concatenate([flat(params) for params in models]))
+    assert np.array_equal(*results)
+
+
 def check_overflow_on_one_rank_skips_the_step_on_all() -> None:
     results = []
     for overflow in (False, True):

@@ -22,7 +22,8 @@ from tests.torch.scenarios.common import (
     parameters,
 )
 
-OPTIONS = OkTopk(density=0.1, threshold_interval=4, region_interval=5)
+OPTIONS = OkTopk(density=0.1, threshold_interval=4, region_interval=5, threshold_guard=0.9)
+"""A loose guard, so that what is selected depends on the thresholds of the steps before."""
 
 
 def take_steps(optimizer: Any, params: dict[str, torch.nn.Parameter], steps: range) -> None:
