@@ -14,14 +14,13 @@ import numpy as np
 
 import torch
 
+from ..core.wire import WORD
 from ..errors import AgreementError, PluginError
 from ..options import TransportName
 from ..transport.base import Bytes, Counts, Transport
 from ..transport.local import LocalTransport, LocalWorld
 
 logger = logging.getLogger("horovod_oktopk")
-
-WORD = 4
 
 
 class HorovodTransport:
