@@ -6,6 +6,9 @@ from __future__ import annotations
 class OkTopkError(Exception):
     """Base of all errors of this package."""
 
+    # TensorFlow makes an error that is raised while tracing anew, if its class shows this constructor.
+    __init__ = Exception.__init__  # type: ignore[assignment]
+
 
 class OptionError(OkTopkError, ValueError):
     """An option, or a combination of options, is outside what is allowed."""

@@ -5,7 +5,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 cp -r horovod_oktopk "$tree/"
-cp -r integrations/torch "$tree/horovod_oktopk/torch"
+for framework in integrations/*/; do cp -r "$framework" "$tree/horovod_oktopk/"; done
 config=$PWD/pyproject.toml mypy=$PWD/.venv/bin/mypy cache=$PWD/.mypy_cache
 cd "$tree"
 "$mypy" --config-file "$config" --cache-dir "$cache" -p horovod_oktopk

@@ -40,6 +40,12 @@ class Accumulator(Protocol):
     def commit(self, contributed: Indices) -> None:
         """The residual becomes acc, with zero at the indices that contributed to the update."""
 
+    def read_residual(self) -> Values:
+        """A copy of the residual, on the host."""
+
+    def load_residual(self, values: Values) -> None:
+        """The residual takes these values."""
+
 
 class NumpyAccumulator:
     """An Accumulator in host memory; residual and spare are float32 or float64 arrays of n."""
@@ -88,6 +94,12 @@ class NumpyAccumulator:
     def commit(self, contributed: Indices) -> None:
         self._acc[contributed] = 0
         self.residual, self._acc = self._acc, self.residual
+
+    def read_residual(self) -> Values:
+        return self.residual.copy()
+
+    def load_residual(self, values: Values) -> None:
+        self.residual[:] = values
 
 
 def _chunks(length: int) -> Iterator[tuple[int, int]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 Counts = NDArray[np.int64]
+TransportName = Literal["auto", "mpi", "horovod"]
 
 
 class Transport(Protocol):

@@ -11,13 +11,13 @@ import torch
 
 from ..core.accumulator import Accumulator, NumpyAccumulator
 from ..core.sparse import Indices, SparseVector, Values
-from .layout import Layout
+from .layout import TorchLayout
 
 CHUNK = 1 << 24
 """Elements selected at a time: bounds the temporaries, and is plenty for one kernel."""
 
 
-def make_accumulator(layout: Layout) -> Any:
+def make_accumulator(layout: TorchLayout) -> Any:
     """The accumulator for the layout's device."""
     if layout.device.type == "cpu":
         return NumpyAccumulator(layout.n, layout.dtype)
@@ -62,6 +62,13 @@ class TorchAccumulator:
     def commit(self, contributed: Indices) -> None:
         self._acc[torch.from_numpy(contributed).to(self._acc.device)] = 0
         self.residual, self._acc = self._acc, self.residual
+
+    def read_residual(self) -> Values:
+        values: Values = self.residual.cpu().numpy().copy()
+        return values
+
+    def load_residual(self, values: Values) -> None:
+        self.residual.copy_(torch.from_numpy(values))
 
 
 def _conforms(accumulator: TorchAccumulator) -> Accumulator:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..common.reducer import FlatReducer
 from ..errors import PluginError
 from .registry import reducer_of
 
@@ -51,8 +52,7 @@ def _wrap_unscale(unscale: Callable[..., None]) -> Callable[..., None]:
         if reducer is not None and self.is_enabled():
             _require_synchronized(optimizer)
             reducer.scaler = self
-            if reducer.residual_scale is None:
-                reducer.residual_scale = float(self.get_scale())
+            reducer.when_flat(functools.partial(_settle_unit, float(self.get_scale())))
         unscale(self, optimizer)
     return wrapped
 
@@ -64,6 +64,12 @@ def _wrap_step(step: Callable[..., Any]) -> Callable[..., Any]:
             _require_synchronized(optimizer)
         return step(self, optimizer, *args, **kwargs)
     return wrapped
+
+
+def _settle_unit(scale: float, flat: FlatReducer) -> None:
+    """The first step's residual was taken before its scaler was known."""
+    if flat.residual_scale is None:
+        flat.residual_scale = scale
 
 
 def _require_synchronized(optimizer: Any) -> None:

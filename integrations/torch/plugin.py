@@ -20,9 +20,10 @@ import horovod.torch.optimizer as stock
 
 import torch
 
+from ..common.checks import check_arguments, check_horovod, refuse_join
 from ..core.report import StepReport
 from ..errors import PluginError
-from ..options import OkTopk
+from ..options import as_options
 from .reducer import Reducer
 from .registry import reducer_of, register
 from .state import attach_state
@@ -45,15 +46,15 @@ def install() -> None:
     """Wraps Horovod's names; once. Raises PluginError where this Horovod is not the one that is known."""
     if getattr(stock, "_oktopk_installed", False):
         return
-    _check_horovod()
     cls = stock._DistributedOptimizer
+    check_horovod(horovod.__version__, {getattr(cls, name): takes for name, takes in _SIGNATURES.items()})
     cls.__init__ = _wrap_init(cls.__init__)
     cls._allreduce_grad_async = _wrap_allreduce(cls._allreduce_grad_async)
     cls._grouped_allreduce_grad_async = _wrap_grouped_allreduce(cls._grouped_allreduce_grad_async)
     adasum = stock._DistributedAdasumOptimizer
     adasum.__init__ = _wrap_adasum(adasum.__init__)
     stock.synchronize = _wrap_synchronize(stock.synchronize)
-    hvd.join = hvd.mpi_ops.join = _wrap_join(hvd.join)
+    hvd.join = hvd.mpi_ops.join = refuse_join(lambda: len(_live) > 0, hvd.join)
     stock._oktopk_installed = True
 
 
@@ -69,29 +70,19 @@ def step_report(optimizer: torch.optim.Optimizer) -> StepReport | None:
     return reducer.report
 
 
-def _check_horovod() -> None:
-    advice = "this version of horovod_oktopk supports Horovod 0.28"
-    if not horovod.__version__.startswith("0.28"):
-        raise PluginError(f"{advice}; found {horovod.__version__}")
-    for name, expected in _SIGNATURES.items():
-        found = list(inspect.signature(getattr(stock._DistributedOptimizer, name)).parameters)
-        if found != expected:
-            raise PluginError(f"{advice}; its _DistributedOptimizer.{name} should take {expected}, and takes {found}")
-
-
 def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(init)
 
     @functools.wraps(init)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
         call = signature.bind(self, *args, **kwargs)
-        options = _as_options(call.arguments["compression"])
+        options = as_options(call.arguments["compression"])
         if options is None:
             init(*call.args, **call.kwargs)
             return
         call.arguments["compression"] = options
         call.apply_defaults()
-        _check_arguments(call.arguments["op"], call.arguments["process_set"])
+        check_arguments(hvd, call.arguments["op"], call.arguments["process_set"])
         init(*call.args, **call.kwargs)
         reducer = Reducer(self, options)
         register(self, reducer)
@@ -103,22 +94,6 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
             logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own traffic, and has no effect on OkTopk")
 
     return wrapped
-
-
-def _as_options(compression: Any) -> OkTopk | None:
-    """Options of ours (plain `OkTopk` takes the defaults), or None for anything else."""
-    if isinstance(compression, type) and issubclass(compression, OkTopk):
-        return compression()
-    return compression if isinstance(compression, OkTopk) else None
-
-
-def _check_arguments(op: Any, process_set: Any) -> None:
-    if op not in (hvd.Average, hvd.Sum):
-        raise PluginError(f"OkTopk works with op=hvd.Average or op=hvd.Sum; got op={op!r}"
-                          + (" (Adasum)" if op == hvd.Adasum else ""))
-    if not process_set.included():
-        raise PluginError(f"rank {hvd.rank()} is not in the process set {process_set.ranks} of its optimizer; "
-                          "build the optimizer on the ranks of the set only")
 
 
 def _wrap_allreduce(allreduce: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,19 +139,8 @@ def _wrap_adasum(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
-        if _as_options(signature.bind(self, *args, **kwargs).arguments["compression"]) is not None:
-            _check_arguments(hvd.Adasum, hvd.global_process_set)
+        if as_options(signature.bind(self, *args, **kwargs).arguments["compression"]) is not None:
+            check_arguments(hvd, hvd.Adasum, hvd.global_process_set)
         init(self, *args, **kwargs)
-
-    return wrapped
-
-
-def _wrap_join(join: Callable[..., int]) -> Callable[..., int]:
-    @functools.wraps(join)
-    def wrapped(*args: Any, **kwargs: Any) -> int:
-        if len(_live):
-            raise PluginError("hvd.join() cannot be used with OkTopk: the ranks that go on would wait for this one. "
-                              "Give every rank the same number of batches instead")
-        return join(*args, **kwargs)
 
     return wrapped

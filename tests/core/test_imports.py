@@ -73,7 +73,7 @@ def test_the_neutral_package_imports_no_framework(path):
         assert not roots(path) & (HEAVY - {"mpi4py"})
         assert not any(within(name, f"{PACKAGE}.{framework}") for name in ours(path)
                        for framework in ("torch", "tensorflow"))
-    assert "mpi4py" not in roots(path) or path.name in ("mpi.py", "__main__.py")
+    assert "mpi4py" not in roots(path) or path.name in ("mpi.py", "connect.py", "__main__.py")
 
 
 @pytest.mark.parametrize("path", files("integrations"))

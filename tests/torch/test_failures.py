@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.torch.launch import horovodrun
+from tests.launch import horovodrun
 
 
 @pytest.mark.parametrize("how", ["killed", "raising"])

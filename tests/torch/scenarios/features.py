@@ -9,7 +9,6 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from tests.torch import scenarios
 from tests.torch.scenarios.common import (
     DENSE,
     assert_equal_everywhere,
@@ -46,37 +45,6 @@ def assert_like_stock(**how: Any) -> None:
     stock, ours = train(hvd.Compression.none, **how), train(DENSE, **how)
     assert np.abs(stock).max() > 1
     np.testing.assert_allclose(ours, stock, rtol=1e-5, atol=1e-4)
-
-
-def check_average() -> None:
-    assert_like_stock()
-
-
-def check_sum_is_exact() -> None:
-    how = {"arguments": lambda _: {"op": hvd.Sum}}
-    assert np.array_equal(train(DENSE, **how), train(hvd.Compression.none, **how))
-
-
-def check_gradient_predivide_factor() -> None:
-    assert_like_stock(arguments=lambda _: {"gradient_predivide_factor": 4.0})
-
-
-def check_groups_by_number() -> None:
-    assert_like_stock(arguments=lambda _: {"groups": 2})
-
-
-def check_groups_by_list() -> None:
-    assert_like_stock(arguments=lambda params: {"groups": [[params["d"], params["a.bias"]], [params["b.weight"]]]})
-
-
-def check_backward_passes_per_step() -> None:
-    def take_step(optimizer: Any, params: Params, step: int) -> None:
-        optimizer.zero_grad()
-        for i in range(3):
-            backward(params, gradients(3 * step + i, hvd.rank()))
-        optimizer.step()
-
-    assert_like_stock(take_step=take_step, arguments=lambda _: {"backward_passes_per_step": 3})
 
 
 def check_synchronize_and_clip() -> None:
@@ -122,17 +90,6 @@ def check_zero_grad_before_step_is_refused_as_in_stock() -> None:
     else:
         raise AssertionError("zero_grad() between backward() and step() was let through")
     optimizer.step()
-
-
-def check_process_set() -> None:
-    if hvd.size() == 1:
-        return
-    mine = scenarios.SETS[0] if hvd.rank() < hvd.size() - 1 else scenarios.SETS[1]
-    params = parameters()
-    optimizer = distribute(params, DENSE, op=hvd.Sum, process_set=mine)
-    plain_step(optimizer, params, 0)
-    total = sum(flat(gradients(0, rank)) for rank in mine.ranks)
-    assert np.array_equal(flat(params), -total)
 
 
 def check_a_gradient_missing_on_one_rank_or_on_all() -> None:
@@ -222,19 +179,6 @@ def check_a_sparse_gradient_missing_on_some_ranks() -> None:
     assert embedding.weight.detach()[:4, 0].tolist() == [-float(hvd.size()), -1.0, -1.0, 0.0]
 
 
-def check_half_precision_parameters() -> None:
-    for dtype in (torch.float16, torch.bfloat16):
-        params = parameters(dtype)
-        optimizer = distribute(params, DENSE, op=hvd.Sum)
-        optimizer.zero_grad()
-        backward(params, gradients(0, hvd.rank(), dtype))
-        optimizer.step()
-        assert_equal_everywhere(params.values())
-        for name, p in params.items():
-            total = sum(gradients(0, rank)[name] for rank in range(hvd.size()))
-            assert torch.equal(p.detach(), -total.to(dtype))
-
-
 def check_non_contiguous_gradients() -> None:
     values = [torch.randint(-9, 9, (4, 3, 2, 2), generator=torch.Generator().manual_seed(rank)).float()
               for rank in range(hvd.size())]
@@ -246,28 +190,6 @@ def check_non_contiguous_gradients() -> None:
         assert not weight.grad.is_contiguous()
         optimizer.step()
     assert torch.equal(weight.detach(), -2 * sum(values))
-
-
-def check_two_optimizers() -> None:
-    first, second = parameters(), parameters()
-    optimizers = [distribute(first, DENSE, op=hvd.Sum), distribute(second, DENSE, op=hvd.Sum)]
-    for step in range(2):
-        for params, optimizer in zip((first, second), optimizers, strict=True):
-            optimizer.zero_grad()
-            backward(params, gradients(step + (params is second) * 50, hvd.rank()))
-        for optimizer in optimizers:
-            optimizer.step()
-    for params, offset in ((first, 0), (second, 50)):
-        total = sum(flat(gradients(step + offset, rank)) for step in range(2) for rank in range(hvd.size()))
-        assert np.array_equal(flat(params), -total)
-
-
-def check_other_compressions_are_left_alone() -> None:
-    for compression in (hvd.Compression.fp16, hvd.Compression.none):
-        params = parameters()
-        plain_step(distribute(params, compression, op=hvd.Sum), params, 0)
-        total = sum(flat(gradients(0, rank)) for rank in range(hvd.size()))
-        assert np.array_equal(flat(params), -total)
 
 
 def check_broadcast_of_parameters_and_state() -> None:

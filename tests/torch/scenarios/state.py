@@ -10,10 +10,8 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from horovod_oktopk import OptionError
-from horovod_oktopk.torch import OkTopk, gather_state_dict, step_report
+from horovod_oktopk.torch import OkTopk, step_report
 from tests.torch.scenarios.common import (
-    N,
     backward,
     distribute,
     everywhere,
@@ -65,45 +63,6 @@ def check_a_resumed_run_gives_the_same_bits() -> None:
     assert np.array_equal(flat(resumed), uninterrupted())
 
 
-def check_a_gathered_checkpoint_resumes_with_the_same_bits() -> None:
-    params = parameters()
-    optimizer = distribute(params, OPTIONS)
-    take_steps(optimizer, params, range(6))
-    state = gather_state_dict(optimizer)
-    assert len(state["horovod_oktopk"]) == (hvd.size() if hvd.rank() == 0 else 1)
-    state = hvd.broadcast_object(state, root_rank=0)
-    resumed = {name: torch.nn.Parameter(p.detach().clone()) for name, p in params.items()}
-    fresh = distribute(resumed, OPTIONS)
-    fresh.load_state_dict(through_a_file(state))
-    take_steps(fresh, resumed, range(6, 12))
-    assert np.array_equal(flat(resumed), uninterrupted())
-
-
-def check_the_sum_of_residuals_survives_another_number_of_ranks() -> None:
-    for former in (hvd.size() + 2, max(1, hvd.size() - 1)):
-        if former == hvd.size():
-            continue
-        params = parameters()
-        optimizer = distribute(params, OPTIONS, op=hvd.Sum)
-        state = optimizer.state_dict()
-        rng = np.random.default_rng(7)
-        held = rng.integers(-9, 10, (former, N)).astype(np.float32)
-        state["horovod_oktopk"] = [
-            {"rank": rank, "size": former, "process": "another", "residual": torch.from_numpy(held[rank]),
-             "residual_scale": None, "algorithm": {"step": 5, "local_threshold": 1.0, "global_threshold": 1.0,
-                                                   "boundaries": list(range(former + 1))}} for rank in range(former)]
-        optimizer.load_state_dict(state)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            optimizer.zero_grad()
-            backward(params, {name: torch.zeros_like(p) for name, p in params.items()})
-            optimizer.step()
-        assert any("the sum of the residuals is kept" in str(w.message) for w in caught)
-        assert step_report(optimizer).step == 6
-        residual = optimizer.state_dict()["horovod_oktopk"][0]["residual"].numpy()
-        assert np.array_equal(sum(everywhere(residual)) - flat(params), held.sum(axis=0))
-
-
 def check_a_checkpoint_of_rank_0_alone_is_not_multiplied() -> None:
     params = parameters()
     optimizer = distribute(params, OPTIONS)
@@ -130,20 +89,6 @@ def check_what_was_loaded_is_saved_again_before_the_first_step() -> None:
     again = fresh.state_dict()["horovod_oktopk"][0]
     assert torch.equal(again["residual"], state["horovod_oktopk"][0]["residual"])
     assert again["algorithm"]["step"] == 2
-
-
-def check_a_checkpoint_of_another_model_is_refused() -> None:
-    params = parameters()
-    optimizer = distribute(params, OPTIONS)
-    take_steps(optimizer, params, range(1))
-    state = optimizer.state_dict()
-    state["horovod_oktopk"][0]["residual"] = torch.zeros(3)
-    try:
-        optimizer.load_state_dict(state)
-    except OptionError as error:
-        assert f"has 3 elements; these parameters have {N}" in str(error)
-    else:
-        raise AssertionError("a residual of the wrong length was taken")
 
 
 def check_elastic_state_restores_residual_and_counter() -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.scenarios import names
+
+ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 
 
@@ -55,3 +60,15 @@ def _end(job: subprocess.Popen[str]) -> None:
         job.wait(timeout=20)
     except subprocess.TimeoutExpired:
         os.killpg(job.pid, signal.SIGKILL)
+
+
+@functools.cache
+def outcomes(framework: str, backend: str, size: int, **variables: str) -> dict[str, str | None]:
+    """What became of every scenario of a framework, in one job: None, or what went wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.json")
+        job = horovodrun(backend, size, "-m", "tests.worker", framework, str(report), extra=variables)
+        found: dict[str, str | None] = json.loads(report.read_text()) if report.exists() else {}
+    for name in names(framework):
+        found.setdefault(name, f"did not run; the job ended with status {job.returncode}:\n{job.output[-6000:]}")
+    return found

@@ -1,0 +1,44 @@
+"""What every integration checks before it takes a place of Horovod's."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import PluginError
+
+ADVICE = "this version of horovod_oktopk supports Horovod 0.28"
+
+
+def check_horovod(version: str, signatures: Mapping[Callable[..., Any], list[str]]) -> None:
+    """Raises PluginError where this Horovod is not the one that is known.
+
+    signatures: the parameters that each function of Horovod is expected to take.
+    """
+    if not version.startswith("0.28"):
+        raise PluginError(f"{ADVICE}; found {version}")
+    for function, expected in signatures.items():
+        found = list(inspect.signature(function).parameters)
+        if found != expected:
+            raise PluginError(f"{ADVICE}; its {function.__qualname__} should take {expected}, and takes {found}")
+
+
+def check_arguments(hvd: Any, op: Any, process_set: Any) -> None:
+    """Raises PluginError where op or process_set is one that cannot be served. hvd: a framework's Horovod."""
+    if op not in (hvd.Average, hvd.Sum):
+        raise PluginError(f"OkTopk works with op=hvd.Average or op=hvd.Sum; got op={op!r}"
+                          + (" (Adasum)" if op == hvd.Adasum else ""))
+    if not process_set.included():
+        raise PluginError(f"rank {hvd.rank()} is not in the process set {process_set.ranks} of its optimizer; "
+                          "build the optimizer on the ranks of the set only")
+
+
+def refuse_join(in_use: Callable[[], bool], join: Callable[..., Any]) -> Callable[..., Any]:
+    """hvd.join, refused while a reduction of ours is in use."""
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if in_use():
+            raise PluginError("hvd.join() cannot be used with OkTopk: the ranks that go on would wait for this one. "
+                              "Give every rank the same number of batches instead")
+        return join(*args, **kwargs)
+    return wrapped

@@ -1,0 +1,44 @@
+"""Where every parameter's gradient lies in the one flat vector: the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from ..core.sparse import SparseVector
+from ..core.wire import MAX_ELEMENTS
+from ..errors import OptionError
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+class Layout:
+    """The flat view over gradients, in the given order.
+
+    entries: name, shape and dtype's name of each.
+    n: elements in all. offsets: int64, shape (number of gradients + 1,). dtype: what the residual is kept
+    in: float64 if any gradient is, float32 otherwise.
+    Raises OptionError for a dtype other than DTYPES, and for too many elements.
+    """
+
+    def __init__(self, entries: Iterable[tuple[str, tuple[int, ...], str]]) -> None:
+        self.entries = tuple(entries)
+        lengths = [int(np.prod(shape, dtype=np.int64)) for _, shape, _ in self.entries]
+        self.offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        self.n = int(self.offsets[-1])
+        self.dtype = np.dtype(np.float64 if any(dtype == "float64" for _, _, dtype in self.entries) else np.float32)
+        for name, _, dtype in self.entries:
+            if dtype not in DTYPES:
+                raise OptionError(f"the gradient of '{name}' must be one of {DTYPES}; got {dtype}")
+        if self.n >= MAX_ELEMENTS:
+            raise OptionError(f"at most {MAX_ELEMENTS - 1} gradient elements can be reduced at once; got {self.n}")
+
+    def describe(self) -> list[str]:
+        """One line for each gradient: what must be equal on all ranks."""
+        return [f"parameter {name}: shape {shape}, {dtype}" for name, shape, dtype in self.entries]
+
+    def parts(self, update: SparseVector) -> Iterator[SparseVector]:
+        """The update's part of each gradient; indices from the gradient's own start."""
+        for offset, part in zip(self.offsets[:-1], update.split(self.offsets), strict=True):
+            yield SparseVector(part.indices - offset, part.values)

@@ -1,0 +1,13 @@
+"""Ok-Topk inside horovod.tensorflow: importing this module makes `compression=OkTopk(...)` work in its tapes
+and optimizers, and in those of horovod.tensorflow.keras. For Keras 3, see `horovod_oktopk.tensorflow.keras`."""
+
+from ..options import OkTopk
+from . import amp, plugin, state
+from .plugin import set_density, step_report
+from .state import load_state, save_state
+
+plugin.install()
+amp.install()
+state.install()
+
+__all__ = ["OkTopk", "load_state", "save_state", "set_density", "step_report"]

@@ -1,0 +1,19 @@
+"""Distributed training with Keras' `model.fit`: one script for Keras 3 and for tf-keras.
+
+Under Keras 3, which Horovod's own optimizer and callbacks cannot drive, these are ours; under tf-keras
+(TF_USE_LEGACY_KERAS=1) they are Horovod's.
+"""
+
+from ...options import OkTopk
+from .. import load_state, save_state, set_density, step_report
+from ..versions import KERAS_3
+from . import callbacks
+
+if KERAS_3:
+    from .optimizer import DistributedOptimizer, install, load_model
+    install()
+else:
+    from horovod.tensorflow.keras import DistributedOptimizer, load_model  # type: ignore[no-redef]
+
+__all__ = ["DistributedOptimizer", "OkTopk", "callbacks", "load_model", "load_state", "save_state", "set_density",
+           "step_report"]

@@ -1,0 +1,162 @@
+"""Keras 3: an optimizer that reduces gradients before it applies them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+from horovod.tensorflow.gradient_aggregation_eager import LocalGradientAggregationHelperEager
+
+import tensorflow as tf
+
+from ...errors import PluginError
+from ..registry import Reductions, tensor_of
+from ..versions import KERAS
+
+
+def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.none,  # noqa: N802 (Horovod's name)
+                         op: Any = hvd.Average, sparse_as_dense: bool = False, backward_passes_per_step: int = 1,
+                         average_aggregated_gradients: bool = False, process_set: Any = hvd.global_process_set,
+                         scale_local_gradients: bool = True) -> Any:
+    """Makes a Keras 3 optimizer reduce gradients over the ranks, and returns it: it is changed in place.
+
+    compression: OkTopk(...), or one of Horovod's for a dense allreduce. The other arguments are those of
+    horovod.tensorflow.keras.DistributedOptimizer. A saved model holds the plain optimizer; see `load_model`.
+    Raises PluginError for what is not a Keras 3 optimizer, or is distributed already.
+    """
+    if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
+        raise PluginError(f"expected an optimizer of {KERAS}; got {optimizer!r}")
+    if is_distributed(optimizer):
+        raise PluginError(f"{type(optimizer).__name__} is distributed already")
+    plain = type(optimizer)
+    optimizer.__class__ = type(plain.__name__, (_Distributed, plain), {"__module__": plain.__module__})
+    optimizer._allreduce_grads = hvd._make_allreduce_grads_fn(
+        f"Distributed{plain.__name__}", "", "", compression, sparse_as_dense, op, 1.0, None, process_set)
+    optimizer._aggregation = None if backward_passes_per_step == 1 else LocalGradientAggregationHelperEager(
+        backward_passes_per_step, optimizer._allreduce_grads, sparse_as_dense, average_aggregated_gradients,
+        process_set, scale_local_gradients)
+    optimizer._process_set, optimizer._scale_local_gradients = process_set, scale_local_gradients
+    optimizer._local_vars, optimizer._is_reduced = set(), False
+    return optimizer
+
+
+def load_model(filepath: Any, custom_objects: Any = None, **arguments: Any) -> Any:
+    """keras.models.load_model, with the optimizer made distributed; arguments: those of DistributedOptimizer."""
+    model = tf.keras.models.load_model(filepath, custom_objects=custom_objects)
+    if model.optimizer is None:
+        raise PluginError(f"the model in {filepath} has no optimizer: compile it with a distributed one")
+    DistributedOptimizer(model.optimizer, **arguments)
+    model.jit_compile = False
+    return model
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """Whether an optimizer, or the one inside it that loss scaling has wrapped, reduces gradients."""
+    return any(isinstance(each, _Distributed) for each in (optimizer, getattr(optimizer, "inner_optimizer", None)))
+
+
+def install() -> None:
+    """Wraps Keras' names: what a distributed optimizer cannot see from inside."""
+    keras = tf.keras
+    scaling = keras.mixed_precision.LossScaleOptimizer
+    if not hasattr(scaling.apply, "_oktopk_installed"):
+        scaling.apply = _wrap_scaled_apply(scaling.apply)
+        keras.Model.compile = _wrap_compile(keras.Model.compile)
+
+
+class _Distributed:
+    """Comes before a Keras optimizer's own class."""
+
+    _allreduce_grads: Any
+    _aggregation: Any
+    _process_set: Any
+    _scale_local_gradients: bool
+    _local_vars: set[Any]
+    _is_reduced: bool
+
+    def register_local_var(self: Any, variable: Any) -> None:
+        """The gradient of this variable is not reduced (but divided by P, if scale_local_gradients)."""
+        if self._aggregation is not None:
+            self._aggregation.register_local_var(tensor_of(variable))
+        self._local_vars.add(tensor_of(variable).ref())
+
+    def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        """Reduces the gradients, and applies them."""
+        update = super().apply  # type: ignore[misc]
+        if self._is_reduced:
+            update(grads, trainable_variables)
+            return
+        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        if not self.built:
+            self.build(variables)
+        reduced = self.reduce(grads, variables)
+        if self._aggregation is None:
+            update(reduced, variables)
+        else:
+            tf.cond(tf.equal(self._aggregation.counter, 0), lambda: _nothing(update(reduced, variables)), _nothing)
+
+    def reduce(self: Any, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """The gradients, reduced but for those of local variables."""
+        if self._aggregation is not None:
+            return list(self._aggregation.compute_gradients(tuple(grads), tuple(map(tensor_of, variables))))
+        reduced = list(grads)
+        shared = [i for i, v in enumerate(variables) if tensor_of(v).ref() not in self._local_vars]
+        given = [variables[i] for i in shared]
+        if not isinstance(self._allreduce_grads, Reductions):  # Horovod's own does not know Keras 3's variables
+            given = [tensor_of(variable) for variable in given]
+        outputs = self._allreduce_grads([grads[i] for i in shared], given)
+        for index, output in zip(shared, outputs, strict=True):
+            reduced[index] = output
+        if self._scale_local_gradients:
+            for index in set(range(len(reduced))) - set(shared):
+                if reduced[index] is not None:
+                    reduced[index] = reduced[index] / self._process_set.size()
+        return reduced
+
+
+def _nothing(*_: Any) -> tf.Tensor:
+    return tf.constant(0)
+
+
+def _wrap_scaled_apply(apply: Callable[..., None]) -> Callable[..., None]:
+    """A loss-scaling optimizer around ours: gradients are reduced before each rank looks for overflow, not after."""
+    @functools.wraps(apply)
+    def wrapped(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        inner = self.inner_optimizer
+        if not isinstance(inner, _Distributed):
+            apply(self, grads, trainable_variables)
+            return
+        if inner._aggregation is not None:
+            raise PluginError("backward_passes_per_step needs DistributedOptimizer(LossScaleOptimizer(...)), not the "
+                              "other way round")
+        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        reduced = inner.reduce(grads, variables)
+        inner._is_reduced = True
+        try:
+            apply(self, reduced, variables)
+        finally:
+            inner._is_reduced = False
+
+    wrapped._oktopk_installed = True  # type: ignore[attr-defined]
+    return wrapped
+
+
+def _wrap_compile(compile_model: Callable[..., None]) -> Callable[..., None]:
+    """Model.compile, where jit_compile="auto" must not choose XLA, which cannot compile a collective."""
+    signature = inspect.signature(compile_model)
+
+    @functools.wraps(compile_model)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
+        call = signature.bind(self, *args, **kwargs)
+        call.apply_defaults()
+        if is_distributed(call.arguments["optimizer"]):
+            if call.arguments["jit_compile"] not in ("auto", False, None):
+                raise PluginError("XLA cannot compile a training step that reduces gradients: use "
+                                  "model.compile(..., jit_compile=False), or 'auto'")
+            call.arguments["jit_compile"] = False
+        compile_model(*call.args, **call.kwargs)
+
+    return wrapped

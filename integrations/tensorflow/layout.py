@@ -1,0 +1,61 @@
+"""The flat vector's parts as NumPy arrays that TensorFlow shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import tensorflow as tf
+
+from ..common.layout import Layout
+from ..core.sparse import SparseVector
+
+Array = NDArray[Any]
+ALIGNMENT = 64
+"""Bytes. TensorFlow copies what is aligned to less."""
+
+
+class TensorLayout(Layout):
+    """The flat view over dense gradients."""
+
+    def pieces(self, gradients: Sequence[Array]) -> Iterator[tuple[int, Array]]:
+        """The gradients as (offset, flat array)."""
+        for offset, gradient, (_, _, dtype) in zip(self.offsets[:-1], gradients, self.entries, strict=True):
+            flat = gradient.reshape(-1)
+            if dtype == "bfloat16":  # NumPy has none: converted in parts, so that no copy of n is made
+                for start in range(0, len(flat), 1 << 20):
+                    yield int(offset) + start, flat[start:start + (1 << 20)].astype(np.float32)
+            else:
+                yield int(offset), flat
+
+    def representable(self, update: SparseVector) -> bool:
+        """Whether every value is finite in the dtype of its gradient (float16 overflows early)."""
+        with np.errstate(over="ignore"):
+            return all(bool(np.isfinite(part.values.astype(_numpy(dtype)).astype(np.float64)).all())
+                       for part, (_, _, dtype) in zip(self.parts(update), self.entries, strict=True))
+
+    def write(self, update: SparseVector | None) -> list[Array]:
+        """The update as dense arrays; all NaN where there is none."""
+        if update is None:
+            return [np.full(shape, np.nan, _numpy(dtype)) for _, shape, dtype in self.entries]
+        outputs = []
+        for part, (_, shape, dtype) in zip(self.parts(update), self.entries, strict=True):
+            out = aligned_zeros(shape, _numpy(dtype))
+            out.reshape(-1)[part.indices] = part.values
+            outputs.append(out)
+        return outputs
+
+
+def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """An array that TensorFlow can take over without a copy."""
+    length = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    buffer = np.zeros(length + ALIGNMENT, np.uint8)
+    start = -buffer.ctypes.data % ALIGNMENT
+    return buffer[start:start + length].view(dtype).reshape(shape)
+
+
+def _numpy(dtype: str) -> np.dtype[Any]:
+    return np.dtype(tf.as_dtype(dtype).as_numpy_dtype)

@@ -1,0 +1,150 @@
+"""Where the plugin meets horovod.tensorflow: the few names of Horovod that are wrapped, and nothing else.
+
+Tapes, optimizers and Horovod's Keras all ask `_make_allreduce_grads_fn` for what reduces their gradients.
+Every wrapper leaves other compressions alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import horovod
+import horovod._keras as stock_keras
+import horovod.tensorflow as hvd
+
+from ..common.checks import check_arguments, check_horovod, refuse_join
+from ..core.report import StepReport
+from ..errors import PluginError
+from ..options import as_options
+from .registry import Reductions, in_use, reducers_of, reductions_for, reductions_of, tensor_of, variables_of
+from .versions import KERAS
+
+logger = logging.getLogger("horovod_oktopk")
+
+_MAKE = ["name", "device_dense", "device_sparse", "compression", "sparse_as_dense", "op", "gradient_predivide_factor",
+         "groups", "process_set"]
+_GRADIENT = ["self", "target", "sources", "output_gradients", "use_generic_names"]
+
+
+def install() -> None:
+    """Wraps Horovod's names; once. Raises PluginError where this Horovod is not the one that is known."""
+    if getattr(hvd, "_oktopk_installed", False):
+        return
+    tape, adasum = hvd._DistributedGradientTape, hvd._DistributedAdasumOptimizer
+    check_horovod(horovod.__version__, {hvd._make_allreduce_grads_fn: _MAKE, tape.gradient: _GRADIENT})
+    hvd._make_allreduce_grads_fn = _wrap_make(hvd._make_allreduce_grads_fn)
+    hvd.DistributedOptimizer = _wrap_optimizer(hvd.DistributedOptimizer)
+    tape.gradient = _wrap_gradient(tape.gradient)
+    adasum.__init__ = _wrap_adasum(adasum.__init__)
+    stock_keras.create_distributed_optimizer = _wrap_create(stock_keras.create_distributed_optimizer)
+    hvd.join = hvd.mpi_ops.join = refuse_join(in_use, hvd.join)
+    hvd._oktopk_installed = True
+
+
+def step_report(target: Any) -> StepReport | None:
+    """What the last reduction did on this rank; None before the first.
+
+    target: an optimizer or a model; for gradients of a tape, the model, or the list of variables.
+    Where it has several reductions, the report is of the one that has taken most steps.
+    Raises PluginError for an optimizer that was not made with `compression=OkTopk(...)`.
+    """
+    if reductions_of(target) is None and not variables_of(target):
+        raise PluginError(f"{target!r} was not made with compression=OkTopk(...), so it has no step report")
+    reports = (reducer.flat.report for reducer in reducers_of(target))
+    return max((report for report in reports if report), key=attrgetter("step"), default=None)
+
+
+def set_density(target: Any, density: float) -> None:
+    """From the next step on, another fraction of the elements is selected; see `step_report` for the target.
+
+    All ranks must set it before the same step. Raises PluginError where nothing was made with
+    `compression=OkTopk(...)`, OptionError where the density is not allowed, or k was given.
+    """
+    reductions = reductions_of(target)
+    changed: list[Any] = [reductions] if reductions else [reducer.flat for reducer in reducers_of(target)]
+    if not changed:
+        raise PluginError(f"{target!r} has no reduction made with compression=OkTopk(...), or none yet")
+    for each in changed:
+        each.set_density(density)
+
+
+def _wrap_make(make: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        asked = signature.bind(*args, **kwargs).arguments
+        options = as_options(asked["compression"])
+        if options is None:
+            return make(*args, **kwargs)
+        if os.environ.get("HOROVOD_AUTOTUNE") == "1":
+            logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own traffic, and has no effect on OkTopk")
+        sparse = make(**{**asked, "compression": hvd.Compression.none, "groups": None})
+        return reductions_for(asked["name"], options, asked["op"], asked["process_set"], asked["sparse_as_dense"],
+                              sparse)
+
+    return wrapped
+
+
+def _wrap_optimizer(make: Callable[..., Any]) -> Callable[..., Any]:
+    """hvd.DistributedOptimizer, which does not hand op and groups on to Keras optimizers."""
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        asked = call.arguments
+        if as_options(asked.get("compression")) is None or isinstance(asked["optimizer"], hvd._LegacyOptimizer):
+            return make(*args, **kwargs)
+        import horovod.tensorflow.keras as hvd_keras
+        check_arguments(hvd, asked.get("op", hvd.Average), asked.get("process_set", hvd.global_process_set))
+        asked.pop("use_locking", None)
+        return hvd_keras.DistributedOptimizer(**asked)
+
+    return wrapped
+
+
+def _wrap_gradient(gradient: Callable[..., Any]) -> Callable[..., Any]:
+    """A tape's gradient, which does not know Keras 3's variables."""
+    @functools.wraps(gradient)
+    def wrapped(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self._allreduce_grads, Reductions):
+            sources = [tensor_of(source) for source in sources]
+        return gradient(self, target, sources, *args, **kwargs)
+
+    return wrapped
+
+
+def _wrap_adasum(init: Callable[..., None]) -> Callable[..., None]:
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
+        if as_options(signature.bind(self, *args, **kwargs).arguments.get("compression")) is not None:
+            check_arguments(hvd, hvd.Adasum, hvd.global_process_set)
+        init(self, *args, **kwargs)
+
+    return wrapped
+
+
+def _wrap_create(create: Callable[..., Any]) -> Callable[..., Any]:
+    """What makes Horovod's Keras optimizers: Keras 3 would never call them."""
+    signature = inspect.signature(create)
+
+    @functools.wraps(create)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        asked = signature.bind(*args, **kwargs).arguments
+        if as_options(asked["compression"]) is not None and not hasattr(asked["optimizer"], "_compute_gradients") \
+                and not hasattr(asked["optimizer"], "compute_gradients"):
+            raise PluginError(f"{KERAS} does not call Horovod's optimizer, and ranks would train apart. Use "
+                              "horovod_oktopk.tensorflow.keras.DistributedOptimizer, which is made for it, or "
+                              "tf-keras (TF_USE_LEGACY_KERAS=1)")
+        return create(*args, **kwargs)
+
+    return wrapped

@@ -1,0 +1,119 @@
+"""One reduction: gradient tensors → one flat accumulator → one sparse update → gradient tensors.
+
+All dense gradients of a step go through one tf.numpy_function, so that each rank communicates in one
+place and in one order, whatever TensorFlow runs side by side.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+from horovod.common.exceptions import HorovodInternalError
+from numpy.typing import NDArray
+
+import tensorflow as tf
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+
+from ..common.reducer import FlatReducer
+from ..core.accumulator import NumpyAccumulator
+from ..errors import PluginError, TransportError
+from ..options import Scheme
+from . import amp
+from .layout import TensorLayout
+from .transport import network
+
+logger = logging.getLogger("horovod_oktopk")
+
+Array = NDArray[Any]
+Lines = tuple[str, ...]
+
+
+class Reducer:
+    """Reduces the gradients of one list of variables; on every rank of the process set."""
+
+    def __init__(self, options: Scheme, op: Any, process_set: Any, names: Sequence[str], gradients: Sequence[Any],
+                 ) -> None:
+        self.lines = describe(names, gradients)
+        layout = TensorLayout((name, tuple(g.shape), g.dtype.name)
+                              for name, g in zip(names, gradients, strict=True) if is_dense(g))
+        extra = [line for line, g in zip(self.lines, gradients, strict=True) if not is_dense(g)]
+        self.flat = FlatReducer(options, op == hvd.Average, layout, NumpyAccumulator(layout.n, layout.dtype),
+                                network(process_set), extra)
+        self.before_step: Callable[[FlatReducer], None] | None = None
+        """Called once, on all ranks, when the next step is taken."""
+        self._layout = layout
+
+    def reduce(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The reduced dense gradients."""
+        scale = amp.scale_of_gradients()
+        return self._call(self._step, [tf.constant(0.0) if scale is None else tf.cast(scale, tf.float32), *gradients])
+
+    def refuse(self, gradients: Sequence[tf.Tensor], lines: Lines, message: str) -> list[tf.Tensor]:
+        """For a step that cannot be taken: it raises PluginError, on ranks that do take it AgreementError."""
+        def step(*_: Array) -> list[Array]:
+            self.flat.refuse(lines, message)
+        return self._call(step, [tf.constant(0.0), *gradients])
+
+    def _step(self, scale: Array, *gradients: Array) -> list[Array]:
+        if self.before_step is not None:
+            action, self.before_step = self.before_step, None
+            action(self.flat)
+        update = self.flat.step(self._layout.pieces(gradients), float(scale) or None, self._layout.representable)
+        with self.flat.writing():
+            return self._layout.write(update)
+
+    def _call(self, step: Callable[..., list[Array]], inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Runs the step on the tensors' values, now or when the graph runs."""
+        if tf.executing_eagerly():
+            return [tf.convert_to_tensor(output) for output in step(*map(np.asarray, inputs))]
+        gradients = inputs[1:]
+        outputs = tf.numpy_function(partial(_guarded, step), inputs, [g.dtype for g in gradients],
+                                    name="HorovodAllreduce_oktopk")
+        for output, gradient in zip(outputs, gradients, strict=True):
+            output.set_shape(gradient.shape)
+        return list(outputs)
+
+
+def _guarded(step: Callable[..., list[Array]], *inputs: Array) -> list[Array]:
+    """The step inside a graph; its errors, as TensorFlow passes them on.
+
+    Elastic training takes up again after an UnknownError that names HorovodAllreduce, and takes any
+    other for success: so failed communication becomes the one, and all else an InvalidArgumentError.
+    """
+    try:
+        return step(*inputs)
+    except (HorovodInternalError, TransportError) as error:
+        raise RuntimeError(f"HorovodAllreduce failed: {error}") from error
+    except Exception as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def describe(names: Sequence[str], gradients: Sequence[Any]) -> Lines:
+    """One line for each variable: what must be the same on all ranks, and at all steps."""
+    return tuple(f"parameter {name}: {_kind(gradient)}" for name, gradient in zip(names, gradients, strict=True))
+
+
+def is_dense(gradient: Any) -> bool:
+    """Whether it has a place in the flat vector."""
+    return gradient is not None and not isinstance(gradient, tf.IndexedSlices)
+
+
+def refuse_xla() -> None:
+    """Raises PluginError inside a function that XLA compiles."""
+    if not tf.executing_eagerly() and GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        raise PluginError("OkTopk cannot work inside a function that XLA compiles, as no Horovod collective of its "
+                          "kind can: use jit_compile=False for the training step (model.compile, tf.function)")
+
+
+def _kind(gradient: Any) -> str:
+    if gradient is None:
+        return "no gradient"
+    shape = tuple(gradient.shape)
+    return f"{'shape' if is_dense(gradient) else 'sparse gradient, shape'} {shape}, {gradient.dtype.name}"
+
+

@@ -1,0 +1,196 @@
+"""Which reductions serve an optimizer, a model, or the variables that tapes differentiate by.
+
+An optimizer has Reductions of its own. Tapes are made anew at every step, so theirs are found by what was
+asked for, and by the variables.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import horovod.tensorflow as hvd
+
+import tensorflow as tf
+
+from ..common import checkpoint
+from ..common.checks import check_arguments
+from ..errors import PluginError
+from ..options import Scheme
+from .reducer import Reducer, describe, is_dense, refuse_xla
+
+_ALL: weakref.WeakSet[Reductions] = weakref.WeakSet()
+_OF_TAPES: dict[Any, Reductions] = {}
+_EXPECTED: list[_Expected] = []
+
+
+class Reductions:
+    """What takes the place of Horovod's allreduce_grads: one Reducer for each list of variables.
+
+    sparse: Horovod's own function, for IndexedSlices.
+    """
+
+    def __init__(self, options: Scheme, op: Any, process_set: Any, sparse_as_dense: bool, sparse: Any) -> None:
+        check_arguments(hvd, op, process_set)
+        self.options = options
+        self.op = op
+        self.process_set = process_set
+        self.reducers: dict[tuple[int, ...], Reducer] = {}
+        """By the identities of the variables, of which none is kept alive."""
+        self._sparse_as_dense = sparse_as_dense
+        self._sparse = sparse
+        _ALL.add(self)
+
+    def __call__(self, grads: Sequence[Any], vars: Sequence[Any] | None = None,
+                 use_generic_names: bool = False) -> list[Any]:
+        """The reduced gradients; None where there is none. vars: the gradients' tf.Variables."""
+        refuse_xla()
+        variables = [tensor_of(v) for v in vars or ()]
+        _check_variables(variables, grads)
+        with tf.name_scope("OkTopkAllreduce"):
+            if self._sparse_as_dense:
+                grads = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
+            outputs = list(grads)
+            dense = [index for index, g in enumerate(grads) if is_dense(g)]
+            reduced = self._reduce([name_of(v) for v in vars or ()], variables, grads, [grads[i] for i in dense])
+            for index, gradient in zip(dense, reduced, strict=True):
+                outputs[index] = gradient
+            slices = [i for i, g in enumerate(grads) if isinstance(g, tf.IndexedSlices)]
+            if slices:
+                with tf.control_dependencies(reduced):  # the roll call comes first: then no rank waits in vain
+                    gathered = self._sparse([grads[i] for i in slices], [variables[i] for i in slices],
+                                            use_generic_names)
+                for index, gradient in zip(slices, gathered, strict=True):
+                    outputs[index] = gradient
+            return outputs
+
+    def _reduce(self, names: list[str], variables: list[Any], grads: Sequence[Any], dense: list[Any]) -> list[Any]:
+        key = tuple(map(id, variables))
+        lines = describe(names, grads)
+        reducer = self.reducers.get(key)
+        if reducer is None:
+            for known, other in self.reducers.items():
+                if set(known) & set(key):
+                    return other.refuse(dense, lines, _other_variables(other.lines, lines))
+            reducer = self._add(key, Reducer(self.options, self.op, self.process_set, names, grads), variables)
+        if reducer.lines != lines:
+            return reducer.refuse(dense, lines, _other_variables(reducer.lines, lines))
+        return reducer.reduce(dense)
+
+    def _add(self, key: tuple[int, ...], reducer: Reducer, variables: list[Any]) -> Reducer:
+        self.reducers[key] = reducer
+        for variable in variables:
+            weakref.finalize(variable, self.reducers.pop, key, None)
+        for expected in _EXPECTED:
+            expected.hand_to(self, reducer, key)
+        return reducer
+
+    def set_density(self, density: float) -> None:
+        """See FlatReducer.set_density; for the reducers that there are, and those to come."""
+        self.options = self.options.with_density(density)
+        for reducer in self.reducers.values():
+            reducer.flat.set_density(density)
+
+
+def reductions_for(name: str, options: Scheme, op: Any, process_set: Any, sparse_as_dense: bool,
+                   sparse: Any) -> Reductions:
+    """New ones for an optimizer; for a tape, those of all tapes of which the same was asked. name: Horovod's."""
+    if "Tape" not in name:
+        return Reductions(options, op, process_set, sparse_as_dense, sparse)
+    key = (type(options), tuple(options.settings().items()), op, process_set.process_set_id, sparse_as_dense)
+    if key not in _OF_TAPES:
+        _OF_TAPES[key] = Reductions(options, op, process_set, sparse_as_dense, sparse)
+    return _OF_TAPES[key]
+
+
+def reductions_of(target: Any) -> Reductions | None:
+    """Of an optimizer, or of a model's; None where there are none."""
+    found = getattr(target, "_allreduce_grads", None)
+    if isinstance(found, Reductions):
+        return found
+    inner = (getattr(target, name, None) for name in ("optimizer", "inner_optimizer", "_optimizer"))
+    return next((found for each in inner if each is not None and (found := reductions_of(each))), None)
+
+
+def reducers_of(target: Any) -> list[Reducer]:
+    """Of an optimizer or a model; or those that tapes have of a model's variables, or of a list of variables."""
+    reductions = reductions_of(target)
+    if reductions is not None:
+        return list(reductions.reducers.values())
+    wanted = {id(variable) for variable in variables_of(target)}
+    return [reducer for each in _OF_TAPES.values() for key, reducer in each.reducers.items() if wanted & set(key)]
+
+
+def variables_of(target: Any) -> list[Any]:
+    """The tf.Variables of a model, or of a list of variables."""
+    if not isinstance(target, list | tuple):
+        target = getattr(target, "trainable_variables", ())
+    return [tensor_of(variable) for variable in target]
+
+
+def expect_state(target: Any, path: Any) -> None:
+    """The target's reducers load their state from a file when they next step: those there are, and those to come."""
+    reductions, variables = reductions_of(target), variables_of(target)
+    if reductions is None and not variables:
+        raise PluginError(f"{target!r} has neither a reduction made with compression=OkTopk(...) nor variables")
+    expected = _Expected(path, weakref.ref(reductions) if reductions else None, [weakref.ref(v) for v in variables])
+    for each in (*_OF_TAPES.values(), *([reductions] if reductions else [])):
+        for key, reducer in each.reducers.items():
+            expected.hand_to(each, reducer, key)
+    _EXPECTED.append(expected)
+
+
+@dataclass
+class _Expected:
+    """A file, and whom its state is for: an optimizer's Reductions, or those of tapes over some variables."""
+
+    path: Any
+    reductions: weakref.ref[Reductions] | None
+    variables: list[weakref.ref[Any]]
+    handed: int = 0
+
+    def hand_to(self, reductions: Reductions, reducer: Reducer, key: tuple[int, ...]) -> None:
+        if self.reductions is not None:
+            wanted = self.reductions() is reductions
+        else:
+            wanted = reductions in _OF_TAPES.values() and {id(ref()) for ref in self.variables}.issuperset(key)
+        if wanted:
+            reducer.before_step = partial(checkpoint.load, index=self.handed, path=self.path)
+            self.handed += 1
+
+
+def in_use() -> bool:
+    """Whether any reduction of ours is in use."""
+    return any(reductions.reducers for reductions in _ALL)
+
+
+def tensor_of(variable: Any) -> Any:
+    """The tf.Variable of a Keras 3 variable; anything else as it is."""
+    value = getattr(variable, "value", variable)
+    return variable if callable(value) else value
+
+
+def name_of(variable: Any) -> str:
+    """A name that is the same on all ranks: Keras 3's path, or TensorFlow's name."""
+    return str(getattr(variable, "path", None) or variable.name)
+
+
+def _check_variables(variables: Sequence[Any], grads: Sequence[Any]) -> None:
+    if len(variables) != len(grads):
+        raise PluginError(f"OkTopk needs the variable of every gradient, to keep what is not sent: got {len(grads)} "
+                          f"gradients and {len(variables)} variables")
+    for variable in variables:
+        if not isinstance(variable, tf.Variable):
+            raise PluginError("OkTopk reduces gradients of tf.Variables, which last over the steps; got that of "
+                              f"{variable!r}")
+
+
+def _other_variables(before: Sequence[str], now: Sequence[str]) -> str:
+    changed = [f"gone or changed: '{line}'" for line in before if line not in now]
+    changed += [f"new or changed: '{line}'" for line in now if line not in before]
+    return (f"the gradients differ from those of the first step, so their residual has no place: "
+            f"{'; '.join(changed[:4]) or 'another order'}. A gradient must be there, or None, or sparse at every "
+            "step alike; other variables need an optimizer, or a tape with OkTopk(...), of their own")

@@ -1,0 +1,80 @@
+"""The residual and the counters in files, and in Horovod's elastic states.
+
+They never lie in variables, which Horovod overwrites with rank 0's.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
+
+from ..common import checkpoint
+from ..errors import PluginError
+from .registry import expect_state, reducers_of
+
+PathLike = str | os.PathLike[str]
+
+
+def install() -> None:
+    """Makes the elastic states commit and restore this rank's residuals with the variables; once."""
+    for cls in (TensorFlowKerasState, TensorFlowState):
+        if not hasattr(cls._save_model, "_oktopk_installed"):
+            cls._save_model, cls._load_model = _wrap_save(cls._save_model), _wrap_load(cls._load_model)
+
+
+def save_state(target: Any, path: PathLike, **marks: Any) -> None:
+    """Writes the residuals and counters of all ranks to one file; called on all ranks together, rank 0 writes.
+
+    target: an optimizer or a model; for gradients of a tape, the model, or the list of variables.
+    marks: plain values to be stored beside it, which `read_marks` gives back.
+    Raises PluginError where nothing has been reduced yet.
+    """
+    reducers = reducers_of(target)
+    if not reducers:
+        raise PluginError(f"there is no state to save: no gradient of {target!r} has been reduced with OkTopk yet")
+    checkpoint.save([reducer.flat for reducer in reducers], path, **marks)
+
+
+def load_state(target: Any, path: PathLike) -> None:
+    """Takes what `save_state` wrote, when the next step is taken; called on all ranks. Rank 0 reads the file.
+
+    At the same number of ranks each gets its own residual back, and the run goes on with the same bits; at
+    another the sum of the residuals is kept. The next step raises OptionError where the file does not fit.
+    """
+    expect_state(target, path)
+
+
+def read_marks(path: PathLike) -> dict[str, Any]:
+    """The plain values that `save_state` stored."""
+    return checkpoint.read_marks(path)
+
+
+def _reducers(state: Any) -> list[Any]:
+    if isinstance(state, TensorFlowState):
+        return reducers_of(list(state.variables))
+    return reducers_of(state.optimizer) or reducers_of(state.model)
+
+
+def _wrap_save(save: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(save)
+    def wrapped(self: Any) -> None:
+        save(self)
+        self._oktopk_records = {reducer: reducer.flat.record() for reducer in _reducers(self)}
+
+    wrapped._oktopk_installed = True  # type: ignore[attr-defined]
+    return wrapped
+
+
+def _wrap_load(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(load)
+    def wrapped(self: Any) -> None:
+        load(self)
+        for reducer in _reducers(self):
+            saved = self._oktopk_records.get(reducer)
+            reducer.flat.load([] if saved is None else [saved])
+
+    return wrapped

@@ -1,0 +1,62 @@
+"""horovod.tensorflow's collectives, from NumPy to NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+from horovod.common.exceptions import HorovodInternalError
+from numpy.typing import NDArray
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from ..transport.connect import Network
+from ..transport.horovod import Collectives
+
+
+def network(process_set: Any) -> Network:
+    """The ranks of a process set."""
+    return Network(hvd, process_set, TensorFlowCollectives)
+
+
+class TensorFlowCollectives:
+    """Calls are blocking and follow one another, so constant names serve; see Collectives."""
+
+    def __init__(self, process_set: Any) -> None:
+        self.rank = int(process_set.rank())
+        self.size = int(process_set.size())
+        self._set = process_set
+
+    def allgather(self, values: NDArray[Any]) -> NDArray[Any]:
+        with _eagerly_on_the_host():
+            return np.asarray(hvd.allgather(tf.constant(values), name="horovod_oktopk.allgather",
+                                            process_set=self._set))
+
+    def allreduce(self, values: NDArray[Any]) -> NDArray[Any]:
+        with _eagerly_on_the_host():
+            return np.asarray(hvd.allreduce(tf.constant(values), name="horovod_oktopk.allreduce", op=hvd.Sum,
+                                            process_set=self._set))
+
+    def alltoall(self, values: NDArray[Any], splits: NDArray[Any]) -> NDArray[Any]:
+        with _eagerly_on_the_host():
+            received, _ = hvd.alltoall(tf.constant(values), splits=tf.constant(splits),
+                                       name="horovod_oktopk.alltoall", process_set=self._set)
+            return np.asarray(received)
+
+
+@contextmanager
+def _eagerly_on_the_host() -> Iterator[None]:
+    """Also where the program builds graphs. Failures become the error that elastic training recovers from."""
+    try:
+        with context.eager_mode(), tf.device("/cpu:0"):
+            yield
+    except tf.errors.OpError as error:
+        raise HorovodInternalError(str(error)) from error
+
+
+def _conforms(collectives: TensorFlowCollectives) -> Collectives:
+    return collectives  # mypy holds the class against the protocol

@@ -1,0 +1,61 @@
+"""Scenarios: what a user does, on every rank of a job, in either framework.
+
+Functions named `check_*` are run by name. Those of this package take a Kind: one way of training in one
+framework (see driver.py). A framework's own are in tests/<framework>/scenarios.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+KINDS = {"torch": ("optimizer",), "tensorflow": ("tape", "function", "keras", "legacy")}
+SETS: list[Any] = []
+"""Two process sets that divide the ranks, where there are several."""
+
+
+def _checks(folder: Path) -> Iterator[tuple[str, str, bool]]:
+    """Module, function, and whether it takes a kind; found without importing a framework."""
+    for path in sorted(folder.glob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("check_"):
+                yield path.stem, node.name, bool(node.args.args)
+
+
+def _found(framework: str) -> Iterator[tuple[str, str, str, str | None]]:
+    """Name, module, function and kind of every scenario, in a fixed order."""
+    for package, folder in (("tests.scenarios", HERE),
+                            (f"tests.{framework}.scenarios", HERE.parent / framework / "scenarios")):
+        for module, function, takes_kind in _checks(folder):
+            name = f"{module}.{function.removeprefix('check_')}"
+            for kind in KINDS[framework] if takes_kind else (None,):
+                yield name + (f"[{kind}]" if kind else ""), f"{package}.{module}", function, kind
+
+
+def names(framework: str) -> list[str]:
+    """All scenarios' names, without importing a framework."""
+    return [name for name, *_ in _found(framework)]
+
+
+def all_scenarios(framework: str) -> dict[str, Callable[[], None]]:
+    """Every scenario by name, in a fixed order."""
+    driver = importlib.import_module(f"tests.{framework}.driver")
+    scenarios = {}
+    for name, module, function, kind in _found(framework):
+        check = getattr(importlib.import_module(module), function)
+        scenarios[name] = partial(check, driver.Kind(kind)) if kind else check
+    return scenarios
+
+
+def process_sets(hvd: Any) -> list[Any]:
+    """Two process sets that divide the ranks; to be handed to hvd.init."""
+    import os
+    size = int(os.environ.get("HOROVOD_SIZE") or os.environ["OMPI_COMM_WORLD_SIZE"])
+    if size > 1:
+        SETS.extend([hvd.ProcessSet(list(range(size - 1))), hvd.ProcessSet([size - 1])])
+    return SETS

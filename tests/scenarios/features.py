@@ -1,0 +1,118 @@
+"""What Horovod's users know goes on working: compared with stock Horovod, at density 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests import scenarios
+from tests.scenarios.common import DENSE, SHAPES, assert_equal_everywhere, flat, gradients, total
+from tests.scenarios.driver import Kind
+
+
+def train(kind: Kind, compression: Any, **arguments: Any) -> np.ndarray:
+    """The parameters after four steps."""
+    trainer = kind(compression, **arguments)
+    for step in range(4):
+        trainer.step(gradients(step, kind.hvd.rank()))
+    assert_equal_everywhere(kind.hvd, trainer.values())
+    return flat(trainer.values())
+
+
+def assert_like_stock(kind: Kind, **arguments: Any) -> None:
+    """Rounding apart: stock multiplies by 1/P where we divide by P."""
+    stock, ours = train(kind, kind.hvd.Compression.none, **arguments), train(kind, DENSE, **arguments)
+    assert np.abs(stock).max() > 1
+    np.testing.assert_allclose(ours, stock, rtol=1e-5, atol=1e-4)
+
+
+def check_average(kind: Kind) -> None:
+    assert_like_stock(kind)
+
+
+def check_sum_is_exact(kind: Kind) -> None:
+    expected = -sum(total(kind.hvd, step) for step in range(4))
+    assert np.array_equal(train(kind, DENSE, op=kind.hvd.Sum), expected)
+    assert np.array_equal(train(kind, kind.hvd.Compression.none, op=kind.hvd.Sum), expected)
+
+
+def check_gradient_predivide_factor(kind: Kind) -> None:
+    if kind.supports("gradient_predivide_factor"):
+        assert_like_stock(kind, gradient_predivide_factor=4.0)
+
+
+def check_groups(kind: Kind) -> None:
+    if kind.supports("groups"):
+        assert_like_stock(kind, groups=2)
+        assert_like_stock(kind, groups=[["d", "a.bias"], ["b.weight"]])
+
+
+def check_backward_passes_per_step(kind: Kind) -> None:
+    if not kind.supports("backward_passes_per_step"):
+        return
+    results = []
+    for compression in (kind.hvd.Compression.none, DENSE):
+        trainer = kind(compression, backward_passes_per_step=3)
+        for step in range(3):
+            kind.passes(trainer, [gradients(3 * step + i, kind.hvd.rank()) for i in range(3)])
+        results.append(flat(trainer.values()))
+        assert_equal_everywhere(kind.hvd, trainer.values())
+        if compression is DENSE:
+            assert trainer.report().step == 3, "one reduction for three passes"
+    assert np.abs(results[0]).max() > 1
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-5, atol=1e-4)
+
+
+def check_process_set(kind: Kind) -> None:
+    hvd = kind.hvd
+    if hvd.size() == 1:
+        return
+    mine = scenarios.SETS[0] if hvd.rank() < hvd.size() - 1 else scenarios.SETS[1]
+    trainer = kind(DENSE, op=hvd.Sum, process_set=mine)
+    trainer.step(gradients(0, hvd.rank()))
+    assert np.array_equal(flat(trainer.values()), -sum(flat(gradients(0, rank)) for rank in mine.ranks))
+
+
+def check_half_precision(kind: Kind) -> None:
+    for dtype in ("float16", "bfloat16"):
+        trainer = kind(DENSE, dtype=dtype, op=kind.hvd.Sum)
+        trainer.step(gradients(0, kind.hvd.rank()))
+        values = trainer.values()
+        assert_equal_everywhere(kind.hvd, values)
+        for name, value in values.items():
+            exact = -sum(gradients(0, rank)[name] for rank in range(kind.hvd.size()))
+            assert np.array_equal(value, exact.astype(value.dtype))
+
+
+def check_double_precision(kind: Kind) -> None:
+    trainer = kind(DENSE, dtype="float64", op=kind.hvd.Sum)
+    exact = np.zeros(1)
+    for step in range(3):
+        grads = {name: g + 2.0**-40 for name, g in gradients(step, kind.hvd.rank(), np.float64).items()}
+        trainer.step(grads)
+        exact = exact - total(kind.hvd, step).astype(np.float64) - kind.hvd.size() * 2.0**-40
+    assert np.array_equal(flat(trainer.values()), exact)
+
+
+def check_two_trainers(kind: Kind) -> None:
+    trainers = [kind(DENSE, op=kind.hvd.Sum), kind(DENSE, op=kind.hvd.Sum)]
+    for step in range(2):
+        for offset, trainer in enumerate(trainers):
+            trainer.step(gradients(step + 50 * offset, kind.hvd.rank()))
+    for offset, trainer in enumerate(trainers):
+        assert trainer.report().step == 2
+        assert np.array_equal(flat(trainer.values()), -sum(total(kind.hvd, 50 * offset + step) for step in range(2)))
+
+
+def check_a_part_of_the_parameters(kind: Kind) -> None:
+    trainer = kind(DENSE, shapes={"d": SHAPES["d"]}, op=kind.hvd.Sum)
+    trainer.step({"d": np.full(1, float(kind.hvd.rank() + 1), np.float32)})
+    assert trainer.values()["d"] == -sum(range(1, kind.hvd.size() + 1))
+
+
+def check_other_compressions_are_left_alone(kind: Kind) -> None:
+    for compression in (kind.hvd.Compression.fp16, kind.hvd.Compression.none):
+        trainer = kind(compression, op=kind.hvd.Sum)
+        trainer.step(gradients(0, kind.hvd.rank()))
+        assert np.array_equal(flat(trainer.values()), -total(kind.hvd, 0))

@@ -1,0 +1,88 @@
+"""Bad input: a clear error, before any communication, and the job goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from horovod_oktopk import OkTopk, OptionError, PluginError
+from tests import scenarios
+from tests.scenarios.common import (
+    DENSE,
+    SHAPES,
+    N,
+    assert_disagreement,
+    gradients,
+    is_last,
+    raised_everywhere,
+)
+from tests.scenarios.driver import Kind
+
+
+def one_step(kind: Kind, compression: Any, shapes: dict[str, tuple[int, ...]] = SHAPES, **arguments: Any) -> None:
+    trainer = kind(compression, shapes=shapes, **arguments)
+    trainer.step({name: np.ones(shape, np.float32) for name, shape in shapes.items()})
+
+
+def check_adasum_min_and_product_are_refused(kind: Kind) -> None:
+    hvd = kind.hvd
+    for op in (hvd.Adasum, hvd.Min, hvd.Product):
+        messages = raised_everywhere(hvd, kind.op_error, lambda op=op: one_step(kind, DENSE, op=op))
+        assert "Average" in messages[0]
+        assert "Sum" in messages[0]
+
+
+def check_a_process_set_without_this_rank_is_refused(kind: Kind) -> None:
+    hvd = kind.hvd
+    if hvd.size() == 1:
+        return
+    others = scenarios.SETS[1] if hvd.rank() < hvd.size() - 1 else scenarios.SETS[0]
+    messages = raised_everywhere(hvd, PluginError, lambda: one_step(kind, DENSE, process_set=others))
+    assert f"rank {hvd.rank()} is not in the process set" in messages[hvd.rank()]
+
+
+def check_join_is_refused(kind: Kind) -> None:
+    trainer = kind(DENSE)
+    trainer.step(gradients(0, kind.hvd.rank()))
+    assert "hvd.join()" in raised_everywhere(kind.hvd, PluginError, kind.hvd.join)[0]
+
+
+def check_k_beyond_n_is_refused(kind: Kind) -> None:
+    messages = raised_everywhere(kind.hvd, OptionError, lambda: one_step(kind, OkTopk(k=N + 1)))
+    assert f"k={N + 1}, n={N}" in messages[0]
+
+
+def check_different_options(kind: Kind) -> None:
+    hvd = kind.hvd
+    density = 0.2 if is_last(hvd) else 0.1
+    assert_disagreement(hvd, lambda: one_step(kind, OkTopk(density=density)), f"rank {hvd.size() - 1} has", "k: ")
+    interval = 7 if is_last(hvd) else 8
+    assert_disagreement(hvd, lambda: one_step(kind, OkTopk(threshold_interval=interval)), "threshold_interval: 7",
+                        "threshold_interval: 8")
+    assert_disagreement(hvd, lambda: one_step(kind, DENSE, op=hvd.Sum if is_last(hvd) else hvd.Average), "op: Sum",
+                        "op: Average")
+
+
+def check_different_names_shapes_and_dtypes(kind: Kind) -> None:
+    hvd = kind.hvd
+    renamed = {("z" if name == "d" and is_last(hvd) else name): shape for name, shape in SHAPES.items()}
+    assert_disagreement(hvd, lambda: one_step(kind, OkTopk(k=3), renamed), "parameter d", "parameter z")
+    reshaped = {**SHAPES, "a.bias": (12,) if is_last(hvd) else (11,)}
+    assert_disagreement(hvd, lambda: one_step(kind, OkTopk(k=3), reshaped), "(11,)", "(12,)")
+    dtype = "float16" if is_last(hvd) else "bfloat16"
+    assert_disagreement(hvd, lambda: one_step(kind, OkTopk(k=3), dtype=dtype), " float16", "bfloat16")
+
+
+def check_transports(kind: Kind) -> None:
+    hvd = kind.hvd
+    if hvd.size() == 1:
+        return
+    if hvd.mpi_enabled():
+        one_step(kind, OkTopk(transport="mpi"))
+        assert_disagreement(hvd, lambda: one_step(kind, OkTopk(transport="mpi" if is_last(hvd) else "horovod")),
+                            "mpi", "horovod")
+    else:
+        messages = raised_everywhere(hvd, PluginError, lambda: one_step(kind, OkTopk(transport="mpi")))
+        assert "horovodrun --mpi" in messages[0]
+    one_step(kind, OkTopk(transport="horovod"))

@@ -1,0 +1,132 @@
+"""Sparse steps: against the dense oracle and the core alone, with residuals, NaN, and the report."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from horovod_oktopk import OkTopk
+from tests.core.simulation import simulate
+from tests.scenarios.common import N, assert_equal_everywhere, everywhere, flat, gradients, topk, total
+from tests.scenarios.driver import Kind
+
+
+def check_equals_the_oracle_with_residuals(kind: Kind) -> None:
+    for dtype, options in (("float32", OkTopk(density=0.1, threshold_interval=1)),
+                           ("float64", OkTopk(k=9, threshold_interval=1, region_interval=2)),
+                           ("float32", OkTopk(density=0.1, threshold_interval=1, transport="horovod"))):
+        trainer = kind(options, dtype=dtype, op=kind.hvd.Sum)
+        k = options.k_of(N)
+        residuals = np.zeros((kind.hvd.size(), N))
+        expected = np.zeros(N)
+        for step in range(5):
+            trainer.step(gradients(step, kind.hvd.rank(), dtype))
+            residuals += [flat(gradients(step, rank)) for rank in range(kind.hvd.size())]
+            local = np.array([topk(row, k) for row in residuals])
+            update = topk(local.sum(axis=0), k)
+            residuals[(local != 0) & (update != 0)] = 0
+            expected -= update
+            assert np.array_equal(flat(trainer.values()), expected), f"step {step}, {options}"
+            assert np.array_equal(trainer.residual(), residuals[kind.hvd.rank()]), f"step {step}, {options}"
+
+
+@functools.cache
+def core_alone(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """What the core makes of the same gradients, without a framework: the sum of updates, and the residuals."""
+    steps = np.array([[noise(step, rank) for rank in range(size)] for step in range(10)])
+    runs = simulate(steps, round(0.1 * N), threshold_interval=3, region_interval=4)
+    updates = np.zeros(N, np.float32)
+    for step in runs:
+        updates[step[0].update.indices] -= step[0].update.values
+    return updates, np.array([rank.residual for rank in runs[-1]])
+
+
+def noise(step: int, rank: int) -> np.ndarray:
+    return flat(gradients(step, rank)) + np.random.default_rng((7, step, rank)).standard_normal(N, np.float32)
+
+
+def check_gives_the_same_bits_as_the_core_alone(kind: Kind) -> None:
+    """So both frameworks give the same bits from the same gradients."""
+    trainer = kind(OkTopk(density=0.1, threshold_interval=3, region_interval=4), op=kind.hvd.Sum)
+    shapes = {name: value.shape for name, value in sorted(trainer.values().items())}
+    for step in range(10):
+        vector, grads = noise(step, kind.hvd.rank()), {}
+        for name, shape in shapes.items():
+            grads[name], vector = vector[:int(np.prod(shape))].reshape(shape), vector[int(np.prod(shape)):]
+        trainer.step(grads)
+    updates, residuals = core_alone(kind.hvd.size())
+    assert flat(trainer.values()).tobytes() == updates.tobytes()
+    assert trainer.residual().tobytes() == residuals[kind.hvd.rank()].tobytes()
+
+
+def check_plain_class_takes_the_defaults(kind: Kind) -> None:
+    trainer = kind(OkTopk)
+    trainer.step(gradients(0, kind.hvd.rank()))
+    report = trainer.report()
+    assert report is not None
+    assert report.k == max(1, round(0.01 * N))
+    assert np.count_nonzero(flat(trainer.values())) == report.global_selected == 1
+
+
+def check_conservation_and_bounded_volume_over_a_run(kind: Kind) -> None:
+    trainer = kind(OkTopk(density=0.05, threshold_interval=3), op=kind.hvd.Sum)
+    for step in range(12):
+        trainer.step(gradients(step, kind.hvd.rank()))
+        report = trainer.report()
+        assert 0 < report.local_selected <= report.k
+        sent, _ = report.payload_bytes()
+        assert sent <= 4 * 6 * report.k * (kind.hvd.size() - 1) / kind.hvd.size()
+    assert_equal_everywhere(kind.hvd, trainer.values())
+    held = sum(everywhere(kind.hvd, trainer.residual()))
+    assert np.abs(held).max() > 0
+    assert np.array_equal(held - flat(trainer.values()), sum(total(kind.hvd, step) for step in range(12)))
+
+
+def check_nan_on_one_rank_is_undone_on_all(kind: Kind) -> None:
+    for poison in (float("nan"), float("inf")):
+        trainer = kind(OkTopk(density=0.1), op=kind.hvd.Sum)
+        trainer.step(gradients(0, kind.hvd.rank()))
+        values, before = trainer.values(), trainer.residual()
+        grads = gradients(1, kind.hvd.rank())
+        if kind.hvd.rank() == kind.hvd.size() - 1:
+            grads["c.scale"][1, 1, 1] = poison
+        trainer.step(grads)
+        assert not np.isfinite(flat(trainer.values())).any()
+        assert not trainer.report().finite
+        assert trainer.residual().tobytes() == before.tobytes()
+        trainer.assign(values)
+        trainer.step(gradients(2, kind.hvd.rank()))
+        assert trainer.report().finite
+        assert_equal_everywhere(kind.hvd, trainer.values())
+        assert np.isfinite(flat(trainer.values())).all()
+
+
+def check_half_precision_overflow_of_the_sum_is_undone(kind: Kind) -> None:
+    trainer = kind(OkTopk(k=2), dtype="float16", shapes={"w": (8,)}, op=kind.hvd.Sum)
+    trainer.step({"w": np.full(8, 60000.0, np.float16)})
+    overflows = kind.hvd.size() > 1
+    assert bool(np.isfinite(trainer.values()["w"]).all()) != overflows
+    assert trainer.report().finite != overflows
+    assert int((trainer.residual() == 0).sum()) == (8 if overflows else 2)
+
+
+def check_report(kind: Kind) -> None:
+    trainer = kind(OkTopk(density=0.1))
+    assert trainer.report() is None
+    trainer.step(gradients(0, kind.hvd.rank()))
+    written = {}
+
+    class Writer:
+        def add_scalar(self, tag: str, value: float, step: int) -> None:
+            written[tag] = (value, step)
+
+    report = trainer.report()
+    report.write(Writer())
+    assert written["oktopk/k"] == (round(0.1 * N), 1)
+    assert written["oktopk/local_selected"][0] == report.local_selected > 0
+    assert {"accumulate", "select", "agree", "write_back"} <= set(report.phases)
+    assert report.bytes_sent == sum(traffic.bytes_sent for traffic in report.phases.values())
+    assert (report.bytes_sent > 0) == (kind.hvd.size() > 1)
+    totals = everywhere(kind.hvd, (report.bytes_sent, report.bytes_received))
+    assert sum(sent for sent, _ in totals) == sum(received for _, received in totals)

@@ -1,0 +1,93 @@
+"""Residuals and counters in files: the run goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import warnings
+import zipfile
+
+import numpy as np
+
+from horovod_oktopk import OkTopk, OptionError
+from tests.scenarios.common import SHAPES, N, everywhere, flat, gradients, raised_everywhere, shared_folder
+from tests.scenarios.driver import Kind, Trainer
+
+OPTIONS = OkTopk(density=0.1, threshold_interval=4, region_interval=5, threshold_guard=0.9)
+"""A loose guard, so that what is selected depends on the thresholds of the steps before."""
+
+
+def take_steps(kind: Kind, trainer: Trainer, steps: range) -> None:
+    for step in steps:
+        trainer.step(gradients(step, kind.hvd.rank()))
+
+
+def check_a_resumed_run_gives_the_same_bits(kind: Kind) -> None:
+    uninterrupted = kind(OPTIONS)
+    take_steps(kind, uninterrupted, range(12))
+    trainer = kind(OPTIONS)
+    take_steps(kind, trainer, range(6))
+    values = trainer.values()
+    with shared_folder(kind.hvd) as folder:
+        trainer.save(f"{folder}/state")
+        take_steps(kind, trainer, range(1))  # what happens after the checkpoint must leave no trace in it
+        for resumed in (kind(OPTIONS), trainer):  # before the first step, and in the middle
+            resumed.assign(values)
+            resumed.load(f"{folder}/state")
+            take_steps(kind, resumed, range(6, 12))
+            assert resumed.report().step == 12
+            assert np.array_equal(flat(resumed.values()), flat(uninterrupted.values()))
+            assert np.array_equal(resumed.residual(), uninterrupted.residual())
+
+
+def check_the_sum_of_residuals_survives_another_number_of_ranks(kind: Kind) -> None:
+    hvd = kind.hvd
+    former = hvd.size() + 2
+    held = np.random.default_rng(7).integers(-9, 10, (former, N)).astype(np.float32)
+    with shared_folder(hvd) as folder:
+        donor = kind(OPTIONS, op=hvd.Sum)
+        take_steps(kind, donor, range(1))
+        donor.save(f"{folder}/state")
+        if hvd.rank() == 0:
+            kind.rewrite(f"{folder}/state", list(held))
+        everywhere(hvd, "written")
+        trainer = kind(OPTIONS, op=hvd.Sum)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.load(f"{folder}/state")
+            trainer.step({name: np.zeros_like(g) for name, g in gradients(0, 0).items()})
+    warned = everywhere(hvd, any("the sum of the residuals is kept" in str(w.message) for w in caught))
+    assert warned[0]
+    assert trainer.report().step == 2
+    assert np.array_equal(sum(everywhere(hvd, trainer.residual())) - flat(trainer.values()), held.sum(axis=0))
+
+
+def check_a_checkpoint_of_another_model_is_refused(kind: Kind) -> None:
+    with shared_folder(kind.hvd) as folder:
+        shapes = dict.fromkeys(SHAPES, (3,))
+        trainer = kind(OkTopk(k=1), shapes=shapes)
+        trainer.step(gradients(0, kind.hvd.rank(), shapes=shapes))
+        trainer.save(f"{folder}/state")
+
+        def resume() -> None:
+            other = kind(OPTIONS)
+            other.load(f"{folder}/state")
+            take_steps(kind, other, range(1))
+
+        message = raised_everywhere(kind.hvd, OptionError, resume)[0]
+        assert "12" in message
+        assert str(N) in message
+
+
+def rewrite(path: str, residuals: list[np.ndarray]) -> None:
+    """Makes a file of `horovod_oktopk.common.checkpoint` one of as many ranks as there are residuals."""
+    with zipfile.ZipFile(path) as archive:
+        content = json.loads(archive.read("records.json"))
+    record = content["reductions"][0][0]
+    content["reductions"][0] = [
+        {**record, "rank": rank, "size": len(residuals), "process": "another",
+         "residual": {"n": len(residual), "file": f"0.{rank}.npy"}} for rank, residual in enumerate(residuals)]
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("records.json", json.dumps(content))
+        for rank, residual in enumerate(residuals):
+            with archive.open(f"0.{rank}.npy", "w") as file:
+                np.lib.format.write_array(file, residual)

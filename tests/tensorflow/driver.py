@@ -1,0 +1,170 @@
+"""TensorFlow: tapes, Keras' optimizer (of either Keras), and the legacy optimizer of tf.compat.v1."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+if os.environ.get("TF_USE_LEGACY_KERAS") == "1":  # horovod.keras asks for `keras`, and means this one
+    sys.modules["keras"], sys.modules["keras.backend"] = tf.keras, tf.keras.backend
+
+import horovod.tensorflow as hvd
+
+import horovod_oktopk.tensorflow.keras as hvd_keras
+from horovod_oktopk import PluginError
+from horovod_oktopk.core.report import StepReport
+from horovod_oktopk.tensorflow import load_state, save_state, step_report
+from horovod_oktopk.tensorflow.registry import reducers_of
+from horovod_oktopk.tensorflow.versions import KERAS_3
+from tests.scenarios.common import SHAPES
+from tests.scenarios.driver import Gradients
+from tests.scenarios.state import rewrite
+
+
+def start(process_sets: list[Any]) -> None:
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)  # the least: a job must not need more
+    hvd.init(process_sets=process_sets)
+
+
+def seed(value: int) -> None:
+    tf.keras.utils.set_random_seed(value)
+
+
+TAPE = {"op", "process_set", "gradient_predivide_factor", "groups", "sparse_as_dense"}
+SUPPORTS = {"tape": TAPE, "function": TAPE, "legacy": TAPE,
+            "keras": {"op", "process_set", "backward_passes_per_step", "sparse_as_dense"}
+            | (set() if KERAS_3 else {"gradient_predivide_factor", "groups"})}
+
+
+class Kind:
+    """See tests.scenarios.driver."""
+
+    hvd = hvd
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.op_error = ValueError if name == "keras" and not KERAS_3 else PluginError
+
+    def supports(self, argument: str) -> bool:
+        return argument in SUPPORTS[self.name]
+
+    def __call__(self, compression: Any, dtype: str = "float32", shapes: Any = None, lr: float = 1.0,
+                 **arguments: Any) -> TensorFlowTrainer:
+        return TRAINERS[self.name](compression, dtype, shapes or SHAPES, lr, arguments)
+
+    def passes(self, trainer: TensorFlowTrainer, several: list[Gradients]) -> None:
+        for grads in several:
+            trainer.step(grads)
+
+    def rewrite(self, path: str, residuals: list[np.ndarray]) -> None:
+        rewrite(path, residuals)
+
+
+class TensorFlowTrainer:
+    """See tests.scenarios.driver. Variables are handed over in name order, as PyTorch's integration has them."""
+
+    graph = False
+
+    def __init__(self, compression: Any, dtype: str, shapes: Any, lr: float, arguments: dict[str, Any]) -> None:
+        self.dtype = tf.as_dtype(dtype)
+        self.variables = {name: self.variable(name, shape) for name, shape in sorted(shapes.items())}
+        if isinstance(arguments.get("groups"), list):
+            arguments["groups"] = [[self.variables[name] for name in group] for group in arguments["groups"]]
+        self.lr = lr
+        self.target: Any = list(self.variables.values())
+        self.prepare({"compression": compression, **arguments})
+        self.run = tf.function(self.take_step) if self.graph else self.take_step
+
+    def variable(self, name: str, shape: tuple[int, ...]) -> Any:
+        return tf.Variable(tf.zeros(shape, self.dtype), name=name)
+
+    def prepare(self, arguments: dict[str, Any]) -> None:
+        self.arguments = arguments
+
+    def loss(self, grads: dict[str, tf.Tensor]) -> tf.Tensor:
+        return tf.add_n([tf.reduce_sum(tf.convert_to_tensor(self.variables[name]) * g) for name, g in grads.items()])
+
+    def take_step(self, grads: dict[str, tf.Tensor]) -> None:
+        raise NotImplementedError
+
+    def step(self, grads: Gradients) -> None:
+        self.run({name: tf.cast(tf.constant(g), self.dtype) for name, g in grads.items()})
+
+    def values(self) -> dict[str, np.ndarray]:
+        wide = tf.float64 if self.dtype == tf.float64 else tf.float32
+        return {name: tf.cast(tf.convert_to_tensor(v), wide).numpy() for name, v in self.variables.items()}
+
+    def report(self) -> StepReport | None:
+        return step_report(self.target)
+
+    def residual(self) -> np.ndarray:
+        return reducers_of(self.target)[0].flat.accumulator.read_residual()
+
+    def save(self, path: str) -> None:
+        save_state(self.target, path)
+
+    def load(self, path: str) -> None:
+        load_state(self.target, path)
+
+    def assign(self, values: Gradients) -> None:
+        for name, value in values.items():
+            self.variables[name].assign(tf.cast(tf.constant(value), self.dtype))
+
+
+class TapeTrainer(TensorFlowTrainer):
+    def take_step(self, grads: dict[str, tf.Tensor]) -> None:
+        variables = list(self.variables.values())
+        with tf.GradientTape() as tape:
+            loss = self.loss(grads)
+        tape = hvd.DistributedGradientTape(tape, **self.arguments)
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            if gradient is not None:
+                variable.assign_sub(tf.cast(self.lr, self.dtype) * gradient)
+
+
+class FunctionTrainer(TapeTrainer):
+    graph = True
+
+
+class KerasTrainer(TensorFlowTrainer):
+    graph = True
+
+    def variable(self, name: str, shape: tuple[int, ...]) -> Any:
+        if not KERAS_3:
+            return super().variable(name, shape)
+        import keras
+        return keras.Variable(np.zeros(shape), dtype=self.dtype.name, name=name)
+
+    def assign(self, values: Gradients) -> None:
+        super().assign(values)
+        for momentum in [] if KERAS_3 else self.target.momentums:  # in tf-keras, NaN stays in it, and 0 * NaN is NaN
+            momentum.assign(tf.zeros_like(momentum))
+
+    def prepare(self, arguments: dict[str, Any]) -> None:
+        self.target = hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(self.lr), **arguments)
+        self.target.build(list(self.variables.values()))
+
+    def take_step(self, grads: dict[str, tf.Tensor]) -> None:
+        variables = list(self.variables.values())
+        with tf.GradientTape() as tape:
+            loss = self.loss(grads)
+        if KERAS_3:
+            self.target.apply(tape.gradient(loss, variables), variables)
+        else:
+            self.target.minimize(loss, variables, tape)
+
+
+class LegacyTrainer(TensorFlowTrainer):
+    def prepare(self, arguments: dict[str, Any]) -> None:
+        self.target = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(self.lr), **arguments)
+
+    def take_step(self, grads: dict[str, tf.Tensor]) -> None:
+        self.target.minimize(lambda: self.loss(grads), var_list=list(self.variables.values()))
+
+
+TRAINERS = {"tape": TapeTrainer, "function": FunctionTrainer, "keras": KerasTrainer, "legacy": LegacyTrainer}

@@ -1,0 +1,1 @@
+"""TensorFlow alone: see tests.scenarios."""

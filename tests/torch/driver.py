@@ -1,0 +1,100 @@
+"""PyTorch: hvd.DistributedOptimizer around SGD."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from horovod_oktopk import PluginError
+from horovod_oktopk.core.report import StepReport
+from horovod_oktopk.torch import gather_state_dict, step_report
+from tests.scenarios.common import SHAPES
+from tests.scenarios.driver import Gradients
+
+
+def start(process_sets: list[Any]) -> None:
+    hvd.init(process_sets=process_sets)
+    torch.set_num_threads(1)
+
+
+def seed(value: int) -> None:
+    torch.manual_seed(value)
+
+
+class Kind:
+    """See tests.scenarios.driver."""
+
+    hvd = hvd
+    op_error = PluginError
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def supports(self, argument: str) -> bool:
+        return True
+
+    def __call__(self, compression: Any, dtype: str = "float32", shapes: Any = None, lr: float = 1.0,
+                 **arguments: Any) -> TorchTrainer:
+        return TorchTrainer(compression, dtype, shapes or SHAPES, lr, arguments)
+
+    def passes(self, trainer: TorchTrainer, several: list[Gradients]) -> None:
+        trainer.optimizer.zero_grad()
+        for grads in several:
+            trainer.backward(grads)
+        trainer.optimizer.step()
+
+    def rewrite(self, path: str, residuals: list[np.ndarray]) -> None:
+        state = torch.load(path, weights_only=True)
+        record = state["horovod_oktopk"][0]
+        state["horovod_oktopk"] = [{**record, "rank": rank, "size": len(residuals), "process": "another",
+                                    "residual": torch.from_numpy(residual)}
+                                   for rank, residual in enumerate(residuals)]
+        torch.save(state, path)
+
+
+class TorchTrainer:
+    """See tests.scenarios.driver."""
+
+    def __init__(self, compression: Any, dtype: str, shapes: Any, lr: float, arguments: dict[str, Any]) -> None:
+        self.dtype = getattr(torch, dtype)
+        self.params = {name: torch.nn.Parameter(torch.zeros(shape, dtype=self.dtype))
+                       for name, shape in shapes.items()}
+        if isinstance(arguments.get("groups"), list):
+            arguments["groups"] = [[self.params[name] for name in group] for group in arguments["groups"]]
+        self.optimizer = hvd.DistributedOptimizer(torch.optim.SGD(self.params.values(), lr=lr), **arguments,
+                                                  named_parameters=self.params.items(), compression=compression)
+
+    def step(self, grads: Gradients) -> None:
+        self.optimizer.zero_grad()
+        self.backward(grads)
+        self.optimizer.step()
+
+    def backward(self, grads: Gradients) -> None:
+        loss = sum((self.params[name] * torch.from_numpy(g).to(self.dtype)).sum() for name, g in grads.items())
+        loss.backward()
+
+    def values(self) -> dict[str, np.ndarray]:
+        wide = torch.float64 if self.dtype is torch.float64 else torch.float32
+        return {name: p.detach().to(wide).numpy().copy() for name, p in self.params.items()}
+
+    def report(self) -> StepReport | None:
+        return step_report(self.optimizer)
+
+    def residual(self) -> np.ndarray:
+        return self.optimizer.state_dict()["horovod_oktopk"][0]["residual"].numpy()
+
+    def save(self, path: str) -> None:
+        state = gather_state_dict(self.optimizer)
+        if hvd.rank() == 0:
+            torch.save(state, path)
+        hvd.allgather_object("saved")
+
+    def load(self, path: str) -> None:
+        self.optimizer.load_state_dict(torch.load(path, weights_only=True))
+
+    def assign(self, values: Gradients) -> None:
+        for name, value in values.items():
+            self.params[name].data.copy_(torch.from_numpy(value))
