@@ -31,12 +31,12 @@ class FlatReducer:
     """Reduces one flat vector over the ranks of a network; one object on each rank.
 
     average: whether the sum is divided by the number of ranks.
-    extra: "name: value" of whatever else must be equal on all ranks.
+    lines: what must be equal on all ranks of the gradients, "name: value"; the layout's description if not given.
     Raises OptionError where the options ask for more elements than there are.
     """
 
     def __init__(self, options: Scheme, average: bool, layout: Layout, accumulator: Accumulator, network: Network,
-                 extra: Iterable[str] = ()) -> None:
+                 lines: Sequence[str] | None = None) -> None:
         self.options = options
         self.layout = layout
         self.accumulator = accumulator
@@ -45,11 +45,11 @@ class FlatReducer:
         self.residual_scale: float | None = None
         """The loss scale that the residual's unit holds; None where gradients are not scaled."""
         self._average = average
-        self._extra = tuple(extra)
+        self._lines = layout.describe() if lines is None else lines
         self._transport: CountingTransport | None = None
         self._membership: tuple[int, int] | None = None
         options.k_of(max(1, layout.n))
-        self.algorithm = options.scheme(self._description())
+        self.algorithm = options.scheme(self._description(self._lines))
 
     def step(self, pieces: Iterable[Piece], scale: float | None = None,
              representable: Callable[[SparseVector], bool] = lambda _: True) -> SparseVector | None:
@@ -85,13 +85,13 @@ class FlatReducer:
         assert self._transport is not None
         return self._transport.phase("write_back")
 
-    def refuse(self, lines: Iterable[str], message: str) -> NoReturn:
+    def refuse(self, lines: Sequence[str], message: str) -> NoReturn:
         """Raises PluginError for a step that cannot be taken; the ranks that do take it raise AgreementError.
 
-        lines: what the layout would have to describe.
+        lines: of the gradients at hand.
         """
         self.connect()
-        self.meet("\n".join(lines))
+        self.meet(self._description(lines))
         raise PluginError(message)
 
     def set_density(self, density: float) -> None:
@@ -100,7 +100,7 @@ class FlatReducer:
         Raises OptionError for a density that is not allowed, and where k was given as a number.
         """
         self.options = self.options.with_density(density)
-        self.algorithm.description = self._description()
+        self.algorithm.description = self._description(self._lines)
 
     def record(self) -> Record:
         """This rank's residual (a copy, NumPy) and counters, as `load` takes them."""
@@ -120,10 +120,10 @@ class FlatReducer:
         self.residual_scale = share["residual_scale"]
         self.accumulator.load_residual(share["residual"])
 
-    def _description(self) -> str:
-        lines = [f"{name}: {value}" for name, value in self.options.settings().items()]
-        return "\n".join([f"compression: {type(self.options).__name__}", *lines,
-                          f"op: {'Average' if self._average else 'Sum'}", *self._extra, *self.layout.describe()])
+    def _description(self, lines: Sequence[str]) -> str:
+        settings = [f"{name}: {value}" for name, value in self.options.settings().items()]
+        return "\n".join([f"compression: {type(self.options).__name__}", *settings,
+                          f"op: {'Average' if self._average else 'Sum'}", *lines])
 
     def connect(self) -> CountingTransport:
         """The transport; a new one where elastic training has changed who the ranks are."""

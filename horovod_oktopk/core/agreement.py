@@ -46,7 +46,7 @@ def roll_call(transport: Transport, description: str, k: int, step: int, finite:
     header = np.array([_digest(description), k, step, finite, settled], np.int64)
     rows = transport.allgather(np.concatenate([header, counts]))
     if (rows[:, :2] != rows[0, :2]).any():
-        raise AgreementError(_difference(transport, f"k: {k}\n{description}"))
+        raise AgreementError(_difference(transport, f"{description}\nk: {k}"))
     steps = rows[:, 2]
     return RollCall(step=int(steps[0]), finite=bool(rows[:, 3].all()),
                     settled=bool(rows[:, 4].all() and (steps == steps[0]).all()), counts=rows[:, HEADER:])

@@ -41,9 +41,8 @@ class Reducer:
         self.lines = describe(names, gradients)
         layout = TensorLayout((name, tuple(g.shape), g.dtype.name)
                               for name, g in zip(names, gradients, strict=True) if is_dense(g))
-        extra = [line for line, g in zip(self.lines, gradients, strict=True) if not is_dense(g)]
         self.flat = FlatReducer(options, op == hvd.Average, layout, NumpyAccumulator(layout.n, layout.dtype),
-                                network(process_set), extra)
+                                network(process_set), self.lines)
         self.before_step: Callable[[FlatReducer], None] | None = None
         """Called once, on all ranks, when the next step is taken."""
         self._layout = layout
@@ -74,6 +73,8 @@ class Reducer:
         gradients = inputs[1:]
         outputs = tf.numpy_function(partial(_guarded, step), inputs, [g.dtype for g in gradients],
                                     name="HorovodAllreduce_oktopk")
+        if not gradients:  # TensorFlow gives the operation itself
+            return []
         for output, gradient in zip(outputs, gradients, strict=True):
             output.set_shape(gradient.shape)
         return list(outputs)

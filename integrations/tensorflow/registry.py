@@ -44,6 +44,7 @@ class Reductions:
         self._sparse = sparse
         _ALL.add(self)
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
     def __call__(self, grads: Sequence[Any], vars: Sequence[Any] | None = None,
                  use_generic_names: bool = False) -> list[Any]:
         """The reduced gradients; None where there is none. vars: the gradients' tf.Variables."""
@@ -156,7 +157,8 @@ class _Expected:
         if self.reductions is not None:
             wanted = self.reductions() is reductions
         else:
-            wanted = reductions in _OF_TAPES.values() and {id(ref()) for ref in self.variables}.issuperset(key)
+            known = {id(ref()) for ref in self.variables}
+            wanted = reductions in _OF_TAPES.values() and bool(key) and known.issuperset(key)
         if wanted:
             reducer.before_step = partial(checkpoint.load, index=self.handed, path=self.path)
             self.handed += 1

@@ -23,7 +23,7 @@ def install() -> None:
     """Makes the elastic states commit and restore this rank's residuals with the variables; once."""
     for cls in (TensorFlowKerasState, TensorFlowState):
         if not hasattr(cls._save_model, "_oktopk_installed"):
-            cls._save_model, cls._load_model = _wrap_save(cls._save_model), _wrap_load(cls._load_model)
+            cls._save_model, cls._load_model = wrap_save(cls._save_model), wrap_load(cls._load_model)
 
 
 def save_state(target: Any, path: PathLike, **marks: Any) -> None:
@@ -59,7 +59,8 @@ def _reducers(state: Any) -> list[Any]:
     return reducers_of(state.optimizer) or reducers_of(state.model)
 
 
-def _wrap_save(save: Callable[[Any], None]) -> Callable[[Any], None]:
+def wrap_save(save: Callable[[Any], None]) -> Callable[[Any], None]:
+    """An elastic state's method that commits the variables: it commits the residuals as well."""
     @functools.wraps(save)
     def wrapped(self: Any) -> None:
         save(self)
@@ -69,7 +70,8 @@ def _wrap_save(save: Callable[[Any], None]) -> Callable[[Any], None]:
     return wrapped
 
 
-def _wrap_load(load: Callable[[Any], None]) -> Callable[[Any], None]:
+def wrap_load(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """An elastic state's method that takes the committed variables back: it takes back the residuals as well."""
     @functools.wraps(load)
     def wrapped(self: Any) -> None:
         load(self)

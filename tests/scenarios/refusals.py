@@ -55,8 +55,8 @@ def check_k_beyond_n_is_refused(kind: Kind) -> None:
 
 def check_different_options(kind: Kind) -> None:
     hvd = kind.hvd
-    density = 0.2 if is_last(hvd) else 0.1
-    assert_disagreement(hvd, lambda: one_step(kind, OkTopk(density=density)), f"rank {hvd.size() - 1} has", "k: ")
+    options = OkTopk(density=0.2 if is_last(hvd) else 0.1)
+    assert_disagreement(hvd, lambda: one_step(kind, options), f"rank {hvd.size() - 1} has", "density: 0.2")
     interval = 7 if is_last(hvd) else 8
     assert_disagreement(hvd, lambda: one_step(kind, OkTopk(threshold_interval=interval)), "threshold_interval: 7",
                         "threshold_interval: 8")

@@ -10,10 +10,12 @@ from ..versions import KERAS_3
 from . import callbacks
 
 if KERAS_3:
+    from .elastic import KerasState
     from .optimizer import DistributedOptimizer, install, load_model
     install()
 else:
     from horovod.tensorflow.keras import DistributedOptimizer, load_model  # type: ignore[no-redef]
+    from horovod.tensorflow.keras.elastic import KerasState  # type: ignore[no-redef]
 
-__all__ = ["DistributedOptimizer", "OkTopk", "callbacks", "load_model", "load_state", "save_state", "set_density",
-           "step_report"]
+__all__ = ["DistributedOptimizer", "KerasState", "OkTopk", "callbacks", "load_model", "load_state", "save_state",
+           "set_density", "step_report"]

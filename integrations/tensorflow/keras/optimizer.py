@@ -64,7 +64,8 @@ def install() -> None:
     scaling = keras.mixed_precision.LossScaleOptimizer
     if not hasattr(scaling.apply, "_oktopk_installed"):
         scaling.apply = _wrap_scaled_apply(scaling.apply)
-        keras.Model.compile = _wrap_compile(keras.Model.compile)
+        owner = next(cls for cls in keras.Model.__mro__ if "compile" in vars(cls))
+        owner.compile = _wrap_compile(owner.compile)
 
 
 class _Distributed:

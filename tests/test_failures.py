@@ -1,4 +1,4 @@
-"""A rank that dies ends the job, or an elastic job goes on without it; nothing hangs."""
+"""A rank that dies ends the job, or an elastic job goes on without it; nothing hangs. In both frameworks."""
 
 from __future__ import annotations
 
@@ -10,24 +10,32 @@ import pytest
 
 from tests.launch import horovodrun
 
+TF_KERAS = {"TF_USE_LEGACY_KERAS": "1"}
+
 
 @pytest.mark.parametrize("how", ["killed", "raising"])
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
-def test_the_job_ends_with_an_error_when_a_rank_is(backend: str, how: str) -> None:
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_the_job_ends_with_an_error_when_a_rank_is(framework: str, backend: str, how: str) -> None:
     start = time.monotonic()
-    job = horovodrun(backend, 3, "-m", "tests.torch.faulty_worker", how, timeout=60)
+    job = horovodrun(backend, 3, "-m", f"tests.{framework}.faulty_worker", how, timeout=60)
     assert job.returncode != 0
     assert job.output.count("has reached step 3") == 3, job.output[-3000:]
     assert time.monotonic() - start < 50  # 30 s, and the start of the job
 
 
-def test_an_elastic_job_goes_on_when_a_worker_is_killed_and_another_joins(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("framework", "variables"), [
+    pytest.param("torch", {}, id="torch"), pytest.param("tensorflow", {}, id="keras3"),
+    pytest.param("tensorflow", TF_KERAS, id="tf_keras")])
+def test_an_elastic_job_goes_on_when_a_worker_is_killed_and_another_joins(
+        framework: str, variables: dict[str, str], tmp_path: Path) -> None:
     hosts = tmp_path / "hosts.sh"
     hosts.write_text(f"#!/bin/sh\n[ -e {tmp_path}/killed ] && echo localhost:3 || echo localhost:2\n"
                      "echo 127.0.0.1:1\n")
     hosts.chmod(0o755)
-    job = horovodrun("gloo", 3, "-m", "tests.torch.elastic_worker", str(tmp_path), timeout=200,
-                     flags=("--min-np", "2", "--max-np", "3", "--host-discovery-script", str(hosts)))
+    job = horovodrun("gloo", 3, "-m", f"tests.{framework}.elastic_worker", str(tmp_path), timeout=200,
+                     flags=("--min-np", "2", "--max-np", "3", "--host-discovery-script", str(hosts)),
+                     extra=variables)
     outcome = tmp_path / "outcome.json"
     assert outcome.exists(), job.output[-5000:]
     everyone = json.loads(outcome.read_text())

@@ -1,0 +1,39 @@
+"""Keras 3: the elastic state of a model, which Horovod's own cannot hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.tensorflow as hvd
+from horovod.tensorflow.elastic import TensorFlowKerasState
+
+import tensorflow as tf
+
+from ..registry import tensor_of
+from ..state import wrap_load, wrap_save
+
+
+class KerasState(TensorFlowKerasState):  # type: ignore[misc]
+    """Model and optimizer, committed, restored and taken from rank 0 as by Horovod's; residuals stay each rank's own.
+
+    model: built, and compiled unless an optimizer is given. kwargs: more values to keep, as in Horovod's.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        optimizer = optimizer or model.optimizer
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        super().__init__(model, optimizer=optimizer, **kwargs)
+        self._bcast_model = lambda: hvd.broadcast_variables(self._variables(), root_rank=0)
+
+    def _variables(self) -> list[Any]:
+        return [tensor_of(v) for v in (*self.model.weights, *self.optimizer.variables)]
+
+    @wrap_save
+    def _save_model(self) -> None:
+        self._saved = [tf.identity(variable) for variable in self._variables()]
+
+    @wrap_load
+    def _load_model(self) -> None:
+        for variable, saved in zip(self._variables(), self._saved, strict=True):
+            variable.assign(saved)

@@ -1,0 +1,70 @@
+"""One worker of an elastic job: at step 5 the worker of one host kills itself; the rest go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+import horovod_oktopk.tensorflow.keras as hvd_keras
+from horovod_oktopk.tensorflow import OkTopk, step_report
+from horovod_oktopk.tensorflow.registry import reducers_of
+from horovod_oktopk.tensorflow.versions import KERAS_3
+
+STEPS = 12
+VICTIM = "127.0.0.1"
+"""The host with one worker: Horovod lets no host of a dead worker take part again."""
+keras = tf.keras
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    hvd.init()
+    model = keras.Sequential([keras.layers.Input((200,)),
+                              keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    options = OkTopk(density=0.05, threshold_interval=3)
+    optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=options, op=hvd.Sum)
+    optimizer.build(model.trainable_variables)
+    model.compile(optimizer=optimizer)
+
+    @tf.function
+    def take_step(inputs: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(inputs))
+        if KERAS_3:
+            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        else:
+            optimizer.minimize(loss, model.trainable_variables, tape)
+
+    state = hvd_keras.KerasState(model, step=0)
+
+    @hvd.elastic.run
+    def train(state: Any) -> str:
+        while state.step < STEPS:
+            if state.step == 5 and os.environ["HOROVOD_HOSTNAME"] == VICTIM and not (folder / "killed").exists():
+                (folder / "killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            rng = np.random.default_rng((state.step, hvd.rank()))
+            take_step(tf.constant(rng.integers(-9, 10, (1, 200)), tf.float32))
+            state.step += 1
+            state.commit()
+        return "trained"
+
+    assert train(state) == "trained", "an error was taken for success"
+    residual = reducers_of(model)[0].flat.accumulator.read_residual()
+    weight = model.get_weights()[0]
+    everyone = hvd.allgather_object({"size": hvd.size(), "step": step_report(model).step,
+                                     "weight": weight.tobytes().hex(), "held": float(np.abs(residual).sum())})
+    if hvd.rank() == 0:
+        (folder / "outcome.json").write_text(json.dumps(everyone))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""A small Keras model on data that differ from rank to rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+import horovod_oktopk.tensorflow.keras as hvd_keras
+
+keras = tf.keras
+
+
+def make_model(seed: int = 1, **layers: Any) -> Any:
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential([keras.layers.Input((20,)), keras.layers.Dense(24, activation="relu"),
+                             keras.layers.Dense(4, **layers)])
+
+
+def make_data(samples: int = 64) -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(100 + hvd.rank()).standard_normal((samples, 20)).astype(np.float32)
+    return x, x[:, :4].argmax(1)
+
+
+def distribute(compression: Any, optimizer: Any = None, **arguments: Any) -> Any:
+    optimizer = optimizer or keras.optimizers.SGD(0.1)
+    return hvd_keras.DistributedOptimizer(optimizer, compression=compression, **arguments)
+
+
+def compiled(model: Any, optimizer: Any, **arguments: Any) -> Any:
+    model.compile(optimizer=optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                  metrics=["accuracy"], **arguments)
+    return model
+
+
+def fit(model: Any, callbacks: Any = (), epochs: int = 2, **arguments: Any) -> dict[str, list[float]]:
+    x, y = make_data()
+    history = model.fit(x, y, batch_size=16, shuffle=False, epochs=epochs, verbose=0, callbacks=list(callbacks),
+                        **arguments)
+    return history.history
+
+
+def weights(model: Any) -> dict[str, np.ndarray]:
+    return {f"{index:03}": value for index, value in enumerate(model.get_weights())}

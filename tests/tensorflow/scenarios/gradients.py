@@ -1,0 +1,197 @@
+"""Gradients that are sparse, missing, local, or of other variables than before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from horovod_oktopk import PluginError
+from horovod_oktopk.tensorflow import OkTopk, step_report
+from tests.scenarios.common import (
+    DENSE,
+    assert_disagreement,
+    assert_equal_everywhere,
+    everywhere,
+    is_last,
+    raised_everywhere,
+)
+
+
+def reduced(variables: list[tf.Variable], loss: Any, compression: Any = DENSE, **arguments: Any) -> list[Any]:
+    with tf.GradientTape() as tape:
+        value = loss()
+    return hvd.DistributedGradientTape(tape, compression=compression, op=hvd.Sum, **arguments).gradient(
+        value, variables)
+
+
+def pair() -> list[tf.Variable]:
+    return [tf.Variable(tf.ones(3), name="first"), tf.Variable(tf.ones(2), name="second")]
+
+
+def check_sparse_gradients() -> None:
+    for in_graph in (False, True):
+        for as_dense in (False, True):
+            results = []
+            for compression in (hvd.Compression.none, DENSE):
+                table = tf.Variable(tf.ones((20, 3)), name="table")
+                weight = tf.Variable(tf.ones((3, 1)), name="weight")
+
+                def step(rows: tf.Tensor, variables: Any = (table, weight), compression: Any = compression,
+                         as_dense: bool = as_dense) -> None:
+                    table, weight = variables
+                    grads = reduced([table, weight], lambda: tf.reduce_sum(tf.gather(table, rows) @ weight),
+                                    compression, sparse_as_dense=as_dense)
+                    assert isinstance(grads[0], tf.IndexedSlices) != as_dense
+                    table.assign_sub(0.5 * tf.convert_to_tensor(grads[0]))
+                    weight.assign_sub(0.5 * grads[1])
+
+                run = tf.function(step) if in_graph else step
+                for index in range(3):
+                    run(tf.constant([index, index + hvd.rank() + 1]))
+                results.append(np.concatenate([np.ravel(table.numpy()), np.ravel(weight.numpy())]))
+                assert_equal_everywhere(hvd, {"all": results[-1]})
+            np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
+
+
+def check_a_gradient_that_is_none_everywhere_stays_none() -> None:
+    first, second = pair()
+    for _ in range(2):
+        grads = reduced([first, second], lambda: tf.reduce_sum(first) * 2.0)
+        assert grads[1] is None
+        assert grads[0].numpy().tolist() == [2.0 * hvd.size()] * 3
+
+
+def check_a_gradient_that_is_none_on_one_rank() -> None:
+    for in_graph in (False, True):
+        first, second = pair()
+
+        def step(variables: Any = (first, second)) -> Any:
+            first, second = variables
+            return reduced([first, second], lambda: tf.reduce_sum(first) if is_last(hvd)
+                           else tf.reduce_sum(first) + tf.reduce_sum(second))[0]
+
+        assert_disagreement(hvd, tf.function(step) if in_graph else step, "second:0: no gradient", "second:0: shape")
+
+
+def check_a_gradient_that_is_none_later() -> None:
+    for who in ("all", "one"):
+        first, second = pair()
+        reduced([first, second], lambda v=(first, second): tf.reduce_sum(v[0]) + tf.reduce_sum(v[1]))
+
+        def later(variables: Any = (first, second), who: str = who) -> None:
+            first, second = variables
+            gone = who == "all" or is_last(hvd)
+            reduced([first, second], lambda: tf.reduce_sum(first) if gone
+                    else tf.reduce_sum(first) + tf.reduce_sum(second))
+
+        if who == "all":
+            assert "second:0" in raised_everywhere(hvd, PluginError, later)[0]
+        elif hvd.size() > 1:
+            assert_disagreement(hvd, later, "second:0: no gradient", "second:0: shape")
+
+
+def check_a_variable_that_is_added_later() -> None:
+    for in_graph in (False, True):
+        first, second = pair()
+        third = tf.Variable(tf.ones(4), name="third")
+        reduced([first, second], lambda v=(first, second): tf.reduce_sum(v[0]) + tf.reduce_sum(v[1]))
+
+        def later(variables: Any = (first, second, third)) -> None:
+            reduced(list(variables), lambda: tf.add_n([tf.reduce_sum(v) for v in variables]))
+
+        message = raised_everywhere(hvd, PluginError, tf.function(later) if in_graph else later)[0]
+        assert "third:0" in message
+        if hvd.size() > 1:  # added on one rank only: the others learn it, and nobody waits
+            def one(variables: Any = (first, second, third)) -> None:
+                chosen = list(variables if is_last(hvd) else variables[:2])
+                reduced(chosen, lambda: tf.add_n([tf.reduce_sum(v) for v in chosen]))
+            assert_disagreement(hvd, tf.function(one) if in_graph else one)
+
+
+def check_tapes_over_other_variables_have_residuals_of_their_own() -> None:
+    options = OkTopk(k=1)
+    first, second = pair()
+    for _ in range(2):
+        reduced([first], lambda: tf.reduce_sum(first * [1.0, 2.0, 3.0]), options)
+        reduced([second], lambda: tf.reduce_sum(second * [5.0, 4.0]), options)
+    assert step_report([first]).n == 3
+    assert step_report([second]).n == 2
+    assert step_report([second]).step == 2
+
+
+def check_options_written_inline_keep_their_residual() -> None:
+    first, _ = pair()
+    for _ in range(2):
+        grads = reduced([first], lambda: tf.reduce_sum(first * [1.0, 2.0, 4.0]), OkTopk(k=1))
+    assert step_report([first]).step == 2
+    assert grads[0].numpy().tolist() == [0.0, 4.0 * hvd.size(), 0.0] or grads[0].numpy()[2] == 4.0 * hvd.size()
+
+
+def check_no_trainable_variable() -> None:
+    for in_graph in (False, True):
+        def step() -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.constant(1.0)
+            assert hvd.DistributedGradientTape(tape, compression=DENSE).gradient(loss, []) == []
+        (tf.function(step) if in_graph else step)()
+
+
+def check_no_trainable_variable_on_one_rank() -> None:
+    first, _ = pair()
+    chosen = [] if is_last(hvd) and hvd.size() > 1 else [first]
+    assert_disagreement(hvd, lambda: reduced(chosen, lambda: tf.reduce_sum(first)), "first:0")
+
+
+def check_a_tensor_is_refused_as_a_source() -> None:
+    x = tf.constant([1.0, 2.0])
+
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(x * x)
+        hvd.DistributedGradientTape(tape, compression=DENSE).gradient(loss, [x])
+
+    assert "tf.Variables" in raised_everywhere(hvd, PluginError, step)[0]
+
+
+def check_local_sources_of_a_tape() -> None:
+    first, second = pair()
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(first) * (hvd.rank() + 1.0) + tf.reduce_sum(second) * (hvd.rank() + 1.0)
+    tape = hvd.DistributedGradientTape(tape, compression=DENSE, op=hvd.Sum, scale_local_gradients=False)
+    tape.register_local_source(second)
+    shared, local = tape.gradient(loss, [first, second])
+    assert shared.numpy().tolist() == [sum(range(1, hvd.size() + 1))] * 3
+    assert local.numpy().tolist() == [hvd.rank() + 1.0] * 2
+
+
+def check_partial_tape_leaves_local_layers_alone() -> None:
+    layers = [tf.keras.layers.Dense(2, use_bias=False), tf.keras.layers.Dense(1, use_bias=False)]
+    model = tf.keras.Sequential([tf.keras.layers.Input((3,)), *layers])
+    for layer in layers:
+        layer.set_weights([np.ones_like(layer.get_weights()[0])])
+    variables = [getattr(v, "value", v) if not isinstance(v, tf.Variable) else v for v in model.trainable_variables]
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(tf.ones((1, 3)))) * (hvd.rank() + 1.0)
+    tape = hvd.DistributedGradientTape(tape, compression=DENSE, op=hvd.Sum)
+    tape.register_local_source(variables[1])
+    shared, local = tape.gradient(loss, model.trainable_variables)
+    assert everywhere(hvd, float(shared[0, 0])) == [sum(range(1, hvd.size() + 1))] * hvd.size()
+    assert float(local[0, 0]) == 3.0 * (hvd.rank() + 1) / hvd.size()
+
+
+def check_a_session_of_tensorflow_1() -> None:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        weight = tf.compat.v1.get_variable("weight", initializer=tf.zeros(4))
+        scale = tf.compat.v1.placeholder(tf.float32, [])
+        optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), op=hvd.Sum,
+                                             compression=OkTopk(k=2))
+        train = optimizer.minimize(scale * tf.reduce_sum(weight * [1.0, 2.0, 3.0, 4.0]), var_list=[weight])
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(train, {scale: hvd.rank() + 1.0})
+        total = sum(range(1, hvd.size() + 1))
+        assert session.run(weight).tolist() == [0.0, 0.0, -3.0 * total, -4.0 * total]
+        assert step_report(optimizer).step == 1

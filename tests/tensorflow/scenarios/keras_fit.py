@@ -1,0 +1,152 @@
+"""model.fit under both Keras: it reduces, whatever way the step is run, and the callbacks do what they say."""
+
+from __future__ import annotations
+
+import csv
+
+import horovod.tensorflow as hvd
+import numpy as np
+
+import horovod_oktopk.tensorflow.keras as hvd_keras
+from horovod_oktopk import OptionError, PluginError
+from horovod_oktopk.tensorflow import OkTopk, step_report
+from horovod_oktopk.tensorflow.versions import KERAS_3
+from tests.scenarios.common import DENSE, assert_equal_everywhere, everywhere, raised_everywhere, shared_folder
+from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_model, weights
+
+
+def train(compression: object, **arguments: object) -> dict[str, np.ndarray]:
+    model = compiled(make_model(), distribute(compression), **arguments)
+    history = fit(model)
+    assert history["loss"][1] < history["loss"][0]
+    assert_equal_everywhere(hvd, weights(model))
+    return weights(model)
+
+
+def assert_close(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:
+    for name, value in left.items():
+        np.testing.assert_allclose(value, right[name], rtol=1e-4, atol=1e-6)
+
+
+def check_fit_reduces_as_a_dense_allreduce_does() -> None:
+    dense = train(hvd.Compression.none)
+    assert_close(train(DENSE), dense)
+    assert_close(train(DENSE, run_eagerly=True), dense)
+    assert_close(train(DENSE, steps_per_execution=2), dense)
+    assert_close(train(DENSE, jit_compile=False), dense)
+
+
+def check_jit_compile_auto_does_not_choose_xla() -> None:
+    if KERAS_3:
+        assert compiled(make_model(), distribute(DENSE), jit_compile="auto").jit_compile is False
+        wrapped = keras.mixed_precision.LossScaleOptimizer(distribute(DENSE))
+        assert compiled(make_model(), wrapped).jit_compile is False
+
+
+def check_sparse_fit_learns_and_replicas_are_equal() -> None:
+    model = compiled(make_model(), distribute(OkTopk(density=0.05), keras.optimizers.Adam(0.02)))
+    history = fit(model, epochs=8)
+    assert history["loss"][-1] < 0.8 * history["loss"][0]
+    assert_equal_everywhere(hvd, weights(model))
+    assert step_report(model).step == 8 * 4
+    assert step_report(model) is step_report(model.optimizer)
+
+
+def check_ranks_start_from_the_weights_of_rank_0() -> None:
+    model = compiled(make_model(seed=1 + hvd.rank()), distribute(DENSE))
+    fit(model, [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)])
+    assert_equal_everywhere(hvd, weights(model))
+
+
+def check_random_seeds_are_not_broadcast() -> None:
+    if not KERAS_3:
+        return
+    keras.utils.set_random_seed(5 + hvd.rank())
+    model = compiled(keras.Sequential([keras.layers.Input((20,)), keras.layers.Dropout(0.5), keras.layers.Dense(4)]),
+                     distribute(DENSE))
+    fit(model, [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)])
+    assert_equal_everywhere(hvd, weights(model))
+    seeds = everywhere(hvd, model.layers[0].seed_generator.state.numpy().tobytes())
+    assert len(set(seeds)) == hvd.size()
+
+
+def check_backward_passes_per_step() -> None:
+    results = []
+    for compression in (hvd.Compression.none, DENSE):
+        model = compiled(make_model(), distribute(compression, backward_passes_per_step=2))
+        fit(model)
+        results.append(weights(model))
+    assert_close(*results)
+    assert step_report(model).step == 4
+
+
+def check_callbacks_put_the_report_into_the_logs() -> None:
+    with shared_folder(hvd) as folder:
+        model = compiled(make_model(), distribute(OkTopk(density=0.1)))
+        table = folder / f"log{hvd.rank()}.csv"
+        seen: list[dict[str, float]] = []
+        spy = keras.callbacks.LambdaCallback(on_batch_end=lambda batch, logs: seen.append(dict(logs)))
+        history = fit(model, [hvd_keras.callbacks.StepReportLogger(), hvd_keras.callbacks.MetricAverageCallback(),
+                              keras.callbacks.CSVLogger(str(table)), spy])
+        with table.open() as file:
+            rows = list(csv.DictReader(file))
+    report = step_report(model)
+    for key in ("k", "local_selected", "global_selected", "local_threshold", "global_threshold", "bytes_sent"):
+        assert len(history[f"oktopk_{key}"]) == 2
+        assert f"oktopk_{key}" in rows[1]
+    assert history["oktopk_k"] == [report.k, report.k]
+    np.testing.assert_allclose(history["oktopk_density"], report.k / report.n, rtol=1e-6)
+    assert len(seen) == 8
+    assert seen[-1]["oktopk_bytes_sent"] == report.bytes_sent
+    mine = np.mean([logs["oktopk_bytes_sent"] for logs in seen[4:]])
+    np.testing.assert_allclose(history["oktopk_bytes_sent"][1], np.mean(everywhere(hvd, mine)), rtol=1e-6)
+
+
+def check_metrics_are_averaged() -> None:
+    class Own(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+            logs["rank"] = float(hvd.rank())
+
+    model = compiled(make_model(), distribute(DENSE))
+    history = fit(model, [Own(), hvd_keras.callbacks.MetricAverageCallback()])
+    np.testing.assert_allclose(history["rank"], (hvd.size() - 1) / 2)
+    assert len(set(everywhere(hvd, tuple(map(float, history["loss"]))))) == 1
+
+
+def check_learning_rate_warms_up() -> None:
+    rates: list[float] = []
+    spy = keras.callbacks.LambdaCallback(
+        on_batch_end=lambda batch, logs: rates.append(float(np.asarray(model.optimizer.learning_rate))))
+    model = compiled(make_model(), distribute(DENSE))
+    warmup = hvd_keras.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2, momentum_correction=False)
+    fit(model, [warmup, spy], epochs=3)
+    size = hvd.size()
+    expected = [0.4 / size * (1 + (size - 1) * (step + 1) / 8) for step in range(8)] + [0.4] * 4
+    np.testing.assert_allclose(rates, expected, rtol=1e-5)
+
+
+def check_density_warms_up() -> None:
+    for schedule, expected in (([0.5, 0.25], [0.5, 0.25, 0.1]),
+                               (lambda epoch: 0.3 if epoch == 1 else None, [0.1, 0.3, 0.1])):
+        model = compiled(make_model(), distribute(OkTopk(density=0.1)))
+        history = fit(model, [hvd_keras.callbacks.DensityWarmup(schedule), hvd_keras.callbacks.StepReportLogger()],
+                      epochs=3)
+        assert history["oktopk_k"] == [round(share * step_report(model).n) for share in expected]
+        assert_equal_everywhere(hvd, weights(model))
+    assert hvd_keras.callbacks.DensityWarmup()._density_of(3) == 0.004
+    model = compiled(make_model(), distribute(OkTopk(k=7)))
+    message = raised_everywhere(hvd, OptionError, lambda: fit(model, [hvd_keras.callbacks.DensityWarmup()]))[0]
+    assert "k=7" in message
+    plain = compiled(make_model(), distribute(hvd.Compression.none))
+    raised_everywhere(hvd, PluginError, lambda: fit(plain, [hvd_keras.callbacks.DensityWarmup()]))
+
+
+def check_a_local_variable_keeps_its_own_gradient() -> None:
+    model = compiled(make_model(), distribute(DENSE))
+    model.build((None, 20))
+    model.optimizer.register_local_var(model.trainable_variables[-1])
+    fit(model)
+    biases = everywhere(hvd, weights(model)["003"].tobytes())
+    assert len(set(biases)) == hvd.size()
+    assert_equal_everywhere(hvd, {"kernel": weights(model)["000"]} if hvd.size() == 1 else {"none": np.zeros(1)})
+    assert step_report(model).n == 20 * 24 + 24 + 24 * 4

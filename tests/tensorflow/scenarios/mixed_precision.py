@@ -1,0 +1,123 @@
+"""Loss scaling of both Keras: every rank skips the same steps, and the residual keeps its unit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from horovod_oktopk.tensorflow import OkTopk, step_report
+from horovod_oktopk.tensorflow.versions import KERAS_3
+from tests.scenarios.common import assert_equal_everywhere, everywhere
+from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_model, weights
+
+Scaler = keras.mixed_precision.LossScaleOptimizer
+OPTIONS = OkTopk(density=0.1, threshold_interval=1)
+
+
+def scale_of(scaler: Any) -> float:
+    return float(scaler.dynamic_scale.numpy() if KERAS_3 else scaler.loss_scale.numpy())
+
+
+def scaled_loss(scaler: Any, loss: tf.Tensor) -> tf.Tensor:
+    return scaler.scale_loss(loss) if KERAS_3 else scaler.get_scaled_loss(loss)
+
+
+class Training:
+    """One variable whose gradient is given; a tape, or a distributed optimizer inside or around a scaler."""
+
+    def __init__(self, way: str, scaled: bool, in_graph: bool) -> None:
+        if way == "tape" or not KERAS_3:
+            self.weight = tf.Variable(tf.zeros(40), name="weight")
+        else:
+            import keras as keras_3
+            self.weight = keras_3.Variable(np.zeros(40), dtype="float32", name="weight")
+        plain = keras.optimizers.SGD(1.0)
+        growth = {"initial_scale": 4.0, "dynamic_growth_steps": 1}
+        if way == "tape":
+            self.optimizer = Scaler(plain, **growth) if scaled else plain
+        elif way == "inside":
+            inner = distribute(OPTIONS, plain, op=hvd.Sum)
+            self.optimizer = Scaler(inner, **growth) if scaled else inner
+        else:
+            self.optimizer = distribute(OPTIONS, Scaler(plain, **growth) if scaled else plain, op=hvd.Sum)
+        self.way, self.scaled = way, scaled
+        self.optimizer.build([self.weight])
+        self.run = tf.function(self._step) if in_graph else self._step
+
+    def _step(self, gradient: tf.Tensor) -> None:
+        if self.way != "tape" and not KERAS_3:
+            self.optimizer.minimize(lambda: tf.reduce_sum(self.weight * gradient), [self.weight])
+            return
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.convert_to_tensor(self.weight) * gradient)
+            loss = scaled_loss(self.optimizer, loss) if self.scaled else loss
+        if self.way != "tape":
+            self.optimizer.apply(tape.gradient(loss, [self.weight]), [self.weight])
+            return
+        tape = hvd.DistributedGradientTape(tape, compression=OPTIONS, op=hvd.Sum)
+        grads = tape.gradient(loss, [self.weight])
+        if self.scaled and not KERAS_3:
+            grads = self.optimizer.get_unscaled_gradients(grads)
+        self.optimizer.apply_gradients(zip(grads, [self.weight], strict=True))
+
+    def step(self, step: int, poison: bool = False) -> None:
+        gradient = np.random.default_rng((step, hvd.rank())).integers(-64, 65, 40).astype(np.float32)
+        if poison and hvd.rank() == 0:
+            gradient[3] = np.inf
+        self.run(tf.constant(gradient))
+
+    def value(self) -> np.ndarray:
+        return np.array(tf.convert_to_tensor(self.weight))
+
+
+def ways() -> list[tuple[str, bool]]:
+    """tf-keras has its scaler around the distributed optimizer; Keras 3 has both."""
+    found = ("tape", "inside", "around") if KERAS_3 else ("tape", "inside")
+    return [(way, in_graph) for way in found for in_graph in (True, False)]
+
+
+def check_residual_keeps_its_unit_while_the_scale_grows() -> None:
+    for way, in_graph in ways():
+        results = []
+        for scaled in (False, True):
+            training = Training(way, scaled, in_graph)
+            for step in range(6):
+                training.step(step)
+            results.append(training.value())
+        assert scale_of(training.optimizer) == 4.0 * 2**6, way
+        assert np.abs(results[0]).max() > 0
+        assert np.array_equal(*results), f"{way}, {in_graph=}"
+
+
+def check_overflow_on_one_rank_skips_the_step_on_all() -> None:
+    for way, in_graph in ways():
+        results = []
+        for overflow in (False, True):
+            training = Training(way, True, in_graph)
+            for step in range(5):
+                if overflow and step in (0, 3):
+                    before, scale = training.value(), scale_of(training.optimizer)
+                    training.step(99, poison=True)
+                    assert np.array_equal(training.value(), before)
+                    assert scale_of(training.optimizer) == scale / 2
+                training.step(step)
+            assert_equal_everywhere(hvd, {"weight": training.value()})
+            results.append(training.value())
+        assert np.array_equal(*results), f"a skipped step left a trace: {way}, {in_graph=}"
+
+
+def check_fit_with_the_mixed_float16_policy() -> None:
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model = compiled(make_model(dtype="float32"), distribute(OkTopk(density=0.1)))
+        history = fit(model, epochs=3)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    assert isinstance(model.optimizer, Scaler)
+    assert history["loss"][-1] < history["loss"][0]
+    assert step_report(model).step == 12
+    assert len(set(everywhere(hvd, scale_of(model.optimizer)))) == 1
+    assert_equal_everywhere(hvd, weights(model))

@@ -1,0 +1,98 @@
+"""What cannot work here says so, before anything is lost."""
+
+from __future__ import annotations
+
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as stock_keras
+import numpy as np
+import tensorflow as tf
+
+import horovod_oktopk.tensorflow.keras as hvd_keras
+from horovod_oktopk import PluginError
+from horovod_oktopk.tensorflow import OkTopk, load_state, save_state, set_density, step_report
+from horovod_oktopk.tensorflow.versions import KERAS_3
+from tests.scenarios.common import DENSE, raised_everywhere
+from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_model
+
+
+def check_xla() -> None:
+    weight = tf.Variable(tf.ones(3))
+
+    @tf.function(jit_compile=True)
+    def step() -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight)
+        return hvd.DistributedGradientTape(tape, compression=DENSE).gradient(loss, [weight])[0]
+
+    assert "jit_compile=False" in raised_everywhere(hvd, PluginError, step)[0]
+
+
+def check_xla_in_fit() -> None:
+    def train() -> None:
+        fit(compiled(make_model(), distribute(DENSE), jit_compile=True))
+
+    assert "jit_compile=False" in raised_everywhere(hvd, PluginError, train)[0]
+
+
+def check_legacy_adasum() -> None:
+    def make() -> None:
+        hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), compression=OkTopk, op=hvd.Adasum)
+
+    assert "Adasum" in raised_everywhere(hvd, PluginError, make)[0]
+
+
+def check_a_lone_allreduce() -> None:
+    messages = raised_everywhere(hvd, PluginError, lambda: hvd.allreduce(tf.ones(3), compression=OkTopk()))
+    assert "hvd.DistributedGradientTape" in messages[0]
+
+
+def check_horovods_keras_optimizer_under_keras_3() -> None:
+    import horovod.keras
+    for make in (stock_keras.DistributedOptimizer, hvd.DistributedOptimizer, horovod.keras.DistributedOptimizer):
+        def wrap(make: object = make) -> object:
+            return make(keras.optimizers.SGD(0.1), compression=OkTopk(density=0.1))
+        if KERAS_3:
+            assert "horovod_oktopk.tensorflow.keras" in raised_everywhere(hvd, PluginError, wrap)[0]
+        else:
+            model = compiled(make_model(), wrap())
+            fit(model)
+            assert step_report(model).step == 8
+
+
+def check_op_reaches_a_keras_optimizer() -> None:
+    """Horovod's own hvd.DistributedOptimizer drops it."""
+    if KERAS_3:
+        return
+    weight = tf.Variable(tf.zeros(3))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=DENSE, op=hvd.Sum)
+    optimizer.minimize(lambda: tf.reduce_sum(weight), [weight])
+    assert weight.numpy().tolist() == [-float(hvd.size())] * 3
+
+
+def check_distributing_twice_or_something_else() -> None:
+    if not KERAS_3:
+        return
+    optimizer = distribute(DENSE)
+    assert "already" in raised_everywhere(hvd, PluginError, lambda: distribute(DENSE, optimizer))[0]
+    assert "got 5" in raised_everywhere(hvd, PluginError, lambda: hvd_keras.DistributedOptimizer(5))[0]
+
+
+def check_reports_density_and_state_of_what_is_not_ours() -> None:
+    plain = keras.optimizers.SGD(0.1)
+    for action in (lambda: step_report(plain), lambda: set_density(plain, 0.1), lambda: save_state(plain, "x"),
+                   lambda: load_state(plain, "x")):
+        raised_everywhere(hvd, PluginError, action)
+
+
+def check_errors_in_a_graph_keep_their_words() -> None:
+    """Not an UnknownError, which elastic training would take for success."""
+    weight = tf.Variable(np.ones(3, np.complex64))
+    other = tf.Variable(tf.ones(3))
+
+    @tf.function
+    def step() -> None:
+        reducer = hvd.DistributedGradientTape(tf.GradientTape(), compression=DENSE)._allreduce_grads
+        reducer([tf.ones(3), tf.ones(3)], [other])
+
+    assert "variable of every gradient" in raised_everywhere(hvd, PluginError, step)[0]
+    del weight

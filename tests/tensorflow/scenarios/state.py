@@ -1,0 +1,178 @@
+"""Elastic states, saved models and the checkpoint callback: the residual goes with the variables."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
+
+import horovod_oktopk.tensorflow.keras as hvd_keras
+from horovod_oktopk.tensorflow import OkTopk, load_state, save_state, step_report
+from horovod_oktopk.tensorflow.registry import reducers_of
+from horovod_oktopk.tensorflow.versions import KERAS_3
+from tests.scenarios.common import everywhere, flat, shared_folder
+from tests.tensorflow.driver import Kind
+from tests.tensorflow.scenarios.common import compiled, distribute, keras, make_data, make_model, weights
+
+OPTIONS = OkTopk(density=0.1, threshold_interval=4, region_interval=5, threshold_guard=0.9)
+
+
+def residual(target: Any) -> np.ndarray:
+    return reducers_of(target)[0].flat.accumulator.read_residual()
+
+
+def fresh_model() -> Any:
+    return compiled(make_model(), distribute(OPTIONS, keras.optimizers.SGD(0.1, momentum=0.5)))
+
+
+def train(model: Any, steps: range, callbacks: Any = ()) -> None:
+    """One epoch for each step."""
+    x, y = make_data()
+    model.fit(x, y, batch_size=64, shuffle=False, initial_epoch=steps.start, epochs=steps.stop, verbose=0,
+              callbacks=list(callbacks))
+
+
+def check_keras_state_restores_residual_and_counter() -> None:
+    kinds = (hvd_keras.KerasState, *(() if KERAS_3 else (TensorFlowKerasState,)))
+    for make in kinds:
+        model = fresh_model()
+        state = make(model, epoch=0)
+        state.sync()
+        train(model, range(3))
+        state.save()
+        train(model, range(3, 7))
+        expected, held = flat(weights(model)), residual(model)
+        state.restore()
+        assert not np.array_equal(flat(weights(model)), expected)
+        train(model, range(3, 7))
+        assert step_report(model).step == 7
+        assert np.array_equal(flat(weights(model)), expected)
+        assert np.array_equal(residual(model), held)
+
+
+def check_a_state_from_before_the_first_step_is_restored() -> None:
+    model = fresh_model()
+    state = hvd_keras.KerasState(model, epoch=0)
+    train(model, range(2))
+    state.restore()
+    assert not residual(model).any()
+    train(model, range(1))
+    assert step_report(model).step == 1
+
+
+def check_tensorflow_state_of_tape_variables() -> None:
+    trainer = Kind("function")(OPTIONS)
+    state = TensorFlowState(list(trainer.variables.values()))
+
+    def take_steps(steps: range) -> np.ndarray:
+        for step in steps:
+            rng = np.random.default_rng((step, hvd.rank()))
+            trainer.step({name: rng.integers(-9, 10, v.shape).astype(np.float32)
+                          for name, v in trainer.variables.items()})
+        return flat(trainer.values())
+
+    take_steps(range(3))
+    state.save()
+    expected = take_steps(range(3, 7))
+    state.restore()
+    assert np.array_equal(take_steps(range(3, 7)), expected)
+    assert trainer.report().step == 7
+
+
+def check_a_saved_model_resumes_with_the_same_bits() -> None:
+    """hvd.load_model(..., compression=...), and the residual from a file of its own."""
+    uninterrupted = fresh_model()
+    train(uninterrupted, range(6))
+    with shared_folder(hvd) as folder:
+        model = fresh_model()
+        train(model, range(3))
+        path = folder / ("model.keras" if KERAS_3 else "model.h5")
+        save_state(model, folder / "residuals")
+        if hvd.rank() == 0:
+            model.save(path)
+        everywhere(hvd, "saved")
+        loaded = hvd_keras.load_model(str(path), compression=OPTIONS)
+        load_state(loaded, folder / "residuals")
+        train(loaded, range(3, 6))
+        everywhere(hvd, "done")
+    assert step_report(loaded).step == 6
+    assert np.array_equal(flat(weights(loaded)), flat(weights(uninterrupted)))
+
+
+def check_a_saved_model_loads_without_the_plugin() -> None:
+    with shared_folder(hvd) as folder:
+        model = fresh_model()
+        train(model, range(1))
+        path = folder / f"model{hvd.rank()}{'.keras' if KERAS_3 else '.h5'}"
+        model.save(path)
+        loaded = keras.models.load_model(str(path))
+        assert type(loaded.optimizer).__name__ == "SGD"
+        assert np.array_equal(flat(weights(loaded)), flat(weights(model)))
+
+
+def check_checkpoint_callbacks_resume_with_the_same_bits() -> None:
+    uninterrupted = fresh_model()
+    train(uninterrupted, range(6))
+    with shared_folder(hvd) as folder:
+        def callbacks() -> list[Any]:
+            backup = keras.callbacks.BackupAndRestore(str(folder / f"backup{hvd.rank()}"))
+            return [backup, hvd_keras.callbacks.StateCheckpoint(folder / "residuals")]
+
+        class Killed(Exception):
+            pass
+
+        def die(epoch: int, _logs: Any) -> None:
+            if epoch == 4:
+                raise Killed
+
+        model = fresh_model()
+        with contextlib.suppress(Killed):
+            train(model, range(6), [*callbacks(), keras.callbacks.LambdaCallback(on_epoch_begin=die)])
+        resumed = fresh_model()
+        train(resumed, range(6), callbacks())
+        everywhere(hvd, "done")
+    assert step_report(resumed).step == 6
+    assert np.array_equal(flat(weights(resumed)), flat(weights(uninterrupted)))
+
+
+def check_a_checkpoint_of_another_step_is_not_taken() -> None:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logging.getLogger("horovod_oktopk").addHandler(handler)
+    with shared_folder(hvd) as folder:
+        train(fresh_model(), range(2), [hvd_keras.callbacks.StateCheckpoint(folder / "residuals")])
+        model = fresh_model()  # its weights were not restored
+        train(model, range(1), [hvd_keras.callbacks.StateCheckpoint(folder / "other", restore=folder / "residuals")])
+        everywhere(hvd, "done")
+    logging.getLogger("horovod_oktopk").removeHandler(handler)
+    assert any("is of step 2, the model of step 0" in record.getMessage() for record in records)
+    assert step_report(model).step == 1
+
+
+def check_checkpoint_files_carry_the_epoch_and_leave_nothing_else() -> None:
+    with shared_folder(hvd) as folder:
+        train(fresh_model(), range(2), [hvd_keras.callbacks.StateCheckpoint(folder / "residuals.{epoch:02d}")])
+        everywhere(hvd, "done")
+        assert sorted(path.name for path in Path(folder).iterdir()) == ["residuals.01", "residuals.02"]
+
+
+def check_a_file_that_is_not_there_is_an_error_on_all_ranks() -> None:
+    from horovod_oktopk import OptionError
+    from tests.scenarios.common import raised_everywhere
+    with shared_folder(hvd) as folder:
+        weight = tf.Variable(tf.ones(3), name="weight")
+        load_state([weight], folder / "nothing")
+
+        def step() -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weight)
+            hvd.DistributedGradientTape(tape, compression=OkTopk(k=1)).gradient(loss, [weight])
+
+        assert "nothing" in raised_everywhere(hvd, OptionError, step)[0]
