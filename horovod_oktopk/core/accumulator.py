@@ -53,8 +53,8 @@ class NumpyAccumulator:
     def __init__(self, n: int, dtype: Any = np.float32) -> None:
         self.n = n
         self.dtype = np.dtype(dtype)
-        self.residual: NDArray[Any] = np.zeros(n, self.dtype)
-        self._acc: NDArray[Any] = np.zeros(n, self.dtype)
+        self.residual = self._allocate()
+        self._acc = self._allocate()
         self._magnitude: NDArray[Any] = np.empty(min(n, CHUNK), self.dtype)
         self._passes: NDArray[np.bool_] = np.empty(min(n, CHUNK), np.bool_)
 
@@ -100,6 +100,10 @@ class NumpyAccumulator:
 
     def load_residual(self, values: Values) -> None:
         self.residual[:] = values
+
+    def _allocate(self) -> NDArray[Any]:
+        """A buffer of n zeros."""
+        return np.zeros(self.n, self.dtype)
 
 
 def _chunks(length: int) -> Iterator[tuple[int, int]]:

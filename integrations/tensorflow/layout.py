@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,6 @@ from ..common.layout import Layout
 from ..core.sparse import SparseVector
 
 Array = NDArray[Any]
-ALIGNMENT = 64
-"""Bytes. TensorFlow copies what is aligned to less."""
 
 
 class TensorLayout(Layout):
@@ -37,24 +35,16 @@ class TensorLayout(Layout):
             return all(bool(np.isfinite(part.values.astype(_numpy(dtype)).astype(np.float64)).all())
                        for part, (_, _, dtype) in zip(self.parts(update), self.entries, strict=True))
 
-    def write(self, update: SparseVector | None) -> list[Array]:
-        """The update as dense arrays; all NaN where there is none."""
+    def write(self, update: SparseVector | None, memory_for: Callable[[int], Array]) -> list[Array]:
+        """The update as dense arrays, in memory_for(index); all NaN where there is none."""
         if update is None:
             return [np.full(shape, np.nan, _numpy(dtype)) for _, shape, dtype in self.entries]
         outputs = []
-        for part, (_, shape, dtype) in zip(self.parts(update), self.entries, strict=True):
-            out = aligned_zeros(shape, _numpy(dtype))
+        for index, part in enumerate(self.parts(update)):
+            out = memory_for(index)
             out.reshape(-1)[part.indices] = part.values
             outputs.append(out)
         return outputs
-
-
-def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An array that TensorFlow can take over without a copy."""
-    length = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    buffer = np.zeros(length + ALIGNMENT, np.uint8)
-    start = -buffer.ctypes.data % ALIGNMENT
-    return buffer[start:start + length].view(dtype).reshape(shape)
 
 
 def _numpy(dtype: str) -> np.dtype[Any]:

@@ -37,10 +37,12 @@ def install() -> None:
     if getattr(hvd, "_oktopk_installed", False):
         return
     tape, adasum = hvd._DistributedGradientTape, hvd._DistributedAdasumOptimizer
-    check_horovod(horovod.__version__, {hvd._make_allreduce_grads_fn: _MAKE, tape.gradient: _GRADIENT})
+    check_horovod(horovod.__version__, {hvd._make_allreduce_grads_fn: _MAKE, tape.gradient: _GRADIENT,
+                                            tape.register_local_source: ["self", "source"]})
     hvd._make_allreduce_grads_fn = _wrap_make(hvd._make_allreduce_grads_fn)
     hvd.DistributedOptimizer = _wrap_optimizer(hvd.DistributedOptimizer)
     tape.gradient = _wrap_gradient(tape.gradient)
+    tape.register_local_source = _wrap_source(tape.register_local_source)
     adasum.__init__ = _wrap_adasum(adasum.__init__)
     stock_keras.create_distributed_optimizer = _wrap_create(stock_keras.create_distributed_optimizer)
     hvd.join = hvd.mpi_ops.join = refuse_join(in_use, hvd.join)
@@ -117,6 +119,14 @@ def _wrap_gradient(gradient: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(self._allreduce_grads, Reductions):
             sources = [tensor_of(source) for source in sources]
         return gradient(self, target, sources, *args, **kwargs)
+
+    return wrapped
+
+
+def _wrap_source(register: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    @functools.wraps(register)
+    def wrapped(self: Any, source: Any) -> None:
+        register(self, tensor_of(source))
 
     return wrapped
 

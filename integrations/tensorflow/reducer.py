@@ -20,10 +20,10 @@ import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from ..common.reducer import FlatReducer
-from ..core.accumulator import NumpyAccumulator
 from ..errors import PluginError, TransportError
 from ..options import Scheme
 from . import amp
+from .accumulator import LendingAccumulator
 from .layout import TensorLayout
 from .transport import network
 
@@ -41,8 +41,9 @@ class Reducer:
         self.lines = describe(names, gradients)
         layout = TensorLayout((name, tuple(g.shape), g.dtype.name)
                               for name, g in zip(names, gradients, strict=True) if is_dense(g))
-        self.flat = FlatReducer(options, op == hvd.Average, layout, NumpyAccumulator(layout.n, layout.dtype),
-                                network(process_set), self.lines)
+        self._accumulator = LendingAccumulator(layout)
+        self.flat = FlatReducer(options, op == hvd.Average, layout, self._accumulator, network(process_set),
+                                self.lines)
         self.before_step: Callable[[FlatReducer], None] | None = None
         """Called once, on all ranks, when the next step is taken."""
         self._layout = layout
@@ -64,7 +65,7 @@ class Reducer:
             action(self.flat)
         update = self.flat.step(self._layout.pieces(gradients), float(scale) or None, self._layout.representable)
         with self.flat.writing():
-            return self._layout.write(update)
+            return self._layout.write(update, self._accumulator.memory_for)
 
     def _call(self, step: Callable[..., list[Array]], inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         """Runs the step on the tensors' values, now or when the graph runs."""

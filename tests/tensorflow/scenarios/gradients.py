@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from horovod_oktopk import PluginError
 from horovod_oktopk.tensorflow import OkTopk, step_report
+from horovod_oktopk.tensorflow.registry import reducers_of
 from tests.scenarios.common import (
     DENSE,
     assert_disagreement,
@@ -173,14 +174,42 @@ def check_partial_tape_leaves_local_layers_alone() -> None:
     model = tf.keras.Sequential([tf.keras.layers.Input((3,)), *layers])
     for layer in layers:
         layer.set_weights([np.ones_like(layer.get_weights()[0])])
-    variables = [getattr(v, "value", v) if not isinstance(v, tf.Variable) else v for v in model.trainable_variables]
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(model(tf.ones((1, 3)))) * (hvd.rank() + 1.0)
-    tape = hvd.DistributedGradientTape(tape, compression=DENSE, op=hvd.Sum)
-    tape.register_local_source(variables[1])
+    tape = hvd.PartialDistributedGradientTape(tape, compression=DENSE, op=hvd.Sum, local_layers=layers[1])
     shared, local = tape.gradient(loss, model.trainable_variables)
     assert everywhere(hvd, float(shared[0, 0])) == [sum(range(1, hvd.size() + 1))] * hvd.size()
     assert float(local[0, 0]) == 3.0 * (hvd.rank() + 1) / hvd.size()
+
+
+def check_gradients_that_somebody_holds_are_not_overwritten() -> None:
+    for in_graph in (False, True):
+        first, _ = pair()
+
+        def step(factor: tf.Tensor, variable: Any = first) -> Any:
+            return reduced([variable], lambda: tf.reduce_sum(variable * factor))[0]
+
+        run = tf.function(step) if in_graph else step
+        held = [run(tf.constant(float(factor))) for factor in range(1, 6)]
+        arrays = [np.asarray(gradient) for gradient in held]
+        del held
+        run(tf.constant(99.0))
+        assert [array.tolist() for array in arrays] == [[factor * float(hvd.size())] * 3 for factor in range(1, 6)]
+
+
+def check_memory_that_nobody_holds_is_used_again() -> None:
+    variable = tf.Variable(tf.ones(1000), name="variable")
+
+    @tf.function
+    def step() -> None:
+        variable.assign_sub(0.1 * reduced([variable], lambda: tf.reduce_sum(variable))[0])
+
+    step()
+    accumulator = reducers_of([variable])[0].flat.accumulator
+    memory = {accumulator.residual.base.ctypes.data, accumulator._acc.base.ctypes.data}
+    for _ in range(5):
+        step()
+    assert {accumulator.residual.base.ctypes.data, accumulator._acc.base.ctypes.data} == memory
 
 
 def check_a_session_of_tensorflow_1() -> None:
