@@ -20,9 +20,14 @@ Finding = tuple[bool, str]
 
 SUPPORTED_HOROVOD = "0.28"
 MPI_PROBE = """
-import ctypes, horovod.torch.mpi_lib_v2 as library
+import ctypes, glob, os
+try:
+    from horovod.torch.mpi_lib_v2 import __file__ as library
+except ImportError:
+    import horovod.tensorflow
+    library = glob.glob(os.path.dirname(horovod.tensorflow.__file__) + "/mpi_lib*.so")[0]
 from mpi4py import MPI
-theirs, flag = ctypes.CDLL(library.__file__), ctypes.c_int()
+theirs, flag = ctypes.CDLL(library), ctypes.c_int()
 print(MPI.Get_library_version().split(",")[0])
 theirs.MPI_Initialized(ctypes.byref(flag))
 print(flag.value)
@@ -39,24 +44,23 @@ def check_numpy() -> Finding:
 
 
 def check_horovod() -> Finding:
-    works, found = _version("horovod", "install Horovod 0.28.1, built for PyTorch (HOROVOD_WITH_PYTORCH=1)")
+    works, found = _version("horovod", "install Horovod 0.28.1, built for your framework (HOROVOD_WITH_PYTORCH=1, "
+                                       "HOROVOD_WITH_TENSORFLOW=1)")
     if works and not found.startswith(SUPPORTED_HOROVOD):
         return False, f"found {found}, supported is {SUPPORTED_HOROVOD}: pip install 'horovod>=0.28.1,<0.29'"
     return works, found
 
 
 def check_torch() -> Finding:
-    if find_spec("torch") is None:
-        return False, "PyTorch is not installed: pip install torch, then build Horovod with HOROVOD_WITH_PYTORCH=1"
-    try:
-        importlib.import_module("horovod_oktopk.torch")
-    except Exception as error:
-        return False, f"{type(error).__name__}: {_first_line(error)}"
-    return True, f"PyTorch {metadata.version('torch')}"
+    return _integration("torch", "PyTorch", "HOROVOD_WITH_PYTORCH=1")
 
 
 def check_tensorflow() -> Finding:
-    return False, "not in this version; use PyTorch"
+    works, found = _integration("tensorflow", "TensorFlow", "HOROVOD_WITH_TENSORFLOW=1")
+    if not works:
+        return works, found
+    keras = importlib.import_module("horovod_oktopk.tensorflow.versions").KERAS
+    return True, f"{found} with {keras}"
 
 
 def check_mpi() -> Finding:
@@ -99,9 +103,20 @@ def check() -> int:
         for name, look in checks.items():
             works[name], found = look()
             print(f"    [{'X' if works[name] else ' '}] {name}: {found}")
-    can_act = all(works[name] for name in ("NumPy", "Horovod", "PyTorch")) and (works["MPI"] or works["Gloo"])
+    can_act = (works["NumPy"] and works["Horovod"] and (works["PyTorch"] or works["TensorFlow"])
+               and (works["MPI"] or works["Gloo"]))
     print("OkTopk can be used here." if can_act else "OkTopk cannot be used here.")
     return 0 if can_act else 1
+
+
+def _integration(package: str, name: str, variable: str) -> Finding:
+    if find_spec(package) is None:
+        return False, f"{name} is not installed: pip install {package}, then build Horovod with {variable}"
+    try:
+        importlib.import_module(f"{__package__}.{package}")
+    except Exception as error:
+        return False, f"{type(error).__name__}: {_first_line(error)}"
+    return True, f"{name} {metadata.version(package)}"
 
 
 def _version(package: str, advice: str) -> Finding:
@@ -112,11 +127,13 @@ def _version(package: str, advice: str) -> Finding:
 
 
 def _horovod_says(question: str) -> bool:
-    """The answer of horovod.torch; no, where it cannot be imported."""
-    try:
-        return bool(getattr(importlib.import_module("horovod.torch"), question)())
-    except Exception:
-        return False
+    """The answer of horovod.torch or horovod.tensorflow; no, where neither can be imported."""
+    for framework in ("torch", "tensorflow"):
+        try:
+            return bool(getattr(importlib.import_module(f"horovod.{framework}"), question)())
+        except Exception:  # whatever a broken framework raises
+            continue
+    return False
 
 
 def _probe_mpi() -> Finding:
@@ -157,6 +174,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("check", help="say what works here, and what does not")
     parser.parse_args()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's notices would hide the answer
     return check()
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tensorflow.python.eager import context
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from ..core.accumulator import NumpyAccumulator
 from .layout import TensorLayout

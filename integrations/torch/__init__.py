@@ -3,10 +3,10 @@
 
 from ..options import OkTopk
 from . import amp, plugin
-from .plugin import step_report
+from .plugin import set_density, step_report
 from .state import gather_state_dict
 
 plugin.install()
 amp.install()
 
-__all__ = ["OkTopk", "gather_state_dict", "step_report"]
+__all__ = ["OkTopk", "gather_state_dict", "set_density", "step_report"]

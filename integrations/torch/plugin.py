@@ -63,11 +63,24 @@ def step_report(optimizer: torch.optim.Optimizer) -> StepReport | None:
 
     Raises PluginError for an optimizer that was not made with `compression=OkTopk(...)`.
     """
+    return _reducer(optimizer).report
+
+
+def set_density(optimizer: torch.optim.Optimizer, density: float) -> None:
+    """From the next step on, another fraction of the elements is selected.
+
+    All ranks must set it before the same step. Raises PluginError for an optimizer that was not made with
+    `compression=OkTopk(...)`, OptionError where the density is not allowed, or k was given.
+    """
+    _reducer(optimizer).set_density(density)
+
+
+def _reducer(optimizer: torch.optim.Optimizer) -> Reducer:
     reducer = reducer_of(optimizer)
     if reducer is None:
         raise PluginError(f"{type(optimizer).__name__} was not made by hvd.DistributedOptimizer(..., "
-                          "compression=OkTopk(...)), so it has no step report")
-    return reducer.report
+                          "compression=OkTopk(...))")
+    return reducer
 
 
 def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:

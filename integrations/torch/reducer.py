@@ -86,6 +86,12 @@ class Reducer:
         """Horovod's process set of the optimizer."""
         return self._optimizer.process_set
 
+    def set_density(self, density: float) -> None:
+        """See FlatReducer.set_density."""
+        self.options = self.options.with_density(density)
+        if self.flat is not None:
+            self.flat.set_density(density)
+
     def when_flat(self, action: Callable[[FlatReducer], None]) -> None:
         """Runs the action now, or as soon as the flat vector is laid out."""
         if self.flat is not None:

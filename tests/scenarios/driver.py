@@ -32,6 +32,8 @@ class Trainer(Protocol):
     def load(self, path: str) -> None:
         """Its state, on all ranks together; the parameters are not in it."""
 
+    def set_density(self, density: float) -> None: ...
+
     def assign(self, values: Gradients) -> None:
         """Sets the parameters."""
 

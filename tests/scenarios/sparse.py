@@ -8,7 +8,17 @@ import numpy as np
 
 from horovod_oktopk import OkTopk
 from tests.core.simulation import simulate
-from tests.scenarios.common import N, assert_equal_everywhere, everywhere, flat, gradients, topk, total
+from tests.scenarios.common import (
+    N,
+    assert_disagreement,
+    assert_equal_everywhere,
+    everywhere,
+    flat,
+    gradients,
+    is_last,
+    topk,
+    total,
+)
 from tests.scenarios.driver import Kind
 
 
@@ -130,3 +140,22 @@ def check_report(kind: Kind) -> None:
     assert (report.bytes_sent > 0) == (kind.hvd.size() > 1)
     totals = everywhere(kind.hvd, (report.bytes_sent, report.bytes_received))
     assert sum(sent for sent, _ in totals) == sum(received for _, received in totals)
+
+
+def check_density_changes_from_step_to_step(kind: Kind) -> None:
+    trainer = kind(OkTopk(density=0.5, threshold_interval=1), op=kind.hvd.Sum)
+    residuals, expected = np.zeros((kind.hvd.size(), N)), np.zeros(N)
+    for step, density in enumerate((0.5, 0.5, 0.25, 0.1, 0.1, 0.3)):
+        if step:
+            trainer.set_density(density)
+        trainer.step(gradients(step, kind.hvd.rank()))
+        assert trainer.report().k == round(density * N)
+        residuals += [flat(gradients(step, rank)) for rank in range(kind.hvd.size())]
+        local = np.array([topk(row, round(density * N)) for row in residuals])
+        update = topk(local.sum(axis=0), round(density * N))
+        residuals[(local != 0) & (update != 0)] = 0
+        expected -= update
+        assert np.array_equal(flat(trainer.values()), expected), f"step {step}"
+    if is_last(kind.hvd):
+        trainer.set_density(0.2)
+    assert_disagreement(kind.hvd, lambda: trainer.step(gradients(9, 0)), "density: 0.3", "density: 0.2")

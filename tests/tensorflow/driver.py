@@ -17,7 +17,7 @@ import horovod.tensorflow as hvd
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import PluginError
 from horovod_oktopk.core.report import StepReport
-from horovod_oktopk.tensorflow import load_state, save_state, step_report
+from horovod_oktopk.tensorflow import load_state, save_state, set_density, step_report
 from horovod_oktopk.tensorflow.registry import reducers_of
 from horovod_oktopk.tensorflow.versions import KERAS_3
 from tests.scenarios.common import SHAPES
@@ -110,6 +110,9 @@ class TensorFlowTrainer:
 
     def load(self, path: str) -> None:
         load_state(self.target, path)
+
+    def set_density(self, density: float) -> None:
+        set_density(self.target, density)
 
     def assign(self, values: Gradients) -> None:
         for name, value in values.items():

@@ -10,7 +10,7 @@ import torch
 
 from horovod_oktopk import PluginError
 from horovod_oktopk.core.report import StepReport
-from horovod_oktopk.torch import gather_state_dict, step_report
+from horovod_oktopk.torch import gather_state_dict, set_density, step_report
 from tests.scenarios.common import SHAPES
 from tests.scenarios.driver import Gradients
 
@@ -94,6 +94,9 @@ class TorchTrainer:
 
     def load(self, path: str) -> None:
         self.optimizer.load_state_dict(torch.load(path, weights_only=True))
+
+    def set_density(self, density: float) -> None:
+        set_density(self.optimizer, density)
 
     def assign(self, values: Gradients) -> None:
         for name, value in values.items():
