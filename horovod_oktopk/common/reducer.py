@@ -21,7 +21,7 @@ from ..options import Scheme
 from ..transport.connect import Network
 from ..transport.counting import CountingTransport
 from .layout import Layout
-from .state import Record, record, share_of
+from .state import THIS_PROCESS, Record, record, share_of
 
 Piece = tuple[int, Any]
 """(offset, flat array on the accumulator's device)."""
@@ -109,7 +109,7 @@ class FlatReducer:
 
     def load(self, records: Sequence[Record]) -> None:
         """Takes this rank's share of the records that `record` gave on these or other ranks; none starts anew."""
-        self.take(share_of(records, *self.network.membership(), self.layout))
+        self.take(share_of(records, *self.network.membership(), self.layout, process=THIS_PROCESS))
 
     def take(self, share: Record) -> None:
         """Takes what `share_of` has worked out for this rank."""

@@ -20,26 +20,27 @@ from .layout import Layout
 Record = dict[str, Any]
 Read = Callable[[Record], Values]
 
-_PROCESS = uuid.uuid4().hex
+THIS_PROCESS = uuid.uuid4().hex
 
 
 def record(rank: int, size: int, residual: Values, residual_scale: float | None, algorithm: dict[str, Any]) -> Record:
     """One rank's state."""
-    return {"rank": rank, "size": size, "process": _PROCESS, "residual": residual, "residual_scale": residual_scale,
-            "algorithm": algorithm}
+    return {"rank": rank, "size": size, "process": THIS_PROCESS, "residual": residual,
+            "residual_scale": residual_scale, "algorithm": algorithm}
 
 
 def share_of(records: Sequence[Record], rank: int, size: int, layout: Layout,
-             read: Read = lambda r: r["residual"]) -> Record:  # type: ignore[no-any-return]
+             read: Read = lambda r: r["residual"], process: str | None = None) -> Record:  # type: ignore[no-any-return]
     """What a rank takes of the records: its own; or, of another number of ranks, those equal to it modulo P.
 
-    read: gives a record's residual. The algorithm's state is complete only where the ranks are the same.
+    read: gives a record's residual. process: the rank's; a lone record of the same process is its own, whatever
+    its rank was, as elastic training renumbers ranks. The algorithm's state is whole only for the same rank.
     Raises OptionError where a record is of another model.
     """
     step = max([r["algorithm"]["step"] for r in records], default=0)
     scale = records[0]["residual_scale"] if records else None
     own = [r for r in records if (r["rank"], r["size"]) == (rank, size)]
-    own += [r for r in records if r["process"] == _PROCESS and len(records) == 1]
+    own += [r for r in records if r["process"] == process and len(records) == 1]
     if own:
         algorithm = own[0]["algorithm"] if own[0]["size"] == size else {"step": step}
         return record(rank, size, _checked(read(own[0]), layout), scale, algorithm)

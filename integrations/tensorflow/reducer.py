@@ -36,11 +36,11 @@ Lines = tuple[str, ...]
 class Reducer:
     """Reduces the gradients of one list of variables; on every rank of the process set."""
 
-    def __init__(self, options: Scheme, op: Any, process_set: Any, names: Sequence[str], gradients: Sequence[Any],
+    def __init__(self, options: Scheme, op: Any, process_set: Any, variables: Sequence[Any], gradients: Sequence[Any],
                  ) -> None:
-        self.lines = describe(names, gradients)
-        layout = TensorLayout((name, tuple(g.shape), g.dtype.name)
-                              for name, g in zip(names, gradients, strict=True) if is_dense(g))
+        self.lines = describe(variables, gradients)
+        layout = TensorLayout((name_of(v), tuple(v.shape), g.dtype.name)
+                              for v, g in zip(variables, gradients, strict=True) if is_dense(g))
         self._accumulator = LendingAccumulator(layout)
         self.flat = FlatReducer(options, op == hvd.Average, layout, self._accumulator, network(process_set),
                                 self.lines)
@@ -95,9 +95,14 @@ def _guarded(step: Callable[..., list[Array]], *inputs: Array) -> list[Array]:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-def describe(names: Sequence[str], gradients: Sequence[Any]) -> Lines:
+def describe(variables: Sequence[Any], gradients: Sequence[Any]) -> Lines:
     """One line for each variable: what must be the same on all ranks, and at all steps."""
-    return tuple(f"parameter {name}: {_kind(gradient)}" for name, gradient in zip(names, gradients, strict=True))
+    return tuple(f"parameter {name_of(v)}: {_kind(v, g)}" for v, g in zip(variables, gradients, strict=True))
+
+
+def name_of(variable: Any) -> str:
+    """A name that is the same on all ranks: Keras 3's path, or TensorFlow's name."""
+    return str(getattr(variable, "path", None) or variable.name)
 
 
 def is_dense(gradient: Any) -> bool:
@@ -112,10 +117,10 @@ def refuse_xla() -> None:
                           "kind can: use jit_compile=False for the training step (model.compile, tf.function)")
 
 
-def _kind(gradient: Any) -> str:
+def _kind(variable: Any, gradient: Any) -> str:
     if gradient is None:
         return "no gradient"
-    shape = tuple(gradient.shape)
-    return f"{'shape' if is_dense(gradient) else 'sparse gradient, shape'} {shape}, {gradient.dtype.name}"
+    shape = f"shape {tuple(variable.shape)}, {gradient.dtype.name}"
+    return shape if is_dense(gradient) else f"sparse gradient, {shape}"
 
 

@@ -56,7 +56,7 @@ class Reductions:
                 grads = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
             outputs = list(grads)
             dense = [index for index, g in enumerate(grads) if is_dense(g)]
-            reduced = self._reduce([name_of(v) for v in vars or ()], variables, grads, [grads[i] for i in dense])
+            reduced = self._reduce(list(vars or ()), grads, [grads[i] for i in dense])
             for index, gradient in zip(dense, reduced, strict=True):
                 outputs[index] = gradient
             slices = [i for i, g in enumerate(grads) if isinstance(g, tf.IndexedSlices)]
@@ -68,15 +68,15 @@ class Reductions:
                     outputs[index] = gradient
             return outputs
 
-    def _reduce(self, names: list[str], variables: list[Any], grads: Sequence[Any], dense: list[Any]) -> list[Any]:
-        key = tuple(map(id, variables))
-        lines = describe(names, grads)
+    def _reduce(self, variables: list[Any], grads: Sequence[Any], dense: list[Any]) -> list[Any]:
+        key = tuple(id(tensor_of(variable)) for variable in variables)
+        lines = describe(variables, grads)
         reducer = self.reducers.get(key)
         if reducer is None:
             for known, other in self.reducers.items():
                 if set(known) & set(key):
                     return other.refuse(dense, lines, _other_variables(other.lines, lines))
-            reducer = self._add(key, Reducer(self.options, self.op, self.process_set, names, grads), variables)
+            reducer = self._add(key, Reducer(self.options, self.op, self.process_set, variables, grads), variables)
         if reducer.lines != lines:
             return reducer.refuse(dense, lines, _other_variables(reducer.lines, lines))
         return reducer.reduce(dense)
@@ -84,7 +84,7 @@ class Reductions:
     def _add(self, key: tuple[int, ...], reducer: Reducer, variables: list[Any]) -> Reducer:
         self.reducers[key] = reducer
         for variable in variables:
-            weakref.finalize(variable, self.reducers.pop, key, None)
+            weakref.finalize(tensor_of(variable), self.reducers.pop, key, None)
         for expected in _EXPECTED:
             expected.hand_to(self, reducer, key)
         return reducer
@@ -173,11 +173,6 @@ def tensor_of(variable: Any) -> Any:
     """The tf.Variable of a Keras 3 variable; anything else as it is."""
     value = getattr(variable, "value", variable)
     return variable if callable(value) else value
-
-
-def name_of(variable: Any) -> str:
-    """A name that is the same on all ranks: Keras 3's path, or TensorFlow's name."""
-    return str(getattr(variable, "path", None) or variable.name)
 
 
 def _check_variables(variables: Sequence[Any], grads: Sequence[Any]) -> None:
