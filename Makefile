@@ -1,7 +1,7 @@
 # `make demo` and `make test` build the environment on their first run; later runs find it ready.
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help environment demo test lint bench clean
+.PHONY: help environment demo demo-tensorflow test lint bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -11,6 +11,9 @@ environment:  ## Build .venv: pinned packages, Open MPI, and Horovod compiled fr
 
 demo: environment  ## Train on handwritten digits with 4 ranks, dense and with OkTopk, and compare
 	@$(BIN)/python examples/demo.py
+
+demo-tensorflow: environment  ## Train a Keras model in the same way, with TensorFlow
+	@$(BIN)/python examples/demo.py --framework tensorflow
 
 test: environment  ## Run all tests
 	@$(BIN)/python -m pytest

@@ -1,6 +1,7 @@
 """Trains on handwritten digits twice, with 4 ranks under horovodrun: dense, and with OkTopk; then compares.
 
     make demo
+    make demo-tensorflow
 
 Exits with status 1 if OkTopk's test accuracy is more than one point below that of dense training.
 """
@@ -20,7 +21,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-TRAINING = Path(__file__).with_name("pytorch_digits.py")
+TRAINING = {"pytorch": ("PyTorch", "pytorch_digits.py"), "tensorflow": ("Keras", "keras_digits.py")}
+"""The framework's name, and its script beside this one."""
 SCHEMES = {"none": "dense", "oktopk": "OkTopk"}
 TAG = re.compile(rb"\[\d+,\d+\]<std(?:out|err)>:")
 """mpirun's mark before the output of each rank; it would tear the progress bar apart."""
@@ -31,6 +33,7 @@ TOLERATED = 0.01
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--framework", choices=TRAINING, default="pytorch")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--density", type=float, default=0.01)
     parser.add_argument("--seed", type=int, default=1)
@@ -69,9 +72,10 @@ def run_passing_output(command: list[str]) -> int:
 def train(scheme: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """One training run; its results. Exits with the launcher's status if it fails."""
     results = folder / f"{scheme}.json"
+    script = Path(__file__).with_name(TRAINING[arguments.framework][1])
     command = [str(Path(sys.executable).with_name("horovodrun")), "-np", str(arguments.ranks),
                "-H", f"localhost:{arguments.ranks}", "--gloo" if arguments.gloo else "--mpi",
-               sys.executable, str(TRAINING), "--compression", scheme, "--density", str(arguments.density),
+               sys.executable, str(script), "--compression", scheme, "--density", str(arguments.density),
                "--seed", str(arguments.seed), "--json", str(results)]
     status = run_passing_output(command)
     if status or not results.exists():
@@ -80,10 +84,10 @@ def train(scheme: str, arguments: argparse.Namespace, folder: Path) -> dict[str,
     return outcome
 
 
-def show(results: dict[str, dict[str, Any]], console: Console) -> None:
+def show(framework: str, results: dict[str, dict[str, Any]], console: Console) -> None:
     dense, sparse = results["none"], results["oktopk"]
-    table = Table(title=f"Handwritten digits, {dense['ranks']} ranks, {dense['parameters']:,} parameters, "
-                        f"density {sparse['density']:.1%}")
+    table = Table(title=f"Handwritten digits with {framework}, {dense['ranks']} ranks, "
+                        f"{dense['parameters']:,} parameters, density {sparse['density']:.1%}")
     table.add_column("scheme")
     for heading in ("test accuracy", "bytes per rank and step", "seconds per step"):
         table.add_column(heading, justify="right")
@@ -102,7 +106,7 @@ def main() -> None:
     console = Console()
     with tempfile.TemporaryDirectory() as folder:
         results = {scheme: train(scheme, arguments, Path(folder)) for scheme in SCHEMES}
-    show(results, console)
+    show(TRAINING[arguments.framework][0], results, console)
     lost = results["none"]["accuracy"] - results["oktopk"]["accuracy"]
     if lost > TOLERATED:
         console.print(f"OkTopk lost {100 * lost:.2f} points of accuracy; at most {100 * TOLERATED:g} is expected.")

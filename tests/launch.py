@@ -67,7 +67,7 @@ def outcomes(framework: str, backend: str, size: int, **variables: str) -> dict[
     """What became of every scenario of a framework, in one job: None, or what went wrong."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
-        job = horovodrun(backend, size, "-m", "tests.worker", framework, str(report), extra=variables)
+        job = horovodrun(backend, size, "-m", "tests.worker", framework, str(report), timeout=540, extra=variables)
         found: dict[str, str | None] = json.loads(report.read_text()) if report.exists() else {}
     for name in names(framework):
         found.setdefault(name, f"did not run; the job ended with status {job.returncode}:\n{job.output[-6000:]}")

@@ -11,6 +11,7 @@ JOBS = [("mpi", 1, "keras3"), ("mpi", 2, "tf_keras"), ("mpi", 3, "keras3"), ("mp
         ("gloo", 2, "keras3"), ("gloo", 3, "tf_keras")]
 
 
+@pytest.mark.timeout(600)  # the first of a job waits for all of them
 @pytest.mark.parametrize("scenario", names("tensorflow"))
 @pytest.mark.parametrize(("backend", "size", "keras"), JOBS)
 def test_scenario(backend: str, size: int, keras: str, scenario: str) -> None:

@@ -8,6 +8,7 @@ from tests.launch import outcomes
 from tests.scenarios import names
 
 
+@pytest.mark.timeout(600)  # the first of a job waits for all of them
 @pytest.mark.parametrize("scenario", names("torch"))
 @pytest.mark.parametrize(("backend", "size"), [(b, p) for b in ("mpi", "gloo") for p in (1, 2, 3, 4)])
 def test_scenario(backend: str, size: int, scenario: str) -> None:
