@@ -4,7 +4,7 @@ BIN := .venv/bin
 .PHONY: help environment demo demo-tensorflow test lint bench clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
 
 environment:  ## Build .venv: pinned packages, Open MPI, and Horovod compiled from source
 	@scripts/environment.sh

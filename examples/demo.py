@@ -27,6 +27,8 @@ SCHEMES = {"none": "dense", "oktopk": "OkTopk"}
 TAG = re.compile(rb"\[\d+,\d+\]<std(?:out|err)>:")
 """mpirun's mark before the output of each rank; it would tear the progress bar apart."""
 LONGEST_TAG = 24
+NOTICE = re.compile(rb"(?:WARNING: All log messages before absl|E0000 )[^\n]*\n")
+"""What TensorFlow says in every process before it can be told to be quiet."""
 TOLERATED = 0.01
 """Accuracy that OkTopk may lose."""
 
@@ -53,18 +55,21 @@ def environment() -> dict[str, str]:
 
 
 def run_passing_output(command: list[str]) -> int:
-    """Runs the command, showing what it writes as it comes, without mpirun's marks; its exit status."""
+    """Runs the command, showing what it writes as it comes, without marks and notices; its exit status."""
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
         held = b""
         while chunk := os.read(process.stdout.fileno(), 1 << 16):
-            text = TAG.sub(b"", held + chunk)
-            # What may be the first part of a mark waits for the rest.
+            text = NOTICE.sub(b"", TAG.sub(b"", held + chunk))
+            # What may be the first part of a mark, or of a notice, waits for the rest.
             cut = text.rfind(b"[", max(0, len(text) - LONGEST_TAG))
+            line = text.rfind(b"\n") + 1
+            if text[line:line + 1] in (b"E", b"W"):
+                cut = line
             text, held = (text, b"") if cut < 0 else (text[:cut], text[cut:])
             sys.stderr.buffer.write(text)
             sys.stderr.buffer.flush()
-        sys.stderr.buffer.write(TAG.sub(b"", held))
+        sys.stderr.buffer.write(NOTICE.sub(b"", TAG.sub(b"", held)))
         sys.stderr.buffer.flush()
     return process.returncode
 
@@ -86,7 +91,7 @@ def train(scheme: str, arguments: argparse.Namespace, folder: Path) -> dict[str,
 
 def show(framework: str, results: dict[str, dict[str, Any]], console: Console) -> None:
     dense, sparse = results["none"], results["oktopk"]
-    table = Table(title=f"Handwritten digits with {framework}, {dense['ranks']} ranks, "
+    table = Table(title=f"Handwritten digits, {framework}, {dense['ranks']} ranks, "
                         f"{dense['parameters']:,} parameters, density {sparse['density']:.1%}")
     table.add_column("scheme")
     for heading in ("test accuracy", "bytes per rank and step", "seconds per step"):

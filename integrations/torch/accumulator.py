@@ -59,6 +59,10 @@ class TorchAccumulator:
         magnitudes: Values = self._acc[::stride].abs().cpu().numpy()
         return magnitudes
 
+    def moments(self) -> tuple[float, float]:
+        deviation, mean = torch.std_mean(self._acc, correction=0)
+        return float(mean), float(deviation)
+
     def commit(self, contributed: Indices) -> None:
         self._acc[torch.from_numpy(contributed).to(self._acc.device)] = 0
         self.residual, self._acc = self._acc, self.residual

@@ -24,10 +24,12 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
 
     def on_train_begin(self, logs: Logs = None) -> None:
         self._done = False
+        if self.model.built and not self.model.optimizer.built:
+            self.model.optimizer.build(self.model.trainable_variables)
         self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        self._broadcast()  # a model or an optimizer that was not built before the first batch
+        self._broadcast()  # of a model that was built in the first batch only
 
     def _broadcast(self) -> None:
         if self._done or not (self.model.built and self.model.optimizer.built):

@@ -53,6 +53,8 @@ def check_sparse_gradients() -> None:
                 for index in range(3):
                     run(tf.constant([index, index + hvd.rank() + 1]))
                 results.append(np.concatenate([np.ravel(table.numpy()), np.ravel(weight.numpy())]))
+                if compression is DENSE:
+                    assert step_report([table, weight]).n == (63 if as_dense else 3)
                 assert_equal_everywhere(hvd, {"all": results[-1]})
             np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
 

@@ -54,6 +54,18 @@ def check_sparse_fit_learns_and_replicas_are_equal() -> None:
 
 def check_ranks_start_from_the_weights_of_rank_0() -> None:
     model = compiled(make_model(seed=1 + hvd.rank()), distribute(DENSE))
+    first: list[np.ndarray] = []
+    spy = keras.callbacks.LambdaCallback(on_batch_begin=lambda batch, logs: first.append(weights(model)["000"]))
+    fit(model, [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0), spy])
+    assert_equal_everywhere(hvd, weights(model))
+    if KERAS_3:  # Horovod's own broadcasts after the first step
+        assert_equal_everywhere(hvd, {"before the first step": first[0]})
+
+
+def check_a_model_that_is_built_by_its_first_batch_starts_alike() -> None:
+    keras.utils.set_random_seed(1 + hvd.rank())
+    model = compiled(keras.Sequential([keras.layers.Dense(24, activation="relu"), keras.layers.Dense(4)]),
+                     distribute(DENSE))
     fit(model, [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)])
     assert_equal_everywhere(hvd, weights(model))
 
