@@ -6,16 +6,45 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from numbers import Integral, Real
-from typing import Any, NoReturn, get_args
+from typing import Any, Literal, NoReturn, Protocol, get_args
 
+from .core.accumulator import Accumulator
+from .core.gaussiank import GaussianKAllreduce
+from .core.gtopk import GTopkAllreduce, NaiveGTopkAllreduce
 from .core.oktopk import OkTopkAllreduce
+from .core.reduction import Reduction
+from .core.topka import TopkAAllreduce
+from .core.topkdsa import TopkDSAAllreduce
 from .errors import OptionError, PluginError
 from .transport.base import TransportName
+from .transport.counting import CountingTransport
+
+
+class Algorithm(Protocol):
+    """What every scheme's algorithm offers; see OkTopkAllreduce."""
+
+    description: str
+    step: int
+
+    def reduce(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport) -> Reduction: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load_state(self, state: dict[str, Any]) -> None: ...
+
+    def forget(self) -> None: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Scheme:
-    """What every scheme's options have in common; `OkTopk` is one. Options compare by identity."""
+    """What every scheme's options have in common. Options compare by identity.
+
+    density: fraction of the elements that a step selects, in (0, 1]; k = max(1, round(density * n)).
+    k: that number itself, instead of a density; from 1 to n.
+    transport: "mpi" (mpi4py), "horovod" (Horovod's own alltoall and allgather), or "auto": MPI where
+        Horovod runs on it, and Horovod's collectives elsewhere.
+    Raises OptionError where a value is not allowed.
+    """
 
     density: float = 0.01
     k: int | None = None
@@ -48,7 +77,7 @@ class Scheme:
             raise OptionError(f"the density can be changed only where it was given; got k={self.k}")
         return replace(self, density=density)
 
-    def scheme(self, description: str) -> OkTopkAllreduce:
+    def scheme(self, description: str) -> Algorithm:
         """The algorithm, with these options.
 
         description: what must be equal on all ranks, one "name: value" a line.
@@ -109,6 +138,65 @@ class OkTopk(Scheme):
         """The algorithm, with these options; description: see OkTopkAllreduce."""
         return OkTopkAllreduce(description, self.threshold_interval, self.region_interval, self.bucket_size,
                                self.balance_trigger, self.threshold_guard)
+
+
+@dataclass(frozen=True, eq=False)
+class TopkA(Scheme):
+    """Everyone gathers everyone's top-k: u = Σ Topk(residual + gradient), in 2k(P-1) words; see Scheme."""
+
+    def scheme(self, description: str) -> TopkAAllreduce:
+        """The algorithm, with these options."""
+        return TopkAAllreduce(description)
+
+
+@dataclass(frozen=True, eq=False)
+class TopkDSA(Scheme):
+    """SparCML (Renggli et al., SC 2019): u = Σ Topk(residual + gradient), summed by regions, sparse or dense.
+
+    It sends 4k(P-1)/P to (2k + n)(P-1)/P words, by how far the ranks' selections differ.
+    bucket_size: how many messages fly at once while what came before them is summed. The rest: see Scheme.
+    """
+
+    bucket_size: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_integer("bucket_size", self.bucket_size)
+
+    def scheme(self, description: str) -> TopkDSAAllreduce:
+        """The algorithm, with these options."""
+        return TopkDSAAllreduce(description, self.bucket_size)
+
+
+@dataclass(frozen=True, eq=False)
+class GTopk(Scheme):
+    """gTop-k (Shi et al., ICDCS 2019): the top-k of sums, merged along a tree, in 4k log2 P words.
+
+    algorithm: "tree" (Algorithm 4), or "naive" (Algorithm 2): an allgather, in 2k(P-1) words. The rest: see Scheme.
+    """
+
+    algorithm: Literal["tree", "naive"] = "tree"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.algorithm not in ("tree", "naive"):
+            raise OptionError(f"algorithm must be 'tree' or 'naive'; got {self.algorithm!r}")
+
+    def scheme(self, description: str) -> GTopkAllreduce | NaiveGTopkAllreduce:
+        """The algorithm, with these options."""
+        return (GTopkAllreduce if self.algorithm == "tree" else NaiveGTopkAllreduce)(description)
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianK(Scheme):
+    """Gaussiank (Shi et al., 2019): TopkA with a threshold estimated from mean and deviation; see Scheme.
+
+    The threshold is lowered until more than 3k/4 elements pass; of more than k, the k largest are sent.
+    """
+
+    def scheme(self, description: str) -> GaussianKAllreduce:
+        """The algorithm, with these options."""
+        return GaussianKAllreduce(description)
 
 
 def _check_integer(name: str, value: Any) -> None:

@@ -27,7 +27,7 @@ def check_horovod(version: str, signatures: Mapping[Callable[..., Any], list[str
 def check_arguments(hvd: Any, op: Any, process_set: Any) -> None:
     """Raises PluginError where op or process_set is one that cannot be served. hvd: a framework's Horovod."""
     if op not in (hvd.Average, hvd.Sum):
-        raise PluginError(f"OkTopk works with op=hvd.Average or op=hvd.Sum; got op={op!r}"
+        raise PluginError(f"sparse compressions work with op=hvd.Average or op=hvd.Sum; got op={op!r}"
                           + (" (Adasum)" if op == hvd.Adasum else ""))
     if not process_set.included():
         raise PluginError(f"rank {hvd.rank()} is not in the process set {process_set.ranks} of its optimizer; "
@@ -38,7 +38,7 @@ def refuse_join(in_use: Callable[[], bool], join: Callable[..., Any]) -> Callabl
     """hvd.join, refused while a reduction of ours is in use."""
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if in_use():
-            raise PluginError("hvd.join() cannot be used with OkTopk: the ranks that go on would wait for this one. "
-                              "Give every rank the same number of batches instead")
+            raise PluginError("hvd.join() cannot be used with a sparse compression: the ranks that go on would wait "
+                              "for this one. Give every rank the same number of batches instead")
         return join(*args, **kwargs)
     return wrapped

@@ -115,7 +115,7 @@ class FlatReducer:
         """Takes what `share_of` has worked out for this rank."""
         self.algorithm.forget()
         self.algorithm.step = share["algorithm"]["step"]
-        if "boundaries" in share["algorithm"]:
+        if share["algorithm"].keys() != {"step"}:  # whole
             self.algorithm.load_state(share["algorithm"])
         self.residual_scale = share["residual_scale"]
         self.accumulator.load_residual(share["residual"])

@@ -37,6 +37,9 @@ class Accumulator(Protocol):
     def sample(self, stride: int) -> Values:
         """Magnitudes of every stride-th element of acc, on the host."""
 
+    def moments(self) -> tuple[float, float]:
+        """Mean and standard deviation of acc."""
+
     def commit(self, contributed: Indices) -> None:
         """The residual becomes acc, with zero at the indices that contributed to the update."""
 
@@ -90,6 +93,15 @@ class NumpyAccumulator:
     def sample(self, stride: int) -> Values:
         magnitudes: Values = np.abs(self._acc[::stride])
         return magnitudes
+
+    def moments(self) -> tuple[float, float]:
+        total = squares = 0.0
+        for start, stop in _chunks(self.n):
+            chunk = self._acc[start:stop]
+            total += float(chunk.sum(dtype=np.float64))
+            squares += float(np.einsum("i,i", chunk, chunk, dtype=np.float64))
+        mean = total / self.n
+        return mean, float(np.sqrt(max(0.0, squares / self.n - mean**2)))
 
     def commit(self, contributed: Indices) -> None:
         self._acc[contributed] = 0

@@ -68,7 +68,8 @@ def _difference(transport: Transport, description: str) -> str:
 
 
 def _first_difference(rank: int, reference: list[str], mine: list[str]) -> str:
-    for expected, came in zip(reference, mine, strict=False):
-        if expected != came:
+    """Of the entries; k, which follows from them, comes last."""
+    for expected, came in (*zip(reference[:-1], mine[:-1], strict=False), (reference[-1], mine[-1])):
+        if expected != came and (expected != reference[-1] or len(reference) == len(mine)):
             return f"rank 0 has '{expected}', rank {rank} has '{came}'"
-    return f"rank 0 has {len(reference)} entries, rank {rank} has {len(mine)}"
+    return f"rank 0 has {len(reference) - 1} entries, rank {rank} has {len(mine) - 1}"

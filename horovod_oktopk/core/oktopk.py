@@ -13,6 +13,7 @@ from .agreement import RollCall, roll_call
 from .balance_gather import allgatherv, balance, needs_balance, plan_balance, ring_elements
 from .cost import oktopk_bound
 from .global_threshold import GlobalThreshold
+from .reduction import Reduction
 from .regions import owner_rotation, space_repartition
 from .report import StepReport
 from .sparse import Indices, SparseVector
@@ -21,17 +22,6 @@ from .thresholds import LocalThreshold
 
 if TYPE_CHECKING:
     from ..transport.counting import CountingTransport
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """The outcome of one step on one rank."""
-
-    update: SparseVector | None
-    """u = Topk(Σ Topk(acc)), the same bits on every rank; None where some rank's gradient was not finite."""
-    contributed: Indices
-    """Indices of this rank's acc that contributed to u."""
-    report: StepReport
 
 
 class OkTopkAllreduce:

@@ -36,7 +36,7 @@ class StepReport:
     phases: dict[str, Traffic] = field(default_factory=dict)
     """Bytes, messages and seconds, by phase."""
 
-    PAYLOAD = ("split_and_reduce", "balance", "allgatherv")
+    PAYLOAD = ("split_and_reduce", "balance", "allgatherv", "reduce_tree", "broadcast_tree")
 
     @property
     def bytes_sent(self) -> int:

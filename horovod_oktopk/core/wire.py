@@ -43,8 +43,8 @@ def decode(message: Bytes, dtype: Any, start: int, stop: int) -> SparseVector:
     if rest:
         raise WireError(f"a message of {len(message)} bytes does not hold whole elements of {size} bytes")
     split = count * INDEX_BYTES
-    indices = np.frombuffer(message[:split].tobytes(), np.uint32).astype(np.int64)
-    values = np.frombuffer(message[split:].tobytes(), dtype)
+    indices = message[:split].copy().view(np.uint32).astype(np.int64)  # copied, as a view would have to be aligned
+    values = message[split:].copy().view(dtype)
     if count and not (start <= indices[0] and indices[-1] < stop and (np.diff(indices) > 0).all()):
         raise WireError(f"a message's {count} indices should ascend within [{start}, {stop}); "
                         f"they go from {indices[0]} to {indices[-1]}")

@@ -1,7 +1,7 @@
 """Ok-Topk inside horovod.torch: importing this module makes `compression=OkTopk(...)` work in
 `hvd.DistributedOptimizer`, whichever way that was, or will be, imported."""
 
-from ..options import OkTopk
+from ..options import GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from . import amp, plugin
 from .plugin import set_density, step_report
 from .state import gather_state_dict
@@ -9,4 +9,4 @@ from .state import gather_state_dict
 plugin.install()
 amp.install()
 
-__all__ = ["OkTopk", "gather_state_dict", "set_density", "step_report"]
+__all__ = ["GTopk", "GaussianK", "OkTopk", "TopkA", "TopkDSA", "gather_state_dict", "set_density", "step_report"]

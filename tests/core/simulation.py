@@ -32,7 +32,7 @@ class Record:
 class Rank:
     """One rank of a simulated training run; a run may stop, and go on from here."""
 
-    scheme: OkTopkAllreduce
+    scheme: Any
     accumulator: NumpyAccumulator
     records: list[Record] = field(default_factory=list)
 
@@ -48,8 +48,8 @@ class Rank:
         return self.records[-1]
 
 
-def new_ranks(size: int, n: int, dtype: Any = np.float32, **options: Any) -> list[Rank]:
-    return [Rank(OkTopkAllreduce("test: yes", **options), NumpyAccumulator(n, dtype)) for _ in range(size)]
+def new_ranks(size: int, n: int, dtype: Any = np.float32, make: Any = OkTopkAllreduce, **options: Any) -> list[Rank]:
+    return [Rank(make("test: yes", **options), NumpyAccumulator(n, dtype)) for _ in range(size)]
 
 
 def advance(ranks: list[Rank], gradients: np.ndarray, k: int) -> list[list[Record]]:
@@ -63,7 +63,7 @@ def advance(ranks: list[Rank], gradients: np.ndarray, k: int) -> list[list[Recor
 
 
 def simulate(gradients: np.ndarray, k: int, **options: Any) -> list[list[Record]]:
-    """A whole run from nothing: [step][rank]."""
+    """A whole run from nothing: [step][rank]. options: the algorithm's, and `make`, which makes another one."""
     _, size, n = gradients.shape
     return advance(new_ranks(size, n, gradients.dtype, **options), gradients, k)
 

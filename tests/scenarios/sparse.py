@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from horovod_oktopk import OkTopk
+from horovod_oktopk import GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from tests.core.simulation import simulate
 from tests.scenarios.common import (
     N,
@@ -41,11 +41,16 @@ def check_equals_the_oracle_with_residuals(kind: Kind) -> None:
             assert np.array_equal(trainer.residual(), residuals[kind.hvd.rank()]), f"step {step}, {options}"
 
 
+SCHEMES = {"OkTopk": OkTopk(density=0.1, threshold_interval=3, region_interval=4), "TopkA": TopkA(density=0.1),
+           "TopkDSA": TopkDSA(density=0.1), "GTopk": GTopk(density=0.1),
+           "naive GTopk": GTopk(density=0.1, algorithm="naive"), "GaussianK": GaussianK(density=0.1)}
+
+
 @functools.cache
-def core_alone(size: int) -> tuple[np.ndarray, np.ndarray]:
+def core_alone(scheme: str, size: int) -> tuple[np.ndarray, np.ndarray]:
     """What the core makes of the same gradients, without a framework: the sum of updates, and the residuals."""
     steps = np.array([[noise(step, rank) for rank in range(size)] for step in range(10)])
-    runs = simulate(steps, round(0.1 * N), threshold_interval=3, region_interval=4)
+    runs = simulate(steps, round(0.1 * N), make=SCHEMES[scheme].scheme)
     updates = np.zeros(N, np.float32)
     for step in runs:
         updates[step[0].update.indices] -= step[0].update.values
@@ -57,17 +62,37 @@ def noise(step: int, rank: int) -> np.ndarray:
 
 
 def check_gives_the_same_bits_as_the_core_alone(kind: Kind) -> None:
-    """So both frameworks give the same bits from the same gradients."""
-    trainer = kind(OkTopk(density=0.1, threshold_interval=3, region_interval=4), op=kind.hvd.Sum)
-    shapes = {name: value.shape for name, value in sorted(trainer.values().items())}
-    for step in range(10):
-        vector, grads = noise(step, kind.hvd.rank()), {}
-        for name, shape in shapes.items():
-            grads[name], vector = vector[:int(np.prod(shape))].reshape(shape), vector[int(np.prod(shape)):]
-        trainer.step(grads)
-    updates, residuals = core_alone(kind.hvd.size())
-    assert flat(trainer.values()).tobytes() == updates.tobytes()
-    assert trainer.residual().tobytes() == residuals[kind.hvd.rank()].tobytes()
+    """So both frameworks give the same bits from the same gradients, with every scheme."""
+    for name, options in SCHEMES.items():
+        trainer = kind(options, op=kind.hvd.Sum)
+        shapes = {name: value.shape for name, value in sorted(trainer.values().items())}
+        for step in range(10):
+            vector, grads = noise(step, kind.hvd.rank()), {}
+            for parameter, shape in shapes.items():
+                cut = int(np.prod(shape))
+                grads[parameter], vector = vector[:cut].reshape(shape), vector[cut:]
+            trainer.step(grads)
+        updates, residuals = core_alone(name, kind.hvd.size())
+        assert flat(trainer.values()).tobytes() == updates.tobytes(), name
+        assert trainer.residual().tobytes() == residuals[kind.hvd.rank()].tobytes(), name
+        assert_equal_everywhere(kind.hvd, trainer.values())
+
+
+def check_every_scheme_undoes_nan_and_conserves(kind: Kind) -> None:
+    for name, options in SCHEMES.items():
+        trainer = kind(options, op=kind.hvd.Sum)
+        for step in range(4):
+            trainer.step(gradients(step, kind.hvd.rank()))
+            if step == 1:
+                values, before, grads = trainer.values(), trainer.residual(), gradients(9, kind.hvd.rank())
+                if is_last(kind.hvd):
+                    grads["d"][0] = np.nan
+                trainer.step(grads)
+                assert not trainer.report().finite, name
+                assert trainer.residual().tobytes() == before.tobytes(), name
+                trainer.assign(values)
+        held = sum(everywhere(kind.hvd, trainer.residual()))
+        assert np.array_equal(held - flat(trainer.values()), sum(total(kind.hvd, step) for step in range(4))), name
 
 
 def check_plain_class_takes_the_defaults(kind: Kind) -> None:

@@ -8,7 +8,7 @@ import zipfile
 
 import numpy as np
 
-from horovod_oktopk import OkTopk, OptionError
+from horovod_oktopk import GTopk, OkTopk, OptionError, TopkDSA
 from tests.scenarios.common import SHAPES, N, everywhere, flat, gradients, raised_everywhere, shared_folder
 from tests.scenarios.driver import Kind, Trainer
 
@@ -22,21 +22,23 @@ def take_steps(kind: Kind, trainer: Trainer, steps: range) -> None:
 
 
 def check_a_resumed_run_gives_the_same_bits(kind: Kind) -> None:
-    uninterrupted = kind(OPTIONS)
-    take_steps(kind, uninterrupted, range(12))
-    trainer = kind(OPTIONS)
-    take_steps(kind, trainer, range(6))
-    values = trainer.values()
-    with shared_folder(kind.hvd) as folder:
-        trainer.save(f"{folder}/state")
-        take_steps(kind, trainer, range(1))  # what happens after the checkpoint must leave no trace in it
-        for resumed in (kind(OPTIONS), trainer):  # before the first step, and in the middle
-            resumed.assign(values)
-            resumed.load(f"{folder}/state")
-            take_steps(kind, resumed, range(6, 12))
-            assert resumed.report().step == 12
-            assert np.array_equal(flat(resumed.values()), flat(uninterrupted.values()))
-            assert np.array_equal(resumed.residual(), uninterrupted.residual())
+    for options in (OPTIONS, TopkDSA(density=0.1), GTopk(density=0.1)):
+        uninterrupted = kind(options)
+        take_steps(kind, uninterrupted, range(12))
+        trainer = kind(options)
+        take_steps(kind, trainer, range(6))
+        values = trainer.values()
+        with shared_folder(kind.hvd) as folder:
+            trainer.save(f"{folder}/state")
+            take_steps(kind, trainer, range(1))  # what happens after the checkpoint must leave no trace in it
+            for resumed in (kind(options), trainer):  # before the first step, and in the middle
+                resumed.assign(values)
+                resumed.load(f"{folder}/state")
+                take_steps(kind, resumed, range(6, 12))
+                assert resumed.report().step == 12
+                assert np.array_equal(flat(resumed.values()), flat(uninterrupted.values()))
+                assert np.array_equal(resumed.residual(), uninterrupted.residual())
+            everywhere(kind.hvd, "done with the file")
 
 
 def check_the_sum_of_residuals_survives_another_number_of_ranks(kind: Kind) -> None:

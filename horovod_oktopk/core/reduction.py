@@ -1,0 +1,19 @@
+"""What one step of a scheme gives to whoever holds the accumulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .report import StepReport
+from .sparse import Indices, SparseVector
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """The outcome of one step on one rank."""
+
+    update: SparseVector | None
+    """The sparse sum, the same bits on every rank; None where some rank's gradient was not finite."""
+    contributed: Indices
+    """Indices of this rank's acc that contributed to the update."""
+    report: StepReport

@@ -1,0 +1,42 @@
+"""TopkA (Renggli et al., 2019; Shi et al., 2019): every rank gathers everyone's top-k, and sums."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import wire
+from .sparse import Indices, SparseSum, SparseVector
+from .topk_scheme import TopkScheme
+
+if TYPE_CHECKING:
+    from ..transport.counting import CountingTransport
+
+
+class TopkAAllreduce(TopkScheme):
+    """u = Σ Topk(acc), of up to Pk elements. A rank sends 2k(P-1) words."""
+
+    def exchange(self, selection: SparseVector, counts: NDArray[np.int64], _k: int, n: int,
+                 transport: CountingTransport) -> tuple[SparseVector, Indices]:
+        with transport.phase("allgatherv"):
+            parts = gather(selection, counts[:, 0], n, transport)
+        with transport.phase("sum"):
+            return sum_of(parts, selection.values.dtype), selection.indices
+
+
+def gather(selection: SparseVector, lengths: NDArray[np.int64], n: int, transport: CountingTransport,
+           ) -> list[SparseVector]:
+    """Everyone's selection, by rank. lengths: of each, int64, shape (P,)."""
+    dtype = selection.values.dtype
+    messages = transport.allgatherv(wire.encode(selection), lengths * wire.element_bytes(dtype))
+    return [wire.decode(message, dtype, 0, n) for message in messages]
+
+
+def sum_of(parts: list[SparseVector], dtype: Any) -> SparseVector:
+    """Their sum, each element in rank order."""
+    total = SparseSum(dtype)
+    for rank, part in enumerate(parts):
+        total.add(rank, part)
+    return total.result()

@@ -1,0 +1,74 @@
+"""TopkDSA, SparCML's dynamic sparse allreduce (Renggli et al., 2019): split, reduce, gather; dense where smaller."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import wire
+from .sparse import Indices, SparseVector, concatenate
+from .split_reduce import split_and_reduce
+from .topk_scheme import TopkScheme
+
+if TYPE_CHECKING:
+    from ..transport.counting import CountingTransport
+
+
+class TopkDSAAllreduce(TopkScheme):
+    """u = Σ Topk(acc), summed by regions of n/P elements. A rank sends 4k(P-1)/P to (2k + n)(P-1)/P words.
+
+    bucket_size: how many messages fly at once while what came before them is summed.
+    """
+
+    def __init__(self, description: str, bucket_size: int = 8) -> None:
+        super().__init__(description)
+        self.bucket_size = bucket_size
+
+    def counts(self, selection: SparseVector, n: int, size: int) -> NDArray[np.int64]:
+        """Elements by region."""
+        return np.diff(np.searchsorted(selection.indices, equal_regions(n, size)))
+
+    def exchange(self, selection: SparseVector, counts: NDArray[np.int64], _k: int, n: int,
+                 transport: CountingTransport) -> tuple[SparseVector, Indices]:
+        boundaries = equal_regions(n, transport.size)
+        with transport.phase("split_and_reduce"):
+            reduced = split_and_reduce(selection, boundaries, counts, 0, self.bucket_size, transport)
+        with transport.phase("agree"):
+            sizes = transport.allgather(np.array([len(reduced)], np.int64))[:, 0]
+        with transport.phase("allgatherv"):
+            return allgather_smaller(reduced, sizes, boundaries, transport), selection.indices
+
+
+def equal_regions(n: int, size: int) -> Indices:
+    """Boundaries of P regions of equal length: int64, shape (P + 1,)."""
+    return (np.arange(size + 1, dtype=np.int64) * n) // size
+
+
+def allgather_smaller(reduced: SparseVector, sizes: NDArray[np.int64], boundaries: Indices,
+                      transport: CountingTransport) -> SparseVector:
+    """All regions, each as it takes fewer bytes: sparse, or as all of its values. sizes: elements by region."""
+    dtype, lengths = reduced.values.dtype, np.diff(boundaries)
+    sparse_bytes, dense_bytes = sizes * wire.element_bytes(dtype), lengths * dtype.itemsize
+    is_dense = dense_bytes < sparse_bytes
+    start = boundaries[transport.rank]
+    message = (_dense(reduced, start, lengths[transport.rank]).view(np.uint8) if is_dense[transport.rank]
+               else wire.encode(reduced))
+    messages = transport.allgatherv(message, np.where(is_dense, dense_bytes, sparse_bytes))
+    parts = [_from_dense(message, dtype, boundaries[region]) if is_dense[region]
+             else wire.decode(message, dtype, int(boundaries[region]), int(boundaries[region + 1]))
+             for region, message in enumerate(messages)]
+    return concatenate(parts, dtype)
+
+
+def _dense(part: SparseVector, start: int, length: int) -> NDArray[Any]:
+    values = np.zeros(length, part.values.dtype)
+    values[part.indices - start] = part.values
+    return values
+
+
+def _from_dense(message: wire.Bytes, dtype: Any, start: int) -> SparseVector:
+    values = message.copy().view(dtype)
+    indices = np.flatnonzero(values)
+    return SparseVector(indices + start, values[indices])
