@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -69,7 +70,6 @@ def _difference(transport: Transport, description: str) -> str:
 
 def _first_difference(rank: int, reference: list[str], mine: list[str]) -> str:
     """Of the entries; k, which follows from them, comes last."""
-    for expected, came in (*zip(reference[:-1], mine[:-1], strict=False), (reference[-1], mine[-1])):
-        if expected != came and (expected != reference[-1] or len(reference) == len(mine)):
-            return f"rank 0 has '{expected}', rank {rank} has '{came}'"
-    return f"rank 0 has {len(reference) - 1} entries, rank {rank} has {len(mine) - 1}"
+    pairs = [*zip_longest(reference[:-1], mine[:-1], fillvalue="nothing"), (reference[-1], mine[-1])]
+    expected, came = next((one, other) for one, other in pairs if one != other)
+    return f"rank 0 has '{expected}', rank {rank} has '{came}'"

@@ -51,15 +51,15 @@ def test_all_ranks_hear_the_same_about_a_different_k():
     assert "rank 2" not in told[0]
 
 
-def test_a_missing_entry_is_named_by_its_number():
+def test_a_missing_entry_is_named():
     told = messages(lambda rank: "a: 1" if rank == 2 else "a: 1\nb: 2", lambda rank: 5)
     assert len(set(told)) == 1
-    assert "rank 0 has 2 entries, rank 2 has 1" in told[0]
+    assert "rank 0 has 'b: 2', rank 2 has 'nothing'" in told[0]
 
 
 def test_a_missing_entry_is_told_before_a_k_that_differs_because_of_it():
     told = messages(lambda rank: "a: 1" if rank == 2 else "a: 1\nb: 2", lambda rank: 3 if rank == 2 else 5)
-    assert "rank 0 has 2 entries, rank 2 has 1" in told[0]
+    assert "rank 0 has 'b: 2', rank 2 has 'nothing'" in told[0]
 
 
 def test_many_differing_ranks_give_a_short_message():

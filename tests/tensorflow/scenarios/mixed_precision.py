@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from horovod_oktopk.tensorflow import OkTopk, step_report
+from horovod_oktopk.tensorflow.registry import reducers_of
 from horovod_oktopk.tensorflow.versions import KERAS_3
 from tests.scenarios.common import assert_equal_everywhere, everywhere
 from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_model, weights
@@ -107,6 +108,27 @@ def check_overflow_on_one_rank_skips_the_step_on_all() -> None:
             assert_equal_everywhere(hvd, {"weight": training.value()})
             results.append(training.value())
         assert np.array_equal(*results), f"a skipped step left a trace: {way}, {in_graph=}"
+
+
+def check_an_unscaled_loss_after_a_scaled_one_has_no_scale() -> None:
+    def scale_of_a_step() -> float | None:
+        weight = tf.Variable(tf.ones(4), name="unscaled")
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight)
+        hvd.DistributedGradientTape(tape, compression=OPTIONS).gradient(loss, [weight])
+        return reducers_of([weight])[0].flat.residual_scale
+
+    scaled = Training("tape", True, in_graph=False)
+    scaled.step(0)
+    assert reducers_of([scaled.weight])[0].flat.residual_scale is not None
+    assert scale_of_a_step() is None
+
+    @tf.function
+    def loss_that_nobody_reduces() -> tf.Tensor:
+        return scaled_loss(scaled.optimizer, tf.constant(1.0))
+
+    loss_that_nobody_reduces()
+    assert scale_of_a_step() is None
 
 
 def check_fit_with_the_mixed_float16_policy() -> None:
