@@ -22,8 +22,9 @@ lint: environment  ## Check style and types
 	@$(BIN)/ruff check .
 	@scripts/typecheck.sh
 
-bench: environment  ## Measure the cost of a step without the network
+bench: environment  ## Measure the cost of a step without the network, of the core and in both frameworks
 	@$(BIN)/python benchmarks/step.py
+	@$(BIN)/python benchmarks/plugin.py
 
 clean:  ## Remove the environment and everything that was built (the cached Horovod wheel stays)
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

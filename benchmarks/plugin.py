@@ -251,7 +251,8 @@ def main() -> None:
         arguments.json.write_text(json.dumps(measure(arguments)))
         return
     results = run_in_turns(arguments)
-    show(results, Console())
+    console = Console()
+    show(results, console if console.is_terminal else Console(width=110))
     arguments.json.write_text(json.dumps(results))
     try:
         plot(results, arguments.plot)
