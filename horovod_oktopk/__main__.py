@@ -1,4 +1,4 @@
-"""`python -m horovod_oktopk check`: what of the plugin works here, and what to do about the rest."""
+"""`python -m horovod_oktopk check`: what of the plugin works here. `... advise`: what it would be worth."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from . import __version__
+from . import __version__, advise
+from .errors import OptionError
+from .options import OkTopk
 
 Finding = tuple[bool, str]
 """Whether it works, and what was found: a version, or why not and what to do."""
@@ -109,6 +111,51 @@ def check() -> int:
     return 0 if can_act else 1
 
 
+def add_advise(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--parameters", type=int, required=True, help="n, gradient elements of the model")
+    parser.add_argument("--density", type=float, default=0.01, help="share of them that is selected (0.01)")
+    parser.add_argument("--ranks", type=int, help="P")
+    parser.add_argument("--bandwidth", help="of one rank in each direction, such as 10gbit")
+    parser.add_argument("--latency", default="50us", help="of one message (50us)")
+    parser.add_argument("--measure", action="store_true",
+                        help="measure bandwidth and latency between the ranks of this job, under horovodrun")
+
+
+def run_advise(arguments: argparse.Namespace) -> int:
+    """Prints the prediction, on rank 0; 0."""
+    OkTopk(density=arguments.density).k_of(_at_least_1("--parameters", arguments.parameters))
+    selection = advise.measure_selection(arguments.parameters, arguments.density)
+    if arguments.measure:
+        size, rank, network = _measure()
+    else:
+        if arguments.ranks is None or arguments.bandwidth is None:
+            raise OptionError("--ranks and --bandwidth are needed, or --measure under horovodrun")
+        size, rank = _at_least_1("--ranks", arguments.ranks), 0
+        network = advise.Network(advise.parse_latency(arguments.latency), advise.parse_bandwidth(arguments.bandwidth))
+    if rank == 0:
+        print(advise.report(arguments.parameters, size, arguments.density, network, selection))
+    return 0
+
+
+def _measure() -> tuple[int, int, advise.Network]:
+    """(size, rank, network) of this job."""
+    name = next((name for name in ("torch", "tensorflow") if find_spec(name) is not None), None)
+    if name is None:
+        raise OptionError("--measure needs PyTorch or TensorFlow, with Horovod")
+    hvd = importlib.import_module(f"horovod.{name}")
+    hvd.init()
+    if hvd.size() == 1:
+        raise OptionError("--measure needs several ranks: horovodrun -np P python -m horovod_oktopk advise ...")
+    network = importlib.import_module(f"{__package__}.{name}.transport").network(hvd.global_process_set)
+    return hvd.size(), hvd.rank(), advise.measure_network(network.connect("auto"))
+
+
+def _at_least_1(name: str, value: int) -> int:
+    if value < 1:
+        raise OptionError(f"{name} must be at least 1; got {value}")
+    return value
+
+
 def _integration(package: str, name: str, variable: str) -> Finding:
     if find_spec(package) is None:
         return False, f"{name} is not installed: pip install {package}, then build Horovod with {variable}"
@@ -173,9 +220,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog=f"python -m {Path(__file__).parent.name}", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("check", help="say what works here, and what does not")
-    parser.parse_args()
+    add_advise(commands.add_parser("advise", help="predict what each scheme costs on a network"))
+    arguments = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's notices would hide the answer
-    return check()
+    if arguments.command == "check":
+        return check()
+    try:
+        return run_advise(arguments)
+    except OptionError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -18,12 +18,14 @@ import horovod
 import horovod._keras as stock_keras
 import horovod.tensorflow as hvd
 
+import tensorflow as tf
+
 from ..common.checks import check_arguments, check_horovod, refuse_join
 from ..core.report import StepReport
 from ..errors import PluginError
 from ..options import as_options
 from .registry import Reductions, in_use, reducers_of, reductions_for, reductions_of, tensor_of, variables_of
-from .versions import KERAS
+from .versions import KERAS, KERAS_3
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -150,11 +152,25 @@ def _wrap_create(create: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(create)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         asked = signature.bind(*args, **kwargs).arguments
-        if as_options(asked["compression"]) is not None and not hasattr(asked["optimizer"], "_compute_gradients") \
-                and not hasattr(asked["optimizer"], "compute_gradients"):
+        if as_options(asked["compression"]) is None:
+            return create(*args, **kwargs)
+        if KERAS_3 and isinstance(asked["optimizer"], tf.keras.optimizers.Optimizer):
             raise PluginError(f"{KERAS} does not call Horovod's optimizer, and ranks would train apart. Use "
                               "horovod_oktopk.tensorflow.keras.DistributedOptimizer, which is made for it, or "
                               "tf-keras (TF_USE_LEGACY_KERAS=1)")
-        return create(*args, **kwargs)
+        optimizer = create(*args, **kwargs)
+        optimizer._compute_gradients = _wrap_compute(optimizer._compute_gradients)
+        return optimizer
+
+    return wrapped
+
+
+def _wrap_compute(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """What Horovod's Keras optimizers do with no variable at all is to stumble over it."""
+    @functools.wraps(compute)
+    def wrapped(loss: Any, var_list: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(var_list, list | tuple) and not var_list:
+            raise PluginError("the model has no trainable variable, so there is nothing to reduce and to train")
+        return compute(loss, var_list, *args, **kwargs)
 
     return wrapped

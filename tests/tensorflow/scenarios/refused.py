@@ -69,6 +69,17 @@ def check_op_reaches_a_keras_optimizer() -> None:
     assert weight.numpy().tolist() == [-float(hvd.size())] * 3
 
 
+def check_fit_without_a_trainable_variable() -> None:
+    def train() -> None:
+        model = keras.Sequential([keras.layers.Input((20,)), keras.layers.Dense(4, trainable=False)])
+        fit(compiled(model, distribute(DENSE)))
+
+    if KERAS_3:  # which warns of it
+        train()
+    else:
+        assert "no trainable variable" in raised_everywhere(hvd, PluginError, train)[0]
+
+
 def check_distributing_twice_or_something_else() -> None:
     if not KERAS_3:
         return
