@@ -41,7 +41,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One scheme's step. messages, words: of Table 1, one after the other. transfer, latency, sparsification: seconds."""
+    """One scheme's step. words: those of Table 1. transfer, latency, sparsification: seconds."""
 
     scheme: str
     words: float
