@@ -1,7 +1,7 @@
 # `make demo` and `make test` build the environment on their first run; later runs find it ready.
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help environment demo demo-tensorflow test lint bench clean
+.PHONY: help environment demo demo-tensorflow test lint bench cluster-bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -25,6 +25,9 @@ lint: environment  ## Check style and types
 bench: environment  ## Measure the cost of a step without the network, of the core and in both frameworks
 	@$(BIN)/python benchmarks/step.py
 	@$(BIN)/python benchmarks/plugin.py
+
+cluster-bench: environment  ## Measure allreduces on a cluster of network namespaces at 1 Gbit/s (needs root, iproute2)
+	@$(BIN)/python benchmarks/cluster.py
 
 clean:  ## Remove the environment and everything that was built (the cached Horovod wheel stays)
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

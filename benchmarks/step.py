@@ -59,12 +59,14 @@ class Gradients:
     """A direction that turns slowly, plus noise, with layers of different scale: gradients that evolve.
 
     Both parts are drawn once and shifted along, as drawing n normal numbers costs more than the step does.
+    noise_seed: a rank's own, where ranks share the direction.
     """
 
-    def __init__(self, n: int, seed: int) -> None:
+    def __init__(self, n: int, seed: int, noise_seed: int | None = None) -> None:
         self._random = np.random.default_rng(seed)
         self._direction = self._random.standard_normal(n, dtype=np.float32)
-        self._noise = self._random.standard_normal(n, dtype=np.float32)
+        own = self._random if noise_seed is None else np.random.default_rng(noise_seed)
+        self._noise = own.standard_normal(n, dtype=np.float32)
         scales = np.geomspace(2.0, 0.5, 16, dtype=np.float32)
         self._scale = np.repeat(scales, -(-n // 16))[:n]
 

@@ -1,0 +1,74 @@
+"""The cluster of network namespaces: it runs, it says what is wrong, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launch import ROOT, environment
+
+SCRIPT = str(ROOT / "benchmarks" / "cluster.py")
+needs_root = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
+                                reason="network namespaces need root and iproute2")
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, SCRIPT, *arguments], cwd=ROOT, env=environment(), text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def left_behind() -> list[str]:
+    """Namespaces and devices of clusters."""
+    listed = [subprocess.run(["ip", *command], capture_output=True, text=True, check=True).stdout.splitlines()
+              for command in (["netns", "list"], ["-o", "link"])]
+    return [line for lines in listed for line in lines if line.startswith("ok") or ": ok" in line]
+
+
+@needs_root
+def test_a_small_cluster_measures_time_and_bytes(tmp_path: Path) -> None:
+    job = start("--hosts", "3", "--rate", "1gbit", "--parameters", "300000", "--steps", "2", "--schemes", "OkTopk",
+                "--json", str(tmp_path / "out.json"), "--plot", str(tmp_path / "out.png"))
+    output, _ = job.communicate(timeout=120)
+    assert job.returncode == 0, output
+    (found,) = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert found["ranks"] == 3
+    assert found["seconds"] > 0
+    assert 0.9 * found["bytes_sent"] < found["interface_bytes"] < 1.5 * found["bytes_sent"] + 20_000
+    assert (tmp_path / "out.png").stat().st_size > 0
+    assert left_behind() == []
+
+
+@needs_root
+@pytest.mark.parametrize("how", ["fails", "is interrupted", "is terminated"])
+def test_nothing_is_left_behind_when_a_run(how: str, tmp_path: Path) -> None:
+    limit = "1" if how == "fails" else "100"
+    job = start("--hosts", "2", "--parameters", "3000000", "--steps", "500", "--schemes", "TopkA", "--timeout", limit,
+                "--json", str(tmp_path / "out.json"), "--plot", str(tmp_path / "out.png"))
+    if how != "fails":
+        deadline = time.monotonic() + 30
+        while not left_behind() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(1)
+        job.send_signal(signal.SIGINT if how == "is interrupted" else signal.SIGTERM)
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode != 0
+    assert left_behind() == [], output
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--hosts", "1"], "--hosts must be from 2 to 64"), (["--rate", "fast"], "--rate must be such as 100mbit"),
+    (["--rate", "0mbit"], "--rate must be"), (["--parameters", "1000000000000"], "GiB are free"),
+    (["--schemes", "Topk"], "invalid choice")])
+def test_bad_input_is_told(arguments: list[str], message: str) -> None:
+    job = start(*arguments)
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode != 0
+    assert message in output or (os.geteuid() != 0 and "need root" in output)
