@@ -71,7 +71,9 @@ def cluster(hosts: int, rate: str) -> Iterator[Cluster]:
             undo.callback(_ip, "netns", "del", name, check=False)
             _connect(name, f"{mark}v{index}", bridge, f"{SUBNET}.{index + 1}/24", rate)
         agent = Path(folder, "agent.sh")
+        # The hosts share a disk, and daemons would meet in one session directory: each gets its own.
         agent.write_text(f'#!/bin/sh\nhost="$1"; shift\nindex=$((${{host##*.}} - 1))\n'
+                         f'export OMPI_MCA_orte_tmpdir_base={folder}/$index\nmkdir -p {folder}/$index\n'
                          f'exec ip netns exec {mark}-$index sh -c "$*"\n')
         agent.chmod(0o755)
         yield Cluster(names, agent)
@@ -119,10 +121,12 @@ def check_machine(hosts: int, rate: str, parameters: int) -> None:
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """One dictionary for each scheme, slowest ranks' figures."""
-    jobs = [(scheme, []) for scheme in SCHEMES if scheme in arguments.schemes or not arguments.schemes]
-    if not arguments.schemes or "MPI dense" in arguments.schemes:
-        jobs += [(name, ["--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm",
-                         str(number)]) for name, number in MPI_ALGORITHMS.items()]
+    jobs: list[tuple[str, list[str]]] = []
+    for scheme in arguments.schemes:
+        jobs.append((scheme, []))
+        if scheme == "MPI dense":
+            jobs += [(name, ["--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm",
+                             str(number)]) for name, number in MPI_ALGORITHMS.items()]
     found = []
     with cluster(arguments.hosts, arguments.rate) as hosts, tempfile.TemporaryDirectory() as folder:
         for scheme, settings in tqdm(jobs, unit="scheme"):
@@ -198,7 +202,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--parameters", type=int, default=14_728_266, help="gradient elements (default: VGG-16)")
     parser.add_argument("--density", type=float, default=0.01)
     parser.add_argument("--steps", type=int, default=5, help="timed, after three that are not")
-    parser.add_argument("--schemes", nargs="*", choices=SCHEMES, help="all, if not given")
+    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=SCHEMES, help="all, if not given")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each scheme")
     parser.add_argument("--json", type=Path, default=Path("runs/cluster.json"))
     parser.add_argument("--plot", type=Path, default=Path("runs/cluster.png"))

@@ -63,12 +63,15 @@ def _end(job: subprocess.Popen[str]) -> None:
 
 
 @functools.cache
-def outcomes(framework: str, backend: str, size: int, **variables: str) -> dict[str, str | None]:
-    """What became of every scenario of a framework, in one job: None, or what went wrong."""
+def outcomes(framework: str, backend: str, size: int, kinds: tuple[str, ...] | None = None,
+             **variables: str) -> dict[str, str | None]:
+    """What became of every scenario of a framework (and kinds), in one job: None, or what went wrong."""
+    wanted = names(framework, kinds) if kinds else []
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
-        job = horovodrun(backend, size, "-m", "tests.worker", framework, str(report), timeout=540, extra=variables)
+        job = horovodrun(backend, size, "-m", "tests.worker", framework, str(report), *wanted, timeout=540,
+                         extra=variables)
         found: dict[str, str | None] = json.loads(report.read_text()) if report.exists() else {}
-    for name in names(framework):
+    for name in names(framework, kinds):
         found.setdefault(name, f"did not run; the job ended with status {job.returncode}:\n{job.output[-6000:]}")
     return found

@@ -28,12 +28,12 @@ def run(hvd: Any, name: str, scenario: Callable[[], None]) -> str | None:
 
 
 def main() -> None:
-    framework, report, *only = sys.argv[1:]
+    framework, report, *wanted = sys.argv[1:]
     driver = importlib.import_module(f"tests.{framework}.driver")
     driver.start(process_sets(driver.hvd))
     outcomes: dict[str, str | None] = {}
     for name, scenario in all_scenarios(framework).items():
-        if only and not any(part in name for part in only):
+        if wanted and not any(part in name for part in wanted):
             continue
         driver.seed(1234)
         outcomes[name] = run(driver.hvd, name, scenario)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,9 @@ def _found(framework: str) -> Iterator[tuple[str, str, str, str | None]]:
                 yield name + (f"[{kind}]" if kind else ""), f"{package}.{module}", function, kind
 
 
-def names(framework: str) -> list[str]:
-    """All scenarios' names, without importing a framework."""
-    return [name for name, *_ in _found(framework)]
+def names(framework: str, kinds: Iterable[str] | None = None) -> list[str]:
+    """Scenarios' names, without importing a framework; kinds: those wanted, if not all."""
+    return [name for name, *_, kind in _found(framework) if kind is None or kinds is None or kind in kinds]
 
 
 def all_scenarios(framework: str) -> dict[str, Callable[[], None]]:

@@ -1,19 +1,22 @@
-"""Every scenario under real horovodrun, with both Keras: MPI and Gloo, on 1 to 4 ranks; one launch for each."""
+"""Every scenario under real horovodrun, with both Keras: MPI and Gloo, on 1 to 4 ranks; one launch for each job."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.launch import outcomes
-from tests.scenarios import names
+from tests.scenarios import KINDS, names
 
-JOBS = [("mpi", 1, "keras3"), ("mpi", 2, "tf_keras"), ("mpi", 3, "keras3"), ("mpi", 4, "keras3"),
-        ("gloo", 2, "keras3"), ("gloo", 3, "tf_keras")]
+ALL, SOME, REST = KINDS["tensorflow"], ("function", "keras"), ("tape", "legacy")
+JOBS = {("mpi", 1, "keras3"): ALL, ("mpi", 2, "tf_keras"): ALL, ("mpi", 3, "keras3"): REST,
+        ("mpi", 4, "keras3"): SOME, ("gloo", 2, "keras3"): ALL, ("gloo", 3, "tf_keras"): SOME}
+"""Kinds of training by job: all of them everywhere would take too long."""
+CASES = [(*job, scenario) for job, kinds in JOBS.items() for scenario in names("tensorflow", kinds)]
 
 
 @pytest.mark.timeout(600)  # the first of a job waits for all of them
-@pytest.mark.parametrize("scenario", names("tensorflow"))
-@pytest.mark.parametrize(("backend", "size", "keras"), JOBS)
+@pytest.mark.parametrize(("backend", "size", "keras", "scenario"), CASES)
 def test_scenario(backend: str, size: int, keras: str, scenario: str) -> None:
-    failure = outcomes("tensorflow", backend, size, TF_USE_LEGACY_KERAS=str(int(keras == "tf_keras")))[scenario]
-    assert failure is None, failure
+    kinds = JOBS[backend, size, keras]
+    found = outcomes("tensorflow", backend, size, kinds, TF_USE_LEGACY_KERAS=str(int(keras == "tf_keras")))
+    assert found[scenario] is None, found[scenario]

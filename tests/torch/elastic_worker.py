@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import horovod.torch as hvd
@@ -40,6 +41,10 @@ def main() -> None:
             if state.step == 5 and os.environ["HOROVOD_HOSTNAME"] == VICTIM and not (folder / "killed").exists():
                 (folder / "killed").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
+            if (folder / "killed").exists() and hvd.size() < 3:  # wait for the newcomer
+                time.sleep(0.1)
+                state.commit()
+                continue
             optimizer.zero_grad()
             generator = torch.Generator().manual_seed(100 * state.step + hvd.rank())
             (weight * torch.randint(-9, 10, (200,), generator=generator)).sum().backward()
