@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,9 +67,12 @@ def cluster(hosts: int, rate: str) -> Iterator[Cluster]:
         _ip("addr", "add", f"{SUBNET}.254/24", "dev", bridge)
         _ip("link", "set", bridge, "up")
         for index, name in enumerate(names):
+            link = f"{mark}v{index}"
             _ip("netns", "add", name)
             undo.callback(_ip, "netns", "del", name, check=False)
-            _connect(name, f"{mark}v{index}", bridge, f"{SUBNET}.{index + 1}/24", rate)
+            undo.callback(_ip, "link", "del", link, check=False)
+            undo.callback(_end_processes, name)  # first, as a namespace lives as long as they do
+            _connect(name, link, bridge, f"{SUBNET}.{index + 1}/24", rate)
         agent = Path(folder, "agent.sh")
         # The hosts share a disk, and daemons would meet in one session directory: each gets its own.
         agent.write_text(f'#!/bin/sh\nhost="$1"; shift\nindex=$((${{host##*.}} - 1))\n'
@@ -77,6 +80,13 @@ def cluster(hosts: int, rate: str) -> Iterator[Cluster]:
                          f'exec ip netns exec {mark}-$index sh -c "$*"\n')
         agent.chmod(0o755)
         yield Cluster(names, agent)
+
+
+def _end_processes(name: str) -> None:
+    found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
+    for process in found.stdout.split():
+        with suppress(ProcessLookupError):
+            os.kill(int(process), signal.SIGKILL)
 
 
 def _connect(name: str, link: str, bridge: str, address: str, rate: str) -> None:
