@@ -130,7 +130,7 @@ def check_options_written_inline_keep_their_residual() -> None:
     for _ in range(2):
         grads = reduced([first], lambda: tf.reduce_sum(first * [1.0, 2.0, 4.0]), OkTopk(k=1))
     assert step_report([first]).step == 2
-    assert grads[0].numpy().tolist() == [0.0, 4.0 * hvd.size(), 0.0] or grads[0].numpy()[2] == 4.0 * hvd.size()
+    assert grads[0].numpy().tolist() == [0.0, 4.0 * hvd.size(), 0.0]  # 2 + 2; a tie goes to the lower index
 
 
 def check_no_trainable_variable() -> None:

@@ -56,14 +56,6 @@ def assert_equal_everywhere(tensors: Iterable[torch.Tensor]) -> None:
     assert len(set(hvd.allgather_object(mine))) == 1, "the replicas differ"
 
 
-def topk(vector: np.ndarray, k: int) -> np.ndarray:
-    """The dense oracle: everything but the k largest magnitudes is zero; ties go to the lower index."""
-    kept = np.zeros_like(vector)
-    order = np.argsort(-np.abs(vector), kind="stable")[:k]
-    kept[order] = vector[order]
-    return kept
-
-
 def raised_everywhere(kind: type[Exception], action: Any) -> list[str]:
     """The messages of the error that `action` raises on every rank."""
     message = None
