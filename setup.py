@@ -4,6 +4,11 @@ from pathlib import Path
 
 from setuptools import setup
 
+try:
+    from pybind11.setup_helpers import Pybind11Extension
+except ImportError:  # then the package works with NumPy alone
+    Pybind11Extension = None
+
 HERE = Path(__file__).parent
 
 PACKAGES = {
@@ -16,6 +21,18 @@ PACKAGES = {
     "horovod_oktopk.tensorflow.keras": "integrations/tensorflow/keras",
 }
 
+KERNELS = "horovod_oktopk/core/native.cpp"
+
+
+def extensions() -> list:
+    """The kernels in C++; optional, so that a machine without a compiler installs the package all the same."""
+    if Pybind11Extension is None:
+        return []
+    # No contraction: a fused multiply-add would round differently from NumPy.
+    return [Pybind11Extension("horovod_oktopk.core._native", [KERNELS], cxx_std=17, optional=True,
+                              extra_compile_args=["-O3", "-ffp-contract=off"])]
+
+
 setup(
     name="horovod_oktopk",
     version="0.1.0",
@@ -26,6 +43,7 @@ setup(
     python_requires=">=3.10",
     packages=list(PACKAGES),
     package_dir=PACKAGES,
+    ext_modules=extensions(),
     package_data={"horovod_oktopk": ["py.typed"], "horovod_oktopk.torch": ["py.typed"],
                   "horovod_oktopk.tensorflow": ["py.typed"]},
     install_requires=["numpy>=1.24"],

@@ -22,7 +22,7 @@ from horovod_oktopk.core.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.mpi import MPITransport
 
-WARM_UP = 3
+WARM_UP = 20
 INTERFACE = Path("/sys/class/net/eth0/statistics/tx_bytes")
 SPARSE = {"OkTopk": OkTopk, "TopkA": TopkA, "TopkDSA": TopkDSA, "GTopk": GTopk, "GaussianK": GaussianK}
 Vector = np.ndarray[Any, Any]

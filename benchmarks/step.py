@@ -2,8 +2,8 @@
 
     python benchmarks/step.py --json runs/step.json --plot runs/step.png
 
-Every phase is timed, steps that reuse the thresholds apart from steps that re-evaluate them, beside
-what else could be done with the same vector: a memcpy, NumPy's partition, PyTorch's topk.
+Every phase is timed, with the kernels in C++ and, in turns with them, with those in NumPy, beside what
+else could be done with the same vector: a memcpy, NumPy's partition, PyTorch's topk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from rich.table import Table
 from tqdm import tqdm
 
 from horovod_oktopk import OkTopk
+from horovod_oktopk.core import sparse
 from horovod_oktopk.core.accumulator import NumpyAccumulator
+from horovod_oktopk.core.kernels import KERNELS, Kernels, NumpyKernels
 from horovod_oktopk.core.sparse import SparseVector
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import LocalTransport, LocalWorld
@@ -46,7 +48,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, default=14_728_266, help="elements (default: VGG-16 for CIFAR-10)")
     parser.add_argument("--density", type=float, default=0.01)
-    parser.add_argument("--steps", type=int, default=97, help="timed; the thresholds are due every 32")
+    parser.add_argument("--steps", type=int, default=97, help="timed")
     parser.add_argument("--warm-up", type=int, default=32, help="steps before, in which the residual fills")
     parser.add_argument("--repeats", type=int, default=11, help="of the operations that are compared with")
     parser.add_argument("--seed", type=int, default=1)
@@ -83,22 +85,20 @@ class Gradients:
 
 
 class Step:
-    """One rank's step through the core, as an integration takes it."""
+    """One rank's step through the core, as an integration takes it, with these kernels."""
 
-    def __init__(self, n: int, density: float) -> None:
+    def __init__(self, n: int, density: float, kernels: Kernels) -> None:
         options = OkTopk(density=density)
         self.k = options.k_of(n)
-        self.interval = options.threshold_interval
-        self.acc = NumpyAccumulator(n)
+        self.kernels = kernels
+        self.acc = NumpyAccumulator(n, kernels=kernels)
         self.algorithm = options.scheme("benchmark: step")
         self.transport = CountingTransport(LocalTransport(LocalWorld(1), 0))
-        self.evaluated = False
-        """Whether the last step re-evaluated the local threshold, be it due or by the guard."""
 
     def run(self, gradient: Gradient) -> dict[str, float]:
         """Reduces the gradient in place. Seconds by phase."""
+        sparse.KERNELS = self.kernels
         self.transport.reset()
-        threshold = self.algorithm.local.value
         times = [time.perf_counter()]
         finite = self.acc.accumulate([(0, gradient)])
         times.append(time.perf_counter())
@@ -108,7 +108,6 @@ class Step:
         self.acc.commit(reduction.contributed)
         write_back(reduction.update, gradient)
         times.append(time.perf_counter())
-        self.evaluated = self.algorithm.local.value != threshold
         accumulate, reduce, write = (stop - start for start, stop in pairwise(times))
         select = self.transport.phases["select"].seconds
         return dict(zip(PHASES, (accumulate, select, reduce - select, write), strict=True))
@@ -120,19 +119,19 @@ def write_back(update: SparseVector, gradient: Gradient) -> None:
     gradient[update.indices] = update.values
 
 
-def measure_steps(step: Step, gradients: Gradients, gradient: Gradient, arguments: argparse.Namespace,
+def measure_steps(steps: dict[str, Step], gradients: Gradients, gradient: Gradient, arguments: argparse.Namespace,
                   ) -> dict[str, Samples]:
-    """Milliseconds by kind of step and phase."""
-    names = (*PHASES, "step")
-    kinds: dict[str, Samples] = {kind: {name: [] for name in names} for kind in ("reuse", "re-evaluation")}
+    """Milliseconds by kind of step and phase; every gradient goes to all kinds in turn."""
+    kinds: dict[str, Samples] = {kind: {name: [] for name in (*PHASES, "step")} for kind in steps}
+    drawn = np.empty_like(gradient)
     for index in tqdm(range(arguments.warm_up + arguments.steps), desc="steps", unit="step"):
-        gradients.fill(gradient)
-        seconds = step.run(gradient)
-        if index < arguments.warm_up:
-            continue
-        samples = kinds["re-evaluation" if step.evaluated else "reuse"]
-        for name, value in (*seconds.items(), ("step", sum(seconds.values()))):
-            samples[name].append(1e3 * value)
+        gradients.fill(drawn)
+        for kind, step in steps.items():
+            gradient[:] = drawn
+            seconds = step.run(gradient)
+            if index >= arguments.warm_up:
+                for name, value in (*seconds.items(), ("step", sum(seconds.values()))):
+                    kinds[kind][name].append(1e3 * value)
     return kinds
 
 
@@ -158,17 +157,18 @@ def measure_others(gradient: Gradient, k: int, repeats: int) -> Samples:
 
 def measure_memory(step: Step, gradients: Gradients, gradient: Gradient) -> dict[str, float]:
     """MiB, in steps of their own as tracing slows them down: what is held between steps beyond the
-    gradient, and the peak that one step adds to it, over a whole period of the thresholds."""
+    gradient, and the peak that one step adds to it."""
     peaks = []
     tracemalloc.start()
-    for _ in tqdm(range(step.interval), desc="memory", unit="step"):
+    for _ in tqdm(range(32), desc="memory", unit="step"):
         gradients.fill(gradient)
         before = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
         step.run(gradient)
         peaks.append(tracemalloc.get_traced_memory()[1] - before)
     tracemalloc.stop()
-    held = sum(value.nbytes for value in vars(step.acc).values() if isinstance(value, np.ndarray))
+    arrays = [*vars(step.acc).values(), *vars(step.acc._candidates).values()]
+    held = sum(value.nbytes for value in arrays if isinstance(value, np.ndarray))
     mib = float(2**20)
     return {"gradient": gradient.nbytes / mib, "resident": held / mib,
             "step_peak_median": statistics.median(peaks) / mib, "step_peak_max": max(peaks) / mib}
@@ -185,8 +185,7 @@ def show(results: dict[str, Any], console: Console) -> None:
         table.add_column(heading, justify="right")
     for kind, phases in results["steps"].items():
         for phase, figures in phases.items():
-            count = results["counts"][kind]
-            table.add_row(f"{kind} ({count}): {phase}", *(f"{value:.1f}" for value in figures.values()),
+            table.add_row(f"{kind}: {phase}", *(f"{value:.1f}" for value in figures.values()),
                           end_section=phase == "step", style="bold" if phase == "step" else None)
     for name, figures in results["others"].items():
         table.add_row(name, *(f"{value:.1f}" for value in figures.values()))
@@ -240,15 +239,15 @@ def main() -> None:
     torch.set_num_threads(1)
     gradient = np.zeros(arguments.n, np.float32)
     gradients = Gradients(arguments.n, arguments.seed)
-    step = Step(arguments.n, arguments.density)
-    kinds = measure_steps(step, gradients, gradient, arguments)
+    steps = {kernels.name: Step(arguments.n, arguments.density, kernels) for kernels in (KERNELS, NumpyKernels())}
+    step = steps[KERNELS.name]
+    kinds = measure_steps(steps, gradients, gradient, arguments)
     memory = measure_memory(step, gradients, gradient)
     gradients.fill(gradient)
     others = measure_others(gradient, step.k, arguments.repeats)
     results = {"n": arguments.n, "k": step.k, "density": arguments.density, "steps": {
         kind: {name: summary(values) for name, values in samples.items()}
-        for kind, samples in kinds.items() if samples["step"]},
-        "counts": {kind: len(samples["step"]) for kind, samples in kinds.items()},
+        for kind, samples in kinds.items()},
         "others": {name: summary(values) for name, values in others.items()}, "memory_mib": memory}
     show(results, Console())
     arguments.json.parent.mkdir(parents=True, exist_ok=True)

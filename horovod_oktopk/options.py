@@ -111,11 +111,11 @@ class OkTopk(Scheme):
 
     density: fraction of the elements that a step selects, in (0, 1]; k = max(1, round(density * n)).
     k: that number itself, instead of a density; from 1 to n.
-    threshold_interval: τ′, steps between exact evaluations of the thresholds. 1 selects exactly at every step.
+    threshold_interval: τ′, steps between exact evaluations of the global threshold; the local top-k is always exact.
     region_interval: τ, steps between repartitions of the regions.
-    bucket_size: how many messages fly at once while what came before them is summed.
+    bucket_size: how many messages fly at once while what came before them is decoded.
     balance_trigger: balance before the allgatherv where the largest block exceeds this multiple of the mean.
-    threshold_guard: relative deviation from k past which a reused threshold is re-evaluated at once, in [0, 1).
+    threshold_guard: relative deviation from k past which a reused global threshold is replaced at once, in [0, 1).
     transport: "mpi" (mpi4py), "horovod" (Horovod's own alltoall and allgather), or "auto": MPI where
         Horovod runs on it, and Horovod's collectives elsewhere.
     Raises OptionError where a value is not allowed.
@@ -154,7 +154,7 @@ class TopkDSA(Scheme):
     """SparCML (Renggli et al., SC 2019): u = Σ Topk(residual + gradient), summed by regions, sparse or dense.
 
     It sends 4k(P-1)/P to (2k + n)(P-1)/P words, by how far the ranks' selections differ.
-    bucket_size: how many messages fly at once while what came before them is summed. The rest: see Scheme.
+    bucket_size: how many messages fly at once while what came before them is decoded. The rest: see Scheme.
     """
 
     bucket_size: int = 8

@@ -6,16 +6,17 @@ swapping them. So a step that must not count (NaN, overflow) is undone by not co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .sparse import Indices, SparseVector, Values
+from .kernels import CHUNK, KERNELS, Kernels, Room
+from .sparse import Indices, SparseVector, Values, concatenate
 
-CHUNK = 1 << 16
-"""Elements handled at a time: small enough that temporaries stay in the second-level cache."""
+CACHE = 1 << 24
+"""Bytes of a vector that is taken not to fit the cache."""
 
 
 class Accumulator(Protocol):
@@ -23,12 +24,20 @@ class Accumulator(Protocol):
 
     n: int
     dtype: Any
+    expected: float
+    """The threshold of the last `expect`; infinity before the first."""
 
     def accumulate(self, pieces: Iterable[tuple[int, Any]], scale: float = 1.0) -> bool:
         """acc = scale * residual + gradient; says whether every element of acc is finite.
 
         pieces: (offset, array) pairs that together cover [0, n), in the gradient's unit.
         scale: converts the residual where the gradient's unit has changed (loss scaling).
+        """
+
+    def expect(self, threshold: float, limit: int) -> None:
+        """A hint: from the next `accumulate` on, `select` will ask for about this threshold or more.
+
+        What passes it, up to limit elements, may then be collected in the pass that accumulates.
         """
 
     def select(self, threshold: float, limit: int) -> SparseVector | None:
@@ -51,44 +60,68 @@ class Accumulator(Protocol):
 
 
 class NumpyAccumulator:
-    """An Accumulator in host memory; residual and spare are float32 or float64 arrays of n."""
+    """An Accumulator in host memory; residual and spare are float32 or float64 arrays of n.
 
-    def __init__(self, n: int, dtype: Any = np.float32) -> None:
+    kernels: what loops over them; C++ where it was built.
+    """
+
+    def __init__(self, n: int, dtype: Any = np.float32, kernels: Kernels = KERNELS) -> None:
         self.n = n
         self.dtype = np.dtype(dtype)
+        self.expected = np.inf
         self.residual = self._allocate()
         self._acc = self._allocate()
-        self._magnitude: NDArray[Any] = np.empty(min(n, CHUNK), self.dtype)
-        self._passes: NDArray[np.bool_] = np.empty(min(n, CHUNK), np.bool_)
+        self._kernels = kernels
+        self._candidates = Room(0, self.dtype)
+        self._bound: float | None = None  # what the candidates of this acc pass; None: they are of no use
 
     def accumulate(self, pieces: Iterable[tuple[int, NDArray[Any]]], scale: float = 1.0) -> bool:
-        finite = True
-        with np.errstate(over="ignore", invalid="ignore"):
-            for offset, piece in pieces:
-                for start, stop in _chunks(len(piece)):
-                    out = self._acc[offset + start:offset + stop]
-                    residual = self.residual[offset + start:offset + stop]
-                    if scale != 1.0:
-                        residual = np.multiply(residual, scale, out=self._magnitude[:stop - start],
-                                               dtype=self.dtype)
-                    np.add(residual, piece[start:stop], out=out)
-                    # A sum is finite only if its terms are; it may overflow though they are.
-                    finite = finite and bool(np.isfinite(out.sum()) or np.isfinite(out).all())
+        self._candidates.count, self._bound = 0, None
+        finite = ascending = True
+        done = 0
+        for offset, piece in pieces:
+            ascending = ascending and offset == done
+            done = offset + len(piece)
+            finite = self._add(offset, piece, scale) and finite
+        if ascending:
+            self._bound = self.expected
         return finite
 
+    def _add(self, offset: int, piece: NDArray[Any], scale: float) -> bool:
+        step = len(piece) if piece.dtype == self.dtype else CHUNK  # half precision is widened chunk by chunk
+        finite = True
+        for start in range(0, len(piece), max(step, 1)):
+            gradient = np.ascontiguousarray(piece[start:start + step], self.dtype)
+            part = slice(offset + start, offset + start + len(gradient))
+            finite = self._kernels.add_and_collect(self.residual[part], gradient, self._acc[part], scale,
+                                                   self.expected, part.start, self._candidates,
+                                                   self._acc.nbytes > CACHE) and finite
+        return finite
+
+    def expect(self, threshold: float, limit: int) -> None:
+        self.expected, self._bound = threshold, None
+        if limit != self._candidates.capacity:
+            self._candidates = Room(limit, self.dtype)
+
     def select(self, threshold: float, limit: int) -> SparseVector | None:
-        compare = np.greater_equal if threshold > 0 else np.greater
-        found: list[NDArray[np.int64]] = []
-        count = 0
-        for start, stop in _chunks(self.n):
-            magnitude = np.abs(self._acc[start:stop], out=self._magnitude[:stop - start])
-            passes = compare(magnitude, self.dtype.type(threshold), out=self._passes[:stop - start])
-            found.append(np.flatnonzero(passes) + start)
-            count += len(found[-1])
+        candidates = self._candidates
+        if self._bound is not None and candidates.count <= candidates.capacity and threshold >= self._bound:
+            found = _passing(candidates, threshold)
+            return found if len(found) <= limit else None
+        if self._bound is not None and limit <= candidates.capacity < candidates.count and threshold <= self._bound:
+            return None
+        return self._select_in_a_pass(threshold, limit)
+
+    def _select_in_a_pass(self, threshold: float, limit: int) -> SparseVector | None:
+        room, found, count = Room(CHUNK // 2, self.dtype), [], 0
+        for start in range(0, self.n, room.capacity):
+            room.count = 0
+            self._kernels.collect(self._acc[start:start + room.capacity], threshold, start, room)
+            count += room.count
             if count > limit:
                 return None
-        indices = np.concatenate(found) if found else np.empty(0, np.int64)
-        return SparseVector(indices, self._acc[indices])
+            found.append(SparseVector(room.indices[:room.count].copy(), room.values[:room.count].copy()))
+        return concatenate(found, self.dtype)
 
     def sample(self, stride: int) -> Values:
         magnitudes: Values = np.abs(self._acc[::stride])
@@ -96,8 +129,8 @@ class NumpyAccumulator:
 
     def moments(self) -> tuple[float, float]:
         total = squares = 0.0
-        for start, stop in _chunks(self.n):
-            chunk = self._acc[start:stop]
+        for start in range(0, self.n, CHUNK):
+            chunk = self._acc[start:start + CHUNK]
             total += float(chunk.sum(dtype=np.float64))
             squares += float(np.einsum("i,i", chunk, chunk, dtype=np.float64))
         mean = total / self.n
@@ -106,6 +139,7 @@ class NumpyAccumulator:
     def commit(self, contributed: Indices) -> None:
         self._acc[contributed] = 0
         self.residual, self._acc = self._acc, self.residual
+        self._bound = None
 
     def read_residual(self) -> Values:
         return self.residual.copy()
@@ -118,6 +152,7 @@ class NumpyAccumulator:
         return np.zeros(self.n, self.dtype)
 
 
-def _chunks(length: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, length, CHUNK):
-        yield start, min(start + CHUNK, length)
+def _passing(room: Room, threshold: float) -> SparseVector:
+    """What was collected and passes this threshold too."""
+    candidates = SparseVector(room.indices[:room.count], room.values[:room.count])
+    return candidates.compress(np.abs(candidates.values) >= candidates.values.dtype.type(threshold))

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from ..errors import WireError
 from . import wire
-from .sparse import Indices, SparseVector
+from .sparse import Indices, SparseVector, sum_of
 from .thresholds import top_k
 from .topk_scheme import TopkScheme
-from .topka import gather, sum_of
+from .topka import gather
 
 if TYPE_CHECKING:
     from ..transport.counting import CountingTransport
@@ -35,7 +35,7 @@ class NaiveGTopkAllreduce(TopkScheme):
         with transport.phase("allgatherv"):
             parts = gather(selection, counts[:, 0], n, transport)
         with transport.phase("sum"):
-            update = nonzero_top_k(sum_of(parts, selection.values.dtype), k)
+            update = nonzero_top_k(sum_of(parts), k)
         return update, selection.indices[selection.positions_in(update)]
 
 
@@ -50,7 +50,7 @@ class GTopkAllreduce(TopkScheme):
             for distance in tree_distances(transport.size):
                 received = _up(merged, distance, k, n, transport)
                 if received is not None:
-                    total = sum_of([merged, received], merged.values.dtype)
+                    total = sum_of([merged, received])
                     merged = nonzero_top_k(total, k)
                     dropped[distance] = np.setdiff1d(total.indices, merged.indices, assume_unique=True)
         update, lost = merged, np.zeros(len(merged), np.bool_)

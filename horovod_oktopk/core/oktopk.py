@@ -18,7 +18,7 @@ from .regions import owner_rotation, space_repartition
 from .report import StepReport
 from .sparse import Indices, SparseVector
 from .split_reduce import split_and_reduce
-from .thresholds import LocalThreshold
+from .thresholds import th_re_evaluate
 
 if TYPE_CHECKING:
     from ..transport.counting import CountingTransport
@@ -39,7 +39,6 @@ class OkTopkAllreduce:
         self.bucket_size = bucket_size
         self.balance_trigger = balance_trigger
         self.step = 0
-        self.local = LocalThreshold(threshold_guard)
         self.global_ = GlobalThreshold(threshold_guard)
         self.boundaries: Indices | None = None
 
@@ -50,15 +49,13 @@ class OkTopkAllreduce:
         """
         t = self.step + 1
         report = StepReport(step=t, n=acc.n, k=k, phases=transport.phases)
-        threshold_before = self.local.value
         with transport.phase("select"):  # lines 2-4
-            selection = (self.local.select(acc, k, due=_due(t, self.threshold_interval)) if finite
-                         else SparseVector.empty(acc.dtype))
+            report.local_threshold, selection = (th_re_evaluate(acc, k) if finite
+                                                 else (0.0, SparseVector.empty(acc.dtype)))
         with transport.phase("agree"):
             call = self._roll_call(selection, k, finite, transport)
             if not call.finite:
                 report.finite = False
-                self.local.value = threshold_before  # the step leaves no trace
                 return Reduction(None, np.empty(0, np.int64), report)
             t = report.step = call.step + 1
             counts = self._regions(selection, k, t, call, report, acc.n, transport)  # lines 5-7
@@ -76,25 +73,24 @@ class OkTopkAllreduce:
         contributed = selection.indices[selection.positions_in(update)]  # line 14
         self.step = t
         report.local_selected, report.global_selected = len(selection), len(update)
-        report.local_threshold = self.local.value or 0.0
         report.global_threshold = self.global_.value or 0.0
         return Reduction(update, contributed, report)
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs to go on with the same bits: plain numbers and lists."""
-        return {"step": self.step, "local_threshold": self.local.value, "global_threshold": self.global_.value,
+        return {"step": self.step, "global_threshold": self.global_.value,
                 "boundaries": None if self.boundaries is None else self.boundaries.tolist()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Takes what `state` gave on the same rank of as many ranks."""
         self.step = state["step"]
-        self.local.value, self.global_.value = state["local_threshold"], state["global_threshold"]
+        self.global_.value = state["global_threshold"]
         boundaries = state["boundaries"]
         self.boundaries = None if boundaries is None else np.array(boundaries, np.int64)
 
     def forget(self) -> None:
-        """Drops what depends on who the ranks are: thresholds and boundaries; the next step re-evaluates them."""
-        self.local.value = self.global_.value = self.boundaries = None
+        """Drops what depends on who the ranks are: threshold and boundaries; the next step re-evaluates them."""
+        self.global_.value = self.boundaries = None
 
     def _roll_call(self, selection: SparseVector, k: int, finite: bool, transport: CountingTransport) -> RollCall:
         settled = self.boundaries is not None and self.global_.value is not None

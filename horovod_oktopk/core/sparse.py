@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .kernels import KERNELS
+
 Indices = NDArray[np.int64]
 Values = NDArray[Any]
 
@@ -35,9 +37,14 @@ class SparseVector:
     def empty(dtype: Any) -> SparseVector:
         return SparseVector(np.empty(0, np.int64), np.empty(0, dtype))
 
+    def take(self, positions: Indices) -> SparseVector:
+        """The elements at these positions (ascending)."""
+        return SparseVector(self.indices[positions], self.values[positions])
+
     def compress(self, keep: NDArray[np.bool_]) -> SparseVector:
-        """The elements where `keep` (bool, shape (m,)) is true."""
-        return SparseVector(self.indices[keep], self.values[keep])
+        """The elements where `keep` (bool, shape (m,)) is true; this vector itself where it is true everywhere."""
+        positions = np.flatnonzero(keep)  # faster than indexing by a mask
+        return self if len(positions) == len(self) else self.take(positions)
 
     def split(self, boundaries: Indices) -> list[SparseVector]:
         """One part for each region; boundaries: int64, shape (P + 1,), offsets from 0 to n."""
@@ -46,11 +53,7 @@ class SparseVector:
 
     def positions_in(self, other: SparseVector) -> Indices:
         """Positions, in this vector, of the elements whose index `other` holds too (ascending)."""
-        if not len(other):
-            return np.empty(0, np.int64)
-        at = np.searchsorted(other.indices, self.indices)
-        at[at == len(other)] = 0
-        return np.flatnonzero(other.indices[at] == self.indices)
+        return KERNELS.common_positions(self.indices, other.indices)
 
 
 def concatenate(parts: Sequence[SparseVector], dtype: Any) -> SparseVector:
@@ -61,29 +64,9 @@ def concatenate(parts: Sequence[SparseVector], dtype: Any) -> SparseVector:
                         np.concatenate([part.values for part in parts]))
 
 
-class SparseSum:
-    """Sums sparse vectors of several ranks, each element in rank order whatever the order of arrival.
+def sum_of(parts: Sequence[SparseVector]) -> SparseVector:
+    """The sum of one or more vectors, each element added up in their order: the same bits on whichever rank.
 
-    `add` merges the indices at once, so that this work overlaps the transfer of the messages still
-    under way; `result` adds the values in rank order, so that the sum of an element has the same bits
-    whoever owns it and whenever its parts arrived.
+    Elements that cancel to exactly zero stay, with value zero.
     """
-
-    def __init__(self, dtype: Any) -> None:
-        self._parts: dict[int, SparseVector] = {}
-        self._union: Indices = np.empty(0, np.int64)
-        self._dtype = dtype
-
-    def add(self, rank: int, part: SparseVector) -> None:
-        """Takes the part of one rank; a rank adds at most one."""
-        self._parts[rank] = part
-        if len(part):
-            self._union = np.union1d(self._union, part.indices) if len(self._union) else part.indices
-
-    def result(self) -> SparseVector:
-        """The sum of all the parts. Elements that cancel to exactly zero stay, with value zero."""
-        values = np.zeros(len(self._union), self._dtype)
-        for rank in sorted(self._parts):
-            part = self._parts[rank]
-            values[np.searchsorted(self._union, part.indices)] += part.values
-        return SparseVector(self._union, values)
+    return SparseVector(*KERNELS.sum_parts([part.indices for part in parts], [part.values for part in parts]))

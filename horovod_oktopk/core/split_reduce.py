@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import wire
-from .sparse import Indices, SparseSum, SparseVector
+from .sparse import Indices, SparseVector, sum_of
 
 if TYPE_CHECKING:
     from ..transport.base import Transport
@@ -29,9 +29,7 @@ def split_and_reduce(selection: SparseVector, boundaries: Indices, counts: NDArr
     outgoing = {(j + rotation) % size: wire.encode(part) for j, part in enumerate(parts) if j != region and len(part)}
     incoming = {source: int(count) * wire.element_bytes(dtype)
                 for source, count in enumerate(counts[:, region]) if source != rank and count}
-    total = SparseSum(dtype)
-    total.add(rank, parts[region])
+    received = {rank: parts[region]}
     for bucket in transport.exchange(outgoing, incoming, bucket_size):
-        for source, message in bucket:
-            total.add(source, wire.decode(message, dtype, start, stop))
-    return total.result()
+        received.update((source, wire.decode(message, dtype, start, stop)) for source, message in bucket)
+    return sum_of([received[source] for source in sorted(received)])

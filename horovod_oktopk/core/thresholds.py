@@ -1,7 +1,8 @@
-"""Local top-k by threshold (Section 3.1.3): reuse, exact re-evaluation, and the guard between them.
+"""Local top-k by threshold (Section 3.1.3), exact at every step.
 
-The paper re-evaluates a threshold every τ′ steps and hopes in between. Here at most k elements are
-ever kept, and a threshold that has come to select too few or far too many is re-evaluated at once.
+The paper re-evaluates a threshold every τ′ steps and reuses it in between, as an evaluation is dear. Here the
+threshold of one step only tells the next which elements to collect while it accumulates: about 1.5 k, among which
+the exact top-k costs O(k).
 """
 
 from __future__ import annotations
@@ -19,55 +20,51 @@ MIN_SAMPLE = 8192
 """Below this many elements all are sampled."""
 MIN_STRIDE = 16
 """At low densities the sample would grow to n; 1/16 of n gives a rougher bound, and as exact a result."""
-
-
-class LocalThreshold:
-    """The local threshold of one rank over the steps; `value` is None until the first evaluation."""
-
-    def __init__(self, guard: float) -> None:
-        self.guard = guard
-        self.value: float | None = None
-
-    def select(self, acc: Accumulator, k: int, due: bool) -> SparseVector:
-        """The local top-k: at most k elements, the largest of acc, ties to the lower index.
-
-        due: whether the period τ′ asks for a re-evaluation. Otherwise the threshold is reused, unless
-        it selects fewer than (1 - guard) k or more than (1 + guard) k elements.
-        """
-        if not due and self.value is not None:
-            candidates = acc.select(self.value, limit=int((1 + self.guard) * k))
-            if candidates is not None and len(candidates) >= (1 - self.guard) * k:
-                return top_k(candidates, k)
-        self.value, selected = th_re_evaluate(acc, k)
-        return selected
+SPARE, LOOSENED = 1.5, 0.9
+"""So many times k elements should pass the next step's bound; where fewer are known, it is 0.9 of the threshold."""
+ROOM = 3
+"""Times k, and at most n/4: room for what passes the bound. Where it does not do, there is a pass of its own."""
 
 
 def th_re_evaluate(acc: Accumulator, k: int) -> tuple[float, SparseVector]:
     """The exact k-th largest magnitude of acc and the exact top-k, without sorting n elements.
 
-    A sample gives a bound that about k elements pass; the k-th largest of those that do is exact,
-    provided that they are at least k; otherwise the bound is loosened. With fewer than k non-zero
-    elements the threshold is 0 and all of them are selected.
+    What is expected from the step before gives a bound that at least k elements should pass; the k-th
+    largest of those that do is exact. Where they are fewer, a sample gives bounds, each looser than the
+    one before. With fewer than k non-zero elements the threshold is 0 and all of them are selected.
     """
-    candidates = None
-    for bound in _loosening_bounds(acc, k):
-        candidates = acc.select(bound, limit=acc.n)
-        assert candidates is not None
-        if len(candidates) >= k:
-            return kth_magnitude(candidates.values, k), top_k(candidates, k)
-    assert candidates is not None
+    for bound, limit in _bounds(acc, k):
+        candidates = acc.select(bound, limit)
+        if candidates is not None and len(candidates) >= k:
+            threshold = kth_magnitude(candidates.values, k)
+            expect_next(acc, candidates, threshold, k)
+            return threshold, largest(candidates, threshold, k)
+    assert candidates is not None  # the last bound is 0
     return 0.0, candidates
 
 
-def _loosening_bounds(acc: Accumulator, k: int) -> Iterator[float]:
+def expect_next(acc: Accumulator, candidates: SparseVector, threshold: float, k: int) -> None:
+    """Prepares the next step: what passes a bound somewhat below the threshold is to be collected.
+
+    candidates: at least the k largest elements of acc.
+    """
+    enough = int(SPARE * k)
+    bound = kth_magnitude(candidates.values, enough) if len(candidates) >= enough else LOOSENED * threshold
+    acc.expect(bound, limit=min(ROOM * k, acc.n // 4))
+
+
+def _bounds(acc: Accumulator, k: int) -> Iterator[tuple[float, int]]:
+    """Thresholds, and how many elements may pass them."""
+    if acc.expected < np.inf:
+        yield acc.expected, min(ROOM * k, acc.n)
     stride = 1 if acc.n <= MIN_SAMPLE else max(1, min(acc.n // MIN_SAMPLE, max(MIN_STRIDE, k // SAMPLE_HITS)))
     sample = acc.sample(stride)
-    expected = k / stride
-    position = int(expected + 3 * np.sqrt(expected)) + 2 if stride > 1 else k
+    wanted = SPARE * k / stride
+    position = int(wanted + 3 * np.sqrt(wanted)) + 2
     while position <= len(sample):
-        yield kth_magnitude(sample, position)
+        yield kth_magnitude(sample, position), acc.n
         position *= 2
-    yield 0.0
+    yield 0.0, acc.n
 
 
 def kth_magnitude(values: Values, k: int) -> float:
@@ -82,9 +79,14 @@ def top_k(candidates: SparseVector, k: int) -> SparseVector:
         return candidates
     if k == 0:
         return candidates[:0]
-    threshold = kth_magnitude(candidates.values, k)
+    return largest(candidates, kth_magnitude(candidates.values, k), k)
+
+
+def largest(candidates: SparseVector, threshold: float, k: int) -> SparseVector:
+    """The top k, where their least magnitude is known."""
     magnitudes = np.abs(candidates.values)
-    keep = magnitudes > threshold
-    ties = np.flatnonzero(magnitudes == threshold)
-    keep[ties[:k - int(keep.sum())]] = True
-    return candidates.compress(keep)
+    passing = np.flatnonzero(magnitudes >= threshold)
+    surplus = len(passing) - k
+    if surplus:
+        passing = np.delete(passing, np.flatnonzero(magnitudes[passing] == threshold)[-surplus:])
+    return candidates.take(passing)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import wire
-from .sparse import Indices, SparseSum, SparseVector
+from .sparse import Indices, SparseVector, sum_of
 from .topk_scheme import TopkScheme
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class TopkAAllreduce(TopkScheme):
         with transport.phase("allgatherv"):
             parts = gather(selection, counts[:, 0], n, transport)
         with transport.phase("sum"):
-            return sum_of(parts, selection.values.dtype), selection.indices
+            return sum_of(parts), selection.indices
 
 
 def gather(selection: SparseVector, lengths: NDArray[np.int64], n: int, transport: CountingTransport,
@@ -32,11 +32,3 @@ def gather(selection: SparseVector, lengths: NDArray[np.int64], n: int, transpor
     dtype = selection.values.dtype
     messages = transport.allgatherv(wire.encode(selection), lengths * wire.element_bytes(dtype))
     return [wire.decode(message, dtype, 0, n) for message in messages]
-
-
-def sum_of(parts: list[SparseVector], dtype: Any) -> SparseVector:
-    """Their sum, each element in rank order."""
-    total = SparseSum(dtype)
-    for rank, part in enumerate(parts):
-        total.add(rank, part)
-    return total.result()

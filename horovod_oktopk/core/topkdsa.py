@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class TopkDSAAllreduce(TopkScheme):
     """u = Σ Topk(acc), summed by regions of n/P elements. A rank sends 4k(P-1)/P to (2k + n)(P-1)/P words.
 
-    bucket_size: how many messages fly at once while what came before them is summed.
+    bucket_size: how many messages fly at once while what came before them is decoded.
     """
 
     def __init__(self, description: str, bucket_size: int = 8) -> None:

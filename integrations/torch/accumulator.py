@@ -30,6 +30,7 @@ class TorchAccumulator:
     def __init__(self, n: int, dtype: Any, device: torch.device) -> None:
         self.n = n
         self.dtype = np.dtype(dtype)
+        self.expected = np.inf
         torch_dtype = torch.float64 if self.dtype == np.float64 else torch.float32
         self.residual = torch.zeros(n, dtype=torch_dtype, device=device)
         self._acc = torch.zeros_like(self.residual)
@@ -41,6 +42,9 @@ class TorchAccumulator:
             torch.add(residual if scale == 1.0 else residual * scale, piece, out=out)
         # A sum is finite only if its terms are; it may overflow though they are.
         return bool(torch.isfinite(self._acc.sum())) or bool(torch.isfinite(self._acc).all())
+
+    def expect(self, threshold: float, limit: int) -> None:  # noqa: ARG002 - selecting is a pass of its own here
+        self.expected = threshold
 
     def select(self, threshold: float, limit: int) -> SparseVector | None:
         found = []

@@ -119,4 +119,4 @@ def peaks(n, k, steps):
 @pytest.mark.parametrize("density", [0.01, 0.001])
 def test_no_step_allocates_anything_of_size_n(density):
     n = 2_000_000
-    assert max(peaks(n, round(density * n), 3)) < n
+    assert max(peaks(n, round(density * n), 3)) < 1.25 * n  # bytes; n elements have 4 n

@@ -39,7 +39,6 @@ def test_the_run_that_is_resumed_reuses_its_thresholds():
     run = simulate(CASE.gradients(), CASE.k, **OPTIONS)
     asked_once = [ranks[0].report.phases["global_select"].messages_sent == CASE.size - 1 for ranks in run]
     assert sum(asked_once) >= 5
-    assert len({ranks[0].report.local_threshold for ranks in run}) <= 5
 
 
 @pytest.mark.parametrize("forgetful", [[0], [3], [0, 1, 2, 3, 4]])

@@ -1,4 +1,4 @@
-"""Local thresholds: exact re-evaluation from a sample, reuse, and the guard between them."""
+"""The local top-k is exact, whatever a sample says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from horovod_oktopk.core.accumulator import NumpyAccumulator
-from horovod_oktopk.core.thresholds import LocalThreshold, th_re_evaluate, top_k
+from horovod_oktopk.core.thresholds import th_re_evaluate, top_k
 
 from .oracle import topk_mask
 
@@ -74,44 +74,6 @@ def test_re_evaluation_for_every_k_around_n(k):
     values = np.arange(-3, 7, dtype=np.float32)
     _, selected = th_re_evaluate(holding(values), k)
     assert selected.indices.tolist() == np.flatnonzero(topk_mask(values, k)).tolist()
-
-
-def reuse(count, k=100, guard=0.25, n=1000):
-    """Selects where an earlier threshold of 5 passes `count` elements; the largest of them come last."""
-    values = np.full(n, 1, np.float32) + np.arange(n, dtype=np.float32) / n
-    values[n - count:] += 5
-    threshold = LocalThreshold(guard)
-    threshold.value = 5.0
-    return threshold, threshold.select(holding(values), k, due=False)
-
-
-@pytest.mark.parametrize("count", [75, 90, 100, 110, 125])
-def test_reuse_within_the_guard_keeps_the_threshold(count):
-    threshold, selected = reuse(count)
-    assert threshold.value == 5.0
-    assert selected.indices.tolist() == list(range(1000 - min(count, 100), 1000))
-
-
-@pytest.mark.parametrize("count", [0, 1, 74, 126, 500, 1000])
-def test_reuse_outside_the_guard_is_re_evaluated_at_once(count):
-    threshold, selected = reuse(count)
-    assert threshold.value != 5.0
-    assert threshold.value == np.abs(selected.values).min()
-    assert selected.indices.tolist() == list(range(900, 1000))
-
-
-def test_a_due_threshold_is_re_evaluated_though_it_would_fit():
-    threshold = LocalThreshold(0.25)
-    threshold.value = 90.0
-    threshold.select(holding(np.arange(100, dtype=np.float32)), 10, due=True)
-    assert threshold.value == 90.0
-    threshold.select(holding(np.arange(101, dtype=np.float32)), 10, due=True)
-    assert threshold.value == 91.0
-
-
-def test_no_guard_means_that_only_exactly_k_is_reused():
-    assert reuse(100, guard=0)[0].value == 5.0
-    assert reuse(99, guard=0)[0].value != 5.0
 
 
 def test_top_k_gives_ties_to_the_lower_index():

@@ -1,0 +1,135 @@
+"""The loops over many elements: in C++ where the extension was built, in NumPy elsewhere, with the same bits.
+
+Both know the same four functions, so an accumulator takes either. "Passing" means to be a number that is
+not zero, infinity included, with a magnitude of at least the threshold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+try:
+    from . import _native
+except ImportError:  # built without a compiler
+    _native = None  # type: ignore[assignment, unused-ignore]
+
+Array = NDArray[Any]
+Integers = NDArray[np.int64]
+
+CHUNK = 1 << 16
+"""Elements handled at a time: small enough that temporaries stay in the second-level cache."""
+
+
+class Room:
+    """Where passing elements are collected, up to `capacity`. Of more, not all are here, and `count` exceeds it.
+
+    indices: int64, values: dtype; both shape (capacity + SLACK,), of which the first `count` are in use.
+    """
+
+    SLACK = 32
+
+    def __init__(self, capacity: int, dtype: Any) -> None:
+        self.capacity = capacity
+        self.indices: Integers = np.empty(capacity + self.SLACK, np.int64)
+        self.values: Array = np.empty(capacity + self.SLACK, dtype)
+        self.count = 0
+
+
+class Kernels(Protocol):
+    """What is done with many elements."""
+
+    name: str
+
+    def add_and_collect(self, residual: Array, gradient: Array, out: Array, scale: float, threshold: float,
+                        first: int, room: Room, stream: bool) -> bool:
+        """out = scale * residual + gradient; says whether all of out is finite, and collects what passes.
+
+        All arrays: float32 or float64, one dtype, contiguous, one length. first: the index of their first element.
+        stream: a hint, that out need not stay in the cache.
+        """
+
+    def collect(self, acc: Array, threshold: float, first: int, room: Room) -> None:
+        """Collects the elements of acc that pass."""
+
+    def sum_parts(self, indices: Sequence[Integers], values: Sequence[Array]) -> tuple[Integers, Array]:
+        """The sum of sparse parts, each of ascending indices; values are added to zero in the order of the parts."""
+
+    def common_positions(self, mine: Integers, other: Integers) -> Integers:
+        """Positions in `mine` of the indices that `other` has too; both strictly ascending."""
+
+
+class NumpyKernels:
+    """In NumPy, chunk by chunk."""
+
+    name = "NumPy"
+
+    def add_and_collect(self, residual: Array, gradient: Array, out: Array, scale: float, threshold: float,
+                        first: int, room: Room, stream: bool) -> bool:  # noqa: ARG002
+        finite = True
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in range(0, len(out), CHUNK):
+                part = slice(start, start + CHUNK)
+                terms = residual[part] if scale == 1.0 else residual[part] * out.dtype.type(scale)
+                np.add(terms, gradient[part], out=out[part])
+                # A sum is finite only if its terms are; it may overflow though they are.
+                finite = finite and bool(np.isfinite(out[part].sum()) or np.isfinite(out[part]).all())
+                self._collect(out[part], threshold, first + start, room)
+        return finite
+
+    def collect(self, acc: Array, threshold: float, first: int, room: Room) -> None:
+        for start in range(0, len(acc), CHUNK):
+            self._collect(acc[start:start + CHUNK], threshold, first + start, room)
+
+    def _collect(self, chunk: Array, threshold: float, first: int, room: Room) -> None:
+        if room.count > room.capacity:
+            return
+        magnitudes = np.abs(chunk)
+        passes = magnitudes >= chunk.dtype.type(threshold) if threshold > 0 else magnitudes > 0
+        found = np.flatnonzero(passes)[:room.capacity + 1 - room.count]
+        stop = room.count + len(found)
+        room.indices[room.count:stop] = found + first
+        room.values[room.count:stop] = chunk[found]
+        room.count = stop
+
+    def sum_parts(self, indices: Sequence[Integers], values: Sequence[Array]) -> tuple[Integers, Array]:
+        union = np.unique(np.concatenate(indices))
+        total = np.zeros(len(union), values[0].dtype)
+        for part, mine in zip(indices, values, strict=True):
+            total[np.searchsorted(union, part)] += mine
+        return union, total
+
+    def common_positions(self, mine: Integers, other: Integers) -> Integers:
+        if not len(other):
+            return np.empty(0, np.int64)
+        at = np.searchsorted(other, mine)
+        at[at == len(other)] = 0
+        return np.flatnonzero(other[at] == mine)
+
+
+class NativeKernels:
+    """In C++: native.cpp."""
+
+    name = "C++"
+
+    def add_and_collect(self, residual: Array, gradient: Array, out: Array, scale: float, threshold: float,
+                        first: int, room: Room, stream: bool) -> bool:
+        finite, room.count = _native.add_and_collect(residual, gradient, out, scale, threshold, first, room.indices,
+                                                     room.values, room.count, stream)
+        return finite
+
+    def collect(self, acc: Array, threshold: float, first: int, room: Room) -> None:
+        room.count = _native.collect(acc, threshold, first, room.indices, room.values, room.count)
+
+    def sum_parts(self, indices: Sequence[Integers], values: Sequence[Array]) -> tuple[Integers, Array]:
+        return _native.sum_parts(indices, values)
+
+    def common_positions(self, mine: Integers, other: Integers) -> Integers:
+        return _native.common_positions(mine, other)
+
+
+KERNELS: Kernels = NumpyKernels() if _native is None else NativeKernels()
+"""The fastest that there are here."""

@@ -1,0 +1,264 @@
+// The kernels of kernels.py in C++: the same results as NumPy's, bit for bit, in one pass over memory.
+//
+// Magnitudes are compared as integers: without its sign bit, a float's bits order as its magnitude does,
+// infinity is the largest number, and NaN lies above it. So one maximum of a block tells whether anything
+// in it passes, and whether all of it is finite. Blocks are plain loops that the compiler vectorises, once
+// for each instruction set (target_clones); the processor's own version is chosen when the module is loaded.
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <vector>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace py = pybind11;
+
+#if defined(__x86_64__) && defined(__GNUC__) && defined(__linux__)
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define FOR_EACH_PROCESSOR
+#endif
+#if defined(__GNUC__)
+#define INLINE inline __attribute__((always_inline))
+#define INLINE_LAMBDA __attribute__((always_inline))
+#else
+#define INLINE inline
+#define INLINE_LAMBDA
+#endif
+
+namespace {
+
+constexpr int64_t BLOCK = 32;                 // elements that are looked at one by one only if one of them passes
+constexpr int64_t WINDOW = int64_t{1} << 14;  // indices that are summed at a time, in the cache
+
+template <class T> struct Integer;
+template <> struct Integer<float> { using type = int32_t; };
+template <> struct Integer<double> { using type = int64_t; };
+
+template <class T> INLINE typename Integer<T>::type magnitude(T value) {
+    typename Integer<T>::type bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits & std::numeric_limits<typename Integer<T>::type>::max();
+}
+
+template <class T> struct Sink {  // room for capacity + BLOCK elements; full once count > capacity
+    int64_t *indices;
+    T *values;
+    int64_t count, capacity;
+};
+
+// Writes past the cache, which a large vector would only wash out: a third less traffic than through it.
+template <class T> INLINE void store(const T *block, T *out, int64_t length, bool stream) {
+#if defined(__SSE2__)
+    if (stream && length == BLOCK && reinterpret_cast<uintptr_t>(out) % 16 == 0) {
+        for (size_t i = 0; i < BLOCK * sizeof(T) / 16; ++i)
+            _mm_stream_si128(reinterpret_cast<__m128i *>(out) + i, reinterpret_cast<const __m128i *>(block)[i]);
+        return;
+    }
+#endif
+    for (int64_t i = 0; i < length; ++i) out[i] = block[i];
+}
+
+// One block; returns its largest magnitude. ADD: out = scale * residual + gradient; otherwise out is read.
+template <bool ADD, class T>
+INLINE auto block(const T *residual, const T *gradient, T *out, int64_t length, T scale,
+                  typename Integer<T>::type bound, int64_t first, bool stream, Sink<T> &sink) {
+    using Int = typename Integer<T>::type;
+    alignas(64) T values[BLOCK];
+    Int largest = 0;
+    for (int64_t i = 0; i < length; ++i) {
+        values[i] = ADD ? scale * residual[i] + gradient[i] : out[i];
+        largest = std::max(largest, magnitude(values[i]));
+    }
+    if (ADD) store(values, out, length, stream);
+    if (largest >= bound && sink.count <= sink.capacity) {
+        const Int infinity = magnitude(std::numeric_limits<T>::infinity());
+        uint32_t passes = 0;
+        for (int64_t i = 0; i < length; ++i) {
+            const Int mine = magnitude(values[i]);
+            passes |= static_cast<uint32_t>((mine >= bound) & (mine <= infinity)) << i;
+        }
+        for (; passes; passes &= passes - 1) {
+            const int i = __builtin_ctz(passes);
+            sink.indices[sink.count] = first + i;
+            sink.values[sink.count++] = values[i];
+        }
+    }
+    return largest;
+}
+
+template <bool ADD, class T>
+INLINE bool pass(const T *residual, const T *gradient, T *out, int64_t length, T scale, T threshold, int64_t first,
+                 bool stream, Sink<T> &sink) {
+    using Int = typename Integer<T>::type;
+    const Int bound = threshold > 0 ? magnitude(threshold) : 1;  // 1: the least number that is not zero
+    Int largest = 0;
+    int64_t start = 0;
+    const auto next = [&](int64_t count) INLINE_LAMBDA {
+        largest = std::max(largest, block<ADD, T>(residual + start, gradient + start, out + start, count, scale, bound,
+                                                  first + start, stream, sink));
+        start += count;
+    };
+    const int64_t past = reinterpret_cast<uintptr_t>(out) / sizeof(T) % BLOCK;
+    if (past && length > BLOCK) next(BLOCK - past);  // then whole blocks are aligned
+    while (start + BLOCK <= length) next(BLOCK);
+    if (start < length) next(length - start);
+    return largest < magnitude(std::numeric_limits<T>::infinity());
+}
+
+FOR_EACH_PROCESSOR bool add_pass(const float *residual, const float *gradient, float *out, int64_t length, float scale,
+                                 float threshold, int64_t first, bool stream, Sink<float> &sink) {
+    return pass<true>(residual, gradient, out, length, scale, threshold, first, stream, sink);
+}
+FOR_EACH_PROCESSOR bool add_pass(const double *residual, const double *gradient, double *out, int64_t length,
+                                 double scale, double threshold, int64_t first, bool stream,
+                                 Sink<double> &sink) {
+    return pass<true>(residual, gradient, out, length, scale, threshold, first, stream, sink);
+}
+FOR_EACH_PROCESSOR bool read_pass(float *out, int64_t length, float threshold, int64_t first, Sink<float> &sink) {
+    return pass<false, float>(out, out, out, length, 1, threshold, first, false, sink);
+}
+FOR_EACH_PROCESSOR bool read_pass(double *out, int64_t length, double threshold, int64_t first, Sink<double> &sink) {
+    return pass<false, double>(out, out, out, length, 1, threshold, first, false, sink);
+}
+
+template <class T> using Array = py::array_t<T, py::array::c_style>;
+
+template <class T> Sink<T> sink_of(Array<int64_t> &indices, Array<T> &values, int64_t count) {
+    if (indices.size() != values.size() || indices.size() < BLOCK || count < 0)
+        throw std::invalid_argument("room: indices and values of one length, BLOCK more than its capacity");
+    return {indices.mutable_data(), values.mutable_data(), count, indices.size() - BLOCK};
+}
+
+template <class T>
+std::pair<bool, int64_t> add_and_collect(const Array<T> &residual, const Array<T> &gradient, Array<T> &out, T scale,
+                                         T threshold, int64_t first, Array<int64_t> &indices, Array<T> &values,
+                                         int64_t count, bool stream) {
+    if (residual.size() != gradient.size() || out.size() != gradient.size())
+        throw std::invalid_argument("residual, gradient and sum must have one length");
+    Sink<T> sink = sink_of(indices, values, count);
+    T *sum = out.mutable_data();
+    py::gil_scoped_release released;
+    const bool finite = add_pass(residual.data(), gradient.data(), sum, gradient.size(), scale, threshold, first,
+                                 stream, sink);
+    return {finite, sink.count};
+}
+
+template <class T>
+int64_t collect(Array<T> &acc, T threshold, int64_t first, Array<int64_t> &indices, Array<T> &values, int64_t count) {
+    Sink<T> sink = sink_of(indices, values, count);
+    T *data = acc.mutable_data();
+    py::gil_scoped_release released;
+    read_pass(data, acc.size(), threshold, first, sink);
+    return sink.count;
+}
+
+// The elements of one part that are still to be summed.
+template <class T> struct Cursor {
+    const int64_t *index, *end;
+    const T *value;
+};
+
+// Sums ascending parts in their order; returns how many elements the sum has. Windows of the index space are
+// summed densely, and a bit for each index tells which are there.
+template <class T> int64_t sum_windows(std::vector<Cursor<T>> &cursors, int64_t *indices, T *values) {
+    std::vector<T> sums(WINDOW);
+    std::vector<uint64_t> present(WINDOW / 64);
+    int64_t count = 0;
+    for (;;) {
+        int64_t base = std::numeric_limits<int64_t>::max();
+        for (const auto &part : cursors)
+            if (part.index != part.end) base = std::min(base, *part.index);
+        if (base == std::numeric_limits<int64_t>::max()) return count;
+        for (auto &part : cursors)
+            for (; part.index != part.end; ++part.index, ++part.value) {
+                const uint64_t at = static_cast<uint64_t>(*part.index) - static_cast<uint64_t>(base);
+                if (at >= static_cast<uint64_t>(WINDOW)) break;
+                const uint64_t bit = uint64_t{1} << (at % 64);
+                sums[at] = (present[at / 64] & bit ? sums[at] : T(0)) + *part.value;
+                present[at / 64] |= bit;
+            }
+        for (int64_t word = 0; word < WINDOW / 64; ++word) {
+            for (uint64_t bits = present[word]; bits; bits &= bits - 1) {
+                const int64_t at = 64 * word + __builtin_ctzll(bits);
+                indices[count] = base + at;
+                values[count++] = sums[at];
+            }
+            present[word] = 0;
+        }
+    }
+}
+
+template <class T>
+std::pair<Array<int64_t>, Array<T>> sum_parts(const std::vector<Array<int64_t>> &indices,
+                                              const std::vector<Array<T>> &values) {
+    if (indices.size() != values.size()) throw std::invalid_argument("as many index parts as value parts");
+    std::vector<Cursor<T>> cursors;
+    int64_t total = 0;
+    for (size_t part = 0; part < indices.size(); ++part) {
+        if (indices[part].size() != values[part].size())
+            throw std::invalid_argument("a part must have as many indices as values");
+        cursors.push_back({indices[part].data(), indices[part].data() + indices[part].size(), values[part].data()});
+        total += indices[part].size();
+    }
+    Array<int64_t> out_indices(total);
+    Array<T> out_values(total);
+    int64_t *index = out_indices.mutable_data();
+    T *value = out_values.mutable_data();
+    int64_t count;
+    {
+        py::gil_scoped_release released;
+        count = sum_windows(cursors, index, value);
+    }
+    out_indices.resize({count}, false);
+    out_values.resize({count}, false);
+    return {out_indices, out_values};
+}
+
+Array<int64_t> common_positions(const Array<int64_t> &mine, const Array<int64_t> &other) {
+    const int64_t *left = mine.data(), *right = other.data();
+    const int64_t left_size = mine.size(), right_size = other.size();
+    Array<int64_t> found(std::min(left_size, right_size) + 1);
+    int64_t *out = found.mutable_data(), count = 0;
+    {
+        py::gil_scoped_release released;
+        for (int64_t i = 0, j = 0; i < left_size && j < right_size;) {  // no branches: they could not be predicted
+            const int64_t a = left[i], b = right[j];
+            out[count] = i;
+            count += a == b;
+            i += a <= b;
+            j += b <= a;
+        }
+    }
+    found.resize({count}, false);
+    return found;
+}
+
+template <class T> void define(py::module_ &module) {
+    module.def("add_and_collect", &add_and_collect<T>, py::arg("residual").noconvert(),
+               py::arg("gradient").noconvert(), py::arg("out").noconvert(), py::arg("scale"), py::arg("threshold"),
+               py::arg("first"), py::arg("indices").noconvert(), py::arg("values").noconvert(), py::arg("count"),
+               py::arg("stream"));
+    module.def("collect", &collect<T>, py::arg("acc").noconvert(), py::arg("threshold"), py::arg("first"),
+               py::arg("indices").noconvert(), py::arg("values").noconvert(), py::arg("count"));
+    module.def("sum_parts", &sum_parts<T>, py::arg("indices").noconvert(), py::arg("values").noconvert());
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, module) {
+    module.doc() = "The kernels of kernels.py in C++.";
+    module.attr("BLOCK") = BLOCK;
+    define<float>(module);
+    define<double>(module);
+    module.def("common_positions", &common_positions, py::arg("mine").noconvert(), py::arg("other").noconvert());
+}
