@@ -1,6 +1,7 @@
-"""One rank of benchmarks/cluster.py: times one scheme's allreduce, and counts its bytes.
+"""One rank of benchmarks/cluster.py: times schemes' allreduces one after the other, and counts their bytes.
 
-The gradients have a direction that all ranks share and noise of each rank's own; both change from step to step.
+Gradients are recorded ones (benchmarks/models.py), or synthetic: a direction that all ranks share, and noise of each
+rank's own, both changing from step to step.
 """
 
 from __future__ import annotations
@@ -14,27 +15,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gradients import Gradients, Recorded, Source
 from mpi4py import MPI
-from step import Gradients
 
 from horovod_oktopk import GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from horovod_oktopk.core.accumulator import NumpyAccumulator
+from horovod_oktopk.core.report import StepReport
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.mpi import MPITransport
 
-WARM_UP = 20
 INTERFACE = Path("/sys/class/net/eth0/statistics/tx_bytes")
 SPARSE = {"OkTopk": OkTopk, "TopkA": TopkA, "TopkDSA": TopkDSA, "GTopk": GTopk, "GaussianK": GaussianK}
+LOCAL_PHASES = ("accumulate", "select", "sum", "write_back")
 Vector = np.ndarray[Any, Any]
-Reduce = Callable[[Vector], int | None]
-"""Reduces the gradient in place; the bytes that this rank sent, where they are counted."""
+Reduce = Callable[[Vector], StepReport | None]
+"""Reduces the gradient in place; what a sparse scheme did."""
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scheme", required=True)
+    parser.add_argument("--schemes", nargs="+", required=True)
     parser.add_argument("--parameters", type=int, required=True)
-    parser.add_argument("--density", type=float, required=True)
+    parser.add_argument("--densities", nargs="+", type=float, required=True, help="for each sparse scheme")
+    parser.add_argument("--gradients", type=Path, help="recorded ones, of as many parameters")
+    parser.add_argument("--warm-up", type=int, required=True, help="steps of a sparse scheme before those timed")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--json", type=Path, required=True, help="rank 0 writes the results here")
     return parser.parse_args()
@@ -66,42 +70,61 @@ def sparse(scheme: str, n: int, density: float) -> Reduce:
     algorithm = options.scheme("benchmark: allreduce")
     transport = CountingTransport(MPITransport(MPI.COMM_WORLD.Dup()))
 
-    def reduce(gradient: Vector) -> int:
+    def reduce(gradient: Vector) -> StepReport:
         transport.reset()
-        finite = accumulator.accumulate([(0, gradient)])
+        with transport.phase("accumulate"):
+            finite = accumulator.accumulate([(0, gradient)])
         reduction = algorithm.reduce(accumulator, options.k_of(n), finite, transport)
         assert reduction.update is not None
-        accumulator.commit(reduction.contributed)
-        gradient.fill(0)
-        gradient[reduction.update.indices] = reduction.update.values
-        return reduction.report.bytes_sent
+        with transport.phase("write_back"):
+            accumulator.commit(reduction.contributed)
+            gradient.fill(0)
+            gradient[reduction.update.indices] = reduction.update.values
+        return reduction.report
 
     return reduce
 
 
-def main() -> None:
-    arguments = parse_arguments()
-    n, comm = arguments.parameters, MPI.COMM_WORLD
-    reduce = {"Horovod dense": horovod_dense, "MPI dense": mpi_dense}.get(
-        arguments.scheme, lambda: sparse(arguments.scheme, n, arguments.density))()
-    gradients, gradient = Gradients(n, seed=1, noise_seed=100 + comm.rank), np.zeros(n, np.float32)
-    seconds, counted, interface = [], [], []
-    for step in range(WARM_UP + arguments.steps):
+def measure(reduce: Reduce, gradients: Source, n: int, warm_up: int, steps: int) -> dict[str, Any]:
+    """Medians of the steps: seconds of the slowest rank, and of the mean rank bytes and seconds on its own."""
+    comm, gradient = MPI.COMM_WORLD, np.zeros(n, np.float32)
+    seconds, interface, reports = [], [], []
+    for step in range(warm_up + steps):
         gradients.fill(gradient)
         comm.Barrier()
         sent, start = int(INTERFACE.read_text()), time.perf_counter()
-        bytes_sent = reduce(gradient)
+        report = reduce(gradient)
         elapsed = comm.allreduce(time.perf_counter() - start, op=MPI.MAX)
-        if step >= WARM_UP:
+        if step >= warm_up:
             seconds.append(elapsed)
             interface.append(int(INTERFACE.read_text()) - sent)
-            counted.append(bytes_sent)
-    means = comm.gather((statistics.median(interface), None if counted[0] is None else statistics.median(counted)))
-    if means is not None:
-        interfaces, counts = zip(*means, strict=True)
-        arguments.json.write_text(json.dumps({
-            "seconds": statistics.median(seconds), "interface_bytes": statistics.mean(interfaces),
-            "bytes_sent": None if counts[0] is None else statistics.mean(counts), "ranks": comm.size}))
+            reports.append(report)
+    mine = {"interface_bytes": statistics.median(interface)}
+    told = [report for report in reports if report is not None]
+    if told:
+        mine["bytes_sent"] = statistics.median(report.bytes_sent for report in told)
+        mine["local_seconds"] = statistics.median(
+            sum(report.phases[name].seconds for name in LOCAL_PHASES if name in report.phases) for report in told)
+        mine["selected"] = statistics.mean(report.global_selected / report.k for report in told)
+    everyone = comm.allgather(mine)
+    return {"seconds": statistics.median(seconds),
+            **{name: statistics.mean(row[name] for row in everyone) for name in mine}}
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    n, rank = arguments.parameters, MPI.COMM_WORLD.rank
+    results = []
+    for scheme in arguments.schemes:
+        for density in arguments.densities if scheme in SPARSE else [None]:
+            gradients = (Recorded(arguments.gradients, rank) if arguments.gradients
+                         else Gradients(n, seed=1, noise_seed=100 + rank))
+            reduce = {"Horovod dense": horovod_dense, "MPI dense": mpi_dense}.get(
+                scheme, lambda s=scheme, d=density: sparse(s, n, d))()
+            found = measure(reduce, gradients, n, arguments.warm_up if scheme in SPARSE else 1, arguments.steps)
+            results.append({"scheme": scheme, "density": density, "ranks": MPI.COMM_WORLD.size, "n": n, **found})
+    if rank == 0:
+        arguments.json.write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

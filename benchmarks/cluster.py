@@ -1,197 +1,146 @@
-"""A cluster on one machine: network namespaces as hosts, on a bridge, each link with a real TCP rate limit.
+"""One allreduce, by every scheme and by dense allreduces, on a cluster of network namespaces with limited links.
 
     sudo .venv/bin/python benchmarks/cluster.py --hosts 8 --rate 1gbit
+    sudo .venv/bin/python benchmarks/cluster.py --sweep --gradients runs/vgg16.npy
 
-runs benchmarks/allreduce.py with one rank on each host: dense allreduces, Horovod's own and MPI's with several
-algorithms, beside every sparse scheme. It needs root and iproute2. The hosts are removed at the end, also after
-a failure or Ctrl-C. Bytes are counted by the library and by the hosts' interfaces, and both are shown.
+The first compares at one point; the second also varies hosts, density and rate, one at a time. It needs root and
+iproute2. Bytes are counted by the library and by the hosts' interfaces, and both are shown.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from hosts import Cluster, check_machine, cluster, run_job
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
 PROGRAM = Path(__file__).with_name("allreduce.py")
-SUBNET = "10.213.0"
-MPI_ALGORITHMS = {"MPI, ring": 4, "MPI, segmented ring": 5, "MPI, Rabenseifner": 6}
+SPARSE = ("OkTopk", "GTopk", "TopkDSA", "TopkA", "GaussianK")
+DENSE = ("Horovod dense", "MPI dense")
+ALGORITHMS = {"ring": 4, "segmented ring": 5, "Rabenseifner": 6}
 """Open MPI's numbers of its allreduce algorithms (coll_tuned_allreduce_algorithm)."""
-SCHEMES = ("Horovod dense", "MPI dense", "OkTopk", "TopkA", "TopkDSA", "GTopk", "GaussianK")
-BYTES_PER_ELEMENT = 48
-"""Memory that one rank needs for each gradient element, at most."""
+COLORS = {"OkTopk": "#dd8452", "GTopk": "#55a868", "TopkDSA": "#8172b3", "TopkA": "#4c72b0", "GaussianK": "#64b5cd",
+          "Horovod dense": "#555555", "best dense": "#aaaaaa"}
+Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """hosts: namespaces, in rank order. agent: what mpirun starts instead of ssh."""
+class Point:
+    """What is measured together."""
 
-    hosts: list[str]
-    agent: Path
-
-    def mpirun(self, *arguments: str) -> list[str]:
-        """The command line before the program's."""
-        addresses = ",".join(f"{SUBNET}.{index + 1}:1" for index in range(len(self.hosts)))
-        network = f"{SUBNET}.0/24"
-        settings = {"plm_rsh_agent": str(self.agent), "btl": "tcp,self", "pml": "ob1", "btl_tcp_if_include": network,
-                    "oob_tcp_if_include": network, "mpi_yield_when_idle": "1"}
-        mca = [part for name, value in settings.items() for part in ("--mca", name, value)]
-        return [str(Path(sys.executable).with_name("mpirun")), "--allow-run-as-root", "-np", str(len(self.hosts)),
-                "--host", addresses, "--bind-to", "none", *mca, *arguments]
+    hosts: int
+    rate: str
+    densities: tuple[float, ...]
 
 
-@contextmanager
-def cluster(hosts: int, rate: str) -> Iterator[Cluster]:
-    """Makes the hosts, and removes them whatever happens inside."""
-    mark = f"ok{os.getpid()}"
-    names = [f"{mark}-{index}" for index in range(hosts)]
-    with ExitStack() as undo, tempfile.TemporaryDirectory() as folder:
-        bridge = f"{mark}b"
-        _ip("link", "add", bridge, "type", "bridge")
-        undo.callback(_ip, "link", "del", bridge, check=False)
-        _ip("addr", "add", f"{SUBNET}.254/24", "dev", bridge)
-        _ip("link", "set", bridge, "up")
-        for index, name in enumerate(names):
-            link = f"{mark}v{index}"
-            _ip("netns", "add", name)
-            undo.callback(_ip, "netns", "del", name, check=False)
-            undo.callback(_ip, "link", "del", link, check=False)
-            undo.callback(_end_processes, name)  # first, as a namespace lives as long as they do
-            _connect(name, link, bridge, f"{SUBNET}.{index + 1}/24", rate)
-        agent = Path(folder, "agent.sh")
-        # The hosts share a disk, and daemons would meet in one session directory: each gets its own.
-        agent.write_text(f'#!/bin/sh\nhost="$1"; shift\nindex=$((${{host##*.}} - 1))\n'
-                         f'export OMPI_MCA_orte_tmpdir_base={folder}/$index\nmkdir -p {folder}/$index\n'
-                         f'exec ip netns exec {mark}-$index sh -c "$*"\n')
-        agent.chmod(0o755)
-        yield Cluster(names, agent)
+@dataclass(frozen=True)
+class Job:
+    """Programs that one mpirun runs; algorithm: of MPI's allreduce, None for Open MPI's choice."""
+
+    schemes: tuple[str, ...]
+    algorithm: str | None = None
+
+    def settings(self) -> list[str]:
+        if self.algorithm is None:
+            return []
+        return ["--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm",
+                str(ALGORITHMS[self.algorithm])]
 
 
-def _end_processes(name: str) -> None:
-    found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
-    for process in found.stdout.split():
-        with suppress(ProcessLookupError):
-            os.kill(int(process), signal.SIGKILL)
+def points(arguments: argparse.Namespace) -> list[Point]:
+    """The base point, and in a sweep those that differ from it in hosts, rate or densities."""
+    if not arguments.sweep:
+        return [Point(arguments.hosts, arguments.rate, (arguments.density,))]
+    density = (arguments.density,)
+    return [Point(arguments.hosts, arguments.rate, tuple(sorted({0.001, 0.01, 0.02, arguments.density}))),
+            *(Point(hosts, arguments.rate, density) for hosts in (2, 4, 8, 16) if hosts != arguments.hosts),
+            *(Point(arguments.hosts, rate, density) for rate in ("100mbit", "1gbit", "10gbit")
+              if rate != arguments.rate)]
 
 
-def _connect(name: str, link: str, bridge: str, address: str, rate: str) -> None:
-    """One host's link to the bridge, limited in both directions."""
-    _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
-    _ip("link", "set", link, "master", bridge, "up")
-    _ip("-n", name, "addr", "add", address, "dev", "eth0")
-    for device in ("lo", "eth0"):
-        _ip("-n", name, "link", "set", device, "up")
-    limit = ["root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
-    _run("tc", "qdisc", "add", "dev", link, *limit)
-    _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", *limit)
+def jobs(schemes: tuple[str, ...], algorithms: tuple[str, ...]) -> list[Job]:
+    """Horovod gets jobs of its own, as its background thread takes time from the others."""
+    apart = [Job((name,), algorithm) for name in DENSE if name in schemes for algorithm in (None, *algorithms)]
+    together = tuple(name for name in SPARSE if name in schemes)
+    return [*apart, Job(together)] if together else apart
 
 
-def _ip(*arguments: str, check: bool = True) -> None:
-    _run("ip", *arguments, check=check)
-
-
-def _run(*command: str, check: bool = True) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if check and done.returncode:
-        raise SystemExit(f"cluster: `{' '.join(command)}` failed: {done.stderr.strip()}")
-
-
-def check_machine(hosts: int, rate: str, parameters: int) -> None:
-    """Ends with a message where the machine cannot hold this cluster."""
-    if os.geteuid() != 0:
-        raise SystemExit("cluster: network namespaces need root: sudo .venv/bin/python benchmarks/cluster.py ...")
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    if missing:
-        raise SystemExit(f"cluster: {' and '.join(missing)} not found: install iproute2")
-    if not 2 <= hosts <= 64:
-        raise SystemExit(f"cluster: --hosts must be from 2 to 64; got {hosts}")
-    if not re.fullmatch(r"[1-9][0-9]*(kbit|mbit|gbit)", rate):
-        raise SystemExit(f"cluster: --rate must be such as 100mbit or 1gbit; got {rate!r}")
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    needed = hosts * (parameters * BYTES_PER_ELEMENT + (600 << 20))
-    if needed > available:
-        raise SystemExit(f"cluster: {hosts} ranks of {parameters:,} parameters need about {needed >> 30} GiB; "
-                         f"{available >> 30} GiB are free")
-
-
-def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """One dictionary for each scheme, slowest ranks' figures."""
-    jobs: list[tuple[str, list[str]]] = []
-    for scheme in arguments.schemes:
-        jobs.append((scheme, []))
-        if scheme == "MPI dense":
-            jobs += [(name, ["--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm",
-                             str(number)]) for name, number in MPI_ALGORITHMS.items()]
-    found = []
-    with cluster(arguments.hosts, arguments.rate) as hosts, tempfile.TemporaryDirectory() as folder:
-        for scheme, settings in tqdm(jobs, unit="scheme"):
-            outcome = Path(folder, "outcome.json")
-            program = "MPI dense" if scheme.startswith("MPI") else scheme
-            run_job(hosts.mpirun(*settings, sys.executable, str(PROGRAM), "--scheme", program, "--json", str(outcome),
-                                 "--parameters", str(arguments.parameters), "--density", str(arguments.density),
-                                 "--steps", str(arguments.steps)), arguments.timeout)
-            found.append({**json.loads(outcome.read_text()), "scheme": scheme})
+def measure(arguments: argparse.Namespace) -> list[Result]:
+    """One dictionary for each scheme, density and point."""
+    algorithms = ("segmented ring",) if arguments.sweep else tuple(ALGORITHMS)
+    planned = [(point, job) for point in points(arguments) for job in jobs(tuple(arguments.schemes), algorithms)]
+    found: list[Result] = []
+    for point, job in tqdm(planned, unit="job"):
+        with cluster(point.hosts, point.rate) as hosts:
+            for result in run(hosts, point, job, arguments):
+                found.append({**result, "rate": point.rate,
+                              "scheme": result["scheme"] + (f", {job.algorithm}" if job.algorithm else "")})
+        write(found, arguments)
     return found
 
 
-def run_job(command: list[str], timeout: float) -> None:
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3",
-                 "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    with subprocess.Popen(command, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          start_new_session=True) as job:
-        try:
-            output, _ = job.communicate(timeout=timeout)
-        except BaseException as error:
-            os.killpg(job.pid, signal.SIGTERM)
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-            raise SystemExit(f"cluster: a job had not ended after {timeout:g} s: {' '.join(command)}") from None
-    if job.returncode:
-        raise SystemExit(f"cluster: a job failed: {' '.join(command)}\n{output}")
+def run(hosts: Cluster, point: Point, job: Job, arguments: argparse.Namespace) -> list[Result]:
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = Path(folder, "outcome.json")
+        recorded = ["--gradients", str(arguments.gradients.resolve())] if arguments.gradients else []
+        run_job(hosts.mpirun(*job.settings(), sys.executable, str(PROGRAM), "--schemes", *job.schemes, "--densities",
+                             *map(str, point.densities), "--parameters", str(arguments.parameters), "--warm-up",
+                             str(arguments.warm_up), "--steps", str(arguments.steps), "--json", str(outcome),
+                             *recorded), arguments.timeout)
+        results: list[Result] = json.loads(outcome.read_text())
+        return results
 
 
-def show(results: list[dict[str, Any]], arguments: argparse.Namespace, console: Console) -> None:
-    dense = next((r["seconds"] for r in results if r["scheme"] == "Horovod dense"), None)
-    table = Table(title=f"One allreduce of {arguments.parameters:,} gradients on {arguments.hosts} hosts at "
-                        f"{arguments.rate}, density {arguments.density:.1%}")
+def write(results: list[Result], arguments: argparse.Namespace) -> None:
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps({"arguments": {name: str(value) for name, value in vars(arguments).items()},
+                                          "results": results}, indent=1))
+
+
+def at(results: list[Result], point: Point, density: float) -> list[Result]:
+    """The results of one point and density; dense ones have no density."""
+    return [r for r in results if (r["ranks"], r["rate"]) == (point.hosts, point.rate)
+            and r["density"] in (None, density)]
+
+
+def show(results: list[Result], point: Point, density: float, console: Console) -> None:
+    found = at(results, point, density)
+    dense = next((r["seconds"] for r in found if r["scheme"] == "Horovod dense"), None)
+    table = Table(title=f"One allreduce of {found[0]['n']:,} gradients on {point.hosts} hosts at {point.rate}, "
+                        f"density {density:.1%}")
     table.add_column("scheme", no_wrap=True)
-    for heading in ("seconds", "faster than Horovod dense", "bytes counted", "bytes on the interface"):
+    for heading in ("seconds", "of them local", "faster than Horovod dense", "MB counted", "MB on the interface",
+                    "selected / k"):
         table.add_column(heading, justify="right")
-    for r in results:
-        faster = f"{dense / r['seconds']:.1f}" if dense else ""
-        counted = f"{r['bytes_sent'] / 1e6:.2f} MB" if r["bytes_sent"] is not None else "-"
-        table.add_row(r["scheme"], f"{r['seconds']:.3f}", faster, counted, f"{r['interface_bytes'] / 1e6:.2f} MB")
+    for r in found:
+        faster = dense / r["seconds"] if dense else None
+        sent = r["bytes_sent"] / 1e6 if "bytes_sent" in r else None
+        figures = [(r["seconds"], 3), (r.get("local_seconds"), 3), (faster, 1), (sent, 2),
+                   (r["interface_bytes"] / 1e6, 2), (r.get("selected"), 2)]
+        table.add_row(r["scheme"], *("-" if value is None else f"{value:.{digits}f}" for value, digits in figures))
     console.print(table)
-    console.print("Medians of the steps; seconds of the slowest rank, bytes that the mean rank sent in a step. The "
-                  "interface also counts headers and acknowledgements.")
 
 
-def plot(results: list[dict[str, Any]], arguments: argparse.Namespace, path: Path) -> None:
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    figure, panels = pyplot.subplots(1, 2, figsize=(10, 0.5 + 0.36 * len(results)), layout="constrained", sharey=True)
-    names = [r["scheme"] for r in results]
+def plot_point(results: list[Result], point: Point, density: float, path: Path) -> None:
+    """Bars of the seconds and megabytes at one point."""
+    pyplot = _pyplot()
+    found = at(results, point, density)
+    figure, panels = pyplot.subplots(1, 2, figsize=(10, 0.5 + 0.36 * len(found)), layout="constrained", sharey=True)
+    names = [r["scheme"] for r in found]
     for axes, key, unit, factor in ((panels[0], "seconds", "seconds", 1.0),
                                     (panels[1], "interface_bytes", "megabytes that a rank sends", 1e-6)):
-        values = [r[key] * factor for r in results]
-        colors = ["#dd8452" if name == "OkTopk" else "#4c72b0" for name in names]
-        axes.barh(names, values, color=colors)
+        values = [r[key] * factor for r in found]
+        axes.barh(names, values, color=["#dd8452" if name == "OkTopk" else "#4c72b0" for name in names])
         for row, value in enumerate(values):
             axes.annotate(f"{value:.2g}" if value < 10 else f"{value:.0f}", (value, row), xytext=(4, 0),
                           textcoords="offset points", va="center")
@@ -199,37 +148,101 @@ def plot(results: list[dict[str, Any]], arguments: argparse.Namespace, path: Pat
         axes.margins(x=0.15)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].invert_yaxis()
-    figure.suptitle(f"One allreduce, n = {arguments.parameters:,}, density {arguments.density:.1%}, "
-                    f"{arguments.hosts} hosts at {arguments.rate}")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.suptitle(f"One allreduce, n = {found[0]['n']:,}, density {density:.1%}, {point.hosts} hosts at "
+                    f"{point.rate}")
     figure.savefig(path, dpi=150)
+
+
+def plot_sweep(results: list[Result], arguments: argparse.Namespace, path: Path) -> None:
+    """Seconds against hosts, density and rate, and bytes against hosts."""
+    pyplot = _pyplot()
+    base = points(arguments)[0]
+    axes_of = {"hosts": [Point(p, base.rate, ()) for p in (2, 4, 8, 16)],
+               "rate": [Point(base.hosts, rate, ()) for rate in ("100mbit", "1gbit", "10gbit")]}
+    figure, panels = pyplot.subplots(1, 4, figsize=(15, 3.8), layout="constrained")
+    for name in COLORS:
+        prefix = "" if name == "best dense" else name
+        by_hosts = [_value(results, point, arguments.density, prefix, "seconds") for point in axes_of["hosts"]]
+        by_rate = [_value(results, point, arguments.density, prefix, "seconds") for point in axes_of["rate"]]
+        by_density = [_value(results, base, density, prefix, "seconds") for density in base.densities]
+        sent = [_value(results, point, arguments.density, prefix, "interface_bytes") for point in axes_of["hosts"]]
+        style = {"color": COLORS[name], "label": name, "marker": "o", "linestyle": "--" if "dense" in name else "-"}
+        panels[0].plot([2, 4, 8, 16], by_hosts, **style)
+        panels[1].plot(["100 Mbit/s", "1 Gbit/s", "10 Gbit/s"], by_rate, **style)
+        panels[2].plot([f"{density:.1%}" for density in base.densities], by_density, **style)
+        panels[3].plot([2, 4, 8, 16], [value / 1e6 for value in sent], **style)
+    for axes, label in zip(panels, ("hosts", f"rate, {base.hosts} hosts", f"density, {base.hosts} hosts", "hosts"),
+                           strict=True):
+        axes.set_yscale("log")
+        axes.set_xlabel(label)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in (panels[0], panels[3]):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([2, 4, 8, 16], ["2", "4", "8", "16"])
+    panels[0].set_ylabel("seconds of one allreduce")
+    panels[3].set_ylabel("megabytes that a rank sends")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+    figure.suptitle(f"n = {results[0]['n']:,}; where not varied: density {arguments.density:.0%}, {base.rate}")
+    figure.savefig(path, dpi=150)
+
+
+def _value(results: list[Result], point: Point, density: float, prefix: str, key: str) -> float:
+    """Of the scheme, or where the prefix is empty of the fastest dense one; NaN where it was not measured."""
+    found = [r for r in at(results, point, density) if (r["scheme"] == prefix if prefix else "dense" in r["scheme"])]
+    return float(min(found, key=lambda r: r["seconds"])[key]) if found else float("nan")
+
+
+def _pyplot() -> Any:
+    import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    return pyplot
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=8)
     parser.add_argument("--rate", default="1gbit", help="of each host's link, such as 100mbit")
-    parser.add_argument("--parameters", type=int, default=14_728_266, help="gradient elements (default: VGG-16)")
     parser.add_argument("--density", type=float, default=0.01)
-    parser.add_argument("--steps", type=int, default=5, help="timed, after three that are not")
-    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=SCHEMES, help="all, if not given")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each scheme")
+    parser.add_argument("--sweep", action="store_true", help="also 2 to 16 hosts, 0.1 to 2 %%, 100mbit to 10gbit")
+    parser.add_argument("--parameters", type=int, default=14_728_266, help="synthetic gradients (default: VGG-16)")
+    parser.add_argument("--gradients", type=Path, help="recorded ones instead: python benchmarks/models.py")
+    parser.add_argument("--warm-up", type=int, default=20, help="steps of a sparse scheme before those timed")
+    parser.add_argument("--steps", type=int, default=8, help="timed")
+    parser.add_argument("--schemes", nargs="+", choices=(*DENSE, *SPARSE), default=(*DENSE, *SPARSE),
+                        help="all, if not given")
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for each job")
     parser.add_argument("--json", type=Path, default=Path("runs/cluster.json"))
     parser.add_argument("--plot", type=Path, default=Path("runs/cluster.png"))
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if not 0 < arguments.density <= 1:
+        parser.error(f"--density must be in (0, 1]; got {arguments.density}")
+    if arguments.gradients is not None:
+        if not arguments.gradients.is_file():
+            parser.error(f"--gradients: there is no file {arguments.gradients}; "
+                         f"python benchmarks/models.py --path {arguments.gradients} records them")
+        arguments.parameters = np.load(arguments.gradients, mmap_mode="r").shape[1]
+    return arguments
 
 
 def main() -> None:
     arguments = parse_arguments()
-    check_machine(arguments.hosts, arguments.rate, arguments.parameters)
+    for point in points(arguments):
+        check_machine(point.hosts, point.rate, arguments.parameters)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("cluster: terminated"))
     results = measure(arguments)
     console = Console()
-    show(results, arguments, console if console.is_terminal else Console(width=120))
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps({"arguments": {name: str(value) for name, value in vars(arguments).items()},
-                                          "results": results}, indent=1))
-    plot(results, arguments, arguments.plot)
+    console = console if console.is_terminal else Console(width=130)
+    for point in points(arguments):
+        for density in point.densities:
+            show(results, point, density, console)
+    console.print("Medians of the steps; seconds of the slowest rank; local seconds and bytes of the mean rank. The "
+                  "interface also counts headers and acknowledgements.")
+    arguments.plot.parent.mkdir(parents=True, exist_ok=True)
+    if arguments.sweep:
+        plot_sweep(results, arguments, arguments.plot)
+    else:
+        plot_point(results, points(arguments)[0], arguments.density, arguments.plot)
 
 
 if __name__ == "__main__":

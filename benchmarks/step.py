@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gradients import Gradients
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
@@ -55,33 +56,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=Path("runs/step.json"))
     parser.add_argument("--plot", type=Path, default=Path("runs/step.png"))
     return parser.parse_args()
-
-
-class Gradients:
-    """A direction that turns slowly, plus noise, with layers of different scale: gradients that evolve.
-
-    Both parts are drawn once and shifted along, as drawing n normal numbers costs more than the step does.
-    noise_seed: a rank's own, where ranks share the direction.
-    """
-
-    def __init__(self, n: int, seed: int, noise_seed: int | None = None) -> None:
-        self._random = np.random.default_rng(seed)
-        self._direction = self._random.standard_normal(n, dtype=np.float32)
-        own = self._random if noise_seed is None else np.random.default_rng(noise_seed)
-        self._noise = own.standard_normal(n, dtype=np.float32)
-        scales = np.geomspace(2.0, 0.5, 16, dtype=np.float32)
-        self._scale = np.repeat(scales, -(-n // 16))[:n]
-
-    def fill(self, gradient: Gradient) -> None:
-        """Writes the next gradient."""
-        n = len(gradient)
-        turn = self._random.integers(n)
-        start = self._random.integers(n - n // 50)
-        self._direction[start:start + n // 50] *= -0.9
-        np.multiply(self._noise[:n - turn], 2.0, out=gradient[turn:])
-        np.multiply(self._noise[n - turn:], 2.0, out=gradient[:turn])
-        gradient += self._direction
-        gradient *= self._scale
 
 
 class Step:

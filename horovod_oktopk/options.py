@@ -98,6 +98,23 @@ class Scheme:
         return tensor
 
 
+class Dense:
+    """Horovod's own dense allreduce, overlapped with the backward pass, behind the same argument; no options.
+
+    Over MPI it is as fast as MPI's algorithm; `docs/benchmarks.md` says how to choose it.
+    """
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, None]:
+        """The tensor itself."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, _context: Any) -> Any:
+        """The tensor itself."""
+        return tensor
+
+
 def as_options(compression: Any) -> Scheme | None:
     """Options of ours (a plain class takes the defaults), or None for anything else."""
     if isinstance(compression, type) and issubclass(compression, Scheme):

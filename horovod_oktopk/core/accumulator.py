@@ -41,7 +41,10 @@ class Accumulator(Protocol):
         """
 
     def select(self, threshold: float, limit: int) -> SparseVector | None:
-        """Non-zero elements of acc with magnitude >= threshold; None where there are more than limit."""
+        """Non-zero elements of acc with magnitude >= threshold; None where there are more than limit.
+
+        Valid until the next `accumulate`, which may write into the same memory.
+        """
 
     def sample(self, stride: int) -> Values:
         """Magnitudes of every stride-th element of acc, on the host."""
@@ -120,7 +123,7 @@ class NumpyAccumulator:
             count += room.count
             if count > limit:
                 return None
-            found.append(SparseVector(room.indices[:room.count].copy(), room.values[:room.count].copy()))
+            found.append(_passing(room, 0.0).copy())
         return concatenate(found, self.dtype)
 
     def sample(self, stride: int) -> Values:
@@ -128,11 +131,11 @@ class NumpyAccumulator:
         return magnitudes
 
     def moments(self) -> tuple[float, float]:
-        total = squares = 0.0
+        total = squares = 0.0  # of chunks, which are summed in the dtype itself: enough for an estimate
         for start in range(0, self.n, CHUNK):
             chunk = self._acc[start:start + CHUNK]
-            total += float(chunk.sum(dtype=np.float64))
-            squares += float(np.einsum("i,i", chunk, chunk, dtype=np.float64))
+            total += float(chunk.sum())
+            squares += float(np.dot(chunk, chunk))
         mean = total / self.n
         return mean, float(np.sqrt(max(0.0, squares / self.n - mean**2)))
 

@@ -6,7 +6,7 @@ from statistics import NormalDist
 
 from .accumulator import Accumulator
 from .sparse import SparseVector
-from .thresholds import top_k
+from .thresholds import ROOM, top_k
 from .topka import TopkAAllreduce
 
 LOWERED = 0.9
@@ -33,7 +33,8 @@ class GaussianKAllreduce(TopkAAllreduce):
             threshold = 0.0
             selection = acc.select(0.0, limit=acc.n)
             assert selection is not None
-        return threshold, top_k(selection, k)
+        acc.expect(LOWERED * threshold, limit=min(ROOM * k, acc.n // 4))
+        return threshold, top_k(selection, k).copy()
 
 
 def gaussian_threshold(mean: float, deviation: float, density: float) -> float:

@@ -37,6 +37,10 @@ class SparseVector:
     def empty(dtype: Any) -> SparseVector:
         return SparseVector(np.empty(0, np.int64), np.empty(0, dtype))
 
+    def copy(self) -> SparseVector:
+        """In memory of its own."""
+        return SparseVector(self.indices.copy(), self.values.copy())
+
     def take(self, positions: Indices) -> SparseVector:
         """The elements at these positions (ascending)."""
         return SparseVector(self.indices[positions], self.values[positions])

@@ -1,7 +1,7 @@
 """Ok-Topk inside horovod.tensorflow: importing this module makes `compression=OkTopk(...)` work in its tapes
 and optimizers, and in those of horovod.tensorflow.keras. For Keras 3, see `horovod_oktopk.tensorflow.keras`."""
 
-from ..options import GaussianK, GTopk, OkTopk, TopkA, TopkDSA
+from ..options import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from . import amp, plugin, state
 from .plugin import set_density, step_report
 from .state import load_state, save_state
@@ -10,5 +10,5 @@ plugin.install()
 amp.install()
 state.install()
 
-__all__ = ["GTopk", "GaussianK", "OkTopk", "TopkA", "TopkDSA", "load_state", "save_state", "set_density",
+__all__ = ["Dense", "GTopk", "GaussianK", "OkTopk", "TopkA", "TopkDSA", "load_state", "save_state", "set_density",
            "step_report"]

@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from horovod_oktopk import GaussianK, GTopk, OkTopk, TopkA, TopkDSA
+from horovod_oktopk import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from tests.core.simulation import simulate
 from tests.scenarios.common import (
     N,
@@ -39,6 +39,16 @@ def check_equals_the_oracle_with_residuals(kind: Kind) -> None:
             expected -= update
             assert np.array_equal(flat(trainer.values()), expected), f"step {step}, {options}"
             assert np.array_equal(trainer.residual(), residuals[kind.hvd.rank()]), f"step {step}, {options}"
+
+
+def check_dense_is_horovods_own_allreduce(kind: Kind) -> None:
+    trainers = [kind(compression, op=kind.hvd.Sum) for compression in (Dense, Dense(), kind.hvd.Compression.none)]
+    for step in range(2):
+        for trainer in trainers:
+            trainer.step(gradients(step, kind.hvd.rank()))
+    expected = -sum(flat(gradients(step, rank)) for step in range(2) for rank in range(kind.hvd.size()))
+    for trainer in trainers:
+        assert np.array_equal(flat(trainer.values()), expected)
 
 
 SCHEMES = {"OkTopk": OkTopk(density=0.1, threshold_interval=3, region_interval=4), "TopkA": TopkA(density=0.1),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import statistics
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import horovod.tensorflow as hvd
 
 import tensorflow as tf
 
+from ...schedule import GTOPK_DENSITIES, Schedule, density_of_epoch
 from ..plugin import set_density, step_report
 from ..registry import reducers_of, reductions_of
 from ..state import load_state, read_marks, save_state
@@ -38,13 +38,13 @@ class DensityWarmup(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Selects more in the first epochs, as gTop-k does (Shi et al., ICDCS 2019), with its densities.
 
     schedule: densities of the first epochs, after which that of the options holds; or a function of the
-    epoch (from 0) that gives a density, or None for that of the options.
+    epoch (from 0) that gives a density, or None for that of the options. Raises OptionError where it is not
+    allowed.
     """
 
-    def __init__(self, schedule: Sequence[float] | Callable[[int], float | None] = (0.25, 0.0725, 0.015, 0.004),
-                 ) -> None:
+    def __init__(self, schedule: Schedule = GTOPK_DENSITIES) -> None:
         super().__init__()
-        self._density_of = schedule if callable(schedule) else dict(enumerate(schedule)).get
+        self._density_of = density_of_epoch(schedule)
         self._final: float | None = None
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:

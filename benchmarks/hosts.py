@@ -1,0 +1,130 @@
+"""A cluster on one machine: network namespaces as hosts, on a bridge, each link with a real TCP rate limit.
+
+It needs root and iproute2. The hosts are removed at the end, also after a failure or Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+SUBNET = "10.213.0"
+BYTES_PER_ELEMENT, BYTES_PER_RANK = 32, 450 << 20
+"""Memory that one rank needs, at most: for each gradient element, and for its libraries."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """hosts: namespaces, in rank order. agent: what mpirun starts instead of ssh."""
+
+    hosts: list[str]
+    agent: Path
+
+    def mpirun(self, *arguments: str) -> list[str]:
+        """The command line before the program's."""
+        addresses = ",".join(f"{SUBNET}.{index + 1}:1" for index in range(len(self.hosts)))
+        network = f"{SUBNET}.0/24"
+        settings = {"plm_rsh_agent": str(self.agent), "btl": "tcp,self", "pml": "ob1", "btl_tcp_if_include": network,
+                    "oob_tcp_if_include": network, "mpi_yield_when_idle": "1"}
+        mca = [part for name, value in settings.items() for part in ("--mca", name, value)]
+        return [str(Path(sys.executable).with_name("mpirun")), "--allow-run-as-root", "-np", str(len(self.hosts)),
+                "--host", addresses, "--bind-to", "none", *mca, *arguments]
+
+
+@contextmanager
+def cluster(hosts: int, rate: str) -> Iterator[Cluster]:
+    """Makes the hosts, and removes them whatever happens inside."""
+    mark = f"ok{os.getpid()}"
+    names = [f"{mark}-{index}" for index in range(hosts)]
+    with ExitStack() as undo, tempfile.TemporaryDirectory() as folder:
+        bridge = f"{mark}b"
+        _ip("link", "add", bridge, "type", "bridge")
+        undo.callback(_ip, "link", "del", bridge, check=False)
+        _ip("addr", "add", f"{SUBNET}.254/24", "dev", bridge)
+        _ip("link", "set", bridge, "up")
+        for index, name in enumerate(names):
+            link = f"{mark}v{index}"
+            _ip("netns", "add", name)
+            undo.callback(_ip, "netns", "del", name, check=False)
+            undo.callback(_ip, "link", "del", link, check=False)
+            undo.callback(_end_processes, name)  # first, as a namespace lives as long as they do
+            _connect(name, link, bridge, f"{SUBNET}.{index + 1}/24", rate)
+        agent = Path(folder, "agent.sh")
+        # The hosts share a disk, and daemons would meet in one session directory: each gets its own.
+        agent.write_text(f'#!/bin/sh\nhost="$1"; shift\nindex=$((${{host##*.}} - 1))\n'
+                         f'export OMPI_MCA_orte_tmpdir_base={folder}/$index\nmkdir -p {folder}/$index\n'
+                         f'exec ip netns exec {mark}-$index sh -c "$*"\n')
+        agent.chmod(0o755)
+        yield Cluster(names, agent)
+
+
+def _end_processes(name: str) -> None:
+    found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
+    for process in found.stdout.split():
+        with suppress(ProcessLookupError):
+            os.kill(int(process), signal.SIGKILL)
+
+
+def _connect(name: str, link: str, bridge: str, address: str, rate: str) -> None:
+    """One host's link to the bridge, limited in both directions."""
+    _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
+    _ip("link", "set", link, "master", bridge, "up")
+    _ip("-n", name, "addr", "add", address, "dev", "eth0")
+    for device in ("lo", "eth0"):
+        _ip("-n", name, "link", "set", device, "up")
+    limit = ["root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
+    _run("tc", "qdisc", "add", "dev", link, *limit)
+    _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", *limit)
+
+
+def _ip(*arguments: str, check: bool = True) -> None:
+    _run("ip", *arguments, check=check)
+
+
+def _run(*command: str, check: bool = True) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise SystemExit(f"cluster: `{' '.join(command)}` failed: {done.stderr.strip()}")
+
+
+def check_machine(hosts: int, rate: str, parameters: int) -> None:
+    """Ends with a message where the machine cannot hold this cluster."""
+    if os.geteuid() != 0:
+        raise SystemExit("cluster: network namespaces need root: sudo .venv/bin/python benchmarks/...")
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        raise SystemExit(f"cluster: {' and '.join(missing)} not found: install iproute2")
+    if not 2 <= hosts <= 64:
+        raise SystemExit(f"cluster: --hosts must be from 2 to 64; got {hosts}")
+    if not re.fullmatch(r"[1-9][0-9]*(kbit|mbit|gbit)", rate):
+        raise SystemExit(f"cluster: --rate must be such as 100mbit or 1gbit; got {rate!r}")
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    needed = hosts * (parameters * BYTES_PER_ELEMENT + BYTES_PER_RANK)
+    if needed > available:
+        raise SystemExit(f"cluster: {hosts} ranks of {parameters:,} parameters need about {needed >> 30} GiB; "
+                         f"{available >> 30} GiB are free")
+
+
+def run_job(command: list[str], timeout: float) -> None:
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3",
+                 "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    with subprocess.Popen(command, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          start_new_session=True) as job:
+        try:
+            output, _ = job.communicate(timeout=timeout)
+        except BaseException as error:
+            os.killpg(job.pid, signal.SIGTERM)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            raise SystemExit(f"cluster: a job had not ended after {timeout:g} s: {' '.join(command)}") from None
+    if job.returncode:
+        raise SystemExit(f"cluster: a job failed: {' '.join(command)}\n{output}")
