@@ -26,8 +26,9 @@ bench: environment  ## Measure the cost of a step without the network, of the co
 	@$(BIN)/python benchmarks/step.py
 	@$(BIN)/python benchmarks/plugin.py
 
-cluster-bench: environment  ## Measure allreduces on a cluster of network namespaces at 1 Gbit/s (needs root, iproute2)
+cluster-bench: environment  ## Measure allreduces and training on network namespaces at 1 Gbit/s (needs root, iproute2)
 	@$(BIN)/python benchmarks/cluster.py
+	@$(BIN)/python benchmarks/training.py
 
 clean:  ## Remove the environment and everything that was built (the cached Horovod wheel stays)
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

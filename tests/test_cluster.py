@@ -15,7 +15,7 @@ import pytest
 
 from tests.launch import ROOT, environment
 
-SCRIPT = str(ROOT / "benchmarks" / "cluster.py")
+CLUSTER, TRAINING = (str(ROOT / "benchmarks" / name) for name in ("cluster.py", "training.py"))
 
 
 def can_make_hosts() -> bool:
@@ -30,8 +30,8 @@ def can_make_hosts() -> bool:
 needs_root = pytest.mark.skipif(not can_make_hosts(), reason="network namespaces need root and iproute2")
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, SCRIPT, *arguments], cwd=ROOT, env=environment(), text=True,
+def start(*arguments: str, script: str = CLUSTER) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, script, *arguments], cwd=ROOT, env=environment(), text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
@@ -57,6 +57,30 @@ def test_a_small_cluster_measures_time_and_bytes(tmp_path: Path) -> None:
 
 
 @needs_root
+def test_training_steps_are_split_into_their_parts(tmp_path: Path) -> None:
+    job = start("--hosts", "2", "--models", "transformer", "--schemes", "Dense", "OkTopk", "--warm-up", "1",
+                "--steps", "1", "--json", str(tmp_path / "out.json"), "--plot", str(tmp_path / "out.png"),
+                script=TRAINING)
+    output, _ = job.communicate(timeout=200)
+    assert job.returncode == 0, output
+    dense, ring, oktopk = json.loads((tmp_path / "out.json").read_text())
+    assert (dense["scheme"], ring["scheme"], oktopk["scheme"]) == ("Dense", "Dense, ring", "OkTopk")
+    for found in (dense, ring, oktopk):
+        assert found["step"] == pytest.approx(found["computation"] + found["sparsification"] + found["communication"])
+        assert found["computation"] > 0
+    assert dense["sparsification"] == 0 < oktopk["sparsification"]
+    assert 0 < oktopk["bytes_sent"] < 4 * 10_769_792 * 0.01 * 3 * 1.1  # 6k(P-1)/P words, and control messages
+    assert (tmp_path / "out.png").stat().st_size > 0
+
+
+def test_bad_input_is_told_before_training() -> None:
+    job = start("--hosts", "65", script=TRAINING)
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode != 0
+    assert "--hosts must be from 2 to 64; got 65" in output or "need root" in output
+
+
+@needs_root
 @pytest.mark.parametrize("how", ["fails", "is interrupted", "is terminated"])
 def test_nothing_is_left_behind_when_a_run(how: str, tmp_path: Path) -> None:
     limit = "1" if how == "fails" else "100"
@@ -76,7 +100,8 @@ def test_nothing_is_left_behind_when_a_run(how: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("arguments", "message"), [
     (["--hosts", "1"], "--hosts must be from 2 to 64"), (["--rate", "fast"], "--rate must be such as 100mbit"),
     (["--rate", "0mbit"], "--rate must be"), (["--parameters", "1000000000000"], "GiB are free"),
-    (["--schemes", "Topk"], "invalid choice")])
+    (["--schemes", "Topk"], "invalid choice"), (["--density", "0"], "--density must be in (0, 1]; got 0.0"),
+    (["--gradients", "nowhere.npy"], "there is no file nowhere.npy"), (["--sweep", "--hosts", "99"], "got 99")])
 def test_bad_input_is_told(arguments: list[str], message: str) -> None:
     job = start(*arguments)
     output, _ = job.communicate(timeout=60)

@@ -22,7 +22,7 @@
 
 namespace py = pybind11;
 
-#if defined(__x86_64__) && defined(__GNUC__) && defined(__linux__)
+#if defined(__x86_64__) && defined(__GNUC__) && defined(__GLIBC__)
 #define FOR_EACH_PROCESSOR __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define FOR_EACH_PROCESSOR
@@ -38,6 +38,7 @@ namespace py = pybind11;
 namespace {
 
 constexpr int64_t BLOCK = 32;                 // elements that are looked at one by one only if one of them passes
+static_assert(BLOCK <= 32, "a block's passing elements are bits of 32");
 constexpr int64_t WINDOW = int64_t{1} << 14;  // indices that are summed at a time, in the cache
 
 template <class T> struct Integer;
