@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hosts import Cluster, check_machine, cluster, run_job
+from hosts import Cluster, check_machine, cluster, in_words, run_job
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
@@ -116,8 +116,8 @@ def at(results: list[Result], point: Point, density: float) -> list[Result]:
 def show(results: list[Result], point: Point, density: float, console: Console) -> None:
     found = at(results, point, density)
     dense = next((r["seconds"] for r in found if r["scheme"] == "Horovod dense"), None)
-    table = Table(title=f"One allreduce of {found[0]['n']:,} gradients on {point.hosts} hosts at {point.rate}, "
-                        f"density {density:.1%}")
+    table = Table(title=f"One allreduce of {found[0]['n']:,} gradients on {point.hosts} hosts at "
+                        f"{in_words(point.rate)}, density {density:.1%}")
     table.add_column("scheme", no_wrap=True)
     for heading in ("seconds", "of them local", "faster than Horovod dense", "MB counted", "MB on the interface",
                     "selected / k"):
@@ -149,7 +149,7 @@ def plot_point(results: list[Result], point: Point, density: float, path: Path) 
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].invert_yaxis()
     figure.suptitle(f"One allreduce, n = {found[0]['n']:,}, density {density:.1%}, {point.hosts} hosts at "
-                    f"{point.rate}")
+                    f"{in_words(point.rate)}")
     figure.savefig(path, dpi=150)
 
 
@@ -159,7 +159,8 @@ def plot_sweep(results: list[Result], arguments: argparse.Namespace, path: Path)
     base = points(arguments)[0]
     axes_of = {"hosts": [Point(p, base.rate, ()) for p in (2, 4, 8, 16)],
                "rate": [Point(base.hosts, rate, ()) for rate in ("100mbit", "1gbit", "10gbit")]}
-    figure, panels = pyplot.subplots(1, 4, figsize=(15, 3.8), layout="constrained")
+    figure, grid = pyplot.subplots(2, 2, figsize=(10, 7), layout="constrained")
+    panels = grid.ravel()
     for name in COLORS:
         prefix = "" if name == "best dense" else name
         by_hosts = [_value(results, point, arguments.density, prefix, "seconds") for point in axes_of["hosts"]]
@@ -168,21 +169,22 @@ def plot_sweep(results: list[Result], arguments: argparse.Namespace, path: Path)
         sent = [_value(results, point, arguments.density, prefix, "interface_bytes") for point in axes_of["hosts"]]
         style = {"color": COLORS[name], "label": name, "marker": "o", "linestyle": "--" if "dense" in name else "-"}
         panels[0].plot([2, 4, 8, 16], by_hosts, **style)
-        panels[1].plot(["100 Mbit/s", "1 Gbit/s", "10 Gbit/s"], by_rate, **style)
+        panels[1].plot([in_words(point.rate) for point in axes_of["rate"]], by_rate, **style)
         panels[2].plot([f"{density:.1%}" for density in base.densities], by_density, **style)
         panels[3].plot([2, 4, 8, 16], [value / 1e6 for value in sent], **style)
-    for axes, label in zip(panels, ("hosts", f"rate, {base.hosts} hosts", f"density, {base.hosts} hosts", "hosts"),
-                           strict=True):
+    labels = ("hosts", f"rate, {base.hosts} hosts", f"density, {base.hosts} hosts", "hosts")
+    for index, (axes, label) in enumerate(zip(panels, labels, strict=True)):
         axes.set_yscale("log")
         axes.set_xlabel(label)
+        axes.set_ylabel("megabytes that a rank sends" if index == 3 else "seconds of one allreduce")
         axes.spines[["top", "right"]].set_visible(False)
     for axes in (panels[0], panels[3]):
         axes.set_xscale("log", base=2)
         axes.set_xticks([2, 4, 8, 16], ["2", "4", "8", "16"])
-    panels[0].set_ylabel("seconds of one allreduce")
-    panels[3].set_ylabel("megabytes that a rank sends")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
-    figure.suptitle(f"n = {results[0]['n']:,}; where not varied: density {arguments.density:.0%}, {base.rate}")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(COLORS),
+                  frameon=False)
+    figure.suptitle(f"One allreduce, n = {results[0]['n']:,}; where not varied: density {arguments.density:.0%}, "
+                    f"{in_words(base.rate)}")
     figure.savefig(path, dpi=150)
 
 

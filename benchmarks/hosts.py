@@ -114,6 +114,11 @@ def check_machine(hosts: int, rate: str, parameters: int) -> None:
                          f"{available >> 30} GiB are free")
 
 
+def in_words(rate: str) -> str:
+    """1gbit as 1 Gbit/s."""
+    return re.sub(r"([kmg])bit", lambda unit: f" {unit[1].replace('m', 'M').replace('g', 'G')}bit/s", rate)
+
+
 def run_job(command: list[str], timeout: float) -> None:
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3",
                  "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

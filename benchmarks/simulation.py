@@ -47,7 +47,7 @@ LARGEST = {"OkTopk": 256, "GTopk": 256, "TopkDSA": 64, "TopkA": 64}
 COLLECTIVE = ("agree", "global_select", "allgatherv")
 """Phases in which all messages are those of collectives."""
 COLORS = {"OkTopk": "#dd8452", "GTopk": "#4c72b0", "TopkDSA": "#55a868", "TopkA": "#c44e52", "dense": "#777777"}
-MEASURED_KEYS = ("scheme", "ranks", "seconds", "bytes_sent", "n", "density", "rate")
+MEASURED_KEYS = ("scheme", "ranks", "seconds", "n", "density", "rate")
 
 
 class TopAccumulator:
@@ -62,7 +62,7 @@ class TopAccumulator:
         self.expected = np.inf
         self._held = SparseVector.empty(self.dtype)
 
-    def accumulate(self, pieces: Iterable[tuple[int, SparseVector]], _scale: float = 1.0) -> bool:
+    def accumulate(self, pieces: Iterable[tuple[int, SparseVector]], scale: float = 1.0) -> bool:  # noqa: ARG002
         """acc becomes the one piece, which starts at 0."""
         ((_, self._held),) = pieces
         return bool(np.isfinite(self._held.values).all())
@@ -269,11 +269,13 @@ def show(outcome: dict[str, Any], console: Console) -> None:
         table.add_column(heading, justify="right")
     dense = {entry["ranks"]: entry["seconds"] for entry in outcome["table1"] if entry["scheme"] == "dense"}
     for r in outcome["results"]:
-        words = [r["payload_most"], r["payload_mean"], oktopk_bound(k, r["ranks"]), r["control_most"], r["selected"]]
-        table.add_row(r["scheme"], str(r["ranks"]), str(r["step"]), *(f"{value / k:.3f}" for value in words),
-                      f"{1e3 * r['seconds']:.1f}", f"{1e3 * dense[r['ranks']]:.0f}")
+        bound = f"{oktopk_bound(k, r['ranks']) / k:.3f}" if r["scheme"] == "OkTopk" else ""
+        table.add_row(r["scheme"], str(r["ranks"]), str(r["step"]), f"{r['payload_most'] / k:.3f}",
+                      f"{r['payload_mean'] / k:.3f}", bound, f"{r['control_most'] / k:.3f}",
+                      f"{r['selected'] / k:.3f}", f"{1e3 * r['seconds']:.1f}", f"{1e3 * dense[r['ranks']]:.0f}")
     console.print(table)
-    console.print("Step 1 of OkTopk cuts the regions and evaluates the global threshold. Predicted: communication only.")
+    console.print("Step 1 of OkTopk cuts the regions and evaluates the global threshold; the later one does neither. "
+                  "Predicted: communication only.")
     for text in outcome["left_out"]:
         console.print(f"Left out: {text}")
 
@@ -282,7 +284,7 @@ def plot(outcome: dict[str, Any], path: Path) -> None:
     import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot
-    figure, panels = pyplot.subplots(1, 3, figsize=(16, 5), layout="constrained")
+    figure, panels = pyplot.subplots(1, 3, figsize=(16, 6), layout="constrained")
     plot_payload(outcome, panels[0])
     plot_control(outcome, panels[1])
     plot_seconds(outcome, panels[2])
@@ -293,7 +295,7 @@ def plot(outcome: dict[str, Any], path: Path) -> None:
         axes.set_xticks(shown, shown)
         axes.minorticks_off()
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8.5)
+        axes.legend(frameon=False, fontsize=9, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.12))
     figure.suptitle(f"Simulated ranks, n = {outcome['n']:,}, k = {outcome['k']:,}")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
@@ -316,7 +318,7 @@ def plot_payload(outcome: dict[str, Any], axes: Any) -> None:
     sizes, words = by_scheme(outcome["table1"], "words", 1 / k)["dense"]
     axes.plot(sizes, words, color=COLORS["dense"], label="dense, 2n(P−1)/P")
     axes.plot(sizes, [oktopk_bound(k, size) / k for size in sizes], "k--", linewidth=1, label="6k(P−1)/P")
-    axes.set(title="Payload: words that the rank sends which sends most / k")
+    axes.set(title="Payload words of the rank that sends most / k")
 
 
 def plot_control(outcome: dict[str, Any], axes: Any) -> None:
@@ -328,9 +330,10 @@ def plot_control(outcome: dict[str, Any], axes: Any) -> None:
         chosen = by_scheme([r for r in results if r["step"] == step], key, 1 / k)
         for sizes, values in chosen.values():
             axes.plot(sizes, values, marker="o", markersize=4, color=color, label=label)
-    measured = by_scheme([m for m in outcome["measured"] if m["scheme"] == "OkTopk"], "bytes_sent", 1 / WORD / k)
+    counted = [m for m in outcome["measured"] if m["scheme"] == "OkTopk" and m.get("bytes_sent") is not None]
+    measured = by_scheme(counted, "bytes_sent", 1 / WORD / k)
     for sizes, values in measured.values():
-        axes.plot(sizes, values, "*", markersize=11, color="black", label="measured on a cluster, payload and control")
+        axes.plot(sizes, values, "k*", markersize=11, label="measured on a cluster, both together")
     axes.set(title="OkTopk: words that the mean rank sends / k")
 
 
@@ -340,27 +343,33 @@ def plot_seconds(outcome: dict[str, Any], axes: Any) -> None:
     for scheme, (sizes, values) in predicted.items():
         axes.plot(sizes, values, marker="o", markersize=4, color=COLORS[scheme],
                   label="dense (Table 1)" if scheme == "dense" else scheme)
-    for number, (scheme, (sizes, values)) in enumerate(by_scheme(outcome["measured"], "seconds", 1).items()):
-        axes.plot(sizes, values, "*", markersize=10, color=COLORS.get(scheme, COLORS["dense"]), markeredgecolor="black",
-                  markeredgewidth=0.5, label=None if number else "measured on a cluster, with computation")
+    for scheme, (sizes, values) in by_scheme(outcome["measured"], "seconds", 1).items():
+        axes.plot(sizes, values, "*", markersize=10, color=COLORS[scheme], markeredgecolor="black",
+                  markeredgewidth=0.5)
+    if outcome["measured"]:
+        axes.plot([], [], "*", markersize=10, color="white", markeredgecolor="black",
+                  label="measured on a cluster, with computation")
     axes.set(title=f"Seconds of a step, predicted: {outcome['latency']}, {outcome['bandwidth']}")
 
 
 def read_measured(path: Path | None, n: int, density: float, network: Network) -> tuple[list[dict[str, Any]], int]:
-    """Entries for the same n, density and rate, and how many there are for others. Raises SystemExit."""
+    """Entries of the schemes, and of the fastest dense allreduce, for this n, density and rate; and how many are
+    for others. Raises SystemExit."""
     if path is None:
         return [], 0
     try:
-        entries = json.loads(path.read_text())
-        usable = [entry for entry in entries if all(key in entry for key in MEASURED_KEYS)]
-        if not isinstance(entries, list) or len(usable) != len(entries):
+        content = json.loads(path.read_text())
+        entries = content["results"] if isinstance(content, dict) and "results" in content else content
+        if not isinstance(entries, list) or any(key not in entry for entry in entries for key in MEASURED_KEYS):
             raise ValueError(f"expected a list of entries with {', '.join(MEASURED_KEYS)}")
-        same = [entry for entry in entries if (entry["n"], entry["density"]) == (n, density)
-                and parse_bandwidth(str(entry["rate"])) == network.bandwidth]
+        same = [entry for entry in entries if entry["n"] == n and entry["density"] in (density, None)
+                and parse_bandwidth(entry["rate"]) == network.bandwidth]
     except (OSError, TypeError, ValueError, OptionError) as error:
         raise SystemExit(f"simulation: cannot use --measured {path}: {error}") from None
-    known = {*SCHEMES, "Horovod dense"}
-    return [entry for entry in same if entry["scheme"] in known], len(entries) - len(same)
+    dense: dict[int, dict[str, Any]] = {}
+    for entry in sorted((e for e in same if "dense" in e["scheme"]), key=lambda e: e["seconds"], reverse=True):
+        dense[entry["ranks"]] = {**entry, "scheme": "dense", "measured_as": entry["scheme"]}
+    return [e for e in same if e["scheme"] in SCHEMES] + list(dense.values()), len(entries) - len(same)
 
 
 def table1(ranks: list[int], n: int, density: float, network: Network) -> list[dict[str, Any]]:
@@ -375,10 +384,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
     parser.add_argument("--parameters", type=int, default=14_728_266, help="gradient elements (default: VGG-16)")
     parser.add_argument("--density", type=float, default=0.01)
-    parser.add_argument("--tail", type=float, default=1.3, help="how alike the ranks' top-k are: 0.3 hardly, 4 nearly")
+    parser.add_argument("--tail", type=float, default=1.0,
+                        help="how alike the ranks' top-k are, from 0.3 (hardly) to 4 (nearly the same)")
     parser.add_argument("--latency", default="50us", help="α")
     parser.add_argument("--bandwidth", default="1gbit", help="of one rank, in each direction")
-    parser.add_argument("--measured", type=Path, help=f"JSON of a cluster: a list of {', '.join(MEASURED_KEYS)}")
+    parser.add_argument("--measured", type=Path, help=f"JSON of a cluster: entries with {', '.join(MEASURED_KEYS)}, "
+                                                      "and bytes_sent where counted")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, default=Path("runs/simulation.json"))
     parser.add_argument("--plot", type=Path, default=Path("runs/simulation.png"))

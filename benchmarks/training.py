@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hosts import check_machine, cluster, run_job
+from hosts import check_machine, cluster, in_words, run_job
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
@@ -119,7 +119,7 @@ def measure(arguments: argparse.Namespace) -> list[Result]:
 
 
 def show(results: list[Result], arguments: argparse.Namespace) -> None:
-    table = Table(title=f"A training step on {arguments.hosts} hosts at {arguments.rate}, density "
+    table = Table(title=f"A training step on {arguments.hosts} hosts at {in_words(arguments.rate)}, density "
                         f"{arguments.density:.1%}; seconds")
     for heading in ("model", "scheme"):
         table.add_column(heading, no_wrap=True)

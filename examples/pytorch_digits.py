@@ -11,6 +11,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,19 @@ from torch.utils.data.distributed import DistributedSampler
 from tqdm import tqdm
 
 from horovod_oktopk.core.cost import dense_volume
-from horovod_oktopk.torch import OkTopk, step_report
+from horovod_oktopk.torch import DensitySchedule, GaussianK, GTopk, OkTopk, TopkA, TopkDSA, step_report
 
+SCHEMES = {"oktopk": OkTopk, "topka": TopkA, "topkdsa": TopkDSA, "gtopk": GTopk, "gaussiank": GaussianK}
 WARM_UP_STEPS = 5
 """Not timed."""
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--compression", choices=["none", "oktopk"], default="oktopk")
+    parser.add_argument("--compression", choices=["none", *SCHEMES], default="oktopk")
     parser.add_argument("--density", type=float, default=0.01, help="fraction of the gradient that is sent")
+    parser.add_argument("--density-warmup", type=int, default=0, metavar="EPOCHS",
+                        help="the density falls from 25%% to --density over so many epochs")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch-size", type=int, default=32, help="per rank")
     parser.add_argument("--lr", type=float, default=0.0125, help="per rank: it is multiplied by the number of ranks")
@@ -60,6 +64,11 @@ def make_model() -> nn.Module:
         nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(),
         nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(64 * 4 * 4, 128), nn.ReLU(), nn.Dropout(), nn.Linear(128, 10))
+
+
+def warmup(density: float, epochs: int) -> Callable[[int], float | None]:
+    """The density falls from 25 % by the same factor in every epoch; after the last of them it is the optimizer's."""
+    return lambda epoch: max(density, 0.25 * (density / 0.25) ** (epoch / epochs)) if epoch < epochs else None
 
 
 def accuracy(model: nn.Module, data: TensorDataset) -> float:
@@ -102,11 +111,13 @@ def train(arguments: argparse.Namespace) -> dict[str, Any]:
 
     # Horovod: scale the learning rate by the number of ranks.
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr * hvd.size(), momentum=arguments.momentum)
-    compressed = arguments.compression == "oktopk"
+    compressed = arguments.compression != "none"
     # Horovod: wrap the optimizer; this is where the compression goes.
     optimizer = hvd.DistributedOptimizer(
         optimizer, named_parameters=model.named_parameters(),
-        compression=OkTopk(density=arguments.density) if compressed else hvd.Compression.none)
+        compression=SCHEMES[arguments.compression](density=arguments.density) if compressed else hvd.Compression.none)
+    by_epoch = warmup(arguments.density, arguments.density_warmup)
+    densities = DensitySchedule(optimizer, by_epoch) if compressed else None
     # Horovod: all ranks start from the same parameters and optimizer state.
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
@@ -114,9 +125,11 @@ def train(arguments: argparse.Namespace) -> dict[str, Any]:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
 
     losses: list[float] = []  # of the last batch of every epoch, on rank 0
+    history: list[dict[str, float]] = []
     seen = Statistics(model, make_writer(arguments.tensorboard))
+    began = time.perf_counter()
     # Horovod: only rank 0 shows a progress bar.
-    with tqdm(total=arguments.epochs * len(loader), desc=f"{arguments.compression:>6}", unit="step",
+    with tqdm(total=arguments.epochs * len(loader), desc=f"{arguments.compression:>9}", unit="step",
               disable=hvd.rank() != 0, mininterval=0.5) as progress:
         for epoch in range(arguments.epochs):
             model.train()
@@ -130,13 +143,17 @@ def train(arguments: argparse.Namespace) -> dict[str, Any]:
                 seen.step(time.perf_counter() - start, optimizer, compressed)
                 progress.update()
             schedule.step()
+            if densities is not None:
+                densities.step()
             losses.append(loss.item())
+            history.append({"epoch": epoch + 1, "accuracy": accuracy(model, test),
+                            "seconds": time.perf_counter() - began})
             progress.set_postfix(epoch=epoch + 1, loss=f"{loss.item():.3f}")
     # Horovod: average the loss of the last batches over the ranks.
     last_loss = float(hvd.allreduce(loss.detach(), name="loss"))
     return {"compression": arguments.compression, "density": arguments.density, "ranks": hvd.size(),
-            "parameters": sum(p.numel() for p in model.parameters()), "accuracy": accuracy(model, test),
-            "loss": last_loss, "losses": losses,
+            "parameters": sum(p.numel() for p in model.parameters()), "accuracy": history[-1]["accuracy"],
+            "loss": last_loss, "losses": losses, "history": history,
             "bytes_are": "counted as sent" if compressed else "computed: 2n(P-1)/P words of 4 bytes",
             **seen.summary()}
 

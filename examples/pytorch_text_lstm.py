@@ -11,6 +11,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -22,8 +23,9 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from horovod_oktopk.core.cost import dense_volume
-from horovod_oktopk.torch import OkTopk, step_report
+from horovod_oktopk.torch import DensitySchedule, GaussianK, GTopk, OkTopk, TopkA, TopkDSA, step_report
 
+SCHEMES = {"oktopk": OkTopk, "topka": TopkA, "topkdsa": TopkDSA, "gtopk": GTopk, "gaussiank": GaussianK}
 WARM_UP_STEPS = 5
 """Not timed."""
 VALIDATION_SHARE = 0.1
@@ -31,13 +33,16 @@ VALIDATION_SHARE = 0.1
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--compression", choices=["none", "oktopk"], default="oktopk")
+    parser.add_argument("--compression", choices=["none", *SCHEMES], default="oktopk")
     parser.add_argument("--density", type=float, default=0.01, help="fraction of the gradient that is sent")
+    parser.add_argument("--density-warmup", type=int, default=0, metavar="EPOCHS",
+                        help="the density falls from 25%% to --density over so many epochs")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch-size", type=int, default=16, help="sequences per rank")
     parser.add_argument("--sequence", type=int, default=64, help="characters of a sequence")
     parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--lr", type=float, default=0.002, help="of Adam, for all ranks together")
+    parser.add_argument("--lr", type=float, default=0.25, help="per rank: it is multiplied by the number of ranks")
+    parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="rank 0 writes the results here")
     parser.add_argument("--tensorboard", type=Path, help="rank 0 writes what every step did here")
@@ -85,6 +90,11 @@ class CharacterModel(nn.Module):
         return functional.cross_entropy(self.output(states).flatten(0, 1), batch[:, 1:].flatten())
 
 
+def warmup(density: float, epochs: int) -> Callable[[int], float | None]:
+    """The density falls from 25 % by the same factor in every epoch; after the last of them it is the optimizer's."""
+    return lambda epoch: max(density, 0.25 * (density / 0.25) ** (epoch / epochs)) if epoch < epochs else None
+
+
 def validate(model: CharacterModel, validation: torch.Tensor) -> float:
     """Nats per character."""
     model.eval()
@@ -126,22 +136,28 @@ def train(arguments: argparse.Namespace) -> dict[str, Any]:
     validation = sequences(validation_text, arguments.sequence)
     model = CharacterModel(characters, arguments.hidden)
 
-    # Horovod: Adam's steps do not grow with the gradient, so its learning rate is not scaled by the number of ranks.
-    optimizer = torch.optim.Adam(model.parameters(), lr=arguments.lr)
-    compressed = arguments.compression == "oktopk"
+    # Horovod: scale the learning rate by the number of ranks.
+    rate = arguments.lr * hvd.size()
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=arguments.momentum)
+    compressed = arguments.compression != "none"
     # Horovod: wrap the optimizer; this is where the compression goes.
     optimizer = hvd.DistributedOptimizer(
         optimizer, named_parameters=model.named_parameters(),
-        compression=OkTopk(density=arguments.density) if compressed else hvd.Compression.none)
+        compression=SCHEMES[arguments.compression](density=arguments.density) if compressed else hvd.Compression.none)
+    by_epoch = warmup(arguments.density, arguments.density_warmup)
+    densities = DensitySchedule(optimizer, by_epoch) if compressed else None
     # Horovod: all ranks start from the same parameters and optimizer state.
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
-    seen = Statistics(model, make_writer(arguments.tensorboard))
-    losses: list[float] = []  # validation, by epoch
     steps = arguments.epochs * (len(training) // (arguments.batch_size * hvd.size()))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps, pct_start=0.1, cycle_momentum=False,
+                                                   final_div_factor=1e3)
+    seen = Statistics(model, make_writer(arguments.tensorboard))
+    history: list[dict[str, float]] = []
+    began = time.perf_counter()
     # Horovod: only rank 0 shows a progress bar.
-    with tqdm(total=steps, desc=f"{arguments.compression:>6}", unit="step", disable=hvd.rank() != 0,
+    with tqdm(total=steps, desc=f"{arguments.compression:>9}", unit="step", disable=hvd.rank() != 0,
               mininterval=0.5) as progress:
         for epoch in range(arguments.epochs):
             model.train()
@@ -151,13 +167,18 @@ def train(arguments: argparse.Namespace) -> dict[str, Any]:
                 loss = model.loss(batch)
                 loss.backward()
                 optimizer.step()
+                schedule.step()
                 seen.step(time.perf_counter() - start, optimizer, compressed)
                 progress.update()
-            losses.append(validate(model, validation))
-            progress.set_postfix(epoch=epoch + 1, loss=f"{loss.item():.3f}", validation=f"{losses[-1]:.3f}")
+            if densities is not None:
+                densities.step()
+            history.append({"epoch": epoch + 1, "validation_loss": validate(model, validation),
+                            "seconds": time.perf_counter() - began})
+            progress.set_postfix(epoch=epoch + 1, loss=f"{loss.item():.3f}",
+                                 validation=f"{history[-1]['validation_loss']:.3f}")
     return {"compression": arguments.compression, "density": arguments.density, "ranks": hvd.size(),
-            "parameters": sum(p.numel() for p in model.parameters()), "validation_loss": losses[-1],
-            "losses": losses,
+            "parameters": sum(p.numel() for p in model.parameters()), "history": history,
+            "validation_loss": history[-1]["validation_loss"],
             "bytes_are": "counted as sent" if compressed else "computed: 2n(P-1)/P words of 4 bytes",
             **seen.summary()}
 

@@ -14,7 +14,8 @@ GTOPK_DENSITIES = (0.25, 0.0725, 0.015, 0.004)
 Schedule = Sequence[float] | Callable[[int], float | None]
 """Densities of the first epochs; or a function of the epoch (from 0) that gives one, or None for the final density.
 
-1.0 selects all elements. Above 1/3 a dense allreduce would send less.
+1.0 selects all elements; where OkTopk reuses its global threshold, small sums wait for a later step all the same.
+Above 1/3 a dense allreduce would send less.
 """
 
 
@@ -52,5 +53,5 @@ def _checked(schedule: Callable[[int], float | None]) -> Callable[[int], float |
 
 def _check_density(what: str, density: Any) -> None:
     # A NaN fails the comparison as well.
-    if isinstance(density, bool) or not isinstance(density, Real) or not 0 < density <= 1:
+    if isinstance(density, bool) or not isinstance(density, Real) or not 0 < float(density) <= 1:
         raise OptionError(f"{what} must be a number in (0, 1]; got {density!r} of type {type(density).__name__}")

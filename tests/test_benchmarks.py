@@ -1,0 +1,152 @@
+"""The benchmarks of one process run, and what they write has the properties that the algorithms promise."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horovod_oktopk.core.cost import oktopk_bound
+from tests.launch import ROOT, environment
+
+
+def start(program: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    outputs = ("--json", str(folder / "out.json"), "--plot", str(folder / "out.png"))
+    return subprocess.run([sys.executable, str(ROOT / "benchmarks" / program), *arguments, *outputs], cwd=ROOT,
+                          env=environment(), text=True, capture_output=True, timeout=120, check=False)
+
+
+def outcome(program: str, folder: Path, *arguments: str) -> dict[str, Any]:
+    job = start(program, folder, *arguments)
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert (folder / "out.png").stat().st_size > 0
+    found: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    return found
+
+
+FIGURES = ("--ranks", "4", "--densities", "0.01", "--hidden", "16", "--batch-size", "2", "--sequence", "16",
+           "--fill-ranks", "4", "--fill-steps", "2", "--skewed-parameters", "40000", "--steps")
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return outcome("figures.py", tmp_path_factory.mktemp("figures"), *FIGURES, "35")
+
+
+def test_oktopk_selects_exactly_k_and_keeps_to_its_guard(figures: dict[str, Any]) -> None:
+    training = figures["training"]["0.01"]
+    series, k = training["series"], training["k"]
+    assert k == round(0.01 * training["n"])
+    assert series["local: OkTopk, least"] == series["local: OkTopk, most"] == [k] * 35
+    assert all(0.74 * k <= count <= 1.26 * k for count in series["global: OkTopk"])
+
+
+def test_a_reused_threshold_selects_k_where_it_is_evaluated_and_more_while_residuals_fill(figures: dict[str, Any],
+                                                                                          ) -> None:
+    training = figures["training"]["0.01"]
+    for name in ("local: reuse", "global: reuse", "local: reuse, own residual", "global: reuse, own residual"):
+        counts = training["series"][name]
+        assert counts[0] == pytest.approx(training["k"], abs=1)  # elements may tie
+        assert counts[32] == pytest.approx(training["k"], abs=1)
+        assert counts[1] > 1.2 * training["k"]
+
+
+def test_xi_and_fill_in_lie_where_they_must(figures: dict[str, Any]) -> None:
+    for series in (figures["training"]["0.01"]["series"], {f"fill-in: {count}": values for count, values
+                                                            in figures["fill_in"]["series"].items()}):
+        for one, two, four in zip(*(series[f"fill-in: {count}"] for count in (1, 2, 4)), strict=True):
+            assert 1 == one < two < four < 4
+    assert all(0 < value < 10 for value in figures["training"]["0.01"]["series"]["xi: exact"])
+
+
+def test_balancing_happens_where_it_should_and_moves_what_was_planned(figures: dict[str, Any]) -> None:
+    for name, series in {"training": figures["training"]["0.01"]["series"], **figures["skewed"]}.items():
+        assert set(series["gather: balanced"]) == {0.0}, name  # with 4 ranks no block is 4 times the mean
+        assert series["gather: sent: OkTopk"] == pytest.approx(series["gather: sent: direct"]), name
+    shares = {case: max(series["split: OkTopk"]) for case, series in figures["skewed"].items()}
+    assert all(share < 1.5 for share in shares.values()), shares
+    assert min(figures["skewed"]["three common clusters"]["split: equal split"]) > 1.3
+
+
+def test_the_seed_decides(figures: dict[str, Any], tmp_path: Path) -> None:
+    again = outcome("figures.py", tmp_path, *FIGURES, "35")
+    assert {**again, "arguments": {}} == {**figures, "arguments": {}}
+    other = outcome("figures.py", tmp_path, *FIGURES, "1", "--seed", "2")
+    assert other["training"]["0.01"]["losses"][0] != figures["training"]["0.01"]["losses"][0]
+
+
+@pytest.fixture(scope="module")
+def simulation(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("simulation")
+    entry = {"scheme": "OkTopk", "ranks": 4, "seconds": 0.1, "bytes_sent": 5000, "n": 50000, "density": 0.02}
+    (folder / "measured.json").write_text(json.dumps([
+        {**entry, "rate": "1gbit"}, {**entry, "rate": "100mbit"}, {**entry, "rate": "1gbit", "n": 3},
+        {**entry, "scheme": "Horovod dense", "rate": "1gbit", "density": None}]))
+    return outcome("simulation.py", folder, "--parameters", "50000", "--density", "0.02", "--ranks", "2", "3", "8",
+                   "72", "--measured", str(folder / "measured.json"))
+
+
+def results(simulation: dict[str, Any], scheme: str) -> list[dict[str, Any]]:
+    return [r for r in simulation["results"] if r["scheme"] == scheme]
+
+
+def test_oktopk_keeps_its_bound_on_every_rank(simulation: dict[str, Any]) -> None:
+    found = results(simulation, "OkTopk")
+    assert [(r["ranks"], r["step"]) for r in found] == [(size, step) for size in (2, 3, 8, 72) for step in (1, 2)]
+    for r in found:
+        assert 0.5 * simulation["k"] < r["payload_mean"] <= r["payload_most"] <= oktopk_bound(simulation["k"],
+                                                                                              r["ranks"])
+
+
+def test_control_messages_are_those_of_the_table_in_the_documentation(simulation: dict[str, Any]) -> None:
+    for r in results(simulation, "OkTopk"):
+        size, first = r["ranks"], r["step"] == 1
+        agree = 2 * (size - 1) * (size + 5) + (2 * (size - 1) * (17 * size + 1) if first else 0)
+        evaluation = 4 * (4 * 256 * (size - 1) // size) + 4 * (size - 1)
+        allowed = [agree + (evaluation if first else 130 * (size - 1)),
+                   agree + 130 * (size - 1) + evaluation]  # a sketch was too short
+        assert any(abs(r["control_most"] - words) <= 8 for words in allowed), (r["ranks"], r["step"])
+
+
+def test_the_others_send_what_their_formulas_say(simulation: dict[str, Any]) -> None:
+    k = simulation["k"]
+    for r in results(simulation, "TopkA"):
+        assert r["payload_most"] == r["payload_mean"] == 2 * k * (r["ranks"] - 1)
+    for r in results(simulation, "GTopk"):
+        rounds = (r["ranks"] - 1).bit_length()
+        assert r["payload_most"] == rounds * (1 + 2 * k + -(-k // 32))  # of the root, down the tree
+    for r in results(simulation, "TopkDSA"):
+        assert r["payload_mean"] <= (2 * k + 50000) * (r["ranks"] - 1) / r["ranks"]
+
+
+def test_the_predicted_seconds_follow_from_messages_and_bytes(simulation: dict[str, Any]) -> None:
+    (r,) = (r for r in results(simulation, "TopkA") if r["ranks"] == 8)
+    assert r["seconds"] == pytest.approx(2 * 3 * 50e-6 + 8 * (8 * simulation["k"] * 7 + 6 * 8 * 7) / 1e9, rel=0.01)
+    assert r["seconds_ring"] - r["seconds"] == pytest.approx(2 * (7 - 3) * 50e-6)
+
+
+def test_what_was_left_out_is_said(simulation: dict[str, Any]) -> None:
+    assert simulation["left_out"] == ["TopkDSA on 72 ranks", "TopkA on 72 ranks",
+                                      "2 measured points, of another n, density or rate"]
+    assert [(m["scheme"], m["ranks"]) for m in simulation["measured"]] == [("OkTopk", 4), ("dense", 4)]
+
+
+@pytest.mark.parametrize(("program", "arguments", "message"), [
+    ("figures.py", ["--ranks", "1"], "--ranks must be from 2 to 64; got 1"),
+    ("figures.py", ["--densities", "0.1", "1.5"], "--densities must be in (0, 1]; got 1.5"),
+    ("figures.py", ["--fill-ranks", "6"], "--fill-ranks must be a power of two from 2 to 64; got 6"),
+    ("simulation.py", ["--ranks", "4", "1"], "--ranks must be from 2 to 512; got 1"),
+    ("simulation.py", ["--density", "0.5"], "--density must be in (0, 0.25]; got 0.5"),
+    ("simulation.py", ["--bandwidth", "fast"], "expected a bandwidth such as 10gbit; got 'fast'"),
+    ("simulation.py", ["--measured", "README.md"], "cannot use --measured README.md"),
+    ("simulation.py", ["--schemes", "Topk"], "invalid choice: 'Topk'")])
+def test_bad_input_is_told(program: str, arguments: list[str], message: str, tmp_path: Path) -> None:
+    job = start(program, tmp_path, *arguments)
+    assert job.returncode != 0
+    assert message in job.stderr
+    assert "Traceback" not in job.stderr
+    assert not (tmp_path / "out.json").exists()
