@@ -142,7 +142,6 @@ class NumpyAccumulator:
     def commit(self, contributed: Indices) -> None:
         self._acc[contributed] = 0
         self.residual, self._acc = self._acc, self.residual
-        self._bound = None
 
     def read_residual(self) -> Values:
         return self.residual.copy()
