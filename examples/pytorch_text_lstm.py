@@ -41,7 +41,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=16, help="sequences per rank")
     parser.add_argument("--sequence", type=int, default=64, help="characters of a sequence")
     parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--lr", type=float, default=1.0, help="per rank: it is multiplied by the number of ranks")
+    parser.add_argument("--lr", type=float, default=0.5, help="per rank: it is multiplied by the number of ranks")
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="rank 0 writes the results here")

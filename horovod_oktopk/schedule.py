@@ -14,8 +14,7 @@ GTOPK_DENSITIES = (0.25, 0.0725, 0.015, 0.004)
 Schedule = Sequence[float] | Callable[[int], float | None]
 """Densities of the first epochs; or a function of the epoch (from 0) that gives one, or None for the final density.
 
-1.0 selects all elements; where OkTopk reuses its global threshold, small sums wait for a later step all the same.
-Above 1/3 a dense allreduce would send less.
+1.0 selects all elements. Above 1/3 a dense allreduce would send less.
 """
 
 

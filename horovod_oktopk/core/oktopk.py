@@ -66,7 +66,7 @@ class OkTopkAllreduce:
             reduced = split_and_reduce(selection, self.boundaries, counts, rotation, self.bucket_size, transport)
         volume = _Volume(counts, region_order, k)
         with transport.phase("global_select"):  # lines 9-12
-            due = _due(t, self.threshold_interval) or not call.settled
+            due = _due(t, self.threshold_interval) or not call.settled or k == acc.n  # then all is to be sent
             chosen, sizes = self.global_.select(reduced, k, due, region_order, volume.fits_direct, transport)
         update = self._balance_and_allgatherv(chosen, sizes[region_order], region_order, volume, acc.n, report,
                                               transport)  # line 13

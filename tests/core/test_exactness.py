@@ -52,6 +52,14 @@ def test_zero_gradients_give_an_empty_update():
     assert all(len(record.update) == 0 and not record.residual.any() for ranks in run for record in ranks)
 
 
+def test_at_density_1_nothing_stays_behind_though_thresholds_are_reused():
+    gradients = np.random.default_rng(1).integers(-999, 1000, (6, 3, 50)).astype(np.float32)
+    for step, ranks in zip(gradients, simulate(gradients, 50, threshold_interval=100), strict=True):
+        for record in ranks:
+            assert same_bits(dense(record.update, 50), step.sum(axis=0))
+            assert not record.residual[record.update.indices].any()
+
+
 def test_elements_that_cancel_stay_in_the_residual():
     gradient = np.zeros((1, 2, 10), np.float32)
     gradient[0, :, 3] = 5, -5

@@ -54,8 +54,7 @@ def check_densities_follow_the_schedule_and_then_the_options() -> None:
 
 def check_a_dense_first_epoch_leaves_nothing_behind() -> None:
     params = parameters()
-    # A reused global threshold would leave small sums for a later step.
-    optimizer = distribute(params, OkTopk(density=0.1, threshold_interval=1), op=hvd.Sum)
+    optimizer = distribute(params, OkTopk(density=0.1), op=hvd.Sum)
     train(optimizer, params, DensitySchedule(optimizer, [1.0]), range(1))
     total = sum(flat(gradients(step, rank)) for step in range(2) for rank in range(hvd.size()))
     assert np.array_equal(flat(params), -total)
