@@ -92,7 +92,8 @@ def _step_of(workload: Any, compression: Any) -> Callable[[], dict[str, float]]:
 
 def _median_step(step: Callable[[], dict[str, float]], warm_up: int, steps: int) -> dict[str, float]:
     figures = [step() for _ in range(warm_up + steps)][warm_up:]
-    return {name: statistics.median(each[name] for each in figures) for name in figures[0]}
+    # Floats all: allgather_object names its tensors by the object's type.
+    return {name: float(statistics.median(each[name] for each in figures)) for name in figures[0]}
 
 
 def run_rank(arguments: argparse.Namespace) -> None:

@@ -124,7 +124,8 @@ class Statistics:
 
     def summary(self) -> dict[str, float]:
         """Over all ranks."""
-        means = hvd.allgather_object(statistics.mean(self.bytes_sent))
+        # A float on every rank: Horovod names what it gathers after its type.
+        means = hvd.allgather_object(statistics.fmean(self.bytes_sent))
         return {"bytes_per_step": statistics.mean(means),
                 "seconds_per_step": statistics.median(self.seconds[WARM_UP_STEPS:])}
 
