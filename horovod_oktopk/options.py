@@ -11,7 +11,8 @@ from typing import Any, Literal, NoReturn, Protocol, get_args
 from .core.accumulator import Accumulator
 from .core.gaussiank import GaussianKAllreduce
 from .core.gtopk import GTopkAllreduce, NaiveGTopkAllreduce
-from .core.oktopk import OkTopkAllreduce
+from .core.halves import HalfName
+from .core.oktopk import OkTopkAllreduce, Selection
 from .core.reduction import Reduction
 from .core.topka import TopkAAllreduce
 from .core.topkdsa import TopkDSAAllreduce
@@ -128,16 +129,22 @@ class OkTopk(Scheme):
 
     density: fraction of the elements that a step selects, in (0, 1]; k = max(1, round(density * n)).
     k: that number itself, instead of a density; from 1 to n.
-    threshold_interval: τ′, steps between exact evaluations of the global threshold; the local top-k is always exact.
+    selection: "exact": the global top-k is exact at every step, as the local one always is; "reuse": the paper's,
+        which reuses the global threshold between evaluations, and saves one short message.
+    value_dtype: "float16" or "bfloat16": values travel in 16 bits, and what rounding leaves over stays in the
+        residual; None: they travel as they are. float16 holds magnitudes of about 6e-5 to 65504 well.
+    threshold_interval: τ′, steps between exact evaluations of the global threshold, where it is reused.
     region_interval: τ, steps between repartitions of the regions.
     bucket_size: how many messages fly at once while what came before them is decoded.
     balance_trigger: balance before the allgatherv where the largest block exceeds this multiple of the mean.
-    threshold_guard: relative deviation from k past which a reused global threshold is replaced at once, in [0, 1).
+    threshold_guard: relative deviation from k past which a reused global threshold is replaced, in [0, 1).
     transport: "mpi" (mpi4py), "horovod" (Horovod's own alltoall and allgather), or "auto": MPI where
         Horovod runs on it, and Horovod's collectives elsewhere.
     Raises OptionError where a value is not allowed.
     """
 
+    selection: Selection = "exact"
+    value_dtype: HalfName | None = None
     threshold_interval: int = 32
     region_interval: int = 64
     bucket_size: int = 8
@@ -146,6 +153,9 @@ class OkTopk(Scheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, allowed in (("selection", get_args(Selection)), ("value_dtype", (None, *get_args(HalfName)))):
+            if getattr(self, name) not in allowed:
+                raise OptionError(f"{name} must be one of {allowed}; got {getattr(self, name)!r}")
         for name in ("threshold_interval", "region_interval", "bucket_size"):
             _check_integer(name, getattr(self, name))
         _check_real("balance_trigger", self.balance_trigger, "at least 1", lambda x: x >= 1)
@@ -153,8 +163,8 @@ class OkTopk(Scheme):
 
     def scheme(self, description: str) -> OkTopkAllreduce:
         """The algorithm, with these options; description: see OkTopkAllreduce."""
-        return OkTopkAllreduce(description, self.threshold_interval, self.region_interval, self.bucket_size,
-                               self.balance_trigger, self.threshold_guard)
+        return OkTopkAllreduce(description, self.selection, self.value_dtype, self.threshold_interval,
+                               self.region_interval, self.bucket_size, self.balance_trigger, self.threshold_guard)
 
 
 @dataclass(frozen=True, eq=False)

@@ -76,7 +76,7 @@ class FlatReducer:
             if update is None or not representable(update):
                 self.report.finite = False
                 return None
-            self.accumulator.commit(reduction.contributed)
+            self.accumulator.commit(reduction.contributed, reduction.remainder)
             self.residual_scale = scale or self.residual_scale
         return update
 

@@ -52,8 +52,8 @@ class Accumulator(Protocol):
     def moments(self) -> tuple[float, float]:
         """Mean and standard deviation of acc."""
 
-    def commit(self, contributed: Indices) -> None:
-        """The residual becomes acc, with zero at the indices that contributed to the update."""
+    def commit(self, contributed: Indices, remainder: SparseVector | None = None) -> None:
+        """The residual becomes acc, with zero at the indices that contributed to the update, plus the remainder."""
 
     def read_residual(self) -> Values:
         """A copy of the residual, on the host."""
@@ -139,8 +139,10 @@ class NumpyAccumulator:
         mean = total / self.n
         return mean, float(np.sqrt(max(0.0, squares / self.n - mean**2)))
 
-    def commit(self, contributed: Indices) -> None:
+    def commit(self, contributed: Indices, remainder: SparseVector | None = None) -> None:
         self._acc[contributed] = 0
+        if remainder is not None:
+            self._acc[remainder.indices] += remainder.values
         self.residual, self._acc = self._acc, self.residual
 
     def read_residual(self) -> Values:

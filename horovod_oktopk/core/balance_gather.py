@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from . import wire
-from .sparse import SparseVector, concatenate
+from .sparse import Indices, SparseVector, concatenate
+from .wire import Format
 
 if TYPE_CHECKING:
     from ..transport.base import Transport
@@ -33,6 +33,12 @@ class BalancePlan:
         stop = np.minimum(self.before[1:, None], self.after[None, 1:])
         overlap: NDArray[np.int64] = np.maximum(stop - start, 0)
         return overlap
+
+    def ranges(self, boundaries: Indices) -> tuple[Indices, Indices]:
+        """From where to where the regions go that each position's share comes from: int64, shape (P,) each."""
+        first = np.searchsorted(self.before, self.after[:-1], side="right") - 1
+        last = np.searchsorted(self.before, self.after[1:], side="left")
+        return boundaries[first.clip(0, len(first) - 1)], boundaries[np.maximum(last, first + 1).clip(0, len(first))]
 
 
 def plan_balance(sizes: NDArray[np.int64]) -> BalancePlan:
@@ -55,29 +61,32 @@ def needs_balance(sizes: NDArray[np.int64], trigger: float) -> bool:
     return len(sizes) > 1 and bool(sizes.max() > trigger * sizes.mean())
 
 
-def balance(chosen: SparseVector, plan: BalancePlan, region_order: NDArray[np.int64], bucket_size: int,
-            n: int, transport: Transport) -> SparseVector:
+def balance(chosen: SparseVector, plan: BalancePlan, boundaries: Indices, region_order: NDArray[np.int64],
+            bucket_size: int, form: Format, transport: Transport) -> SparseVector:
     """Moves this rank's elements to where the plan wants them, and returns its share."""
     position = int(np.flatnonzero(region_order == transport.rank)[0])
-    moves = plan.moves
-    dtype = chosen.values.dtype
+    moves, ends = plan.moves, boundaries.tolist()
     cuts = np.concatenate([[0], np.cumsum(moves[position])])
     parts = [chosen[start:stop] for start, stop in itertools.pairwise(cuts)]
-    outgoing = {int(region_order[to]): wire.encode(part)
+    outgoing = {int(region_order[to]): form.encode(part, ends[position], ends[position + 1])
                 for to, part in enumerate(parts) if to != position and len(part)}
-    incoming = {int(region_order[source]): int(count) * wire.element_bytes(dtype)
-                for source, count in enumerate(moves[:, position]) if source != position and count}
+    arriving = {int(region_order[source]): (int(moves[source, position]), ends[source], ends[source + 1])
+                for source in range(len(moves)) if source != position and moves[source, position]}
+    incoming = {rank: form.size(count, stop - start) for rank, (count, start, stop) in arriving.items()}
     shares = {int(transport.rank): parts[position]}
     for bucket in transport.exchange(outgoing, incoming, bucket_size):
-        shares.update((source, wire.decode(message, dtype, 0, n)) for source, message in bucket)
-    return concatenate([shares[rank] for rank in region_order.tolist() if rank in shares], dtype)
+        shares.update((source, form.decode(message, *arriving[source])) for source, message in bucket)
+    return concatenate([shares[rank] for rank in region_order.tolist() if rank in shares], form.dtype)
 
 
-def allgatherv(share: SparseVector, sizes: NDArray[np.int64], region_order: NDArray[np.int64], n: int,
-               transport: Transport) -> SparseVector:
-    """The global top-k, from every rank's share. sizes: elements by position."""
-    dtype = share.values.dtype
-    by_rank = np.empty_like(sizes)
-    by_rank[region_order] = sizes
-    messages = transport.allgatherv(wire.encode(share), by_rank * wire.element_bytes(dtype))
-    return concatenate([wire.decode(messages[rank], dtype, 0, n) for rank in region_order], dtype)
+def allgatherv(share: SparseVector, sizes: NDArray[np.int64], ranges: tuple[Indices, Indices],
+               region_order: NDArray[np.int64], form: Format, transport: Transport) -> SparseVector:
+    """The global top-k, from every rank's share. sizes: elements by position; ranges: where they lie, by position."""
+    starts, stops = ranges
+    lengths = np.empty_like(sizes)
+    lengths[region_order] = form.sizes(sizes, stops - starts)
+    position = int(np.flatnonzero(region_order == transport.rank)[0])
+    messages = transport.allgatherv(form.encode(share, int(starts[position]), int(stops[position])), lengths)
+    return concatenate([form.decode(messages[rank], *where) for rank, *where in
+                        zip(region_order.tolist(), sizes.tolist(), starts.tolist(), stops.tolist(), strict=True)],
+                       form.dtype)

@@ -1,121 +1,167 @@
-"""Global top-k by threshold, over the reduced elements that lie scattered over their owners.
+"""Global top-k by threshold, over the reduced elements that lie scattered over their owners; exact at every step.
 
-The paper re-evaluates by gathering all reduced elements, up to P k of them: more than the volume it
-promises. Here the exact k-th magnitude is found by radix search: four (float64: eight) allreduces of
-256 counts, whatever k and P are.
+The paper evaluates a threshold every τ′ steps by gathering all reduced elements, up to P k of them: more than the
+volume it promises. Here two short messages give the exact k-th magnitude. In a *sketch* a rank tells every `step`-th
+of its magnitudes in descending order; all sketches together say between which two magnitudes the k-th lies. Then the
+few that lie between them are gathered. A histogram would not do: reduced magnitudes crowd just above the local
+thresholds. Where the sketches do not reach, as one rank holds nearly all that is large, a radix search takes over:
+four (float64: eight) allreduces of 256 counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .sparse import SparseVector, Values
-from .thresholds import top_k
+from .wire import Bytes
 
 if TYPE_CHECKING:
     from ..transport.base import Transport
 
+Counts = NDArray[np.int64]
+Bits = NDArray[Any]
+"""Magnitudes as unsigned integers of the same size, which have their order."""
+
 DIGIT_BITS = 8
+MIN_ENTRIES, MAX_ENTRIES = 16, 512
+REACH = 4
+"""A sketch reaches down to the 4k/P-th element of its rank, four times what the mean rank contributes."""
 
-SKETCH = 64
-"""Magnitudes that a rank tells of its largest 4k/P reduced elements, at equal steps of k/(16 P) elements."""
 
+class ExactThreshold:
+    """The global threshold, equal on all ranks; value: the last step's, None before the first."""
 
-class GlobalThreshold:
-    """The global threshold over the steps, equal on all ranks; None until the first evaluation."""
-
-    def __init__(self, guard: float) -> None:
-        self.guard = guard
+    def __init__(self) -> None:
         self.value: float | None = None
 
-    def select(self, reduced: SparseVector, k: int, due: bool, region_order: NDArray[np.int64],
-               fits: Callable[[NDArray[np.int64]], bool], transport: Transport,
-               ) -> tuple[SparseVector, NDArray[np.int64]]:
-        """What this rank's reduced elements contribute to the global top-k, and every rank's number of them.
+    def select(self, reduced: SparseVector, k: int, region_order: Counts,
+               transport: Transport) -> tuple[SparseVector, Counts]:
+        """What this rank's reduced elements contribute to the exact global top-k, and every rank's number of them.
 
-        due: whether the period τ′ asks for a re-evaluation. Otherwise the threshold is reused, unless it
-        selects less than (1 - guard) k or more than (1 + guard) k in all, or more than fits the promised
-        volume. Then the ranks' sketches, which come with the sizes that are gathered anyway, tell what each
-        is to send: k elements less k/(16 P) at most, near the exact top-k, without another message.
         region_order: the owners in the order of their regions; ties go to the lower index.
         """
         reduced = reduced.compress(reduced.values != 0)
-        if not due and self.value is not None:
-            magnitudes = np.abs(reduced.values)
-            passes = magnitudes >= magnitudes.dtype.type(self.value)
-            step = -(-k // (SKETCH // 4 * transport.size))
-            rows = transport.allgather(np.append(passes.sum(), _sketch(magnitudes, step)))
-            if abs(int(rows[:, 0].sum()) - k) <= self.guard * k and fits(rows[:, 0]):
-                return reduced.compress(passes), rows[:, 0]
-            taken = _take_from_sketches(rows[:, 1:], k // step)
-            if k >= step and taken.any() and taken.max() < SKETCH:
-                last = rows[:, 1:][np.arange(len(taken)), taken - 1][taken > 0].min()
-                self.value = _from_bits(int(last), magnitudes.dtype)
-                return top_k(reduced, int(taken[transport.rank]) * step), taken * step
-        self.value, ties = th_re_evaluate(reduced.values, k, transport)
-        return _select_exactly(reduced, self.value, ties, region_order, transport)
+        bits = to_bits(reduced.values)
+        threshold, above, equal = _kth_by_sketches(bits, k, transport) or _kth_by_radix(bits, k, transport)
+        quotas = _quotas(equal, k - int(above.sum()), region_order)
+        self.value = from_bits(threshold, reduced.values.dtype)
+        keep = bits > threshold
+        keep[np.flatnonzero(bits == threshold)[:quotas[transport.rank]]] = True
+        return reduced.compress(keep), above + quotas
 
 
-def _sketch(magnitudes: Values, step: int) -> NDArray[np.int64]:
-    """The bits of the step-th largest magnitude, the 2 step-th, ...; 0 past the end: int64, shape (SKETCH,)."""
-    descending = np.sort(magnitudes)[::-1][step - 1::step][:SKETCH]
-    sketch = np.zeros(SKETCH, np.int64)
-    sketch[:len(descending)] = _to_bits(descending)
-    return sketch
+def _kth_by_sketches(bits: Bits, k: int, transport: Transport) -> tuple[int, Counts, Counts] | None:
+    """The k-th magnitude, and how many elements of each rank exceed and equal it: int64, shape (P,) each.
 
-
-def _take_from_sketches(sketches: NDArray[np.int64], wanted: int) -> NDArray[np.int64]:
-    """How many entries of each sketch are among the `wanted` largest of all: int64, shape (P,).
-
-    Entries are bits of magnitudes, which have the order of the magnitudes. Ties go to the lower rank.
+    0, where there are no more than k. None where the sketches do not tell, on all ranks alike.
     """
-    order = np.argsort(-sketches.ravel(), kind="stable")[:wanted]
-    order = order[sketches.ravel()[order] > 0]
-    return np.bincount(order // sketches.shape[1], minlength=len(sketches)).astype(np.int64)
+    ascending = np.sort(bits)
+    entries = sketch_entries(k, transport.size)
+    step = -(-REACH * k // (transport.size * entries))
+    sketches = _share(sketch(ascending, step, entries), transport)
+    bracket = _bracket(sketches, step, k)
+    if bracket is None:
+        return None
+    lowest, limit, at_most = bracket
+    start, stop = np.searchsorted(ascending, [bits.dtype.type(lowest), bits.dtype.type(limit)])
+    row = np.zeros(1 + at_most[transport.rank], bits.dtype)
+    row[0], row[1:1 + stop - start] = len(ascending) - stop, ascending[start:stop]
+    rows = _gather(row, 1 + at_most, transport)
+    above = np.array([int(row[0]) for row in rows])
+    between = [row[1:][row[1:] > 0] for row in rows]
+    joined = np.concatenate(between)
+    position = len(joined) - (k - int(above.sum()))
+    if position < 0:
+        return 0, above + [len(part) for part in between], np.zeros_like(above)
+    threshold = np.partition(joined, position)[position]
+    return (int(threshold), above + [int((part > threshold).sum()) for part in between],
+            np.array([int((part == threshold).sum()) for part in between]))
 
 
-def _to_bits(magnitudes: Values) -> NDArray[np.int64]:
-    return np.ascontiguousarray(magnitudes).view(f"u{magnitudes.dtype.itemsize}").astype(np.int64)
+def sketch_entries(k: int, size: int) -> int:
+    """So many that sketches and what lies between two entries are about equally long: a power of two near √(8k/P)."""
+    return min(MAX_ENTRIES, max(MIN_ENTRIES, 1 << ((8 * k // size).bit_length() // 2)))
 
 
-def _from_bits(bits: int, dtype: np.dtype[Any]) -> float:
-    return float(np.array([bits], f"u{dtype.itemsize}").view(dtype)[0])
+def sketch(ascending: Bits, step: int, entries: int) -> Bits:
+    """The step-th largest magnitude, the 2 step-th, ...; 0 past the end: shape (entries,)."""
+    found = ascending[::-1][step - 1::step][:entries]
+    row = np.zeros(entries, ascending.dtype)
+    row[:len(found)] = found
+    return row
 
 
-def th_re_evaluate(values: Values, k: int, transport: Transport) -> tuple[float, int]:
-    """The exact k-th largest magnitude of all ranks' values, and how many elements equal to it belong
-    to the top k. With fewer than k non-zero values in all: 0, and none.
+def _bracket(sketches: Bits, step: int, k: int) -> tuple[int, int, Counts] | None:
+    """(lowest, limit, at most how many elements of each rank lie in [lowest, limit)), where the k-th does.
 
-    values: this rank's, non-zero.
+    Of the elements of one rank that are at least t there are step times its entries that are, and fewer than
+    step more. None where a sketch does not reach down to `lowest`, or too many elements are equal.
     """
-    bits = np.abs(values).view(f"u{values.dtype.itemsize}")
+    size, entries = sketches.shape
+    descending = np.sort(sketches.ravel())[::-1]
+    lowest = max(int(descending[-(-k // step) - 1]), 1)
+    surely_fewer = (k - 1 - size * (step - 1)) // step  # entries, at and above which there are fewer than k elements
+    limit = int(descending[surely_fewer]) + 1 if surely_fewer >= 0 else int(np.iinfo(sketches.dtype).max)
+    at_lowest = (sketches >= sketches.dtype.type(lowest)).sum(axis=1)
+    at_limit = (sketches >= sketches.dtype.type(limit)).sum(axis=1)
+    at_most: Counts = step * (at_lowest - at_limit) + step - 1
+    if at_lowest.max() == entries or at_most.sum() > 4 * size * step:
+        return None
+    return lowest, limit, at_most
+
+
+def _kth_by_radix(bits: Bits, k: int, transport: Transport) -> tuple[int, Counts, Counts]:
+    threshold = th_re_evaluate(bits, k, transport)
+    rows = transport.allgather(np.array([(bits > threshold).sum(), (bits == threshold).sum()], np.int64))
+    return threshold, rows[:, 0], rows[:, 1]
+
+
+def th_re_evaluate(bits: Bits, k: int, transport: Transport) -> int:
+    """The exact k-th largest of all ranks' magnitudes, as bits; 0 where there are fewer than k.
+
+    bits: this rank's, none of them 0.
+    """
     prefix, wanted = 0, k
-    for shift in range(8 * values.dtype.itemsize - DIGIT_BITS, -1, -DIGIT_BITS):
+    for shift in range(8 * bits.dtype.itemsize - DIGIT_BITS, -1, -DIGIT_BITS):
         digits = (bits >> bits.dtype.type(shift)).astype(np.int64) & (2**DIGIT_BITS - 1)
         histogram = transport.allreduce(np.bincount(digits, minlength=2**DIGIT_BITS).astype(np.int64))
         at_least = np.cumsum(histogram[::-1])[::-1]  # at_least[d]: values whose digit is d or more
         if at_least[0] < wanted:
-            return 0.0, 0
+            return 0
         digit = int(np.flatnonzero(at_least >= wanted)[-1])
         wanted -= int(at_least[digit] - histogram[digit])
         prefix = prefix << DIGIT_BITS | digit
         bits = bits[digits == digit]
-    return _from_bits(prefix, values.dtype), wanted
+    return prefix
 
 
-def _select_exactly(reduced: SparseVector, threshold: float, ties: int, region_order: NDArray[np.int64],
-                    transport: Transport) -> tuple[SparseVector, NDArray[np.int64]]:
-    """Everything above the threshold, and of the elements equal to it the `ties` of lowest index."""
-    magnitudes = np.abs(reduced.values)
-    keep = magnitudes > threshold
-    equal = np.flatnonzero(magnitudes == threshold)
-    rows = transport.allgather(np.array([keep.sum(), len(equal)], np.int64))
-    quota = np.empty(transport.size, np.int64)
-    equal_before = np.cumsum(rows[region_order, 1]) - rows[region_order, 1]
-    quota[region_order] = np.clip(ties - equal_before, 0, rows[region_order, 1])
-    keep[equal[:quota[transport.rank]]] = True
-    return reduced.compress(keep), rows[:, 0] + quota
+def _share(row: Bits, transport: Transport) -> Bits:
+    """Everyone's row, of whole words of 8 bytes: shape (P, m)."""
+    return transport.allgather(row.view(np.int64)).view(row.dtype)
+
+
+def _gather(row: Bits, lengths: Counts, transport: Transport) -> list[Bits]:
+    """Everyone's row, of which `lengths` says how long they are."""
+    message: Bytes = row.view(np.uint8)
+    return [part.copy().view(row.dtype) for part in transport.allgatherv(message, row.itemsize * lengths)]
+
+
+def _quotas(equal: Counts, ties: int, region_order: Counts) -> Counts:
+    """How many of its elements that equal the threshold each rank sends: `ties` in all, those of lowest index."""
+    quotas = np.empty_like(equal)
+    before = np.cumsum(equal[region_order]) - equal[region_order]
+    quotas[region_order] = np.clip(ties - before, 0, equal[region_order])
+    return quotas
+
+
+def to_bits(values: Values) -> Bits:
+    """Magnitudes as bits."""
+    return np.abs(values).view(f"u{values.dtype.itemsize}")
+
+
+def from_bits(bits: int, dtype: Any) -> float:
+    """The magnitude of these bits."""
+    return float(np.array([bits], f"u{np.dtype(dtype).itemsize}").view(dtype)[0])

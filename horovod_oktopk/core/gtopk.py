@@ -9,17 +9,17 @@ in one bit each: their elements stay in the residual, so nothing is lost.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import WireError
-from . import wire
 from .sparse import Indices, SparseVector, sum_of
 from .thresholds import top_k
 from .topk_scheme import TopkScheme
 from .topka import gather
+from .wire import WORD, Bytes, Format
 
 if TYPE_CHECKING:
     from ..transport.counting import CountingTransport
@@ -85,53 +85,52 @@ def _partners(distance: int, transport: CountingTransport) -> tuple[int | None, 
 
 def _up(merged: SparseVector, distance: int, k: int, n: int, transport: CountingTransport) -> SparseVector | None:
     child, parent = _partners(distance, transport)
-    dtype = merged.values.dtype
-    length = _padded_bytes(k, dtype)
-    outgoing = {} if parent is None else {parent: _pad(merged, k)}
-    messages = _swap(outgoing, {} if child is None else {child: length}, transport)
-    return _unpad(messages[0], dtype, n) if messages else None
+    form = Format(merged.values.dtype)
+    outgoing = {} if parent is None else {parent: _pad(merged, k, n, form)}
+    messages = _swap(outgoing, {} if child is None else {child: _padded_bytes(k, n, form)}, transport)
+    return _unpad(messages[0], n, form) if messages else None
 
 
 def _down(update: SparseVector, lost: Mask, distance: int, k: int, n: int, transport: CountingTransport,
           ) -> tuple[SparseVector, Mask]:
     child, parent = _partners(distance, transport)
-    dtype = update.values.dtype
-    vector_bytes, mask_bytes = _padded_bytes(k, dtype), 4 * -(-k // 32)
+    form = Format(update.values.dtype)
+    vector_bytes, mask_bytes = _padded_bytes(k, n, form), WORD * -(-k // 32)
     outgoing = {}
     if child is not None:
         bits = np.zeros(mask_bytes, np.uint8)
         packed = np.packbits(lost)
         bits[:len(packed)] = packed
-        outgoing[child] = np.concatenate([_pad(update, k), bits])
+        outgoing[child] = np.concatenate([_pad(update, k, n, form), bits])
     messages = _swap(outgoing, {} if parent is None else {parent: vector_bytes + mask_bytes}, transport)
     if messages:
-        update = _unpad(messages[0][:vector_bytes], dtype, n)
+        update = _unpad(messages[0][:vector_bytes], n, form)
         lost = np.unpackbits(messages[0][vector_bytes:])[:len(update)].astype(np.bool_)
     return update, lost
 
 
-def _swap(outgoing: Mapping[int, wire.Bytes], incoming: Mapping[int, int], transport: CountingTransport,
-          ) -> list[wire.Bytes]:
+def _swap(outgoing: Mapping[int, Bytes], incoming: Mapping[int, int], transport: CountingTransport,
+          ) -> list[Bytes]:
     """One round; all ranks take part, as a transport may do it by a collective."""
     return [message for bucket in transport.exchange(outgoing, incoming, 1) for _, message in bucket]
 
 
-def _padded_bytes(k: int, dtype: Any) -> int:
-    return 4 + k * wire.element_bytes(dtype)
+def _padded_bytes(k: int, n: int, form: Format) -> int:
+    return WORD + form.size(k, n)
 
 
-def _pad(vector: SparseVector, k: int) -> wire.Bytes:
+def _pad(vector: SparseVector, k: int, n: int, form: Format) -> Bytes:
     """Its length, and room for k elements: so its receiver knows the message's length beforehand."""
-    message = np.zeros(_padded_bytes(k, vector.values.dtype), np.uint8)
-    message[:4].view(np.uint32)[0] = len(vector)
-    encoded = wire.encode(vector)
-    message[4:4 + len(encoded)] = encoded
+    message = np.zeros(_padded_bytes(k, n, form), np.uint8)
+    message[:WORD].view(np.uint32)[0] = len(vector)
+    encoded = form.encode(vector, 0, n)
+    message[WORD:WORD + len(encoded)] = encoded
     return message
 
 
-def _unpad(message: wire.Bytes, dtype: Any, n: int) -> SparseVector:
-    length = int(message[:4].copy().view(np.uint32)[0])
-    stop = 4 + length * wire.element_bytes(dtype)
-    if stop > len(message):
-        raise WireError(f"a message of {len(message)} bytes cannot hold {length} elements")
-    return wire.decode(message[4:stop], dtype, 0, n)
+def _unpad(message: Bytes, n: int, form: Format) -> SparseVector:
+    count = int(message[:WORD].copy().view(np.uint32)[0])
+    size = form.size(count, n) if count <= n else len(message)
+    if WORD + size > len(message):
+        raise WireError(f"a message of {len(message)} bytes cannot hold {count} elements")
+    return form.decode(message[WORD:WORD + size], count, 0, n)

@@ -1,6 +1,6 @@
 """The loops over many elements: in C++ where the extension was built, in NumPy elsewhere, with the same bits.
 
-Both know the same four functions, so an accumulator takes either. "Passing" means to be a number that is
+Both know the same functions, so an accumulator takes either. "Passing" means to be a number that is
 not zero, infinity included, with a magnitude of at least the threshold.
 """
 
@@ -19,6 +19,7 @@ except ImportError:  # built without a compiler
 
 Array = NDArray[Any]
 Integers = NDArray[np.int64]
+Words = NDArray[np.uint32]
 
 CHUNK = 1 << 16
 """Elements handled at a time: small enough that temporaries stay in the second-level cache."""
@@ -60,6 +61,15 @@ class Kernels(Protocol):
 
     def common_positions(self, mine: Integers, other: Integers) -> Integers:
         """Positions in `mine` of the indices that `other` has too; both strictly ascending."""
+
+    def pack_indices(self, indices: Integers, start: int, low_bits: int, low_words: int, upper_words: int) -> Words:
+        """Elias-Fano code of m strictly ascending indices >= start: of their offsets from it, the lower bits one
+        after the other in low_words of 32 bits; then, in upper_words, a one at bit (offset >> low_bits) + i for the
+        i-th. Lowest bits first."""
+
+    def unpack_indices(self, words: Words, count: int, start: int, stop: int, low_bits: int,
+                       low_words: int) -> Integers:
+        """The indices; none at all where the words do not hold `count`, strictly ascending within [start, stop)."""
 
 
 class NumpyKernels:
@@ -109,6 +119,25 @@ class NumpyKernels:
         at[at == len(other)] = 0
         return np.flatnonzero(other[at] == mine)
 
+    def pack_indices(self, indices: Integers, start: int, low_bits: int, low_words: int, upper_words: int) -> Words:
+        offsets = indices - start
+        low = np.zeros(32 * low_words, np.uint8)
+        low[:len(indices) * low_bits] = (offsets[:, None] >> np.arange(low_bits) & 1).ravel()
+        upper = np.zeros(32 * upper_words, np.uint8)
+        upper[(offsets >> low_bits) + np.arange(len(indices))] = 1
+        return np.packbits(np.concatenate([low, upper]), bitorder="little").view(np.uint32)
+
+    def unpack_indices(self, words: Words, count: int, start: int, stop: int, low_bits: int,
+                       low_words: int) -> Integers:
+        bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+        upper = np.flatnonzero(bits[32 * low_words:])
+        if len(upper) != count:
+            return np.empty(0, np.int64)
+        low = bits[:count * low_bits].reshape(count, low_bits) @ (1 << np.arange(low_bits))
+        offsets = (upper - np.arange(count)) << low_bits | low
+        valid = (np.diff(offsets, prepend=-1) > 0).all() and (offsets < stop - start).all()
+        return offsets + start if valid else np.empty(0, np.int64)
+
 
 class NativeKernels:
     """In C++: native.cpp."""
@@ -129,6 +158,13 @@ class NativeKernels:
 
     def common_positions(self, mine: Integers, other: Integers) -> Integers:
         return _native.common_positions(mine, other)
+
+    def pack_indices(self, indices: Integers, start: int, low_bits: int, low_words: int, upper_words: int) -> Words:
+        return _native.pack_indices(indices, start, low_bits, low_words, upper_words)
+
+    def unpack_indices(self, words: Words, count: int, start: int, stop: int, low_bits: int,
+                       low_words: int) -> Integers:
+        return _native.unpack_indices(words, count, start, stop, low_bits, low_words)
 
 
 KERNELS: Kernels = NumpyKernels() if _native is None else NativeKernels()

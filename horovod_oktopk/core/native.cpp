@@ -244,6 +244,83 @@ Array<int64_t> common_positions(const Array<int64_t> &mine, const Array<int64_t>
     return found;
 }
 
+// Elias-Fano: of each offset from start, the lower bits one after the other; the upper part of the i-th as a one at
+// bit upper + i. Both in words of 32 bits, the lowest bit first.
+Array<uint32_t> pack_indices(const Array<int64_t> &indices, int64_t start, int low_bits, int64_t low_words,
+                             int64_t upper_words) {
+    const int64_t count = indices.size();
+    if (low_bits < 0 || low_bits > 32 || 32 * low_words < count * low_bits || upper_words < 0)
+        throw std::invalid_argument("0 to 32 low bits for each index, and words that hold them");
+    Array<uint32_t> words(low_words + upper_words);
+    uint32_t *low = words.mutable_data(), *upper = low + low_words;
+    const int64_t *index = indices.data();
+    const uint64_t mask = (uint64_t{1} << low_bits) - 1, limit = 32 * static_cast<uint64_t>(upper_words);
+    bool fits = true;
+    {
+        py::gil_scoped_release released;
+        std::memset(upper, 0, sizeof(uint32_t) * upper_words);
+        uint64_t pending = 0;  // low bits that do not fill a word yet
+        int filled = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            const uint64_t offset = static_cast<uint64_t>(index[i] - start);
+            const uint64_t at = (offset >> low_bits) + i;
+            if (at >= limit) {
+                fits = false;
+                break;
+            }
+            upper[at / 32] |= uint32_t{1} << (at % 32);
+            pending |= (offset & mask) << filled;
+            filled += low_bits;
+            if (filled >= 32) {
+                *low++ = static_cast<uint32_t>(pending);
+                pending >>= 32;
+                filled -= 32;
+            }
+        }
+        if (filled) *low = static_cast<uint32_t>(pending);
+    }
+    if (!fits) throw std::invalid_argument("an index lies outside of what the words can hold");
+    return words;
+}
+
+// The indices, ascending within [start, stop); fewer than count where the words hold none such.
+Array<int64_t> unpack_indices(const Array<uint32_t> &words, int64_t count, int64_t start, int64_t stop, int low_bits,
+                              int64_t low_words) {
+    const int64_t upper_words = words.size() - low_words;
+    if (low_bits < 0 || low_bits > 32 || count < 0 || 32 * low_words < count * low_bits || upper_words < 0)
+        throw std::invalid_argument("0 to 32 low bits for each index, and words that hold them");
+    Array<int64_t> indices(count);
+    int64_t *out = indices.mutable_data(), found = 0;
+    const uint32_t *low = words.data(), *upper = low + low_words;
+    const uint64_t mask = (uint64_t{1} << low_bits) - 1, span = static_cast<uint64_t>(stop - start);
+    {
+        py::gil_scoped_release released;
+        uint64_t least = 0;  // what the next offset must be at least
+        bool valid = true;
+        for (int64_t word = 0; word < upper_words; ++word)
+            for (uint32_t bits = upper[word]; bits; bits &= bits - 1) {
+                if (found == count) {
+                    valid = false;
+                    break;
+                }
+                const uint64_t bit = static_cast<uint64_t>(found) * low_bits, shift = bit % 32;
+                uint64_t pair = 0;
+                if (low_bits) {
+                    pair = low[bit / 32];
+                    if (shift + low_bits > 32) pair |= static_cast<uint64_t>(low[bit / 32 + 1]) << 32;
+                }
+                const uint64_t high = 32 * word + __builtin_ctz(bits) - found;
+                const uint64_t offset = high << low_bits | (pair >> shift & mask);
+                valid &= (offset >= least) & (offset < span);
+                least = offset + 1;
+                out[found++] = start + static_cast<int64_t>(offset);
+            }
+        if (!valid) found = 0;
+    }
+    if (found != count) indices.resize({0}, false);
+    return indices;
+}
+
 template <class T> void define(py::module_ &module) {
     module.def("add_and_collect", &add_and_collect<T>, py::arg("residual").noconvert(),
                py::arg("gradient").noconvert(), py::arg("out").noconvert(), py::arg("scale"), py::arg("threshold"),
@@ -261,5 +338,9 @@ PYBIND11_MODULE(_native, module) {
     module.attr("BLOCK") = BLOCK;
     define<float>(module);
     define<double>(module);
+    module.def("pack_indices", &pack_indices, py::arg("indices").noconvert(), py::arg("start"), py::arg("low_bits"),
+               py::arg("low_words"), py::arg("upper_words"));
+    module.def("unpack_indices", &unpack_indices, py::arg("words").noconvert(), py::arg("count"), py::arg("start"),
+               py::arg("stop"), py::arg("low_bits"), py::arg("low_words"));
     module.def("common_positions", &common_positions, py::arg("mine").noconvert(), py::arg("other").noconvert());
 }

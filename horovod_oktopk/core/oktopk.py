@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,16 +12,20 @@ from .accumulator import Accumulator
 from .agreement import RollCall, roll_call
 from .balance_gather import allgatherv, balance, needs_balance, plan_balance, ring_elements
 from .cost import oktopk_bound
-from .global_threshold import GlobalThreshold
+from .halves import HalfName
 from .reduction import Reduction
 from .regions import owner_rotation, space_repartition
 from .report import StepReport
-from .sparse import Indices, SparseVector
+from .sparse import Indices, SparseVector, sum_of
 from .split_reduce import split_and_reduce
+from .threshold_reuse import ReusedThreshold
 from .thresholds import th_re_evaluate
+from .wire import Format
 
 if TYPE_CHECKING:
     from ..transport.counting import CountingTransport
+
+Selection = Literal["exact", "reuse"]
 
 
 class OkTopkAllreduce:
@@ -31,15 +35,18 @@ class OkTopkAllreduce:
     The other arguments are those of `options.OkTopk`, which documents them.
     """
 
-    def __init__(self, description: str, threshold_interval: int = 32, region_interval: int = 64,
-                 bucket_size: int = 8, balance_trigger: float = 4.0, threshold_guard: float = 0.25) -> None:
+    def __init__(self, description: str, selection: Selection = "exact", value_dtype: HalfName | None = None,
+                 threshold_interval: int = 32, region_interval: int = 64, bucket_size: int = 8,
+                 balance_trigger: float = 4.0, threshold_guard: float = 0.25) -> None:
         self.description = description
+        self.selection = selection
+        self.value_dtype = value_dtype
         self.threshold_interval = threshold_interval
         self.region_interval = region_interval
         self.bucket_size = bucket_size
         self.balance_trigger = balance_trigger
         self.step = 0
-        self.global_ = GlobalThreshold(threshold_guard)
+        self.global_ = ReusedThreshold(threshold_guard)
         self.boundaries: Indices | None = None
 
     def reduce(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport) -> Reduction:
@@ -49,9 +56,11 @@ class OkTopkAllreduce:
         """
         t = self.step + 1
         report = StepReport(step=t, n=acc.n, k=k, phases=transport.phases)
+        form = Format(acc.dtype, self.value_dtype)
         with transport.phase("select"):  # lines 2-4
-            report.local_threshold, selection = (th_re_evaluate(acc, k) if finite
-                                                 else (0.0, SparseVector.empty(acc.dtype)))
+            report.local_threshold, selected = (th_re_evaluate(acc, k) if finite
+                                                else (0.0, SparseVector.empty(acc.dtype)))
+            selection = form.round(selected)
         with transport.phase("agree"):
             call = self._roll_call(selection, k, finite, transport)
             if not call.finite:
@@ -63,18 +72,20 @@ class OkTopkAllreduce:
         rotation = owner_rotation(counts)
         region_order = (np.arange(transport.size) + rotation) % transport.size
         with transport.phase("split_and_reduce"):  # line 8
-            reduced = split_and_reduce(selection, self.boundaries, counts, rotation, self.bucket_size, transport)
+            reduced = split_and_reduce(selection, self.boundaries, counts, rotation, self.bucket_size, form,
+                                       transport)
         volume = _Volume(counts, region_order, k)
         with transport.phase("global_select"):  # lines 9-12
-            due = _due(t, self.threshold_interval) or not call.settled or k == acc.n  # then all is to be sent
-            chosen, sizes = self.global_.select(reduced, k, due, region_order, volume.fits_direct, transport)
-        update = self._balance_and_allgatherv(chosen, sizes[region_order], region_order, volume, acc.n, report,
-                                              transport)  # line 13
-        contributed = selection.indices[selection.positions_in(update)]  # line 14
+            summed, sizes = self._select_globally(reduced, k, t, call.settled, acc.n, volume, transport)
+            chosen = form.round(summed)
+        update = self._balance_and_allgatherv(chosen, sizes[region_order], volume, form, report, transport)  # line 13
+        sent = selection.positions_in(update)  # line 14
         self.step = t
         report.local_selected, report.global_selected = len(selection), len(update)
         report.global_threshold = self.global_.value or 0.0
-        return Reduction(update, contributed, report)
+        remainder = None if form.value_dtype is None else sum_of(
+            [selected.take(sent).minus(selection.take(sent)), summed.minus(chosen)])
+        return Reduction(update, selection.indices[sent], report, remainder)
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs to go on with the same bits: plain numbers and lists."""
@@ -109,17 +120,27 @@ class OkTopkAllreduce:
         self.boundaries = space_repartition(selection.indices, n, transport)
         return transport.allgather(_counts(selection, self.boundaries, transport.size))
 
-    def _balance_and_allgatherv(self, chosen: SparseVector, sizes: NDArray[np.int64], region_order: NDArray[np.int64],
-                                volume: _Volume, n: int, report: StepReport,
-                                transport: CountingTransport) -> SparseVector:
+    def _select_globally(self, reduced: SparseVector, k: int, t: int, settled: bool, n: int, volume: _Volume,
+                         transport: CountingTransport) -> tuple[SparseVector, NDArray[np.int64]]:
+        """This rank's share of the global top-k, and how many elements each rank's has."""
+        reusable = settled and k < n and not _due(t, self.threshold_interval)  # with k = n all is to be sent
+        if self.selection == "reuse" and reusable:
+            return self.global_.select_again(reduced, k, volume.region_order, volume.fits_direct, transport)
+        return self.global_.select(reduced, k, volume.region_order, transport)
+
+    def _balance_and_allgatherv(self, chosen: SparseVector, sizes: NDArray[np.int64], volume: _Volume, form: Format,
+                                report: StepReport, transport: CountingTransport) -> SparseVector:
+        assert self.boundaries is not None
         plan = plan_balance(sizes)
+        ranges = self.boundaries[:-1], self.boundaries[1:]
         if needs_balance(sizes, self.balance_trigger) and volume.fits_balanced(sizes):
             report.balanced = True
             with transport.phase("balance"):
-                chosen = balance(chosen, plan, region_order, self.bucket_size, n, transport)
-            sizes = np.diff(plan.after)
+                chosen = balance(chosen, plan, self.boundaries, volume.region_order, self.bucket_size, form,
+                                 transport)
+            sizes, ranges = np.diff(plan.after), plan.ranges(self.boundaries)
         with transport.phase("allgatherv"):
-            return allgatherv(chosen, sizes, region_order, n, transport)
+            return allgatherv(chosen, sizes, ranges, volume.region_order, form, transport)
 
 
 @dataclass(frozen=True)

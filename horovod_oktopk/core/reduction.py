@@ -17,3 +17,5 @@ class Reduction:
     contributed: Indices
     """Indices of this rank's acc that contributed to the update."""
     report: StepReport
+    remainder: SparseVector | None = None
+    """What rounding left over of the values sent, for this rank's residual; None where they were sent exactly."""

@@ -50,6 +50,10 @@ class SparseVector:
         positions = np.flatnonzero(keep)  # faster than indexing by a mask
         return self if len(positions) == len(self) else self.take(positions)
 
+    def minus(self, other: SparseVector) -> SparseVector:
+        """The difference to a vector with the same indices."""
+        return SparseVector(self.indices, self.values - other.values)
+
     def split(self, boundaries: Indices) -> list[SparseVector]:
         """One part for each region; boundaries: int64, shape (P + 1,), offsets from 0 to n."""
         cuts = np.searchsorted(self.indices, boundaries)

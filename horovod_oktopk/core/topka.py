@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from . import wire
 from .sparse import Indices, SparseVector, sum_of
 from .topk_scheme import TopkScheme
+from .wire import Format
 
 if TYPE_CHECKING:
     from ..transport.counting import CountingTransport
@@ -29,6 +29,6 @@ class TopkAAllreduce(TopkScheme):
 def gather(selection: SparseVector, lengths: NDArray[np.int64], n: int, transport: CountingTransport,
            ) -> list[SparseVector]:
     """Everyone's selection, by rank. lengths: of each, int64, shape (P,)."""
-    dtype = selection.values.dtype
-    messages = transport.allgatherv(wire.encode(selection), lengths * wire.element_bytes(dtype))
-    return [wire.decode(message, dtype, 0, n) for message in messages]
+    form = Format(selection.values.dtype)
+    messages = transport.allgatherv(form.encode(selection, 0, n), form.sizes(lengths, np.full(len(lengths), n)))
+    return [form.decode(message, int(count), 0, n) for message, count in zip(messages, lengths, strict=True)]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import wire
 from .sparse import Indices, SparseVector, concatenate
 from .split_reduce import split_and_reduce
 from .topk_scheme import TopkScheme
+from .wire import Bytes, Format
 
 if TYPE_CHECKING:
     from ..transport.counting import CountingTransport
@@ -34,7 +34,8 @@ class TopkDSAAllreduce(TopkScheme):
                  transport: CountingTransport) -> tuple[SparseVector, Indices]:
         boundaries = equal_regions(n, transport.size)
         with transport.phase("split_and_reduce"):
-            reduced = split_and_reduce(selection, boundaries, counts, 0, self.bucket_size, transport)
+            reduced = split_and_reduce(selection, boundaries, counts, 0, self.bucket_size,
+                                       Format(selection.values.dtype), transport)
         with transport.phase("agree"):
             sizes = transport.allgather(np.array([len(reduced)], np.int64))[:, 0]
         with transport.phase("allgatherv"):
@@ -49,17 +50,18 @@ def equal_regions(n: int, size: int) -> Indices:
 def allgather_smaller(reduced: SparseVector, sizes: NDArray[np.int64], boundaries: Indices,
                       transport: CountingTransport) -> SparseVector:
     """All regions, each as it takes fewer bytes: sparse, or as all of its values. sizes: elements by region."""
-    dtype, lengths = reduced.values.dtype, np.diff(boundaries)
-    sparse_bytes, dense_bytes = sizes * wire.element_bytes(dtype), lengths * dtype.itemsize
+    form, lengths = Format(reduced.values.dtype), np.diff(boundaries)
+    sparse_bytes, dense_bytes = form.sizes(sizes, lengths), lengths * reduced.values.dtype.itemsize
     is_dense = dense_bytes < sparse_bytes
-    start = boundaries[transport.rank]
-    message = (_dense(reduced, start, lengths[transport.rank]).view(np.uint8) if is_dense[transport.rank]
-               else wire.encode(reduced))
+    ends = boundaries.tolist()
+    start, stop = ends[transport.rank], ends[transport.rank + 1]
+    message = (_dense(reduced, start, stop - start).view(np.uint8) if is_dense[transport.rank]
+               else form.encode(reduced, start, stop))
     messages = transport.allgatherv(message, np.where(is_dense, dense_bytes, sparse_bytes))
-    parts = [_from_dense(message, dtype, boundaries[region]) if is_dense[region]
-             else wire.decode(message, dtype, int(boundaries[region]), int(boundaries[region + 1]))
+    parts = [_from_dense(message, form.dtype, ends[region]) if is_dense[region]
+             else form.decode(message, int(sizes[region]), ends[region], ends[region + 1])
              for region, message in enumerate(messages)]
-    return concatenate(parts, dtype)
+    return concatenate(parts, form.dtype)
 
 
 def _dense(part: SparseVector, start: int, length: int) -> NDArray[Any]:
@@ -68,7 +70,7 @@ def _dense(part: SparseVector, start: int, length: int) -> NDArray[Any]:
     return values
 
 
-def _from_dense(message: wire.Bytes, dtype: Any, start: int) -> SparseVector:
+def _from_dense(message: Bytes, dtype: Any, start: int) -> SparseVector:
     values = message.copy().view(dtype)
     indices = np.flatnonzero(values)
     return SparseVector(indices + start, values[indices])

@@ -67,8 +67,11 @@ class TorchAccumulator:
         deviation, mean = torch.std_mean(self._acc, correction=0)
         return float(mean), float(deviation)
 
-    def commit(self, contributed: Indices) -> None:
-        self._acc[torch.from_numpy(contributed).to(self._acc.device)] = 0
+    def commit(self, contributed: Indices, remainder: SparseVector | None = None) -> None:
+        device = self._acc.device
+        self._acc[torch.from_numpy(contributed).to(device)] = 0
+        if remainder is not None:
+            self._acc[torch.from_numpy(remainder.indices).to(device)] += torch.from_numpy(remainder.values).to(device)
         self.residual, self._acc = self._acc, self.residual
 
     def read_residual(self) -> Values:

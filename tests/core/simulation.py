@@ -42,7 +42,7 @@ class Rank:
         finite = self.accumulator.accumulate([(0, gradient)])
         outcome = self.scheme.reduce(self.accumulator, k, finite, transport)
         if outcome.update is not None:
-            self.accumulator.commit(outcome.contributed)
+            self.accumulator.commit(outcome.contributed, outcome.remainder)
         self.records.append(Record(acc, self.accumulator.residual.copy(), outcome.update, outcome.contributed,
                                    outcome.report))
         return self.records[-1]

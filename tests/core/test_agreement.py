@@ -81,8 +81,9 @@ def settle(case, steps, **options):
 def test_a_newcomer_takes_the_step_of_rank_0_and_all_re_evaluate(newcomer):
     """A fresh rank 0 sets the others back to its own step; any other is taken along."""
     case = Case("normal", 200, 20, 4, 8, seed=2)
-    ranks = settle(case, 3, threshold_interval=100, region_interval=100)
-    ranks[newcomer] = Rank(OkTopkAllreduce("test: yes", 100, 100), NumpyAccumulator(case.n))
+    options = {"selection": "reuse", "threshold_interval": 100, "region_interval": 100}
+    ranks = settle(case, 3, **options)
+    ranks[newcomer] = Rank(OkTopkAllreduce("test: yes", **options), NumpyAccumulator(case.n))
     run = advance(ranks, case.gradients()[3:], case.k)
     assert_lawful(run, case.k)
     assert [record.report.step for record in run[0]] == [1 if newcomer == 0 else 4] * case.size
@@ -90,9 +91,9 @@ def test_a_newcomer_takes_the_step_of_rank_0_and_all_re_evaluate(newcomer):
     assert not any(record.report.repartitioned for record in run[1])
 
 
-def test_ranks_at_different_steps_reduce_exactly_when_thresholds_are_exact():
+def test_ranks_at_different_steps_reduce_exactly_as_thresholds_are_exact():
     case = Case("normal", 200, 20, 3, 4, seed=4)
-    ranks = settle(case, 2, threshold_interval=1)
+    ranks = settle(case, 2)
     ranks[2].scheme.step = 17
     records = advance(ranks, case.gradients()[2:3], case.k)[0]
     update, _, _ = oracle_step([record.acc for record in records], case.k)
@@ -103,7 +104,7 @@ def test_ranks_at_different_steps_reduce_exactly_when_thresholds_are_exact():
 def test_ranks_that_hold_the_state_of_different_steps_re_evaluate_together():
     """As after checkpoints of different age: each rank by itself would reuse what it holds."""
     case = Case("steady", 200, 20, 3, 4, seed=4)
-    ranks = settle(case, 2, threshold_interval=100, region_interval=100)
+    ranks = settle(case, 2, selection="reuse", threshold_interval=100, region_interval=100)
     ranks[2].scheme.step = 17
     before = ranks[0].scheme.global_.value
     run = advance(ranks, case.gradients()[2:3], case.k)

@@ -1,4 +1,4 @@
-"""With τ′ = 1 the result is u = Topk(Σ Topk(acc)), bit for bit, at every step."""
+"""The result is u = Topk(Σ Topk(acc)), bit for bit, at every step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .simulation import dense, same_bits, simulate
 
 def assert_equals_oracle(case, **options):
     gradients = case.gradients()
-    run = simulate(gradients, case.k, threshold_interval=1, **options)
+    run = simulate(gradients, case.k, **options)
     for ranks, (update, mask, residuals) in zip(run, oracle_run(gradients, case.k), strict=True):
         for rank, record in enumerate(ranks):
             assert same_bits(record.update.indices, np.flatnonzero(mask))
@@ -32,6 +32,12 @@ def test_exact_steps_equal_the_oracle_wherever_the_top_k_lies(case):
     assert_equals_oracle(case)
 
 
+@given(cases(steps=4))
+@settings(deadline=None, max_examples=20)
+def test_reuse_for_no_step_is_exact_too(case):
+    assert_equals_oracle(case, selection="reuse", threshold_interval=1)
+
+
 @pytest.mark.parametrize("bucket_size", [1, 2, 100])
 def test_the_bucket_size_changes_no_bit(bucket_size):
     assert_equals_oracle(Case("normal", 500, 40, 7, 3, seed=3), bucket_size=bucket_size)
@@ -48,13 +54,14 @@ def test_more_ranks_than_elements(n, size):
 
 
 def test_zero_gradients_give_an_empty_update():
-    run = simulate(np.zeros((3, 4, 20), np.float32), 5, threshold_interval=2)
+    run = simulate(np.zeros((3, 4, 20), np.float32), 5)
     assert all(len(record.update) == 0 and not record.residual.any() for ranks in run for record in ranks)
 
 
-def test_at_density_1_nothing_stays_behind_though_thresholds_are_reused():
+@pytest.mark.parametrize("selection", ["exact", "reuse"])
+def test_at_density_1_nothing_stays_behind(selection):
     gradients = np.random.default_rng(1).integers(-999, 1000, (6, 3, 50)).astype(np.float32)
-    for step, ranks in zip(gradients, simulate(gradients, 50, threshold_interval=100), strict=True):
+    for step, ranks in zip(gradients, simulate(gradients, 50, selection=selection), strict=True):
         for record in ranks:
             assert same_bits(dense(record.update, 50), step.sum(axis=0))
             assert not record.residual[record.update.indices].any()

@@ -9,7 +9,7 @@ from .gradients import Case
 from .simulation import advance, new_ranks, same_bits, same_runs, simulate
 
 CASE = Case("steady", 300, 30, 4, 6, seed=11)
-OPTIONS = {"threshold_interval": 8, "region_interval": 5}
+OPTIONS = {"selection": "reuse", "threshold_interval": 8, "region_interval": 5}
 
 
 def spoiled(gradient, value):

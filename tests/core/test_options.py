@@ -17,6 +17,8 @@ BAD = [
     *[(name, None, INTEGER) for name in ("threshold_interval", "region_interval", "bucket_size")],
     *[("balance_trigger", value, "at least 1") for value in (0.99, -1, float("inf"), "4", True, None)],
     *[("threshold_guard", value, "[0, 1)") for value in (-0.1, 1, float("nan"), "x", False, None)],
+    *[("selection", value, "('exact', 'reuse')") for value in ("approximate", None, 1)],
+    *[("value_dtype", value, "(None, 'float16', 'bfloat16')") for value in ("float32", np.float16, 16, [])],
     *[("transport", value, "('auto', 'mpi', 'horovod')") for value in ("tcp", "", None, 3, [])],
 ]
 
@@ -62,7 +64,8 @@ def test_k_beyond_n_is_refused_by_both_numbers():
 
 
 def test_the_scheme_gets_the_options():
-    options = {"threshold_interval": 3, "region_interval": 5, "bucket_size": 2, "balance_trigger": 1.5}
+    options = {"selection": "reuse", "value_dtype": "bfloat16", "threshold_interval": 3, "region_interval": 5,
+               "bucket_size": 2, "balance_trigger": 1.5}
     scheme = OkTopk(**options, threshold_guard=0.5).scheme("a: 1")
     assert {name: getattr(scheme, name) for name in options} == options
     assert scheme.global_.guard == 0.5
@@ -71,8 +74,9 @@ def test_the_scheme_gets_the_options():
 
 def test_settings_hold_all_options_by_name():
     assert OkTopk(density=0.2).settings() == {
-        "density": 0.2, "k": None, "threshold_interval": 32, "region_interval": 64, "bucket_size": 8,
-        "balance_trigger": 4.0, "threshold_guard": 0.25, "transport": "auto"}
+        "density": 0.2, "k": None, "transport": "auto", "selection": "exact", "value_dtype": None,
+        "threshold_interval": 32, "region_interval": 64, "bucket_size": 8, "balance_trigger": 4.0,
+        "threshold_guard": 0.25}
 
 
 def test_a_lone_tensor_is_refused_instead_of_going_dense():

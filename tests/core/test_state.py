@@ -12,7 +12,7 @@ from .simulation import advance, new_ranks, same_runs, simulate
 from .test_conservation import assert_lawful
 
 CASE = Case("steady", 400, 30, 5, 10, seed=8)
-OPTIONS = {"threshold_interval": 4, "region_interval": 7}
+OPTIONS = {"selection": "reuse", "threshold_interval": 4, "region_interval": 7}
 
 
 def resumed(ranks):

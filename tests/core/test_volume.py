@@ -1,4 +1,7 @@
-"""The promise of Equation 3, at every rank and every step: at most 6k(P-1)/P words of payload sent."""
+"""The promise of Equation 3, at every rank and every step: at most 6k(P-1)/P words of payload sent.
+
+It is held with an index in a word, as the paper counts; what the code of indices saves comes on top of it.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from horovod_oktopk.core import wire
+from horovod_oktopk.core.global_threshold import sketch_entries
+
 from .gradients import adversarial, cases
 from .simulation import simulate
 
 WORD = 4
 GUARD = 0.25
-REUSE = {"threshold_interval": 4, "region_interval": 8, "threshold_guard": GUARD}
+EXACT = {"region_interval": 8}
+REUSE = {"selection": "reuse", "threshold_interval": 4, "region_interval": 8, "threshold_guard": GUARD}
 
 
 def sent_bound(k, size):
@@ -30,9 +37,25 @@ def agreement_bound(size):
     return 2 * (size - 1) * ((5 + size) + (16 * size + 1) + size)
 
 
-def global_select_bound(size):
-    """The sizes and sketches of 64, the exact selection's counts, and four reductions of 256 numbers."""
-    return 2 * (size - 1) * (65 + 2) + 4 * 2 * (2 * 256) * (size - 1) / size
+def global_select_bound(k, size):
+    """Sketches, the magnitudes between two entries, and a radix search: four reductions of 256 numbers, and counts.
+    Where the threshold is reused, sizes and other sketches come before it."""
+    entries = sketch_entries(k, size)
+    step = -(-4 * k // (size * entries))
+    return (size - 1) * (2 * 65 + entries + 1 + 4 * step + 4) + 4 * 2 * (2 * 256) * (size - 1) / size
+
+
+@pytest.fixture(scope="module")
+def words_for_indices():
+    def plain(counts, spans):
+        return np.full_like(counts, 32), counts, np.zeros_like(counts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "_index_words", plain)
+        yield
+
+
+pytestmark = pytest.mark.usefixtures("words_for_indices")
 
 
 def sent_words(report, *phases):
@@ -49,21 +72,22 @@ def assert_within_bounds(run, k, size):
         assert sent / WORD <= sent_bound(k, size)
         assert received / WORD <= received_bound(k, size)
         assert sent_words(report, "agree") <= agreement_bound(size)
-        assert sent_words(report, "global_select") <= global_select_bound(size)
+        assert sent_words(report, "global_select") <= global_select_bound(k, size)
 
 
-@given(cases(dtypes=("float32",)), st.sampled_from([1.0, 2.0, 4.0]))
-@settings(deadline=None, max_examples=100)
-def test_every_rank_keeps_to_the_bound_at_every_step(case, balance_trigger):
-    run = simulate(case.gradients(), case.k, balance_trigger=balance_trigger, **REUSE)
+@given(cases(dtypes=("float32",)), st.sampled_from([1.0, 2.0, 4.0]), st.sampled_from([EXACT, REUSE]))
+@settings(deadline=None, max_examples=150)
+def test_every_rank_keeps_to_the_bound_at_every_step(case, balance_trigger, options):
+    run = simulate(case.gradients(), case.k, balance_trigger=balance_trigger, **options)
     assert_within_bounds(run, case.k, case.size)
 
 
+@pytest.mark.parametrize("options", [EXACT, REUSE], ids=["exact", "reuse"])
 @pytest.mark.parametrize("size", [2, 3, 8])
 @pytest.mark.parametrize("kind", [case.kind for case in adversarial()])
-def test_no_placement_of_the_top_k_breaks_the_bound(kind, size):
+def test_no_placement_of_the_top_k_breaks_the_bound(kind, size, options):
     case = next(case for case in adversarial(size=size) if case.kind == kind)
-    assert_within_bounds(simulate(case.gradients(), case.k, **REUSE), case.k, size)
+    assert_within_bounds(simulate(case.gradients(), case.k, **options), case.k, size)
 
 
 def blocks(*placed, n=2000, size=2):
@@ -87,7 +111,7 @@ def test_a_reused_global_threshold_that_would_send_too_much_is_re_evaluated():
     would make 320 words of the 300 allowed."""
     first = blocks(*[(rank, start, 50, 10) for rank in (0, 1) for start in (0, 1000)])
     second = blocks((0, 100, 60, 20), (1, 200, 60, 20), (0, 1100, 40, 11), (1, 1200, 40, 11))
-    run = simulate(np.stack([first, second]), 100)
+    run = simulate(np.stack([first, second]), 100, selection="reuse")
     assert_within_bounds(run, 100, 2)
     assert run[1][0].report.repartitioned is False
     assert sent_words(run[1][0].report, "split_and_reduce") == 2 * 40
@@ -97,7 +121,7 @@ def test_a_reused_global_threshold_that_would_send_too_much_is_re_evaluated():
 def test_agreement_costs_the_same_whatever_n_and_k():
     def words(n, k):
         gradients = np.random.default_rng(0).standard_normal((1, 4, n)).astype(np.float32)
-        return [sent_words(report, "agree", "global_select") for report in reports(simulate(gradients, k))]
+        return [sent_words(report, "agree") for report in reports(simulate(gradients, k))]
 
     assert words(100, 10) == words(5000, 700)
 
@@ -123,15 +147,8 @@ def test_training_keeps_to_the_bound_at_every_step(training):
     assert_within_bounds(training, 2000, 8)
 
 
-def test_training_keeps_to_the_bound_on_average_with_agreement_counted(training):
-    per_rank = [np.mean([ranks[rank].report.bytes_sent / WORD for ranks in training]) for rank in range(8)]
-    assert max(per_rank) <= sent_bound(2000, 8)
-
-
-def test_with_agreement_counted_too_only_exact_evaluations_exceed_the_bound(training):
-    """The radix search sends up to 4096 words whatever k is: at k = 2000 that is felt, in few of the steps."""
-    beyond = {report.step for report in reports(training) if report.bytes_sent / WORD > sent_bound(2000, 8)}
-    assert beyond == {1}
+def test_training_keeps_to_the_bound_at_every_step_with_agreement_counted_too(training):
+    assert all(report.bytes_sent / WORD <= sent_bound(2000, 8) for report in reports(training))
 
 
 def test_the_report_tells_what_happened(training):
