@@ -11,6 +11,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.mpi import MPITransport
 
 INTERFACE = Path("/sys/class/net/eth0/statistics/tx_bytes")
-SPARSE = {"OkTopk": OkTopk, "TopkA": TopkA, "TopkDSA": TopkDSA, "GTopk": GTopk, "GaussianK": GaussianK}
+SPARSE = {"OkTopk": OkTopk, "OkTopk, bfloat16": partial(OkTopk, value_dtype="bfloat16"),
+          "OkTopk, reuse": partial(OkTopk, selection="reuse"), "TopkA": TopkA, "TopkDSA": TopkDSA, "GTopk": GTopk,
+          "GaussianK": GaussianK}
 LOCAL_PHASES = ("accumulate", "select", "sum", "write_back")
 Vector = np.ndarray[Any, Any]
 Reduce = Callable[[Vector], StepReport | None]
@@ -77,7 +80,7 @@ def sparse(scheme: str, n: int, density: float) -> Reduce:
         reduction = algorithm.reduce(accumulator, options.k_of(n), finite, transport)
         assert reduction.update is not None
         with transport.phase("write_back"):
-            accumulator.commit(reduction.contributed)
+            accumulator.commit(reduction.contributed, reduction.remainder)
             gradient.fill(0)
             gradient[reduction.update.indices] = reduction.update.values
         return reduction.report

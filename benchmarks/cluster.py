@@ -25,12 +25,13 @@ from rich.table import Table
 from tqdm import tqdm
 
 PROGRAM = Path(__file__).with_name("allreduce.py")
-SPARSE = ("OkTopk", "GTopk", "TopkDSA", "TopkA", "GaussianK")
+SPARSE = ("OkTopk", "OkTopk, bfloat16", "OkTopk, reuse", "GTopk", "TopkDSA", "TopkA", "GaussianK")
 DENSE = ("Horovod dense", "MPI dense")
 ALGORITHMS = {"ring": 4, "segmented ring": 5, "Rabenseifner": 6}
 """Open MPI's numbers of its allreduce algorithms (coll_tuned_allreduce_algorithm)."""
-COLORS = {"OkTopk": "#dd8452", "GTopk": "#55a868", "TopkDSA": "#8172b3", "TopkA": "#4c72b0", "GaussianK": "#64b5cd",
-          "Horovod dense": "#555555", "best dense": "#aaaaaa"}
+COLORS = {"OkTopk": "#dd8452", "OkTopk, bfloat16": "#c44e52", "OkTopk, reuse": "#ccb974", "GTopk": "#55a868",
+          "TopkDSA": "#8172b3", "TopkA": "#4c72b0", "GaussianK": "#64b5cd", "Horovod dense": "#555555",
+          "best dense": "#aaaaaa"}
 Result = dict[str, Any]
 
 
@@ -140,7 +141,7 @@ def plot_point(results: list[Result], point: Point, density: float, path: Path) 
     for axes, key, unit, factor in ((panels[0], "seconds", "seconds", 1.0),
                                     (panels[1], "interface_bytes", "megabytes that a rank sends", 1e-6)):
         values = [r[key] * factor for r in found]
-        axes.barh(names, values, color=["#dd8452" if name == "OkTopk" else "#4c72b0" for name in names])
+        axes.barh(names, values, color=["#dd8452" if name.startswith("OkTopk") else "#4c72b0" for name in names])
         for row, value in enumerate(values):
             axes.annotate(f"{value:.2g}" if value < 10 else f"{value:.0f}", (value, row), xytext=(4, 0),
                           textcoords="offset points", va="center")

@@ -297,7 +297,8 @@ def train(arguments: argparse.Namespace, density: float, advance: Callable[[], o
     size = arguments.ranks
     training = Training(arguments, size)
     n = training.n
-    ranks = Ranks(OkTopk(density=density, threshold_interval=THRESHOLD_INTERVAL, region_interval=REGION_INTERVAL),
+    ranks = Ranks(OkTopk(density=density, selection="reuse", threshold_interval=THRESHOLD_INTERVAL,
+                         region_interval=REGION_INTERVAL),
                   size, n)
     k = ranks.k
     splits = Splits(n, size)
