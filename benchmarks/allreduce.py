@@ -22,13 +22,14 @@ from mpi4py import MPI
 from horovod_oktopk import GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from horovod_oktopk.core.accumulator import NumpyAccumulator
 from horovod_oktopk.core.report import StepReport
+from horovod_oktopk.core.sparse import DenseVector, SparseVector
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.mpi import MPITransport
 
 INTERFACE = Path("/sys/class/net/eth0/statistics/tx_bytes")
 SPARSE = {"OkTopk": OkTopk, "OkTopk, bfloat16": partial(OkTopk, value_dtype="bfloat16"),
-          "OkTopk, reuse": partial(OkTopk, selection="reuse"), "TopkA": TopkA, "TopkDSA": TopkDSA, "GTopk": GTopk,
-          "GaussianK": GaussianK}
+          "OkTopk, reuse": partial(OkTopk, selection="reuse"), "OkTopk, auto": partial(OkTopk, algorithm="auto"),
+          "TopkA": TopkA, "TopkDSA": TopkDSA, "GTopk": GTopk, "GaussianK": GaussianK}
 LOCAL_PHASES = ("accumulate", "select", "sum", "write_back")
 Vector = np.ndarray[Any, Any]
 Reduce = Callable[[Vector], StepReport | None]
@@ -81,11 +82,19 @@ def sparse(scheme: str, n: int, density: float) -> Reduce:
         assert reduction.update is not None
         with transport.phase("write_back"):
             accumulator.commit(reduction.contributed, reduction.remainder)
-            gradient.fill(0)
-            gradient[reduction.update.indices] = reduction.update.values
+            write(reduction.update, gradient)
         return reduction.report
 
     return reduce
+
+
+def write(update: SparseVector | DenseVector, gradient: Vector) -> None:
+    """As an integration writes it: the whole gradient."""
+    if isinstance(update, DenseVector):
+        gradient[:] = update.values
+    else:
+        gradient.fill(0)
+        gradient[update.indices] = update.values
 
 
 def measure(reduce: Reduce, gradients: Source, n: int, warm_up: int, steps: int) -> dict[str, Any]:

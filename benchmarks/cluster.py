@@ -25,13 +25,13 @@ from rich.table import Table
 from tqdm import tqdm
 
 PROGRAM = Path(__file__).with_name("allreduce.py")
-SPARSE = ("OkTopk", "OkTopk, bfloat16", "OkTopk, reuse", "GTopk", "TopkDSA", "TopkA", "GaussianK")
+SPARSE = ("OkTopk", "OkTopk, bfloat16", "OkTopk, reuse", "OkTopk, auto", "GTopk", "TopkDSA", "TopkA", "GaussianK")
 DENSE = ("Horovod dense", "MPI dense")
 ALGORITHMS = {"ring": 4, "segmented ring": 5, "Rabenseifner": 6}
 """Open MPI's numbers of its allreduce algorithms (coll_tuned_allreduce_algorithm)."""
-COLORS = {"OkTopk": "#dd8452", "OkTopk, bfloat16": "#c44e52", "OkTopk, reuse": "#ccb974", "GTopk": "#55a868",
-          "TopkDSA": "#8172b3", "TopkA": "#4c72b0", "GaussianK": "#64b5cd", "Horovod dense": "#555555",
-          "best dense": "#aaaaaa"}
+COLORS = {"OkTopk": "#dd8452", "OkTopk, bfloat16": "#c44e52", "OkTopk, reuse": "#ccb974", "OkTopk, auto": "#da8bc3",
+          "GTopk": "#55a868", "TopkDSA": "#8172b3", "TopkA": "#4c72b0", "GaussianK": "#64b5cd",
+          "Horovod dense": "#555555", "best dense": "#aaaaaa"}
 Result = dict[str, Any]
 
 

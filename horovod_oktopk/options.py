@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from typing import Any, Literal, NoReturn, Protocol, get_args
 
 from .core.accumulator import Accumulator
+from .core.auto import AutoAllreduce
 from .core.gaussiank import GaussianKAllreduce
 from .core.gtopk import GTopkAllreduce, NaiveGTopkAllreduce
 from .core.halves import HalfName
@@ -131,6 +132,8 @@ class OkTopk(Scheme):
     k: that number itself, instead of a density; from 1 to n.
     selection: "exact": the global top-k is exact at every step, as the local one always is; "reuse": the paper's,
         which reuses the global threshold between evaluations, and saves one short message.
+    algorithm: "oktopk", or "auto": over the first steps Ok-Topk, an allgather of everyone's top-k with the same
+        outcome, and a dense allreduce are timed, and the fastest is taken; for small models and fast networks.
     value_dtype: "float16" or "bfloat16": values travel in 16 bits, and what rounding leaves over stays in the
         residual; None: they travel as they are. float16 holds magnitudes of about 6e-5 to 65504 well.
     threshold_interval: τ′, steps between exact evaluations of the global threshold, where it is reused.
@@ -144,6 +147,7 @@ class OkTopk(Scheme):
     """
 
     selection: Selection = "exact"
+    algorithm: Literal["oktopk", "auto"] = "oktopk"
     value_dtype: HalfName | None = None
     threshold_interval: int = 32
     region_interval: int = 64
@@ -153,7 +157,8 @@ class OkTopk(Scheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, allowed in (("selection", get_args(Selection)), ("value_dtype", (None, *get_args(HalfName)))):
+        for name, allowed in (("selection", get_args(Selection)), ("algorithm", ("oktopk", "auto")),
+                              ("value_dtype", (None, *get_args(HalfName)))):
             if getattr(self, name) not in allowed:
                 raise OptionError(f"{name} must be one of {allowed}; got {getattr(self, name)!r}")
         for name in ("threshold_interval", "region_interval", "bucket_size"):
@@ -163,8 +168,9 @@ class OkTopk(Scheme):
 
     def scheme(self, description: str) -> OkTopkAllreduce:
         """The algorithm, with these options; description: see OkTopkAllreduce."""
-        return OkTopkAllreduce(description, self.selection, self.value_dtype, self.threshold_interval,
-                               self.region_interval, self.bucket_size, self.balance_trigger, self.threshold_guard)
+        kind = AutoAllreduce if self.algorithm == "auto" else OkTopkAllreduce
+        return kind(description, self.selection, self.value_dtype, self.threshold_interval, self.region_interval,
+                    self.bucket_size, self.balance_trigger, self.threshold_guard)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from ..core.sparse import SparseVector
+from ..core.sparse import DenseVector, SparseVector
 from ..core.wire import MAX_ELEMENTS
 from ..errors import OptionError
 
@@ -38,7 +38,7 @@ class Layout:
         """One line for each gradient: what must be equal on all ranks."""
         return [f"parameter {name}: shape {shape}, {dtype}" for name, shape, dtype in self.entries]
 
-    def parts(self, update: SparseVector) -> Iterator[SparseVector]:
+    def parts(self, update: SparseVector | DenseVector) -> Iterator[SparseVector]:
         """The update's part of each gradient; indices from the gradient's own start."""
         for offset, part in zip(self.offsets[:-1], update.split(self.offsets), strict=True):
             yield SparseVector(part.indices - offset, part.values)

@@ -15,7 +15,7 @@ import numpy as np
 from ..core.accumulator import Accumulator
 from ..core.agreement import roll_call
 from ..core.report import StepReport
-from ..core.sparse import SparseVector
+from ..core.sparse import DenseVector, SparseVector
 from ..errors import PluginError, TransportError
 from ..options import Scheme
 from ..transport.connect import Network
@@ -23,6 +23,7 @@ from ..transport.counting import CountingTransport
 from .layout import Layout
 from .state import THIS_PROCESS, Record, record, share_of
 
+Update = SparseVector | DenseVector
 Piece = tuple[int, Any]
 """(offset, flat array on the accumulator's device)."""
 
@@ -52,7 +53,7 @@ class FlatReducer:
         self.algorithm = options.scheme(self._description(self._lines))
 
     def step(self, pieces: Iterable[Piece], scale: float | None = None,
-             representable: Callable[[SparseVector], bool] = lambda _: True) -> SparseVector | None:
+             representable: Callable[[Update], bool] = lambda _: True) -> Update | None:
         """The update, or None where it is not finite on every rank: then no residual has changed.
 
         pieces: this rank's gradient. scale: the loss scale that it holds, if any.
@@ -72,7 +73,7 @@ class FlatReducer:
         with transport.phase("write_back"):
             update = reduction.update
             if update is not None and self._average:
-                update = SparseVector(update.indices, update.values / update.values.dtype.type(transport.size))
+                update = update.divided(transport.size)
             if update is None or not representable(update):
                 self.report.finite = False
                 return None
@@ -142,5 +143,5 @@ class FlatReducer:
         """A roll call alone."""
         assert self._transport is not None
         k = self.options.k_of(self.layout.n) if self.layout.n else 0
-        roll_call(self._transport, description, k, self.algorithm.step, finite=True, settled=False,
+        roll_call(self._transport, description, k, self.algorithm.step, finite=True, state=0,
                   counts=np.zeros(self._transport.size, np.int64))

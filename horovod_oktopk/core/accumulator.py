@@ -52,7 +52,10 @@ class Accumulator(Protocol):
     def moments(self) -> tuple[float, float]:
         """Mean and standard deviation of acc."""
 
-    def commit(self, contributed: Indices, remainder: SparseVector | None = None) -> None:
+    def values(self) -> Values:
+        """acc itself, on the host: shape (n,), to be read before the commit."""
+
+    def commit(self, contributed: Indices | slice, remainder: SparseVector | None = None) -> None:
         """The residual becomes acc, with zero at the indices that contributed to the update, plus the remainder."""
 
     def read_residual(self) -> Values:
@@ -139,7 +142,10 @@ class NumpyAccumulator:
         mean = total / self.n
         return mean, float(np.sqrt(max(0.0, squares / self.n - mean**2)))
 
-    def commit(self, contributed: Indices, remainder: SparseVector | None = None) -> None:
+    def values(self) -> Values:
+        return self._acc
+
+    def commit(self, contributed: Indices | slice, remainder: SparseVector | None = None) -> None:
         self._acc[contributed] = 0
         if remainder is not None:
             self._acc[remainder.indices] += remainder.values

@@ -36,21 +36,22 @@ class RollCall:
     """int64, shape (P, P): how many elements of rank i lie in region j."""
 
 
-def roll_call(transport: Transport, description: str, k: int, step: int, finite: bool, settled: bool,
+def roll_call(transport: Transport, description: str, k: int, step: int, finite: bool, state: int,
               counts: NDArray[np.int64]) -> RollCall:
     """Compares the ranks' descriptions and k, and shares the rest.
 
     description: everything that must be equal on all ranks, one "name: value" a line.
+    state: a number for what is remembered of the steps before, 0 for nothing: settled ranks all have the same.
     counts: int64, shape (P,): this rank's elements by region.
     Raises AgreementError, with the same message on every rank, where the ranks differ.
     """
-    header = np.array([_digest(description), k, step, finite, settled], np.int64)
+    header = np.array([_digest(description), k, step, finite, state], np.int64)
     rows = transport.allgather(np.concatenate([header, counts]))
     if (rows[:, :2] != rows[0, :2]).any():
         raise AgreementError(_difference(transport, f"{description}\nk: {k}"))
-    steps = rows[:, 2]
-    return RollCall(step=int(steps[0]), finite=bool(rows[:, 3].all()),
-                    settled=bool(rows[:, 4].all() and (steps == steps[0]).all()), counts=rows[:, HEADER:])
+    steps, states = rows[:, 2], rows[:, 4]
+    settled = bool(states[0] != 0 and (states == states[0]).all() and (steps == steps[0]).all())
+    return RollCall(step=int(steps[0]), finite=bool(rows[:, 3].all()), settled=settled, counts=rows[:, HEADER:])
 
 
 def _digest(description: str) -> int:

@@ -33,7 +33,7 @@ class NaiveGTopkAllreduce(TopkScheme):
     def exchange(self, selection: SparseVector, counts: NDArray[np.int64], k: int, n: int,
                  transport: CountingTransport) -> tuple[SparseVector, Indices]:
         with transport.phase("allgatherv"):
-            parts = gather(selection, counts[:, 0], n, transport)
+            parts = gather(selection, counts[:, 0], n, Format(selection.values.dtype), transport)
         with transport.phase("sum"):
             update = nonzero_top_k(sum_of(parts), k)
         return update, selection.indices[selection.positions_in(update)]

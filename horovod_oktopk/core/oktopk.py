@@ -56,18 +56,29 @@ class OkTopkAllreduce:
         """
         t = self.step + 1
         report = StepReport(step=t, n=acc.n, k=k, phases=transport.phases)
-        form = Format(acc.dtype, self.value_dtype)
+        self._heed_size(transport.size)
+        selected = self._select(acc, k, finite, report, transport)
+        call = self._roll_call(selected, k, finite, transport)
+        return self._reduce_agreed(selected, k, call, acc.n, report, transport)
+
+    def _select(self, acc: Accumulator, k: int, finite: bool, report: StepReport,
+                transport: CountingTransport) -> SparseVector:
         with transport.phase("select"):  # lines 2-4
-            report.local_threshold, selected = (th_re_evaluate(acc, k) if finite
-                                                else (0.0, SparseVector.empty(acc.dtype)))
-            selection = form.round(selected)
+            if not finite:
+                return SparseVector.empty(acc.dtype)
+            report.local_threshold, selected = th_re_evaluate(acc, k)
+            return selected
+
+    def _reduce_agreed(self, selected: SparseVector, k: int, call: RollCall, n: int, report: StepReport,
+                       transport: CountingTransport) -> Reduction:
+        if not call.finite:
+            report.finite = False
+            return Reduction(None, np.empty(0, np.int64), report)
+        form = self._format(selected.values.dtype)
+        selection = form.round(selected)
         with transport.phase("agree"):
-            call = self._roll_call(selection, k, finite, transport)
-            if not call.finite:
-                report.finite = False
-                return Reduction(None, np.empty(0, np.int64), report)
             t = report.step = call.step + 1
-            counts = self._regions(selection, k, t, call, report, acc.n, transport)  # lines 5-7
+            counts = self._regions(selection, k, t, call, report, n, transport)  # lines 5-7
         assert self.boundaries is not None
         rotation = owner_rotation(counts)
         region_order = (np.arange(transport.size) + rotation) % transport.size
@@ -76,7 +87,7 @@ class OkTopkAllreduce:
                                        transport)
         volume = _Volume(counts, region_order, k)
         with transport.phase("global_select"):  # lines 9-12
-            summed, sizes = self._select_globally(reduced, k, t, call.settled, acc.n, volume, transport)
+            summed, sizes = self._select_globally(reduced, k, t, call.settled, n, volume, transport)
             chosen = form.round(summed)
         update = self._balance_and_allgatherv(chosen, sizes[region_order], volume, form, report, transport)  # line 13
         sent = selection.positions_in(update)  # line 14
@@ -103,13 +114,27 @@ class OkTopkAllreduce:
         """Drops what depends on who the ranks are: threshold and boundaries; the next step re-evaluates them."""
         self.global_.value = self.boundaries = None
 
-    def _roll_call(self, selection: SparseVector, k: int, finite: bool, transport: CountingTransport) -> RollCall:
-        settled = self.boundaries is not None and self.global_.value is not None
-        if self.boundaries is not None and len(self.boundaries) != transport.size + 1:
+    def _heed_size(self, size: int) -> None:
+        if self.boundaries is not None and len(self.boundaries) != size + 1:
             self.forget()
-            settled = False
-        counts = _counts(selection, self.boundaries, transport.size)
-        return roll_call(transport, self.description, k, self.step, finite, settled, counts)
+
+    def _format(self, dtype: Any) -> Format:
+        return Format(dtype, self.value_dtype)
+
+    def _roll_call(self, selected: SparseVector, k: int, finite: bool, transport: CountingTransport) -> RollCall:
+        with transport.phase("agree"):
+            return roll_call(transport, self.description, k, self.step, finite, self._state_code(),
+                             self._counts(selected, transport.size))
+
+    def _state_code(self) -> int:
+        """For the roll call; 0 where nothing is remembered."""
+        return int(self.boundaries is not None and self.global_.value is not None)
+
+    def _counts(self, selected: SparseVector, size: int) -> NDArray[np.int64]:
+        """Elements by region, int64, shape (P,)."""
+        if self.boundaries is None:
+            return np.zeros(size, np.int64)
+        return np.diff(np.searchsorted(selected.indices, self.boundaries))
 
     def _regions(self, selection: SparseVector, k: int, t: int, call: RollCall, report: StepReport, n: int,
                  transport: CountingTransport) -> NDArray[np.int64]:
@@ -118,7 +143,7 @@ class OkTopkAllreduce:
             return call.counts
         report.repartitioned = True
         self.boundaries = space_repartition(selection.indices, n, transport)
-        return transport.allgather(_counts(selection, self.boundaries, transport.size))
+        return transport.allgather(self._counts(selection, transport.size))
 
     def _select_globally(self, reduced: SparseVector, k: int, t: int, settled: bool, n: int, volume: _Volume,
                          transport: CountingTransport) -> tuple[SparseVector, NDArray[np.int64]]:
@@ -172,13 +197,6 @@ class _Volume:
 
 def _due(t: int, interval: int) -> bool:
     return (t - 1) % interval == 0
-
-
-def _counts(selection: SparseVector, boundaries: Indices | None, size: int) -> NDArray[np.int64]:
-    """Elements by region, int64, shape (P,)."""
-    if boundaries is None:
-        return np.zeros(size, np.int64)
-    return np.diff(np.searchsorted(selection.indices, boundaries))
 
 
 def _is_balanced(counts: NDArray[np.int64], k: int) -> bool:

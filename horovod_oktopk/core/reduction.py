@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .report import StepReport
-from .sparse import Indices, SparseVector
+from .sparse import DenseVector, Indices, SparseVector
+
+EVERYTHING = slice(None)
 
 
 @dataclass(frozen=True)
 class Reduction:
     """The outcome of one step on one rank."""
 
-    update: SparseVector | None
+    update: SparseVector | DenseVector | None
     """The sparse sum, the same bits on every rank; None where some rank's gradient was not finite."""
-    contributed: Indices
-    """Indices of this rank's acc that contributed to the update."""
+    contributed: Indices | slice
+    """Indices of this rank's acc that contributed to the update; EVERYTHING where all did."""
     report: StepReport
     remainder: SparseVector | None = None
     """What rounding left over of the values sent, for this rank's residual; None where they were sent exactly."""

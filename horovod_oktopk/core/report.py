@@ -31,12 +31,15 @@ class StepReport:
     global_selected: int = 0
     local_threshold: float = 0.0
     global_threshold: float = 0.0
+    way: str = "split"
+    """How it was reduced: always "split", or with algorithm="auto" also "gather" or "dense"."""
     repartitioned: bool = False
     balanced: bool = False
     phases: dict[str, Traffic] = field(default_factory=dict)
     """Bytes, messages and seconds, by phase."""
 
-    PAYLOAD = ("split_and_reduce", "balance", "allgatherv", "reduce_tree", "broadcast_tree")
+    PAYLOAD = ("split_and_reduce", "balance", "allgatherv", "reduce_tree", "broadcast_tree",
+               "allreduce")
 
     @property
     def bytes_sent(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,10 @@ class SparseVector:
         positions = np.flatnonzero(keep)  # faster than indexing by a mask
         return self if len(positions) == len(self) else self.take(positions)
 
+    def divided(self, by: int) -> SparseVector:
+        """The vector divided by a number, in its own dtype."""
+        return SparseVector(self.indices, self.values / self.values.dtype.type(by))
+
     def minus(self, other: SparseVector) -> SparseVector:
         """The difference to a vector with the same indices."""
         return SparseVector(self.indices, self.values - other.values)
@@ -62,6 +66,25 @@ class SparseVector:
     def positions_in(self, other: SparseVector) -> Indices:
         """Positions, in this vector, of the elements whose index `other` holds too (ascending)."""
         return KERNELS.common_positions(self.indices, other.indices)
+
+
+@dataclass(frozen=True)
+class DenseVector:
+    """All n elements of a vector: what a dense step updates. values: float32 or float64, shape (n,)."""
+
+    values: Values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def split(self, boundaries: Indices) -> Iterator[SparseVector]:
+        """One part for each region, made when it is asked for; see SparseVector."""
+        for start, stop in itertools.pairwise(boundaries.tolist()):
+            yield SparseVector(np.arange(start, stop), self.values[start:stop])
+
+    def divided(self, by: int) -> DenseVector:
+        """The vector divided by a number, in its own dtype."""
+        return DenseVector(self.values / self.values.dtype.type(by))
 
 
 def concatenate(parts: Sequence[SparseVector], dtype: Any) -> SparseVector:

@@ -38,7 +38,7 @@ class TopkScheme:
         with transport.phase("select"):
             threshold, selection = self.select(acc, k) if finite else (0.0, SparseVector.empty(acc.dtype))
         with transport.phase("agree"):
-            call = roll_call(transport, self.description, k, self.step, finite, settled=True,
+            call = roll_call(transport, self.description, k, self.step, finite, state=1,
                              counts=self.counts(selection, acc.n, transport.size))
         report.step = call.step + 1
         if not call.finite:

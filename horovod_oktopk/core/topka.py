@@ -21,14 +21,13 @@ class TopkAAllreduce(TopkScheme):
     def exchange(self, selection: SparseVector, counts: NDArray[np.int64], _k: int, n: int,
                  transport: CountingTransport) -> tuple[SparseVector, Indices]:
         with transport.phase("allgatherv"):
-            parts = gather(selection, counts[:, 0], n, transport)
+            parts = gather(selection, counts[:, 0], n, Format(selection.values.dtype), transport)
         with transport.phase("sum"):
             return sum_of(parts), selection.indices
 
 
-def gather(selection: SparseVector, lengths: NDArray[np.int64], n: int, transport: CountingTransport,
-           ) -> list[SparseVector]:
+def gather(selection: SparseVector, lengths: NDArray[np.int64], n: int, form: Format,
+           transport: CountingTransport) -> list[SparseVector]:
     """Everyone's selection, by rank. lengths: of each, int64, shape (P,)."""
-    form = Format(selection.values.dtype)
     messages = transport.allgatherv(form.encode(selection, 0, n), form.sizes(lengths, np.full(len(lengths), n)))
     return [form.decode(message, int(count), 0, n) for message, count in zip(messages, lengths, strict=True)]

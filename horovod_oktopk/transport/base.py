@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 Counts = NDArray[np.int64]
+Values = NDArray[Any]
 TransportName = Literal["auto", "mpi", "horovod"]
 
 
@@ -25,8 +26,8 @@ class Transport(Protocol):
     def allgather(self, row: Counts) -> Counts:
         """Short rows (int64, same shape (m,) on every rank) of all ranks: int64, shape (P, m)."""
 
-    def allreduce(self, counts: Counts) -> Counts:
-        """The element-wise sum of int64 arrays of the same shape on every rank."""
+    def allreduce(self, values: Values) -> Values:
+        """The element-wise sum of arrays of the same shape and dtype on every rank; the same bits on all of them."""
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
                  bucket_size: int) -> Iterator[list[tuple[int, Bytes]]]:

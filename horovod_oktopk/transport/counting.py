@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from .base import Bytes, Counts, Transport
+from .base import Bytes, Counts, Transport, Values
 
 
 @dataclass
@@ -59,10 +59,10 @@ class CountingTransport:
         self._count_ring(row.nbytes, row.nbytes)
         return self.inner.allgather(row)
 
-    def allreduce(self, counts: Counts) -> Counts:
-        share = 2 * counts.nbytes * (self.size - 1) // self.size
+    def allreduce(self, values: Values) -> Values:
+        share = 2 * values.nbytes * (self.size - 1) // self.size
         self._count(share, share, 2 * (self.size - 1))
-        return self.inner.allreduce(counts)
+        return self.inner.allreduce(values)
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
                  bucket_size: int) -> Iterator[list[tuple[int, Bytes]]]:

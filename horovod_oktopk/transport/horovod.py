@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import Bytes, Counts
+from .base import Bytes, Counts, Values
 
 WORD = 4
 
@@ -44,8 +44,8 @@ class HorovodTransport:
         rows: Counts = self._collectives.allgather(row).reshape(self.size, len(row))
         return rows
 
-    def allreduce(self, counts: Counts) -> Counts:
-        return self._collectives.allreduce(counts)
+    def allreduce(self, values: Values) -> Values:
+        return self._collectives.allreduce(values)
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
                  _bucket_size: int) -> Iterator[list[tuple[int, Bytes]]]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..errors import TransportError
-from .base import Bytes, Counts, rotated_buckets
+from .base import Bytes, Counts, Values, rotated_buckets
 
 T = TypeVar("T")
 
@@ -55,8 +55,8 @@ class LocalTransport:
     def allgather(self, row: Counts) -> Counts:
         return np.stack(self._world.swap(self.rank, row.copy()))
 
-    def allreduce(self, counts: Counts) -> Counts:
-        total: Counts = np.sum(self._world.swap(self.rank, counts.copy()), axis=0)
+    def allreduce(self, values: Values) -> Values:
+        total: Values = np.sum(self._world.swap(self.rank, values.copy()), axis=0)
         return total
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],

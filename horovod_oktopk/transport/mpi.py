@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..errors import TransportError
-from .base import Bytes, Counts, rotated_buckets
+from .base import Bytes, Counts, Values, rotated_buckets
 
 TAG = 1
 
@@ -33,10 +33,10 @@ class MPITransport:
             self.comm.Allgather(np.ascontiguousarray(row), rows)
         return rows
 
-    def allreduce(self, counts: Counts) -> Counts:
-        total = np.empty_like(counts)
+    def allreduce(self, values: Values) -> Values:
+        total = np.empty_like(values)
         with _errors():
-            self.comm.Allreduce(np.ascontiguousarray(counts), total, op=MPI.SUM)
+            self.comm.Allreduce(np.ascontiguousarray(values), total, op=MPI.SUM)
         return total
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 import tensorflow as tf
 
 from ..common.layout import Layout
-from ..core.sparse import SparseVector
+from ..common.reducer import Update
 
 Array = NDArray[Any]
 
@@ -29,13 +29,13 @@ class TensorLayout(Layout):
             else:
                 yield int(offset), flat
 
-    def representable(self, update: SparseVector) -> bool:
+    def representable(self, update: Update) -> bool:
         """Whether every value is finite in the dtype of its gradient (float16 overflows early)."""
         with np.errstate(over="ignore"):
             return all(bool(np.isfinite(part.values.astype(_numpy(dtype)).astype(np.float64)).all())
                        for part, (_, _, dtype) in zip(self.parts(update), self.entries, strict=True))
 
-    def write(self, update: SparseVector | None, memory_for: Callable[[int], Array]) -> list[Array]:
+    def write(self, update: Update | None, memory_for: Callable[[int], Array]) -> list[Array]:
         """The update as dense arrays, in memory_for(index); all NaN where there is none."""
         if update is None:
             return [np.full(shape, np.nan, _numpy(dtype)) for _, shape, dtype in self.entries]

@@ -67,9 +67,14 @@ class TorchAccumulator:
         deviation, mean = torch.std_mean(self._acc, correction=0)
         return float(mean), float(deviation)
 
-    def commit(self, contributed: Indices, remainder: SparseVector | None = None) -> None:
+    def values(self) -> Values:
+        values: Values = self._acc.cpu().numpy()
+        return values
+
+    def commit(self, contributed: Indices | slice, remainder: SparseVector | None = None) -> None:
         device = self._acc.device
-        self._acc[torch.from_numpy(contributed).to(device)] = 0
+        where = contributed if isinstance(contributed, slice) else torch.from_numpy(contributed).to(device)
+        self._acc[where] = 0
         if remainder is not None:
             self._acc[torch.from_numpy(remainder.indices).to(device)] += torch.from_numpy(remainder.values).to(device)
         self.residual, self._acc = self._acc, self.residual

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..common.layout import Layout
-from ..core.sparse import SparseVector
+from ..common.reducer import Update
 from ..errors import PluginError
 
 
@@ -30,7 +30,7 @@ class TorchLayout(Layout):
     def __contains__(self, p: torch.Tensor) -> bool:
         return p in self._members
 
-    def representable(self, update: SparseVector) -> bool:
+    def representable(self, update: Update) -> bool:
         """Whether every value is finite in the dtype of its parameter (float16 overflows early)."""
         return all(bool(torch.isfinite(torch.from_numpy(part.values).to(p.dtype)).all())
                    for p, part in zip(self.parameters, self.parts(update), strict=True))
@@ -47,7 +47,7 @@ class TorchLayout(Layout):
             else:
                 yield int(offset), flat.numpy()
 
-    def write(self, update: SparseVector | None, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    def write(self, update: Update | None, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
         """The update as dense tensors, in place where a gradient is contiguous; all NaN where there is none."""
         if update is None:
             return [tensor.fill_(float("nan")) for tensor in gradients]

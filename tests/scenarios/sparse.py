@@ -7,6 +7,7 @@ import functools
 import numpy as np
 
 from horovod_oktopk import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
+from horovod_oktopk.core.auto import TRIAL, AutoAllreduce, Way
 from tests.core.simulation import simulate
 from tests.scenarios.common import (
     N,
@@ -51,7 +52,9 @@ def check_dense_is_horovods_own_allreduce(kind: Kind) -> None:
         assert np.array_equal(flat(trainer.values()), expected)
 
 
-SCHEMES = {"OkTopk": OkTopk(density=0.1, threshold_interval=3, region_interval=4), "TopkA": TopkA(density=0.1),
+SCHEMES = {"OkTopk": OkTopk(density=0.1, region_interval=4), "TopkA": TopkA(density=0.1),
+           "OkTopk, reused thresholds": OkTopk(density=0.1, selection="reuse", threshold_interval=3),
+           "OkTopk, bfloat16": OkTopk(density=0.1, value_dtype="bfloat16"),
            "TopkDSA": TopkDSA(density=0.1), "GTopk": GTopk(density=0.1),
            "naive GTopk": GTopk(density=0.1, algorithm="naive"), "GaussianK": GaussianK(density=0.1)}
 
@@ -86,6 +89,38 @@ def check_gives_the_same_bits_as_the_core_alone(kind: Kind) -> None:
         assert flat(trainer.values()).tobytes() == updates.tobytes(), name
         assert trainer.residual().tobytes() == residuals[kind.hvd.rank()].tobytes(), name
         assert_equal_everywhere(kind.hvd, trainer.values())
+
+
+def check_auto_takes_one_way_on_all_ranks_and_conserves(kind: Kind) -> None:
+    trainer = kind(OkTopk(density=0.1, algorithm="auto"), op=kind.hvd.Sum)
+    for step in range(TRIAL + 2):
+        trainer.step(gradients(step, kind.hvd.rank()))
+        assert len(set(everywhere(kind.hvd, trainer.report().way))) == 1
+        held = sum(everywhere(kind.hvd, trainer.residual()))
+        assert np.array_equal(held - flat(trainer.values()), sum(total(kind.hvd, at) for at in range(step + 1)))
+    assert_equal_everywhere(kind.hvd, trainer.values())
+
+
+def check_a_dense_step_of_auto_is_horovods(kind: Kind) -> None:
+    class Dense(AutoAllreduce):
+        way = Way.DENSE
+
+        def _begin(self, step: int) -> None:
+            self.since = step - TRIAL
+
+    class Options(OkTopk):
+        def scheme(self, description: str) -> AutoAllreduce:
+            return Dense(description)
+
+    for op in (kind.hvd.Sum, kind.hvd.Average):
+        ours, stock = kind(Options(), op=op), kind(kind.hvd.Compression.none, op=op)
+        for step in range(3):
+            for trainer in (ours, stock):
+                trainer.step(gradients(step, kind.hvd.rank()))
+        assert ours.report().way == "dense"
+        tolerance = 0 if op == kind.hvd.Sum else 1e-6  # Horovod multiplies by 1/P
+        assert np.allclose(flat(ours.values()), flat(stock.values()), rtol=tolerance, atol=0)
+        assert not ours.residual().any()
 
 
 def check_every_scheme_undoes_nan_and_conserves(kind: Kind) -> None:
