@@ -21,6 +21,7 @@ from mpi4py import MPI
 
 from horovod_oktopk import GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from horovod_oktopk.core.accumulator import NumpyAccumulator
+from horovod_oktopk.core.kernels import KERNELS
 from horovod_oktopk.core.report import StepReport
 from horovod_oktopk.core.sparse import DenseVector, SparseVector
 from horovod_oktopk.transport.counting import CountingTransport
@@ -94,7 +95,7 @@ def write(update: SparseVector | DenseVector, gradient: Vector) -> None:
         gradient[:] = update.values
     else:
         gradient.fill(0)
-        gradient[update.indices] = update.values
+        KERNELS.put(gradient, update.indices, update.values)
 
 
 def measure(reduce: Reduce, gradients: Source, n: int, warm_up: int, steps: int) -> dict[str, Any]:

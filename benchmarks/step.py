@@ -79,7 +79,7 @@ class Step:
         reduction = self.algorithm.reduce(self.acc, self.k, finite, self.transport)
         times.append(time.perf_counter())
         assert reduction.update is not None
-        self.acc.commit(reduction.contributed)
+        self.acc.commit(reduction.contributed, reduction.remainder)
         write_back(reduction.update, gradient)
         times.append(time.perf_counter())
         accumulate, reduce, write = (stop - start for start, stop in pairwise(times))
@@ -90,7 +90,7 @@ class Step:
 def write_back(update: SparseVector, gradient: Gradient) -> None:
     """The sparse update as a dense gradient."""
     gradient.fill(0)
-    gradient[update.indices] = update.values
+    sparse.KERNELS.put(gradient, update.indices, update.values)
 
 
 def measure_steps(steps: dict[str, Step], gradients: Gradients, gradient: Gradient, arguments: argparse.Namespace,

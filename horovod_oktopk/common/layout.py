@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ..core.kernels import KERNELS
 from ..core.sparse import DenseVector, SparseVector
 from ..core.wire import MAX_ELEMENTS
 from ..errors import OptionError
@@ -42,3 +45,11 @@ class Layout:
         """The update's part of each gradient; indices from the gradient's own start."""
         for offset, part in zip(self.offsets[:-1], update.split(self.offsets), strict=True):
             yield SparseVector(part.indices - offset, part.values)
+
+
+def put(out: NDArray[Any], part: SparseVector) -> None:
+    """Writes a gradient's part of the update into the gradient, flat and contiguous, in its dtype."""
+    if out.dtype == part.values.dtype:
+        KERNELS.put(out, part.indices, part.values)
+    else:
+        out[part.indices] = part.values

@@ -112,7 +112,9 @@ class NumpyAccumulator:
     def select(self, threshold: float, limit: int) -> SparseVector | None:
         candidates = self._candidates
         if self._bound is not None and candidates.count <= candidates.capacity and threshold >= self._bound:
-            found = _passing(candidates, threshold)
+            found = _collected(candidates)
+            if threshold > self._bound:
+                found = found.passing(threshold)
             return found if len(found) <= limit else None
         if self._bound is not None and limit <= candidates.capacity < candidates.count and threshold <= self._bound:
             return None
@@ -126,7 +128,7 @@ class NumpyAccumulator:
             count += room.count
             if count > limit:
                 return None
-            found.append(_passing(room, 0.0).copy())
+            found.append(_collected(room).copy())
         return concatenate(found, self.dtype)
 
     def sample(self, stride: int) -> Values:
@@ -146,7 +148,10 @@ class NumpyAccumulator:
         return self._acc
 
     def commit(self, contributed: Indices | slice, remainder: SparseVector | None = None) -> None:
-        self._acc[contributed] = 0
+        if isinstance(contributed, slice):
+            self._acc[contributed] = 0
+        else:
+            self._kernels.put(self._acc, contributed)
         if remainder is not None:
             self._acc[remainder.indices] += remainder.values
         self.residual, self._acc = self._acc, self.residual
@@ -162,7 +167,5 @@ class NumpyAccumulator:
         return np.zeros(self.n, self.dtype)
 
 
-def _passing(room: Room, threshold: float) -> SparseVector:
-    """What was collected and passes this threshold too."""
-    candidates = SparseVector(room.indices[:room.count], room.values[:room.count])
-    return candidates.compress(np.abs(candidates.values) >= candidates.values.dtype.type(threshold))
+def _collected(room: Room) -> SparseVector:
+    return SparseVector(room.indices[:room.count], room.values[:room.count])

@@ -31,7 +31,7 @@ class Room:
     indices: int64, values: dtype; both shape (capacity + SLACK,), of which the first `count` are in use.
     """
 
-    SLACK = 32
+    SLACK = 64
 
     def __init__(self, capacity: int, dtype: Any) -> None:
         self.capacity = capacity
@@ -55,6 +55,9 @@ class Kernels(Protocol):
 
     def collect(self, acc: Array, threshold: float, first: int, room: Room) -> None:
         """Collects the elements of acc that pass."""
+
+    def put(self, out: Array, indices: Integers, values: Array | None = None) -> None:
+        """out[indices] = values, or 0. Raises IndexError where an index lies outside of out."""
 
     def sum_parts(self, indices: Sequence[Integers], values: Sequence[Array]) -> tuple[Integers, Array]:
         """The sum of sparse parts, each of ascending indices; values are added to zero in the order of the parts."""
@@ -105,6 +108,9 @@ class NumpyKernels:
         room.values[room.count:stop] = chunk[found]
         room.count = stop
 
+    def put(self, out: Array, indices: Integers, values: Array | None = None) -> None:
+        out[indices] = 0 if values is None else values
+
     def sum_parts(self, indices: Sequence[Integers], values: Sequence[Array]) -> tuple[Integers, Array]:
         union = np.unique(np.concatenate(indices))
         total = np.zeros(len(union), values[0].dtype)
@@ -152,6 +158,12 @@ class NativeKernels:
 
     def collect(self, acc: Array, threshold: float, first: int, room: Room) -> None:
         room.count = _native.collect(acc, threshold, first, room.indices, room.values, room.count)
+
+    def put(self, out: Array, indices: Integers, values: Array | None = None) -> None:
+        if values is None:
+            _native.clear(out, indices)
+        else:
+            _native.put(out, indices, values)
 
     def sum_parts(self, indices: Sequence[Integers], values: Sequence[Array]) -> tuple[Integers, Array]:
         return _native.sum_parts(indices, values)

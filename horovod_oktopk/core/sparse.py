@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels import KERNELS
+from .kernels import KERNELS, Room
 
 Indices = NDArray[np.int64]
 Values = NDArray[Any]
@@ -53,6 +53,12 @@ class SparseVector:
     def divided(self, by: int) -> SparseVector:
         """The vector divided by a number, in its own dtype."""
         return SparseVector(self.indices, self.values / self.values.dtype.type(by))
+
+    def passing(self, threshold: float) -> SparseVector:
+        """The non-zero elements with magnitude >= threshold, in memory of their own."""
+        room = Room(len(self), self.values.dtype)
+        KERNELS.collect(self.values, threshold, 0, room)  # several times as fast as a mask
+        return self.take(room.indices[:room.count])
 
     def minus(self, other: SparseVector) -> SparseVector:
         """The difference to a vector with the same indices."""

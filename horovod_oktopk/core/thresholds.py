@@ -84,9 +84,9 @@ def top_k(candidates: SparseVector, k: int) -> SparseVector:
 
 def largest(candidates: SparseVector, threshold: float, k: int) -> SparseVector:
     """The top k, where their least magnitude is known."""
-    magnitudes = np.abs(candidates.values)
-    passing = np.flatnonzero(magnitudes >= threshold)
+    passing = candidates.passing(threshold)
     surplus = len(passing) - k
-    if surplus:
-        passing = np.delete(passing, np.flatnonzero(magnitudes[passing] == threshold)[-surplus:])
-    return candidates.take(passing)
+    if surplus <= 0:
+        return passing
+    equal = np.flatnonzero(np.abs(passing.values) == threshold)
+    return passing.take(np.delete(np.arange(len(passing)), equal[-surplus:]))

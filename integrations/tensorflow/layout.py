@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 import tensorflow as tf
 
-from ..common.layout import Layout
+from ..common.layout import Layout, put
 from ..common.reducer import Update
 
 Array = NDArray[Any]
@@ -42,7 +42,7 @@ class TensorLayout(Layout):
         outputs = []
         for index, part in enumerate(self.parts(update)):
             out = memory_for(index)
-            out.reshape(-1)[part.indices] = part.values
+            put(out.reshape(-1), part)
             outputs.append(out)
         return outputs
 

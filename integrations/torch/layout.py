@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..common.layout import Layout
+from ..common.layout import Layout, put
 from ..common.reducer import Update
 from ..errors import PluginError
 
@@ -55,7 +55,9 @@ class TorchLayout(Layout):
         for p, part, gradient in zip(self.parameters, self.parts(update), gradients, strict=True):
             out = (gradient.zero_() if gradient.is_contiguous()
                    else torch.zeros(p.shape, dtype=p.dtype, device=p.device))
-            if len(part):
+            if out.device.type == "cpu" and out.dtype in (torch.float32, torch.float64):
+                put(out.view(-1).numpy(), part)
+            elif len(part):
                 indices = torch.from_numpy(part.indices).to(out.device)
                 out.view(-1)[indices] = torch.from_numpy(part.values).to(out.device, out.dtype)
             outputs.append(out)

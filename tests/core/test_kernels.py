@@ -45,6 +45,15 @@ def bits(values):
     return np.where(np.isnan(values), values.dtype.type(np.nan), values).tobytes()
 
 
+@pytest.fixture(scope="module", params=[True, False], ids=["AVX-512", "no AVX-512"])
+def instructions(request):
+    """What there is on every processor is tested on one that has more, too."""
+    before = kernels._native.use_avx512(request.param)
+    yield
+    kernels._native.use_avx512(before)
+
+
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 200), st.integers(0, 7), st.sampled_from([1.0, 0.5, 1 / 3, 1e30]),
        st.booleans(), st.booleans(), st.integers(0, 40))
@@ -65,6 +74,7 @@ def test_adding_and_collecting_has_numpys_bits(dtype, seed, n, which, scale, fin
     assert found[0][:2] == (bool(np.isfinite(expected).all()), bits(expected))
 
 
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 200), st.integers(0, 7))
@@ -78,8 +88,9 @@ def test_what_is_collected_passes_and_nothing_else_does(kernel, dtype, seed, n, 
     assert room.values[:room.count].tobytes() == values[wanted].tobytes()
 
 
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
-@pytest.mark.parametrize("n", [1, 31, 32, 33, CHUNK + 40])
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 100, CHUNK + 40])
 def test_a_room_that_is_too_small_says_so(kernel, n):
     room = Room(n - 1, np.float32)
     for _ in range(2):  # the second call finds it full
@@ -111,12 +122,45 @@ def test_positions_of_what_two_vectors_share(kernel, mine, other):
     assert mine[found].tolist() == sorted({*mine.tolist()} & {*other.tolist()})
 
 
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("capacity", range(0, 200, 7))
+def test_nothing_is_written_past_the_room(kernel, capacity):
+    room = Room(capacity, np.float32)
+    whole = [np.full(len(part) + 50, 77, part.dtype) for part in (room.indices, room.values)]
+    room.indices, room.values = (part[:-50] for part in whole)
+    kernel.collect(np.ones(1000, np.float32), 1.0, 0, room)
+    assert all((part[-50:] == 77).all() for part in whole)
+    assert room.indices[:min(room.count, capacity)].tolist() == [*range(capacity)]
+
+
+@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_and_zeros_are_put_at_their_indices(kernel, dtype):
+    out, indices = np.arange(100, dtype=dtype), np.flatnonzero(np.arange(100) % 3 == 0)
+    kernel.put(out, indices, -indices.astype(dtype))
+    kernel.put(out, indices[::2].copy())
+    expected = np.where(np.arange(100) % 3 == 0, -np.arange(100), np.arange(100))
+    expected[::6] = 0
+    assert out.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
+def test_an_index_past_the_end_puts_nothing(kernel):
+    out = np.ones(5, np.float32)
+    with pytest.raises(IndexError):
+        kernel.put(out, np.array([1, 5]), np.zeros(2, np.float32))
+    assert out.tolist() == [1] * 5
+
+
 def test_lengths_that_do_not_fit_are_refused():
     kernel, three, four = NativeKernels(), np.ones(3, np.float32), np.ones(4, np.float32)
     with pytest.raises(ValueError, match="one length"):
         kernel.add_and_collect(three, four, four, 1.0, 0.0, 0, Room(9, np.float32), False)
     with pytest.raises(ValueError, match="as many indices as values"):
         kernel.sum_parts([np.arange(3)], [four])
+    with pytest.raises(ValueError, match="as many indices as values"):
+        kernel.put(four, np.arange(4), three)
     with pytest.raises(ValueError, match="as many index parts as value parts"):
         kernel.sum_parts([], [four])
     small = Room(9, np.float32)
@@ -162,7 +206,7 @@ def test_candidates_of_another_step_are_not_taken_for_this_one():
 
 def test_the_extension_is_there_and_in_use():
     assert kernels.KERNELS.name == "C++"
-    assert kernels._native.BLOCK == Room.SLACK
+    assert kernels._native.SLACK == Room.SLACK
 
 
 def test_without_the_extension_the_package_works():
