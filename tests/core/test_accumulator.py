@@ -120,3 +120,12 @@ def peaks(n, k, steps):
 def test_no_step_allocates_anything_of_size_n(density):
     n = 2_000_000
     assert max(peaks(n, round(density * n), 3)) < 1.25 * n  # bytes; n elements have 4 n
+
+
+@pytest.mark.parametrize("threshold", [1.0, 1.5, 3.5])
+def test_of_what_was_collected_only_what_passes_is_selected(threshold):
+    acc = NumpyAccumulator(100)
+    acc.expect(1.0, 100)
+    gradient = np.linspace(-3, 3, 100, dtype=np.float32)
+    acc.accumulate([(0, gradient)])
+    assert acc.select(threshold, 100).indices.tolist() == np.flatnonzero(np.abs(gradient) >= threshold).tolist()

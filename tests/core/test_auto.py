@@ -128,6 +128,16 @@ def test_with_a_newcomer_all_begin_a_new_trial_together(way, at, newcomer):
     assert_lawful(run[:TRIAL], CASE.k)
 
 
+def test_ranks_whose_trials_began_at_different_steps_begin_a_new_one():
+    """As after checkpoints of different runs: they would else go over to the next part at different steps."""
+    ranks = new_ranks(CASE.size, CASE.n, make=taking(Way.DENSE))
+    advance(ranks, CASE.gradients()[:HALF - 2], CASE.k)
+    ranks[2].scheme.since -= 1
+    run = advance(ranks, CASE.gradients(), CASE.k)
+    assert ways(run)[:TRIAL] == ["split"] * HALF + ["gather"] * HALF
+    assert_lawful(run[:TRIAL], CASE.k)
+
+
 def test_another_number_of_ranks_begins_a_new_trial():
     ranks = new_ranks(CASE.size, CASE.n, make=taking(Way.DENSE))
     advance(ranks, CASE.gradients(), CASE.k)

@@ -34,6 +34,8 @@ def test_a_share_lies_in_the_regions_that_it_comes_from():
     plan = plan_balance(np.array([8, 0, 2, 2]))
     starts, stops = plan.ranges(np.array([0, 10, 20, 30, 40]))
     assert (starts.tolist(), stops.tolist()) == ([0, 0, 0, 20], [10, 10, 30, 40])
+    starts, stops = plan_balance(np.array([4, 4, 4])).ranges(np.array([0, 10, 20, 30]))
+    assert (starts.tolist(), stops.tolist()) == ([0, 10, 20], [10, 20, 30])
 
 
 def test_equal_shares_do_not_move():

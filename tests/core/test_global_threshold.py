@@ -150,8 +150,12 @@ def test_the_two_messages_are_short(k):
     assert max(run_ranks(8, program)) <= 4 * 7 * (entries + 1 + 3 * 4 * k / 8 / entries)
 
 
-@pytest.mark.parametrize("values", [np.concatenate([NORMAL[:1000] * 100, NORMAL[1000:]]), np.full(8000, 5.0, "f4")],
-                         ids=["one rank has all", "all are equal"])
+ONE_RANK = np.concatenate([NORMAL[:1000] * 100, NORMAL[1000:]])
+MANY_EQUAL = np.where(np.arange(8000) % 8 == 0, np.float32(5), np.where(np.arange(8000) % 25 == 1, 9, NORMAL / 9))
+
+
+@pytest.mark.parametrize("values", [ONE_RANK, np.full(8000, 5.0, "f4"), MANY_EQUAL.astype("f4")],
+                         ids=["one rank has all", "all are equal", "many are equal"])
 def test_a_radix_search_takes_over_where_sketches_do_not_tell(values):
     exact = np.sort(np.abs(values))[-800]
     for _, sizes, threshold, sent in select(on_eight(values), 800, list(range(8))):
