@@ -134,7 +134,7 @@ def show(results: list[Result], point: Point, density: float, console: Console) 
 
 def plot_point(results: list[Result], point: Point, density: float, path: Path) -> None:
     """Bars of the seconds and megabytes at one point."""
-    pyplot = _pyplot()
+    pyplot = load_pyplot()
     found = at(results, point, density)
     figure, panels = pyplot.subplots(1, 2, figsize=(10, 0.5 + 0.36 * len(found)), layout="constrained", sharey=True)
     names = [r["scheme"] for r in found]
@@ -156,7 +156,7 @@ def plot_point(results: list[Result], point: Point, density: float, path: Path) 
 
 def plot_sweep(results: list[Result], arguments: argparse.Namespace, path: Path) -> None:
     """Seconds against hosts, density and rate, and bytes against hosts."""
-    pyplot = _pyplot()
+    pyplot = load_pyplot()
     base = points(arguments)[0]
     axes_of = {"hosts": [Point(p, base.rate, ()) for p in (2, 4, 8, 16)],
                "rate": [Point(base.hosts, rate, ()) for rate in ("100mbit", "1gbit", "10gbit")]}
@@ -195,7 +195,7 @@ def _value(results: list[Result], point: Point, density: float, prefix: str, key
     return float(min(found, key=lambda r: r["seconds"])[key]) if found else float("nan")
 
 
-def _pyplot() -> Any:
+def load_pyplot() -> Any:
     import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot

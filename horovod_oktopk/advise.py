@@ -12,13 +12,12 @@ import numpy as np
 from .core import cost
 from .core.accumulator import NumpyAccumulator
 from .core.thresholds import th_re_evaluate
+from .core.wire import WORD, Format
 from .errors import OptionError
 
 if TYPE_CHECKING:
     from .transport.base import Transport
 
-WORD = 4
-"""Bytes of an index or a float32 value."""
 MEASURED_ELEMENTS = 1 << 22
 """Selection is measured on at most so many elements; it takes time in proportion."""
 LARGE = 1 << 22
@@ -41,7 +40,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One scheme's step. words: those of Table 1. transfer, latency, sparsification: seconds."""
+    """One scheme's step. words: those of Table 1, with coded indices. transfer, latency, sparsification: seconds."""
 
     scheme: str
     words: float
@@ -90,13 +89,14 @@ def predict(n: int, size: int, density: float, network: Network, selection_secon
     rounds = float(np.ceil(np.log2(size))) if size > 1 else 0.0
     filled = n * (1 - (1 - k / n) ** size)
     share = (size - 1) / size
-    dsa = 2 * k * share + min(2 * filled, n) * share
+    coded = Format(np.dtype(np.float32)).size(k, n) / (2 * WORD * k)  # an element's words on the wire, to two
+    dsa = (2 * k * coded + min(2 * filled * coded, n)) * share
     table = [("dense", cost.dense_volume(n, size), 2 * rounds),
-             ("OkTopk", cost.oktopk_bound(k, size), 2 * size + 2 * rounds),
-             ("TopkA", cost.topka_volume(k, size), rounds),
+             ("OkTopk", coded * cost.oktopk_bound(k, size), 2 * size + 2 * rounds),
+             ("TopkA", coded * cost.topka_volume(k, size), rounds),
              ("TopkDSA", dsa, size + 2 * rounds),
-             ("GTopk", 4 * k * rounds, 2 * rounds),
-             ("GaussianK", cost.topka_volume(k, size), 2 * rounds)]
+             ("GTopk", coded * 4 * k * rounds, 2 * rounds),
+             ("GaussianK", coded * cost.topka_volume(k, size), 2 * rounds)]
     return [Prediction(scheme, words, network.transfer(words), network.latency * messages,
                        0.0 if scheme == "dense" else selection_seconds) for scheme, words, messages in table]
 
