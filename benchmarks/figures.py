@@ -28,6 +28,7 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from horovod_oktopk import OkTopk, TopkDSA
+from horovod_oktopk.core import wire
 from horovod_oktopk.core.accumulator import NumpyAccumulator
 from horovod_oktopk.core.balance_gather import plan_balance, ring_elements
 from horovod_oktopk.core.gaussiank import gaussian_threshold
@@ -43,6 +44,14 @@ from horovod_oktopk.transport.local import LocalTransport, run_ranks
 THRESHOLD_INTERVAL, REGION_INTERVAL = 32, 64
 """τ′ and τ of the paper, and the package's defaults."""
 WORD = 4
+
+
+def index_in_a_word(counts: NDArray[np.int64], _spans: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+    """The layout of a message's indices that the paper counts with: a word for each, and no code."""
+    return np.full_like(counts, wire.WORD_BITS), counts, np.zeros_like(counts)
+
+
+wire._index_words = index_in_a_word  # type: ignore[assignment]
 SKEWED_DENSITY, SKEWED_STEPS = 0.01, 8
 SPLITS = {"equal split": "#999999", "averaged cuts (paper)": "#dd8452", "OkTopk": "#4c72b0"}
 GATHERS = {"direct": "#999999", "always balanced": "#dd8452", "OkTopk": "#4c72b0"}

@@ -31,16 +31,18 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Of each size and scheme the seconds of each round."""
     found = []
     with tqdm(total=len(arguments.sizes) * ROUNDS * len(SCHEMES), unit="job") as progress:
+        steps = arguments.steps
         for n in arguments.sizes:
-            arguments.parameters = n
+            rounds = ROUNDS if n < arguments.few_from else 1
+            arguments.parameters, arguments.steps = n, min(steps, 10 * rounds)
             seconds: dict[str, list[float]] = {scheme: [] for scheme in SCHEMES}
-            for _ in range(ROUNDS if n < arguments.few_from else 1):
+            for _ in range(rounds):
                 for scheme in SCHEMES:
                     progress.set_postfix_str(f"n = {n:,}, {scheme}")
                     with cluster(arguments.hosts, arguments.rate) as hosts:
                         point = Point(arguments.hosts, arguments.rate, (arguments.density,))
                         seconds[scheme].append(run(hosts, point, Job((scheme,)), arguments)[0]["seconds"])
-                    progress.update(1 if n < arguments.few_from else ROUNDS)
+                    progress.update(ROUNDS // rounds)
             found += [{"n": n, "scheme": scheme, "seconds": values} for scheme, values in seconds.items()]
     return found
 
@@ -75,7 +77,7 @@ def plot(results: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
-    parser.add_argument("--few-from", type=int, default=5_000_000, help="from this size on, one round (takes long)")
+    parser.add_argument("--few-from", type=int, default=5_000_000, help="from this size on, one round of 10 steps")
     parser.add_argument("--hosts", type=int, default=8)
     parser.add_argument("--rate", default="1gbit", help="of each host's link, such as 100mbit")
     parser.add_argument("--density", type=float, default=0.01)
