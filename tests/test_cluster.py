@@ -15,7 +15,7 @@ import pytest
 
 from tests.launch import ROOT, environment
 
-CLUSTER, TRAINING = (str(ROOT / "benchmarks" / name) for name in ("cluster.py", "training.py"))
+CLUSTER, TRAINING, SIZES = (str(ROOT / "benchmarks" / name) for name in ("cluster.py", "training.py", "sizes.py"))
 
 
 def can_make_hosts() -> bool:
@@ -52,6 +52,20 @@ def test_a_small_cluster_measures_time_and_bytes(tmp_path: Path) -> None:
     assert found["ranks"] == 3
     assert found["seconds"] > 0
     assert 0.9 * found["bytes_sent"] < found["interface_bytes"] < 1.5 * found["bytes_sent"] + 20_000
+    assert (tmp_path / "out.png").stat().st_size > 0
+    assert left_behind() == []
+
+
+@needs_root
+def test_sizes_are_compared_with_dense(tmp_path: Path) -> None:
+    job = start("--hosts", "2", "--sizes", "1000", "20000", "--few-from", "1", "--steps", "2", "--json",
+                str(tmp_path / "out.json"), "--plot", str(tmp_path / "out.png"), script=SIZES)
+    output, _ = job.communicate(timeout=180)
+    assert job.returncode == 0, output
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert {(r["n"], r["scheme"]) for r in found} == {(n, scheme) for n in (1000, 20000) for scheme in
+                                                      ("Horovod dense", "OkTopk", "OkTopk, auto")}
+    assert all(len(r["seconds"]) == 1 and r["seconds"][0] > 0 for r in found)
     assert (tmp_path / "out.png").stat().st_size > 0
     assert left_behind() == []
 

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from horovod_oktopk.core.accumulator import NumpyAccumulator
+from horovod_oktopk.core.reduction import EVERYTHING
+from horovod_oktopk.core.sparse import SparseVector
 from horovod_oktopk.core.thresholds import th_re_evaluate
 from horovod_oktopk.torch.accumulator import TorchAccumulator
 
@@ -53,6 +55,26 @@ def test_what_is_not_finite_is_told_and_leaves_the_residual(device: str) -> None
         assert not accumulator.accumulate([(0, torch.tensor([0.0, poison, 0.0, 0.0], device=device))])
     assert accumulator.accumulate([(0, torch.full((4,), 3e38, device=device))])  # the sum overflows, no element does
     assert accumulator.residual.tolist() == [1.0, 1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_rounding_left_over_is_added_to_the_residual(device: str) -> None:
+    remainder = SparseVector(np.array([0, 2]), np.array([0.25, -0.5], np.float32))
+    gradient = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
+    for accumulator, piece in ((TorchAccumulator(4, np.float32, torch.device(device)),
+                                torch.from_numpy(gradient).to(device)), (NumpyAccumulator(4), gradient)):
+        accumulator.accumulate([(0, piece)])
+        assert accumulator.values().tolist() == [1.0, 2.0, 3.0, 4.0]
+        accumulator.commit(np.array([0, 3]), remainder)
+        assert accumulator.read_residual().tolist() == [0.25, 2.0, 2.5, 0.0]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_where_everything_contributed_nothing_stays(device: str) -> None:
+    accumulator = TorchAccumulator(4, np.float32, torch.device(device))
+    accumulator.accumulate([(0, torch.ones(4, device=device))])
+    accumulator.commit(EVERYTHING)
+    assert accumulator.residual.tolist() == [0.0] * 4
 
 
 @pytest.mark.parametrize("device", DEVICES)
