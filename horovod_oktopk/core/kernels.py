@@ -161,9 +161,9 @@ class NativeKernels:
 
     def put(self, out: Array, indices: Integers, values: Array | None = None) -> None:
         if values is None:
-            _native.clear(out, indices)
+            _native.clear(out, np.ascontiguousarray(indices))
         else:
-            _native.put(out, indices, values)
+            _native.put(out, np.ascontiguousarray(indices), np.ascontiguousarray(values))
 
     def sum_parts(self, indices: Sequence[Integers], values: Sequence[Array]) -> tuple[Integers, Array]:
         return _native.sum_parts(indices, values)

@@ -139,7 +139,7 @@ def test_nothing_is_written_past_the_room(kernel, capacity):
 def test_values_and_zeros_are_put_at_their_indices(kernel, dtype):
     out, indices = np.arange(100, dtype=dtype), np.flatnonzero(np.arange(100) % 3 == 0)
     kernel.put(out, indices, -indices.astype(dtype))
-    kernel.put(out, indices[::2].copy())
+    kernel.put(out, indices[::2])
     expected = np.where(np.arange(100) % 3 == 0, -np.arange(100), np.arange(100))
     expected[::6] = 0
     assert out.tolist() == expected.tolist()
