@@ -162,7 +162,8 @@ def plot_sweep(results: list[Result], arguments: argparse.Namespace, path: Path)
                "rate": [Point(base.hosts, rate, ()) for rate in ("100mbit", "1gbit", "10gbit")]}
     figure, grid = pyplot.subplots(2, 2, figsize=(10, 7), layout="constrained")
     panels = grid.ravel()
-    for name in COLORS:
+    drawn = [name for name in COLORS if name == "best dense" or any(r["scheme"] == name for r in results)]
+    for name in drawn:
         prefix = "" if name == "best dense" else name
         by_hosts = [_value(results, point, arguments.density, prefix, "seconds") for point in axes_of["hosts"]]
         by_rate = [_value(results, point, arguments.density, prefix, "seconds") for point in axes_of["rate"]]
@@ -182,7 +183,7 @@ def plot_sweep(results: list[Result], arguments: argparse.Namespace, path: Path)
     for axes in (panels[0], panels[3]):
         axes.set_xscale("log", base=2)
         axes.set_xticks([2, 4, 8, 16], ["2", "4", "8", "16"])
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(COLORS),
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=-(-len(drawn) // 2),
                   frameon=False)
     figure.suptitle(f"One allreduce, n = {results[0]['n']:,}; where not varied: density {arguments.density:.0%}, "
                     f"{in_words(base.rate)}")
