@@ -45,12 +45,16 @@ class Scheme:
     k: that number itself, instead of a density; from 1 to n.
     transport: "mpi" (mpi4py), "horovod" (Horovod's own alltoall and allgather), or "auto": MPI where
         Horovod runs on it, and Horovod's collectives elsewhere.
+    bucket_bytes: the gradients are split into groups of about so many bytes, the last ones first, and a group is
+        reduced while the backward pass still computes the next; each has a k of its own, by the density. None: one
+        group, after the backward pass.
     Raises OptionError where a value is not allowed.
     """
 
     density: float = 0.01
     k: int | None = None
     transport: TransportName = "auto"
+    bucket_bytes: int | None = None
 
     def __post_init__(self) -> None:
         _check_real("density", self.density, "in (0, 1]", lambda x: 0 < x <= 1)
@@ -58,6 +62,11 @@ class Scheme:
             _check_integer("k", self.k)
             if self.density != type(self).density:
                 raise OptionError(f"density and k exclude each other; got density={self.density!r}, k={self.k!r}")
+        if self.bucket_bytes is not None:
+            _check_integer("bucket_bytes", self.bucket_bytes)
+            if self.k is not None:
+                raise OptionError("bucket_bytes splits the gradients into groups, each with a k of its own: give a "
+                                  f"density; got k={self.k!r}, bucket_bytes={self.bucket_bytes!r}")
         if self.transport not in get_args(TransportName):
             raise OptionError(f"transport must be one of {get_args(TransportName)}; got {self.transport!r}")
 
@@ -143,6 +152,9 @@ class OkTopk(Scheme):
     threshold_guard: relative deviation from k past which a reused global threshold is replaced, in [0, 1).
     transport: "mpi" (mpi4py), "horovod" (Horovod's own alltoall and allgather), or "auto": MPI where
         Horovod runs on it, and Horovod's collectives elsewhere.
+    bucket_bytes: the gradients are split into groups of about so many bytes, the last ones first, and a group is
+        reduced while the backward pass still computes the next; each has a k of its own, by the density. None: one
+        group, after the backward pass.
     Raises OptionError where a value is not allowed.
     """
 

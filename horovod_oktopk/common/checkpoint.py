@@ -28,7 +28,7 @@ CHUNK = 1 << 28
 """Bytes in one message: MPI counts in 32 bits."""
 
 
-def save(reducers: Sequence[FlatReducer], path: PathLike, **marks: Any) -> None:
+def save(reducers: Sequence[FlatReducer[Any]], path: PathLike, **marks: Any) -> None:
     """Writes the state of all ranks' reducers; called on all ranks together.
 
     marks: plain values, to be stored beside it. The file appears whole or not at all.
@@ -51,13 +51,13 @@ def read_marks(path: PathLike) -> dict[str, Any]:
     return marks
 
 
-def load(reducer: FlatReducer, index: int, path: PathLike) -> None:
+def load(reducer: FlatReducer[Any], index: int, path: PathLike) -> None:
     """Gives every rank its share of the state of the index-th reducer in the file; called on all ranks together.
 
     Raises OptionError on every rank where the first one cannot read it, or where it is of another model.
     """
     transport = reducer.connect()
-    reducer.meet(f"{reducer.algorithm.description}\nstate: loaded from a file")  # or some would wait in vain
+    reducer.meet(f"{reducer.description}\nstate: loaded from a file")  # or some would wait in vain
     source = _Source(reducer, index, path) if transport.rank == 0 else None
     failure = _tell(transport, source and source.failure)
     if failure is not None:
@@ -73,7 +73,7 @@ def load(reducer: FlatReducer, index: int, path: PathLike) -> None:
 class _Source:
     """The file, on the rank that reads it. failure: why it cannot be; None where it can."""
 
-    def __init__(self, reducer: FlatReducer, index: int, path: PathLike) -> None:
+    def __init__(self, reducer: FlatReducer[Any], index: int, path: PathLike) -> None:
         self.failure: str | None = None
         self._layout = reducer.layout
         try:
@@ -95,7 +95,7 @@ class _Source:
         return values
 
 
-def _save_one(reducer: FlatReducer, index: int, archive: zipfile.ZipFile | None) -> list[Record]:
+def _save_one(reducer: FlatReducer[Any], index: int, archive: zipfile.ZipFile | None) -> list[Record]:
     """All ranks' plain records; their residuals go into the archive."""
     transport = reducer.connect()
     own = reducer.record()
@@ -121,7 +121,7 @@ def _tell(transport: Transport, value: Any) -> Any:
 
 
 def _move(transport: Transport, source: int, destination: int, residual: Values | None,
-          reducer: FlatReducer) -> Values | None:
+          reducer: FlatReducer[Any]) -> Values | None:
     """One rank's residual at another; all ranks take part. None elsewhere."""
     if source == destination:
         return residual

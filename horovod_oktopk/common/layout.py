@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,14 @@ class Layout:
     def describe(self) -> list[str]:
         """One line for each gradient: what must be equal on all ranks."""
         return [f"parameter {name}: shape {shape}, {dtype}" for name, shape, dtype in self.entries]
+
+    def part(self, members: Sequence[int]) -> Self:
+        """The layout of some of the gradients alone."""
+        return type(self)([self.entries[index] for index in members])
+
+    def representable(self, _update: SparseVector | DenseVector) -> bool:
+        """Whether every value is finite in the dtype of its gradient."""
+        return True
 
     def parts(self, update: SparseVector | DenseVector) -> Iterator[SparseVector]:
         """The update's part of each gradient; indices from the gradient's own start."""

@@ -1,26 +1,27 @@
-"""The reduction of one flat vector, step after step: what every integration has in common.
+"""The reduction of one model's gradients, step after step: what every integration has in common.
 
-An integration says where gradients lie (a Layout), hands them over as pieces, and writes the sparse
-update that it gets back into its framework's tensors.
+An integration says where gradients lie (a Layout), hands them over as pieces, group by group, and writes the
+sparse updates that it gets back into its framework's tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn
 
 import numpy as np
 
 from ..core.accumulator import Accumulator
 from ..core.agreement import roll_call
+from ..core.reduction import Reduction
 from ..core.report import StepReport
-from ..core.sparse import DenseVector, SparseVector
+from ..core.sparse import DenseVector, SparseVector, Values
 from ..errors import PluginError, TransportError
 from ..options import Scheme
 from ..transport.connect import Network
 from ..transport.counting import CountingTransport
-from .layout import Layout
+from .groups import Group, L, cut, load_residual, read_residual
 from .state import THIS_PROCESS, Record, record, share_of
 
 Update = SparseVector | DenseVector
@@ -28,19 +29,22 @@ Piece = tuple[int, Any]
 """(offset, flat array on the accumulator's device)."""
 
 
-class FlatReducer:
-    """Reduces one flat vector over the ranks of a network; one object on each rank.
+class FlatReducer(Generic[L]):
+    """Reduces the gradients of one layout over the ranks of a network; one object on each rank.
 
-    average: whether the sum is divided by the number of ranks.
+    A step is `reduce` for every group, in order, and then `finish`: no residual changes before all groups are
+    known to be finite on all ranks.
+
+    average: whether the sum is divided by the number of ranks. make_accumulator: for a group's layout.
     lines: what must be equal on all ranks of the gradients, "name: value"; the layout's description if not given.
+    order: the gradients in the order in which they become ready; from last to first if not given.
     Raises OptionError where the options ask for more elements than there are.
     """
 
-    def __init__(self, options: Scheme, average: bool, layout: Layout, accumulator: Accumulator, network: Network,
-                 lines: Sequence[str] | None = None) -> None:
+    def __init__(self, options: Scheme, average: bool, layout: L, make_accumulator: Callable[[L], Accumulator],
+                 network: Network, lines: Sequence[str] | None = None, order: Sequence[int] | None = None) -> None:
         self.options = options
         self.layout = layout
-        self.accumulator = accumulator
         self.network = network
         self.report: StepReport | None = None
         self.residual_scale: float | None = None
@@ -49,37 +53,68 @@ class FlatReducer:
         self._lines = layout.describe() if lines is None else lines
         self._transport: CountingTransport | None = None
         self._membership: tuple[int, int] | None = None
+        self._scale: float | None = None
+        self._reductions: list[Reduction] = []
         options.k_of(max(1, layout.n))
-        self.algorithm = options.scheme(self._description(self._lines))
+        ready = range(len(layout.entries))[::-1] if order is None else order
+        self.groups: list[Group[L]] = []
+        for members in cut(layout, ready, options.bucket_bytes):
+            part = layout.part(members)
+            self.groups.append(Group(members, part, make_accumulator(part), options.scheme("")))
+        self._describe()
 
-    def step(self, pieces: Iterable[Piece], scale: float | None = None,
-             representable: Callable[[Update], bool] = lambda _: True) -> Update | None:
-        """The update, or None where it is not finite on every rank: then no residual has changed.
+    def reduce(self, index: int, pieces: Iterable[Piece], scale: float | None = None) -> None:
+        """Reduces one group, for `finish`. All ranks take the groups in the same order, from the first.
 
-        pieces: this rank's gradient. scale: the loss scale that it holds, if any.
-        representable: whether the gradients' dtypes can hold an update.
+        pieces: this rank's gradients of the group; they may change afterwards. scale: the loss scale that they hold.
+        Where an earlier group of this step failed, or is not finite, nothing is done.
         Raises AgreementError where the ranks differ, TransportError where communication fails.
         """
-        transport = self.connect()
+        if index == 0:
+            self._reductions, self._scale = [], scale
+        elif len(self._reductions) < index or not self._reductions[-1].report.finite:
+            return
+        transport, group = self.connect(), self.groups[index]
         transport.reset()
-        if self.layout.n == 0:
-            self.meet(self.algorithm.description)
-            return SparseVector.empty(self.layout.dtype)
-        with transport.phase("accumulate"):
-            ratio = scale / self.residual_scale if scale and self.residual_scale else 1.0
-            finite = self.accumulator.accumulate(pieces, ratio)
-        reduction = self.algorithm.reduce(self.accumulator, self.options.k_of(self.layout.n), finite, transport)
-        self.report = reduction.report
-        with transport.phase("write_back"):
-            update = reduction.update
-            if update is not None and self._average:
-                update = update.divided(transport.size)
-            if update is None or not representable(update):
+        if group.layout.n == 0:
+            self.meet(group.algorithm.description)
+            report = StepReport(step=group.algorithm.step, n=0, k=0, phases=transport.phases)
+            reduction = Reduction(SparseVector.empty(group.layout.dtype), np.empty(0, np.int64), report)
+        else:
+            with transport.phase("accumulate"):
+                ratio = scale / self.residual_scale if scale and self.residual_scale else 1.0
+                finite = group.accumulator.accumulate(pieces, ratio)
+            reduction = group.algorithm.reduce(group.accumulator, self.options.k_of(group.layout.n), finite,
+                                               transport)
+        self._reductions.append(reduction)
+
+    def finish(self) -> list[Update] | None:
+        """The groups' updates; None where one is not finite on every rank: then no residual has changed."""
+        assert self._transport is not None
+        self.report = StepReport.of_groups([reduction.report for reduction in self._reductions])
+        self._transport.phases = self.report.phases
+        with self.writing():
+            updates = self._updates()
+            if updates is None:
                 self.report.finite = False
                 return None
-            self.accumulator.commit(reduction.contributed, reduction.remainder)
-            self.residual_scale = scale or self.residual_scale
-        return update
+            for group, reduction in zip(self.groups, self._reductions, strict=True):
+                if group.layout.n:
+                    group.accumulator.commit(reduction.contributed, reduction.remainder)
+            self.residual_scale = self._scale or self.residual_scale
+        return updates
+
+    def _updates(self) -> list[Update] | None:
+        assert self._transport is not None
+        updates = []
+        for group, reduction in zip(self.groups, self._reductions, strict=False):
+            update = reduction.update
+            if update is not None and self._average:
+                update = update.divided(self._transport.size)
+            if update is None or not group.layout.representable(update):
+                return None
+            updates.append(update)
+        return updates
 
     def writing(self) -> AbstractContextManager[None]:
         """What happens inside counts as the step's write-back."""
@@ -101,12 +136,17 @@ class FlatReducer:
         Raises OptionError for a density that is not allowed, and where k was given as a number.
         """
         self.options = self.options.with_density(density)
-        self.algorithm.description = self._description(self._lines)
+        self._describe()
+
+    def read_residual(self) -> Values:
+        """A copy of this rank's residual: NumPy, shape (n,), in the layout's order."""
+        return read_residual(self.groups, self.layout)
 
     def record(self) -> Record:
         """This rank's residual (a copy, NumPy) and counters, as `load` takes them."""
-        return record(*self.network.membership(), self.accumulator.read_residual(), self.residual_scale,
-                      self.algorithm.state())
+        states = [{"members": list(group.members), **group.algorithm.state()} for group in self.groups]
+        state = {"step": max(group["step"] for group in states), "groups": states}
+        return record(*self.network.membership(), self.read_residual(), self.residual_scale, state)
 
     def load(self, records: Sequence[Record]) -> None:
         """Takes this rank's share of the records that `record` gave on these or other ranks; none starts anew."""
@@ -114,12 +154,26 @@ class FlatReducer:
 
     def take(self, share: Record) -> None:
         """Takes what `share_of` has worked out for this rank."""
-        self.algorithm.forget()
-        self.algorithm.step = share["algorithm"]["step"]
-        if share["algorithm"].keys() != {"step"}:  # whole
-            self.algorithm.load_state(share["algorithm"])
+        state = share["algorithm"]
+        same = {tuple(group["members"]): group for group in state.get("groups", ())}
+        for group in self.groups:
+            group.algorithm.forget()
+            group.algorithm.step = state["step"]
+            if group.members in same:
+                group.algorithm.load_state(same[group.members])
         self.residual_scale = share["residual_scale"]
-        self.accumulator.load_residual(share["residual"])
+        load_residual(self.groups, self.layout, share["residual"])
+
+    @property
+    def description(self) -> str:
+        """What must be equal on all ranks, as the first group's roll call has it."""
+        return self.groups[0].algorithm.description
+
+    def _describe(self) -> None:
+        for number, group in enumerate(self.groups, 1):
+            names = ", ".join(name for name, *_ in group.layout.entries)
+            which = [f"group {number} of {len(self.groups)}: {names}"] if len(self.groups) > 1 else []
+            group.algorithm.description = self._description([*self._lines, *which])
 
     def _description(self, lines: Sequence[str]) -> str:
         settings = [f"{name}: {value}" for name, value in self.options.settings().items()]
@@ -131,7 +185,8 @@ class FlatReducer:
         membership = self.network.membership()
         if self._transport is None or membership != self._membership:
             if self._transport is not None:
-                self.algorithm.forget()
+                for group in self.groups:
+                    group.algorithm.forget()
             self._transport = CountingTransport(self.network.connect(self.options.transport))
             self._membership = membership
             if (self._transport.rank, self._transport.size) != membership:
@@ -142,6 +197,7 @@ class FlatReducer:
     def meet(self, description: str) -> None:
         """A roll call alone."""
         assert self._transport is not None
-        k = self.options.k_of(self.layout.n) if self.layout.n else 0
-        roll_call(self._transport, description, k, self.algorithm.step, finite=True, state=0,
+        first = self.groups[0]
+        k = self.options.k_of(first.layout.n) if first.layout.n else 0
+        roll_call(self._transport, description, k, first.algorithm.step, finite=True, state=0,
                   counts=np.zeros(self._transport.size, np.int64))

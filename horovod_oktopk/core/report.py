@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from ..transport.counting import Traffic
@@ -60,6 +60,24 @@ class StepReport:
         """(sent, received) bytes of indices and values: what the 6k(P-1)/P words bound."""
         payload: list[Traffic] = [self.phases[name] for name in self.PAYLOAD if name in self.phases]
         return sum(t.bytes_sent for t in payload), sum(t.bytes_received for t in payload)
+
+    @classmethod
+    def of_groups(cls, reports: Sequence[StepReport]) -> StepReport:
+        """One report of a step's several reductions: sums, and of thresholds the largest."""
+        if len(reports) == 1:
+            return reports[0]
+        phases: dict[str, Traffic] = {}
+        for report in reports:
+            for name, traffic in report.phases.items():
+                phases[name] = phases[name] + traffic if name in phases else traffic
+        def all_of(name: str) -> list[Any]:
+            return [getattr(report, name) for report in reports]
+
+        return cls(step=max(all_of("step")), n=sum(all_of("n")), k=sum(all_of("k")), finite=all(all_of("finite")),
+                   local_selected=sum(all_of("local_selected")), global_selected=sum(all_of("global_selected")),
+                   local_threshold=max(all_of("local_threshold")), global_threshold=max(all_of("global_threshold")),
+                   way="/".join(sorted(set(all_of("way")))), repartitioned=any(all_of("repartitioned")),
+                   balanced=any(all_of("balanced")), phases=phases)
 
     def scalars(self) -> Mapping[str, float]:
         """All figures by name, as a logger wants them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from .base import Bytes, Counts, Transport, Values
 
@@ -19,6 +19,9 @@ class Traffic:
     messages_sent: int = 0
     messages_received: int = 0
     seconds: float = 0.0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass

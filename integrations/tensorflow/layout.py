@@ -30,7 +30,7 @@ class TensorLayout(Layout):
                 yield int(offset), flat
 
     def representable(self, update: Update) -> bool:
-        """Whether every value is finite in the dtype of its gradient (float16 overflows early)."""
+        """See Layout; float16 overflows early."""
         with np.errstate(over="ignore"):
             return all(bool(np.isfinite(part.values.astype(_numpy(dtype)).astype(np.float64)).all())
                        for part, (_, _, dtype) in zip(self.parts(update), self.entries, strict=True))

@@ -41,44 +41,60 @@ class Reducer:
         self.lines = describe(variables, gradients)
         layout = TensorLayout((name_of(v), tuple(v.shape), g.dtype.name)
                               for v, g in zip(variables, gradients, strict=True) if is_dense(g))
-        self._accumulator = LendingAccumulator(layout)
-        self.flat = FlatReducer(options, op == hvd.Average, layout, self._accumulator, network(process_set),
+        self.flat = FlatReducer(options, op == hvd.Average, layout, LendingAccumulator, network(process_set),
                                 self.lines)
-        self.before_step: Callable[[FlatReducer], None] | None = None
+        self.before_step: Callable[[FlatReducer[TensorLayout]], None] | None = None
         """Called once, on all ranks, when the next step is taken."""
-        self._layout = layout
 
     def reduce(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The reduced dense gradients."""
         scale = amp.scale_of_gradients()
-        return self._call(self._step, [tf.constant(0.0) if scale is None else tf.cast(scale, tf.float32), *gradients])
+        scale = tf.constant(0.0) if scale is None else tf.cast(scale, tf.float32)
+        done: list[tf.Tensor] = []
+        for index, group in enumerate(self.flat.groups):  # one after the other, in the same order on all ranks
+            with tf.control_dependencies(done):
+                inputs = [scale, *(gradients[i] for i in group.members)]
+                done = _call(partial(self._reduce, index), inputs, [tf.int32])
+        with tf.control_dependencies(done):
+            return _call(self._finish, [], [g.dtype for g in gradients], [g.shape for g in gradients])
 
     def refuse(self, gradients: Sequence[tf.Tensor], lines: Lines, message: str) -> list[tf.Tensor]:
         """For a step that cannot be taken: it raises PluginError, on ranks that do take it AgreementError."""
         def step(*_: Array) -> list[Array]:
             self.flat.refuse(lines, message)
-        return self._call(step, [tf.constant(0.0), *gradients])
+        return _call(step, [], [g.dtype for g in gradients], [g.shape for g in gradients])
 
-    def _step(self, scale: Array, *gradients: Array) -> list[Array]:
+    def _reduce(self, index: int, scale: Array, *gradients: Array) -> list[Array]:
         if self.before_step is not None:
             action, self.before_step = self.before_step, None
             action(self.flat)
-        update = self.flat.step(self._layout.pieces(gradients), float(scale) or None, self._layout.representable)
-        with self.flat.writing():
-            return self._layout.write(update, self._accumulator.memory_for)
+        pieces = self.flat.groups[index].layout.pieces(gradients)
+        self.flat.reduce(index, pieces, float(scale) or None)
+        return [np.array(index, np.int32)]
 
-    def _call(self, step: Callable[..., list[Array]], inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Runs the step on the tensors' values, now or when the graph runs."""
-        if tf.executing_eagerly():
-            return [tf.convert_to_tensor(output) for output in step(*map(np.asarray, inputs))]
-        gradients = inputs[1:]
-        outputs = tf.numpy_function(partial(_guarded, step), inputs, [g.dtype for g in gradients],
-                                    name="HorovodAllreduce_oktopk")
-        if not gradients:  # TensorFlow gives the operation itself
-            return []
-        for output, gradient in zip(outputs, gradients, strict=True):
-            output.set_shape(gradient.shape)
-        return list(outputs)
+    def _finish(self) -> list[Array]:
+        updates = self.flat.finish()
+        outputs: dict[int, Array] = {}
+        with self.flat.writing():
+            for number, group in enumerate(self.flat.groups):
+                update = None if updates is None else updates[number]
+                assert isinstance(group.accumulator, LendingAccumulator)
+                outputs.update(zip(group.members, group.layout.write(update, group.accumulator.memory_for),
+                                   strict=True))
+        return [outputs[index] for index in sorted(outputs)]
+
+
+def _call(step: Callable[..., list[Array]], inputs: list[tf.Tensor], dtypes: list[tf.DType],
+          shapes: Sequence[tf.TensorShape] | None = None) -> list[tf.Tensor]:
+    """Runs the step on the tensors' values, now or when the graph runs."""
+    if tf.executing_eagerly():
+        return [tf.convert_to_tensor(output) for output in step(*map(np.asarray, inputs))]
+    outputs = tf.numpy_function(partial(_guarded, step), inputs, dtypes, name="HorovodAllreduce_oktopk")
+    if not dtypes:  # TensorFlow gives the operation itself
+        return []
+    for output, shape in zip(outputs, shapes or (), strict=False):
+        output.set_shape(shape)
+    return list(outputs)
 
 
 def _guarded(step: Callable[..., list[Array]], *inputs: Array) -> list[Array]:

@@ -66,7 +66,7 @@ def _wrap_step(step: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def _settle_unit(scale: float, flat: FlatReducer) -> None:
+def _settle_unit(scale: float, flat: FlatReducer[Any]) -> None:
     """The first step's residual was taken before its scaler was known."""
     if flat.residual_scale is None:
         flat.residual_scale = scale

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
 
 import torch
 
@@ -30,8 +30,12 @@ class TorchLayout(Layout):
     def __contains__(self, p: torch.Tensor) -> bool:
         return p in self._members
 
+    def part(self, members: Sequence[int]) -> Self:
+        """See Layout."""
+        return type(self)({self.entries[index][0]: self.parameters[index] for index in members})
+
     def representable(self, update: Update) -> bool:
-        """Whether every value is finite in the dtype of its parameter (float16 overflows early)."""
+        """See Layout; float16 overflows early."""
         return all(bool(torch.isfinite(torch.from_numpy(part.values).to(p.dtype)).all())
                    for p, part in zip(self.parameters, self.parts(update), strict=True))
 

@@ -1,13 +1,14 @@
-"""One optimizer's reduction: gradient tensors → one flat accumulator → one sparse update → gradient tensors.
+"""One optimizer's reduction: gradient tensors → flat accumulators → sparse updates → gradient tensors.
 
-Handles are taken in the order in which gradients become ready, which differs between ranks; nothing is
-communicated until the first of them is called, when all have been submitted. Then everything is reduced
-at once, in name order.
+Handles are taken in the order in which gradients become ready, which differs between ranks. In one group, nothing
+is communicated until the first handle is called, when all have been submitted. In several, a thread reduces each
+as soon as it and those before it are complete; what they give is written when all are done, or undone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import horovod.torch as hvd
@@ -31,13 +32,15 @@ class Reducer:
         self.options = options
         self.scaler: Any = None
         """The GradScaler that scales this optimizer's loss, once it is known."""
-        self.flat: FlatReducer | None = None
+        self.flat: FlatReducer[TorchLayout] | None = None
         """The reduction of the flat vector; None before the first step, as sparse gradients are not in it."""
         self._optimizer = optimizer
         self._excluded: set[torch.Tensor] = set()
         self._pending: dict[torch.Tensor, torch.Tensor] = {}
         self._results: dict[torch.Tensor, torch.Tensor] = {}
-        self._when_flat: Callable[[FlatReducer], None] | None = None
+        self._when_flat: Callable[[FlatReducer[TorchLayout]], None] | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._started: list[Future[None]] = []
 
     # What Horovod's optimizer calls.
 
@@ -49,6 +52,7 @@ class Reducer:
             raise PluginError(f"the gradient of '{self._optimizer._parameter_names[p]}' was sparse at the first step "
                               "and is dense now; what is sparse at first must stay so")
         self._pending[p] = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
+        self._start_what_is_complete()
         return lambda: self._result(p)
 
     def exclude(self, p: torch.Tensor) -> None:
@@ -64,7 +68,7 @@ class Reducer:
 
     def holds(self, p: torch.Tensor) -> bool:
         """Whether p has a place in the flat vector."""
-        return self.flat is not None and p in self._layout
+        return self.flat is not None and p in self.flat.layout
 
     def after_reduction(self, handle: Callable[[], Any]) -> Callable[[], Any]:
         """The handle, to be called after our reduction: it finds differences between ranks before any rank waits."""
@@ -92,7 +96,7 @@ class Reducer:
         if self.flat is not None:
             self.flat.set_density(density)
 
-    def when_flat(self, action: Callable[[FlatReducer], None]) -> None:
+    def when_flat(self, action: Callable[[FlatReducer[TorchLayout]], None]) -> None:
         """Runs the action now, or as soon as the flat vector is laid out."""
         if self.flat is not None:
             action(self.flat)
@@ -103,6 +107,8 @@ class Reducer:
         """Forgets gradients that were submitted and not reduced, as after a failed step."""
         self._pending.clear()
         self._results.clear()
+        wait(self._started)
+        self._started.clear()
 
     # The step.
 
@@ -112,29 +118,72 @@ class Reducer:
         return self._results.pop(p)
 
     def _reduce(self) -> None:
-        gradients, self._pending = self._pending, {}
         flat = self.flat or self._lay_out()
-        layout = self._layout
-        tensors = [gradients[p] for p in layout.parameters]
-        update = flat.step(layout.pieces(tensors), self._gradient_scale(flat), layout.representable)
+        gradients, self._pending = self._pending, {}
+        started, self._started = self._started, []
+        for index in range(len(started), len(flat.groups)):
+            started.append(self._start(flat, index, gradients))
+        wait(started)  # or a gradient would be given away that is still being read
+        for future in started:
+            future.result()
+        updates = flat.finish()
         with flat.writing():
-            self._results = dict(zip(layout.parameters, layout.write(update, tensors), strict=True))
+            for index, group in enumerate(flat.groups):
+                tensors = [gradients[p] for p in group.layout.parameters]
+                reduced = group.layout.write(None if updates is None else updates[index], tensors)
+                self._results.update(zip(group.layout.parameters, reduced, strict=True))
 
-    def _lay_out(self) -> FlatReducer:
+    def _start_what_is_complete(self) -> None:
+        """Hands complete groups to the thread, in their order, which is the same on all ranks."""
+        if self.flat is None or self._thread is None:
+            return
+        for index in range(len(self._started), len(self.flat.groups)):
+            if not self._pending.keys() >= set(self.flat.groups[index].layout.parameters):
+                return
+            self._started.append(self._start(self.flat, index, self._pending))
+
+    def _start(self, flat: FlatReducer[TorchLayout], index: int, gradients: dict[torch.Tensor, torch.Tensor],
+               ) -> Future[None]:
+        layout = flat.groups[index].layout
+        tensors, scale = [gradients[p] for p in layout.parameters], self._gradient_scale(flat)
+        if self._thread is None:
+            flat.reduce(index, layout.pieces(tensors), scale)
+            return _done()
+        if layout.device.type != "cuda":
+            return self._thread.submit(flat.reduce, index, layout.pieces(tensors), scale)
+        ready = torch.cuda.current_stream(layout.device).record_event()  # the thread has a stream of its own
+
+        def reduce() -> None:
+            torch.cuda.current_stream(layout.device).wait_event(ready)
+            flat.reduce(index, layout.pieces(tensors), scale)
+        return self._thread.submit(reduce)
+
+    def _lay_out(self) -> FlatReducer[TorchLayout]:
         names = self._optimizer._parameter_names
         parameters = [p for p in self._optimizer._requires_update if p not in self._excluded]
-        self._layout = TorchLayout({names[p]: p for p in sorted(parameters, key=names.__getitem__)})
-        self.flat = FlatReducer(self.options, self._optimizer.op == hvd.Average, self._layout,
-                                make_accumulator(self._layout), network(self.process_set))
+        layout = TorchLayout({names[p]: p for p in sorted(parameters, key=names.__getitem__)})
+        place = {p: index for index, p in enumerate(layout.parameters)}
+        registered = [p for group in self._optimizer.param_groups for p in group["params"]]
+        ready = [place[p] for p in reversed(registered) if p in place]  # as the backward pass goes, in most models
+        self.flat = FlatReducer(self.options, self._optimizer.op == hvd.Average, layout, make_accumulator,
+                                network(self.process_set), order=ready)
+        if len(self.flat.groups) > 1:
+            self._thread = ThreadPoolExecutor(1, "horovod_oktopk")
         if self._when_flat is not None:
             self._when_flat(self.flat)
             self._when_flat = None
         return self.flat
 
-    def _gradient_scale(self, flat: FlatReducer) -> float | None:
+    def _gradient_scale(self, flat: FlatReducer[TorchLayout]) -> float | None:
         """The loss scale of the gradients that have been submitted."""
         if self.scaler is None:
             if flat.residual_scale is None:
                 return None
             return last_scale()  # resumed: the scaler is known only once it unscales this optimizer
         return float(self.scaler.get_scale())
+
+
+def _done() -> Future[None]:
+    future: Future[None] = Future()
+    future.set_result(None)
+    return future

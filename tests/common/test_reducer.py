@@ -41,9 +41,24 @@ class ThreadNetwork:
 
 
 def make(transport: Transport, entries: Any = ENTRIES, options: OkTopk = OPTIONS, **arguments: Any) -> FlatReducer:
-    layout = Layout(entries)
-    return FlatReducer(options, False, layout, NumpyAccumulator(layout.n, layout.dtype), ThreadNetwork(transport),
-                       **arguments)
+    return FlatReducer(options, False, Layout(entries), lambda layout: NumpyAccumulator(layout.n, layout.dtype),
+                       ThreadNetwork(transport), **arguments)
+
+
+def take_step(reducer: FlatReducer, gradient: np.ndarray, scale: float | None = None) -> np.ndarray | None:
+    """All groups' updates as one dense vector; None where the step was undone."""
+    offsets = reducer.layout.offsets
+    for index, group in enumerate(reducer.groups):
+        parts = [gradient[offsets[i]:offsets[i + 1]] for i in group.members]
+        reducer.reduce(index, zip(group.layout.offsets[:-1].tolist(), parts, strict=True), scale)
+    updates = reducer.finish()
+    if updates is None:
+        return None
+    dense = np.zeros_like(gradient)
+    for group, update in zip(reducer.groups, updates, strict=True):
+        for i, part in zip(group.members, group.layout.parts(update), strict=True):
+            dense[offsets[i] + part.indices] = part.values
+    return dense
 
 
 def take_steps(reducer: FlatReducer, rank: int, steps: range) -> np.ndarray:
@@ -51,8 +66,7 @@ def take_steps(reducer: FlatReducer, rank: int, steps: range) -> np.ndarray:
     total = np.zeros(reducer.layout.n, np.float32)
     for step in steps:
         gradient = np.random.default_rng((step, rank)).standard_normal(reducer.layout.n, np.float32)
-        update = reducer.step([(0, gradient)])
-        total[update.indices] += update.values
+        total += take_step(reducer, gradient)
     return total
 
 
@@ -69,10 +83,10 @@ def test_a_file_gives_every_rank_its_state_back(size, chunk, tmp_path, monkeypat
         reducer = make(transport)
         take_steps(reducer, transport.rank, range(6))
         checkpoint.save([reducer], tmp_path / "state", epoch=3)
-        expected = take_steps(reducer, transport.rank, range(6, 12)), reducer.accumulator.read_residual()
+        expected = take_steps(reducer, transport.rank, range(6, 12)), reducer.read_residual()
         resumed = make(transport)
         checkpoint.load(resumed, 0, tmp_path / "state")
-        found = take_steps(resumed, transport.rank, range(6, 12)), resumed.accumulator.read_residual()
+        found = take_steps(resumed, transport.rank, range(6, 12)), resumed.read_residual()
         return all(a.tobytes() == b.tobytes() for a, b in zip(expected, found, strict=True)), resumed.report.step
 
     assert on_ranks(size, program) == [(True, 12)] * size
@@ -86,14 +100,14 @@ def test_another_number_of_ranks_keeps_the_sum(former, size, tmp_path):
         reducer = make(transport)
         for step in range(4):
             rng = np.random.default_rng((step, transport.rank))
-            reducer.step([(0, rng.integers(-9, 10, N).astype(np.float32))])
+            take_step(reducer, rng.integers(-9, 10, N).astype(np.float32))
         checkpoint.save([reducer], tmp_path / "state")
-        return reducer.accumulator.read_residual()
+        return reducer.read_residual()
 
     def after(transport):
         reducer = make(transport)
         checkpoint.load(reducer, 0, tmp_path / "state")
-        return reducer.accumulator.read_residual(), reducer.algorithm.step
+        return reducer.read_residual(), reducer.groups[0].algorithm.step
 
     held = on_ranks(former, before)
     with warnings.catch_warnings(record=True) as caught:
@@ -113,7 +127,7 @@ def test_several_reductions_share_a_file(tmp_path):
         fresh = [make(transport), make(transport, [("c", (40,), "float64")])]
         for index, reducer in enumerate(fresh):
             checkpoint.load(reducer, index, tmp_path / "state")
-        return all(a.accumulator.read_residual().tobytes() == b.accumulator.read_residual().tobytes()
+        return all(a.read_residual().tobytes() == b.read_residual().tobytes()
                    for a, b in zip(reducers, fresh, strict=True))
 
     assert on_ranks(2, program) == [True, True]
@@ -178,7 +192,7 @@ def test_the_file_is_plain_numpy_and_json(tmp_path):
         reducer = make(transport)
         take_steps(reducer, transport.rank, range(2))
         checkpoint.save([reducer], Path(tmp_path / "state"))
-        return reducer.accumulator.read_residual()
+        return reducer.read_residual()
 
     residuals = on_ranks(2, program)
     with zipfile.ZipFile(tmp_path / "state") as archive:
@@ -218,15 +232,19 @@ def test_no_gradient_at_all_still_meets_the_others():
             take_steps(reducer, transport.rank, range(1))
 
     on_ranks(2, program)
-    assert on_ranks(2, lambda transport: len(make(transport, []).step([]))) == [0, 0]
+    assert on_ranks(2, lambda transport: len(take_step(make(transport, []), np.empty(0)))) == [0, 0]
 
 
 def test_an_overflow_of_the_gradients_dtype_is_undone():
+    class HalfLayout(Layout):
+        def representable(self, update):
+            return bool((update.values < 65504).all())
+
     def program(transport):
-        reducer = make(transport, [("a", (8,), "float16")], OkTopk(k=2))
-        update = reducer.step([(0, np.full(8, 6e4, np.float32))],
-                              representable=lambda update: bool((update.values < 65504).all()))
-        return update, reducer.report.finite, reducer.accumulator.residual.any()
+        reducer = FlatReducer(OkTopk(k=2), False, HalfLayout([("a", (8,), "float16")]),
+                              lambda layout: NumpyAccumulator(layout.n, layout.dtype), ThreadNetwork(transport))
+        update = take_step(reducer, np.full(8, 6e4, np.float32))
+        return update, reducer.report.finite, reducer.read_residual().any()
 
     assert on_ranks(2, program) == [(None, False, False)] * 2
 
@@ -240,8 +258,7 @@ def test_the_residual_follows_the_loss_scale():
             reducer, total = make(transport, options=options), np.zeros(N, np.float32)
             for step, scale in enumerate(scales):
                 rng = np.random.default_rng((step, transport.rank))
-                update = reducer.step([(0, rng.integers(-9, 10, N).astype(np.float32) * scale)], scale)
-                total[update.indices] += update.values / scale
+                total += take_step(reducer, rng.integers(-9, 10, N).astype(np.float32) * scale, scale) / scale
             totals.append(total.tobytes())
         return totals[0] == totals[1]
 

@@ -20,9 +20,9 @@ def train(kind: Kind, compression: Any, **arguments: Any) -> np.ndarray:
     return flat(trainer.values())
 
 
-def assert_like_stock(kind: Kind, **arguments: Any) -> None:
+def assert_like_stock(kind: Kind, compression: Any = DENSE, **arguments: Any) -> None:
     """Rounding apart: stock multiplies by 1/P where we divide by P."""
-    stock, ours = train(kind, kind.hvd.Compression.none, **arguments), train(kind, DENSE, **arguments)
+    stock, ours = train(kind, kind.hvd.Compression.none, **arguments), train(kind, compression, **arguments)
     assert np.abs(stock).max() > 1
     np.testing.assert_allclose(ours, stock, rtol=1e-5, atol=1e-4)
 

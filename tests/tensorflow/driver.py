@@ -103,7 +103,7 @@ class TensorFlowTrainer:
         return step_report(self.target)
 
     def residual(self) -> np.ndarray:
-        return reducers_of(self.target)[0].flat.accumulator.read_residual()
+        return reducers_of(self.target)[0].flat.read_residual()
 
     def save(self, path: str) -> None:
         save_state(self.target, path)

@@ -63,7 +63,7 @@ def main() -> None:
         return "trained"
 
     assert train(state) == "trained", "an error was taken for success"
-    residual = reducers_of(model)[0].flat.accumulator.read_residual()
+    residual = reducers_of(model)[0].flat.read_residual()
     weight = model.get_weights()[0]
     everyone = hvd.allgather_object({"size": hvd.size(), "step": step_report(model).step,
                                      "weight": weight.tobytes().hex(), "held": float(np.abs(residual).sum())})

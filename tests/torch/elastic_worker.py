@@ -29,10 +29,10 @@ def main() -> None:
     folder = Path(sys.argv[1])
     hvd.init()
     torch.set_num_threads(1)
-    weight = torch.nn.Parameter(torch.zeros(200))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), named_parameters=[("weight", weight)],
-                                         compression=OkTopk(density=0.05, threshold_interval=3), op=hvd.Sum)
-    model = torch.nn.ParameterList([weight])
+    model = torch.nn.ParameterList([torch.zeros(120), torch.zeros(80)])
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), op=hvd.Sum,
+                                         named_parameters=model.named_parameters(),
+                                         compression=OkTopk(density=0.05, bucket_bytes=1))  # two groups
     state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)
 
     @hvd.elastic.run
@@ -47,14 +47,15 @@ def main() -> None:
                 continue
             optimizer.zero_grad()
             generator = torch.Generator().manual_seed(100 * state.step + hvd.rank())
-            (weight * torch.randint(-9, 10, (200,), generator=generator)).sum().backward()
+            (torch.cat(list(model)) * torch.randint(-9, 10, (200,), generator=generator)).sum().backward()
             optimizer.step()
             state.step += 1
             state.commit()
 
     train(state)
+    weight = torch.cat(list(model)).detach()
     mine = {"size": hvd.size(), "step": step_report(optimizer).step, "residual": residual_sum(optimizer),
-            "weight": np.asarray(weight.detach()).tobytes().hex(), "sum": float(weight.detach().double().sum())}
+            "weight": np.asarray(weight).tobytes().hex(), "sum": float(weight.double().sum())}
     everyone = hvd.allgather_object(mine)
     if hvd.rank() == 0:
         (folder / "outcome.json").write_text(json.dumps(everyone))

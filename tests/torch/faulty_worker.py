@@ -1,10 +1,12 @@
-"""One rank of a job in which the last rank goes wrong at step 3; the argument says how."""
+"""One rank of a job in which the last rank goes wrong at step 3: killed after the backward pass, or raising in it,
+when the first of two groups is on its way; the argument says which."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import time
 
 import horovod.torch as hvd
 import torch
@@ -16,17 +18,21 @@ def main() -> None:
     hvd.init()
     torch.set_num_threads(1)
     model = torch.nn.Linear(30, 30)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=OkTopk(density=0.1),
+    raising = sys.argv[1] == "raising"
+    options = OkTopk(density=0.1, bucket_bytes=1 if raising else None)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=options,
                                          named_parameters=model.named_parameters())
     for step in range(1_000_000):
         optimizer.zero_grad()
-        model(torch.randn(4, 30)).sum().backward()
+        faulty = step == 3 and hvd.rank() == hvd.size() - 1
         if step == 3:
             print(f"rank {hvd.rank()} has reached step 3", flush=True)
-        if step == 3 and hvd.rank() == hvd.size() - 1:
-            if sys.argv[1] == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise RuntimeError("this rank raises")
+        loss = model(torch.randn(4, 30)).sum()
+        if faulty and raising:
+            model.weight.register_hook(lambda _: time.sleep(1) or 1 / 0)  # the bias is on its way
+        loss.backward()
+        if faulty:
+            os.kill(os.getpid(), signal.SIGKILL)
         optimizer.step()
 
 

@@ -24,7 +24,7 @@ OPTIONS = OkTopk(density=0.1, threshold_interval=4, region_interval=5, threshold
 
 
 def residual(target: Any) -> np.ndarray:
-    return reducers_of(target)[0].flat.accumulator.read_residual()
+    return reducers_of(target)[0].flat.read_residual()
 
 
 def fresh_model() -> Any:

@@ -1,0 +1,114 @@
+"""Groups of gradients on ranks that are threads: how they are cut, and that they are undone together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod_oktopk import OkTopk, OptionError, TransportError
+from horovod_oktopk.common.groups import cut
+from horovod_oktopk.common.layout import Layout
+from tests.common.test_reducer import ENTRIES, N, make, on_ranks, take_step, take_steps
+
+GROUPED = OkTopk(density=0.1, bucket_bytes=1)
+
+
+def layout_of(*lengths: int, dtype: str = "float32") -> Layout:
+    return Layout([(f"p{index}", (length,), dtype) for index, length in enumerate(lengths)])
+
+
+@pytest.mark.parametrize(("lengths", "order", "bucket_bytes", "expected"), [
+    ([5, 5, 5], [2, 1, 0], None, [(0, 1, 2)]),
+    ([5, 5, 5], [2, 1, 0], 1, [(2,), (1,), (0,)]),
+    ([5, 5, 5], [2, 1, 0], 20, [(2,), (1,), (0,)]),
+    ([5, 5, 5], [2, 1, 0], 21, [(1, 2), (0,)]),
+    ([5, 5, 5], [1, 0, 2], 40, [(0, 1), (2,)]),
+    ([5, 5, 5], [2, 1, 0], 1000, [(0, 1, 2)]),
+    ([100, 1, 1], [2, 1, 0], 12, [(0, 1, 2)]),
+    ([0, 5, 0], [2, 1, 0], 1, [(1, 2), (0,)]),
+    ([], [], 1, [()]), ([], [], None, [()])])
+def test_a_group_is_closed_by_the_gradient_that_fills_it(lengths, order, bucket_bytes, expected):
+    assert cut(layout_of(*lengths), order, bucket_bytes) == expected
+
+
+@given(st.lists(st.integers(0, 50), max_size=12), st.integers(1, 300), st.randoms(use_true_random=False))
+def test_groups_hold_every_gradient_once_in_the_order_of_readiness(lengths, bucket_bytes, random):
+    order = random.sample(range(len(lengths)), len(lengths))
+    groups = cut(layout_of(*lengths), order, bucket_bytes)
+    assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
+    places = [sorted(order.index(member) for member in group) for group in groups]
+    assert [place for group in places for place in group] == list(range(len(lengths)))
+    assert all(4 * sum(lengths[i] for i in group) >= bucket_bytes for group in groups[:-1])
+
+
+def test_half_precision_counts_as_what_the_residual_is_kept_in():
+    assert cut(layout_of(5, 5, dtype="float16"), [1, 0], 20) == [(1,), (0,)]
+
+
+def test_k_cannot_be_given_for_groups():
+    with pytest.raises(OptionError, match="give a density; got k=3, bucket_bytes=1"):
+        OkTopk(k=3, bucket_bytes=1)
+    for wrong in (0, 1.5, True, "1"):
+        with pytest.raises(OptionError, match="bucket_bytes must be an integer of at least 1"):
+            OkTopk(bucket_bytes=wrong)
+
+
+@pytest.mark.parametrize("where", [0, N - 1])
+def test_nan_in_either_group_changes_no_residual(where):
+    def program(transport):
+        reducer = make(transport, options=GROUPED)
+        take_steps(reducer, transport.rank, range(3))
+        before, gradient = reducer.read_residual(), np.ones(N, np.float32)
+        gradient[where] = np.nan if transport.rank == 1 else 1.0
+        update = take_step(reducer, gradient)
+        same = reducer.read_residual().tobytes() == before.tobytes()
+        undone = update is None and not reducer.report.finite and same
+        return undone, take_step(reducer, np.ones(N, np.float32)) is not None
+
+    assert on_ranks(3, program) == [(True, True)] * 3
+
+
+def test_after_a_group_that_failed_the_rest_of_the_step_is_skipped(monkeypatch):
+    def program(transport):
+        reducer = make(transport, options=GROUPED)
+        take_steps(reducer, transport.rank, range(2))
+        before, reduced = reducer.read_residual(), []
+        first, second = (group.algorithm for group in reducer.groups)
+        monkeypatch.setattr(first, "reduce", lambda *_: (_ for _ in ()).throw(TransportError("cut off")))
+        monkeypatch.setattr(second, "reduce", lambda *_: reduced.append(1))
+        with pytest.raises(TransportError, match="cut off"):
+            reducer.reduce(0, [(0, np.ones(3, np.float32))])
+        reducer.reduce(1, [(0, np.ones(100, np.float32))])
+        monkeypatch.undo()
+        unchanged = reducer.read_residual().tobytes() == before.tobytes()
+        return reduced, unchanged, take_step(reducer, np.ones(N, np.float32)) is not None
+
+    assert on_ranks(1, program) == [([], True, True)]
+
+
+def test_groups_of_other_dtypes_share_one_residual():
+    entries = [*ENTRIES, ("c", (40,), "float64")]
+
+    def program(transport):
+        reducer = make(transport, entries, replace(GROUPED, bucket_bytes=100))
+        take_step(reducer, np.arange(N + 40) + 2.0**-40)
+        held = reducer.read_residual()
+        other = make(transport, entries, GROUPED)
+        other.load([reducer.record()])
+        return [group.layout.dtype.name for group in reducer.groups], held.dtype.name, \
+            other.read_residual().tobytes() == held.tobytes(), held[N + 1:].any()
+
+    assert on_ranks(1, program) == [(["float64", "float32"], "float64", True, True)]
+
+
+def test_gradients_without_elements_are_a_group_like_any():
+    def program(transport):
+        reducer = make(transport, [("empty", (0,), "float32"), *ENTRIES], GROUPED)
+        assert [group.layout.n for group in reducer.groups] == [3, 100, 0]
+        return len(take_step(reducer, np.ones(N, np.float32)))
+
+    assert on_ranks(2, program) == [N, N]

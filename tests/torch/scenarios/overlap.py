@@ -1,0 +1,152 @@
+"""Groups are reduced while the backward pass runs, whatever else PyTorch's users do."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from horovod_oktopk import AgreementError
+from horovod_oktopk.torch import OkTopk, step_report
+from horovod_oktopk.torch.registry import reducer_of
+from tests.torch.scenarios import features, mixed_precision
+from tests.torch.scenarios.common import (
+    assert_equal_everywhere,
+    backward,
+    distribute,
+    flat,
+    gradients,
+    parameters,
+    raised_everywhere,
+)
+
+ALONE = OkTopk(density=1.0, bucket_bytes=1)
+"""Every gradient is a group of its own."""
+
+
+class HoldBackward(torch.autograd.Function):
+    """The identity; its backward pass goes on when the condition holds, or after 20 s."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, condition: Any) -> torch.Tensor:
+        ctx.condition = condition
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        deadline = time.monotonic() + 20
+        while not ctx.condition() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return gradient, None
+
+
+def check_a_group_is_reduced_while_the_backward_pass_still_runs() -> None:
+    first, second = (torch.nn.Parameter(torch.ones(50)) for _ in range(2))
+    optimizer = distribute({"first": first, "second": second}, ALONE)
+    reduced = []
+    """Groups that were reduced in each step when the backward pass went on."""
+
+    def is_one_reduced() -> bool:
+        flat = reducer_of(optimizer).flat
+        reduced[-1] = 0 if flat is None else len(flat._reductions)
+        return flat is None or reduced[-1] == 1
+
+    for _ in range(3):
+        reduced.append(-1)
+        optimizer.zero_grad()
+        (HoldBackward.apply(2 * first, is_one_reduced) * second).sum().backward()
+        optimizer.step()
+    assert reduced == [0, 1, 1], "of the two groups, one is to be reduced before the backward pass has ended"
+
+
+def check_registration_order_must_agree() -> None:
+    params = parameters()
+    if hvd.rank() == hvd.size() - 1:
+        params = dict(reversed(params.items()))
+
+    def step(compression: OkTopk) -> None:
+        optimizer = distribute(params, compression)
+        backward(params, gradients(0, hvd.rank()))
+        optimizer.step()
+
+    step(OkTopk(density=0.1))  # in one group it does not matter
+    if hvd.size() > 1:
+        assert "group 1 of 4: d" in raised_everywhere(AgreementError, lambda: step(ALONE))[0]
+
+
+def check_a_step_that_failed_leaves_no_group_behind() -> None:
+    params = parameters()
+    optimizer = distribute(params, ALONE, op=hvd.Sum)
+    features.plain_step(optimizer, params, 0)
+    before = flat(params)
+    if hvd.size() > 1:
+        reducer_of(optimizer).set_density(0.5 if hvd.rank() == 0 else 1.0)
+        raised_everywhere(AgreementError, lambda: features.plain_step(optimizer, params, 1))
+        reducer_of(optimizer).set_density(1.0)
+        optimizer.load_state_dict(optimizer.state_dict())  # as after an error in an elastic job
+    assert np.array_equal(flat(params), before)
+    features.plain_step(optimizer, params, 2)
+    expected = before - sum(flat(gradients(2, rank)) for rank in range(hvd.size()))
+    assert np.array_equal(flat(params), expected)
+
+
+def check_a_backward_pass_without_a_step_is_dropped() -> None:
+    params = parameters()
+    optimizer = distribute(params, ALONE, op=hvd.Sum)
+    features.plain_step(optimizer, params, 0)
+    state, before = optimizer.state_dict(), flat(params)
+    optimizer.zero_grad()
+    backward(params, gradients(1, hvd.rank()))
+    optimizer.load_state_dict(state)
+    features.plain_step(optimizer, params, 2)
+    assert np.array_equal(flat(params), before - sum(flat(gradients(2, rank)) for rank in range(hvd.size())))
+    assert step_report(optimizer).step == 2
+
+
+def check_a_gradient_missing_on_one_rank_ends_its_group_late() -> None:
+    params = parameters()
+    optimizer = distribute(params, ALONE, op=hvd.Sum)
+    for step in range(3):
+        optimizer.zero_grad()
+        grads = gradients(step, hvd.rank())
+        if hvd.rank() == 0:
+            del grads["d"]  # of the first group
+        backward(params, grads)
+        optimizer.step()
+    others = sum(gradients(step, rank)["d"] for step in range(3) for rank in range(1, hvd.size()))
+    assert torch.equal(params["d"].detach(), -others * torch.ones(1))
+    assert_equal_everywhere(params.values())
+
+
+def check_a_loss_scale_serves_all_groups() -> None:
+    results = []
+    for scaler in (None, mixed_precision.scaler_of(4.0, interval=1)):
+        params = parameters()
+        optimizer = distribute(params, OkTopk(density=0.1, bucket_bytes=60), op=hvd.Sum)
+        for step in range(6):
+            if scaler is None:
+                features.plain_step(optimizer, params, step)
+            else:
+                mixed_precision.scaled_step(optimizer, scaler, params, gradients(step, hvd.rank()))
+        results.append(flat(params))
+    assert np.array_equal(*results)
+
+
+def check_accumulated_passes_and_sparse_gradients_in_groups() -> None:
+    embedding = torch.nn.Embedding(20, 3, sparse=True)
+    other = torch.nn.ParameterList([torch.zeros(2), torch.zeros(3)])
+    torch.nn.init.zeros_(embedding.weight)
+    model = torch.nn.ModuleDict({"embedding": embedding, "other": other})
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), compression=ALONE, op=hvd.Sum,
+                                         named_parameters=model.named_parameters(), backward_passes_per_step=2)
+    for step in range(3):
+        optimizer.zero_grad()
+        for _ in range(2):
+            (embedding(torch.tensor([step])).sum() + sum(p.sum() for p in other)).backward()
+        optimizer.step()
+    assert embedding.weight.detach()[:4, 0].tolist() == [-2.0 * hvd.size()] * 3 + [0.0]
+    assert [p.detach().tolist() for p in other] == [[-6.0 * hvd.size()] * n for n in (2, 3)]
+    assert step_report(optimizer).step == 3
