@@ -94,8 +94,7 @@ def write(update: SparseVector | DenseVector, gradient: Vector) -> None:
     if isinstance(update, DenseVector):
         gradient[:] = update.values
     else:
-        gradient.fill(0)
-        KERNELS.put(gradient, update.indices, update.values)
+        KERNELS.scatter(gradient, update.indices, update.values)
 
 
 def measure(reduce: Reduce, gradients: Source, n: int, warm_up: int, steps: int) -> dict[str, Any]:

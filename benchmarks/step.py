@@ -89,8 +89,7 @@ class Step:
 
 def write_back(update: SparseVector, gradient: Gradient) -> None:
     """The sparse update as a dense gradient."""
-    gradient.fill(0)
-    sparse.KERNELS.put(gradient, update.indices, update.values)
+    sparse.KERNELS.scatter(gradient, update.indices, update.values)
 
 
 def measure_steps(steps: dict[str, Step], gradients: Gradients, gradient: Gradient, arguments: argparse.Namespace,

@@ -55,9 +55,10 @@ class Layout:
             yield SparseVector(part.indices - offset, part.values)
 
 
-def put(out: NDArray[Any], part: SparseVector) -> None:
-    """Writes a gradient's part of the update into the gradient, flat and contiguous, in its dtype."""
+def scatter(out: NDArray[Any], part: SparseVector) -> None:
+    """Writes a gradient's part of the update over the gradient, flat and contiguous, in its dtype."""
     if out.dtype == part.values.dtype:
-        KERNELS.put(out, part.indices, part.values)
+        KERNELS.scatter(out, part.indices, part.values)
     else:
+        out.fill(0)
         out[part.indices] = part.values

@@ -151,7 +151,7 @@ class NumpyAccumulator:
         if isinstance(contributed, slice):
             self._acc[contributed] = 0
         else:
-            self._kernels.put(self._acc, contributed)
+            self._kernels.clear(self._acc, contributed)
         if remainder is not None:
             self._acc[remainder.indices] += remainder.values
         self.residual, self._acc = self._acc, self.residual

@@ -56,8 +56,14 @@ class Kernels(Protocol):
     def collect(self, acc: Array, threshold: float, first: int, room: Room) -> None:
         """Collects the elements of acc that pass."""
 
-    def put(self, out: Array, indices: Integers, values: Array | None = None) -> None:
-        """out[indices] = values, or 0. Raises IndexError where an index lies outside of out."""
+    def clear(self, out: Array, indices: Integers) -> None:
+        """out[indices] = 0. Raises IndexError where an index lies outside of out, which then is as it was."""
+
+    def scatter(self, out: Array, indices: Integers, values: Array) -> None:
+        """out = 0, but for out[indices] = values.
+
+        Raises IndexError where the indices do not ascend within out, which then is as it was.
+        """
 
     def sum_parts(self, indices: Sequence[Integers], values: Sequence[Array]) -> tuple[Integers, Array]:
         """The sum of sparse parts, each of ascending indices; values are added to zero in the order of the parts."""
@@ -108,8 +114,14 @@ class NumpyKernels:
         room.values[room.count:stop] = chunk[found]
         room.count = stop
 
-    def put(self, out: Array, indices: Integers, values: Array | None = None) -> None:
-        out[indices] = 0 if values is None else values
+    def clear(self, out: Array, indices: Integers) -> None:
+        out[indices] = 0
+
+    def scatter(self, out: Array, indices: Integers, values: Array) -> None:
+        if len(indices) and not (indices[0] >= 0 and indices[-1] < len(out) and (np.diff(indices) > 0).all()):
+            raise IndexError("the indices must ascend, and lie within the array")
+        out.fill(0)
+        out[indices] = values
 
     def sum_parts(self, indices: Sequence[Integers], values: Sequence[Array]) -> tuple[Integers, Array]:
         union = np.unique(np.concatenate(indices))
@@ -159,11 +171,11 @@ class NativeKernels:
     def collect(self, acc: Array, threshold: float, first: int, room: Room) -> None:
         room.count = _native.collect(acc, threshold, first, room.indices, room.values, room.count)
 
-    def put(self, out: Array, indices: Integers, values: Array | None = None) -> None:
-        if values is None:
-            _native.clear(out, np.ascontiguousarray(indices))
-        else:
-            _native.put(out, np.ascontiguousarray(indices), np.ascontiguousarray(values))
+    def clear(self, out: Array, indices: Integers) -> None:
+        _native.clear(out, np.ascontiguousarray(indices))
+
+    def scatter(self, out: Array, indices: Integers, values: Array) -> None:
+        _native.scatter(out, np.ascontiguousarray(indices), np.ascontiguousarray(values))
 
     def sum_parts(self, indices: Sequence[Integers], values: Sequence[Array]) -> tuple[Integers, Array]:
         return _native.sum_parts(indices, values)

@@ -41,7 +41,7 @@ namespace {
 constexpr int64_t BLOCK = 32;                 // elements that are looked at one by one only if one of them passes
 static_assert(BLOCK <= 32, "a block's passing elements are bits of 32");
 constexpr int64_t SLACK = 2 * BLOCK;          // that a full room has left: for one block, written in whole registers
-constexpr int64_t WINDOW = int64_t{1} << 14;  // indices that are summed at a time, in the cache
+constexpr int64_t WINDOW = int64_t{1} << 14;  // elements that are summed or written at a time, in the cache
 
 template <class T> struct Integer;
 template <> struct Integer<float> { using type = int32_t; };
@@ -420,8 +420,8 @@ Array<int64_t> unpack_indices(const Array<uint32_t> &words, int64_t count, int64
     return indices;
 }
 
-// out[indices] = values; without values, 0.
-template <class T> void put(Array<T> &out, const Array<int64_t> &indices, const T *value) {
+// out[indices] = 0.
+template <class T> void clear(Array<T> &out, const Array<int64_t> &indices) {
     constexpr int64_t AHEAD = 24;  // elements that are fetched while the ones before them are written
     const int64_t *index = indices.data(), count = indices.size();
     const uint64_t size = static_cast<uint64_t>(out.size());
@@ -432,17 +432,30 @@ template <class T> void put(Array<T> &out, const Array<int64_t> &indices, const 
         for (int64_t i = 0; i < count; ++i) within &= static_cast<uint64_t>(index[i]) < size;
         for (int64_t i = 0; within && i < count; ++i) {
             if (i + AHEAD < count) __builtin_prefetch(data + index[i + AHEAD], 1);
-            data[index[i]] = value ? value[i] : T(0);
+            data[index[i]] = T(0);
         }
     }
     if (!within) throw std::out_of_range("an index lies outside of the array");
 }
-template <class T> void put_values(Array<T> &out, const Array<int64_t> &indices, const Array<T> &values) {
-    if (indices.size() != values.size()) throw std::invalid_argument("as many indices as values");
-    put(out, indices, values.data());
-}
-template <class T> void clear(Array<T> &out, const Array<int64_t> &indices) {
-    put(out, indices, static_cast<const T *>(nullptr));
+
+// out = 0, but for out[indices] = values; window by window, so that values meet lines that are in the cache.
+template <class T> void scatter(Array<T> &out, const Array<int64_t> &indices, const Array<T> &values) {
+    const int64_t count = indices.size(), size = out.size();
+    if (values.size() != count) throw std::invalid_argument("as many indices as values");
+    const int64_t *index = indices.data();
+    const T *value = values.data();
+    T *data = out.mutable_data();
+    bool valid = count == 0 || (index[0] >= 0 && index[count - 1] < size);
+    {
+        py::gil_scoped_release released;
+        for (int64_t i = 1; i < count; ++i) valid &= index[i - 1] < index[i];
+        for (int64_t start = 0, next = 0; valid && start < size; start += WINDOW) {
+            const int64_t stop = std::min(start + WINDOW, size);
+            std::fill(data + start, data + stop, T(0));
+            for (; next < count && index[next] < stop; ++next) data[index[next]] = value[next];
+        }
+    }
+    if (!valid) throw std::out_of_range("the indices must ascend, and lie within the array");
 }
 
 template <class T> void define(py::module_ &module) {
@@ -452,9 +465,9 @@ template <class T> void define(py::module_ &module) {
                py::arg("stream"));
     module.def("collect", &collect<T>, py::arg("acc").noconvert(), py::arg("threshold"), py::arg("first"),
                py::arg("indices").noconvert(), py::arg("values").noconvert(), py::arg("count"));
-    module.def("put", &put_values<T>, py::arg("out").noconvert(), py::arg("indices").noconvert(),
-               py::arg("values").noconvert());
     module.def("clear", &clear<T>, py::arg("out").noconvert(), py::arg("indices").noconvert());
+    module.def("scatter", &scatter<T>, py::arg("out").noconvert(), py::arg("indices").noconvert(),
+               py::arg("values").noconvert());
     module.def("sum_parts", &sum_parts<T>, py::arg("indices").noconvert(), py::arg("values").noconvert());
 }
 

@@ -41,15 +41,14 @@ class LendingAccumulator(NumpyAccumulator):
         return super().accumulate(pieces, scale)
 
     def memory_for(self, index: int) -> Array:
-        """Zeros in the shape and dtype of the index-th gradient, for TensorFlow to take over; after a commit."""
+        """An array in the shape and dtype of the index-th gradient, for TensorFlow to take over; after a commit."""
         _, shape, dtype = self._layout.entries[index]
         wanted = np.dtype(tf.as_dtype(dtype).as_numpy_dtype)
         length = int(np.prod(shape, dtype=np.int64)) * wanted.itemsize
         if wanted == self.dtype:
             part = _aligned(self._acc.base)[self._starts[index]:][:length]
-            part.fill(0)
         else:
-            part = _aligned(np.zeros(length + ALIGNMENT, np.uint8))[:length]
+            part = _aligned(np.empty(length + ALIGNMENT, np.uint8))[:length]
         return part.view(wanted).reshape(shape)
 
     def _is_lent(self) -> bool:

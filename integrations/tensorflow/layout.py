@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 import tensorflow as tf
 
-from ..common.layout import Layout, put
+from ..common.layout import Layout, scatter
 from ..common.reducer import Update
 
 Array = NDArray[Any]
@@ -42,7 +42,7 @@ class TensorLayout(Layout):
         outputs = []
         for index, part in enumerate(self.parts(update)):
             out = memory_for(index)
-            put(out.reshape(-1), part)
+            scatter(out.reshape(-1), part)
             outputs.append(out)
         return outputs
 

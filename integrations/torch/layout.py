@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import torch
 
-from ..common.layout import Layout, put
+from ..common.layout import Layout, scatter
 from ..common.reducer import Update
 from ..errors import PluginError
 
@@ -57,12 +57,12 @@ class TorchLayout(Layout):
             return [tensor.fill_(float("nan")) for tensor in gradients]
         outputs = []
         for p, part, gradient in zip(self.parameters, self.parts(update), gradients, strict=True):
-            out = (gradient.zero_() if gradient.is_contiguous()
-                   else torch.zeros(p.shape, dtype=p.dtype, device=p.device))
+            out = (gradient if gradient.is_contiguous()
+                   else torch.empty(p.shape, dtype=p.dtype, device=p.device))
             if out.device.type == "cpu" and out.dtype in (torch.float32, torch.float64):
-                put(out.view(-1).numpy(), part)
-            elif len(part):
+                scatter(out.view(-1).numpy(), part)
+            else:
                 indices = torch.from_numpy(part.indices).to(out.device)
-                out.view(-1)[indices] = torch.from_numpy(part.values).to(out.device, out.dtype)
+                out.zero_().view(-1)[indices] = torch.from_numpy(part.values).to(out.device, out.dtype)
             outputs.append(out)
         return outputs

@@ -136,20 +136,38 @@ def test_nothing_is_written_past_the_room(kernel, capacity):
 
 @pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_values_and_zeros_are_put_at_their_indices(kernel, dtype):
-    out, indices = np.arange(100, dtype=dtype), np.flatnonzero(np.arange(100) % 3 == 0)
-    kernel.put(out, indices, -indices.astype(dtype))
-    kernel.put(out, indices[::2])
-    expected = np.where(np.arange(100) % 3 == 0, -np.arange(100), np.arange(100))
-    expected[::6] = 0
-    assert out.tolist() == expected.tolist()
+def test_zeros_are_put_at_their_indices(kernel, dtype):
+    out = np.arange(1, 101, dtype=dtype)
+    kernel.clear(out, np.arange(0, 100, 3))
+    assert out.tolist() == np.where(np.arange(100) % 3 == 0, 0, np.arange(1, 101)).tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 150), st.integers(0, 40), st.sampled_from([0.0, 0.02, 0.3, 1.0]))
+@settings(deadline=None, max_examples=60)
+def test_a_sparse_vector_is_written_over_whatever_was_there(dtype, seed, n, offset, density):
+    rng = np.random.default_rng(seed)
+    indices = np.flatnonzero(rng.random(n) < density)
+    values = nasty(rng, len(indices), dtype)
+    expected = np.zeros(n, dtype)
+    expected[indices] = values
+    for kernel in BOTH:
+        whole = np.full(n + offset + 20, 77, dtype)
+        kernel.scatter(whole[offset:offset + n], indices, values)
+        assert whole[offset:offset + n].tobytes() == expected.tobytes()
+        assert (whole[:offset] == 77).all()
+        assert (whole[offset + n:] == 77).all()
 
 
 @pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
-def test_an_index_past_the_end_puts_nothing(kernel):
+@pytest.mark.parametrize("indices", [[1, 5], [-1, 2], [2, 1], [1, 1]])
+def test_indices_that_do_not_fit_write_nothing(kernel, indices):
     out = np.ones(5, np.float32)
     with pytest.raises(IndexError):
-        kernel.put(out, np.array([1, 5]), np.zeros(2, np.float32))
+        kernel.scatter(out, np.array(indices), np.zeros(2, np.float32))
+    if max(indices) == 5:
+        with pytest.raises(IndexError):
+            kernel.clear(out, np.array(indices))
     assert out.tolist() == [1] * 5
 
 
@@ -160,7 +178,7 @@ def test_lengths_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="as many indices as values"):
         kernel.sum_parts([np.arange(3)], [four])
     with pytest.raises(ValueError, match="as many indices as values"):
-        kernel.put(four, np.arange(4), three)
+        kernel.scatter(four, np.arange(4), three)
     with pytest.raises(ValueError, match="as many index parts as value parts"):
         kernel.sum_parts([], [four])
     small = Room(9, np.float32)
