@@ -46,15 +46,16 @@ class Scheme:
     transport: "mpi" (mpi4py), "horovod" (Horovod's own alltoall and allgather), or "auto": MPI where
         Horovod runs on it, and Horovod's collectives elsewhere.
     bucket_bytes: the gradients are split into groups of about so many bytes, the last ones first, and a group is
-        reduced while the backward pass still computes the next; each has a k of its own, by the density. None: one
-        group, after the backward pass.
+        reduced while the backward pass still computes the next; each has a k of its own, by the density. "auto" (in
+        PyTorch): groups are planned over the first steps, and taken where they are faster. None: one group, after
+        the backward pass.
     Raises OptionError where a value is not allowed.
     """
 
     density: float = 0.01
     k: int | None = None
     transport: TransportName = "auto"
-    bucket_bytes: int | None = None
+    bucket_bytes: int | Literal["auto"] | None = None
 
     def __post_init__(self) -> None:
         _check_real("density", self.density, "in (0, 1]", lambda x: 0 < x <= 1)
@@ -63,7 +64,8 @@ class Scheme:
             if self.density != type(self).density:
                 raise OptionError(f"density and k exclude each other; got density={self.density!r}, k={self.k!r}")
         if self.bucket_bytes is not None:
-            _check_integer("bucket_bytes", self.bucket_bytes)
+            if self.bucket_bytes != "auto":
+                _check_integer("bucket_bytes", self.bucket_bytes, ', or "auto"')
             if self.k is not None:
                 raise OptionError("bucket_bytes splits the gradients into groups, each with a k of its own: give a "
                                   f"density; got k={self.k!r}, bucket_bytes={self.bucket_bytes!r}")
@@ -153,8 +155,9 @@ class OkTopk(Scheme):
     transport: "mpi" (mpi4py), "horovod" (Horovod's own alltoall and allgather), or "auto": MPI where
         Horovod runs on it, and Horovod's collectives elsewhere.
     bucket_bytes: the gradients are split into groups of about so many bytes, the last ones first, and a group is
-        reduced while the backward pass still computes the next; each has a k of its own, by the density. None: one
-        group, after the backward pass.
+        reduced while the backward pass still computes the next; each has a k of its own, by the density. "auto" (in
+        PyTorch): groups are planned over the first steps, and taken where they are faster. None: one group, after
+        the backward pass.
     Raises OptionError where a value is not allowed.
     """
 
@@ -244,11 +247,12 @@ class GaussianK(Scheme):
         return GaussianKAllreduce(description)
 
 
-def _check_integer(name: str, value: Any) -> None:
+def _check_integer(name: str, value: Any, otherwise: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise OptionError(f"{name} must be an integer of at least 1; got {value!r} of type {type(value).__name__}")
+        raise OptionError(f"{name} must be an integer of at least 1{otherwise}; got {value!r} of type "
+                          f"{type(value).__name__}")
     if value < 1:
-        raise OptionError(f"{name} must be an integer of at least 1; got {value!r}")
+        raise OptionError(f"{name} must be an integer of at least 1{otherwise}; got {value!r}")
 
 
 def _check_real(name: str, value: Any, allowed: str, is_allowed: Any) -> None:

@@ -31,13 +31,13 @@ class Group(Generic[L]):
     algorithm: Algorithm
 
 
-def cut(layout: Layout, order: Sequence[int], bucket_bytes: int | None) -> list[tuple[int, ...]]:
-    """The gradients of each group, in the order in which groups are reduced; one group where bucket_bytes is None.
+def cut(layout: Layout, order: Sequence[int], bucket_bytes: int | str | None) -> list[tuple[int, ...]]:
+    """The gradients of each group, in the order of their reduction; one group where bucket_bytes is no number.
 
     order: the gradients in the order in which they become ready. A group is closed by the gradient with which it
     reaches bucket_bytes; at least one group is given.
     """
-    if bucket_bytes is None:
+    if bucket_bytes is None or isinstance(bucket_bytes, str):
         return [tuple(range(len(layout.entries)))]
     lengths = np.diff(layout.offsets) * layout.dtype.itemsize
     groups: list[list[int]] = [[]]

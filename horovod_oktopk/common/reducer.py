@@ -23,6 +23,7 @@ from ..transport.connect import Network
 from ..transport.counting import CountingTransport
 from .groups import Group, L, cut, load_residual, read_residual
 from .state import THIS_PROCESS, Record, record, share_of
+from .trial import GroupTrial, Sample
 
 Update = SparseVector | DenseVector
 Piece = tuple[int, Any]
@@ -55,13 +56,12 @@ class FlatReducer(Generic[L]):
         self._membership: tuple[int, int] | None = None
         self._scale: float | None = None
         self._reductions: list[Reduction] = []
+        self._make_accumulator = make_accumulator
+        self._order = list(range(len(layout.entries)))[::-1] if order is None else list(order)
         options.k_of(max(1, layout.n))
-        ready = range(len(layout.entries))[::-1] if order is None else order
-        self.groups: list[Group[L]] = []
-        for members in cut(layout, ready, options.bucket_bytes):
-            part = layout.part(members)
-            self.groups.append(Group(members, part, make_accumulator(part), options.scheme("")))
-        self._describe()
+        self.groups = self._grouped(cut(layout, self._order, options.bucket_bytes))
+        self.trial = self._new_trial()
+        """Where bucket_bytes is "auto": it finds the best groups."""
 
     def reduce(self, index: int, pieces: Iterable[Piece], scale: float | None = None) -> None:
         """Reduces one group, for `finish`. All ranks take the groups in the same order, from the first.
@@ -116,6 +116,44 @@ class FlatReducer(Generic[L]):
             updates.append(update)
         return updates
 
+    def learn(self, sample: Sample) -> None:
+        """After a step: takes note of its times where a trial is on, and other groups where they promise more."""
+        assert self._transport is not None
+        assert self.report is not None
+        if self.trial is not None and self.report.finite:  # as all ranks know
+            groups = self.trial.learn(sample, self._transport)
+            if groups is not None:
+                self._regroup(groups)
+
+    def heed_membership(self) -> None:
+        """Before a step's first group: where elastic training has changed who the ranks are, a trial begins anew."""
+        if self._membership not in (None, self.network.membership()):
+            self._restart_trial()
+
+    def _new_trial(self) -> GroupTrial | None:
+        return GroupTrial(self.layout, self._order) if self.options.bucket_bytes == "auto" else None
+
+    def _restart_trial(self) -> None:
+        if self.trial is not None:
+            self.trial = self._new_trial()
+            self._regroup(cut(self.layout, self._order, None))
+
+    def _regroup(self, cuts: Sequence[tuple[int, ...]]) -> None:
+        """Other groups, with the same residual."""
+        if [group.members for group in self.groups] != cuts:
+            share = self.record()
+            self.groups = []  # their memory is free before the new ones need it
+            self.groups = self._grouped(cuts)
+            self._take(share)
+
+    def _grouped(self, cuts: Sequence[tuple[int, ...]]) -> list[Group[L]]:
+        groups = []
+        for members in cuts:
+            part = self.layout.part(members)
+            groups.append(Group(members, part, self._make_accumulator(part), self.options.scheme("")))
+        self._describe(groups)
+        return groups
+
     def writing(self) -> AbstractContextManager[None]:
         """What happens inside counts as the step's write-back."""
         assert self._transport is not None
@@ -135,8 +173,11 @@ class FlatReducer(Generic[L]):
 
         Raises OptionError for a density that is not allowed, and where k was given as a number.
         """
+        changed = density != self.options.density
         self.options = self.options.with_density(density)
-        self._describe()
+        self._describe(self.groups)
+        if changed:
+            self._restart_trial()
 
     def read_residual(self) -> Values:
         """A copy of this rank's residual: NumPy, shape (n,), in the layout's order."""
@@ -153,7 +194,11 @@ class FlatReducer(Generic[L]):
         self.take(share_of(records, *self.network.membership(), self.layout, process=THIS_PROCESS))
 
     def take(self, share: Record) -> None:
-        """Takes what `share_of` has worked out for this rank."""
+        """Takes what `share_of` has worked out for this rank; a trial begins anew."""
+        self._restart_trial()
+        self._take(share)
+
+    def _take(self, share: Record) -> None:
         state = share["algorithm"]
         same = {tuple(group["members"]): group for group in state.get("groups", ())}
         for group in self.groups:
@@ -169,10 +214,10 @@ class FlatReducer(Generic[L]):
         """What must be equal on all ranks, as the first group's roll call has it."""
         return self.groups[0].algorithm.description
 
-    def _describe(self) -> None:
-        for number, group in enumerate(self.groups, 1):
+    def _describe(self, groups: Sequence[Group[L]]) -> None:
+        for number, group in enumerate(groups, 1):
             names = ", ".join(name for name, *_ in group.layout.entries)
-            which = [f"group {number} of {len(self.groups)}: {names}"] if len(self.groups) > 1 else []
+            which = [f"group {number} of {len(groups)}: {names}"] if len(groups) > 1 else []
             group.algorithm.description = self._description([*self._lines, *which])
 
     def _description(self, lines: Sequence[str]) -> str:

@@ -38,6 +38,9 @@ class Reducer:
 
     def __init__(self, options: Scheme, op: Any, process_set: Any, variables: Sequence[Any], gradients: Sequence[Any],
                  ) -> None:
+        if options.bucket_bytes == "auto":
+            raise PluginError("bucket_bytes='auto' works in PyTorch only: TensorFlow's graph is made before it is "
+                              "known when gradients are ready. Give a number of bytes, such as 32_000_000")
         self.lines = describe(variables, gradients)
         layout = TensorLayout((name_of(v), tuple(v.shape), g.dtype.name)
                               for v, g in zip(variables, gradients, strict=True) if is_dense(g))

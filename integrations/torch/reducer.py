@@ -7,15 +7,18 @@ as soon as it and those before it are complete; what they give is written when a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import horovod.torch as hvd
+import numpy as np
 
 import torch
 
 from ..common.reducer import FlatReducer
+from ..common.trial import Sample
 from ..core.report import StepReport
 from ..errors import PluginError
 from ..options import Scheme
@@ -41,6 +44,8 @@ class Reducer:
         self._when_flat: Callable[[FlatReducer[TorchLayout]], None] | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._started: list[Future[None]] = []
+        self._ready: dict[torch.Tensor, float] = {}
+        """When each gradient was submitted."""
 
     # What Horovod's optimizer calls.
 
@@ -48,9 +53,12 @@ class Reducer:
         """Takes note that the gradient of p is ready; the handle gives the reduced one, in the same tensor."""
         gradient = p.grad
         assert gradient is not None
+        if self.flat is not None and not self._pending:
+            self.flat.heed_membership()
         if self.flat is not None and not self.holds(p):
             raise PluginError(f"the gradient of '{self._optimizer._parameter_names[p]}' was sparse at the first step "
                               "and is dense now; what is sparse at first must stay so")
+        self._ready[p] = time.perf_counter()
         self._pending[p] = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
         self._start_what_is_complete()
         return lambda: self._result(p)
@@ -132,10 +140,17 @@ class Reducer:
                 tensors = [gradients[p] for p in group.layout.parameters]
                 reduced = group.layout.write(None if updates is None else updates[index], tensors)
                 self._results.update(zip(group.layout.parameters, reduced, strict=True))
+        if flat.trial is not None:
+            flat.learn(self._sample(flat))
+
+    def _sample(self, flat: FlatReducer[TorchLayout]) -> Sample:
+        ready = np.array([self._ready[p] for p in flat.layout.parameters])
+        assert flat.report is not None
+        return Sample(ready - ready.min(), flat.report.seconds, time.perf_counter() - ready.min())
 
     def _start_what_is_complete(self) -> None:
         """Hands complete groups to the thread, in their order, which is the same on all ranks."""
-        if self.flat is None or self._thread is None:
+        if self.flat is None or len(self.flat.groups) == 1:
             return
         for index in range(len(self._started), len(self.flat.groups)):
             if not self._pending.keys() >= set(self.flat.groups[index].layout.parameters):
@@ -146,9 +161,10 @@ class Reducer:
                ) -> Future[None]:
         layout = flat.groups[index].layout
         tensors, scale = [gradients[p] for p in layout.parameters], self._gradient_scale(flat)
-        if self._thread is None:
+        if len(flat.groups) == 1:
             flat.reduce(index, layout.pieces(tensors), scale)
             return _done()
+        self._thread = self._thread or ThreadPoolExecutor(1, "horovod_oktopk")
         if layout.device.type != "cuda":
             return self._thread.submit(flat.reduce, index, layout.pieces(tensors), scale)
         ready = torch.cuda.current_stream(layout.device).record_event()  # the thread has a stream of its own
@@ -167,8 +183,6 @@ class Reducer:
         ready = [place[p] for p in reversed(registered) if p in place]  # as the backward pass goes, in most models
         self.flat = FlatReducer(self.options, self._optimizer.op == hvd.Average, layout, make_accumulator,
                                 network(self.process_set), order=ready)
-        if len(self.flat.groups) > 1:
-            self._thread = ThreadPoolExecutor(1, "horovod_oktopk")
         if self._when_flat is not None:
             self._when_flat(self.flat)
             self._when_flat = None

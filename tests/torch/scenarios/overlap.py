@@ -150,3 +150,20 @@ def check_accumulated_passes_and_sparse_gradients_in_groups() -> None:
     assert embedding.weight.detach()[:4, 0].tolist() == [-2.0 * hvd.size()] * 3 + [0.0]
     assert [p.detach().tolist() for p in other] == [[-6.0 * hvd.size()] * n for n in (2, 3)]
     assert step_report(optimizer).step == 3
+
+
+def check_auto_settles_on_the_same_groups_everywhere_and_conserves() -> None:
+    params = parameters()
+    optimizer = distribute(params, OkTopk(density=0.1, bucket_bytes="auto"), op=hvd.Sum)
+    tried = set()
+    for step in range(30):
+        features.plain_step(optimizer, params, step)
+        groups = [group.members for group in reducer_of(optimizer).flat.groups]
+        assert len(set(map(str, hvd.allgather_object(groups)))) == 1, f"step {step}"
+        tried.add(len(groups))
+    assert reducer_of(optimizer).flat.trial.over
+    assert {1, 2} <= tried
+    assert_equal_everywhere(params.values())
+    held = sum(hvd.allgather_object(reducer_of(optimizer).flat.read_residual()))
+    computed = sum(flat(gradients(step, rank)) for step in range(30) for rank in range(hvd.size()))
+    assert np.array_equal(held - flat(params), computed)
