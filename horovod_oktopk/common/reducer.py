@@ -210,6 +210,11 @@ class FlatReducer(Generic[L]):
         load_residual(self.groups, self.layout, share["residual"])
 
     @property
+    def has_lanes(self) -> bool:
+        """Whether the network lets several reductions run at the same time; known after the first step."""
+        return self._transport is not None and self._transport.has_lanes
+
+    @property
     def description(self) -> str:
         """What must be equal on all ranks, as the first group's roll call has it."""
         return self.groups[0].algorithm.description

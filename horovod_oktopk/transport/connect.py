@@ -27,11 +27,14 @@ class Network:
     """The ranks of one process set, as they are at present: elastic training changes them.
 
     hvd: horovod.torch or horovod.tensorflow. collectives: makes that framework's Collectives.
+    lane: over MPI, each has a communicator of its own. Reductions that may run at the same time need different lanes,
+        the same on all ranks.
     """
 
     hvd: Any
     process_set: Any
     collectives: Callable[[Any], Collectives]
+    lane: int = 0
 
     def membership(self) -> tuple[int, int]:
         """(rank, size)."""
@@ -57,7 +60,7 @@ class Network:
             raise AgreementError(f"the ranks of this reduction chose different transports, by rank: "
                                  f"{[CHOICES[code] for code in rows[:, 1]]}")
         if (rows[:, 0] >= 0).all():
-            return _mpi_transport(tuple(rows[:, 0].tolist()))
+            return _mpi_transport(tuple(rows[:, 0].tolist()), self.lane)
         if choice == "mpi":
             raise PluginError(f"transport='mpi' cannot be used: {reason or 'another rank cannot use it'}")
         if choice == "auto":
@@ -85,10 +88,10 @@ def _world_rank() -> int:
 
 
 @cache
-def _mpi_transport(world_ranks: tuple[int, ...]) -> Transport:
-    """One communicator for each set of ranks, apart from Horovod's, so that no message meets another's."""
+def _mpi_transport(world_ranks: tuple[int, ...], lane: int) -> Transport:
+    """One communicator for each set of ranks and lane, apart from Horovod's, so that no message meets another's."""
     from mpi4py import MPI
 
     from .mpi import MPITransport
     group = MPI.COMM_WORLD.group.Incl(list(world_ranks))
-    return MPITransport(MPI.COMM_WORLD.Create_group(group))
+    return MPITransport(MPI.COMM_WORLD.Create_group(group, lane))

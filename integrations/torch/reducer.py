@@ -8,6 +8,7 @@ as soon as it and those before it are complete; what they give is written when a
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -27,6 +28,9 @@ from .amp import last_scale
 from .layout import TorchLayout
 from .transport import network
 
+_grouped: weakref.WeakSet[Reducer] = weakref.WeakSet()
+"""Those that may reduce in a thread. Where there are no lanes, and several of these, none begins before its step."""
+
 
 class Reducer:
     """Reduces the gradients of one hvd.DistributedOptimizer; on every rank of its process set."""
@@ -38,6 +42,10 @@ class Reducer:
         self.flat: FlatReducer[TorchLayout] | None = None
         """The reduction of the flat vector; None before the first step, as sparse gradients are not in it."""
         self._optimizer = optimizer
+        grouped = options.bucket_bytes is not None
+        self._network = network(optimizer.process_set, own_lane=grouped)
+        if grouped:
+            _grouped.add(self)
         self._excluded: set[torch.Tensor] = set()
         self._pending: dict[torch.Tensor, torch.Tensor] = {}
         self._results: dict[torch.Tensor, torch.Tensor] = {}
@@ -150,7 +158,7 @@ class Reducer:
 
     def _start_what_is_complete(self) -> None:
         """Hands complete groups to the thread, in their order, which is the same on all ranks."""
-        if self.flat is None or len(self.flat.groups) == 1:
+        if self.flat is None or len(self.flat.groups) == 1 or not (self.flat.has_lanes or len(_grouped) == 1):
             return
         for index in range(len(self._started), len(self.flat.groups)):
             if not self._pending.keys() >= set(self.flat.groups[index].layout.parameters):
@@ -182,7 +190,7 @@ class Reducer:
         registered = [p for group in self._optimizer.param_groups for p in group["params"]]
         ready = [place[p] for p in reversed(registered) if p in place]  # as the backward pass goes, in most models
         self.flat = FlatReducer(self.options, self._optimizer.op == hvd.Average, layout, make_accumulator,
-                                network(self.process_set), order=ready)
+                                self._network, order=ready)
         if self._when_flat is not None:
             self._when_flat(self.flat)
             self._when_flat = None

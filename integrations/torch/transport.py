@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import horovod.torch as hvd
@@ -12,10 +15,15 @@ import torch
 from ..transport.connect import Network
 from ..transport.horovod import Collectives
 
+_lanes: defaultdict[int, Iterator[int]] = defaultdict(lambda: itertools.count(1))
 
-def network(process_set: Any) -> Network:
-    """The ranks of a process set."""
-    return Network(hvd, process_set, TorchCollectives)
+
+def network(process_set: Any, own_lane: bool) -> Network:
+    """The ranks of a process set; all of them make the same ones in the same order.
+
+    own_lane: whether the reduction runs at the same time as others may.
+    """
+    return Network(hvd, process_set, TorchCollectives, next(_lanes[process_set.process_set_id]) if own_lane else 0)
 
 
 class TorchCollectives:
