@@ -42,7 +42,12 @@ class Layout:
         return [f"parameter {name}: shape {shape}, {dtype}" for name, shape, dtype in self.entries]
 
     def part(self, members: Sequence[int]) -> Self:
-        """The layout of some of the gradients alone."""
+        """The layout of some of the gradients alone; it keeps the dtype of all, so that residuals can move."""
+        part = self._of(members)
+        part.dtype = self.dtype
+        return part
+
+    def _of(self, members: Sequence[int]) -> Self:
         return type(self)([self.entries[index] for index in members])
 
     def representable(self, _update: SparseVector | DenseVector) -> bool:

@@ -7,6 +7,7 @@ before the group ahead of it is through. So merging two groups saves α, and mak
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from .groups import Cuts
 from .layout import Layout
 
 if TYPE_CHECKING:
@@ -21,11 +23,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("horovod_oktopk")
 
-Cuts = list[tuple[int, ...]]
 Seconds = NDArray[np.float64]
 
 SETTLING, SAMPLES = 3, 5
 """Steps with new groups before they are timed, and steps that are."""
+ROUNDS = 5
+"""Rounds of messages that a reduction takes at least."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +85,16 @@ class GroupTrial:
             return self._groups_of(sorted({int(middle), len(self._order)}))
         if len(self._candidates) > 2:
             return None
-        one, two = self._slowest([[s.reducing for s in samples] for samples in self._samples], transport)
-        latency = max(two - one, 0.0)
-        ready = self._slowest(np.array([s.ready for s in self._samples[0]]).T[self._order].tolist(), transport)
+        first, second = self._samples
+        # A rank's reductions hold its waiting for others; the last to come waits for nobody.
+        one, two = self._medians([[s.reducing for s in first], [s.reducing for s in second]], transport).min(axis=0)
+        latency = max(two - one, ROUNDS * _seconds_of_a_round(transport))
         per_element = max(one - latency, 0.0) / max(1, self._lengths.sum())
+        ready = self._medians(np.array([s.ready for s in first]).T[self._order].tolist(), transport).max(axis=0)
         return self._groups_of(plan(ready, self._lengths, latency, per_element))
 
     def _fastest(self, transport: Transport) -> Cuts:
-        seconds = self._slowest([[s.whole for s in samples] for samples in self._samples], transport)
+        seconds = self._medians([[s.whole for s in samples] for samples in self._samples], transport).max(axis=0)
         chosen = self._candidates[int(np.argmin(seconds))]
         if transport.rank == 0:
             logger.info("bucket_bytes='auto' takes %d group(s) of gradients; tried: %s", len(chosen), ", ".join(
@@ -97,17 +102,27 @@ class GroupTrial:
         return chosen
 
     @staticmethod
-    def _slowest(samples: Sequence[Sequence[float]], transport: Transport) -> Seconds:
-        """The medians of what was timed, of the slowest rank: float64, shape (number of samples,)."""
+    def _medians(samples: Sequence[Sequence[float]], transport: Transport) -> Seconds:
+        """All ranks' medians of what was timed: float64, shape (P, number of samples)."""
         mine = np.array([np.median(each[SETTLING:]) for each in samples])
-        rows = transport.allgather((1e9 * np.minimum(mine, 1e6)).astype(np.int64))
-        slowest: Seconds = rows.max(axis=0) / 1e9
-        return slowest
+        seconds: Seconds = transport.allgather((1e9 * np.minimum(mine, 1e6)).astype(np.int64)) / 1e9
+        return seconds
 
     def _groups_of(self, ends: Sequence[int]) -> Cuts:
         """Groups that end at these places of the order."""
         starts = [0, *ends[:-1]]
         return [tuple(sorted(self._order[start:end])) for start, end in zip(starts, ends, strict=True)]
+
+
+def _seconds_of_a_round(transport: Transport) -> float:
+    """The shortest time of any rank for a short message to all, equal on all ranks."""
+    seconds = []
+    for _ in range(SETTLING + SAMPLES):
+        start = time.perf_counter()
+        transport.allgather(np.zeros(1, np.int64))
+        seconds.append(time.perf_counter() - start)
+    shortest = transport.allgather(np.array([1e9 * np.median(seconds)], np.int64))
+    return float(shortest.min()) / 1e9
 
 
 def plan(ready: Seconds, lengths: NDArray[np.int64], latency: float, per_element: float) -> list[int]:

@@ -22,8 +22,6 @@ class Transport(Protocol):
 
     rank: int
     size: int
-    has_lanes: bool
-    """Whether reductions in different lanes can run at the same time, in an order that differs between ranks."""
 
     def allgather(self, row: Counts) -> Counts:
         """Short rows (int64, same shape (m,) on every rank) of all ranks: int64, shape (P, m)."""

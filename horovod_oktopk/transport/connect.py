@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 import os
@@ -26,50 +27,68 @@ CHOICES: tuple[TransportName, ...] = ("auto", "mpi", "horovod")
 class Network:
     """The ranks of one process set, as they are at present: elastic training changes them.
 
-    hvd: horovod.torch or horovod.tensorflow. collectives: makes that framework's Collectives.
-    lane: over MPI, each has a communicator of its own. Reductions that may run at the same time need different lanes,
-        the same on all ranks.
+    hvd: horovod.torch or horovod.tensorflow. collectives: makes that framework's Collectives, for a process set and a
+        lane.
+    lane: sets apart the messages of reductions that may run at the same time, in an order that differs between ranks:
+        a number of its own for each, in the order in which the ranks make them; 0 for all that do not.
     """
 
     hvd: Any
     process_set: Any
-    collectives: Callable[[Any], Collectives]
+    collectives: Callable[[Any, int], Collectives]
     lane: int = 0
 
-    def membership(self) -> tuple[int, int]:
-        """(rank, size)."""
-        return int(self.process_set.rank()), int(self.process_set.size())
+    def membership(self) -> tuple[int, int, int]:
+        """(rank, size, how often elastic training has begun anew in this process)."""
+        return int(self.process_set.rank()), int(self.process_set.size()), _resets
 
     def connect(self, choice: TransportName) -> Transport:
-        """The transport of this rank; called on all ranks of the process set together.
+        """The transport of this rank; called on all ranks of the process set together, by one reduction at a time.
 
         Raises PluginError where MPI is asked for and cannot be used, AgreementError where the ranks' choices differ.
         """
         if self.process_set.size() == 1:
             return LocalTransport(LocalWorld(1), 0)
-        fallback = HorovodTransport(self.collectives(self.process_set))
-        if not self.hvd.mpi_enabled():
-            if choice == "mpi":
-                raise PluginError("transport='mpi' needs a Horovod that runs on MPI: start the job with "
-                                  "`horovodrun --mpi`, or use transport='horovod' or 'auto'")
-            return fallback
         reason = _why_not_mpi(self.hvd)
-        mine = [-1 if reason or choice == "horovod" else _world_rank(), CHOICES.index(choice)]
-        rows = fallback.allgather(np.array(mine, np.int64))
+        mine = [-1 if reason or choice == "horovod" else _world_rank(), CHOICES.index(choice), self.lane]
+        rows = HorovodTransport(self.collectives(self.process_set, 0)).allgather(np.array(mine, np.int64))
         if (rows[:, 1] != rows[0, 1]).any():
             raise AgreementError(f"the ranks of this reduction chose different transports, by rank: "
                                  f"{[CHOICES[code] for code in rows[:, 1]]}")
+        lane = int(rows[:, 2].max())  # a rank may have made more of them
         if (rows[:, 0] >= 0).all():
-            return _mpi_transport(tuple(rows[:, 0].tolist()), self.lane)
+            return _mpi_transport(tuple(rows[:, 0].tolist()), lane)
         if choice == "mpi":
             raise PluginError(f"transport='mpi' cannot be used: {reason or 'another rank cannot use it'}")
-        if choice == "auto":
+        if choice == "auto" and self.hvd.mpi_enabled():
             logger.warning("using Horovod's collectives, not MPI: %s", reason or "another rank cannot use mpi4py")
-        return fallback
+        return HorovodTransport(self.collectives(self.process_set, lane))
+
+
+_resets = 0
+
+
+def count_resets(state: Any) -> None:
+    """Wraps the `on_reset` of horovod.common.elastic.State; once. Ranks may change while this one's number stays."""
+    if hasattr(state.on_reset, "_oktopk_installed"):
+        return
+    on_reset = state.on_reset
+
+    @functools.wraps(on_reset)
+    def wrapped(self: Any) -> None:
+        global _resets
+        _resets += 1
+        on_reset(self)
+
+    wrapped._oktopk_installed = True  # type: ignore[attr-defined]
+    state.on_reset = wrapped
 
 
 def _why_not_mpi(hvd: Any) -> str | None:
-    """Why mpi4py cannot be used beside a Horovod that runs on MPI; None where it can."""
+    """Why MPI cannot be used; None where it can."""
+    if not hvd.mpi_enabled():
+        return ("Horovod does not run on MPI: start the job with `horovodrun --mpi`, or use transport='horovod' or "
+                "'auto'")
     if os.environ.get("HOROVOD_MPI_THREADS_DISABLE") == "1" or not hvd.mpi_threads_supported():
         return "MPI runs without MPI_THREAD_MULTIPLE (see HOROVOD_MPI_THREADS_DISABLE)"
     if importlib.util.find_spec("mpi4py") is None:

@@ -37,7 +37,6 @@ class CountingTransport:
     def __post_init__(self) -> None:
         self.rank = self.inner.rank
         self.size = self.inner.size
-        self.has_lanes = self.inner.has_lanes
 
     def reset(self) -> None:
         """Starts a new count."""

@@ -35,8 +35,6 @@ class Collectives(Protocol):
 class HorovodTransport:
     """Collectives as a Transport. Messages travel as words of 4 bytes."""
 
-    has_lanes = False
-
     def __init__(self, collectives: Collectives) -> None:
         self.rank = collectives.rank
         self.size = collectives.size

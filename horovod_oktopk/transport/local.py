@@ -47,8 +47,6 @@ class LocalWorld:
 class LocalTransport:
     """One rank's end of a LocalWorld."""
 
-    has_lanes = True
-
     def __init__(self, world: LocalWorld, rank: int) -> None:
         self.rank = rank
         self.size = world.size

@@ -22,8 +22,6 @@ class MPITransport:
     comm: an mpi4py communicator. Its error handler is set to raise, as mpi4py's default is.
     """
 
-    has_lanes = True
-
     def __init__(self, comm: Any) -> None:
         self.comm = comm
         self.rank = int(comm.Get_rank())

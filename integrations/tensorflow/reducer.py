@@ -1,7 +1,7 @@
-"""One reduction: gradient tensors → one flat accumulator → one sparse update → gradient tensors.
+"""One reduction: gradient tensors → flat accumulators → sparse updates → gradient tensors.
 
-All dense gradients of a step go through one tf.numpy_function, so that each rank communicates in one
-place and in one order, whatever TensorFlow runs side by side.
+The dense gradients of each group go through one tf.numpy_function, one group after the other, so that each rank
+communicates in one place and in one order, whatever TensorFlow runs side by side.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Reducer:
         return _call(step, [], [g.dtype for g in gradients], [g.shape for g in gradients])
 
     def _reduce(self, index: int, scale: Array, *gradients: Array) -> list[Array]:
-        if self.before_step is not None:
+        if index == 0 and self.before_step is not None:
             action, self.before_step = self.before_step, None
             action(self.flat)
         pieces = self.flat.groups[index].layout.pieces(gradients)

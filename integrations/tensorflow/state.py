@@ -10,10 +10,12 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from horovod.common.elastic import State
 from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
 
 from ..common import checkpoint
 from ..errors import PluginError
+from ..transport.connect import count_resets
 from .registry import expect_state, reducers_of
 
 PathLike = str | os.PathLike[str]
@@ -24,6 +26,7 @@ def install() -> None:
     for cls in (TensorFlowKerasState, TensorFlowState):
         if not hasattr(cls._save_model, "_oktopk_installed"):
             cls._save_model, cls._load_model = wrap_save(cls._save_model), wrap_load(cls._load_model)
+    count_resets(State)
 
 
 def save_state(target: Any, path: PathLike, **marks: Any) -> None:

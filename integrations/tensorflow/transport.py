@@ -24,27 +24,28 @@ def network(process_set: Any) -> Network:
 
 
 class TensorFlowCollectives:
-    """Calls are blocking and follow one another, so constant names serve; see Collectives."""
+    """Calls of a lane are blocking and follow one another, so one name serves for each kind; see Collectives."""
 
-    def __init__(self, process_set: Any) -> None:
+    def __init__(self, process_set: Any, lane: int) -> None:
         self.rank = int(process_set.rank())
         self.size = int(process_set.size())
         self._set = process_set
+        self._name = f"horovod_oktopk.{lane}"
 
     def allgather(self, values: NDArray[Any]) -> NDArray[Any]:
         with _eagerly_on_the_host():
-            return np.asarray(hvd.allgather(tf.constant(values), name="horovod_oktopk.allgather",
+            return np.asarray(hvd.allgather(tf.constant(values), name=f"{self._name}.allgather",
                                             process_set=self._set))
 
     def allreduce(self, values: NDArray[Any]) -> NDArray[Any]:
         with _eagerly_on_the_host():
-            return np.asarray(hvd.allreduce(tf.constant(values), name="horovod_oktopk.allreduce", op=hvd.Sum,
+            return np.asarray(hvd.allreduce(tf.constant(values), name=f"{self._name}.allreduce", op=hvd.Sum,
                                             process_set=self._set))
 
     def alltoall(self, values: NDArray[Any], splits: NDArray[Any]) -> NDArray[Any]:
         with _eagerly_on_the_host():
             received, _ = hvd.alltoall(tf.constant(values), splits=tf.constant(splits),
-                                       name="horovod_oktopk.alltoall", process_set=self._set)
+                                       name=f"{self._name}.alltoall", process_set=self._set)
             return np.asarray(received)
 
 

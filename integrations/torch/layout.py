@@ -30,8 +30,7 @@ class TorchLayout(Layout):
     def __contains__(self, p: torch.Tensor) -> bool:
         return p in self._members
 
-    def part(self, members: Sequence[int]) -> Self:
-        """See Layout."""
+    def _of(self, members: Sequence[int]) -> Self:
         return type(self)({self.entries[index][0]: self.parameters[index] for index in members})
 
     def representable(self, update: Update) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import horovod
 import horovod.torch as hvd
 import horovod.torch.optimizer as stock
+from horovod.common.elastic import State
 
 import torch
 
@@ -24,6 +25,7 @@ from ..common.checks import check_arguments, check_horovod, refuse_join
 from ..core.report import StepReport
 from ..errors import PluginError
 from ..options import as_options
+from ..transport.connect import count_resets
 from .reducer import Reducer
 from .registry import reducer_of, register
 from .state import attach_state
@@ -55,6 +57,7 @@ def install() -> None:
     adasum.__init__ = _wrap_adasum(adasum.__init__)
     stock.synchronize = _wrap_synchronize(stock.synchronize)
     hvd.join = hvd.mpi_ops.join = refuse_join(lambda: len(_live) > 0, hvd.join)
+    count_resets(State)
     stock._oktopk_installed = True
 
 

@@ -8,7 +8,6 @@ as soon as it and those before it are complete; what they give is written when a
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -28,9 +27,6 @@ from .amp import last_scale
 from .layout import TorchLayout
 from .transport import network
 
-_grouped: weakref.WeakSet[Reducer] = weakref.WeakSet()
-"""Those that may reduce in a thread. Where there are no lanes, and several of these, none begins before its step."""
-
 
 class Reducer:
     """Reduces the gradients of one hvd.DistributedOptimizer; on every rank of its process set."""
@@ -42,18 +38,18 @@ class Reducer:
         self.flat: FlatReducer[TorchLayout] | None = None
         """The reduction of the flat vector; None before the first step, as sparse gradients are not in it."""
         self._optimizer = optimizer
-        grouped = options.bucket_bytes is not None
-        self._network = network(optimizer.process_set, own_lane=grouped)
-        if grouped:
-            _grouped.add(self)
+        self._network = network(optimizer.process_set, own_lane=options.bucket_bytes is not None)
         self._excluded: set[torch.Tensor] = set()
         self._pending: dict[torch.Tensor, torch.Tensor] = {}
         self._results: dict[torch.Tensor, torch.Tensor] = {}
         self._when_flat: Callable[[FlatReducer[TorchLayout]], None] | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self._stream: torch.cuda.Stream | None = None
+        # Of the present step:
+        self._scale: float | None = None
+        self._ready: dict[torch.Tensor, float] = {}  # when each gradient was submitted
+        self._missing: list[int] = []  # gradients of each group that were not, where groups may start
         self._started: list[Future[None]] = []
-        self._ready: dict[torch.Tensor, float] = {}
-        """When each gradient was submitted."""
 
     # What Horovod's optimizer calls.
 
@@ -61,14 +57,16 @@ class Reducer:
         """Takes note that the gradient of p is ready; the handle gives the reduced one, in the same tensor."""
         gradient = p.grad
         assert gradient is not None
-        if self.flat is not None and not self._pending:
-            self.flat.heed_membership()
+        if not self._pending:
+            self._begin_step()
         if self.flat is not None and not self.holds(p):
             raise PluginError(f"the gradient of '{self._optimizer._parameter_names[p]}' was sparse at the first step "
                               "and is dense now; what is sparse at first must stay so")
-        self._ready[p] = time.perf_counter()
         self._pending[p] = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
-        self._start_what_is_complete()
+        self._ready[p] = time.perf_counter()
+        if self._missing:
+            self._missing[self._group_of[p]] -= 1
+            self._start_what_is_complete()
         return lambda: self._result(p)
 
     def exclude(self, p: torch.Tensor) -> None:
@@ -88,11 +86,11 @@ class Reducer:
 
     def after_reduction(self, handle: Callable[[], Any]) -> Callable[[], Any]:
         """The handle, to be called after our reduction: it finds differences between ranks before any rank waits."""
-        def wait() -> Any:
+        def wait_for_both() -> Any:
             if self._pending:
                 self._reduce()
             return handle()
-        return wait
+        return wait_for_both
 
     # What the state and the reports need.
 
@@ -107,10 +105,10 @@ class Reducer:
         return self._optimizer.process_set
 
     def set_density(self, density: float) -> None:
-        """See FlatReducer.set_density."""
+        """See FlatReducer.set_density; where gradients are on their way already, for those after them."""
         self.options = self.options.with_density(density)
-        if self.flat is not None:
-            self.flat.set_density(density)
+        if not self._pending:
+            self._begin_step()
 
     def when_flat(self, action: Callable[[FlatReducer[TorchLayout]], None]) -> None:
         """Runs the action now, or as soon as the flat vector is laid out."""
@@ -120,11 +118,16 @@ class Reducer:
             self._when_flat = action
 
     def drop(self) -> None:
-        """Forgets gradients that were submitted and not reduced, as after a failed step."""
-        self._pending.clear()
-        self._results.clear()
-        wait(self._started)
+        """Forgets gradients that were submitted and not reduced, as after a failed step; on all ranks together.
+
+        Groups that are on their way on some rank are ended on all, with zeros for what is not there.
+        """
+        gradients, self._pending = self._pending, {}
+        if self._missing and gradients and self.flat is not None:
+            absent = (p for p in self.flat.layout.parameters if p not in gradients)
+            self._end({**gradients, **{p: torch.zeros_like(p) for p in absent}}, self.flat)
         self._started.clear()
+        self._results.clear()
 
     # The step.
 
@@ -133,14 +136,31 @@ class Reducer:
             self._reduce()
         return self._results.pop(p)
 
+    def _begin_step(self) -> None:
+        """Before the first gradient is submitted."""
+        self._missing = []
+        if self.flat is None:
+            return
+        if self.options is not self.flat.options:
+            self.flat.set_density(self.options.density)
+            self.options = self.flat.options
+        self._scale = self._gradient_scale(self.flat)
+        self.flat.heed_ranks()
+        if len(self.flat.groups) > 1 and self.flat.is_connected:  # ranks connect in the order of their steps
+            self._missing = [len(group.members) for group in self.flat.groups]
+            self._group_of = {p: index for index, group in enumerate(self.flat.groups)
+                              for p in group.layout.parameters}
+
+    def _start_what_is_complete(self) -> None:
+        """Hands complete groups to the thread, in their order, which is the same on all ranks."""
+        assert self.flat is not None
+        while len(self._started) < len(self._missing) and not self._missing[len(self._started)]:
+            self._started.append(self._start(self.flat, len(self._started), self._pending))
+
     def _reduce(self) -> None:
         flat = self.flat or self._lay_out()
         gradients, self._pending = self._pending, {}
-        started, self._started = self._started, []
-        for index in range(len(started), len(flat.groups)):
-            started.append(self._start(flat, index, gradients))
-        wait(started)  # or a gradient would be given away that is still being read
-        for future in started:
+        for future in self._end(gradients, flat):
             future.result()
         updates = flat.finish()
         with flat.writing():
@@ -151,36 +171,41 @@ class Reducer:
         if flat.trial is not None:
             flat.learn(self._sample(flat))
 
-    def _sample(self, flat: FlatReducer[TorchLayout]) -> Sample:
-        ready = np.array([self._ready[p] for p in flat.layout.parameters])
-        assert flat.report is not None
-        return Sample(ready - ready.min(), flat.report.seconds, time.perf_counter() - ready.min())
-
-    def _start_what_is_complete(self) -> None:
-        """Hands complete groups to the thread, in their order, which is the same on all ranks."""
-        if self.flat is None or len(self.flat.groups) == 1 or not (self.flat.has_lanes or len(_grouped) == 1):
-            return
-        for index in range(len(self._started), len(self.flat.groups)):
-            if not self._pending.keys() >= set(self.flat.groups[index].layout.parameters):
-                return
-            self._started.append(self._start(self.flat, index, self._pending))
+    def _end(self, gradients: dict[torch.Tensor, torch.Tensor], flat: FlatReducer[TorchLayout]) -> list[Future[None]]:
+        """Starts the groups that have not been, and waits for all: until then gradients are still being read."""
+        started, self._started = self._started, []
+        for index in range(len(started), len(flat.groups)):
+            started.append(self._start(flat, index, gradients))
+        wait(started)
+        return started
 
     def _start(self, flat: FlatReducer[TorchLayout], index: int, gradients: dict[torch.Tensor, torch.Tensor],
                ) -> Future[None]:
         layout = flat.groups[index].layout
-        tensors, scale = [gradients[p] for p in layout.parameters], self._gradient_scale(flat)
+        tensors = [gradients[p] for p in layout.parameters]
         if len(flat.groups) == 1:
-            flat.reduce(index, layout.pieces(tensors), scale)
+            flat.reduce(index, layout.pieces(tensors), self._scale)
             return _done()
         self._thread = self._thread or ThreadPoolExecutor(1, "horovod_oktopk")
         if layout.device.type != "cuda":
-            return self._thread.submit(flat.reduce, index, layout.pieces(tensors), scale)
-        ready = torch.cuda.current_stream(layout.device).record_event()  # the thread has a stream of its own
+            return self._thread.submit(flat.reduce, index, layout.pieces(tensors), self._scale)
+        # A stream of its own: in the default one it would wait for the whole backward pass.
+        ready = torch.cuda.current_stream(layout.device).record_event()
+        self._stream = self._stream or torch.cuda.Stream(layout.device)  # type: ignore[no-untyped-call]
+        return self._thread.submit(self._reduce_on_stream, flat, index, tensors, ready)
 
-        def reduce() -> None:
-            torch.cuda.current_stream(layout.device).wait_event(ready)
-            flat.reduce(index, layout.pieces(tensors), scale)
-        return self._thread.submit(reduce)
+    def _reduce_on_stream(self, flat: FlatReducer[TorchLayout], index: int, tensors: list[torch.Tensor], ready: Any,
+                          ) -> None:
+        with torch.cuda.stream(self._stream):
+            ready.wait()
+            flat.reduce(index, flat.groups[index].layout.pieces(tensors), self._scale)
+            assert self._stream is not None
+            self._stream.synchronize()
+
+    def _sample(self, flat: FlatReducer[TorchLayout]) -> Sample:
+        ready = np.array([self._ready[p] for p in flat.layout.parameters])
+        assert flat.report is not None
+        return Sample(ready - ready.min(), flat.report.seconds, time.perf_counter() - ready.min())
 
     def _lay_out(self) -> FlatReducer[TorchLayout]:
         names = self._optimizer._parameter_names
@@ -194,6 +219,7 @@ class Reducer:
         if self._when_flat is not None:
             self._when_flat(self.flat)
             self._when_flat = None
+        self._scale = self._gradient_scale(self.flat)
         return self.flat
 
     def _gradient_scale(self, flat: FlatReducer[TorchLayout]) -> float | None:

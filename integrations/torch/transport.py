@@ -19,31 +19,29 @@ _lanes: defaultdict[int, Iterator[int]] = defaultdict(lambda: itertools.count(1)
 
 
 def network(process_set: Any, own_lane: bool) -> Network:
-    """The ranks of a process set; all of them make the same ones in the same order.
-
-    own_lane: whether the reduction runs at the same time as others may.
-    """
+    """The ranks of a process set. own_lane: whether the reduction may run at the same time as others."""
     return Network(hvd, process_set, TorchCollectives, next(_lanes[process_set.process_set_id]) if own_lane else 0)
 
 
 class TorchCollectives:
-    """Calls are blocking and follow one another, so constant names serve; see Collectives."""
+    """Calls of a lane are blocking and follow one another, so one name serves for each kind; see Collectives."""
 
-    def __init__(self, process_set: Any) -> None:
+    def __init__(self, process_set: Any, lane: int) -> None:
         self.rank = int(process_set.rank())
         self.size = int(process_set.size())
         self._set = process_set
+        self._name = f"horovod_oktopk.{lane}"
 
     def allgather(self, values: NDArray[Any]) -> NDArray[Any]:
-        return _array(hvd.allgather(torch.from_numpy(values), name="horovod_oktopk.allgather", process_set=self._set))
+        return _array(hvd.allgather(torch.from_numpy(values), name=f"{self._name}.allgather", process_set=self._set))
 
     def allreduce(self, values: NDArray[Any]) -> NDArray[Any]:
-        return _array(hvd.allreduce(torch.from_numpy(values), name="horovod_oktopk.allreduce", op=hvd.Sum,
+        return _array(hvd.allreduce(torch.from_numpy(values), name=f"{self._name}.allreduce", op=hvd.Sum,
                                     process_set=self._set))
 
     def alltoall(self, values: NDArray[Any], splits: NDArray[Any]) -> NDArray[Any]:
         received, _ = hvd.alltoall(torch.from_numpy(values), splits=torch.from_numpy(splits),
-                                   name="horovod_oktopk.alltoall", process_set=self._set)
+                                   name=f"{self._name}.alltoall", process_set=self._set)
         return _array(received)
 
 

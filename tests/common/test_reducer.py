@@ -33,8 +33,8 @@ class ThreadNetwork:
 
     transport: Transport
 
-    def membership(self) -> tuple[int, int]:
-        return self.transport.rank, self.transport.size
+    def membership(self) -> tuple[int, int, int]:
+        return self.transport.rank, self.transport.size, 0
 
     def connect(self, _choice: str) -> Transport:
         return self.transport

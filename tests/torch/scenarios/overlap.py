@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 
 from horovod_oktopk import AgreementError
-from horovod_oktopk.torch import OkTopk, step_report
+from horovod_oktopk.torch import OkTopk, set_density, step_report
 from horovod_oktopk.torch.registry import reducer_of
 from tests.torch.scenarios import features, mixed_precision
 from tests.torch.scenarios.common import (
@@ -45,7 +44,6 @@ class HoldBackward(torch.autograd.Function):
 
 
 def check_a_group_is_reduced_while_the_backward_pass_still_runs() -> None:
-    gc.collect()  # over Horovod's collectives one optimizer alone overlaps, and others may not have gone yet
     first, second = (torch.nn.Parameter(torch.ones(50)) for _ in range(2))
     optimizer = distribute({"first": first, "second": second}, ALONE)
     reduced = []
@@ -171,21 +169,71 @@ def check_auto_settles_on_the_same_groups_everywhere_and_conserves() -> None:
     assert np.array_equal(held - flat(params), computed)
 
 
-def check_two_optimizers_overlap_with_one_backward_pass() -> None:
-    """Whose gradients come first differs between the ranks."""
-    several = [parameters(), parameters()]
-    optimizers = [distribute(params, ALONE, op=hvd.Sum) for params in several]
-    for step in range(4):
-        losses = []
+def check_several_optimizers_overlap_with_one_backward_pass() -> None:
+    """Whose gradients come first differs between the ranks, and one optimizer has one group."""
+    for options in ((ALONE, ALONE), (ALONE, OkTopk(density=1.0))):
+        several = [parameters() for _ in options]
+        optimizers = [distribute(params, each, op=hvd.Sum) for params, each in zip(several, options, strict=True)]
+        for step in range(4):
+            losses = []
+            for offset, params in enumerate(several):
+                optimizers[offset].zero_grad()
+                grads = gradients(10 * offset + step, hvd.rank())
+                losses.append(sum((params[name] * grads[name]).sum() for name in grads))
+            sum(reversed(losses) if hvd.rank() % 2 else losses).backward()
+            for optimizer in reversed(optimizers):
+                optimizer.step()
         for offset, params in enumerate(several):
-            optimizers[offset].zero_grad()
-            grads = gradients(10 * offset + step, hvd.rank())
-            losses.append(sum((params[name] * grads[name]).sum() for name in grads))
-        if hvd.rank() % 2:
-            losses.reverse()
-        sum(losses).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-    for offset, params in enumerate(several):
-        expected = sum(flat(gradients(10 * offset + step, rank)) for step in range(4) for rank in range(hvd.size()))
-        assert np.array_equal(flat(params), -expected)
+            computed = [flat(gradients(10 * offset + step, rank)) for step in range(4) for rank in range(hvd.size())]
+            assert np.array_equal(flat(params), -sum(computed))
+
+
+def check_a_rank_that_made_more_optimizers_agrees_with_the_others() -> None:
+    if hvd.rank() == 0:
+        distribute(parameters(), ALONE)
+    for _ in range(2):
+        params = parameters()
+        optimizer = distribute(params, ALONE, op=hvd.Sum)
+        for step in range(2):
+            features.plain_step(optimizer, params, step)
+        assert_equal_everywhere(params.values())
+
+
+def check_a_density_that_is_set_before_the_step_is_for_the_next() -> None:
+    params = parameters()
+    optimizer = distribute(params, OkTopk(density=0.1, bucket_bytes=60))
+    for step, density in enumerate((0.1, 0.5, 0.2, 0.2)):
+        optimizer.zero_grad()
+        backward(params, gradients(step, hvd.rank()))
+        if hvd.rank() == 0:
+            time.sleep(0.05)  # the others' threads are under way
+        set_density(optimizer, density)
+        optimizer.step()
+        in_force = (0.1, 0.1, 0.5, 0.2)[step]
+        assert step_report(optimizer).k == sum(round(in_force * length) for length in (25, 46)), step
+
+
+def check_a_step_that_some_ranks_have_begun_is_dropped() -> None:
+    params = parameters()
+    optimizer = distribute(params, ALONE, op=hvd.Sum)
+    features.plain_step(optimizer, params, 0)
+    state, before = optimizer.state_dict(), flat(params)
+    optimizer.zero_grad()
+    grads = gradients(1, hvd.rank())
+    if hvd.rank() == 0:
+        del grads["d"]  # of the first group
+    backward(params, grads)
+    optimizer.load_state_dict(state)
+    features.plain_step(optimizer, params, 2)
+    assert np.array_equal(flat(params), before - sum(flat(gradients(2, rank)) for rank in range(hvd.size())))
+    assert step_report(optimizer).step == 2
+
+
+def check_one_rank_alone_loads_a_state_while_groups_are_tried() -> None:
+    params = parameters()
+    optimizer = distribute(params, OkTopk(density=0.5, bucket_bytes="auto"), op=hvd.Sum)
+    for step in range(12):
+        features.plain_step(optimizer, params, step)
+        if step == 9 and hvd.rank() == 0:
+            optimizer.load_state_dict(optimizer.state_dict())
+    assert len(reducer_of(optimizer).flat.groups) == 2
