@@ -178,8 +178,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rate", default="1gbit", help="of each host's link, such as 100mbit")
     parser.add_argument("--density", type=float, default=0.01)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="all, if not given")
-    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=[name for name in SCHEMES if "groups" not in name],
-                        help="all but those in groups, if not given")
+    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, help="all but those in groups, if not given",
+                        default=[name for name in SCHEMES if "groups" not in name])
     parser.add_argument("--warm-up", type=int, default=12, help="steps of a sparse scheme before those timed")
     parser.add_argument("--steps", type=int, default=7, help="timed")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for each job")

@@ -101,6 +101,7 @@ def test_other_groups_hold_the_same_residual_bit_for_bit():
         for bucket_bytes in (1, 100, None):
             other = make(transport, entries, replace(GROUPED, bucket_bytes=bucket_bytes))
             other.load([first.record()])
+            assert (other.groups.state() == first.groups.state()) == (bucket_bytes is None)
             assert other.read_residual().tobytes() == held.tobytes()
         return bool(held.any())
 
@@ -114,3 +115,47 @@ def test_gradients_without_elements_are_a_group_like_any():
         return len(take_step(reducer, np.ones(N, np.float32)))
 
     assert on_ranks(2, program) == [N, N]
+
+
+def test_a_step_that_was_begun_and_not_finished_leaves_no_trace():
+    def program(transport):
+        reducers = [make(transport, options=GROUPED), make(transport, options=GROUPED)]
+        for reducer in reducers:
+            take_steps(reducer, transport.rank, range(3))
+        before = reducers[0].groups.state()
+        reducers[0].reduce(0, [(0, np.ones(3, np.float32))])
+        recorded = reducers[0].record()["algorithm"]
+        updates = [take_step(reducer, np.ones(N, np.float32)) for reducer in reducers]
+        states = [reducer.groups.state() for reducer in reducers]
+        return recorded == before, np.array_equal(*updates), states[0] == states[1], states[0]["step"]
+
+    assert on_ranks(2, program) == [(True, True, True, 4)] * 2
+
+
+def test_after_a_group_that_is_not_finite_the_rest_of_the_step_is_skipped(monkeypatch):
+    def program(transport):
+        reducer, reduced = make(transport, options=GROUPED), []
+        monkeypatch.setattr(reducer.groups[1].algorithm, "reduce", lambda *_: reduced.append(1))
+        gradient = np.ones(N, np.float32)
+        gradient[-1] = np.nan
+        return take_step(reducer, gradient), reduced
+
+    assert on_ranks(1, program) == [(None, [])]
+
+
+def test_a_report_adds_its_groups_up():
+    def program(transport):
+        whole, alone = make(transport, options=GROUPED), make(transport, [ENTRIES[1]], OkTopk(density=0.1))
+        gradient = np.arange(1, N + 1, dtype=np.float32)
+        take_step(whole, gradient)
+        take_step(alone, gradient[-3:])
+        report = whole.report
+        assert report.phases["agree"].bytes_sent == 2 * alone.report.phases["agree"].bytes_sent
+        assert (report.n, report.k, report.local_selected, report.global_selected) == (N, 11, 11, 11)
+        assert report.global_threshold > alone.report.global_threshold or report.local_threshold == gradient[-1]
+        before = report.phases["write_back"].seconds
+        with whole.writing():
+            pass
+        return report.phases["write_back"].seconds > before
+
+    assert on_ranks(2, program) == [True] * 2

@@ -87,14 +87,36 @@ def test_the_slowest_rank_decides_for_all():
     assert on_ranks(3, program) == [[(0, 1, 2, 3, 4, 5)]] * 3
 
 
+def test_what_a_group_costs_is_the_time_of_the_rank_that_waits_for_nobody():
+    def program(transport):
+        one = 1.0 + 4 * transport.rank  # the others wait for rank 0
+
+        def reducing(groups):
+            return one + (0.1 if transport.rank == 0 else 3.0) * (len(groups) - 1)
+
+        return [len(groups) for groups in run_trial(transport, lambda groups, _: 1.0, reducing)[0]]
+
+    assert on_ranks(2, program) == [[1, 2, 6]] * 2
+
+
+def test_a_group_costs_at_least_five_rounds_of_messages(monkeypatch):
+    monkeypatch.setattr("horovod_oktopk.common.trial._seconds_of_a_round", lambda _: 2.0)
+
+    def program(transport):
+        return run_trial(transport, lambda groups, _: 1.0, lambda _: 1.0)[0]
+
+    assert on_ranks(1, program) == [[[(0, 1, 2, 3, 4, 5)], [(3, 4, 5), (0, 1, 2)]]]
+
+
 def test_steps_that_settle_do_not_count():
     def program(transport):
         seen = {}
 
         def whole(groups, _):
             seen[len(groups)] = seen.get(len(groups), 0) + 1
-            settling = seen[len(groups)] <= SETTLING
-            return (100.0 if settling else 1.0) if len(groups) == 2 else 2.0
+            if len(groups) != 2:
+                return 2.0
+            return [100.0, 100.0, 100.0, 1.0, 1.0, 1.0, 3.0, 3.0][seen[2] - 1]
 
         return run_trial(transport, whole, lambda groups: float(len(groups)))[1]
 
@@ -130,6 +152,7 @@ def test_nothing_is_lost_when_groups_change(size):
         for step in range(3 * STEPS):
             applied += take_timed_step(reducer, step, transport.rank)
             numbers.append(len(reducer.groups))
+        assert "group 1 of 2: b" in reducer.description
         return applied, reducer.read_residual(), numbers, reducer.report.step
 
     outcome = on_ranks(size, program)
@@ -188,7 +211,9 @@ def test_other_ranks_begin_a_trial_anew():
             take_timed_step(reducer, step, 0)
         held, before = reducer.read_residual(), (reducer.is_connected, len(reducer.groups), reducer.trial.over)
         reducer.network = SimpleNamespace(membership=lambda: (0, 1, 1), connect=reducer.network.connect)
+        assert reducer.groups[0].algorithm.boundaries is not None
         after = reducer.is_connected, reducer.connect() and len(reducer.groups), reducer.trial.over
+        assert reducer.groups[0].algorithm.boundaries is None
         return before, after, np.array_equal(held, reducer.read_residual())
 
     assert on_ranks(1, program) == [((True, 2, True), (False, 1, False), True)]
