@@ -32,9 +32,10 @@ class ThreadNetwork:
     """The ranks of a LocalWorld, in place of Horovod's process set."""
 
     transport: Transport
+    resets: int = 0
 
     def membership(self) -> tuple[int, int, int]:
-        return self.transport.rank, self.transport.size, 0
+        return self.transport.rank, self.transport.size, self.resets
 
     def connect(self, _choice: str) -> Transport:
         return self.transport
@@ -279,3 +280,19 @@ def test_a_layout_cuts_an_update_into_parts():
     parts = list(layout.parts(SparseVector(np.array([1, 3, 4, 6]), np.arange(4.0))))
     assert [part.indices.tolist() for part in parts] == [[1, 3], [], [0, 2]]
     assert [part.values.tolist() for part in parts] == [[0.0, 1.0], [], [2.0, 3.0]]
+
+
+def test_where_elastic_training_begins_anew_what_depends_on_the_ranks_is_forgotten():
+    def program(transport):
+        reducer = make(transport)
+        take_steps(reducer, transport.rank, range(2))
+        held = reducer.read_residual()
+        reducer.heed_ranks()
+        before = reducer.groups[0].algorithm.boundaries
+        reducer.network = ThreadNetwork(transport, resets=1)  # with the same rank and size
+        reducer.heed_ranks()
+        after = reducer.groups[0].algorithm.boundaries
+        take_steps(reducer, transport.rank, range(1))
+        return before is not None, after is None, bool(held.any()), reducer.report.step
+
+    assert on_ranks(2, program) == [(True, True, True, 3)] * 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from horovod_oktopk import OkTopk
 from horovod_oktopk.common.layout import Layout
 from horovod_oktopk.common.trial import SAMPLES, SETTLING, GroupTrial, Sample, plan
-from tests.common.test_reducer import N, make, on_ranks, take_step
+from tests.common.test_reducer import N, ThreadNetwork, make, on_ranks, take_step
 
 STEPS = SETTLING + SAMPLES
 LAYOUT = Layout([(f"p{i}", (100,), "float32") for i in range(6)])
@@ -210,7 +209,7 @@ def test_other_ranks_begin_a_trial_anew():
         for step in range(2 * STEPS):
             take_timed_step(reducer, step, 0)
         held, before = reducer.read_residual(), (reducer.is_connected, len(reducer.groups), reducer.trial.over)
-        reducer.network = SimpleNamespace(membership=lambda: (0, 1, 1), connect=reducer.network.connect)
+        reducer.network = ThreadNetwork(transport, resets=1)
         assert reducer.groups[0].algorithm.boundaries is not None
         after = reducer.is_connected, reducer.connect() and len(reducer.groups), reducer.trial.over
         assert reducer.groups[0].algorithm.boundaries is None
