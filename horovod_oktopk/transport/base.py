@@ -41,6 +41,16 @@ class Transport(Protocol):
         """The messages (uint8) of all ranks, in rank order; sizes: their bytes, known to all ranks."""
 
 
+class Signals(Protocol):
+    """Numbers that ranks send each other unasked, from any thread, beside what a Transport carries."""
+
+    def send(self, to: int, number: int) -> None:
+        """Sends a number, 0 to 2^63 - 1; does not wait. to: a rank, or this one."""
+
+    def receive(self, timeout: float) -> int | None:
+        """The next number, from whomever; None where none came for so many seconds. Called by one thread."""
+
+
 def rotated_buckets(rank: int, size: int, bucket_size: int) -> Iterator[list[tuple[int, int]]]:
     """(destination, source) of each step, in buckets (Figure 2): no step has two senders to one rank."""
     steps = [((rank + step) % size, (rank - step) % size) for step in range(1, size)]

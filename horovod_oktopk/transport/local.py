@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ class LocalWorld:
         self.timeout = timeout
         self._slots: list[Any] = [None] * size
         self._barrier = threading.Barrier(size, timeout=timeout)
+        self.signals: list[queue.SimpleQueue[int]] = [queue.SimpleQueue() for _ in range(size)]
 
     def swap(self, rank: int, item: Any) -> list[Any]:
         """Everyone's item, in rank order."""
@@ -52,6 +54,10 @@ class LocalTransport:
         self.size = world.size
         self._world = world
 
+    def signals(self) -> LocalSignals:
+        """Of the same ranks."""
+        return LocalSignals(self._world, self.rank)
+
     def allgather(self, row: Counts) -> Counts:
         return np.stack(self._world.swap(self.rank, row.copy()))
 
@@ -76,6 +82,23 @@ class LocalTransport:
             if len(messages[source]) != size:
                 raise TransportError(f"rank {source} sent {len(messages[source])} bytes; {size} were announced")
         return messages
+
+
+class LocalSignals:
+    """One rank's end of a LocalWorld's signals."""
+
+    def __init__(self, world: LocalWorld, rank: int) -> None:
+        self._all = world.signals
+        self._rank = rank
+
+    def send(self, to: int, number: int) -> None:
+        self._all[to].put(number)
+
+    def receive(self, timeout: float) -> int | None:
+        try:
+            return self._all[self._rank].get(timeout=timeout)
+        except queue.Empty:
+            return None
 
 
 def run_ranks(size: int, program: Callable[[LocalTransport], T], timeout: float = 30.0) -> list[T]:

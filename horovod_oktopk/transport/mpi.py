@@ -3,6 +3,9 @@ importing mpi4py would start a second MPI and abort the process."""
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +16,9 @@ from mpi4py import MPI
 from ..errors import TransportError
 from .base import Bytes, Counts, Values, rotated_buckets
 
-TAG = 1
+TAG, SIGNAL = 1, 2
+PAUSE = 2e-4
+"""Seconds between two looks for a signal: to wait inside MPI would keep a core busy."""
 
 
 class MPITransport:
@@ -26,6 +31,10 @@ class MPITransport:
         self.comm = comm
         self.rank = int(comm.Get_rank())
         self.size = int(comm.Get_size())
+
+    def signals(self) -> MPISignals:
+        """Of the same ranks."""
+        return MPISignals(self.comm)
 
     def allgather(self, row: Counts) -> Counts:
         rows = np.empty((self.size, len(row)), np.int64)
@@ -65,6 +74,40 @@ class MPITransport:
         with _errors():
             self.comm.Allgatherv([message, MPI.BYTE], [gathered, sizes, MPI.BYTE])
         return np.split(gathered, np.cumsum(sizes)[:-1])
+
+
+class MPISignals:
+    """Signals beside what a transport of the same communicator carries; MPI must run with MPI_THREAD_MULTIPLE."""
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+        self._rank = int(comm.Get_rank())
+        self._own: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._flying: list[tuple[Any, Counts]] = []
+
+    def send(self, to: int, number: int) -> None:
+        if to == self._rank:
+            self._own.put(number)
+            return
+        buffer = np.array([number], np.int64)
+        with _errors(), self._lock:
+            self._flying = [(request, kept) for request, kept in self._flying if not request.Test()]
+            self._flying.append((self._comm.Isend([buffer, MPI.INT64_T], to, SIGNAL), buffer))
+
+    def receive(self, timeout: float) -> int | None:
+        deadline = time.monotonic() + timeout
+        while True:
+            if not self._own.empty():
+                return self._own.get()
+            with _errors():
+                if self._comm.Iprobe(MPI.ANY_SOURCE, SIGNAL):
+                    buffer = np.empty(1, np.int64)
+                    self._comm.Recv([buffer, MPI.INT64_T], MPI.ANY_SOURCE, SIGNAL)
+                    return int(buffer[0])
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(PAUSE)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from horovod_oktopk.transport.mpi import MPITransport
 
-from .programs import PROGRAMS
+from .programs import PROGRAMS, WITH_SIGNALS
 
 
 def outcome(program, transport) -> str:
@@ -23,7 +23,7 @@ def outcome(program, transport) -> str:
 
 def main() -> None:
     transport = MPITransport(MPI.COMM_WORLD.Dup())
-    results = {name: outcome(program, transport) for name, program in PROGRAMS.items()}
+    results = {name: outcome(program, transport) for name, program in (PROGRAMS | WITH_SIGNALS).items()}
     everyone = MPI.COMM_WORLD.gather(results)
     if everyone is not None:
         merged = {name: "\n".join(rank[name] for rank in everyone if rank[name] != "ok") or "ok" for name in results}

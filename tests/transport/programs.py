@@ -5,10 +5,14 @@ A program asserts inside. The same list is run over threads, over MPI, and by an
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from horovod_oktopk.core.partial import PartialAllreduce
 from horovod_oktopk.transport.base import Transport
 
 
@@ -149,6 +153,56 @@ def everything_back_to_back(transport: Transport) -> None:
         _allgatherv(transport, lambda rank: 5 * rank, salt=turn)
 
 
+def signals_come_from_everyone_once_and_in_order(transport: Any) -> None:
+    """While collectives go on, and to oneself as well."""
+    signals, received = transport.signals(), []
+    for number in range(10):
+        for to in range(transport.size):
+            signals.send(to, 2**40 * number + transport.rank)
+        knows_its_place(transport)
+    while len(received) < 10 * transport.size:
+        number = signals.receive(10.0)
+        assert number is not None, f"only {len(received)} have come"
+        received.append(number)
+    for source in range(transport.size):
+        assert [n // 2**40 for n in received if n % 2**40 == source] == list(range(10))
+    assert signals.receive(0.01) is None
+    knows_its_place(transport)  # or a rank would send to one that still looks for nothing
+
+
+def signals_from_other_threads(transport: Any) -> None:
+    signals = transport.signals()
+    senders = [threading.Thread(target=signals.send, args=((transport.rank + 1) % transport.size, number))
+               for number in range(8)]
+    for sender in senders:
+        sender.start()
+    received = {signals.receive(10.0) for _ in senders}
+    for sender in senders:
+        sender.join()
+    assert received == set(range(8))
+    knows_its_place(transport)
+
+
+def partial_rounds_while_another_thread_trains(transport: Any) -> None:
+    """Every number that a rank hands in is in one round, which all ranks see alike."""
+    handed_in: list[int] = []
+
+    def run(is_active: bool) -> int:
+        mine, handed_in[:] = (sum(handed_in), []) if is_active else (0, handed_in[:])
+        return int(transport.allgather(np.array([mine], np.int64)).sum())
+
+    for policy in ("solo", "majority"):
+        partial, rounds = PartialAllreduce(policy, run, transport, transport.signals()), []
+        for _ in range(10):
+            time.sleep(0.001 * transport.rank)
+            rounds += partial.arrive(lambda: handed_in.append(1 << (4 * transport.rank)))
+        rounds += partial.part()
+        partial.end()
+        assert sum(each.outcome for each in rounds) == 10 * sum(1 << (4 * rank) for rank in range(transport.size))
+        seen = transport.allgather(np.array([len(rounds), *(rounds[-1].active)], np.int64))
+        assert (seen == seen[0]).all()
+
+
 PROGRAMS: dict[str, Callable[[Transport], None]] = {program.__name__: program for program in (
     knows_its_place, allgather_keeps_rank_order, allgather_takes_strided_rows, allreduce_sums_beyond_32_bits,
     allreduce_of_a_histogram, inputs_stay_as_they_were, results_are_not_shared_between_calls,
@@ -156,3 +210,7 @@ PROGRAMS: dict[str, Callable[[Transport], None]] = {program.__name__: program fo
     exchange_from_one_rank_only, exchange_to_one_rank_only, exchange_of_megabytes, exchanges_back_to_back,
     allgatherv_ragged, allgatherv_with_empty_messages, allgatherv_of_nothing, allgatherv_of_megabytes,
     everything_back_to_back)}
+WITH_SIGNALS: dict[str, Callable[[Any], None]] = {program.__name__: program for program in (
+    signals_come_from_everyone_once_and_in_order, signals_from_other_threads,
+    partial_rounds_while_another_thread_trains)}
+"""Of transports that have signals."""

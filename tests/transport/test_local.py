@@ -12,13 +12,13 @@ from horovod_oktopk.errors import TransportError
 from horovod_oktopk.transport.base import rotated_buckets
 from horovod_oktopk.transport.local import run_ranks
 
-from .programs import PROGRAMS
+from .programs import PROGRAMS, WITH_SIGNALS
 
 
 @pytest.mark.parametrize("size", range(1, 6))
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", PROGRAMS | WITH_SIGNALS)
 def test_conformance(program, size):
-    run_ranks(size, PROGRAMS[program], timeout=20)
+    run_ranks(size, (PROGRAMS | WITH_SIGNALS)[program], timeout=20)
 
 
 def row(transport):

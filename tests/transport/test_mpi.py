@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from .programs import PROGRAMS
+from .programs import PROGRAMS, WITH_SIGNALS
 
+ALL = PROGRAMS | WITH_SIGNALS
 ROOT = Path(__file__).parents[2]
 MPIRUN = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which("mpirun")
 MISSING = MPIRUN is None or find_spec("mpi4py") is None
@@ -31,13 +32,13 @@ def results(size: int) -> dict[str, str]:
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired as error:
-        return dict.fromkeys(PROGRAMS, f"the launch hangs: {error.stdout!r} {error.stderr!r}")
+        return dict.fromkeys(ALL, f"the launch hangs: {error.stdout!r} {error.stderr!r}")
     if done.returncode:
-        return dict.fromkeys(PROGRAMS, f"the launch failed: {done.stdout}\n{done.stderr}")
+        return dict.fromkeys(ALL, f"the launch failed: {done.stdout}\n{done.stderr}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", ALL)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_conformance(size, program):
     assert results(size)[program] == "ok"

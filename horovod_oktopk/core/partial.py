@@ -1,0 +1,198 @@
+"""Partial allreduce (Li et al., PPoPP 2020): a round runs without those who have not come, and without their help.
+
+*Solo*: whoever comes first starts the round for all. *Majority*: a rank that is drawn anew for every round does, so
+that half of the ranks, on average, have come. Each rank has a thread that serves rounds; they start together as an
+activation spreads, and what a round reduces, and how, is the caller's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+import numpy as np
+
+from ..errors import TransportError
+
+if TYPE_CHECKING:
+    from ..transport.base import Signals, Transport
+
+T = TypeVar("T")
+Policy = Literal["solo", "majority"]
+
+BREATH = 0.05
+"""Seconds for which a thread waits for a signal before it looks whether it is to end."""
+ABSENT, ACTIVE, GIVEN_UP = range(3)
+"""What a rank is to a round."""
+
+
+@dataclass(frozen=True)
+class Round(Generic[T]):
+    """One round, as all ranks know it."""
+
+    number: int
+    """From 1."""
+    active: tuple[bool, ...]
+    """By rank: whether it had come, and contributed."""
+    outcome: T
+
+
+class PartialAllreduce(Generic[T]):
+    """Rounds of one reduction among the ranks; one object on each rank.
+
+    run: reduces once over the transport, in this object's thread; it is told whether this rank has come, and if not,
+        contributes nothing. All ranks run each round, in the same order.
+    seed: of the draws of "majority"; the same on all ranks.
+    max_staleness: how many rounds in a row may run without a rank; the next waits for it.
+    patience: for how many seconds, before it fails on all ranks.
+    """
+
+    def __init__(self, policy: Policy, run: Callable[[bool], T], transport: Transport, signals: Signals,
+                 seed: int = 0, max_staleness: int = 16, patience: float = 600.0) -> None:
+        self.policy = policy
+        self._run = run
+        self._transport = transport
+        self._signals = signals
+        self._seed = seed
+        self._max_staleness = max_staleness
+        self._patience = patience
+        self._changed = threading.Condition()
+        # Under the condition's lock:
+        self._come = self._is_active = self._parting = self._ended = False
+        self._started = self._finished = self._taken = 0
+        self._missed = 0  # rounds in a row
+        self._rounds: list[Round[T]] = []
+        self._candidates: tuple[int, ...] = tuple(range(transport.size))
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, name="horovod_oktopk.partial", daemon=True)
+        self._thread.start()
+
+    def arrive(self, contribute: Callable[[], None]) -> list[Round[T]]:
+        """This rank has come: what it has is handed in, and all rounds that it has not seen are returned, in order.
+
+        contribute: makes this rank's values ready for the next `run`; called while none runs with this rank's.
+        A rank that comes when the round has begun without it is late: it takes what there is, and what it has handed
+        in waits for the next round. Any other waits for a round, and starts it where the policy says so.
+        Raises what a round raised.
+        """
+        with self._changed:
+            self._wait_for(lambda: not self._is_active)
+            contribute()
+            self._come = True
+            is_late = self._started > self._taken
+            self._changed.notify_all()  # a round may wait for this rank
+            if not is_late and self._initiates():
+                self._activate(self._taken + 1)
+            self._wait_for(lambda: self._finished > self._taken and self._finished == self._started)
+            return self._take()
+
+    def part(self) -> list[Round[T]]:
+        """Serves rounds until all ranks are here as well; returns those that this rank has not seen.
+
+        Then all have the same rounds, and all that was handed in has been in one.
+        """
+        with self._changed:
+            self._check()
+            self._parting = True
+            self._activate(self._started + 1)  # a last round, in which the others learn it
+            self._changed.notify_all()
+            self._wait_for(lambda: not self._parting)
+            return self._take()
+
+    def end(self) -> None:
+        """Ends the thread; after `part`, when no rank needs it any more."""
+        with self._changed:
+            self._ended = True
+        self._thread.join()
+
+    # Under the lock.
+
+    def _initiates(self) -> bool:
+        """Whether this rank, which has come, is to start the next round."""
+        if self.policy == "solo":
+            return True
+        draw = np.random.default_rng((self._seed, self._finished + 1)).integers(len(self._candidates))
+        return self._candidates[int(draw)] == self._transport.rank
+
+    def _take(self) -> list[Round[T]]:
+        rounds, self._rounds = self._rounds, []
+        self._taken = self._finished
+        return rounds
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _wait_for(self, condition: Callable[[], bool]) -> None:
+        self._changed.wait_for(lambda: self._failure is not None or condition())
+        self._check()
+
+    def _activate(self, number: int) -> None:
+        self._signals.send(self._transport.rank, number)
+
+    # The thread.
+
+    def _serve(self) -> None:
+        try:
+            while self._await_activation():
+                self._serve_round()
+        except BaseException as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _await_activation(self) -> bool:
+        """Waits until the next round is started, here or elsewhere, and passes it on. False: there will be none."""
+        following = self._finished + 1
+        while not self._ended:
+            if self._signals.receive(BREATH) == following:  # others are of rounds that have been
+                self._spread(following)
+                return True
+        return False
+
+    def _spread(self, number: int) -> None:
+        """In ⌈log₂ P⌉ hops all know it, whoever and however many began."""
+        rank, size = self._transport.rank, self._transport.size
+        for hop in range((size - 1).bit_length()):
+            self._signals.send((rank + (1 << hop)) % size, number)
+
+    def _serve_round(self) -> None:
+        with self._changed:
+            presence = self._begin_round()
+            is_parting = self._parting
+        rows = self._transport.allgather(np.array([self._started, presence, is_parting], np.int64))
+        self._compare(rows)
+        outcome = self._run(presence == ACTIVE)
+        with self._changed:
+            self._finished += 1
+            self._is_active = False
+            self._missed = 0 if presence == ACTIVE else self._missed + 1
+            self._rounds.append(Round(self._finished, tuple((rows[:, 1] == ACTIVE).tolist()), outcome))
+            self._note_parting(rows[:, 2], is_parting)
+            self._changed.notify_all()
+
+    def _begin_round(self) -> int:
+        """What this rank is to the round that begins now; waits where too many have been without it."""
+        is_ready = self._missed < self._max_staleness or self._changed.wait_for(
+            lambda: self._come or self._parting or self._ended, self._patience)
+        self._started += 1
+        self._is_active, self._come = self._come, False
+        return (ACTIVE if self._is_active else ABSENT) if is_ready else GIVEN_UP
+
+    def _compare(self, rows: np.ndarray[Any, Any]) -> None:
+        if (rows[:, 0] != rows[0, 0]).any():
+            raise TransportError(f"the ranks are in different rounds: {rows[:, 0].tolist()}")
+        gone = np.flatnonzero(rows[:, 1] == GIVEN_UP).tolist()
+        if gone:
+            raise TransportError(f"ranks {gone} have not come for {self._max_staleness} rounds, and then for "
+                                 f"{self._patience:g} s")
+
+    def _note_parting(self, parting: np.ndarray[Any, Any], announced: bool) -> None:
+        remaining: Sequence[int] = np.flatnonzero(parting == 0).tolist()
+        self._candidates = tuple(remaining) or tuple(range(self._transport.size))
+        if not remaining:
+            self._parting = False
+        elif self._parting and not announced:
+            self._activate(self._finished + 1)

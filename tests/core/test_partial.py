@@ -1,0 +1,198 @@
+"""Partial allreduce among threads: the four clauses of Lemma 6.1, and what may go wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_oktopk import TransportError
+from horovod_oktopk.core.partial import PartialAllreduce
+from horovod_oktopk.transport.local import LocalTransport, run_ranks
+
+STEPS = 12
+
+
+class Rank:
+    """A rank whose step s contributes a one at place s of its own row; an outcome is the sum of all ranks' tables."""
+
+    def __init__(self, transport: LocalTransport, policy: str, steps: int = STEPS, **options: Any) -> None:
+        self.rank, self.size = transport.rank, transport.size
+        self.transport = transport
+        self.pending = np.zeros((self.size, steps), np.int64)
+        self.rounds: list[Any] = []
+        self.partial = PartialAllreduce(policy, self.run, transport, transport.signals(), **options)
+
+    def run(self, is_active: bool) -> np.ndarray:
+        handed_in = np.zeros_like(self.pending)
+        if is_active:
+            handed_in += self.pending
+            self.pending[:] = 0
+        return self.transport.allreduce(handed_in)
+
+    def arrive(self, step: int) -> None:
+        def contribute() -> None:
+            self.pending[self.rank, step] += 1
+
+        self.rounds += self.partial.arrive(contribute)
+
+    def part(self) -> None:
+        self.rounds += self.partial.part()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.001)
+
+
+def train(size: int, policy: str, steps: Callable[[int], int] = lambda _: STEPS, **options: Any) -> list[list[Any]]:
+    """Every rank's rounds, where each takes its steps in its own time."""
+    def program(transport: LocalTransport) -> list[Any]:
+        rank, random = Rank(transport, policy, **options), np.random.default_rng(transport.rank)
+        for step in range(steps(transport.rank)):
+            time.sleep(random.exponential(0.001 * (1 + transport.rank)))
+            rank.arrive(step)
+        rank.part()
+        rank.partial.end()
+        return rank.rounds
+
+    return run_ranks(size, program, timeout=20)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("policy", ["solo", "majority"])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_liveness_and_safety(size, policy, uneven):
+    """Every call returns; all ranks see the same rounds; each is the sum of what the active ranks had handed in."""
+    everyone = train(size, policy, (lambda rank: STEPS - rank) if uneven else (lambda _: STEPS))
+    for rounds in everyone:
+        assert [each.number for each in rounds] == list(range(1, len(rounds) + 1))
+        assert [each.active for each in rounds] == [each.active for each in everyone[0]]
+        assert all(np.array_equal(a.outcome, b.outcome) for a, b in zip(rounds, everyone[0], strict=True))
+    for each in everyone[0]:
+        assert tuple(each.outcome.any(axis=1).tolist()) == each.active
+    expected = [[step < STEPS - (rank if uneven else 0) for step in range(STEPS)] for rank in range(size)]
+    assert np.array_equal(sum(each.outcome for each in everyone[0]), np.array(expected, int)), "each exactly once"
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_quorum_of_solo_is_whoever_comes_first(size):
+    def program(transport):
+        rank = Rank(transport, "solo")
+        if rank.rank == size - 1:
+            rank.arrive(0)
+        wait_until(lambda: rank.partial._finished >= 1)
+        rank.part()
+        return [each.active for each in rank.rounds]
+
+    alone = tuple(rank == size - 1 for rank in range(size))
+    assert {rounds[0] for rounds in run_ranks(size, program)} == {alone}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_quorum_of_majority_is_the_drawn_rank_and_those_before_it(seed):
+    size, order = 4, [2, 0, 3, 1]
+    drawn = int(np.random.default_rng((seed, 1)).integers(size))
+    before = order[:order.index(drawn) + 1]
+    ranks: dict[int, Rank] = {}
+    turn = threading.Barrier(size)
+
+    def program(transport):
+        rank = ranks[transport.rank] = Rank(transport, "majority", seed=seed)
+        turn.wait(20)
+        place = order.index(rank.rank)
+        wait_until(lambda: all(ranks[other].partial._come or ranks[other].partial._finished
+                               for other in order[:place]))
+        if rank.rank in before:
+            assert rank.partial._started == 0, "the round has begun before the drawn rank came"
+        else:
+            wait_until(lambda: rank.partial._finished >= 1)
+        rank.arrive(0)
+        first = rank.rounds[0].active
+        rank.part()
+        return first
+
+    expected = tuple(rank in before for rank in range(size))
+    assert run_ranks(size, program) == [expected] * size
+
+
+def test_majority_draws_all_ranks_about_equally():
+    draws = [int(np.random.default_rng((0, number)).integers(8)) for number in range(1, 801)]
+    assert np.bincount(draws, minlength=8).min() > 60
+
+
+@pytest.mark.parametrize("max_staleness", [1, 3])
+def test_staleness_is_bounded(max_staleness):
+    """No more rounds than that run without a rank in a row; then they wait until it comes."""
+    waiting = threading.Event()
+
+    def program(transport):
+        rank = Rank(transport, "solo", max_staleness=max_staleness)
+        if rank.rank == 0:
+            for step in range(max_staleness):
+                rank.arrive(step)
+            threading.Timer(0.2, waiting.set).start()
+            rank.arrive(max_staleness)  # returns when rank 1 has come
+        else:
+            waiting.wait(20)
+            assert rank.partial._started == max_staleness
+            rank.arrive(0)
+        rank.part()
+        return [each.active for each in rank.rounds[:max_staleness + 1]]
+
+    expected = [(True, False)] * max_staleness + [(True, True)]
+    assert run_ranks(2, program) == [expected] * 2
+
+
+def test_a_rank_that_does_not_come_is_an_error_on_all():
+    def program(transport):
+        rank = Rank(transport, "solo", max_staleness=2, patience=0.1)
+        if rank.rank == 0:
+            rank.arrive(0)
+            rank.arrive(1)
+        else:
+            wait_until(lambda: rank.partial._failure is not None)
+        with pytest.raises(TransportError, match=r"ranks \[1\] have not come for 2 rounds, and then for 0.1 s"):
+            rank.arrive(2)
+        with pytest.raises(TransportError, match="have not come"):
+            rank.part()
+
+    run_ranks(2, program)
+
+
+def test_what_a_round_raises_is_raised_by_the_next_call_on_every_rank():
+    def program(transport):
+        rank = Rank(transport, "solo")
+        rank.partial._run = lambda _: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            rank.arrive(0)
+
+    run_ranks(3, program)
+
+
+@pytest.mark.parametrize("policy", ["solo", "majority"])
+def test_training_goes_on_after_all_have_parted(policy):
+    def program(transport):
+        rank, random = Rank(transport, policy, steps=30), np.random.default_rng(transport.rank)
+        seen = []
+        for epoch in range(3):
+            for step in range(10 * epoch, 10 * epoch + 10 - transport.rank):
+                time.sleep(random.exponential(0.0005))
+                rank.arrive(step)
+            rank.part()
+            seen.append((len(rank.rounds), sum(each.outcome for each in rank.rounds).tobytes()))
+        rank.partial.end()
+        return seen
+
+    everyone = run_ranks(3, program, timeout=20)
+    assert everyone[0] == everyone[1] == everyone[2]
+    computed = np.zeros((3, 30), np.int64)
+    for rank in range(3):
+        computed[rank, [step for step in range(30) if step % 10 < 10 - rank]] = 1
+    assert everyone[0][-1][1] == computed.tobytes()
