@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -24,8 +25,18 @@ Policy = Literal["solo", "majority"]
 
 BREATH = 0.05
 """Seconds for which a thread waits for a signal before it looks whether it is to end."""
-ABSENT, ACTIVE, GIVEN_UP = range(3)
-"""What a rank is to a round."""
+
+
+class Presence(IntEnum):
+    """What a rank is to a round."""
+
+    ABSENT = 0
+    """It has not come since the last one, and contributes nothing."""
+    STALE = 1
+    """It came too late for the last one, and contributes what it had then."""
+    FRESH = 2
+    """It has come, waits for this round, and contributes."""
+    GIVEN_UP = 3
 
 
 @dataclass(frozen=True)
@@ -34,9 +45,19 @@ class Round(Generic[T]):
 
     number: int
     """From 1."""
-    active: tuple[bool, ...]
-    """By rank: whether it had come, and contributed."""
+    presences: tuple[Presence, ...]
+    """By rank."""
     outcome: T
+
+    @property
+    def contributors(self) -> int:
+        """How many ranks had something to contribute."""
+        return sum(presence != Presence.ABSENT for presence in self.presences)
+
+    @property
+    def active(self) -> int:
+        """How many ranks had come for this round."""
+        return self.presences.count(Presence.FRESH)
 
 
 class PartialAllreduce(Generic[T]):
@@ -45,7 +66,7 @@ class PartialAllreduce(Generic[T]):
     run: reduces once over the transport, in this object's thread; it is told whether this rank has come, and if not,
         contributes nothing. All ranks run each round, in the same order.
     seed: of the draws of "majority"; the same on all ranks.
-    max_staleness: how many rounds in a row may run without a rank; the next waits for it.
+    max_staleness: how many rounds may have begun that a rank has not seen; the next waits for it.
     patience: for how many seconds, before it fails on all ranks.
     """
 
@@ -60,9 +81,8 @@ class PartialAllreduce(Generic[T]):
         self._patience = patience
         self._changed = threading.Condition()
         # Under the condition's lock:
-        self._come = self._is_active = self._parting = self._ended = False
+        self._has_come = self._waits = self._contributes = self._parting = self._ended = False
         self._started = self._finished = self._taken = 0
-        self._missed = 0  # rounds in a row
         self._rounds: list[Round[T]] = []
         self._candidates: tuple[int, ...] = tuple(range(transport.size))
         self._failure: BaseException | None = None
@@ -78,13 +98,13 @@ class PartialAllreduce(Generic[T]):
         Raises what a round raised.
         """
         with self._changed:
-            self._wait_for(lambda: not self._is_active)
+            self._wait_for(lambda: not self._contributes)
             contribute()
-            self._come = True
-            is_late = self._started > self._taken
-            self._changed.notify_all()  # a round may wait for this rank
-            if not is_late and self._initiates():
+            self._has_come = True
+            self._waits = self._started == self._taken
+            if self._waits and self._initiates():
                 self._activate(self._taken + 1)
+            self._changed.notify_all()  # a round may wait for this rank
             self._wait_for(lambda: self._finished > self._taken and self._finished == self._started)
             return self._take()
 
@@ -118,7 +138,8 @@ class PartialAllreduce(Generic[T]):
 
     def _take(self) -> list[Round[T]]:
         rounds, self._rounds = self._rounds, []
-        self._taken = self._finished
+        self._taken, self._waits = self._finished, False
+        self._changed.notify_all()
         return rounds
 
     def _check(self) -> None:
@@ -164,27 +185,30 @@ class PartialAllreduce(Generic[T]):
             is_parting = self._parting
         rows = self._transport.allgather(np.array([self._started, presence, is_parting], np.int64))
         self._compare(rows)
-        outcome = self._run(presence == ACTIVE)
+        outcome = self._run(self._contributes)
         with self._changed:
             self._finished += 1
-            self._is_active = False
-            self._missed = 0 if presence == ACTIVE else self._missed + 1
-            self._rounds.append(Round(self._finished, tuple((rows[:, 1] == ACTIVE).tolist()), outcome))
+            self._contributes = False
+            self._rounds.append(Round(self._finished, tuple(map(Presence, rows[:, 1].tolist())), outcome))
             self._note_parting(rows[:, 2], is_parting)
             self._changed.notify_all()
 
-    def _begin_round(self) -> int:
-        """What this rank is to the round that begins now; waits where too many have been without it."""
-        is_ready = self._missed < self._max_staleness or self._changed.wait_for(
-            lambda: self._come or self._parting or self._ended, self._patience)
+    def _begin_round(self) -> Presence:
+        """Settles what this rank is to the round; waits where too many have begun that it has not seen."""
+        is_here = self._changed.wait_for(
+            lambda: self._started - self._taken < self._max_staleness or self._parting or self._ended, self._patience)
         self._started += 1
-        self._is_active, self._come = self._come, False
-        return (ACTIVE if self._is_active else ABSENT) if is_ready else GIVEN_UP
+        self._contributes, self._has_come = self._has_come, False
+        if not is_here:
+            return Presence.GIVEN_UP
+        if self._contributes:
+            return Presence.FRESH if self._waits else Presence.STALE
+        return Presence.ABSENT
 
     def _compare(self, rows: np.ndarray[Any, Any]) -> None:
         if (rows[:, 0] != rows[0, 0]).any():
             raise TransportError(f"the ranks are in different rounds: {rows[:, 0].tolist()}")
-        gone = np.flatnonzero(rows[:, 1] == GIVEN_UP).tolist()
+        gone = np.flatnonzero(rows[:, 1] == Presence.GIVEN_UP).tolist()
         if gone:
             raise TransportError(f"ranks {gone} have not come for {self._max_staleness} rounds, and then for "
                                  f"{self._patience:g} s")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from horovod_oktopk import TransportError
-from horovod_oktopk.core.partial import PartialAllreduce
+from horovod_oktopk.core.partial import PartialAllreduce, Presence
 from horovod_oktopk.transport.local import LocalTransport, run_ranks
 
 STEPS = 12
@@ -73,10 +73,10 @@ def test_liveness_and_safety(size, policy, uneven):
     everyone = train(size, policy, (lambda rank: STEPS - rank) if uneven else (lambda _: STEPS))
     for rounds in everyone:
         assert [each.number for each in rounds] == list(range(1, len(rounds) + 1))
-        assert [each.active for each in rounds] == [each.active for each in everyone[0]]
+        assert [each.presences for each in rounds] == [each.presences for each in everyone[0]]
         assert all(np.array_equal(a.outcome, b.outcome) for a, b in zip(rounds, everyone[0], strict=True))
     for each in everyone[0]:
-        assert tuple(each.outcome.any(axis=1).tolist()) == each.active
+        assert each.outcome.any(axis=1).tolist() == [presence != Presence.ABSENT for presence in each.presences]
     expected = [[step < STEPS - (rank if uneven else 0) for step in range(STEPS)] for rank in range(size)]
     assert np.array_equal(sum(each.outcome for each in everyone[0]), np.array(expected, int)), "each exactly once"
 
@@ -89,9 +89,9 @@ def test_quorum_of_solo_is_whoever_comes_first(size):
             rank.arrive(0)
         wait_until(lambda: rank.partial._finished >= 1)
         rank.part()
-        return [each.active for each in rank.rounds]
+        return [each.presences for each in rank.rounds]
 
-    alone = tuple(rank == size - 1 for rank in range(size))
+    alone = (Presence.ABSENT,) * (size - 1) + (Presence.FRESH,)
     assert {rounds[0] for rounds in run_ranks(size, program)} == {alone}
 
 
@@ -107,18 +107,19 @@ def test_quorum_of_majority_is_the_drawn_rank_and_those_before_it(seed):
         rank = ranks[transport.rank] = Rank(transport, "majority", seed=seed)
         turn.wait(20)
         place = order.index(rank.rank)
-        wait_until(lambda: all(ranks[other].partial._come or ranks[other].partial._finished
+        wait_until(lambda: all(ranks[other].partial._has_come or ranks[other].partial._finished
                                for other in order[:place]))
         if rank.rank in before:
             assert rank.partial._started == 0, "the round has begun before the drawn rank came"
         else:
             wait_until(lambda: rank.partial._finished >= 1)
         rank.arrive(0)
-        first = rank.rounds[0].active
+        first = rank.rounds[0]
+        assert (first.active, first.contributors) == (len(before), len(before))
         rank.part()
-        return first
+        return first.presences
 
-    expected = tuple(rank in before for rank in range(size))
+    expected = tuple(Presence.FRESH if rank in before else Presence.ABSENT for rank in range(size))
     assert run_ranks(size, program) == [expected] * size
 
 
@@ -144,9 +145,10 @@ def test_staleness_is_bounded(max_staleness):
             assert rank.partial._started == max_staleness
             rank.arrive(0)
         rank.part()
-        return [each.active for each in rank.rounds[:max_staleness + 1]]
+        return [each.presences for each in rank.rounds[:max_staleness + 1]]
 
-    expected = [(True, False)] * max_staleness + [(True, True)]
+    fresh, stale, absent = Presence.FRESH, Presence.STALE, Presence.ABSENT
+    expected = [(fresh, absent)] * max_staleness + [(fresh, stale)]
     assert run_ranks(2, program) == [expected] * 2
 
 

@@ -199,7 +199,7 @@ def partial_rounds_while_another_thread_trains(transport: Any) -> None:
         rounds += partial.part()
         partial.end()
         assert sum(each.outcome for each in rounds) == 10 * sum(1 << (4 * rank) for rank in range(transport.size))
-        seen = transport.allgather(np.array([len(rounds), *(rounds[-1].active)], np.int64))
+        seen = transport.allgather(np.array([len(rounds), *rounds[-1].presences], np.int64))
         assert (seen == seen[0]).all()
 
 
