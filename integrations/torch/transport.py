@@ -18,7 +18,7 @@ from ..transport.horovod import Collectives
 _lanes: defaultdict[int, Iterator[int]] = defaultdict(lambda: itertools.count(1))
 
 
-def network(process_set: Any, own_lane: bool) -> Network:
+def network(process_set: Any, own_lane: bool = False) -> Network:
     """The ranks of a process set. own_lane: whether the reduction may run at the same time as others."""
     return Network(hvd, process_set, TorchCollectives, next(_lanes[process_set.process_set_id]) if own_lane else 0)
 
