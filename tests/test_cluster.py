@@ -31,8 +31,10 @@ needs_root = pytest.mark.skipif(not can_make_hosts(), reason="network namespaces
 
 
 def start(*arguments: str, script: str = CLUSTER) -> subprocess.Popen[str]:
+    # A shell that starts tests in the background has them, and all that they start, ignore Ctrl-C.
     return subprocess.Popen([sys.executable, script, *arguments], cwd=ROOT, env=environment(), text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
 
 def left_behind() -> list[str]:
