@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.scenarios import names
-
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 
@@ -63,15 +61,14 @@ def _end(job: subprocess.Popen[str]) -> None:
 
 
 @functools.cache
-def outcomes(framework: str, backend: str, size: int, kinds: tuple[str, ...] | None = None,
-             **variables: str) -> dict[str, str | None]:
-    """What became of every scenario of a framework (and kinds), in one job: None, or what went wrong."""
-    wanted = names(framework, kinds) if kinds else []
+def outcomes(framework: str, backend: str, size: int, wanted: tuple[str, ...], **variables: str,
+             ) -> dict[str, str | None]:
+    """What became of the scenarios of a framework that are wanted, in one job: None, or what went wrong."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         job = horovodrun(backend, size, "-m", "tests.worker", framework, str(report), *wanted, timeout=540,
                          extra=variables)
         found: dict[str, str | None] = json.loads(report.read_text()) if report.exists() else {}
-    for name in names(framework, kinds):
+    for name in wanted:
         found.setdefault(name, f"did not run; the job ended with status {job.returncode}:\n{job.output[-6000:]}")
     return found

@@ -7,10 +7,14 @@ import pytest
 from tests.launch import outcomes
 from tests.scenarios import names
 
+ALL = tuple(names("torch"))
+SPARSE = tuple(name for name in ALL if name.startswith(("sparse.", "groups.")))
+JOBS = {**{("mpi", size): ALL for size in (1, 2, 3, 4)}, ("gloo", 2): ALL, ("gloo", 3): SPARSE}
+"""Scenarios by job. Three ranks of Gloo on two cores take a hundred times as long as two, now and then."""
+
 
 @pytest.mark.timeout(600)  # the first of a job waits for all of them
-@pytest.mark.parametrize("scenario", names("torch"))
-@pytest.mark.parametrize(("backend", "size"), [*(("mpi", p) for p in (1, 2, 3, 4)), ("gloo", 2), ("gloo", 3)])
+@pytest.mark.parametrize(("backend", "size", "scenario"), [(*job, name) for job in JOBS for name in JOBS[job]])
 def test_scenario(backend: str, size: int, scenario: str) -> None:
-    failure = outcomes("torch", backend, size)[scenario]
+    failure = outcomes("torch", backend, size, JOBS[backend, size])[scenario]
     assert failure is None, failure
