@@ -9,7 +9,8 @@ from tests.scenarios import KINDS, names
 
 ALL = KINDS["tensorflow"]
 JOBS = {("mpi", 1, "keras3"): ("function",), ("mpi", 2, "tf_keras"): ALL, ("mpi", 3, "keras3"): ("tape",),
-        ("mpi", 4, "keras3"): ("keras",), ("gloo", 2, "keras3"): ("keras",), ("gloo", 2, "tf_keras"): ("tape", "legacy")}
+        ("mpi", 4, "keras3"): ("keras",), ("gloo", 2, "keras3"): ("keras",),
+        ("gloo", 2, "tf_keras"): ("tape", "legacy")}
 """Kinds of training by job: all of them everywhere would take too long."""
 CASES = [(*job, scenario) for job, kinds in JOBS.items() for scenario in names("tensorflow", kinds)]
 
