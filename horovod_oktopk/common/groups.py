@@ -93,6 +93,8 @@ class Groups(Generic[L]):
 
     def read_residual(self) -> Values:
         """A copy of all residuals, in the layout's order."""
+        if len(self) == 1:
+            return self[0].accumulator.read_residual()
         residual = np.empty(self._layout.n, self._layout.dtype)
         for group in self._groups:
             values = group.accumulator.read_residual()
@@ -102,6 +104,9 @@ class Groups(Generic[L]):
 
     def load_residual(self, residual: Values) -> None:
         """Gives every group its part of a residual that is in the layout's order."""
+        if len(self) == 1:
+            self[0].accumulator.load_residual(residual)
+            return
         for group in self._groups:
             values = np.empty(group.layout.n, group.layout.dtype)
             for part, own in self._places(group):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,9 @@ from ..core.kernels import KERNELS
 from ..core.sparse import DenseVector, SparseVector
 from ..core.wire import MAX_ELEMENTS
 from ..errors import OptionError
+
+if TYPE_CHECKING:
+    from typing import Self  # not in Python 3.10
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 

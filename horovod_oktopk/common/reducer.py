@@ -159,11 +159,18 @@ class FlatReducer(Generic[L]):
     def learn(self, sample: Sample) -> None:
         """After a step: takes note of its times where a trial is on, and other groups where they promise more."""
         assert self.report is not None
-        if self.trial is not None and self.report.finite:  # as all ranks know
-            cuts = self.trial.learn(sample, self._transport)
+        if self.is_trying and self.report.finite:  # as all ranks know
+            assert self.trial is not None
+            with self._transport.phase("trial"):
+                cuts = self.trial.learn(sample, self._transport)
             if cuts is not None:
                 self._regroup(cuts)
                 self._describe()
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether a trial is on, and wants a sample of every step."""
+        return self.trial is not None and not self.trial.over
 
     def _begin_trial(self) -> None:
         if self.options.bucket_bytes == "auto":

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..common.layout import Layout, scatter
 from ..common.reducer import Update
 from ..errors import PluginError
+
+if TYPE_CHECKING:
+    from typing import Self  # not in Python 3.10
 
 
 class TorchLayout(Layout):

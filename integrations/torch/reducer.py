@@ -36,7 +36,7 @@ class Reducer:
         self.scaler: Any = None
         """The GradScaler that scales this optimizer's loss, once it is known."""
         self.flat: FlatReducer[TorchLayout] | None = None
-        """The reduction of the flat vector; None before the first step, as sparse gradients are not in it."""
+        """What reduces the dense gradients; None before the first step, which tells which are sparse."""
         self._optimizer = optimizer
         self._network = network(optimizer.process_set, own_lane=options.bucket_bytes is not None)
         self._excluded: set[torch.Tensor] = set()
@@ -168,7 +168,7 @@ class Reducer:
                 tensors = [gradients[p] for p in group.layout.parameters]
                 reduced = group.layout.write(None if updates is None else updates[index], tensors)
                 self._results.update(zip(group.layout.parameters, reduced, strict=True))
-        if flat.trial is not None:
+        if flat.is_trying:
             flat.learn(self._sample(flat))
 
     def _end(self, gradients: dict[torch.Tensor, torch.Tensor], flat: FlatReducer[TorchLayout]) -> list[Future[None]]:

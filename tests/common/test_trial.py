@@ -216,3 +216,17 @@ def test_other_ranks_begin_a_trial_anew():
         return before, after, np.array_equal(held, reducer.read_residual())
 
     assert on_ranks(1, program) == [((True, 2, True), (False, 1, False), True)]
+
+
+def test_messages_of_the_trial_are_counted_as_such():
+    def program(transport):
+        reducer, phases = make(transport, options=AUTO), []
+        for step in range(3 * STEPS):
+            take_step(reducer, gradient(step, transport.rank))
+            agreed = reducer.report.phases["agree"].messages_sent
+            reducer.learn(Sample(np.array([1.0, 0.0]), 1.0, 1.0 / len(reducer.groups)))
+            assert reducer.report.phases["agree"].messages_sent == agreed
+            phases.append(reducer.report.phases.get("trial"))
+        return [index for index, phase in enumerate(phases) if phase is not None and phase.messages_sent], phases[-1]
+
+    assert on_ranks(2, program) == [([2 * STEPS - 1], None)] * 2
