@@ -48,10 +48,10 @@ def measure(kind: str, elements: int, skew: float, iterations: int) -> Result:
             transport.allreduce(mine)
             active.append(world.size)
         else:
-            active += [each.active for each in partial.arrive(lambda: None)]
+            active += [each.active for each in partial.arrive(lambda: ())]
         latencies.append(time.perf_counter() - start)
     if partial is not None:
-        partial.part()
+        list(partial.part())
         partial.end()
     everyone = world.allgather(latencies)
     return {"kind": kind, "elements": elements, "active": statistics.mean(active),

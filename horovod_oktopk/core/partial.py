@@ -8,14 +8,15 @@ activation spreads, and what a round reduces, and how, is the caller's.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 import numpy as np
 
-from ..errors import TransportError
+from ..errors import OptionError, TransportError
 
 if TYPE_CHECKING:
     from ..transport.base import Signals, Transport
@@ -25,6 +26,10 @@ Policy = Literal["solo", "majority"]
 
 BREATH = 0.05
 """Seconds for which a thread waits for a signal before it looks whether it is to end."""
+
+
+HEADER = 5
+"""Numbers that a rank tells the others when a round begins, before its settings."""
 
 
 class Presence(IntEnum):
@@ -47,7 +52,14 @@ class Round(Generic[T]):
     """From 1."""
     presences: tuple[Presence, ...]
     """By rank."""
-    outcome: T
+    staleness: tuple[int, ...]
+    """By rank: how many rounds had begun that it had not seen."""
+    delays: tuple[float, ...]
+    """By rank: seconds by which it has come too late since the round before; 0 where it has not."""
+    settings: tuple[float, ...]
+    """Those with which it was run: of the first of the ranks that had come for it, or that contributed."""
+    outcome: T | None
+    """None where nobody had anything to contribute: then nothing was run."""
 
     @property
     def contributors(self) -> int:
@@ -59,19 +71,29 @@ class Round(Generic[T]):
         """How many ranks had come for this round."""
         return self.presences.count(Presence.FRESH)
 
+    @property
+    def seconds_saved(self) -> float:
+        """By how much the round before ended sooner than if it had waited for all."""
+        return max(self.delays)
+
 
 class PartialAllreduce(Generic[T]):
     """Rounds of one reduction among the ranks; one object on each rank.
 
     run: reduces once over the transport, in this object's thread; it is told whether this rank has come, and if not,
-        contributes nothing. All ranks run each round, in the same order.
+        contributes nothing; and the round's settings. All ranks run each round, in the same order.
+    settings: how many numbers there are of them.
     seed: of the draws of "majority"; the same on all ranks.
     max_staleness: how many rounds may have begun that a rank has not seen; the next waits for it.
     patience: for how many seconds, before it fails on all ranks.
+    Raises OptionError for another policy.
     """
 
-    def __init__(self, policy: Policy, run: Callable[[bool], T], transport: Transport, signals: Signals,
-                 seed: int = 0, max_staleness: int = 16, patience: float = 600.0) -> None:
+    def __init__(self, policy: Policy, run: Callable[[bool, tuple[float, ...]], T], transport: Transport,
+                 signals: Signals, settings: int = 0, seed: int = 0, max_staleness: int = 16,
+                 patience: float = 600.0) -> None:
+        if policy not in get_args(Policy):
+            raise OptionError(f"policy must be one of {get_args(Policy)}; got {policy!r}")
         self.policy = policy
         self._run = run
         self._transport = transport
@@ -83,43 +105,52 @@ class PartialAllreduce(Generic[T]):
         # Under the condition's lock:
         self._has_come = self._waits = self._contributes = self._parting = self._ended = False
         self._started = self._finished = self._taken = 0
+        self._missed_at = self._delay = 0.0
+        self._settings = (0.0,) * settings
         self._rounds: list[Round[T]] = []
         self._candidates: tuple[int, ...] = tuple(range(transport.size))
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="horovod_oktopk.partial", daemon=True)
         self._thread.start()
 
-    def arrive(self, contribute: Callable[[], None]) -> list[Round[T]]:
+    def arrive(self, contribute: Callable[[], Sequence[float]]) -> list[Round[T]]:
         """This rank has come: what it has is handed in, and all rounds that it has not seen are returned, in order.
 
-        contribute: makes this rank's values ready for the next `run`; called while none runs with this rank's.
+        contribute: makes this rank's values ready for the next `run`, and gives its settings for that round; called
+        while none runs with this rank's.
         A rank that comes when the round has begun without it is late: it takes what there is, and what it has handed
         in waits for the next round. Any other waits for a round, and starts it where the policy says so.
         Raises what a round raised.
         """
         with self._changed:
             self._wait_for(lambda: not self._contributes)
-            contribute()
+            self._settings = tuple(contribute())
             self._has_come = True
             self._waits = self._started == self._taken
-            if self._waits and self._initiates():
+            if not self._waits:
+                self._delay += time.monotonic() - self._missed_at
+            elif self._initiates():
                 self._activate(self._taken + 1)
             self._changed.notify_all()  # a round may wait for this rank
             self._wait_for(lambda: self._finished > self._taken and self._finished == self._started)
             return self._take()
 
-    def part(self) -> list[Round[T]]:
-        """Serves rounds until all ranks are here as well; returns those that this rank has not seen.
+    def part(self) -> Iterator[Round[T]]:
+        """Serves rounds until all ranks are here as well; yields those that this rank has not seen, as they end.
 
-        Then all have the same rounds, and all that was handed in has been in one.
+        Then all have the same rounds, and all that was handed in has been in one. To be exhausted.
         """
         with self._changed:
             self._check()
             self._parting = True
             self._activate(self._started + 1)  # a last round, in which the others learn it
             self._changed.notify_all()
-            self._wait_for(lambda: not self._parting)
-            return self._take()
+        parting = True
+        while parting:
+            with self._changed:
+                self._wait_for(lambda: bool(self._rounds) or not self._parting)
+                rounds, parting = self._take(), self._parting
+            yield from rounds
 
     def end(self) -> None:
         """Ends the thread; after `part`, when no rank needs it any more."""
@@ -183,13 +214,19 @@ class PartialAllreduce(Generic[T]):
         with self._changed:
             presence = self._begin_round()
             is_parting = self._parting
-        rows = self._transport.allgather(np.array([self._started, presence, is_parting], np.int64))
+            header = [self._started, presence, is_parting, self._started - 1 - self._taken, round(1e9 * self._delay)]
+            settings, self._delay = self._settings, 0.0
+        rows = self._transport.allgather(np.concatenate([np.array(header, np.int64), _as_integers(settings)]))
         self._compare(rows)
-        outcome = self._run(self._contributes)
+        first = int(rows[:, 1].argmax())
+        chosen = tuple(rows[first, HEADER:].copy().view(np.float64).tolist())
+        outcome = self._run(self._contributes, chosen) if rows[first, 1] else None
         with self._changed:
             self._finished += 1
             self._contributes = False
-            self._rounds.append(Round(self._finished, tuple(map(Presence, rows[:, 1].tolist())), outcome))
+            presences, staleness, delays = rows[:, 1].tolist(), rows[:, 3].tolist(), (rows[:, 4] / 1e9).tolist()
+            self._rounds.append(Round(self._finished, tuple(map(Presence, presences)), tuple(staleness),
+                                      tuple(delays), chosen, outcome))
             self._note_parting(rows[:, 2], is_parting)
             self._changed.notify_all()
 
@@ -197,6 +234,8 @@ class PartialAllreduce(Generic[T]):
         """Settles what this rank is to the round; waits where too many have begun that it has not seen."""
         is_here = self._changed.wait_for(
             lambda: self._started - self._taken < self._max_staleness or self._parting or self._ended, self._patience)
+        if self._started == self._taken:
+            self._missed_at = time.monotonic()
         self._started += 1
         self._contributes, self._has_come = self._has_come, False
         if not is_here:
@@ -220,3 +259,8 @@ class PartialAllreduce(Generic[T]):
             self._parting = False
         elif self._parting and not announced:
             self._activate(self._finished + 1)
+
+
+def _as_integers(settings: Sequence[float]) -> np.ndarray[Any, Any]:
+    """The same bits."""
+    return np.array(settings, np.float64).view(np.int64)

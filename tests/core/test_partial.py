@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_oktopk import TransportError
+from horovod_oktopk import OptionError, TransportError
 from horovod_oktopk.core.partial import PartialAllreduce, Presence
 from horovod_oktopk.transport.local import LocalTransport, run_ranks
 
@@ -25,9 +25,9 @@ class Rank:
         self.transport = transport
         self.pending = np.zeros((self.size, steps), np.int64)
         self.rounds: list[Any] = []
-        self.partial = PartialAllreduce(policy, self.run, transport, transport.signals(), **options)
+        self.partial = PartialAllreduce(policy, self.run, transport, transport.signals(), settings=2, **options)
 
-    def run(self, is_active: bool) -> np.ndarray:
+    def run(self, is_active: bool, _settings: tuple[float, ...]) -> np.ndarray:
         handed_in = np.zeros_like(self.pending)
         if is_active:
             handed_in += self.pending
@@ -35,13 +35,19 @@ class Rank:
         return self.transport.allreduce(handed_in)
 
     def arrive(self, step: int) -> None:
-        def contribute() -> None:
+        def contribute() -> list[float]:
             self.pending[self.rank, step] += 1
+            return [step, 0.1 * self.rank]
 
         self.rounds += self.partial.arrive(contribute)
 
     def part(self) -> None:
         self.rounds += self.partial.part()
+
+
+def table(each: Any) -> np.ndarray:
+    """A round's outcome."""
+    return np.zeros((len(each.presences), 1), np.int64) if each.outcome is None else each.outcome
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -76,9 +82,9 @@ def test_liveness_and_safety(size, policy, uneven):
         assert [each.presences for each in rounds] == [each.presences for each in everyone[0]]
         assert all(np.array_equal(a.outcome, b.outcome) for a, b in zip(rounds, everyone[0], strict=True))
     for each in everyone[0]:
-        assert each.outcome.any(axis=1).tolist() == [presence != Presence.ABSENT for presence in each.presences]
+        assert table(each).any(axis=1).tolist() == [presence != Presence.ABSENT for presence in each.presences]
     expected = [[step < STEPS - (rank if uneven else 0) for step in range(STEPS)] for rank in range(size)]
-    assert np.array_equal(sum(each.outcome for each in everyone[0]), np.array(expected, int)), "each exactly once"
+    assert np.array_equal(sum(map(table, everyone[0])), np.array(expected, int)), "each exactly once"
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -171,7 +177,7 @@ def test_a_rank_that_does_not_come_is_an_error_on_all():
 def test_what_a_round_raises_is_raised_by_the_next_call_on_every_rank():
     def program(transport):
         rank = Rank(transport, "solo")
-        rank.partial._run = lambda _: 1 / 0
+        rank.partial._run = lambda *_: 1 / 0
         with pytest.raises(ZeroDivisionError):
             rank.arrive(0)
 
@@ -188,7 +194,7 @@ def test_training_goes_on_after_all_have_parted(policy):
                 time.sleep(random.exponential(0.0005))
                 rank.arrive(step)
             rank.part()
-            seen.append((len(rank.rounds), sum(each.outcome for each in rank.rounds).tobytes()))
+            seen.append((len(rank.rounds), sum(map(table, rank.rounds)).tobytes()))
         rank.partial.end()
         return seen
 
@@ -198,3 +204,71 @@ def test_training_goes_on_after_all_have_parted(policy):
     for rank in range(3):
         computed[rank, [step for step in range(30) if step % 10 < 10 - rank]] = 1
     assert everyone[0][-1][1] == computed.tobytes()
+
+
+def test_settings_are_of_the_first_rank_that_has_come_for_the_round():
+    """Rank 0 contributes what came too late, rank 2 as well, rank 1 has come: the settings are its own."""
+    late = threading.Barrier(3)
+
+    def program(transport):
+        rank = Rank(transport, "solo")
+        if rank.rank == 1:
+            rank.arrive(0)
+        wait_until(lambda: rank.partial._finished >= 1)
+        if rank.rank != 1:
+            rank.arrive(7)
+        late.wait(20)
+        if rank.rank == 1:
+            rank.arrive(1)
+        wait_until(lambda: rank.partial._finished >= 2)
+        rank.part()
+        assert [each.settings for each in rank.rounds[:2]] == [(0, 0.1), (1, 0.1)]
+        assert [each.presences for each in rank.rounds[:2]] == [
+            (Presence.ABSENT, Presence.FRESH, Presence.ABSENT), (Presence.STALE, Presence.FRESH, Presence.STALE)]
+
+    run_ranks(3, program)
+
+
+def test_a_round_tells_who_lags_by_how_many_rounds_and_who_came_by_how_much_too_late():
+    seconds, missed = [], threading.Event()
+
+    def program(transport):
+        rank = Rank(transport, "solo")
+        if rank.rank == 0:
+            rank.arrive(0)
+            assert missed.wait(20)
+            rank.arrive(1)
+            rank.arrive(2)
+        else:
+            wait_until(lambda: rank.partial._finished >= 1)
+            start = time.monotonic()
+            missed.set()
+            wait_until(lambda: rank.partial._finished >= 3)
+            time.sleep(0.05)
+            rank.arrive(0)
+            seconds.append(time.monotonic() - start)
+        rank.part()
+        assert [each.staleness for each in rank.rounds[:3]] == [(0, 0), (0, 1), (0, 2)]
+        assert [each.seconds_saved for each in rank.rounds[:3]] == [0, 0, 0]
+        return sum(each.seconds_saved for each in rank.rounds)
+
+    saved = run_ranks(2, program)
+    assert saved[0] == saved[1]
+    assert 0.05 < saved[0]
+    assert seconds[0] - 0.02 < saved[0]
+
+
+def test_where_nobody_contributes_nothing_is_run():
+    def program(transport):
+        rank = Rank(transport, "solo")
+        rank.partial._run = lambda *_: 1 / 0
+        rank.part()
+        assert rank.rounds
+        assert all(each.outcome is None and each.contributors == 0 for each in rank.rounds)
+
+    run_ranks(3, program)
+
+
+def test_another_policy_is_refused():
+    with pytest.raises(OptionError, match=r"policy must be one of \('solo', 'majority'\); got 'all'"):
+        run_ranks(1, lambda transport: Rank(transport, "all"))

@@ -187,18 +187,23 @@ def partial_rounds_while_another_thread_trains(transport: Any) -> None:
     """Every number that a rank hands in is in one round, which all ranks see alike."""
     handed_in: list[int] = []
 
-    def run(is_active: bool) -> int:
+    def run(is_active: bool, settings: tuple[float, ...]) -> int:
+        assert 0 <= settings[0] < transport.size
         mine, handed_in[:] = (sum(handed_in), []) if is_active else (0, handed_in[:])
         return int(transport.allgather(np.array([mine], np.int64)).sum())
 
+    def contribute() -> list[float]:
+        handed_in.append(1 << (4 * transport.rank))
+        return [transport.rank]
+
     for policy in ("solo", "majority"):
-        partial, rounds = PartialAllreduce(policy, run, transport, transport.signals()), []
+        partial, rounds = PartialAllreduce(policy, run, transport, transport.signals(), settings=1), []
         for _ in range(10):
             time.sleep(0.001 * transport.rank)
-            rounds += partial.arrive(lambda: handed_in.append(1 << (4 * transport.rank)))
+            rounds += partial.arrive(contribute)
         rounds += partial.part()
         partial.end()
-        assert sum(each.outcome for each in rounds) == 10 * sum(1 << (4 * rank) for rank in range(transport.size))
+        assert sum(each.outcome or 0 for each in rounds) == 10 * sum(1 << (4 * rank) for rank in range(transport.size))
         seen = transport.allgather(np.array([len(rounds), *rounds[-1].presences], np.int64))
         assert (seen == seen[0]).all()
 
