@@ -2,9 +2,23 @@
 
 from .core.report import StepReport
 from .errors import AgreementError, OkTopkError, OptionError, PluginError, TransportError, WireError
-from .options import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
+from .options import Dense, GaussianK, GTopk, OkTopk, Partial, TopkA, TopkDSA
 
 __version__ = "0.1.0"
 
-__all__ = ["AgreementError", "Dense", "GTopk", "GaussianK", "OkTopk", "OkTopkError", "OptionError", "PluginError",
-           "StepReport", "TopkA", "TopkDSA", "TransportError", "WireError"]
+__all__ = [
+           "AgreementError",
+           "Dense",
+           "GTopk",
+           "GaussianK",
+           "OkTopk",
+           "OkTopkError",
+           "OptionError",
+           "Partial",
+           "PluginError",
+           "StepReport",
+           "TopkA",
+           "TopkDSA",
+           "TransportError",
+           "WireError",
+]

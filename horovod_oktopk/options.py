@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any, Literal, NoReturn, Protocol, get_args
 
 from .core.accumulator import Accumulator
 from .core.auto import AutoAllreduce
+from .core.dense import DenseAllreduce
 from .core.gaussiank import GaussianKAllreduce
 from .core.gtopk import GTopkAllreduce, NaiveGTopkAllreduce
 from .core.halves import HalfName
 from .core.oktopk import OkTopkAllreduce, Selection
+from .core.partial import Policy
 from .core.reduction import Reduction
 from .core.topka import TopkAAllreduce
 from .core.topkdsa import TopkDSAAllreduce
@@ -37,8 +39,23 @@ class Algorithm(Protocol):
     def forget(self) -> None: ...
 
 
+class Compression:
+    """Horovod's Compressor interface. Its methods are reached only where the plugin has no hold."""
+
+    def compress(self, _tensor: Any) -> NoReturn:
+        """Refuses: a lone tensor cannot be compressed, and must not go dense."""
+        raise PluginError(
+            f"{type(self).__name__} acts inside hvd.DistributedOptimizer and hvd.DistributedGradientTape, after "
+            "`import horovod_oktopk.torch` or `import horovod_oktopk.tensorflow`; "
+            "hvd.allreduce(..., compression=...) and optimizers built without that import cannot use it")
+
+    def decompress(self, tensor: Any, _context: Any) -> Any:
+        """The tensor itself: reduced gradients arrive ready."""
+        return tensor
+
+
 @dataclass(frozen=True, eq=False)
-class Scheme:
+class Scheme(Compression):
     """What every scheme's options have in common. Options compare by identity.
 
     density: fraction of the elements that a step selects, in (0, 1]; k = max(1, round(density * n)).
@@ -97,19 +114,6 @@ class Scheme:
         """
         raise NotImplementedError
 
-    # Horovod's Compressor interface. It is reached only where the plugin has no hold.
-
-    def compress(self, _tensor: Any) -> NoReturn:
-        """Refuses: a lone tensor cannot be compressed, and must not go dense."""
-        raise PluginError(
-            f"{type(self).__name__} acts inside hvd.DistributedOptimizer and hvd.DistributedGradientTape, after "
-            "`import horovod_oktopk.torch` or `import horovod_oktopk.tensorflow`; "
-            "hvd.allreduce(..., compression=...) and optimizers built without that import cannot use it")
-
-    def decompress(self, tensor: Any, _context: Any) -> Any:
-        """The tensor itself: reduced gradients arrive ready."""
-        return tensor
-
 
 class Dense:
     """Horovod's own dense allreduce, overlapped with the backward pass, behind the same argument; no options.
@@ -128,11 +132,11 @@ class Dense:
         return tensor
 
 
-def as_options(compression: Any) -> Scheme | None:
+def as_options(compression: Any) -> Scheme | Partial | None:
     """Options of ours (a plain class takes the defaults), or None for anything else."""
-    if isinstance(compression, type) and issubclass(compression, Scheme):
+    if isinstance(compression, type) and issubclass(compression, Scheme | Partial):
         return compression()
-    return compression if isinstance(compression, Scheme) else None
+    return compression if isinstance(compression, Scheme | Partial) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,12 +251,87 @@ class GaussianK(Scheme):
         return GaussianKAllreduce(description)
 
 
-def _check_integer(name: str, value: Any, otherwise: str = "") -> None:
+@dataclass(frozen=True, eq=False)
+class DenseSum(Scheme):
+    """`Dense` under `Partial`: all elements are sent over our own transport, and nothing stays in the residual."""
+
+    density: float = 1.0
+
+    def with_density(self, density: float) -> NoReturn:
+        """Refuses."""
+        raise OptionError(f"Dense sends all elements, and has no density; got {density!r}")
+
+    def scheme(self, description: str) -> DenseAllreduce:
+        """The algorithm."""
+        return DenseAllreduce(description)
+
+
+@dataclass(frozen=True, eq=False)
+class Partial(Compression):
+    """Eager-SGD (Li et al., PPoPP 2020): a step does not wait for the slowest rank; needs MPI.
+
+    Rounds of reduction run without the ranks that are late. What those have computed joins their next contribution,
+    and every rank applies every round's update, in order, so that replicas that have seen the same rounds are equal.
+
+    policy: "solo": whoever comes first starts a round; "majority": a rank that is drawn anew for each, so that half
+        of the ranks, on average, have come.
+    of: what a round runs: Dense(), OkTopk(...) or another scheme, in one group.
+    seed: of the draws.
+    max_staleness: how many rounds may run that a rank has not seen; then they wait for it. A rank keeps their
+        updates until it comes: of OkTopk 2k words each, of Dense n.
+    patience: seconds after which that fails, on all ranks.
+    model_sync_interval: None, or the paper's way: a late rank applies the latest round's update alone, replicas
+        drift apart, and are averaged every so many of a rank's own steps.
+    Raises OptionError where a value is not allowed.
+    """
+
+    policy: Policy = "majority"
+    of: Scheme | Dense | type[Scheme | Dense] = field(default_factory=OkTopk)
+    seed: int = 0
+    max_staleness: int = 16
+    patience: float = 600.0
+    model_sync_interval: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy not in get_args(Policy):
+            raise OptionError(f"policy must be one of {get_args(Policy)}; got {self.policy!r}")
+        _check_integer("seed", self.seed, least=0)
+        _check_integer("max_staleness", self.max_staleness)
+        _check_real("patience", self.patience, "above 0", lambda x: x > 0)
+        if self.model_sync_interval is not None:
+            _check_integer("model_sync_interval", self.model_sync_interval)
+        scheme = self.scheme
+        if scheme.bucket_bytes is not None:
+            raise OptionError("Partial reduces all gradients in one group; got an `of` with "
+                              f"bucket_bytes={scheme.bucket_bytes!r}")
+        if scheme.transport == "horovod":
+            raise OptionError(f"{NEEDS_MPI}; got an `of` with transport='horovod'")
+
+    @property
+    def scheme(self) -> Scheme:
+        """What a round runs. Raises OptionError where `of` is none of ours."""
+        if isinstance(self.of, Dense) or self.of is Dense:
+            return DenseSum()
+        scheme = as_options(self.of)
+        if not isinstance(scheme, Scheme):
+            raise OptionError(f"Partial takes of=Dense(), OkTopk(...) or another scheme; got {self.of!r}")
+        return scheme
+
+    def settings(self) -> Mapping[str, Any]:
+        """Its own options by name, without the scheme's."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "of"}
+
+
+NEEDS_MPI = ("Partial needs MPI (horovodrun --mpi): its rounds run without the help of ranks that are late, and "
+             "Horovod's own collectives wait for everyone")
+
+
+def _check_integer(name: str, value: Any, otherwise: str = "", least: int = 1) -> None:
+    allowed = f"an integer of at least {least}{otherwise}"
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise OptionError(f"{name} must be an integer of at least 1{otherwise}; got {value!r} of type "
-                          f"{type(value).__name__}")
-    if value < 1:
-        raise OptionError(f"{name} must be an integer of at least 1{otherwise}; got {value!r}")
+        raise OptionError(f"{name} must be {allowed}; got {value!r} of type {type(value).__name__}")
+    if value < least:
+        raise OptionError(f"{name} must be {allowed}; got {value!r}")
 
 
 def _check_real(name: str, value: Any, allowed: str, is_allowed: Any) -> None:

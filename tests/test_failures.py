@@ -24,6 +24,24 @@ def test_the_job_ends_with_an_error_when_a_rank_is(framework: str, backend: str,
     assert time.monotonic() - start < 50  # 30 s, and the start of the job
 
 
+@pytest.mark.parametrize("how", ["killed", "raising"])
+def test_a_job_of_partial_rounds_ends_with_an_error_when_a_rank_is(how: str) -> None:
+    start = time.monotonic()
+    job = horovodrun("mpi", 3, "-m", "tests.torch.partial_worker", how, timeout=60)
+    assert job.returncode != 0
+    assert job.output.count("has reached step 3") == 3, job.output[-3000:]
+    assert ("a file that cannot be read" in job.output) == (how == "raising")
+    assert time.monotonic() - start < 50
+
+
+@pytest.mark.parametrize("how", ["shutdown", "unsettled"])
+def test_a_job_of_partial_rounds_ends_well_with_rounds_pending(how: str) -> None:
+    job = horovodrun("mpi", 3, "-m", "tests.torch.partial_worker", how, timeout=60)
+    assert job.returncode == 0, job.output[-3000:]
+    assert job.output.count("has come to its end") == 3
+    assert job.output.count("keeps 0 elements that were in no round") == (3 if how == "shutdown" else 0)
+
+
 @pytest.mark.parametrize(("framework", "variables"), [
     pytest.param("torch", {}, id="torch"), pytest.param("tensorflow", {}, id="keras3"),
     pytest.param("tensorflow", TF_KERAS, id="tf_keras")])

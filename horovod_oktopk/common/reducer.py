@@ -110,9 +110,12 @@ class FlatReducer(Generic[L]):
             self._before = None
             for group, reduction in zip(self.groups, self._reductions, strict=True):
                 if group.layout.n:
-                    group.accumulator.commit(reduction.contributed, reduction.remainder)
+                    self._commit(group, reduction)
             self.residual_scale = self._scale or self.residual_scale
         return updates
+
+    def _commit(self, group: Group[L], reduction: Reduction) -> None:
+        group.accumulator.commit(reduction.contributed, reduction.remainder)
 
     def _undo(self) -> None:
         if self._before is not None:

@@ -167,5 +167,41 @@ class NumpyAccumulator:
         return np.zeros(self.n, self.dtype)
 
 
+class NothingAccumulated:
+    """Stands for the accumulator of a rank that contributes nothing to a reduction in which it takes part."""
+
+    def __init__(self, n: int, dtype: Any) -> None:
+        self.n = n
+        self.dtype = np.dtype(dtype)
+        self.expected = np.inf
+
+    def accumulate(self, pieces: Iterable[tuple[int, Any]], scale: float = 1.0) -> bool:
+        raise NotImplementedError
+
+    def read_residual(self) -> Values:
+        raise NotImplementedError
+
+    def load_residual(self, values: Values) -> None:
+        raise NotImplementedError
+
+    def expect(self, threshold: float, limit: int) -> None:
+        pass
+
+    def select(self, threshold: float, limit: int) -> SparseVector:  # noqa: ARG002
+        return SparseVector.empty(self.dtype)
+
+    def sample(self, stride: int) -> Values:  # noqa: ARG002
+        return np.empty(0, self.dtype)
+
+    def moments(self) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def values(self) -> Values:
+        return np.zeros(self.n, self.dtype)
+
+    def commit(self, contributed: Indices | slice, remainder: SparseVector | None = None) -> None:
+        pass
+
+
 def _collected(room: Room) -> SparseVector:
     return SparseVector(room.indices[:room.count], room.values[:room.count])

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .accumulator import Accumulator
+from .dense import reduce_densely
 from .gtopk import nonzero_top_k
 from .oktopk import OkTopkAllreduce
-from .reduction import EVERYTHING, Reduction
+from .reduction import Reduction
 from .report import StepReport
-from .sparse import DenseVector, SparseVector, sum_of
+from .sparse import SparseVector, sum_of
 from .topka import gather
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class AutoAllreduce(OkTopkAllreduce):
         else:
             self.step = report.step = call.step + 1
             report.way = self.way.name.lower()
-            reduction = (self._reduce_densely(acc, report, transport) if self.way == Way.DENSE
+            reduction = (reduce_densely(acc, report, transport) if self.way == Way.DENSE
                          else self._gather(selected, call.counts[:, 0], k, acc.n, report, transport))
         if call.finite and self.step < self.since + TRIAL:
             self._learn(time.perf_counter() - start, acc, transport)
@@ -126,12 +127,6 @@ class AutoAllreduce(OkTopkAllreduce):
         report.local_selected, report.global_selected = len(selection), len(update)
         remainder = selected.take(sent).minus(selection.take(sent)) if form.value_dtype else None
         return Reduction(update, selection.indices[sent], report, remainder)
-
-    def _reduce_densely(self, acc: Accumulator, report: StepReport, transport: CountingTransport) -> Reduction:
-        with transport.phase("allreduce"):
-            total = transport.allreduce(acc.values())
-        report.local_selected = report.global_selected = acc.n
-        return Reduction(DenseVector(total), EVERYTHING, report)
 
     def _learn(self, seconds: float, acc: Accumulator, transport: CountingTransport) -> None:
         """Takes note of what this step took, and goes on to the next part of the trial."""

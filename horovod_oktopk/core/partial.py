@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
@@ -152,6 +153,13 @@ class PartialAllreduce(Generic[T]):
                 rounds, parting = self._take(), self._parting
             yield from rounds
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No round runs inside."""
+        with self._changed:
+            self._wait_for(lambda: self._started == self._finished)
+            yield
+
     def end(self) -> None:
         """Ends the thread; after `part`, when no rank needs it any more."""
         with self._changed:
@@ -250,7 +258,8 @@ class PartialAllreduce(Generic[T]):
         gone = np.flatnonzero(rows[:, 1] == Presence.GIVEN_UP).tolist()
         if gone:
             raise TransportError(f"ranks {gone} have not come for {self._max_staleness} rounds, and then for "
-                                 f"{self._patience:g} s")
+                                 f"{self._patience:g} s; before a collective of its own, or where it has no more "
+                                 "steps to take, a rank must serve the others' rounds (settle)")
 
     def _note_parting(self, parting: np.ndarray[Any, Any], announced: bool) -> None:
         remaining: Sequence[int] = np.flatnonzero(parting == 0).tolist()

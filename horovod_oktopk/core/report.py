@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from ..transport.counting import Traffic
 
 
-
 class ScalarWriter(Protocol):
     """The one method needed of a TensorBoard SummaryWriter."""
 
@@ -37,6 +36,14 @@ class StepReport:
     balanced: bool = False
     phases: dict[str, Traffic] = field(default_factory=dict)
     """Bytes, messages and seconds, by phase."""
+    rounds: int = 1
+    """Reductions since this rank's step before: under `Partial` they may be several."""
+    active: tuple[bool, ...] = ()
+    """By rank, under `Partial`: whether it had come for the last round."""
+    staleness: tuple[int, ...] = ()
+    """By rank, under `Partial`: how many rounds had begun before the last one that it had not seen."""
+    seconds_saved: float = 0.0
+    """Under `Partial`: by how much sooner the rounds ended than if they had waited for all ranks."""
 
     PAYLOAD = ("split_and_reduce", "balance", "allgatherv", "reduce_tree", "broadcast_tree",
                "allreduce")
@@ -66,10 +73,8 @@ class StepReport:
         """One report of a step's several reductions: sums, and of thresholds the largest."""
         if len(reports) == 1:
             return reports[0]
-        phases: dict[str, Traffic] = {}
-        for report in reports:
-            for name, traffic in report.phases.items():
-                phases[name] = phases[name] + traffic if name in phases else traffic
+        phases = sum_of_phases([report.phases for report in reports])
+
         def all_of(name: str) -> list[Any]:
             return [getattr(report, name) for report in reports]
 
@@ -87,6 +92,9 @@ class StepReport:
             "local_threshold": self.local_threshold, "global_threshold": self.global_threshold,
             "repartitioned": self.repartitioned, "balanced": self.balanced,
             "bytes_sent": self.bytes_sent, "bytes_received": self.bytes_received, "seconds": self.seconds}
+        if self.active:
+            figures |= {"rounds": self.rounds, "active_ranks": sum(self.active), "seconds_saved": self.seconds_saved}
+            figures |= {f"staleness/rank{rank}": count for rank, count in enumerate(self.staleness)}
         for name, traffic in self.phases.items():
             figures |= {f"{name}/{key}": value for key, value in vars(traffic).items()}
         return figures
@@ -95,3 +103,12 @@ class StepReport:
         """Writes all figures to a TensorBoard SummaryWriter (or whatever has its add_scalar)."""
         for name, value in self.scalars().items():
             writer.add_scalar(f"{prefix}/{name}", float(value), self.step)
+
+
+def sum_of_phases(several: Sequence[Mapping[str, Traffic]]) -> dict[str, Traffic]:
+    """All bytes, messages and seconds, by phase."""
+    total: dict[str, Traffic] = {}
+    for phases in several:
+        for name, traffic in phases.items():
+            total[name] = total[name] + traffic if name in total else traffic
+    return total

@@ -42,6 +42,11 @@ class Network:
         """(rank, size, how often elastic training has begun anew in this process)."""
         return int(self.process_set.rank()), int(self.process_set.size()), _resets
 
+    def barrier(self) -> None:
+        """Waits for all ranks of the process set, by Horovod's own collectives: nothing of MPI is under way here
+        when the first of them goes on, and perhaps shuts Horovod down, and MPI with it, on all."""
+        HorovodTransport(self.collectives(self.process_set, 0)).allgather(np.zeros(1, np.int64))
+
     def connect(self, choice: TransportName) -> Transport:
         """The transport of this rank; called on all ranks of the process set together, by one reduction at a time.
 

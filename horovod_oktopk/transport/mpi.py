@@ -17,8 +17,9 @@ from ..errors import TransportError
 from .base import Bytes, Counts, Values, rotated_buckets
 
 TAG, SIGNAL = 1, 2
-PAUSE = 2e-4
-"""Seconds between two looks for a signal: to wait inside MPI would keep a core busy."""
+SHORTEST, LONGEST, SHARE = 2e-4, 1e-2, 0.02
+"""Seconds between two looks for a signal, and of what share of the time since the last one in between: to wait inside
+MPI would keep a core busy."""
 
 
 class MPITransport:
@@ -35,6 +36,10 @@ class MPITransport:
     def signals(self) -> MPISignals:
         """Of the same ranks."""
         return MPISignals(self.comm)
+
+    def abort(self) -> None:
+        """Ends all processes of the job with an error."""
+        self.comm.Abort(1)
 
     def allgather(self, row: Counts) -> Counts:
         rows = np.empty((self.size, len(row)), np.int64)
@@ -85,6 +90,7 @@ class MPISignals:
         self._own: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._flying: list[tuple[Any, Counts]] = []
+        self._last = time.monotonic()
 
     def send(self, to: int, number: int) -> None:
         if to == self._rank:
@@ -96,18 +102,21 @@ class MPISignals:
             self._flying.append((self._comm.Isend([buffer, MPI.INT64_T], to, SIGNAL), buffer))
 
     def receive(self, timeout: float) -> int | None:
-        deadline = time.monotonic() + timeout
+        start = time.monotonic()
         while True:
             if not self._own.empty():
+                self._last = time.monotonic()
                 return self._own.get()
             with _errors():
                 if self._comm.Iprobe(MPI.ANY_SOURCE, SIGNAL):
                     buffer = np.empty(1, np.int64)
                     self._comm.Recv([buffer, MPI.INT64_T], MPI.ANY_SOURCE, SIGNAL)
+                    self._last = time.monotonic()
                     return int(buffer[0])
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > start + timeout:
                 return None
-            time.sleep(PAUSE)
+            time.sleep(min(max(SHORTEST, SHARE * (now - self._last)), LONGEST))
 
 
 @contextmanager

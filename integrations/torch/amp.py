@@ -73,6 +73,9 @@ def _settle_unit(scale: float, flat: FlatReducer[Any]) -> None:
 
 
 def _require_synchronized(optimizer: Any) -> None:
+    reducer = reducer_of(optimizer)
+    assert reducer is not None
+    reducer.check_scaler()
     if not optimizer._synchronized:
         raise PluginError("a GradScaler would look for overflow in gradients that are not reduced yet, and the ranks "
                           "would drift apart. Write: optimizer.synchronize(); scaler.unscale_(optimizer); "

@@ -22,10 +22,12 @@ from horovod.common.elastic import State
 import torch
 
 from ..common.checks import check_arguments, check_horovod, refuse_join
+from ..common.partial import end_before
 from ..core.report import StepReport
 from ..errors import PluginError
-from ..options import as_options
+from ..options import Partial, as_options
 from ..transport.connect import count_resets
+from .partial import PartialReducer
 from .reducer import Reducer
 from .registry import reducer_of, register
 from .state import attach_state
@@ -39,6 +41,7 @@ _SIGNATURES = {
     "_grouped_allreduce_grad_async": ["self", "ps"],
     "_sparse_allreduce_grad_async": ["self", "p", "name"],
     "_register_hooks": ["self"],
+    "step": ["self", "closure"],
 }
 
 _live: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -53,10 +56,12 @@ def install() -> None:
     cls.__init__ = _wrap_init(cls.__init__)
     cls._allreduce_grad_async = _wrap_allreduce(cls._allreduce_grad_async)
     cls._grouped_allreduce_grad_async = _wrap_grouped_allreduce(cls._grouped_allreduce_grad_async)
+    cls.step = _wrap_step(cls.step)
     adasum = stock._DistributedAdasumOptimizer
     adasum.__init__ = _wrap_adasum(adasum.__init__)
     stock.synchronize = _wrap_synchronize(stock.synchronize)
     hvd.join = hvd.mpi_ops.join = refuse_join(lambda: len(_live) > 0, hvd.join)
+    hvd.shutdown = hvd.mpi_ops.shutdown = end_before(hvd.shutdown)
     count_resets(State)
     stock._oktopk_installed = True
 
@@ -100,7 +105,7 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
         call.apply_defaults()
         check_arguments(hvd, call.arguments["op"], call.arguments["process_set"])
         init(*call.args, **call.kwargs)
-        reducer = Reducer(self, options)
+        reducer = PartialReducer(self, options) if isinstance(options, Partial) else Reducer(self, options)
         register(self, reducer)
         attach_state(self, reducer)
         if not self._grad_accs:  # alone, stock registers no hooks: the semantics should not depend on P
@@ -121,8 +126,8 @@ def _wrap_allreduce(allreduce: Callable[..., Any]) -> Callable[..., Any]:
         if p.grad is None:  # another rank may have computed it
             p.grad = reducer.no_gradient(p)
         if p.grad.is_sparse and not self.sparse_as_dense and not reducer.holds(p):
-            handle, context = allreduce(self, p)  # stock's allgather of sparse gradients
             reducer.exclude(p)
+            handle, context = allreduce(self, p)  # stock's allgather of sparse gradients
             return reducer.after_reduction(handle), context
         return reducer.submit(p), None
 
@@ -137,6 +142,15 @@ def _wrap_grouped_allreduce(allreduce: Callable[..., Any]) -> Callable[..., Any]
             return allreduce(self, ps)
         handles = [reducer.submit(p) for p in ps]
         return (lambda: [handle() for handle in handles]), [None] * len(ps)
+
+    return wrapped
+
+
+def _wrap_step(step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def wrapped(self: Any, closure: Callable[[], Any] | None = None) -> Any:
+        reducer = reducer_of(self)
+        return reducer.step(closure) if isinstance(reducer, PartialReducer) else step(self, closure)
 
     return wrapped
 

@@ -31,14 +31,14 @@ from .transport import network
 class Reducer:
     """Reduces the gradients of one hvd.DistributedOptimizer; on every rank of its process set."""
 
-    def __init__(self, optimizer: Any, options: Scheme) -> None:
+    def __init__(self, optimizer: Any, options: Scheme, own_lane: bool = False) -> None:
         self.options = options
         self.scaler: Any = None
         """The GradScaler that scales this optimizer's loss, once it is known."""
         self.flat: FlatReducer[TorchLayout] | None = None
         """What reduces the dense gradients; None before the first step, which tells which are sparse."""
         self._optimizer = optimizer
-        self._network = network(optimizer.process_set, own_lane=options.bucket_bytes is not None)
+        self._network = network(optimizer.process_set, own_lane or options.bucket_bytes is not None)
         self._excluded: set[torch.Tensor] = set()
         self._pending: dict[torch.Tensor, torch.Tensor] = {}
         self._results: dict[torch.Tensor, torch.Tensor] = {}
@@ -109,6 +109,9 @@ class Reducer:
         self.options = self.options.with_density(density)
         if not self._pending:
             self._begin_step()
+
+    def check_scaler(self) -> None:
+        """Raises PluginError where a GradScaler cannot serve this optimizer."""
 
     def when_flat(self, action: Callable[[FlatReducer[TorchLayout]], None]) -> None:
         """Runs the action now, or as soon as the flat vector is laid out."""
@@ -211,16 +214,19 @@ class Reducer:
         names = self._optimizer._parameter_names
         parameters = [p for p in self._optimizer._requires_update if p not in self._excluded]
         layout = TorchLayout({names[p]: p for p in sorted(parameters, key=names.__getitem__)})
-        place = {p: index for index, p in enumerate(layout.parameters)}
-        registered = [p for group in self._optimizer.param_groups for p in group["params"]]
-        ready = [place[p] for p in reversed(registered) if p in place]  # as the backward pass goes, in most models
-        self.flat = FlatReducer(self.options, self._optimizer.op == hvd.Average, layout, make_accumulator,
-                                self._network, order=ready)
+        self.flat = self._make_flat(layout)
         if self._when_flat is not None:
             self._when_flat(self.flat)
             self._when_flat = None
         self._scale = self._gradient_scale(self.flat)
         return self.flat
+
+    def _make_flat(self, layout: TorchLayout) -> FlatReducer[TorchLayout]:
+        place = {p: index for index, p in enumerate(layout.parameters)}
+        registered = [p for group in self._optimizer.param_groups for p in group["params"]]
+        ready = [place[p] for p in reversed(registered) if p in place]  # as the backward pass goes, in most models
+        return FlatReducer(self.options, self._optimizer.op == hvd.Average, layout, make_accumulator, self._network,
+                           order=ready)
 
     def _gradient_scale(self, flat: FlatReducer[TorchLayout]) -> float | None:
         """The loss scale of the gradients that have been submitted."""

@@ -7,14 +7,16 @@ framework (see driver.py). A framework's own are in tests/<framework>/scenarios.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 KINDS = {"torch": ("optimizer",), "tensorflow": ("tape", "function", "keras", "legacy")}
+ONLY = {"partial": ("optimizer", "keras")}
+"""Modules whose scenarios are not for all kinds."""
 SETS: list[Any] = []
 """Two process sets that divide the ranks, where there are several."""
 
@@ -33,7 +35,8 @@ def _found(framework: str) -> Iterator[tuple[str, str, str, str | None]]:
                             (f"tests.{framework}.scenarios", HERE.parent / framework / "scenarios")):
         for module, function, takes_kind in _checks(folder):
             name = f"{module}.{function.removeprefix('check_')}"
-            for kind in KINDS[framework] if takes_kind else (None,):
+            kinds = [kind for kind in KINDS[framework] if kind in ONLY.get(module, KINDS[framework])]
+            for kind in kinds if takes_kind else (None,):
                 yield name + (f"[{kind}]" if kind else ""), f"{package}.{module}", function, kind
 
 
@@ -48,7 +51,7 @@ def all_scenarios(framework: str) -> dict[str, Callable[[], None]]:
     scenarios = {}
     for name, module, function, kind in _found(framework):
         check = getattr(importlib.import_module(module), function)
-        scenarios[name] = partial(check, driver.Kind(kind)) if kind else check
+        scenarios[name] = functools.partial(check, driver.Kind(kind)) if kind else check
     return scenarios
 
 

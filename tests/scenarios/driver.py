@@ -32,6 +32,13 @@ class Trainer(Protocol):
     def load(self, path: str) -> None:
         """Its state, on all ranks together; the parameters are not in it."""
 
+    def lr(self) -> float: ...
+
+    def set_lr(self, lr: float) -> None: ...
+
+    def settle(self) -> None:
+        """Makes the replicas equal, where `Partial` was given."""
+
     def set_density(self, density: float) -> None: ...
 
     def assign(self, values: Gradients) -> None:
@@ -47,10 +54,10 @@ class Kind(Protocol):
     """What refuses op=Adasum: PluginError, or Horovod's own ValueError."""
 
     def supports(self, argument: str) -> bool:
-        """Whether an argument of Horovod's can be given."""
+        """Whether an argument of Horovod's can be given, or "partial": whether `Partial` can."""
 
     def __call__(self, compression: Any, dtype: str = "float32", shapes: Mapping[str, tuple[int, ...]] | None = None,
-                 lr: float = 1.0, **arguments: Any) -> Trainer:
+                 lr: float = 1.0, momentum: float = 0.0, **arguments: Any) -> Trainer:
         """A trainer; arguments: Horovod's, where groups name parameters."""
 
     def rewrite(self, path: str, residuals: list[np.ndarray]) -> None:

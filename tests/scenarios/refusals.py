@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_oktopk import OkTopk, OptionError, PluginError
+from horovod_oktopk import OkTopk, OptionError, Partial, PluginError
 from tests import scenarios
 from tests.scenarios.common import (
     DENSE,
@@ -72,6 +72,14 @@ def check_different_names_shapes_and_dtypes(kind: Kind) -> None:
     assert_disagreement(hvd, lambda: one_step(kind, OkTopk(k=3), reshaped), "(11,)", "(12,)")
     dtype = "float16" if is_last(hvd) else "bfloat16"
     assert_disagreement(hvd, lambda: one_step(kind, OkTopk(k=3), dtype=dtype), " float16", "bfloat16")
+
+
+def check_partial_is_refused_where_it_cannot_work(kind: Kind) -> None:
+    hvd = kind.hvd
+    if hvd.size() == 1 or (hvd.mpi_enabled() and kind.supports("partial")):
+        return
+    messages = raised_everywhere(hvd, PluginError, lambda: one_step(kind, Partial("solo")))
+    assert ("horovodrun --mpi" if kind.supports("partial") else "Keras 3") in messages[0]
 
 
 def check_transports(kind: Kind) -> None:

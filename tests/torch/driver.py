@@ -10,7 +10,7 @@ import torch
 
 from horovod_oktopk import PluginError
 from horovod_oktopk.core.report import StepReport
-from horovod_oktopk.torch import gather_state_dict, set_density, step_report
+from horovod_oktopk.torch import gather_state_dict, set_density, settle, step_report
 from tests.scenarios.common import SHAPES
 from tests.scenarios.driver import Gradients
 
@@ -37,8 +37,8 @@ class Kind:
         return True
 
     def __call__(self, compression: Any, dtype: str = "float32", shapes: Any = None, lr: float = 1.0,
-                 **arguments: Any) -> TorchTrainer:
-        return TorchTrainer(compression, dtype, shapes or SHAPES, lr, arguments)
+                 momentum: float = 0.0, **arguments: Any) -> TorchTrainer:
+        return TorchTrainer(compression, dtype, shapes or SHAPES, lr, momentum, arguments)
 
     def passes(self, trainer: TorchTrainer, several: list[Gradients]) -> None:
         trainer.optimizer.zero_grad()
@@ -58,14 +58,16 @@ class Kind:
 class TorchTrainer:
     """See tests.scenarios.driver."""
 
-    def __init__(self, compression: Any, dtype: str, shapes: Any, lr: float, arguments: dict[str, Any]) -> None:
+    def __init__(self, compression: Any, dtype: str, shapes: Any, lr: float, momentum: float,
+                 arguments: dict[str, Any]) -> None:
         self.dtype = getattr(torch, dtype)
         self.params = {name: torch.nn.Parameter(torch.zeros(shape, dtype=self.dtype))
                        for name, shape in shapes.items()}
         if isinstance(arguments.get("groups"), list):
             arguments["groups"] = [[self.params[name] for name in group] for group in arguments["groups"]]
-        self.optimizer = hvd.DistributedOptimizer(torch.optim.SGD(self.params.values(), lr=lr), **arguments,
-                                                  named_parameters=self.params.items(), compression=compression)
+        self.optimizer = hvd.DistributedOptimizer(torch.optim.SGD(self.params.values(), lr=lr, momentum=momentum),
+                                                  named_parameters=self.params.items(), compression=compression,
+                                                  **arguments)
 
     def step(self, grads: Gradients) -> None:
         self.optimizer.zero_grad()
@@ -94,6 +96,15 @@ class TorchTrainer:
 
     def load(self, path: str) -> None:
         self.optimizer.load_state_dict(torch.load(path, weights_only=True))
+
+    def lr(self) -> float:
+        return self.optimizer.param_groups[0]["lr"]
+
+    def set_lr(self, lr: float) -> None:
+        self.optimizer.param_groups[0]["lr"] = lr
+
+    def settle(self) -> None:
+        settle(self.optimizer)
 
     def set_density(self, density: float) -> None:
         set_density(self.optimizer, density)

@@ -203,7 +203,8 @@ def partial_rounds_while_another_thread_trains(transport: Any) -> None:
             rounds += partial.arrive(contribute)
         rounds += partial.part()
         partial.end()
-        assert sum(each.outcome or 0 for each in rounds) == 10 * sum(1 << (4 * rank) for rank in range(transport.size))
+        expected = 10 * sum(1 << (4 * rank) for rank in range(transport.size))
+        assert sum(each.outcome or 0 for each in rounds) == expected
         seen = transport.allgather(np.array([len(rounds), *rounds[-1].presences], np.int64))
         assert (seen == seen[0]).all()
 

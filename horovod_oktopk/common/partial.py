@@ -1,0 +1,231 @@
+"""`Partial`, in every integration: a residual that gradients are handed in to, and rounds that take from it.
+
+With error feedback the two ideas are one: what a late rank could not contribute waits in its residual, so the sum of
+all gradients equals what was applied plus what the residuals hold.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..core.accumulator import Accumulator, NothingAccumulated
+from ..core.partial import PartialAllreduce, Presence, Round
+from ..core.reduction import Reduction
+from ..core.report import StepReport, sum_of_phases
+from ..core.sparse import Values
+from ..errors import PluginError
+from ..options import NEEDS_MPI, Partial
+from ..transport.connect import Network
+from ..transport.counting import Traffic
+from .groups import Group, L
+from .reducer import FlatReducer, Piece, Update
+from .state import Record
+
+logger = logging.getLogger("horovod_oktopk")
+
+NOWHERE = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of a round. update: None where some rank's gradient was not finite; then nothing has changed but that it is
+    gone."""
+
+    update: Update | None
+    report: StepReport
+
+
+Rounds = list[Round[Outcome]]
+
+
+class PartialReducer(FlatReducer[L]):
+    """Reduces the gradients of one layout in partial rounds; one object on each rank.
+
+    A step is `arrive`, and then the updates of all rounds that it returns are applied, in order. The other arguments
+    are FlatReducer's.
+    settings: names of the numbers that every rank gives with its gradients, and that a round has from one of them.
+    """
+
+    def __init__(self, options: Partial, average: bool, layout: L, make_accumulator: Callable[[L], Accumulator],
+                 network: Network, settings: Sequence[str] = ()) -> None:
+        self.partial = options
+        self._wished = options.scheme
+        own = [f"partial {name}: {value}" for name, value in options.settings().items()]
+        lines = [*own, f"settings: {', '.join(settings)}", *layout.describe()]
+        super().__init__(self._wished, average, layout, make_accumulator, network, lines)
+        self._settings = len(settings)
+        self._nothing = NothingAccumulated(layout.n, layout.dtype)
+        self._allreduce: PartialAllreduce[Outcome] | None = None
+        self.step_report: StepReport | None = None
+        """Of this rank's last step; None before the first."""
+        self._accumulating = Traffic()
+        # Of what was handed in since this rank last contributed:
+        self._is_pending = self._contributes = False  # the accumulator holds it
+        self._is_finite = True
+
+    def arrive(self, pieces: Iterable[Piece], settings: Sequence[float] = ()) -> Rounds:
+        """Hands in this rank's gradients; returns the rounds that it has not seen, in order, at least one.
+
+        Raises PluginError where there is no MPI, AgreementError where the ranks differ, TransportError where
+        communication fails: on all ranks together in the first step, later with their next.
+        """
+        def contribute() -> list[float]:
+            start = time.perf_counter()
+            self._hand_in(pieces)
+            self._accumulating.seconds = time.perf_counter() - start
+            return [self._wished.density, *settings]
+
+        return self.start().arrive(contribute)
+
+    def settle(self) -> Iterator[Round[Outcome]]:
+        """Serves rounds until all ranks are here; yields those that this rank has not seen. To be exhausted.
+
+        Then all that was handed in has been in a round, and all ranks have seen the same ones.
+        """
+        return self.start().part()
+
+    def end(self) -> None:
+        """After the last step, on all ranks together: no rank needs the others' service any more."""
+        if self._allreduce is not None:
+            allreduce, self._allreduce = self._allreduce, None
+            for _ in allreduce.part():
+                pass
+            allreduce.end()
+            self.network.barrier()
+
+    def abort(self) -> None:
+        """Ends the job with an error."""
+        getattr(self._transport.inner, "abort", lambda: None)()
+
+    def take_note(self, rounds: Rounds, write_back: float) -> None:
+        """Makes the report of a step whose rounds have been applied. write_back: seconds that writing them took."""
+        outcomes = [each.outcome for each in rounds if each.outcome is not None]
+        if not outcomes:
+            return
+        last = outcomes[-1].report
+        own = {"accumulate": self._accumulating, "write_back": Traffic(seconds=write_back)}
+        self._accumulating = Traffic()
+        self.step_report = replace(
+            last, phases=sum_of_phases([*(outcome.report.phases for outcome in outcomes), own]), rounds=len(rounds),
+            active=tuple(presence == Presence.FRESH for presence in rounds[-1].presences),
+            staleness=rounds[-1].staleness, seconds_saved=sum(each.seconds_saved for each in rounds))
+        if not all(outcome.report.finite for outcome in outcomes):
+            logger.warning("a round was skipped, as some rank's gradient was not finite (step %d)", last.step)
+
+    def set_density(self, density: float) -> None:
+        """From this rank's next contribution on; a round has the density of the rank that its settings are of."""
+        self._wished = self._wished.with_density(density)
+
+    def start(self) -> PartialAllreduce[Outcome]:
+        """Connects the ranks, and holds a first roll call; on all of them together."""
+        if self._allreduce is None:
+            transport = self.connect()
+            signals = getattr(transport.inner, "signals", None)
+            if signals is None:
+                raise PluginError(NEEDS_MPI)
+            self.meet(self.description)
+            options = self.partial
+            transport.reset()
+            self._allreduce = PartialAllreduce(options.policy, self._run, transport, signals(), 1 + self._settings,
+                                               options.seed, options.max_staleness, options.patience)
+            _serve(self)
+        return self._allreduce
+
+    # In rounds.
+
+    def _hand_in(self, pieces: Iterable[Piece]) -> None:
+        accumulator = self.groups[0].accumulator
+        if self._is_pending:
+            accumulator.commit(NOWHERE)
+        self._is_pending = accumulator.accumulate(pieces)
+        self._is_finite = self._is_finite and self._is_pending
+
+    def _run(self, contributes: bool, settings: tuple[float, ...]) -> Outcome:
+        if self.options.k is None and settings[0] != self.options.density:
+            super().set_density(settings[0])
+        group, transport = self.groups[0], self._transport
+        self._contributes = contributes and self._is_pending
+        self._before = self.groups.state()
+        accumulator = group.accumulator if self._contributes else self._nothing
+        self._reductions = [group.algorithm.reduce(accumulator, self.options.k_of(max(1, group.layout.n)),
+                                                   self._is_finite or not contributes, transport)]
+        updates = self.finish()
+        transport.reset()  # what follows belongs to the next round
+        if contributes:
+            self._is_finite = True
+        assert self.report is not None
+        return Outcome(None if updates is None else updates[0], self.report)
+
+    def _commit(self, group: Group[L], reduction: Reduction) -> None:
+        if self._contributes:
+            super()._commit(group, reduction)
+            self._is_pending = False
+
+    # The state: what is pending counts as residual.
+
+    def read_residual(self) -> Values:
+        """See FlatReducer."""
+        return self.groups[0].accumulator.values().copy() if self._is_pending else super().read_residual()
+
+    def record(self) -> Record:
+        """See FlatReducer."""
+        if self._allreduce is None:
+            return super().record()
+        with self._allreduce.paused():
+            return super().record()
+
+    def take(self, share: Record) -> None:
+        """See FlatReducer; what is pending is dropped."""
+        if self._allreduce is None:
+            super().take(share)
+            return
+        with self._allreduce.paused():
+            self._is_pending = False
+            super().take(share)
+
+
+# The end.
+
+_running: list[PartialReducer[Any]] = []
+"""All, even those that nobody uses here any more: other ranks may still need their service."""
+
+
+def _serve(reducer: PartialReducer[Any]) -> None:
+    if not _running:
+        atexit.unregister(end_all)
+        atexit.register(end_all)  # after hvd.init, so before Horovod's own shutdown
+    _running.append(reducer)
+
+
+def end_all() -> None:
+    """Ends the rounds of all reducers, on all ranks together; where this rank ends by an exception, ends the job:
+    the others' rounds would wait for it."""
+    while _running:
+        reducer = min(_running, key=lambda each: each.network.lane)
+        _running.remove(reducer)
+        if getattr(sys, "last_value", None) is not None:
+            sys.stderr.flush()
+            reducer.abort()
+        try:
+            reducer.end()
+        except Exception:
+            logger.exception("partial rounds did not end well")
+
+
+def end_before(shutdown: Callable[..., Any]) -> Callable[..., Any]:
+    """Horovod's shutdown, which first ends the rounds."""
+    @functools.wraps(shutdown)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        end_all()
+        return shutdown(*args, **kwargs)
+
+    return wrapped

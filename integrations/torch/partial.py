@@ -1,0 +1,206 @@
+"""`compression=Partial(...)`: a step hands in its gradients, and applies the updates of all rounds since the last.
+
+Every update is a step of the inner optimizer, with the learning rate that belongs to its round: so momentum and the
+like are the same on all ranks as well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import horovod.torch as hvd
+
+import torch
+
+from ..common.partial import Outcome
+from ..common.partial import PartialReducer as FlatPartialReducer
+from ..core.partial import Round
+from ..core.report import StepReport
+from ..errors import PluginError
+from ..options import Partial
+from .accumulator import make_accumulator
+from .layout import TorchLayout
+from .reducer import Reducer
+from .registry import reducer_of
+
+
+class PartialReducer(Reducer):
+    """Takes the steps of one hvd.DistributedOptimizer; on every rank of its process set."""
+
+    flat: FlatPartialReducer[TorchLayout] | None
+
+    def __init__(self, optimizer: Any, options: Partial) -> None:
+        super().__init__(optimizer, options.scheme, own_lane=True)
+        self.partial = options
+        self._numbers: Numbers
+        self._gradients: dict[torch.Tensor, torch.Tensor] = {}
+        self._steps = 0
+        self._is_stepping = False
+
+    def step(self, closure: Callable[[], Any] | None) -> None:
+        """In place of Horovod's `step`: hands in the gradients, and applies what rounds there were."""
+        if closure is not None:
+            raise PluginError("step(closure) cannot be used with Partial, which applies several updates, or none")
+        if not self._optimizer._should_synchronize:
+            raise PluginError(IN_STEP_ONLY)
+        self._is_stepping = True
+        try:
+            self._optimizer.synchronize()
+        finally:
+            self._is_stepping = False
+        self._optimizer._synchronized = False
+        assert self.flat is not None
+        pieces = self.flat.layout.pieces([self._gradients[p] for p in self.flat.layout.parameters])
+        self._apply(self.flat.arrive(pieces, self._numbers.read()))
+        self._steps += 1
+        if self.partial.model_sync_interval and self._steps % self.partial.model_sync_interval == 0:
+            self.settle()
+
+    def settle(self) -> None:
+        """All ranks together: serves rounds until all are here, and makes the replicas equal."""
+        if self._pending:
+            raise PluginError("settle: gradients have been computed, and not handed in by optimizer.step()")
+        flat = self._laid_out()
+        kept = {p: p.grad for p in flat.layout.parameters}
+        for each in flat.settle():  # as they end: others may run many
+            self._apply([each])
+        for p, gradient in kept.items():
+            p.grad = gradient
+        if self.partial.model_sync_interval:
+            self._average_models(flat.layout)
+
+    # What differs from a synchronous reduction.
+
+    @property
+    def report(self) -> StepReport | None:
+        """Of the last step; None before the first."""
+        return None if self.flat is None else self.flat.step_report
+
+    def set_density(self, density: float) -> None:
+        """From this rank's next step on; see FlatPartialReducer."""
+        self.options = self.options.with_density(density)
+        if self.flat is not None:
+            self.flat.set_density(density)
+
+    def check_scaler(self) -> None:
+        """Refuses: its scale would have to be one for all ranks, whose steps differ."""
+        raise PluginError(IN_STEP_ONLY)
+
+    def exclude(self, p: torch.Tensor) -> None:
+        """Refuses sparse gradients, which would have to wait for all ranks."""
+        raise PluginError(f"the gradient of '{self._optimizer._parameter_names[p]}' is sparse, and goes by Horovod's "
+                          "own allgather, which waits for all ranks: with Partial give sparse_as_dense=True")
+
+    def _begin_step(self) -> None:
+        pass
+
+    def _reduce(self) -> None:
+        """Only takes the gradients: rounds follow in `step`."""
+        gradients, self._pending = self._pending, {}
+        if not self._is_stepping:
+            raise PluginError(IN_STEP_ONLY)
+        self._laid_out()
+        self._gradients = gradients
+        self._results.update(gradients)
+
+    def _laid_out(self) -> FlatPartialReducer[TorchLayout]:
+        if self.flat is None:
+            self._lay_out()
+        assert self.flat is not None
+        return self.flat
+
+    def _make_flat(self, layout: TorchLayout) -> FlatPartialReducer[TorchLayout]:
+        self._numbers = Numbers(self._optimizer.param_groups)
+        return FlatPartialReducer(self.partial, self._optimizer.op == hvd.Average, layout, make_accumulator,
+                                  self._network, self._numbers.names)
+
+    # Updates.
+
+    def _apply(self, rounds: list[Round[Outcome]]) -> None:
+        assert self.flat is not None
+        seconds = 0.0
+        for each in rounds[-1:] if self.partial.model_sync_interval else rounds:
+            if each.outcome is not None and each.outcome.update is not None:
+                start = time.perf_counter()
+                self._write(each.outcome)
+                seconds += time.perf_counter() - start
+                with self._numbers.set_to(each.settings[1:]):
+                    super(type(self._optimizer), self._optimizer).step()  # type: ignore[misc]
+        self.flat.take_note(rounds, seconds)
+
+    def _write(self, outcome: Outcome) -> None:
+        assert self.flat is not None
+        layout = self.flat.layout
+        tensors = [self._gradients[p] if p in self._gradients else torch.empty_like(p) for p in layout.parameters]
+        for p, gradient in zip(layout.parameters, layout.write(outcome.update, tensors), strict=True):
+            p.grad = gradient
+
+    def _average_models(self, layout: TorchLayout) -> None:
+        if layout.parameters:
+            hvd.grouped_allreduce_([p.data for p in layout.parameters], op=hvd.Average, name="horovod_oktopk.models",
+                                   process_set=self.process_set)
+
+
+IN_STEP_ONLY = ("with Partial the gradients are handed in by optimizer.step(), which may apply several updates: "
+                "synchronize() and skip_synchronize() cannot be used, nor a GradScaler")
+
+
+def settle(optimizer: torch.optim.Optimizer) -> None:
+    """Makes the replicas of a `Partial` optimizer equal; called on all ranks together.
+
+    A rank that is here serves the others' rounds until all are. Before evaluation, checkpoints, any collective of
+    your own, and after the last step. Without `Partial` it does nothing.
+    """
+    reducer = reducer_of(optimizer)
+    if isinstance(reducer, PartialReducer):
+        reducer.settle()
+
+
+class Numbers:
+    """The numbers of an optimizer's parameter groups (learning rates, momentum and such), which travel with rounds:
+    where ranks are at different steps, their schedules are as well."""
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        self._groups = groups
+        self._places = [(index, key, place) for index, group in enumerate(groups) for key, value in group.items()
+                        for place in _places(value)]
+        self.names = [f"{index}.{key}" if place is None else f"{index}.{key}.{place}"
+                      for index, key, place in self._places]
+
+    def read(self) -> list[float]:
+        """Their present values, in the order of `names`."""
+        values = (self._groups[index][key] if place is None else self._groups[index][key][place]
+                  for index, key, place in self._places)
+        return [float(value) for value in values]
+
+    @contextmanager
+    def set_to(self, values: Iterable[float]) -> Iterator[None]:
+        """Inside they have these values."""
+        mine = self.read()
+        self._write(values)
+        try:
+            yield
+        finally:
+            self._write(mine)
+
+    def _write(self, values: Iterable[float]) -> None:
+        for (index, key, place), value in zip(self._places, values, strict=True):
+            group = self._groups[index]
+            if isinstance(group[key], torch.Tensor):
+                group[key].fill_(value)
+            elif place is None:
+                group[key] = type(group[key])(value)
+            else:
+                group[key] = tuple(value if i == place else old for i, old in enumerate(group[key]))
+
+
+def _places(value: Any) -> list[int | None]:
+    """Where the numbers of a group's entry lie: [None] for a number itself; of others, there are none."""
+    if isinstance(value, torch.Tensor):
+        return [None] if value.numel() == 1 else []
+    if isinstance(value, tuple):
+        return list(range(len(value))) if all(isinstance(each, float) for each in value) else []
+    return [None] if isinstance(value, int | float) and not isinstance(value, bool) else []

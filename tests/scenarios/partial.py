@@ -1,0 +1,242 @@
+"""`compression=Partial(...)`: nobody waits, nothing is lost, and replicas are equal. Over MPI alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from horovod_oktopk import Dense, GaussianK, GTopk, OkTopk, OptionError, Partial, TopkA, TopkDSA, TransportError
+from horovod_oktopk.core.cost import oktopk_bound
+from tests.scenarios.common import (
+    SHAPES,
+    N,
+    assert_disagreement,
+    assert_equal_everywhere,
+    everywhere,
+    flat,
+    gradients,
+    is_last,
+    raised_everywhere,
+    shared_folder,
+)
+from tests.scenarios.driver import Kind, Trainer
+
+SCHEMES = (Dense(), OkTopk(density=0.1), TopkA(k=5), TopkDSA(k=5), GTopk(k=5), GaussianK(density=0.2))
+STEPS = 12
+
+
+def delays(hvd: Any, steps: int) -> Iterator[int]:
+    """The steps; before each, this rank sleeps for a while of its own."""
+    random = np.random.default_rng((7, hvd.rank()))
+    for step in range(steps):
+        time.sleep(random.exponential(0.002) + 0.003 * (hvd.rank() == step % hvd.size()))
+        yield step
+
+
+def train(kind: Kind, compression: Any, steps: int = STEPS, **arguments: Any) -> Trainer:
+    """Integer gradients, their sum, and plain SGD with learning rate 1: what was applied is known exactly."""
+    trainer = kind(compression, op=kind.hvd.Sum, **arguments)
+    for step in delays(kind.hvd, steps):
+        trainer.step(gradients(step, kind.hvd.rank()))
+    return trainer
+
+
+def computed(hvd: Any, steps: int = STEPS) -> np.ndarray:
+    """The sum of all gradients of all ranks."""
+    mine = sum(flat(gradients(step, hvd.rank())) for step in range(steps))
+    return sum(everywhere(hvd, mine))
+
+
+def assert_conserved(hvd: Any, trainer: Trainer, expected: np.ndarray) -> None:
+    """After `settle`: equal replicas, and what was computed was applied or is in a residual."""
+    assert_equal_everywhere(hvd, trainer.values())
+    applied, kept = -flat(trainer.values()), sum(everywhere(hvd, trainer.residual()))
+    assert np.array_equal(applied + kept, expected)
+
+
+def check_nothing_is_lost_and_replicas_are_equal(kind: Kind) -> None:
+    for policy in ("solo", "majority"):
+        for scheme in SCHEMES:
+            trainer = train(kind, Partial(policy, of=scheme))
+            trainer.settle()
+            assert_conserved(kind.hvd, trainer, computed(kind.hvd))
+            if isinstance(scheme, Dense):
+                assert not trainer.residual().any(), "all that was handed in has been in a round"
+
+
+def check_replicas_that_have_seen_the_same_rounds_are_equal(kind: Kind) -> None:
+    """At every step, not only in the end; with momentum, which makes the order and the number of updates count."""
+    hvd, seen = kind.hvd, {}
+    trainer = kind(Partial("solo", of=OkTopk(density=0.2)), momentum=0.9, lr=0.125)
+    for step in delays(hvd, 3 * STEPS):
+        trainer.step(gradients(step, hvd.rank()))
+        seen[trainer.report().step] = flat(trainer.values()).tobytes()
+    trainer.settle()
+    assert_equal_everywhere(hvd, trainer.values())
+    others = everywhere(hvd, seen)
+    for step in set.intersection(*map(set, others)):
+        assert len({each[step] for each in others}) == 1, f"the replicas differ after round {step}"
+
+
+def check_a_round_has_one_learning_rate(kind: Kind) -> None:
+    """Ranks at different steps of their schedules still apply the same update."""
+    hvd = kind.hvd
+    trainer = kind(Partial("solo", of=Dense()), momentum=0.5)
+    for step in delays(hvd, STEPS):
+        trainer.set_lr(1.0 / (1 + step) + hvd.rank())
+        trainer.step(gradients(step, hvd.rank()))
+        assert abs(trainer.lr() - (1.0 / (1 + step) + hvd.rank())) < 1e-6, "a rank's own rate is left to it"
+    trainer.settle()
+    assert_equal_everywhere(hvd, trainer.values())
+
+
+def check_ranks_may_take_different_numbers_of_steps(kind: Kind) -> None:
+    hvd = kind.hvd
+    steps = STEPS + 20 * hvd.rank()
+    trainer = train(kind, Partial("majority", of=OkTopk(density=0.1), max_staleness=4), steps)
+    trainer.settle()
+    expected = sum(everywhere(hvd, sum(flat(gradients(step, hvd.rank())) for step in range(steps))))
+    assert_conserved(hvd, trainer, expected)
+
+
+def check_evaluation_in_the_middle(kind: Kind) -> None:
+    """After `settle` replicas are equal, other collectives can be used, and training goes on."""
+    hvd = kind.hvd
+    trainer = kind(Partial("solo", of=OkTopk(density=0.1)), op=hvd.Sum)
+    for epoch in range(3):
+        for step in delays(hvd, 5):
+            trainer.step(gradients(5 * epoch + step, hvd.rank()))
+        trainer.settle()
+        assert_conserved(hvd, trainer, computed(hvd, 5 * (epoch + 1)))
+
+
+def check_models_that_are_averaged(kind: Kind) -> None:
+    """The paper's way: a late rank skips to the latest update; after every so many steps all models are the mean."""
+    trainer = train(kind, Partial("solo", of=Dense(), model_sync_interval=4))
+    assert_equal_everywhere(kind.hvd, trainer.values())
+    trainer.step(gradients(0, kind.hvd.rank()))
+    trainer.settle()
+    assert_equal_everywhere(kind.hvd, trainer.values())
+
+
+def check_nan_on_one_rank_costs_its_gradient_alone(kind: Kind) -> None:
+    hvd = kind.hvd
+    for scheme in (Dense(), OkTopk(density=0.2)):
+        trainer = kind(Partial("majority", of=scheme), op=hvd.Sum)
+        for step in delays(hvd, STEPS):
+            mine = gradients(step, hvd.rank())
+            if step == 4 and is_last(hvd):
+                mine["d"][:] = np.nan
+            trainer.step(mine)
+        trainer.settle()
+        trainer.step(gradients(STEPS, hvd.rank()))  # takes along what the skipped round has left
+        trainer.settle()
+        lost = flat(gradients(4, hvd.size() - 1))
+        assert_conserved(hvd, trainer, computed(hvd, STEPS + 1) - lost)
+
+
+def check_a_density_that_changes(kind: Kind) -> None:
+    hvd = kind.hvd
+    trainer = kind(Partial("solo", of=OkTopk(density=0.5)), op=hvd.Sum)
+    for step in delays(hvd, STEPS):
+        if step == STEPS // 2:
+            trainer.set_density(0.1)
+        trainer.step(gradients(step, hvd.rank()))
+    trainer.settle()
+    trainer.step(gradients(STEPS, hvd.rank()))
+    assert trainer.report().k == round(0.1 * N)
+    trainer.settle()
+    assert_conserved(hvd, trainer, computed(hvd, STEPS + 1))
+
+
+def check_a_checkpoint_keeps_what_is_pending(kind: Kind) -> None:
+    hvd = kind.hvd
+    trainer = train(kind, Partial("solo", of=OkTopk(density=0.05)))
+    with shared_folder(hvd) as folder:
+        trainer.settle()
+        trainer.save(str(folder / "state"))
+        values, residual = trainer.values(), trainer.residual()
+        resumed = kind(Partial("solo", of=OkTopk(density=0.05)), op=hvd.Sum)
+        resumed.assign(values)
+        resumed.load(str(folder / "state"))
+        resumed.step(gradients(STEPS, hvd.rank()))
+        resumed.settle()
+        assert_conserved(hvd, resumed, computed(hvd, STEPS + 1))
+        assert len(residual) == N
+
+
+def check_reports_tell_who_came_and_what_was_saved(kind: Kind) -> None:
+    hvd = kind.hvd
+    trainer = kind(Partial("solo", of=OkTopk(density=0.1)))
+    saved = rounds = 0.0
+    for step in range(6):
+        time.sleep(0.05 * is_last(hvd))
+        trainer.step(gradients(step, hvd.rank()))
+        report = trainer.report()
+        assert len(report.active) == len(report.staleness) == hvd.size()
+        words = report.payload_bytes()[0] / 4
+        assert words <= report.rounds * oktopk_bound(report.k, hvd.size())
+        saved, rounds = saved + report.seconds_saved, rounds + report.rounds
+        assert report.scalars()["active_ranks"] == sum(report.active)
+    trainer.settle()
+    assert rounds >= 6
+    if hvd.size() > 1:
+        assert max(everywhere(hvd, saved)) > 0.05, "the others have not waited for the last rank"
+
+
+def check_an_exception_in_a_step_is_no_ones_but_its_ranks(kind: Kind) -> None:
+    hvd, caught = kind.hvd, []
+    trainer = kind(Partial("solo", of=Dense()), op=hvd.Sum)
+    for step in delays(hvd, STEPS):
+        try:
+            if step == 3 and is_last(hvd):
+                raise OSError("a file that cannot be read")
+            trainer.step(gradients(step, hvd.rank()))
+        except OSError as error:
+            caught.append(error)
+    trainer.settle()
+    assert len(caught) == is_last(hvd)
+    assert_conserved(hvd, trainer, computed(hvd) - flat(gradients(3, hvd.size() - 1)))
+
+
+def check_different_options_are_refused(kind: Kind) -> None:
+    hvd = kind.hvd
+
+    def one_step(compression: Any) -> None:
+        kind(compression).step({name: np.ones(shape, np.float32) for name, shape in SHAPES.items()})
+
+    policy = "solo" if is_last(hvd) else "majority"
+    assert_disagreement(hvd, lambda: one_step(Partial(policy)), "partial policy: solo", "partial policy: majority")
+    scheme = Dense() if is_last(hvd) else OkTopk(density=0.1)
+    assert_disagreement(hvd, lambda: one_step(Partial(of=scheme)), "DenseSum", "OkTopk")
+    either = OkTopk(density=0.1) if is_last(hvd) else Partial(of=OkTopk(density=0.1))
+    assert_disagreement(hvd, lambda: one_step(either), "partial policy: majority")
+
+
+def check_a_rank_that_does_not_come(kind: Kind) -> None:
+    """The others' rounds wait for it, and then fail on all ranks; there is no hang."""
+    hvd = kind.hvd
+    if hvd.size() == 1:
+        return
+    trainer = kind(Partial("solo", of=Dense(), max_staleness=2, patience=0.2))
+    trainer.step(gradients(0, hvd.rank()))
+    everywhere(hvd, "all have taken a step")
+
+    def go_on() -> None:
+        if is_last(hvd):
+            time.sleep(1.0)
+            trainer.settle()
+        for step in range(20):
+            trainer.step(gradients(step, hvd.rank()))
+
+    messages = raised_everywhere(hvd, TransportError, go_on)
+    assert f"ranks [{hvd.size() - 1}] have not come for 2 rounds, and then for 0.2 s" in messages[0]
+
+
+def check_a_wrong_inner_scheme_is_refused(kind: Kind) -> None:
+    assert "one group" in raised_everywhere(kind.hvd, OptionError, lambda: Partial(of=OkTopk(bucket_bytes=9)))[0]
+    trainer = kind(Partial(of=Dense()))
+    assert "has no density" in raised_everywhere(kind.hvd, OptionError, lambda: trainer.set_density(0.5))[0]

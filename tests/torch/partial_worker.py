@@ -1,0 +1,49 @@
+"""One rank of a job of partial rounds that ends in the way that the argument says:
+
+killed, raising: the last rank dies, or raises, at its third step. shutdown, unsettled: all ranks come to their end
+after different numbers of steps, with rounds pending; they call hvd.shutdown(), or do not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from horovod_oktopk.torch import Dense, Partial
+from horovod_oktopk.torch.registry import reducer_of
+
+
+def main() -> None:
+    hvd.init()
+    torch.set_num_threads(1)
+    how, rank, is_last = sys.argv[1], hvd.rank(), hvd.rank() == hvd.size() - 1
+    model = torch.nn.Linear(30, 30)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
+                                         named_parameters=model.named_parameters(),
+                                         compression=Partial("solo", Dense))
+    for step in range(10 + 10 * rank if how in ("shutdown", "unsettled") else 1_000_000):
+        optimizer.zero_grad()
+        if step == 3:
+            print(f"rank {rank} has reached step 3", flush=True)
+            if is_last and how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if is_last and how == "raising":
+                raise OSError("a file that cannot be read")
+        time.sleep(0.001)
+        model(torch.randn(4, 30)).sum().backward()
+        optimizer.step()
+    if how == "shutdown":
+        hvd.shutdown()
+        kept = reducer_of(optimizer).flat.read_residual()
+        print(f"rank {rank} keeps {np.count_nonzero(kept)} elements that were in no round", flush=True)
+    print(f"rank {rank} has come to its end", flush=True)
+
+
+if __name__ == "__main__":
+    main()

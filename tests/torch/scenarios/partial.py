@@ -1,0 +1,104 @@
+"""What `Partial` cannot do in PyTorch is refused on every rank, and what its optimizer keeps is its own."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from horovod_oktopk import Dense, OkTopk, Partial, PluginError
+from horovod_oktopk.torch import settle
+from tests.scenarios.common import everywhere, raised_everywhere
+
+
+def made(model: torch.nn.Module, inner: Any = None, **arguments: Any) -> Any:
+    inner = inner or torch.optim.SGD(model.parameters(), lr=0.1)
+    return hvd.DistributedOptimizer(inner, named_parameters=model.named_parameters(), **arguments,
+                                    compression=Partial("solo", of=Dense()))
+
+
+def check_what_would_change_one_update_of_several_is_refused() -> None:
+    model = torch.nn.Linear(4, 2)
+    optimizer = made(model)
+
+    def backward() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(3, 4)).sum().backward()
+
+    def with_closure() -> None:
+        backward()
+        optimizer.step(lambda: None)
+
+    def synchronized_first() -> None:
+        optimizer.synchronize()
+
+    def with_a_scaler() -> None:
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.step(optimizer)
+
+    assert "step(closure) cannot be used" in raised_everywhere(hvd, PluginError, with_closure)[0]
+    assert "synchronize()" in raised_everywhere(hvd, PluginError, synchronized_first)[0]
+    assert "GradScaler" in raised_everywhere(hvd, PluginError, with_a_scaler)[0]
+
+
+def check_sparse_gradients_go_dense_or_not_at_all() -> None:
+    for dense in (True, False):
+        torch.manual_seed(5)
+        model = torch.nn.Embedding(20, 3, sparse=True)
+        optimizer = made(model, sparse_as_dense=dense)
+
+        def step(model: Any = model, optimizer: Any = optimizer) -> None:
+            optimizer.zero_grad()
+            model(torch.tensor([hvd.rank(), 7])).sum().backward()
+            optimizer.step()
+
+        if not dense:
+            assert "sparse_as_dense=True" in raised_everywhere(hvd, PluginError, step)[0]
+            continue
+        before = model.weight.detach().clone()
+        step()
+        settle(optimizer)
+        weights = everywhere(hvd, model.weight.detach().numpy().tobytes())
+        assert len(set(weights)) == 1
+        changed = (model.weight.detach() != before).any(dim=1).nonzero().flatten().tolist()
+        assert changed == sorted({*range(hvd.size()), 7})
+
+
+def check_adam_and_every_number_of_its_groups() -> None:
+    """Rates, betas and decay of a round are one rank's, in every group."""
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 2))
+    inner = torch.optim.AdamW([{"params": model[0].parameters(), "lr": 0.01},
+                               {"params": model[1].parameters(), "lr": torch.tensor(0.1)}], betas=(0.8, 0.9))
+    optimizer = made(model, inner)
+    for step in range(10):
+        time.sleep(0.002 * (hvd.rank() == step % hvd.size()))
+        optimizer.param_groups[0]["betas"] = (0.5 + 0.01 * hvd.rank(), 0.9)
+        optimizer.param_groups[1]["lr"].fill_(0.1 / (1 + step + hvd.rank()))
+        optimizer.zero_grad()
+        model(torch.randn(3, 6)).square().sum().backward()
+        optimizer.step()
+        assert optimizer.param_groups[0]["betas"] == (0.5 + 0.01 * hvd.rank(), 0.9)
+    settle(optimizer)
+    state = [value for p in model.parameters() for value in (p.detach(), *optimizer.state[p].values())]
+    everyone = everywhere(hvd, [value.numpy().tobytes() for value in state])
+    assert all(each == everyone[0] for each in everyone)
+
+
+def check_settle_without_partial_does_nothing() -> None:
+    model = torch.nn.Linear(4, 2)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    settle(plain)
+    settle(hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters(),
+                                    compression=OkTopk(density=0.5)))
+
+
+def check_settle_between_backward_and_step_is_refused() -> None:
+    model = torch.nn.Linear(4, 2)
+    optimizer = made(model)
+    model(torch.ones(3, 4)).sum().backward()
+    assert "not handed in" in raised_everywhere(hvd, PluginError, lambda: settle(optimizer))[0]
+    optimizer.step()
+    settle(optimizer)
