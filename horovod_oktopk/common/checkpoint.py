@@ -42,6 +42,8 @@ def save(reducers: Sequence[FlatReducer[Any]], path: PathLike, **marks: Any) -> 
         archive.writestr("records.json", json.dumps({"marks": marks, "reductions": records}))
         archive.close()
         part.replace(path)
+    for reducer in reducers:
+        reducer.leave()
 
 
 def read_marks(path: PathLike) -> dict[str, Any]:

@@ -65,8 +65,7 @@ class PartialReducer(FlatReducer[L]):
         self._settings = len(settings)
         self._nothing = NothingAccumulated(layout.n, layout.dtype)
         self._allreduce: PartialAllreduce[Outcome] | None = None
-        self.step_report: StepReport | None = None
-        """Of this rank's last step; None before the first."""
+        self._step_report: StepReport | None = None
         self._accumulating = Traffic()
         # Of what was handed in since this rank last contributed:
         self._is_pending = self._contributes = False  # the accumulator holds it
@@ -102,6 +101,20 @@ class PartialReducer(FlatReducer[L]):
             allreduce.end()
             self.network.barrier()
 
+    @property
+    def last_report(self) -> StepReport | None:
+        """Of this rank's last step, with all its rounds; None before the first."""
+        return self._step_report
+
+    @property
+    def is_running(self) -> bool:
+        """Whether rounds may run."""
+        return self._allreduce is not None
+
+    def leave(self) -> None:
+        """See FlatReducer: no round may begin while some rank still uses the transport for other ends."""
+        self.network.barrier()
+
     def abort(self) -> None:
         """Ends the job with an error."""
         getattr(self._transport.inner, "abort", lambda: None)()
@@ -114,7 +127,7 @@ class PartialReducer(FlatReducer[L]):
         last = outcomes[-1].report
         own = {"accumulate": self._accumulating, "write_back": Traffic(seconds=write_back)}
         self._accumulating = Traffic()
-        self.step_report = replace(
+        self._step_report = replace(
             last, phases=sum_of_phases([*(outcome.report.phases for outcome in outcomes), own]), rounds=len(rounds),
             active=tuple(presence == Presence.FRESH for presence in rounds[-1].presences),
             staleness=rounds[-1].staleness, seconds_saved=sum(each.seconds_saved for each in rounds))

@@ -133,6 +133,11 @@ class FlatReducer(Generic[L]):
             updates.append(update)
         return updates
 
+    @property
+    def last_report(self) -> StepReport | None:
+        """Of the last step; None before the first."""
+        return self.report
+
     def writing(self) -> AbstractContextManager[None]:
         """What happens inside counts as the step's write-back."""
         return self._transport.phase("write_back")
@@ -256,6 +261,9 @@ class FlatReducer(Generic[L]):
     def _transport(self) -> CountingTransport:
         assert self._connected is not None
         return self._connected
+
+    def leave(self) -> None:
+        """After the transport was used for other ends than a step; on all ranks together."""
 
     def meet(self, description: str) -> None:
         """A roll call alone."""

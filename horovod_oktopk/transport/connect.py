@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import logging
 import os
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -68,6 +70,14 @@ class Network:
         if choice == "auto" and self.hvd.mpi_enabled():
             logger.warning("using Horovod's collectives, not MPI: %s", reason or "another rank cannot use mpi4py")
         return HorovodTransport(self.collectives(self.process_set, lane))
+
+
+_lanes: defaultdict[int, Iterator[int]] = defaultdict(lambda: itertools.count(1))
+
+
+def new_lane(process_set: Any) -> int:
+    """The next lane of a process set; see Network."""
+    return next(_lanes[process_set.process_set_id])
 
 
 _resets = 0

@@ -3,7 +3,7 @@ and optimizers, and in those of horovod.tensorflow.keras. For Keras 3, see `horo
 
 from ..options import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from . import amp, plugin, state
-from .plugin import set_density, step_report
+from .plugin import set_density, settle, step_report
 from .state import load_state, save_state
 
 plugin.install()
@@ -11,4 +11,4 @@ amp.install()
 state.install()
 
 __all__ = ["Dense", "GTopk", "GaussianK", "OkTopk", "TopkA", "TopkDSA", "load_state", "save_state", "set_density",
-           "step_report"]
+           "settle", "step_report"]

@@ -21,9 +21,10 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from ..common.checks import check_arguments, check_horovod, refuse_join
+from ..common.partial import end_before
 from ..core.report import StepReport
 from ..errors import PluginError
-from ..options import as_options
+from ..options import Partial, as_options
 from .registry import Reductions, in_use, reducers_of, reductions_for, reductions_of, tensor_of, variables_of
 from .versions import KERAS, KERAS_3
 
@@ -47,6 +48,7 @@ def install() -> None:
     tape.register_local_source = _wrap_source(tape.register_local_source)
     adasum.__init__ = _wrap_adasum(adasum.__init__)
     stock_keras.create_distributed_optimizer = _wrap_create(stock_keras.create_distributed_optimizer)
+    hvd.shutdown = hvd.mpi_ops.shutdown = end_before(hvd.shutdown)
     hvd.join = hvd.mpi_ops.join = refuse_join(in_use, hvd.join)
     hvd._oktopk_installed = True
 
@@ -60,7 +62,7 @@ def step_report(target: Any) -> StepReport | None:
     """
     if reductions_of(target) is None and not variables_of(target):
         raise PluginError(f"{target!r} was not made with compression=OkTopk(...), so it has no step report")
-    reports = (reducer.flat.report for reducer in reducers_of(target))
+    reports = (reducer.flat.last_report for reducer in reducers_of(target))
     return max((report for report in reports if report), key=attrgetter("step"), default=None)
 
 
@@ -78,6 +80,17 @@ def set_density(target: Any, density: float) -> None:
         each.set_density(density)
 
 
+def settle(target: Any) -> None:
+    """Makes the replicas of a `Partial` optimizer equal; called on all ranks together, outside of any tf.function.
+
+    target: the optimizer, or its model. A rank that is here serves the others' rounds until all are. Before
+    evaluation, checkpoints, any collective of your own, and after the last step. Without `Partial` it does nothing.
+    """
+    reductions = reductions_of(target)
+    if reductions is not None:
+        reductions.settle()
+
+
 def _wrap_make(make: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(make)
 
@@ -87,6 +100,9 @@ def _wrap_make(make: Callable[..., Any]) -> Callable[..., Any]:
         options = as_options(asked["compression"])
         if options is None:
             return make(*args, **kwargs)
+        if isinstance(options, Partial):
+            raise PluginError("Partial applies several updates in a step, or none: in TensorFlow it works under "
+                              "Keras 3 alone, in horovod_oktopk.tensorflow.keras.DistributedOptimizer")
         if os.environ.get("HOROVOD_AUTOTUNE") == "1":
             logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own traffic, and has no effect on OkTopk")
         sparse = make(**{**asked, "compression": hvd.Compression.none, "groups": None})

@@ -44,10 +44,13 @@ class Reducer:
         self.lines = describe(variables, gradients)
         layout = TensorLayout((name_of(v), tuple(v.shape), g.dtype.name)
                               for v, g in zip(variables, gradients, strict=True) if is_dense(g))
-        self.flat = FlatReducer(options, op == hvd.Average, layout, LendingAccumulator, network(process_set),
-                                self.lines)
+        self.flat: FlatReducer[TensorLayout] = self._make_flat(options, op == hvd.Average, layout, process_set)
         self.before_step: Callable[[FlatReducer[TensorLayout]], None] | None = None
         """Called once, on all ranks, when the next step is taken."""
+
+    def _make_flat(self, options: Scheme, average: bool, layout: TensorLayout, process_set: Any,
+                   ) -> FlatReducer[TensorLayout]:
+        return FlatReducer(options, average, layout, LendingAccumulator, network(process_set), self.lines)
 
     def reduce(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The reduced dense gradients."""
@@ -57,15 +60,15 @@ class Reducer:
         for index, group in enumerate(self.flat.groups):  # one after the other, in the same order on all ranks
             with tf.control_dependencies(done):
                 inputs = [scale, *(gradients[i] for i in group.members)]
-                done = _call(partial(self._reduce, index), inputs, [tf.int32])
+                done = call(partial(self._reduce, index), inputs, [tf.int32])
         with tf.control_dependencies(done):
-            return _call(self._finish, [], [g.dtype for g in gradients], [g.shape for g in gradients])
+            return call(self._finish, [], [g.dtype for g in gradients], [g.shape for g in gradients])
 
     def refuse(self, gradients: Sequence[tf.Tensor], lines: Lines, message: str) -> list[tf.Tensor]:
         """For a step that cannot be taken: it raises PluginError, on ranks that do take it AgreementError."""
         def step(*_: Array) -> list[Array]:
             self.flat.refuse(lines, message)
-        return _call(step, [], [g.dtype for g in gradients], [g.shape for g in gradients])
+        return call(step, [], [g.dtype for g in gradients], [g.shape for g in gradients])
 
     def _reduce(self, index: int, scale: Array, *gradients: Array) -> list[Array]:
         if index == 0 and self.before_step is not None:
@@ -87,7 +90,7 @@ class Reducer:
         return [outputs[index] for index in sorted(outputs)]
 
 
-def _call(step: Callable[..., list[Array]], inputs: list[tf.Tensor], dtypes: list[tf.DType],
+def call(step: Callable[..., list[Array]], inputs: list[tf.Tensor], dtypes: list[tf.DType],
           shapes: Sequence[tf.TensorShape] | None = None) -> list[tf.Tensor]:
     """Runs the step on the tensors' values, now or when the graph runs."""
     if tf.executing_eagerly():

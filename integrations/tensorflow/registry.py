@@ -20,7 +20,7 @@ from ..common import checkpoint
 from ..common.checks import check_arguments
 from ..errors import PluginError
 from ..options import Scheme
-from .reducer import Reducer, describe, is_dense, refuse_xla
+from .reducer import Lines, Reducer, describe, is_dense, refuse_xla
 
 _ALL: weakref.WeakSet[Reductions] = weakref.WeakSet()
 _OF_TAPES: dict[Any, Reductions] = {}
@@ -69,17 +69,23 @@ class Reductions:
             return outputs
 
     def _reduce(self, variables: list[Any], grads: Sequence[Any], dense: list[Any]) -> list[Any]:
+        reducer, lines, reason = self.reducer_for(variables, grads)
+        return reducer.refuse(dense, lines, reason) if reason else reducer.reduce(dense)
+
+    def reducer_for(self, variables: list[Any], grads: Sequence[Any]) -> tuple[Reducer, Lines, str | None]:
+        """That of these variables, the gradients' description, and why the reducer cannot take them, if so."""
         key = tuple(id(tensor_of(variable)) for variable in variables)
         lines = describe(variables, grads)
         reducer = self.reducers.get(key)
         if reducer is None:
             for known, other in self.reducers.items():
                 if set(known) & set(key):
-                    return other.refuse(dense, lines, _other_variables(other.lines, lines))
-            reducer = self._add(key, Reducer(self.options, self.op, self.process_set, variables, grads), variables)
-        if reducer.lines != lines:
-            return reducer.refuse(dense, lines, _other_variables(reducer.lines, lines))
-        return reducer.reduce(dense)
+                    return other, lines, _other_variables(other.lines, lines)
+            reducer = self._add(key, self._make(variables, grads), variables)
+        return reducer, lines, None if reducer.lines == lines else _other_variables(reducer.lines, lines)
+
+    def _make(self, variables: list[Any], grads: Sequence[Any]) -> Reducer:
+        return Reducer(self.options, self.op, self.process_set, variables, grads)
 
     def _add(self, key: tuple[int, ...], reducer: Reducer, variables: list[Any]) -> Reducer:
         self.reducers[key] = reducer
@@ -88,6 +94,9 @@ class Reductions:
         for expected in _EXPECTED:
             expected.hand_to(self, reducer, key)
         return reducer
+
+    def settle(self) -> None:
+        """Before a state is saved: nothing is under way between steps."""
 
     def set_density(self, density: float) -> None:
         """See FlatReducer.set_density; for the reducers that there are, and those to come."""

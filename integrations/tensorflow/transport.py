@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from ..transport.connect import Network
+from ..transport.connect import Network, new_lane
 from ..transport.horovod import Collectives
 
 
-def network(process_set: Any) -> Network:
-    """The ranks of a process set."""
-    return Network(hvd, process_set, TensorFlowCollectives)
+def network(process_set: Any, own_lane: bool = False) -> Network:
+    """The ranks of a process set. own_lane: whether the reduction may run at the same time as others."""
+    return Network(hvd, process_set, TensorFlowCollectives, new_lane(process_set) if own_lane else 0)
 
 
 class TensorFlowCollectives:

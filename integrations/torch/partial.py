@@ -18,7 +18,6 @@ import torch
 from ..common.partial import Outcome
 from ..common.partial import PartialReducer as FlatPartialReducer
 from ..core.partial import Round
-from ..core.report import StepReport
 from ..errors import PluginError
 from ..options import Partial
 from .accumulator import make_accumulator
@@ -73,11 +72,6 @@ class PartialReducer(Reducer):
             self._average_models(flat.layout)
 
     # What differs from a synchronous reduction.
-
-    @property
-    def report(self) -> StepReport | None:
-        """Of the last step; None before the first."""
-        return None if self.flat is None else self.flat.step_report
 
     def set_density(self, density: float) -> None:
         """From this rank's next step on; see FlatPartialReducer."""

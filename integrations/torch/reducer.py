@@ -97,7 +97,7 @@ class Reducer:
     @property
     def report(self) -> StepReport | None:
         """Of the last step; None before the first."""
-        return None if self.flat is None else self.flat.report
+        return None if self.flat is None else self.flat.last_report
 
     @property
     def process_set(self) -> Any:

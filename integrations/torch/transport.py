@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import horovod.torch as hvd
@@ -12,15 +9,13 @@ from numpy.typing import NDArray
 
 import torch
 
-from ..transport.connect import Network
+from ..transport.connect import Network, new_lane
 from ..transport.horovod import Collectives
-
-_lanes: defaultdict[int, Iterator[int]] = defaultdict(lambda: itertools.count(1))
 
 
 def network(process_set: Any, own_lane: bool = False) -> Network:
     """The ranks of a process set. own_lane: whether the reduction may run at the same time as others."""
-    return Network(hvd, process_set, TorchCollectives, next(_lanes[process_set.process_set_id]) if own_lane else 0)
+    return Network(hvd, process_set, TorchCollectives, new_lane(process_set) if own_lane else 0)
 
 
 class TorchCollectives:

@@ -60,9 +60,11 @@ def raised_everywhere(hvd: Any, kind: type[Exception], action: Any) -> list[str]
     except kind as error:
         message = str(error)
     except Exception as error:
-        if type(error).__name__ != "InvalidArgumentError" or f"{kind.__name__}: " not in str(error):
+        known = {"InvalidArgumentError": kind.__name__, "UnknownError": "HorovodAllreduce failed"}
+        mark = f"{known.get(type(error).__name__)}: "
+        if mark not in str(error):
             raise
-        message = str(error).split(f"{kind.__name__}: ")[1].splitlines()[0]
+        message = str(error).split(mark)[1].splitlines()[0]
     messages = everywhere(hvd, message)
     assert None not in messages, f"{kind.__name__} was raised on some ranks only: {messages}"
     return messages

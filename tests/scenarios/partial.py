@@ -114,8 +114,12 @@ def check_evaluation_in_the_middle(kind: Kind) -> None:
 
 
 def check_models_that_are_averaged(kind: Kind) -> None:
-    """The paper's way: a late rank skips to the latest update; after every so many steps all models are the mean."""
-    trainer = train(kind, Partial("solo", of=Dense(), model_sync_interval=4))
+    """The paper's way: a late rank skips to the latest update, and models drift apart until they are averaged."""
+    trainer = train(kind, Partial("solo", of=Dense(), model_sync_interval=1000))
+    models = everywhere(kind.hvd, flat(trainer.values()))
+    if kind.hvd.size() == 4:
+        assert any(not np.array_equal(model, models[0]) for model in models), "nobody has missed a round"
+    trainer.settle()
     assert_equal_everywhere(kind.hvd, trainer.values())
     trainer.step(gradients(0, kind.hvd.rank()))
     trainer.settle()
@@ -184,7 +188,7 @@ def check_reports_tell_who_came_and_what_was_saved(kind: Kind) -> None:
     trainer.settle()
     assert rounds >= 6
     if hvd.size() > 1:
-        assert max(everywhere(hvd, saved)) > 0.05, "the others have not waited for the last rank"
+        assert max(everywhere(hvd, saved)) > 0.02, "the others have not waited for the last rank"
 
 
 def check_an_exception_in_a_step_is_no_ones_but_its_ranks(kind: Kind) -> None:

@@ -17,7 +17,7 @@ import horovod.tensorflow as hvd
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import PluginError
 from horovod_oktopk.core.report import StepReport
-from horovod_oktopk.tensorflow import load_state, save_state, set_density, step_report
+from horovod_oktopk.tensorflow import load_state, save_state, set_density, settle, step_report
 from horovod_oktopk.tensorflow.registry import reducers_of
 from horovod_oktopk.tensorflow.versions import KERAS_3
 from tests.scenarios.common import SHAPES
@@ -38,7 +38,7 @@ def seed(value: int) -> None:
 TAPE = {"op", "process_set", "gradient_predivide_factor", "groups", "sparse_as_dense"}
 SUPPORTS = {"tape": TAPE, "function": TAPE, "legacy": TAPE,
             "keras": {"op", "process_set", "backward_passes_per_step", "sparse_as_dense"}
-            | (set() if KERAS_3 else {"gradient_predivide_factor", "groups"})}
+            | ({"partial"} if KERAS_3 else {"gradient_predivide_factor", "groups"})}
 
 
 class Kind:
@@ -54,8 +54,8 @@ class Kind:
         return argument in SUPPORTS[self.name]
 
     def __call__(self, compression: Any, dtype: str = "float32", shapes: Any = None, lr: float = 1.0,
-                 **arguments: Any) -> TensorFlowTrainer:
-        return TRAINERS[self.name](compression, dtype, shapes or SHAPES, lr, arguments)
+                 momentum: float = 0.0, **arguments: Any) -> TensorFlowTrainer:
+        return TRAINERS[self.name](compression, dtype, shapes or SHAPES, lr, momentum, arguments)
 
     def passes(self, trainer: TensorFlowTrainer, several: list[Gradients]) -> None:
         for grads in several:
@@ -70,12 +70,13 @@ class TensorFlowTrainer:
 
     graph = False
 
-    def __init__(self, compression: Any, dtype: str, shapes: Any, lr: float, arguments: dict[str, Any]) -> None:
+    def __init__(self, compression: Any, dtype: str, shapes: Any, lr: float, momentum: float,
+                 arguments: dict[str, Any]) -> None:
         self.dtype = tf.as_dtype(dtype)
         self.variables = {name: self.variable(name, shape) for name, shape in sorted(shapes.items())}
         if isinstance(arguments.get("groups"), list):
             arguments["groups"] = [[self.variables[name] for name in group] for group in arguments["groups"]]
-        self.lr = lr
+        self.initial_lr, self.momentum = lr, momentum
         self.target: Any = list(self.variables.values())
         self.prepare({"compression": compression, **arguments})
         self.run = tf.function(self.take_step) if self.graph else self.take_step
@@ -111,6 +112,15 @@ class TensorFlowTrainer:
     def load(self, path: str) -> None:
         load_state(self.target, path)
 
+    def settle(self) -> None:
+        settle(self.target)
+
+    def lr(self) -> float:
+        return float(self.target.learning_rate)
+
+    def set_lr(self, lr: float) -> None:
+        self.target.learning_rate = lr
+
     def set_density(self, density: float) -> None:
         set_density(self.target, density)
 
@@ -127,7 +137,7 @@ class TapeTrainer(TensorFlowTrainer):
         tape = hvd.DistributedGradientTape(tape, **self.arguments)
         for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
             if gradient is not None:
-                variable.assign_sub(tf.cast(self.lr, self.dtype) * gradient)
+                variable.assign_sub(tf.cast(self.initial_lr, self.dtype) * gradient)
 
 
 class FunctionTrainer(TapeTrainer):
@@ -149,7 +159,8 @@ class KerasTrainer(TensorFlowTrainer):
             momentum.assign(tf.zeros_like(momentum))
 
     def prepare(self, arguments: dict[str, Any]) -> None:
-        self.target = hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(self.lr), **arguments)
+        self.target = hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(self.initial_lr, self.momentum),
+                                                    **arguments)
         self.target.build(list(self.variables.values()))
 
     def take_step(self, grads: dict[str, tf.Tensor]) -> None:
@@ -164,7 +175,8 @@ class KerasTrainer(TensorFlowTrainer):
 
 class LegacyTrainer(TensorFlowTrainer):
     def prepare(self, arguments: dict[str, Any]) -> None:
-        self.target = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(self.lr), **arguments)
+        plain = tf.compat.v1.train.GradientDescentOptimizer(self.initial_lr)
+        self.target = hvd.DistributedOptimizer(plain, **arguments)
 
     def take_step(self, grads: dict[str, tf.Tensor]) -> None:
         self.target.minimize(lambda: self.loss(grads), var_list=list(self.variables.values()))

@@ -13,8 +13,10 @@ from horovod.tensorflow.gradient_aggregation_eager import LocalGradientAggregati
 import tensorflow as tf
 
 from ...errors import PluginError
+from ...options import Partial, as_options
 from ..registry import Reductions, tensor_of
 from ..versions import KERAS
+from .partial import PartialReductions
 
 
 def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.none,  # noqa: N802 (Horovod's name)
@@ -31,10 +33,15 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
         raise PluginError(f"expected an optimizer of {KERAS}; got {optimizer!r}")
     if is_distributed(optimizer):
         raise PluginError(f"{type(optimizer).__name__} is distributed already")
+    options = as_options(compression)
+    if isinstance(options, Partial):
+        _check_partial(optimizer, backward_passes_per_step)
     plain = type(optimizer)
     optimizer.__class__ = type(plain.__name__, (_Distributed, plain), {"__module__": plain.__module__})
-    optimizer._allreduce_grads = hvd._make_allreduce_grads_fn(
-        f"Distributed{plain.__name__}", "", "", compression, sparse_as_dense, op, 1.0, None, process_set)
+    optimizer._allreduce_grads = (
+        PartialReductions(options, op, process_set, sparse_as_dense, optimizer) if isinstance(options, Partial) else
+        hvd._make_allreduce_grads_fn(f"Distributed{plain.__name__}", "", "", compression, sparse_as_dense, op, 1.0,
+                                     None, process_set))
     optimizer._aggregation = None if backward_passes_per_step == 1 else LocalGradientAggregationHelperEager(
         backward_passes_per_step, optimizer._allreduce_grads, sparse_as_dense, average_aggregated_gradients,
         process_set, scale_local_gradients)
@@ -80,6 +87,9 @@ class _Distributed:
 
     def register_local_var(self: Any, variable: Any) -> None:
         """The gradient of this variable is not reduced (but divided by P, if scale_local_gradients)."""
+        if isinstance(self._allreduce_grads, PartialReductions):
+            raise PluginError("a local variable cannot be used with Partial, whose steps apply several updates, or "
+                              "none")
         if self._aggregation is not None:
             self._aggregation.register_local_var(tensor_of(variable))
         self._local_vars.add(tensor_of(variable).ref())
@@ -93,6 +103,9 @@ class _Distributed:
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
         if not self.built:
             self.build(variables)
+        if isinstance(self._allreduce_grads, PartialReductions):
+            self._allreduce_grads.apply(grads, variables, lambda reduced: update(reduced, variables))
+            return
         reduced = self.reduce(grads, variables)
         if self._aggregation is None:
             update(reduced, variables)
@@ -118,6 +131,18 @@ class _Distributed:
         return reduced
 
 
+NO_SCALING = ("a LossScaleOptimizer cannot be used with Partial: its scale would have to be one for all ranks, whose "
+              "steps differ. bfloat16 needs none")
+
+
+def _check_partial(optimizer: Any, backward_passes_per_step: int) -> None:
+    if isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
+        raise PluginError(NO_SCALING)
+    if backward_passes_per_step != 1:
+        raise PluginError("Partial takes backward_passes_per_step=1; got "
+                          f"{backward_passes_per_step!r}. Keras' gradient_accumulation_steps can be used")
+
+
 def _nothing(*_: Any) -> tf.Tensor:
     return tf.constant(0)
 
@@ -130,6 +155,8 @@ def _wrap_scaled_apply(apply: Callable[..., None]) -> Callable[..., None]:
         if not isinstance(inner, _Distributed):
             apply(self, grads, trainable_variables)
             return
+        if isinstance(inner._allreduce_grads, PartialReductions):
+            raise PluginError(NO_SCALING)
         if inner._aggregation is not None:
             raise PluginError("backward_passes_per_step needs DistributedOptimizer(LossScaleOptimizer(...)), not the "
                               "other way round")

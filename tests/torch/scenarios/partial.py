@@ -102,3 +102,19 @@ def check_settle_between_backward_and_step_is_refused() -> None:
     assert "not handed in" in raised_everywhere(hvd, PluginError, lambda: settle(optimizer))[0]
     optimizer.step()
     settle(optimizer)
+
+
+def check_models_are_averaged_after_every_so_many_steps() -> None:
+    torch.manual_seed(5)
+    model = torch.nn.Linear(4, 2)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
+                                         named_parameters=model.named_parameters(),
+                                         compression=Partial("solo", of=Dense(), model_sync_interval=5))
+    for step in range(10):
+        time.sleep(0.003 * (hvd.rank() == step % hvd.size()))
+        optimizer.zero_grad()
+        model(torch.randn(3, 4) * (1 + hvd.rank())).square().sum().backward()
+        optimizer.step()
+        if (step + 1) % 5 == 0:
+            assert len(set(everywhere(hvd, model.weight.detach().numpy().tobytes()))) == 1
+    settle(optimizer)

@@ -1,0 +1,162 @@
+"""Keras 3: `compression=Partial(...)`. A step hands in its gradients, and applies the updates of all rounds since the
+last, each as a step of the plain optimizer with the learning rate that belongs to its round.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+from numpy.typing import NDArray
+
+import tensorflow as tf
+
+from ...common.partial import Outcome
+from ...common.partial import PartialReducer as FlatPartialReducer
+from ...core.accumulator import NumpyAccumulator
+from ...core.partial import Round
+from ...errors import PluginError
+from ...options import Partial
+from ..layout import TensorLayout
+from ..reducer import Reducer, call, is_dense, refuse_xla
+from ..registry import Reductions, tensor_of
+from ..transport import network
+
+Array = NDArray[Any]
+Update = Callable[[list[Any]], object]
+"""Applies gradients, one for each variable, by the plain optimizer."""
+
+
+class PartialReductions(Reductions):
+    """The Reductions of one optimizer, whose steps apply several updates, or none."""
+
+    def __init__(self, options: Partial, op: Any, process_set: Any, sparse_as_dense: bool, optimizer: Any) -> None:
+        super().__init__(options.scheme, op, process_set, sparse_as_dense, sparse=None)
+        self.partial = options
+        self._optimizer = weakref.ref(optimizer)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
+    def apply(self, grads: Sequence[Any], variables: Sequence[Any], update: Update) -> None:
+        """One step, in a graph or eagerly."""
+        refuse_xla()
+        if self._sparse_as_dense:
+            grads = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
+        if any(isinstance(g, tf.IndexedSlices) for g in grads):
+            raise PluginError("sparse gradients go by Horovod's own allgather, which waits for all ranks: with "
+                              "Partial give sparse_as_dense=True")
+        reducer, _, reason = self.reducer_for(list(variables), grads)
+        if reason:  # this rank alone raises: the others' rounds go on, and wait for it in the end
+            raise PluginError(reason)
+        assert isinstance(reducer, PartialReducer)
+        reducer.step(grads, self._rate(), update)
+
+    def settle(self) -> None:
+        """All ranks together: serves rounds until all are here, and makes the replicas equal."""
+        for reducer in self.reducers.values():
+            assert isinstance(reducer, PartialReducer)
+            reducer.settle(self._rate())
+
+    def _rate(self) -> tf.Variable | None:
+        """The learning rate, where it is a variable; a schedule follows the updates, which are the same on all
+        ranks."""
+        optimizer = self._optimizer()
+        rate = getattr(getattr(optimizer, "_learning_rate", None), "value", None)
+        return rate if isinstance(rate, tf.Variable) else None
+
+    def _make(self, variables: list[Any], grads: Sequence[Any]) -> Reducer:
+        return PartialReducer(self.partial, self.op, self.process_set, variables, grads)
+
+
+class PartialReducer(Reducer):
+    """Takes the steps of one list of variables; on every rank of the process set."""
+
+    flat: FlatPartialReducer[TensorLayout]
+
+    def __init__(self, options: Partial, op: Any, process_set: Any, variables: Sequence[Any],
+                 gradients: Sequence[Any]) -> None:
+        self.partial = options
+        self._variables = [weakref.ref(tensor_of(variable)) for variable in variables]
+        self._is_dense = [is_dense(g) for g in gradients]
+        self._update: Update
+        self._rounds: deque[Round[Outcome]] = deque()
+        super().__init__(options.scheme, op, process_set, variables, gradients)
+
+    def _make_flat(self, _options: Any, average: bool, layout: TensorLayout, process_set: Any,
+                   ) -> FlatPartialReducer[TensorLayout]:
+        self._dtypes = [tf.as_dtype(dtype) for _, _, dtype in layout.entries]
+        self._shapes = [tf.TensorShape(shape) for _, shape, _ in layout.entries]
+        return FlatPartialReducer(self.partial, average, layout, lambda part: NumpyAccumulator(part.n, part.dtype),
+                                  network(process_set, own_lane=True), ["learning_rate"])
+
+    def step(self, grads: Sequence[Any], rate: tf.Variable | None, update: Update) -> None:
+        """Hands in the gradients; `update` is called for every round. rate: the learning rate, which a round sets."""
+        self._update = update
+        mine = tf.constant(0.0, tf.float64) if rate is None else tf.cast(rate, tf.float64)
+        [count] = call(self._arrive, [mine, *(g for g in grads if is_dense(g))], [tf.int32])
+        if tf.executing_eagerly():
+            for _ in range(int(count)):
+                self._apply_next(rate)
+        else:
+            tf.while_loop(lambda i: i < count, lambda i: self._apply_next(rate, after=i), [tf.constant(0)],
+                          parallel_iterations=1)
+        if rate is not None:
+            rate.assign(tf.cast(mine, rate.dtype))
+
+    def settle(self, rate: tf.Variable | None) -> None:
+        """See PartialReductions."""
+        mine = None if rate is None else tf.identity(rate)
+        for each in self.flat.settle():
+            self._take([each])
+            while self._rounds:
+                self._apply_next(rate)
+        if rate is not None:
+            rate.assign(mine)
+        if self.partial.model_sync_interval:
+            self._average_models()
+
+    def _arrive(self, rate: Array, *gradients: Array) -> list[Array]:
+        if self.before_step is not None:
+            if self.flat.is_running:
+                raise PluginError("with Partial a state is to be loaded before the first step")
+            action, self.before_step = self.before_step, None
+            action(self.flat)
+        self._take(self.flat.arrive(self.flat.layout.pieces(gradients), [float(rate)]))
+        return [np.array(len(self._rounds), np.int32)]
+
+    def _take(self, rounds: list[Round[Outcome]]) -> None:
+        self.flat.take_note(rounds, 0.0)
+        wanted = rounds[-1:] if self.partial.model_sync_interval else rounds
+        self._rounds.extend(each for each in wanted if each.outcome is not None and each.outcome.update is not None)
+
+    def _apply_next(self, rate: tf.Variable | None, after: Any = None) -> Any:
+        """One update. after: how many there have been in this step, in a graph; returns one more."""
+        inputs = [] if after is None else [after]
+        of_round, *dense = call(self._next, inputs, [tf.float64, *self._dtypes], [tf.TensorShape(()), *self._shapes])
+        if rate is not None:
+            rate.assign(tf.cast(of_round, rate.dtype))
+        given = iter(dense)
+        self._update([next(given) if each else None for each in self._is_dense])
+        return None if after is None else after + 1
+
+    def _next(self, *_: Array) -> list[Array]:
+        each = self._rounds.popleft()
+        assert each.outcome is not None
+        start = time.perf_counter()
+        entries = zip(self._shapes, self._dtypes, strict=True)
+        memory = [np.empty(shape.as_list(), dtype.as_numpy_dtype) for shape, dtype in entries]
+        arrays = self.flat.layout.write(each.outcome.update, memory.__getitem__)
+        assert self.flat.last_report is not None
+        self.flat.last_report.phases["write_back"].seconds += time.perf_counter() - start
+        return [np.array(each.settings[1]), *arrays]
+
+    def _average_models(self) -> None:
+        for index, ref in enumerate(self._variables):
+            variable = ref()
+            if variable is not None:
+                variable.assign(hvd.allreduce(variable, op=hvd.Average, name=f"horovod_oktopk.model.{index}",
+                                              process_set=self.flat.network.process_set))
