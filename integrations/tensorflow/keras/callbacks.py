@@ -12,8 +12,9 @@ import horovod.tensorflow as hvd
 
 import tensorflow as tf
 
+from ...core.report import StepReport
 from ...schedule import GTOPK_DENSITIES, Schedule, density_of_epoch
-from ..plugin import set_density, step_report
+from ..plugin import set_density, settle, step_report
 from ..registry import reducers_of, reductions_of
 from ..state import load_state, read_marks, save_state
 from ..versions import KERAS_3
@@ -28,7 +29,7 @@ else:
     from .legacy import BroadcastGlobalVariablesCallback, LearningRateWarmupCallback, MetricAverageCallback
 
 __all__ = ["BroadcastGlobalVariablesCallback", "DensityWarmup", "LearningRateWarmupCallback", "MetricAverageCallback",
-           "StateCheckpoint", "StepReportLogger"]
+           "SettleReplicas", "StateCheckpoint", "StepReportLogger"]
 
 logger = logging.getLogger("horovod_oktopk")
 Logs = dict[str, Any] | None
@@ -55,33 +56,68 @@ class DensityWarmup(tf.keras.callbacks.Callback):  # type: ignore[misc]
         set_density(self.model, density if density is not None else self._final or 0.0)
 
 
+class SettleReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """With `Partial`: makes the replicas equal before validation and at the end of every epoch.
+
+    With model_sync_interval also after every so many batches. Comes first in the list, before all that communicates.
+    """
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        self._steps = 0
+        partial = getattr(reductions_of(self.model), "partial", None)
+        self._interval = None if partial is None else partial.model_sync_interval
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        self._steps += 1
+        if self._interval is not None and self._steps % self._interval == 0:
+            settle(self.model)
+
+    def on_test_begin(self, logs: Logs = None) -> None:
+        settle(self.model)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        settle(self.model)
+
+
 class StepReportLogger(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Puts what OkTopk did into `logs`: History, CSVLogger, TensorBoard and the progress bar show it.
 
     Of the last step: oktopk_density, oktopk_k, oktopk_local_selected, oktopk_global_selected and both
-    thresholds; oktopk_bytes_sent by this rank: of the step, and in an epoch's logs the mean of its steps.
+    thresholds; oktopk_bytes_sent by this rank: of the step, and in an epoch's logs the mean of its steps. With
+    `Partial` also oktopk_rounds, oktopk_active_ranks, oktopk_staleness (of the rank that lags most) and
+    oktopk_seconds_saved: in an epoch's logs means, and of the last the sum.
     Comes before the callbacks that are to see it.
     """
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        self._bytes: list[int] = []
+        self._reports: list[StepReport] = []
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         report = step_report(self.model)
         if report is not None and logs is not None:
-            self._bytes.append(report.bytes_sent)
-            logs |= self._figures()
+            self._reports.append(report)
+            logs |= {**_figures(report), **_partial_figures([report])}
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        if self._bytes and logs is not None:
-            logs |= {**self._figures(), "oktopk_bytes_sent": statistics.fmean(self._bytes)}
+        if self._reports and logs is not None:
+            mean = statistics.fmean(report.bytes_sent for report in self._reports)
+            logs |= {**_figures(self._reports[-1]), "oktopk_bytes_sent": mean, **_partial_figures(self._reports)}
 
-    def _figures(self) -> dict[str, float]:
-        report = step_report(self.model)
-        assert report is not None
-        names = ("k", "local_selected", "global_selected", "local_threshold", "global_threshold", "bytes_sent")
-        figures = {f"oktopk_{name}": float(getattr(report, name)) for name in names}
-        return {"oktopk_density": report.k / report.n, **figures}
+
+def _figures(report: StepReport) -> dict[str, float]:
+    names = ("k", "local_selected", "global_selected", "local_threshold", "global_threshold", "bytes_sent")
+    figures = {f"oktopk_{name}": float(getattr(report, name)) for name in names}
+    return {"oktopk_density": report.k / report.n, **figures}
+
+
+def _partial_figures(reports: list[StepReport]) -> dict[str, float]:
+    if not reports[-1].active:
+        return {}
+    means = {"rounds": [report.rounds for report in reports],
+             "active_ranks": [sum(report.active) for report in reports],
+             "staleness": [max(report.staleness) for report in reports]}
+    return {**{f"oktopk_{name}": statistics.fmean(values) for name, values in means.items()},
+            "oktopk_seconds_saved": sum(report.seconds_saved for report in reports)}
 
 
 class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]

@@ -1,0 +1,98 @@
+"""`Partial` in `model.fit` of Keras 3: replicas are equal when they are evaluated, and what cannot be is refused."""
+
+from __future__ import annotations
+
+import time
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+import horovod_oktopk.tensorflow.keras as hvd_keras
+from horovod_oktopk import Dense, OkTopk, Partial, PluginError
+from horovod_oktopk.tensorflow import settle, step_report
+from tests.scenarios.common import assert_equal_everywhere, everywhere, raised_everywhere
+from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_model, weights
+
+
+class Uneven(keras.callbacks.Callback):
+    """Every rank is late in turn."""
+
+    def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
+        time.sleep(0.01 * (batch % hvd.size() == hvd.rank()))
+
+
+class EqualAtEvaluation(keras.callbacks.Callback):
+    """Comes after SettleReplicas."""
+
+    seen = 0
+
+    def on_test_begin(self, logs: object = None) -> None:
+        assert_equal_everywhere(hvd, weights(self.model))
+        self.seen += 1
+
+
+def check_fit_with_validation_and_callbacks() -> None:
+    for options in (Partial("solo", of=OkTopk(density=0.1)), Partial("majority", of=Dense()),
+                    Partial("solo", of=Dense(), model_sync_interval=3)):
+        model = compiled(make_model(), distribute(options, keras.optimizers.Adam(0.02)))
+        evaluation = EqualAtEvaluation()
+        callbacks = hvd_keras.callbacks
+        history = fit(model, [callbacks.SettleReplicas(), callbacks.BroadcastGlobalVariablesCallback(0), Uneven(),
+                              callbacks.StepReportLogger(), callbacks.MetricAverageCallback(), evaluation],
+                      epochs=6, validation_split=0.5)
+        assert evaluation.seen == 6
+        assert_equal_everywhere(hvd, weights(model))
+        assert history["loss"][-1] < history["loss"][0]
+        assert all(value >= 1 for value in history["oktopk_rounds"])
+        assert all(0 <= value <= hvd.size() for value in history["oktopk_active_ranks"])
+        assert {"oktopk_staleness", "oktopk_seconds_saved"} <= set(history)
+
+
+def check_a_learning_rate_schedule_follows_the_updates() -> None:
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.7)
+    model = compiled(make_model(), distribute(Partial("solo", of=Dense()), keras.optimizers.SGD(rate, momentum=0.9)))
+    fit(model, [Uneven()])
+    settle(model)
+    assert_equal_everywhere(hvd, weights(model))
+    assert len(set(everywhere(hvd, int(model.optimizer.iterations.numpy())))) == 1
+
+
+def check_what_partial_cannot_do_is_refused() -> None:
+    scaling = keras.mixed_precision.LossScaleOptimizer
+    model = make_model()
+
+    def message(action: object) -> str:
+        return raised_everywhere(hvd, PluginError, action)[0]
+
+    assert "LossScaleOptimizer" in message(lambda: distribute(Partial(), scaling(keras.optimizers.SGD(0.1))))
+    assert "backward_passes_per_step=1" in message(lambda: distribute(Partial(), backward_passes_per_step=2))
+    optimizer = distribute(Partial(of=Dense()))
+    assert "local variable" in message(lambda: optimizer.register_local_var(model.trainable_variables[0]))
+    outer = scaling(optimizer)
+    outer.build(model.trainable_variables)
+    zeros = [tf.zeros(v.shape) for v in model.trainable_variables]
+    assert "LossScaleOptimizer" in message(lambda: outer.apply(zeros, model.trainable_variables))
+    slices = tf.IndexedSlices(tf.zeros((1, *model.trainable_variables[0].shape[1:])), tf.constant([0]))
+    assert "sparse_as_dense=True" in message(
+        lambda: optimizer.apply([slices, *zeros[1:]], model.trainable_variables))
+
+
+def check_eager_steps_and_a_report() -> None:
+    model = compiled(make_model(), distribute(Partial("majority", of=OkTopk(density=0.2))), run_eagerly=True)
+    fit(model, [Uneven(), hvd_keras.callbacks.SettleReplicas()])
+    assert_equal_everywhere(hvd, weights(model))
+    report = step_report(model)
+    assert len(report.active) == hvd.size()
+    assert report.phases["write_back"].seconds > 0
+
+
+def check_gradients_that_change_are_refused() -> None:
+    model = make_model()
+    optimizer = distribute(Partial(of=Dense()))
+    optimizer.build(model.trainable_variables)
+    ones = [tf.ones(v.shape) for v in model.trainable_variables]
+    optimizer.apply(ones, model.trainable_variables)
+    fewer = [None, *ones[1:]]
+    messages = raised_everywhere(hvd, PluginError, lambda: optimizer.apply(fewer, model.trainable_variables))
+    assert "no gradient" in messages[0]
+    settle(optimizer)
