@@ -72,7 +72,7 @@ class PartialReducer(FlatReducer[L]):
         self._is_finite = True
 
     def arrive(self, pieces: Iterable[Piece], settings: Sequence[float] = ()) -> Rounds:
-        """Hands in this rank's gradients; returns the rounds that it has not seen, in order, at least one.
+        """Hands in this rank's gradients; returns the rounds that it has not seen, in order; there may be none.
 
         Raises PluginError where there is no MPI, AgreementError where the ranks differ, TransportError where
         communication fails: on all ranks together in the first step, later with their next.
@@ -122,15 +122,16 @@ class PartialReducer(FlatReducer[L]):
     def take_note(self, rounds: Rounds, write_back: float) -> None:
         """Makes the report of a step whose rounds have been applied. write_back: seconds that writing them took."""
         outcomes = [each.outcome for each in rounds if each.outcome is not None]
-        if not outcomes:
+        last = outcomes[-1].report if outcomes else self._step_report
+        if last is None:
             return
-        last = outcomes[-1].report
         own = {"accumulate": self._accumulating, "write_back": Traffic(seconds=write_back)}
         self._accumulating = Traffic()
         self._step_report = replace(
             last, phases=sum_of_phases([*(outcome.report.phases for outcome in outcomes), own]), rounds=len(rounds),
-            active=tuple(presence == Presence.FRESH for presence in rounds[-1].presences),
-            staleness=rounds[-1].staleness, seconds_saved=sum(each.seconds_saved for each in rounds))
+            active=tuple(presence == Presence.FRESH for each in rounds[-1:] for presence in each.presences),
+            staleness=rounds[-1].staleness if rounds else (),
+            seconds_saved=sum(each.seconds_saved for each in rounds))
         if not all(outcome.report.finite for outcome in outcomes):
             logger.warning("a round was skipped, as some rank's gradient was not finite (step %d)", last.step)
 

@@ -29,7 +29,7 @@ BREATH = 0.05
 """Seconds for which a thread waits for a signal before it looks whether it is to end."""
 
 
-HEADER = 5
+HEADER = 6
 """Numbers that a rank tells the others when a round begins, before its settings."""
 
 
@@ -55,8 +55,10 @@ class Round(Generic[T]):
     """By rank."""
     staleness: tuple[int, ...]
     """By rank: how many rounds had begun that it had not seen."""
-    delays: tuple[float, ...]
-    """By rank: seconds by which it has come too late since the round before; 0 where it has not."""
+    busy: tuple[float, ...]
+    """By rank: seconds that its steps took which it has ended since the round before, without any waiting."""
+    seconds: float
+    """Since the round before, on rank 0."""
     settings: tuple[float, ...]
     """Those with which it was run: of the first of the ranks that had come for it, or that contributed."""
     outcome: T | None
@@ -74,8 +76,8 @@ class Round(Generic[T]):
 
     @property
     def seconds_saved(self) -> float:
-        """By how much the round before ended sooner than if it had waited for all."""
-        return max(self.delays)
+        """By how much sooner this round came than if every step had waited for the slowest; negative where later."""
+        return max(self.busy) - self.seconds
 
 
 class PartialAllreduce(Generic[T]):
@@ -106,7 +108,9 @@ class PartialAllreduce(Generic[T]):
         # Under the condition's lock:
         self._has_come = self._waits = self._contributes = self._parting = self._ended = False
         self._started = self._finished = self._taken = 0
-        self._missed_at = self._delay = 0.0
+        self._ahead = 0  # by how many the rounds that this rank has seen exceed its steps
+        self._left = self._began = time.monotonic()
+        self._busy = 0.0
         self._settings = (0.0,) * settings
         self._rounds: list[Round[T]] = []
         self._candidates: tuple[int, ...] = tuple(range(transport.size))
@@ -119,22 +123,27 @@ class PartialAllreduce(Generic[T]):
 
         contribute: makes this rank's values ready for the next `run`, and gives its settings for that round; called
         while none runs with this rank's.
-        A rank that comes when the round has begun without it is late: it takes what there is, and what it has handed
-        in waits for the next round. Any other waits for a round, and starts it where the policy says so.
-        Raises what a round raised.
+        There is one round for a step: a rank that comes when that has begun without it is late, takes what there is,
+        perhaps nothing, and what it has handed in waits for the next round. Any other waits for its round, and starts
+        it where the policy says so. Raises what a round raised.
         """
+        busy = time.monotonic() - self._left
         with self._changed:
+            self._busy += busy
             self._wait_for(lambda: not self._contributes)
             self._settings = tuple(contribute())
             self._has_come = True
-            self._waits = self._started == self._taken
-            if not self._waits:
-                self._delay += time.monotonic() - self._missed_at
-            elif self._initiates():
+            unseen = self._started > self._taken
+            self._waits = not unseen and not self._ahead
+            if self._waits and self._initiates():
                 self._activate(self._taken + 1)
             self._changed.notify_all()  # a round may wait for this rank
-            self._wait_for(lambda: self._finished > self._taken and self._finished == self._started)
-            return self._take()
+            if unseen or self._waits:
+                self._wait_for(lambda: self._finished > self._taken and self._finished == self._started)
+            rounds = self._take()
+            self._ahead = min(max(0, self._ahead + len(rounds) - 1), self._max_staleness)
+        self._left = time.monotonic()
+        return rounds
 
     def part(self) -> Iterator[Round[T]]:
         """Serves rounds until all ranks are here as well; yields those that this rank has not seen, as they end.
@@ -152,6 +161,7 @@ class PartialAllreduce(Generic[T]):
                 self._wait_for(lambda: bool(self._rounds) or not self._parting)
                 rounds, parting = self._take(), self._parting
             yield from rounds
+        self._left, self._ahead = time.monotonic(), 0
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -222,8 +232,10 @@ class PartialAllreduce(Generic[T]):
         with self._changed:
             presence = self._begin_round()
             is_parting = self._parting
-            header = [self._started, presence, is_parting, self._started - 1 - self._taken, round(1e9 * self._delay)]
-            settings, self._delay = self._settings, 0.0
+            now = time.monotonic()
+            times = [round(1e9 * self._busy), round(1e9 * (now - self._began))]
+            header = [self._started, presence, is_parting, self._started - 1 - self._taken, *times]
+            settings, self._busy, self._began = self._settings, 0.0, now
         rows = self._transport.allgather(np.concatenate([np.array(header, np.int64), _as_integers(settings)]))
         self._compare(rows)
         first = int(rows[:, 1].argmax())
@@ -232,9 +244,9 @@ class PartialAllreduce(Generic[T]):
         with self._changed:
             self._finished += 1
             self._contributes = False
-            presences, staleness, delays = rows[:, 1].tolist(), rows[:, 3].tolist(), (rows[:, 4] / 1e9).tolist()
-            self._rounds.append(Round(self._finished, tuple(map(Presence, presences)), tuple(staleness),
-                                      tuple(delays), chosen, outcome))
+            self._rounds.append(Round(self._finished, tuple(map(Presence, rows[:, 1].tolist())),
+                                      tuple(rows[:, 3].tolist()), tuple((rows[:, 4] / 1e9).tolist()),
+                                      float(rows[0, 5] / 1e9), chosen, outcome))
             self._note_parting(rows[:, 2], is_parting)
             self._changed.notify_all()
 
@@ -242,8 +254,6 @@ class PartialAllreduce(Generic[T]):
         """Settles what this rank is to the round; waits where too many have begun that it has not seen."""
         is_here = self._changed.wait_for(
             lambda: self._started - self._taken < self._max_staleness or self._parting or self._ended, self._patience)
-        if self._started == self._taken:
-            self._missed_at = time.monotonic()
         self._started += 1
         self._contributes, self._has_come = self._has_come, False
         if not is_here:
@@ -264,6 +274,8 @@ class PartialAllreduce(Generic[T]):
     def _note_parting(self, parting: np.ndarray[Any, Any], announced: bool) -> None:
         remaining: Sequence[int] = np.flatnonzero(parting == 0).tolist()
         self._candidates = tuple(remaining) or tuple(range(self._transport.size))
+        if len(remaining) < self._transport.size:
+            self._ahead = 0  # those that were ahead may be gone
         if not remaining:
             self._parting = False
         elif self._parting and not announced:

@@ -39,11 +39,11 @@ class StepReport:
     rounds: int = 1
     """Reductions since this rank's step before: under `Partial` they may be several."""
     active: tuple[bool, ...] = ()
-    """By rank, under `Partial`: whether it had come for the last round."""
+    """By rank, under `Partial`: whether it had come for the last round. Empty where there was none."""
     staleness: tuple[int, ...] = ()
     """By rank, under `Partial`: how many rounds had begun before the last one that it had not seen."""
     seconds_saved: float = 0.0
-    """Under `Partial`: by how much sooner the rounds ended than if they had waited for all ranks."""
+    """Under `Partial`: by how much sooner the rounds came than if every step had waited for the slowest rank."""
 
     PAYLOAD = ("split_and_reduce", "balance", "allgatherv", "reduce_tree", "broadcast_tree",
                "allreduce")
@@ -92,7 +92,7 @@ class StepReport:
             "local_threshold": self.local_threshold, "global_threshold": self.global_threshold,
             "repartitioned": self.repartitioned, "balanced": self.balanced,
             "bytes_sent": self.bytes_sent, "bytes_received": self.bytes_received, "seconds": self.seconds}
-        if self.active:
+        if self.rounds != 1 or self.active:
             figures |= {"rounds": self.rounds, "active_ranks": sum(self.active), "seconds_saved": self.seconds_saved}
             figures |= {f"staleness/rank{rank}": count for rank, count in enumerate(self.staleness)}
         for name, traffic in self.phases.items():

@@ -180,13 +180,13 @@ def check_reports_tell_who_came_and_what_was_saved(kind: Kind) -> None:
         time.sleep(0.05 * is_last(hvd))
         trainer.step(gradients(step, hvd.rank()))
         report = trainer.report()
-        assert len(report.active) == len(report.staleness) == hvd.size()
+        assert len(report.active) == len(report.staleness) == (hvd.size() if report.rounds else 0)
         words = report.payload_bytes()[0] / 4
         assert words <= report.rounds * oktopk_bound(report.k, hvd.size())
         saved, rounds = saved + report.seconds_saved, rounds + report.rounds
         assert report.scalars()["active_ranks"] == sum(report.active)
     trainer.settle()
-    assert rounds >= 6
+    assert rounds >= 3
     if hvd.size() > 1:
         assert max(everywhere(hvd, saved)) > 0.02, "the others have not waited for the last rank"
 

@@ -111,11 +111,12 @@ def _figures(report: StepReport) -> dict[str, float]:
 
 
 def _partial_figures(reports: list[StepReport]) -> dict[str, float]:
-    if not reports[-1].active:
+    with_rounds = [report for report in reports if report.active]
+    if not with_rounds:
         return {}
     means = {"rounds": [report.rounds for report in reports],
-             "active_ranks": [sum(report.active) for report in reports],
-             "staleness": [max(report.staleness) for report in reports]}
+             "active_ranks": [sum(report.active) for report in with_rounds],
+             "staleness": [max(report.staleness) for report in with_rounds]}
     return {**{f"oktopk_{name}": statistics.fmean(values) for name, values in means.items()},
             "oktopk_seconds_saved": sum(report.seconds_saved for report in reports)}
 
