@@ -33,12 +33,14 @@ class Network:
         lane.
     lane: sets apart the messages of reductions that may run at the same time, in an order that differs between ranks:
         a number of its own for each, in the order in which the ranks make them; 0 for all that do not.
+    quiet: see MPITransport.
     """
 
     hvd: Any
     process_set: Any
     collectives: Callable[[Any, int], Collectives]
     lane: int = 0
+    quiet: bool = False
 
     def membership(self) -> tuple[int, int, int]:
         """(rank, size, how often elastic training has begun anew in this process)."""
@@ -64,7 +66,7 @@ class Network:
                                  f"{[CHOICES[code] for code in rows[:, 1]]}")
         lane = int(rows[:, 2].max())  # a rank may have made more of them
         if (rows[:, 0] >= 0).all():
-            return _mpi_transport(tuple(rows[:, 0].tolist()), lane)
+            return _mpi_transport(tuple(rows[:, 0].tolist()), lane, self.quiet)
         if choice == "mpi":
             raise PluginError(f"transport='mpi' cannot be used: {reason or 'another rank cannot use it'}")
         if choice == "auto" and self.hvd.mpi_enabled():
@@ -122,10 +124,10 @@ def _world_rank() -> int:
 
 
 @cache
-def _mpi_transport(world_ranks: tuple[int, ...], lane: int) -> Transport:
+def _mpi_transport(world_ranks: tuple[int, ...], lane: int, quiet: bool) -> Transport:
     """One communicator for each set of ranks and lane, apart from Horovod's, so that no message meets another's."""
     from mpi4py import MPI
 
     from .mpi import MPITransport
     group = MPI.COMM_WORLD.group.Incl(list(world_ranks))
-    return MPITransport(MPI.COMM_WORLD.Create_group(group, lane))
+    return MPITransport(MPI.COMM_WORLD.Create_group(group, lane), quiet)

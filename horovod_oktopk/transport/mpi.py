@@ -17,7 +17,9 @@ from ..errors import TransportError
 from .base import Bytes, Counts, Values, rotated_buckets
 
 TAG, SIGNAL = 1, 2
-SHORTEST, LONGEST, SHARE = 2e-4, 1e-2, 0.02
+SPIN, NAP = 5e-5, 1e-4
+"""Seconds for which a quiet transport looks for the end of what it waits for, and then between two looks."""
+SHORTEST, LONGEST, SHARE = 5e-4, 1e-2, 0.005
 """Seconds between two looks for a signal, and of what share of the time since the last one in between: to wait inside
 MPI would keep a core busy."""
 
@@ -26,10 +28,12 @@ class MPITransport:
     """An intra-communicator of our own, so that no message meets another library's.
 
     comm: an mpi4py communicator. Its error handler is set to raise, as mpi4py's default is.
+    quiet: waits without keeping a core busy, for a thread that runs beside one that computes.
     """
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: Any, quiet: bool = False) -> None:
         self.comm = comm
+        self.quiet = quiet
         self.rank = int(comm.Get_rank())
         self.size = int(comm.Get_size())
 
@@ -44,13 +48,13 @@ class MPITransport:
     def allgather(self, row: Counts) -> Counts:
         rows = np.empty((self.size, len(row)), np.int64)
         with _errors():
-            self.comm.Allgather(np.ascontiguousarray(row), rows)
+            self._call("allgather", np.ascontiguousarray(row), rows)
         return rows
 
     def allreduce(self, values: Values) -> Values:
         total = np.empty_like(values)
         with _errors():
-            self.comm.Allreduce(np.ascontiguousarray(values), total, op=MPI.SUM)
+            self._call("allreduce", np.ascontiguousarray(values), total)
         return total
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
@@ -60,12 +64,27 @@ class MPITransport:
             for bucket in rotated_buckets(self.rank, self.size, bucket_size):
                 posted = self._post(bucket, outgoing, incoming)
                 if flying is not None:  # the next bucket is under way while the caller sums this one
-                    MPI.Request.Waitall(flying[0])
+                    self._wait(flying[0])
                     yield flying[1]
                 flying = posted
             if flying is not None:
-                MPI.Request.Waitall(flying[0])
+                self._wait(flying[0])
                 yield flying[1]
+
+    def _call(self, collective: str, *buffers: Any) -> None:
+        if self.quiet:
+            self._wait([getattr(self.comm, f"I{collective}")(*buffers)])
+        else:
+            getattr(self.comm, collective.capitalize())(*buffers)
+
+    def _wait(self, requests: list[Any]) -> None:
+        if not self.quiet:
+            MPI.Request.Waitall(requests)
+            return
+        start = time.monotonic()
+        while not MPI.Request.Testall(requests):
+            if time.monotonic() > start + SPIN:
+                time.sleep(NAP)
 
     def _post(self, bucket: list[tuple[int, int]], outgoing: Mapping[int, Bytes],
               incoming: Mapping[int, int]) -> tuple[list[Any], list[tuple[int, Bytes]]]:
@@ -77,7 +96,7 @@ class MPITransport:
     def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
         gathered = np.empty(int(sizes.sum()), np.uint8)
         with _errors():
-            self.comm.Allgatherv([message, MPI.BYTE], [gathered, sizes, MPI.BYTE])
+            self._call("allgatherv", [message, MPI.BYTE], [gathered, sizes, MPI.BYTE])
         return np.split(gathered, np.cumsum(sizes)[:-1])
 
 

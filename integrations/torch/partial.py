@@ -24,6 +24,7 @@ from .accumulator import make_accumulator
 from .layout import TorchLayout
 from .reducer import Reducer
 from .registry import reducer_of
+from .transport import network
 
 
 class PartialReducer(Reducer):
@@ -32,7 +33,8 @@ class PartialReducer(Reducer):
     flat: FlatPartialReducer[TorchLayout] | None
 
     def __init__(self, optimizer: Any, options: Partial) -> None:
-        super().__init__(optimizer, options.scheme, own_lane=True)
+        super().__init__(optimizer, options.scheme)
+        self._network = network(optimizer.process_set, own_lane=True, quiet=True)
         self.partial = options
         self._numbers: Numbers
         self._gradients: dict[torch.Tensor, torch.Tensor] = {}

@@ -31,14 +31,14 @@ from .transport import network
 class Reducer:
     """Reduces the gradients of one hvd.DistributedOptimizer; on every rank of its process set."""
 
-    def __init__(self, optimizer: Any, options: Scheme, own_lane: bool = False) -> None:
+    def __init__(self, optimizer: Any, options: Scheme) -> None:
         self.options = options
         self.scaler: Any = None
         """The GradScaler that scales this optimizer's loss, once it is known."""
         self.flat: FlatReducer[TorchLayout] | None = None
         """What reduces the dense gradients; None before the first step, which tells which are sparse."""
         self._optimizer = optimizer
-        self._network = network(optimizer.process_set, own_lane or options.bucket_bytes is not None)
+        self._network = network(optimizer.process_set, own_lane=options.bucket_bytes is not None)
         self._excluded: set[torch.Tensor] = set()
         self._pending: dict[torch.Tensor, torch.Tensor] = {}
         self._results: dict[torch.Tensor, torch.Tensor] = {}

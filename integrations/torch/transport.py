@@ -13,9 +13,10 @@ from ..transport.connect import Network, new_lane
 from ..transport.horovod import Collectives
 
 
-def network(process_set: Any, own_lane: bool = False) -> Network:
-    """The ranks of a process set. own_lane: whether the reduction may run at the same time as others."""
-    return Network(hvd, process_set, TorchCollectives, new_lane(process_set) if own_lane else 0)
+def network(process_set: Any, own_lane: bool = False, quiet: bool = False) -> Network:
+    """The ranks of a process set. own_lane: whether the reduction may run at the same time as others. quiet: see
+    MPITransport."""
+    return Network(hvd, process_set, TorchCollectives, new_lane(process_set) if own_lane else 0, quiet)
 
 
 class TorchCollectives:

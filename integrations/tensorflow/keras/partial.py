@@ -91,7 +91,7 @@ class PartialReducer(Reducer):
         self._dtypes = [tf.as_dtype(dtype) for _, _, dtype in layout.entries]
         self._shapes = [tf.TensorShape(shape) for _, shape, _ in layout.entries]
         return FlatPartialReducer(self.partial, average, layout, lambda part: NumpyAccumulator(part.n, part.dtype),
-                                  network(process_set, own_lane=True), ["learning_rate"])
+                                  network(process_set, own_lane=True, quiet=True), ["learning_rate"])
 
     def step(self, grads: Sequence[Any], rate: tf.Variable | None, update: Update) -> None:
         """Hands in the gradients; `update` is called for every round. rate: the learning rate, which a round sets."""
