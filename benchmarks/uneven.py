@@ -91,7 +91,7 @@ class Digits:
 
     title, metric = "Handwritten digits, all ranks skewed", "test accuracy"
     epochs, evaluated = 20, 4
-    base, skew = 0.060, 0.020
+    base, skew = 0.040, 0.020
     batch = 16
 
     def __init__(self, rank: int, size: int, seed: int, scale: float) -> None:

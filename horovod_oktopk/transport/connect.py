@@ -59,14 +59,14 @@ class Network:
         if self.process_set.size() == 1:
             return LocalTransport(LocalWorld(1), 0)
         reason = _why_not_mpi(self.hvd)
-        mine = [-1 if reason or choice == "horovod" else _world_rank(), CHOICES.index(choice), self.lane]
+        mine = [-1 if reason or choice == "horovod" else _world_rank(), CHOICES.index(choice), self.lane, self.quiet]
         rows = HorovodTransport(self.collectives(self.process_set, 0)).allgather(np.array(mine, np.int64))
         if (rows[:, 1] != rows[0, 1]).any():
             raise AgreementError(f"the ranks of this reduction chose different transports, by rank: "
                                  f"{[CHOICES[code] for code in rows[:, 1]]}")
         lane = int(rows[:, 2].max())  # a rank may have made more of them
-        if (rows[:, 0] >= 0).all():
-            return _mpi_transport(tuple(rows[:, 0].tolist()), lane, self.quiet)
+        if (rows[:, 0] >= 0).all():  # quiet and other collectives do not meet: MPI has them apart
+            return _mpi_transport(tuple(rows[:, 0].tolist()), lane, bool(rows[:, 3].any()))
         if choice == "mpi":
             raise PluginError(f"transport='mpi' cannot be used: {reason or 'another rank cannot use it'}")
         if choice == "auto" and self.hvd.mpi_enabled():

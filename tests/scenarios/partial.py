@@ -176,8 +176,8 @@ def check_reports_tell_who_came_and_what_was_saved(kind: Kind) -> None:
     hvd = kind.hvd
     trainer = kind(Partial("solo", of=OkTopk(density=0.1)))
     saved = rounds = 0.0
-    for step in range(6):
-        time.sleep(0.05 * is_last(hvd))
+    for step in range(2 * STEPS):
+        time.sleep(0.05 * (step % hvd.size() == hvd.rank()))
         trainer.step(gradients(step, hvd.rank()))
         report = trainer.report()
         assert len(report.active) == len(report.staleness) == (hvd.size() if report.rounds else 0)
@@ -186,9 +186,9 @@ def check_reports_tell_who_came_and_what_was_saved(kind: Kind) -> None:
         saved, rounds = saved + report.seconds_saved, rounds + report.rounds
         assert report.scalars()["active_ranks"] == sum(report.active)
     trainer.settle()
-    assert rounds >= 3
+    assert rounds >= STEPS
     if hvd.size() > 1:
-        assert max(everywhere(hvd, saved)) > 0.02, "the others have not waited for the last rank"
+        assert max(everywhere(hvd, saved)) > 0.02, "some rank was always late, and nobody has waited for it"
 
 
 def check_an_exception_in_a_step_is_no_ones_but_its_ranks(kind: Kind) -> None:
