@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -157,3 +158,18 @@ def test_bad_input_is_told(program: str, arguments: list[str], message: str, tmp
     assert message in job.stderr
     assert "Traceback" not in job.stderr
     assert not (tmp_path / "out.json").exists()
+
+
+def test_uneven_digits_give_every_rank_as_many_steps_and_all_places_at_each() -> None:
+    spec = importlib.util.spec_from_file_location("uneven", ROOT / "benchmarks" / "uneven.py")
+    assert spec is not None
+    assert spec.loader is not None
+    uneven = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(uneven)
+    ranks = [list(uneven.Digits(rank, 8, 1, 1.0).steps(3)) for rank in range(8)]
+    assert len({len(steps) for steps in ranks}) == 1
+    for step in zip(*ranks, strict=True):
+        expected = [uneven.Digits.base + uneven.Digits.skew * place for place in range(1, 9)]
+        assert sorted(seconds for _, seconds in step) == pytest.approx(expected)
+    images = [tuple(image.flatten().tolist()) for steps in ranks for (x, _), _ in steps for image in x]
+    assert len(images) > len(set(images)) - 20, "ranks share their parts of the data"
