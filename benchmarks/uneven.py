@@ -90,8 +90,8 @@ class Digits:
     """Handwritten digits; all ranks are skewed, and change places after every step (Figure 12)."""
 
     title, metric = "Handwritten digits, all ranks skewed", "test accuracy"
-    epochs, evaluated = 20, 4
-    base, skew = 0.040, 0.020
+    epochs, evaluated = 16, 8
+    base, skew = 0.100, 0.050
     batch = 16
 
     def __init__(self, rank: int, size: int, seed: int, scale: float) -> None:
@@ -129,6 +129,7 @@ class WideDigits(Digits):
 
     title = "Handwritten digits, a wide perceptron, all ranks skewed"
     epochs, evaluated = 6, 6
+    base, skew = 0.040, 0.020
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(),

@@ -27,7 +27,18 @@ from torch.utils.data.distributed import DistributedSampler
 from tqdm import tqdm
 
 from horovod_oktopk.core.cost import dense_volume
-from horovod_oktopk.torch import DensitySchedule, GaussianK, GTopk, OkTopk, TopkA, TopkDSA, step_report
+from horovod_oktopk.torch import (
+    Dense,
+    DensitySchedule,
+    GaussianK,
+    GTopk,
+    OkTopk,
+    Partial,
+    TopkA,
+    TopkDSA,
+    settle,
+    step_report,
+)
 
 SCHEMES = {"oktopk": OkTopk, "topka": TopkA, "topkdsa": TopkDSA, "gtopk": GTopk, "gaussiank": GaussianK}
 WARM_UP_STEPS = 5
@@ -40,6 +51,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--density", type=float, default=0.01, help="fraction of the gradient that is sent")
     parser.add_argument("--density-warmup", type=int, default=0, metavar="EPOCHS",
                         help="the density falls from 25%% to --density over so many epochs")
+    parser.add_argument("--partial", choices=["solo", "majority"], help="do not wait for ranks that are late")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch-size", type=int, default=32, help="per rank")
     parser.add_argument("--lr", type=float, default=0.0125, help="per rank: it is multiplied by the number of ranks")
@@ -112,10 +124,12 @@ def train(arguments: argparse.Namespace) -> dict[str, Any]:
     # Horovod: scale the learning rate by the number of ranks.
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr * hvd.size(), momentum=arguments.momentum)
     compressed = arguments.compression != "none"
+    compression = SCHEMES[arguments.compression](density=arguments.density) if compressed else Dense()
+    if arguments.partial is not None:
+        compression = Partial(arguments.partial, of=compression)
     # Horovod: wrap the optimizer; this is where the compression goes.
-    optimizer = hvd.DistributedOptimizer(
-        optimizer, named_parameters=model.named_parameters(),
-        compression=SCHEMES[arguments.compression](density=arguments.density) if compressed else hvd.Compression.none)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
+                                         compression=compression)
     by_epoch = warmup(arguments.density, arguments.density_warmup)
     densities = DensitySchedule(optimizer, by_epoch) if compressed else None
     # Horovod: all ranks start from the same parameters and optimizer state.
@@ -142,6 +156,7 @@ def train(arguments: argparse.Namespace) -> dict[str, Any]:
                 optimizer.step()
                 seen.step(time.perf_counter() - start, optimizer, compressed)
                 progress.update()
+            settle(optimizer)  # with --partial: from here on all ranks have the same parameters
             schedule.step()
             if densities is not None:
                 densities.step()
