@@ -11,6 +11,7 @@ import functools
 import logging
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,8 +22,8 @@ from ..core.accumulator import Accumulator, NothingAccumulated
 from ..core.partial import PartialAllreduce, Presence, Round
 from ..core.reduction import Reduction
 from ..core.report import StepReport, sum_of_phases
-from ..core.sparse import Values
-from ..errors import PluginError
+from ..core.sparse import SparseVector, Values, sum_of
+from ..errors import OkTopkError, PluginError
 from ..options import NEEDS_MPI, Partial
 from ..transport.connect import Network
 from ..transport.counting import Traffic
@@ -70,6 +71,8 @@ class PartialReducer(FlatReducer[L]):
         # Of what was handed in since this rank last contributed:
         self._is_pending = self._contributes = False  # the accumulator holds it
         self._is_finite = True
+        self._remainders: list[SparseVector] = []
+        """What rounding has left over in rounds to which this rank contributed nothing; for its next commit."""
 
     def arrive(self, pieces: Iterable[Piece], settings: Sequence[float] = ()) -> Rounds:
         """Hands in this rank's gradients; returns the rounds that it has not seen, in order; there may be none.
@@ -100,6 +103,8 @@ class PartialReducer(FlatReducer[L]):
                 pass
             allreduce.end()
             self.network.barrier()
+            if self in _running:
+                _running.remove(self)
 
     @property
     def last_report(self) -> StepReport | None:
@@ -117,6 +122,8 @@ class PartialReducer(FlatReducer[L]):
 
     def abort(self) -> None:
         """Ends the job with an error."""
+        traceback.print_exc()  # where an exception is on its way, nobody will see it any more
+        sys.stderr.flush()
         getattr(self._transport.inner, "abort", lambda: None)()
 
     def take_note(self, rounds: Rounds, write_back: float) -> None:
@@ -158,7 +165,8 @@ class PartialReducer(FlatReducer[L]):
 
     def _hand_in(self, pieces: Iterable[Piece]) -> None:
         accumulator = self.groups[0].accumulator
-        if self._is_pending:
+        pending, self._is_pending = self._is_pending, False  # also where what follows fails
+        if pending:
             accumulator.commit(NOWHERE)
         self._is_pending = accumulator.accumulate(pieces)
         self._is_finite = self._is_finite and self._is_pending
@@ -180,15 +188,23 @@ class PartialReducer(FlatReducer[L]):
         return Outcome(None if updates is None else updates[0], self.report)
 
     def _commit(self, group: Group[L], reduction: Reduction) -> None:
+        remainder = reduction.remainder  # of what this rank has sent, and of the sums that it has rounded
+        if remainder is not None and len(remainder):
+            self._remainders.append(remainder)
         if self._contributes:
-            super()._commit(group, reduction)
+            total = sum_of(self._remainders) if self._remainders else None
+            super()._commit(group, replace(reduction, remainder=total))
+            self._remainders.clear()
             self._is_pending = False
 
     # The state: what is pending counts as residual.
 
     def read_residual(self) -> Values:
         """See FlatReducer."""
-        return self.groups[0].accumulator.values().copy() if self._is_pending else super().read_residual()
+        residual = self.groups[0].accumulator.values().copy() if self._is_pending else super().read_residual()
+        for remainder in self._remainders:
+            residual[remainder.indices] += remainder.values
+        return residual
 
     def record(self) -> Record:
         """See FlatReducer."""
@@ -204,6 +220,7 @@ class PartialReducer(FlatReducer[L]):
             return
         with self._allreduce.paused():
             self._is_pending = False
+            self._remainders.clear()
             super().take(share)
 
 
@@ -226,13 +243,15 @@ def end_all() -> None:
     while _running:
         reducer = min(_running, key=lambda each: each.network.lane)
         _running.remove(reducer)
-        if getattr(sys, "last_value", None) is not None:
-            sys.stderr.flush()
+        if sys.exc_info()[1] is not None or getattr(sys, "last_value", None) is not None:
             reducer.abort()
         try:
             reducer.end()
+        except OkTopkError as error:  # known on all ranks
+            logger.error("partial rounds did not end well: %s", error)
         except Exception:
             logger.exception("partial rounds did not end well")
+            reducer.abort()
 
 
 def end_before(shutdown: Callable[..., Any]) -> Callable[..., Any]:

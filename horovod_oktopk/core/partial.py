@@ -88,7 +88,8 @@ class PartialAllreduce(Generic[T]):
     settings: how many numbers there are of them.
     seed: of the draws of "majority"; the same on all ranks.
     max_staleness: how many rounds may have begun that a rank has not seen; the next waits for it.
-    patience: for how many seconds, before it fails on all ranks.
+    patience: for how many seconds, before it fails on all ranks; and after which a round is started without the rank
+        that was drawn.
     Raises OptionError for another policy.
     """
 
@@ -108,6 +109,7 @@ class PartialAllreduce(Generic[T]):
         # Under the condition's lock:
         self._has_come = self._waits = self._contributes = self._parting = self._ended = False
         self._started = self._finished = self._taken = 0
+        self._closing = 0  # the last round of the last parting
         self._ahead = 0  # by how many the rounds that this rank has seen exceed its steps
         self._left = self._began = time.monotonic()
         self._busy = 0.0
@@ -139,9 +141,11 @@ class PartialAllreduce(Generic[T]):
                 self._activate(self._taken + 1)
             self._changed.notify_all()  # a round may wait for this rank
             if unseen or self._waits:
-                self._wait_for(lambda: self._finished > self._taken and self._finished == self._started)
-            rounds = self._take()
+                self._wait_for_round()
+            rounds = self._take(self._finished)
             self._ahead = min(max(0, self._ahead + len(rounds) - 1), self._max_staleness)
+            if len(self._candidates) < self._transport.size:  # those that were ahead may be gone
+                self._ahead = 0
         self._left = time.monotonic()
         return rounds
 
@@ -159,7 +163,8 @@ class PartialAllreduce(Generic[T]):
         while parting:
             with self._changed:
                 self._wait_for(lambda: bool(self._rounds) or not self._parting)
-                rounds, parting = self._take(), self._parting
+                parting = self._parting
+                rounds = self._take(self._finished if parting else self._closing)
             yield from rounds
         self._left, self._ahead = time.monotonic(), 0
 
@@ -185,9 +190,20 @@ class PartialAllreduce(Generic[T]):
         draw = np.random.default_rng((self._seed, self._finished + 1)).integers(len(self._candidates))
         return self._candidates[int(draw)] == self._transport.rank
 
-    def _take(self) -> list[Round[T]]:
-        rounds, self._rounds = self._rounds, []
-        self._taken, self._waits = self._finished, False
+    def _wait_for_round(self) -> None:
+        def has_ended() -> bool:
+            return self._finished > self._taken and self._finished == self._started
+
+        self._changed.wait_for(lambda: self._failure is not None or has_ended(), self._patience)
+        if self._started == self._taken and self._failure is None:  # the drawn rank does not come
+            self._activate(self._taken + 1)
+        self._wait_for(has_ended)
+
+    def _take(self, last: int) -> list[Round[T]]:
+        """The rounds up to this number."""
+        count = last - self._taken
+        rounds, self._rounds = self._rounds[:count], self._rounds[count:]
+        self._taken, self._waits = last, False
         self._changed.notify_all()
         return rounds
 
@@ -274,10 +290,8 @@ class PartialAllreduce(Generic[T]):
     def _note_parting(self, parting: np.ndarray[Any, Any], announced: bool) -> None:
         remaining: Sequence[int] = np.flatnonzero(parting == 0).tolist()
         self._candidates = tuple(remaining) or tuple(range(self._transport.size))
-        if len(remaining) < self._transport.size:
-            self._ahead = 0  # those that were ahead may be gone
         if not remaining:
-            self._parting = False
+            self._parting, self._closing = False, self._finished
         elif self._parting and not announced:
             self._activate(self._finished + 1)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import horovod.torch as hvd
@@ -109,8 +110,9 @@ class PartialReducer(Reducer):
         return self.flat
 
     def _make_flat(self, layout: TorchLayout) -> FlatPartialReducer[TorchLayout]:
-        self._numbers = Numbers(self._optimizer.param_groups)
-        return FlatPartialReducer(self.partial, self._optimizer.op == hvd.Average, layout, make_accumulator,
+        self._numbers = Numbers(self._optimizer)
+        options = replace(self.partial, of=self.options)  # whose density may have been set
+        return FlatPartialReducer(options, self._optimizer.op == hvd.Average, layout, make_accumulator,
                                   self._network, self._numbers.names)
 
     # Updates.
@@ -159,12 +161,17 @@ class Numbers:
     """The numbers of an optimizer's parameter groups (learning rates, momentum and such), which travel with rounds:
     where ranks are at different steps, their schedules are as well."""
 
-    def __init__(self, groups: list[dict[str, Any]]) -> None:
-        self._groups = groups
-        self._places = [(index, key, place) for index, group in enumerate(groups) for key, value in group.items()
-                        for place in _places(value)]
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._places = [(index, key, place) for index, group in enumerate(self._groups)
+                        for key, value in group.items() for place in _places(value)]
         self.names = [f"{index}.{key}" if place is None else f"{index}.{key}.{place}"
                       for index, key, place in self._places]
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        groups: list[dict[str, Any]] = self._optimizer.param_groups  # others, once a state is loaded
+        return groups
 
     def read(self) -> list[float]:
         """Their present values, in the order of `names`."""
@@ -188,7 +195,7 @@ class Numbers:
             if isinstance(group[key], torch.Tensor):
                 group[key].fill_(value)
             elif place is None:
-                group[key] = type(group[key])(value)
+                group[key] = int(value) if isinstance(group[key], int) and value.is_integer() else value
             else:
                 group[key] = tuple(value if i == place else old for i, old in enumerate(group[key]))
 

@@ -33,6 +33,10 @@ class ThreadNetwork:
 
     transport: Transport
     resets: int = 0
+    lane: int = 0
+
+    def barrier(self) -> None:
+        self.transport.allgather(np.zeros(1, np.int64))
 
     def membership(self) -> tuple[int, int, int]:
         return self.transport.rank, self.transport.size, self.resets

@@ -298,3 +298,60 @@ def test_where_nobody_contributes_nothing_is_run():
 def test_another_policy_is_refused():
     with pytest.raises(OptionError, match=r"policy must be one of \('solo', 'majority'\); got 'all'"):
         run_ranks(1, lambda transport: Rank(transport, "all"))
+
+
+def test_majority_goes_on_without_the_drawn_rank_after_patience():
+    come = threading.Event()
+
+    def program(transport):
+        rank = Rank(transport, "majority", seed=1, patience=0.2)
+        if rank.rank == int(np.random.default_rng((1, 1)).integers(3)):
+            assert come.wait(20)
+        else:
+            rank.arrive(0)
+            come.set()
+        rank.part()
+        return sum(map(table, rank.rounds)).sum()
+
+    assert run_ranks(3, program) == [2, 2, 2]
+
+
+def test_parting_ends_with_the_same_round_on_all_ranks():
+    """However slowly a rank takes them, and though another goes on at once."""
+    def program(transport):
+        rank, seen = Rank(transport, "solo", steps=30), []
+        for epoch in range(5):
+            for step in range(6 if transport.rank else 1):
+                rank.arrive(6 * epoch + step)
+                time.sleep(0.005)
+            for each in rank.partial.part():
+                time.sleep(0.01 * (transport.rank == 0))
+                rank.rounds.append(each)
+            seen.append(rank.rounds[-1].number)
+        return seen
+
+    everyone = run_ranks(3, program)
+    assert everyone[0] == everyone[1] == everyone[2]
+
+
+def test_one_rank_that_is_left_takes_a_round_at_each_step():
+    left = threading.Event()
+
+    def program(transport):
+        rank = Rank(transport, "solo", steps=20)
+        if rank.rank == 0:
+            for step in range(6):
+                rank.arrive(step)
+            left.set()
+        else:
+            assert left.wait(20)
+            wait_until(lambda: rank.partial._finished >= 7)  # the last of them tells that rank 0 has parted
+            counts = []
+            for step in range(4):
+                before = len(rank.rounds)
+                rank.arrive(step)
+                counts.append(len(rank.rounds) - before)
+            assert counts == [7, 1, 1, 1]
+        rank.part()
+
+    run_ranks(2, program)

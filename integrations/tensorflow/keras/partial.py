@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -69,7 +70,7 @@ class PartialReductions(Reductions):
         return rate if isinstance(rate, tf.Variable) else None
 
     def _make(self, variables: list[Any], grads: Sequence[Any]) -> Reducer:
-        return PartialReducer(self.partial, self.op, self.process_set, variables, grads)
+        return PartialReducer(replace(self.partial, of=self.options), self.op, self.process_set, variables, grads)
 
 
 class PartialReducer(Reducer):

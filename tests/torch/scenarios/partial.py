@@ -118,3 +118,21 @@ def check_models_are_averaged_after_every_so_many_steps() -> None:
         if (step + 1) % 5 == 0:
             assert len(set(everywhere(hvd, model.weight.detach().numpy().tobytes()))) == 1
     settle(optimizer)
+
+
+def check_numbers_that_are_integers_on_some_ranks() -> None:
+    """lr=1 of one rank, and 0.5 of another that is further in its schedule; and groups that a state has replaced."""
+    torch.manual_seed(5)
+    model = torch.nn.Linear(4, 2)
+    optimizer = made(model, torch.optim.SGD(model.parameters(), lr=1))
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1 + 2 * hvd.rank(), gamma=0.5)
+    optimizer.load_state_dict(optimizer.state_dict())
+    for step in range(8):
+        time.sleep(0.003 * (hvd.rank() == step % hvd.size()))
+        optimizer.zero_grad()
+        (model(torch.randn(3, 4)) * 0.01).square().sum().backward()
+        optimizer.step()
+        schedule.step()
+    assert optimizer.param_groups[0]["lr"] == 0.5 ** (8 // (1 + 2 * hvd.rank()))
+    settle(optimizer)
+    assert len(set(everywhere(hvd, model.weight.detach().numpy().tobytes()))) == 1
