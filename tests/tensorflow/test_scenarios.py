@@ -7,8 +7,8 @@ import pytest
 from tests.launch import outcomes
 from tests.scenarios import names
 
-JOBS = {("mpi", 1, "keras3"): ("function",), ("mpi", 2, "tf_keras"): ("keras", "legacy"), ("mpi", 3, "keras3"): ("tape",),
-        ("mpi", 4, "keras3"): ("keras",), ("gloo", 2, "keras3"): ("keras",),
+JOBS = {("mpi", 1, "keras3"): ("function",), ("mpi", 2, "tf_keras"): ("keras", "legacy"),
+        ("mpi", 3, "keras3"): ("tape",), ("mpi", 4, "keras3"): ("keras",), ("gloo", 2, "keras3"): ("keras",),
         ("gloo", 2, "tf_keras"): ("tape", "legacy")}
 """Kinds of training by job: all of them everywhere would take too long."""
 
