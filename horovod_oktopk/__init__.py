@@ -6,19 +6,5 @@ from .options import Dense, GaussianK, GTopk, OkTopk, Partial, TopkA, TopkDSA
 
 __version__ = "0.1.0"
 
-__all__ = [
-           "AgreementError",
-           "Dense",
-           "GTopk",
-           "GaussianK",
-           "OkTopk",
-           "OkTopkError",
-           "OptionError",
-           "Partial",
-           "PluginError",
-           "StepReport",
-           "TopkA",
-           "TopkDSA",
-           "TransportError",
-           "WireError",
-]
+__all__ = ["AgreementError", "Dense", "GTopk", "GaussianK", "OkTopk", "OkTopkError", "OptionError", "Partial",
+           "PluginError", "StepReport", "TopkA", "TopkDSA", "TransportError", "WireError"]

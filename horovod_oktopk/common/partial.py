@@ -122,7 +122,6 @@ class PartialReducer(FlatReducer[L]):
 
     def abort(self) -> None:
         """Ends the job with an error."""
-        traceback.print_exc()  # where an exception is on its way, nobody will see it any more
         sys.stderr.flush()
         getattr(self._transport.inner, "abort", lambda: None)()
 
@@ -243,7 +242,10 @@ def end_all() -> None:
     while _running:
         reducer = min(_running, key=lambda each: each.network.lane)
         _running.remove(reducer)
-        if sys.exc_info()[1] is not None or getattr(sys, "last_value", None) is not None:
+        if sys.exc_info()[1] is not None:
+            traceback.print_exc()  # nobody will see it any more
+            reducer.abort()
+        if getattr(sys, "last_value", None) is not None:
             reducer.abort()
         try:
             reducer.end()

@@ -28,7 +28,6 @@ Policy = Literal["solo", "majority"]
 BREATH = 0.05
 """Seconds for which a thread waits for a signal before it looks whether it is to end."""
 
-
 HEADER = 6
 """Numbers that a rank tells the others when a round begins, before its settings."""
 

@@ -91,7 +91,7 @@ class Reducer:
 
 
 def call(step: Callable[..., list[Array]], inputs: list[tf.Tensor], dtypes: list[tf.DType],
-          shapes: Sequence[tf.TensorShape] | None = None) -> list[tf.Tensor]:
+         shapes: Sequence[tf.TensorShape] | None = None) -> list[tf.Tensor]:
     """Runs the step on the tensors' values, now or when the graph runs."""
     if tf.executing_eagerly():
         return [tf.convert_to_tensor(output) for output in step(*map(np.asarray, inputs))]
