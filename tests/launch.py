@@ -19,7 +19,7 @@ BIN = Path(sys.executable).parent
 
 @dataclass(frozen=True)
 class Finished:
-    """A job that has ended; output: stdout and stderr of all ranks together."""
+    """A job that has ended; output: stdout and stderr of all ranks together; returncode: -1 if it had to be ended."""
 
     returncode: int
     output: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -17,26 +16,29 @@ TF_KERAS = {"TF_USE_LEGACY_KERAS": "1"}
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_the_job_ends_with_an_error_when_a_rank_is(framework: str, backend: str, how: str) -> None:
-    start = time.monotonic()
-    job = horovodrun(backend, 3, "-m", f"tests.{framework}.faulty_worker", how, timeout=60)
-    assert job.returncode != 0
+    job = horovodrun(backend, 3, "-m", f"tests.{framework}.faulty_worker", how, timeout=100)
+    assert job.returncode > 0, job.output[-3000:]
     assert job.output.count("has reached step 3") == 3, job.output[-3000:]
-    assert time.monotonic() - start < 50  # 30 s, and the start of the job
 
 
 @pytest.mark.parametrize("how", ["killed", "raising"])
 def test_a_job_of_partial_rounds_ends_with_an_error_when_a_rank_is(how: str) -> None:
-    start = time.monotonic()
-    job = horovodrun("mpi", 3, "-m", "tests.torch.partial_worker", how, timeout=60)
-    assert job.returncode != 0
+    job = horovodrun("mpi", 3, "-m", "tests.torch.partial_worker", how, timeout=100)
+    assert job.returncode > 0, job.output[-3000:]
     assert job.output.count("has reached step 3") == 3, job.output[-3000:]
     assert ("a file that cannot be read" in job.output) == (how == "raising")
-    assert time.monotonic() - start < 50
+
+
+def test_ranks_that_go_on_without_one_that_has_ended_are_told() -> None:
+    job = horovodrun("mpi", 3, "-m", "tests.torch.partial_worker", "ending", timeout=100)
+    assert job.returncode > 0, job.output[-3000:]
+    assert "ranks [2] have ended" in job.output, job.output[-3000:]
+    assert job.output.count("has come to its end") == 1
 
 
 @pytest.mark.parametrize("how", ["shutdown", "unsettled"])
 def test_a_job_of_partial_rounds_ends_well_with_rounds_pending(how: str) -> None:
-    job = horovodrun("mpi", 3, "-m", "tests.torch.partial_worker", how, timeout=60)
+    job = horovodrun("mpi", 3, "-m", "tests.torch.partial_worker", how, timeout=100)
     assert job.returncode == 0, job.output[-3000:]
     assert job.output.count("has come to its end") == 3
     assert job.output.count("keeps 0 elements that were in no round") == (3 if how == "shutdown" else 0)

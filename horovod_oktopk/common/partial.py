@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -88,19 +89,18 @@ class PartialReducer(FlatReducer[L]):
 
         return self.start().arrive(contribute)
 
-    def settle(self) -> Iterator[Round[Outcome]]:
-        """Serves rounds until all ranks are here; yields those that this rank has not seen. To be exhausted.
+    def settle(self, for_good: bool = False) -> Iterator[Rounds]:
+        """Serves rounds until all ranks are here; yields those that this rank has not seen, as they end.
 
-        Then all that was handed in has been in a round, and all ranks have seen the same ones.
+        Then all that was handed in has been in a round, and all ranks have seen the same ones. To be exhausted; of
+        several, `in_turn`. for_good: before `end`.
         """
-        return self.start().part()
+        return self.start().part(for_good)
 
     def end(self) -> None:
-        """After the last step, on all ranks together: no rank needs the others' service any more."""
+        """After `settle` for good, on all ranks together: no rank needs the others' service any more."""
         if self._allreduce is not None:
             allreduce, self._allreduce = self._allreduce, None
-            for _ in allreduce.part():
-                pass
             allreduce.end()
             self.network.barrier()
             if self in _running:
@@ -213,14 +213,17 @@ class PartialReducer(FlatReducer[L]):
             return super().record()
 
     def take(self, share: Record) -> None:
-        """See FlatReducer; what is pending is dropped."""
-        if self._allreduce is None:
-            super().take(share)
-            return
-        with self._allreduce.paused():
-            self._is_pending = False
-            self._remainders.clear()
-            super().take(share)
+        """See FlatReducer. Raises PluginError once rounds run: others would go on with what this rank had."""
+        if self._allreduce is not None:
+            raise PluginError("with Partial a state is to be loaded before the first step: load it into a new "
+                              "optimizer, on all ranks")
+        super().take(share)
+
+
+def in_turn(settling: Iterable[Iterator[object]]) -> None:
+    """Exhausts what several reducers' `settle` gave, each a little at a time: a rank may wait for any of them."""
+    for _ in zip_longest(*settling):
+        pass
 
 
 # The end.
@@ -239,21 +242,28 @@ def _serve(reducer: PartialReducer[Any]) -> None:
 def end_all() -> None:
     """Ends the rounds of all reducers, on all ranks together; where this rank ends by an exception, ends the job:
     the others' rounds would wait for it."""
-    while _running:
-        reducer = min(_running, key=lambda each: each.network.lane)
-        _running.remove(reducer)
-        if sys.exc_info()[1] is not None:
-            traceback.print_exc()  # nobody will see it any more
-            reducer.abort()
-        if getattr(sys, "last_value", None) is not None:
-            reducer.abort()
-        try:
-            reducer.end()
-        except OkTopkError as error:  # known on all ranks
-            logger.error("partial rounds did not end well: %s", error)
-        except Exception:
-            logger.exception("partial rounds did not end well")
-            reducer.abort()
+    reducers = sorted(_running, key=lambda each: each.network.lane)
+    _running.clear()
+    if reducers and sys.exc_info()[1] is not None:
+        traceback.print_exc()  # nobody will see it any more
+        reducers[0].abort()
+    if reducers and getattr(sys, "last_value", None) is not None:
+        reducers[0].abort()
+    well: list[PartialReducer[Any]] = []
+    in_turn([_ending(each, well) for each in reducers])
+    for each in well:
+        each.end()
+
+
+def _ending(reducer: PartialReducer[Any], well: list[PartialReducer[Any]]) -> Iterator[object]:
+    try:
+        yield from reducer.settle(for_good=True)
+        well.append(reducer)
+    except OkTopkError as error:  # known on all ranks
+        logger.error("partial rounds did not end well: %s", error)
+    except Exception:
+        logger.exception("partial rounds did not end well")
+        reducer.abort()
 
 
 def end_before(shutdown: Callable[..., Any]) -> Callable[..., Any]:

@@ -44,6 +44,14 @@ class Presence(IntEnum):
     GIVEN_UP = 3
 
 
+class Parting(IntEnum):
+    """Whether a rank serves rounds until all are here."""
+
+    NOT = 0
+    FOR_NOW = 1
+    FOR_GOOD = 2
+
+
 @dataclass(frozen=True)
 class Round(Generic[T]):
     """One round, as all ranks know it."""
@@ -106,9 +114,11 @@ class PartialAllreduce(Generic[T]):
         self._patience = patience
         self._changed = threading.Condition()
         # Under the condition's lock:
-        self._has_come = self._waits = self._contributes = self._parting = self._ended = False
+        self._has_come = self._waits = self._contributes = self._ended = False
+        self._parting = Parting.NOT
         self._started = self._finished = self._taken = 0
         self._closing = 0  # the last round of the last parting
+        self._gone: list[int] = []  # who parted for good in it, where others did not
         self._ahead = 0  # by how many the rounds that this rank has seen exceed its steps
         self._left = self._began = time.monotonic()
         self._busy = 0.0
@@ -126,10 +136,11 @@ class PartialAllreduce(Generic[T]):
         while none runs with this rank's.
         There is one round for a step: a rank that comes when that has begun without it is late, takes what there is,
         perhaps nothing, and what it has handed in waits for the next round. Any other waits for its round, and starts
-        it where the policy says so. Raises what a round raised.
+        it where the policy says so. Raises what a round raised, and TransportError where ranks have parted for good.
         """
         busy = time.monotonic() - self._left
         with self._changed:
+            self._check_all_are_there()
             self._busy += busy
             self._wait_for(lambda: not self._contributes)
             self._settings = tuple(contribute())
@@ -148,23 +159,28 @@ class PartialAllreduce(Generic[T]):
         self._left = time.monotonic()
         return rounds
 
-    def part(self) -> Iterator[Round[T]]:
+    def part(self, for_good: bool = False) -> Iterator[list[Round[T]]]:
         """Serves rounds until all ranks are here as well; yields those that this rank has not seen, as they end.
 
-        Then all have the same rounds, and all that was handed in has been in one. To be exhausted.
+        Then all have the same rounds, and all that was handed in has been in one. To be exhausted. What it yields may
+        be empty: so whoever waits for several can take turns. for_good: before `end`; a rank that comes once more
+        learns of it by an error.
         """
+        if for_good and self._gone:  # so nothing has come since
+            return
         with self._changed:
-            self._check()
-            self._parting = True
+            self._check_all_are_there()
+            self._parting = Parting.FOR_GOOD if for_good else Parting.FOR_NOW
             self._activate(self._started + 1)  # a last round, in which the others learn it
             self._changed.notify_all()
         parting = True
         while parting:
             with self._changed:
-                self._wait_for(lambda: bool(self._rounds) or not self._parting)
-                parting = self._parting
+                self._changed.wait_for(lambda: bool(self._failure or self._rounds or not self._parting), BREATH)
+                self._check()
+                parting = bool(self._parting)
                 rounds = self._take(self._finished if parting else self._closing)
-            yield from rounds
+            yield rounds
         self._left, self._ahead = time.monotonic(), 0
 
     @contextmanager
@@ -210,6 +226,12 @@ class PartialAllreduce(Generic[T]):
         if self._failure is not None:
             raise self._failure
 
+    def _check_all_are_there(self) -> None:
+        self._check()
+        if self._gone:
+            raise TransportError(f"ranks {self._gone} have ended (hvd.shutdown, or the end of the program) where "
+                                 "this one goes on, and serve no more rounds: all ranks must settle equally often")
+
     def _wait_for(self, condition: Callable[[], bool]) -> None:
         self._changed.wait_for(lambda: self._failure is not None or condition())
         self._check()
@@ -246,10 +268,10 @@ class PartialAllreduce(Generic[T]):
     def _serve_round(self) -> None:
         with self._changed:
             presence = self._begin_round()
-            is_parting = self._parting
+            parting = self._parting
             now = time.monotonic()
             times = [round(1e9 * self._busy), round(1e9 * (now - self._began))]
-            header = [self._started, presence, is_parting, self._started - 1 - self._taken, *times]
+            header = [self._started, presence, parting, self._started - 1 - self._taken, *times]
             settings, self._busy, self._began = self._settings, 0.0, now
         rows = self._transport.allgather(np.concatenate([np.array(header, np.int64), _as_integers(settings)]))
         self._compare(rows)
@@ -262,13 +284,14 @@ class PartialAllreduce(Generic[T]):
             self._rounds.append(Round(self._finished, tuple(map(Presence, rows[:, 1].tolist())),
                                       tuple(rows[:, 3].tolist()), tuple((rows[:, 4] / 1e9).tolist()),
                                       float(rows[0, 5] / 1e9), chosen, outcome))
-            self._note_parting(rows[:, 2], is_parting)
+            self._note_parting(rows[:, 2], announced=parting)
             self._changed.notify_all()
 
     def _begin_round(self) -> Presence:
         """Settles what this rank is to the round; waits where too many have begun that it has not seen."""
         is_here = self._changed.wait_for(
-            lambda: self._started - self._taken < self._max_staleness or self._parting or self._ended, self._patience)
+            lambda: self._started - self._taken < self._max_staleness or bool(self._parting) or self._ended,
+            self._patience)
         self._started += 1
         self._contributes, self._has_come = self._has_come, False
         if not is_here:
@@ -286,11 +309,13 @@ class PartialAllreduce(Generic[T]):
                                  f"{self._patience:g} s; before a collective of its own, or where it has no more "
                                  "steps to take, a rank must serve the others' rounds (settle)")
 
-    def _note_parting(self, parting: np.ndarray[Any, Any], announced: bool) -> None:
-        remaining: Sequence[int] = np.flatnonzero(parting == 0).tolist()
+    def _note_parting(self, parting: np.ndarray[Any, Any], announced: Parting) -> None:
+        remaining: Sequence[int] = np.flatnonzero(parting == Parting.NOT).tolist()
         self._candidates = tuple(remaining) or tuple(range(self._transport.size))
         if not remaining:
-            self._parting, self._closing = False, self._finished
+            if (parting == Parting.FOR_NOW).any():
+                self._gone = np.flatnonzero(parting == Parting.FOR_GOOD).tolist()
+            self._parting, self._closing = Parting.NOT, self._finished
         elif self._parting and not announced:
             self._activate(self._finished + 1)
 

@@ -21,7 +21,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from ..common.checks import check_arguments, check_horovod, refuse_join
-from ..common.partial import end_before
+from ..common.partial import end_before, in_turn
 from ..core.report import StepReport
 from ..errors import PluginError
 from ..options import Partial, as_options
@@ -80,15 +80,16 @@ def set_density(target: Any, density: float) -> None:
         each.set_density(density)
 
 
-def settle(target: Any) -> None:
-    """Makes the replicas of a `Partial` optimizer equal; called on all ranks together, outside of any tf.function.
+def settle(*targets: Any) -> None:
+    """Makes the replicas of `Partial` optimizers equal; called on all ranks together, outside of any tf.function.
 
-    target: the optimizer, or its model. A rank that is here serves the others' rounds until all are. Before
+    targets: all such optimizers, or their models. A rank that is here serves the others' rounds until all are. Before
     evaluation, checkpoints, any collective of your own, and after the last step. Without `Partial` it does nothing.
     """
-    reductions = reductions_of(target)
-    if reductions is not None:
-        reductions.settle()
+    found = [reductions for reductions in map(reductions_of, targets) if reductions is not None]
+    in_turn([reductions.settle() for reductions in found])
+    for reductions in found:
+        reductions.after_settling()
 
 
 def _wrap_make(make: Callable[..., Any]) -> Callable[..., Any]:

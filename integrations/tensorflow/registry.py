@@ -7,7 +7,7 @@ asked for, and by the variables.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -95,8 +95,12 @@ class Reductions:
             expected.hand_to(self, reducer, key)
         return reducer
 
-    def settle(self) -> None:
-        """Before a state is saved: nothing is under way between steps."""
+    def settle(self) -> Iterator[None]:
+        """What is under way between steps ends as this is exhausted: here, nothing is."""
+        return iter(())
+
+    def after_settling(self) -> None:
+        """What is to be done together then."""
 
     def set_density(self, density: float) -> None:
         """See FlatReducer.set_density; for the reducers that there are, and those to come."""

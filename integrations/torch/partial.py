@@ -16,7 +16,7 @@ import horovod.torch as hvd
 
 import torch
 
-from ..common.partial import Outcome
+from ..common.partial import Outcome, in_turn
 from ..common.partial import PartialReducer as FlatPartialReducer
 from ..core.partial import Round
 from ..errors import PluginError
@@ -59,20 +59,30 @@ class PartialReducer(Reducer):
         self._apply(self.flat.arrive(pieces, self._numbers.read()))
         self._steps += 1
         if self.partial.model_sync_interval and self._steps % self.partial.model_sync_interval == 0:
-            self.settle()
+            settle(self._optimizer)
 
-    def settle(self) -> None:
-        """All ranks together: serves rounds until all are here, and makes the replicas equal."""
-        if self._pending:
-            raise PluginError("settle: gradients have been computed, and not handed in by optimizer.step()")
+    def settle(self) -> Iterator[None]:
+        """Serves rounds until all ranks are here, and applies them as they end; to be exhausted."""
         flat = self._laid_out()
         kept = {p: p.grad for p in flat.layout.parameters}
-        for each in flat.settle():  # as they end: others may run many
-            self._apply([each])
+        for rounds in flat.settle():
+            if rounds:
+                self._apply(rounds)
+            yield
         for p, gradient in kept.items():
             p.grad = gradient
-        if self.partial.model_sync_interval:
-            self._average_models(flat.layout)
+
+    def check_settles(self) -> None:
+        """Raises PluginError where gradients have not been handed in."""
+        if self._pending:
+            raise PluginError("settle: gradients have been computed, and not handed in by optimizer.step()")
+
+    def average_models(self) -> None:
+        """Where replicas drift apart: on all ranks together, after `settle`."""
+        parameters = self._laid_out().layout.parameters
+        if self.partial.model_sync_interval and parameters:
+            hvd.grouped_allreduce_([p.data for p in parameters], op=hvd.Average, name="horovod_oktopk.models",
+                                   process_set=self.process_set)
 
     # What differs from a synchronous reduction.
 
@@ -136,25 +146,24 @@ class PartialReducer(Reducer):
         for p, gradient in zip(layout.parameters, layout.write(outcome.update, tensors), strict=True):
             p.grad = gradient
 
-    def _average_models(self, layout: TorchLayout) -> None:
-        if layout.parameters:
-            hvd.grouped_allreduce_([p.data for p in layout.parameters], op=hvd.Average, name="horovod_oktopk.models",
-                                   process_set=self.process_set)
-
 
 IN_STEP_ONLY = ("with Partial the gradients are handed in by optimizer.step(), which may apply several updates: "
                 "synchronize() and skip_synchronize() cannot be used, nor a GradScaler")
 
 
-def settle(optimizer: torch.optim.Optimizer) -> None:
-    """Makes the replicas of a `Partial` optimizer equal; called on all ranks together.
+def settle(*optimizers: torch.optim.Optimizer) -> None:
+    """Makes the replicas of `Partial` optimizers equal; called on all ranks together, with all optimizers at once.
 
     A rank that is here serves the others' rounds until all are. Before evaluation, checkpoints, any collective of
     your own, and after the last step. Without `Partial` it does nothing.
+    Raises PluginError between a backward pass and its step.
     """
-    reducer = reducer_of(optimizer)
-    if isinstance(reducer, PartialReducer):
-        reducer.settle()
+    reducers = [reducer for reducer in map(reducer_of, optimizers) if isinstance(reducer, PartialReducer)]
+    for reducer in reducers:
+        reducer.check_settles()
+    in_turn([reducer.settle() for reducer in reducers])
+    for reducer in reducers:
+        reducer.average_models()
 
 
 class Numbers:

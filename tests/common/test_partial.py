@@ -49,7 +49,7 @@ def test_what_rounding_leaves_over_is_kept_by_a_rank_that_does_not_come(value_dt
             gradient = random.integers(-9999, 9999, N).astype(np.float32)
             computed += gradient
             seen += applied(reducer.arrive([(0, gradient)]))
-        seen += applied(list(reducer.settle()))
+        seen += sum(applied(rounds) for rounds in reducer.settle(for_good=True))
         residual, record = reducer.read_residual(), reducer.record()["residual"]
         reducer.end()
         return computed, seen, residual, record
@@ -81,7 +81,7 @@ def test_gradients_that_cannot_be_read_leave_what_was_handed_in():
                 reducer.arrive(broken())
             done.set()
         assert done.wait(20)
-        seen += applied(list(reducer.settle()))
+        seen += sum(applied(rounds) for rounds in reducer.settle(for_good=True))
         kept = reducer.read_residual()
         reducer.end()
         return seen, kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from horovod_oktopk import OptionError, TransportError
 from horovod_oktopk.core.partial import PartialAllreduce, Presence
-from horovod_oktopk.transport.local import LocalTransport, run_ranks
+from horovod_oktopk.transport.local import LocalTransport, LocalWorld, run_ranks
 
 STEPS = 12
 
@@ -41,8 +42,9 @@ class Rank:
 
         self.rounds += self.partial.arrive(contribute)
 
-    def part(self) -> None:
-        self.rounds += self.partial.part()
+    def part(self, for_good: bool = False) -> None:
+        for rounds in self.partial.part(for_good):
+            self.rounds += rounds
 
 
 def table(each: Any) -> np.ndarray:
@@ -64,7 +66,7 @@ def train(size: int, policy: str, steps: Callable[[int], int] = lambda _: STEPS,
         for step in range(steps(transport.rank)):
             time.sleep(random.exponential(0.001 * (1 + transport.rank)))
             rank.arrive(step)
-        rank.part()
+        rank.part(for_good=True)
         rank.partial.end()
         return rank.rounds
 
@@ -324,14 +326,53 @@ def test_parting_ends_with_the_same_round_on_all_ranks():
             for step in range(6 if transport.rank else 1):
                 rank.arrive(6 * epoch + step)
                 time.sleep(0.005)
-            for each in rank.partial.part():
+            for rounds in rank.partial.part():
                 time.sleep(0.01 * (transport.rank == 0))
-                rank.rounds.append(each)
+                rank.rounds += rounds
             seen.append(rank.rounds[-1].number)
         return seen
 
     everyone = run_ranks(3, program)
     assert everyone[0] == everyone[1] == everyone[2]
+
+
+def test_ranks_that_go_on_learn_that_another_has_ended():
+    """Both serve rounds until all are here, and rank 0 for the last time."""
+    def program(transport):
+        rank = Rank(transport, "solo")
+        rank.arrive(0)
+        rank.part(for_good=rank.rank == 0)
+        if rank.rank > 0:
+            with pytest.raises(TransportError, match=r"ranks \[0\] have ended .*settle equally often"):
+                rank.arrive(1)
+            with pytest.raises(TransportError, match=r"ranks \[0\] have ended"):
+                rank.part()
+            assert not rank.pending.any()
+            rank.part(for_good=True)  # so that it can end as well
+        rank.partial.end()
+        return sum(map(table, rank.rounds))[:, 0].tolist()
+
+    assert run_ranks(3, program) == [[1, 1, 1]] * 3
+
+
+@pytest.mark.parametrize("policy", ["solo", "majority"])
+def test_several_are_parted_from_in_turn(policy):
+    """Where ranks take different numbers of steps of two of them, one rank needs the service of another in the
+    second while that is parting from the first."""
+    another = LocalWorld(3)
+
+    def program(transport):
+        places = transport, LocalTransport(another, transport.rank)
+        first, second = (Rank(place, policy, steps=40, max_staleness=2) for place in places)
+        for step in range(5 + 10 * transport.rank):
+            first.arrive(step)
+            second.arrive(step)
+        for some, others in zip_longest(first.partial.part(), second.partial.part(), fillvalue=()):
+            first.rounds += some
+            second.rounds += others
+        return [sum(map(table, each.rounds)).sum(axis=1).tolist() for each in (first, second)]
+
+    assert run_ranks(3, program, timeout=20) == [[[5, 15, 25]] * 2] * 3
 
 
 def test_one_rank_that_is_left_takes_a_round_at_each_step():

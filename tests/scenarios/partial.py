@@ -179,7 +179,7 @@ def check_a_checkpoint_keeps_what_is_pending(kind: Kind) -> None:
 def check_reports_tell_who_came_and_what_was_saved(kind: Kind) -> None:
     hvd = kind.hvd
     trainer = kind(Partial("solo", of=OkTopk(density=0.1)))
-    saved = rounds = 0.0
+    rounds = 0
     for step in range(2 * STEPS):
         time.sleep(0.05 * (step % hvd.size() == hvd.rank()))
         trainer.step(gradients(step, hvd.rank()))
@@ -187,12 +187,12 @@ def check_reports_tell_who_came_and_what_was_saved(kind: Kind) -> None:
         assert len(report.active) == len(report.staleness) == (hvd.size() if report.rounds else 0)
         words = report.payload_bytes()[0] / 4
         assert words <= report.rounds * oktopk_bound(report.k, hvd.size())
-        saved, rounds = saved + report.seconds_saved, rounds + report.rounds
-        assert report.scalars()["active_ranks"] == sum(report.active)
+        rounds += report.rounds
+        assert (report.seconds_saved != 0) == (report.rounds > 0)  # more, or less, than a synchronous step
+        scalars = report.scalars()
+        assert (scalars["active_ranks"], scalars["seconds_saved"]) == (sum(report.active), report.seconds_saved)
     trainer.settle()
     assert rounds >= STEPS
-    if hvd.size() > 1:
-        assert max(everywhere(hvd, saved)) > 0.02, "some rank was always late, and nobody has waited for it"
 
 
 def check_an_exception_in_a_step_is_no_ones_but_its_ranks(kind: Kind) -> None:

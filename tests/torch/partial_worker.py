@@ -1,7 +1,8 @@
 """One rank of a job of partial rounds that ends in the way that the argument says:
 
 killed, raising: the last rank dies, or raises, at its third step. shutdown, unsettled: all ranks come to their end
-after different numbers of steps, with rounds pending; they call hvd.shutdown(), or do not.
+after different numbers of steps, with rounds pending; they call hvd.shutdown(), or do not. ending: the last rank ends
+where the others settle, and go on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from horovod_oktopk.torch import Dense, Partial
+from horovod_oktopk.torch import Dense, Partial, settle
 from horovod_oktopk.torch.registry import reducer_of
 
 
@@ -27,9 +28,11 @@ def main() -> None:
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
                                          named_parameters=model.named_parameters(),
                                          compression=Partial("solo", Dense))
-    for step in range(10 + 10 * rank if how in ("shutdown", "unsettled") else 1_000_000):
+    steps = {"shutdown": 10 + 10 * rank, "unsettled": 10 + 10 * rank, "ending": 10 if is_last else 1_000_000}
+    for step in range(steps.get(how, 1_000_000)):
         optimizer.zero_grad()
         if step == 3:
+            hvd.barrier()  # so that every rank has come so far
             print(f"rank {rank} has reached step 3", flush=True)
             if is_last and how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -38,6 +41,8 @@ def main() -> None:
         time.sleep(0.001)
         model(torch.randn(4, 30)).sum().backward()
         optimizer.step()
+        if how == "ending" and step == 20:
+            settle(optimizer)
     if how == "shutdown":
         hvd.shutdown()
         kept = reducer_of(optimizer).flat.read_residual()

@@ -201,7 +201,8 @@ def partial_rounds_while_another_thread_trains(transport: Any) -> None:
         for _ in range(10):
             time.sleep(0.001 * transport.rank)
             rounds += partial.arrive(contribute)
-        rounds += partial.part()
+        for some in partial.part(for_good=True):
+            rounds += some
         partial.end()
         expected = 10 * sum(1 << (4 * rank) for rank in range(transport.size))
         assert sum(each.outcome or 0 for each in rounds) == expected

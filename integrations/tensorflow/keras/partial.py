@@ -7,8 +7,9 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -56,11 +57,25 @@ class PartialReductions(Reductions):
         assert isinstance(reducer, PartialReducer)
         reducer.step(grads, self._rate(), update)
 
-    def settle(self) -> None:
-        """All ranks together: serves rounds until all are here, and makes the replicas equal."""
+    def settle(self) -> Iterator[None]:
+        """Serves rounds until all ranks are here, and applies them as they end; to be exhausted."""
+        rate = self._rate()
+        mine = None if rate is None else tf.identity(rate)
+        for _ in zip_longest(*(reducer.settle(rate) for reducer in self._partial_reducers())):
+            yield
+        if rate is not None:
+            rate.assign(mine)
+
+    def after_settling(self) -> None:
+        """Where replicas drift apart, averages them."""
+        if self.partial.model_sync_interval:
+            for reducer in self._partial_reducers():
+                reducer.average_models()
+
+    def _partial_reducers(self) -> Iterator[PartialReducer]:
         for reducer in self.reducers.values():
             assert isinstance(reducer, PartialReducer)
-            reducer.settle(self._rate())
+            yield reducer
 
     def _rate(self) -> tf.Variable | None:
         """The learning rate, where it is a variable; a schedule follows the updates, which are the same on all
@@ -108,24 +123,19 @@ class PartialReducer(Reducer):
         if rate is not None:
             rate.assign(tf.cast(mine, rate.dtype))
 
-    def settle(self, rate: tf.Variable | None) -> None:
-        """See PartialReductions."""
-        mine = None if rate is None else tf.identity(rate)
-        for each in self.flat.settle():
-            self._take([each])
+    def settle(self, rate: tf.Variable | None) -> Iterator[None]:
+        """See PartialReductions; leaves the last round's learning rate."""
+        for rounds in self.flat.settle():
+            if rounds:
+                self._take(rounds)
             while self._rounds:
                 self._apply_next(rate)
-        if rate is not None:
-            rate.assign(mine)
-        if self.partial.model_sync_interval:
-            self._average_models()
+            yield
 
     def _arrive(self, rate: Array, *gradients: Array) -> list[Array]:
         if self.before_step is not None:
-            if self.flat.is_running:
-                raise PluginError("with Partial a state is to be loaded before the first step")
-            action, self.before_step = self.before_step, None
-            action(self.flat)
+            self.before_step(self.flat)
+            self.before_step = None
         self._take(self.flat.arrive(self.flat.layout.pieces(gradients), [float(rate)]))
         return [np.array(len(self._rounds), np.int32)]
 
@@ -155,7 +165,8 @@ class PartialReducer(Reducer):
         self.flat.last_report.phases["write_back"].seconds += time.perf_counter() - start
         return [np.array(each.settings[1]), *arrays]
 
-    def _average_models(self) -> None:
+    def average_models(self) -> None:
+        """See PartialReductions."""
         for index, ref in enumerate(self._variables):
             variable = ref()
             if variable is not None:

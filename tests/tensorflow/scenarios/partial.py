@@ -86,6 +86,19 @@ def check_eager_steps_and_a_report() -> None:
     assert "write_back" in report.phases
 
 
+def check_two_models_settle_together() -> None:
+    """Ranks take different numbers of steps, so one may need another's service for the second model when that is
+    through with the first."""
+    partial = Partial("solo", of=Dense(), max_staleness=1, patience=60)
+    models, optimizers = [make_model() for _ in range(2)], [distribute(partial) for _ in range(2)]
+    for _ in range(3 + 4 * hvd.rank()):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.apply([tf.ones(v.shape) for v in model.trainable_variables], model.trainable_variables)
+    settle(*optimizers)
+    for model in models:
+        assert_equal_everywhere(hvd, weights(model))
+
+
 def check_gradients_that_change_are_refused() -> None:
     model = make_model()
     optimizer = distribute(Partial(of=Dense()))

@@ -104,6 +104,39 @@ def check_settle_between_backward_and_step_is_refused() -> None:
     settle(optimizer)
 
 
+def check_two_optimizers_settle_together() -> None:
+    """Ranks take different numbers of steps, so one may need another's service in the second when that is through
+    with the first."""
+    torch.manual_seed(5)
+    models = [torch.nn.Linear(4, 2), torch.nn.Linear(3, 2)]
+    optimizers = [hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01),
+                                           named_parameters=model.named_parameters(),
+                                           compression=Partial("solo", of=Dense(), max_staleness=1, patience=60))
+                  for model in models]
+    for _ in range(4 + 5 * hvd.rank()):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            model(torch.randn(3, model.in_features)).square().sum().backward()
+            optimizer.step()
+    settle(*optimizers)
+    for model in models:
+        assert len(set(everywhere(hvd, model.weight.detach().numpy().tobytes()))) == 1
+
+
+def check_a_state_that_comes_while_rounds_run_is_refused() -> None:
+    model = torch.nn.Linear(4, 2)
+    optimizer = made(model)
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    settle(optimizer)
+    state, before = optimizer.state_dict(), model.weight.detach().clone()
+    assert "before the first step" in raised_everywhere(hvd, PluginError, lambda: optimizer.load_state_dict(state))[0]
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    settle(optimizer)
+    assert not torch.equal(model.weight, before)
+
+
 def check_models_are_averaged_after_every_so_many_steps() -> None:
     torch.manual_seed(5)
     model = torch.nn.Linear(4, 2)
