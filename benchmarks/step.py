@@ -31,7 +31,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from horovod_oktopk import OkTopk
-from horovod_oktopk.core import sparse
+from horovod_oktopk.core import global_threshold, sparse, thresholds
 from horovod_oktopk.core.accumulator import NumpyAccumulator
 from horovod_oktopk.core.kernels import KERNELS, Kernels, NumpyKernels
 from horovod_oktopk.core.sparse import SparseVector
@@ -71,7 +71,7 @@ class Step:
 
     def run(self, gradient: Gradient) -> dict[str, float]:
         """Reduces the gradient in place. Seconds by phase."""
-        sparse.KERNELS = self.kernels
+        sparse.KERNELS = global_threshold.KERNELS = thresholds.KERNELS = self.kernels
         self.transport.reset()
         times = [time.perf_counter()]
         finite = self.acc.accumulate([(0, gradient)])

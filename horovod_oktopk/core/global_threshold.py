@@ -10,20 +10,19 @@ four (float64: eight) allreduces of 256 counts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .sparse import SparseVector, Values
+from .kernels import KERNELS
+from .sparse import Bits, SparseVector, from_bits, to_bits
 from .wire import Bytes
 
 if TYPE_CHECKING:
     from ..transport.base import Transport
 
 Counts = NDArray[np.int64]
-Bits = NDArray[Any]
-"""Magnitudes as unsigned integers of the same size, which have their order."""
 
 DIGIT_BITS = 8
 MIN_ENTRIES, MAX_ENTRIES = 16, 512
@@ -58,7 +57,7 @@ def _kth_by_sketches(bits: Bits, k: int, transport: Transport) -> tuple[int, Cou
 
     0, where there are no more than k. None where the sketches do not tell, on all ranks alike.
     """
-    ascending = np.sort(bits)
+    ascending = KERNELS.sorted(bits)
     entries = sketch_entries(k, transport.size)
     step = -(-REACH * k // (transport.size * entries))
     sketches = _share(sketch(ascending, step, entries), transport)
@@ -155,13 +154,3 @@ def _quotas(equal: Counts, ties: int, region_order: Counts) -> Counts:
     before = np.cumsum(equal[region_order]) - equal[region_order]
     quotas[region_order] = np.clip(ties - before, 0, equal[region_order])
     return quotas
-
-
-def to_bits(values: Values) -> Bits:
-    """Magnitudes as bits."""
-    return np.abs(values).view(f"u{values.dtype.itemsize}")
-
-
-def from_bits(bits: int, dtype: Any) -> float:
-    """The magnitude of these bits."""
-    return float(np.array([bits], f"u{np.dtype(dtype).itemsize}").view(dtype)[0])

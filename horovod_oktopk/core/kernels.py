@@ -68,6 +68,12 @@ class Kernels(Protocol):
     def sum_parts(self, indices: Sequence[Integers], values: Sequence[Array]) -> tuple[Integers, Array]:
         """The sum of sparse parts, each of ascending indices; values are added to zero in the order of the parts."""
 
+    def sorted(self, numbers: Array) -> Array:
+        """Unsigned integers of 32 or 64 bits, ascending."""
+
+    def kth_largest(self, numbers: Array, k: int) -> int:
+        """Of unsigned integers of 32 or 64 bits; k from 1."""
+
     def common_positions(self, mine: Integers, other: Integers) -> Integers:
         """Positions in `mine` of the indices that `other` has too; both strictly ascending."""
 
@@ -130,6 +136,12 @@ class NumpyKernels:
             total[np.searchsorted(union, part)] += mine
         return union, total
 
+    def sorted(self, numbers: Array) -> Array:
+        return np.sort(numbers)
+
+    def kth_largest(self, numbers: Array, k: int) -> int:
+        return int(np.partition(numbers, len(numbers) - k)[len(numbers) - k])
+
     def common_positions(self, mine: Integers, other: Integers) -> Integers:
         if not len(other):
             return np.empty(0, np.int64)
@@ -179,6 +191,12 @@ class NativeKernels:
 
     def sum_parts(self, indices: Sequence[Integers], values: Sequence[Array]) -> tuple[Integers, Array]:
         return _native.sum_parts(indices, values)
+
+    def sorted(self, numbers: Array) -> Array:
+        return _native.sorted(numbers)
+
+    def kth_largest(self, numbers: Array, k: int) -> int:
+        return _native.kth_largest(numbers, k)
 
     def common_positions(self, mine: Integers, other: Integers) -> Integers:
         return _native.common_positions(mine, other)

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <limits>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #if defined(__SSE2__)
@@ -343,6 +344,65 @@ Array<int64_t> common_positions(const Array<int64_t> &mine, const Array<int64_t>
     return found;
 }
 
+// Ascending, by radix: from the lowest digit to the highest, as the order within equal digits is kept.
+template <class U> Array<U> sorted(const Array<U> &numbers) {
+    constexpr int BITS = 11, DIGITS = (8 * sizeof(U) + BITS - 1) / BITS;
+    const int64_t count = numbers.size();
+    Array<U> result(count), spare(count);
+    const U *from = numbers.data();
+    U *to = result.mutable_data(), *other = spare.mutable_data();
+    bool swapped = false;
+    {
+        py::gil_scoped_release released;
+        std::vector<int64_t> starts(DIGITS << BITS);
+        for (int64_t i = 0; i < count; ++i)
+            for (int digit = 0; digit < DIGITS; ++digit)
+                ++starts[(digit << BITS) + (from[i] >> (BITS * digit) & ((1 << BITS) - 1))];
+        for (int digit = 0; digit < DIGITS; ++digit) {
+            int64_t *start = &starts[digit << BITS], before = 0;
+            for (int value = 0; value < 1 << BITS; ++value) before += std::exchange(start[value], before);
+            for (int64_t i = 0; i < count; ++i) to[start[from[i] >> (BITS * digit) & ((1 << BITS) - 1)]++] = from[i];
+            from = to;
+            std::swap(to, other);
+        }
+        swapped = from != result.data();
+    }
+    return swapped ? spare : result;
+}
+
+// By radix as well: a histogram of the highest digit tells in which bin the k-th largest lies (k from 1); only that
+// bin's numbers go on to the next digit.
+template <class U> U kth_largest(const Array<U> &numbers, int64_t k) {
+    constexpr int BITS = 11, TABLES = 4;  // equal digits in a row would wait for each other in one table
+    int64_t count = numbers.size();
+    if (k < 1 || k > count) throw std::invalid_argument("k from 1 to the length");
+    py::gil_scoped_release released;
+    const U *from = numbers.data();
+    std::vector<U> bin(count + 1);
+    for (int shift = 8 * sizeof(U); shift > 0;) {
+        const int bits = std::min(BITS, shift), mask = (1 << bits) - 1;
+        shift -= bits;
+        std::vector<int64_t> counts(TABLES << bits);
+        for (int64_t i = 0; i < count; ++i) ++counts[(i % TABLES << bits) + (from[i] >> shift & mask)];
+        int digit = mask;
+        for (;; --digit) {
+            int64_t mine = 0;
+            for (int table = 0; table < TABLES; ++table) mine += counts[(table << bits) + digit];
+            if (k <= mine) break;
+            k -= mine;
+        }
+        int64_t kept = 0;
+        for (int64_t i = 0; i < count; ++i) {  // no branches: they could not be predicted
+            const U number = from[i];
+            bin[kept] = number;  // perhaps the same memory, but never ahead of what is read
+            kept += static_cast<int>(number >> shift & mask) == digit;
+        }
+        from = bin.data();
+        count = kept;
+    }
+    return from[0];
+}
+
 // Elias-Fano: of each offset from start, the lower bits one after the other; the upper part of the i-th as a one at
 // bit upper + i. Both in words of 32 bits, the lowest bit first.
 Array<uint32_t> pack_indices(const Array<int64_t> &indices, int64_t start, int low_bits, int64_t low_words,
@@ -483,5 +543,9 @@ PYBIND11_MODULE(_native, module) {
                py::arg("low_words"), py::arg("upper_words"));
     module.def("unpack_indices", &unpack_indices, py::arg("words").noconvert(), py::arg("count"), py::arg("start"),
                py::arg("stop"), py::arg("low_bits"), py::arg("low_words"));
+    module.def("sorted", &sorted<uint32_t>, py::arg("numbers").noconvert());
+    module.def("sorted", &sorted<uint64_t>, py::arg("numbers").noconvert());
+    module.def("kth_largest", &kth_largest<uint32_t>, py::arg("numbers").noconvert(), py::arg("k"));
+    module.def("kth_largest", &kth_largest<uint64_t>, py::arg("numbers").noconvert(), py::arg("k"));
     module.def("common_positions", &common_positions, py::arg("mine").noconvert(), py::arg("other").noconvert());
 }

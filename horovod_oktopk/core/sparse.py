@@ -14,6 +14,8 @@ from .kernels import KERNELS, Room
 
 Indices = NDArray[np.int64]
 Values = NDArray[Any]
+Bits = NDArray[Any]
+"""Magnitudes as unsigned integers of the same size, which have their order."""
 
 
 @dataclass(frozen=True)
@@ -107,3 +109,13 @@ def sum_of(parts: Sequence[SparseVector]) -> SparseVector:
     Elements that cancel to exactly zero stay, with value zero.
     """
     return SparseVector(*KERNELS.sum_parts([part.indices for part in parts], [part.values for part in parts]))
+
+
+def to_bits(values: Values) -> Bits:
+    """Magnitudes as bits."""
+    return np.abs(values).view(f"u{values.dtype.itemsize}")
+
+
+def from_bits(bits: int, dtype: Any) -> float:
+    """The magnitude of these bits."""
+    return float(np.array([bits], f"u{np.dtype(dtype).itemsize}").view(dtype)[0])

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .global_threshold import Counts, ExactThreshold, from_bits, sketch, to_bits
-from .sparse import SparseVector
+from .global_threshold import Counts, ExactThreshold, sketch
+from .kernels import KERNELS
+from .sparse import SparseVector, from_bits, to_bits
 from .thresholds import top_k
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class ReusedThreshold(ExactThreshold):
         magnitudes = np.abs(reduced.values)
         passes = magnitudes >= magnitudes.dtype.type(self.value)
         step = -(-k // (SKETCH // 4 * transport.size))
-        mine = sketch(np.sort(to_bits(magnitudes)), step, SKETCH)
+        mine = sketch(KERNELS.sorted(to_bits(magnitudes)), step, SKETCH)
         rows = transport.allgather(np.append(passes.sum(), mine.astype(np.int64)))
         if abs(int(rows[:, 0].sum()) - k) <= self.guard * k and fits(rows[:, 0]):
             return reduced.compress(passes), rows[:, 0]

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from .accumulator import Accumulator
-from .sparse import SparseVector, Values
+from .kernels import KERNELS
+from .sparse import SparseVector, Values, from_bits, to_bits
 
 SAMPLE_HITS = 512
 """How many of the sampled elements should be among the top k: bounds the sampling error at about 5 %."""
@@ -22,6 +23,8 @@ MIN_STRIDE = 16
 """At low densities the sample would grow to n; 1/16 of n gives a rougher bound, and as exact a result."""
 SPARE, LOOSENED = 1.5, 0.9
 """So many times k elements should pass the next step's bound; where fewer are known, it is 0.9 of the threshold."""
+SKIP = 8
+"""One of so many candidates is looked at for that."""
 ROOM = 3
 """Times k, and at most n/4: room for what passes the bound. Where it does not do, there is a pass of its own."""
 
@@ -37,20 +40,17 @@ def th_re_evaluate(acc: Accumulator, k: int) -> tuple[float, SparseVector]:
         candidates = acc.select(bound, limit)
         if candidates is not None and len(candidates) >= k:
             threshold = kth_magnitude(candidates.values, k)
-            expect_next(acc, candidates, threshold, k)
+            acc.expect(_bound(candidates, threshold, k), limit=min(ROOM * k, acc.n // 4))
             return threshold, largest(candidates, threshold, k)
     assert candidates is not None  # the last bound is 0
     return 0.0, candidates
 
 
-def expect_next(acc: Accumulator, candidates: SparseVector, threshold: float, k: int) -> None:
-    """Prepares the next step: what passes a bound somewhat below the threshold is to be collected.
-
-    candidates: at least the k largest elements of acc.
-    """
-    enough = int(SPARE * k)
-    bound = kth_magnitude(candidates.values, enough) if len(candidates) >= enough else LOOSENED * threshold
-    acc.expect(bound, limit=min(ROOM * k, acc.n // 4))
+def _bound(candidates: SparseVector, threshold: float, k: int) -> float:
+    """What about SPARE * k elements pass; an estimate, as it is only to tell the next step what to collect."""
+    sample = candidates.values[::SKIP] if len(candidates) > SKIP * MIN_SAMPLE else candidates.values
+    enough = int(SPARE * k * len(sample) / len(candidates))
+    return kth_magnitude(sample, enough) if 0 < enough <= len(sample) else LOOSENED * threshold
 
 
 def _bounds(acc: Accumulator, k: int) -> Iterator[tuple[float, int]]:
@@ -68,9 +68,8 @@ def _bounds(acc: Accumulator, k: int) -> Iterator[tuple[float, int]]:
 
 
 def kth_magnitude(values: Values, k: int) -> float:
-    """The k-th largest magnitude (k from 1) of the values."""
-    magnitudes = np.abs(values)
-    return float(np.partition(magnitudes, len(magnitudes) - k)[len(magnitudes) - k])
+    """The k-th largest magnitude (k from 1) of the values, which are finite."""
+    return from_bits(KERNELS.kth_largest(to_bits(values), k), values.dtype)
 
 
 def top_k(candidates: SparseVector, k: int) -> SparseVector:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horovod_oktopk.core.global_threshold import ExactThreshold, from_bits, sketch_entries, th_re_evaluate, to_bits
-from horovod_oktopk.core.sparse import SparseVector
+from horovod_oktopk.core.global_threshold import ExactThreshold, sketch_entries, th_re_evaluate
+from horovod_oktopk.core.sparse import SparseVector, from_bits, to_bits
 from horovod_oktopk.core.threshold_reuse import ReusedThreshold
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import run_ranks

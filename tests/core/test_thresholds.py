@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from horovod_oktopk.core import thresholds
 from horovod_oktopk.core.accumulator import NumpyAccumulator
-from horovod_oktopk.core.thresholds import th_re_evaluate, top_k
+from horovod_oktopk.core.kernels import NativeKernels, NumpyKernels
+from horovod_oktopk.core.thresholds import kth_magnitude, th_re_evaluate, top_k
 
 from .oracle import topk_mask
 
@@ -79,3 +81,19 @@ def test_re_evaluation_for_every_k_around_n(k):
 def test_top_k_gives_ties_to_the_lower_index():
     _, everything = th_re_evaluate(holding(np.array([2, -1, 1, 1, -2], np.float32)), 5)
     assert top_k(everything, 3).indices.tolist() == [0, 1, 4]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [1, 100, 20_000])
+@pytest.mark.parametrize("kernels", [NumpyKernels(), NativeKernels()], ids=lambda kernels: kernels.name)
+@pytest.mark.parametrize("kind", ["normal", "exponents", "few", "equal", "zeros"])
+def test_the_kth_magnitudes_are_those_of_a_sorted_vector(dtype, n, kind, kernels, monkeypatch):
+    monkeypatch.setattr(thresholds, "KERNELS", kernels)
+    rng, info = np.random.default_rng(n), np.finfo(dtype)
+    values = {"normal": lambda: rng.standard_normal(n), "equal": lambda: np.full(n, -1.5),
+              "zeros": lambda: -np.zeros(n),
+              "exponents": lambda: rng.choice([-1, 1], n) * np.exp2(rng.integers(info.minexp - 5, info.maxexp, n)),
+              "few": lambda: rng.choice([info.max, -info.max, info.smallest_subnormal, -0.0, 1.0, -2.0], n)}[kind]()
+    ordered = np.sort(np.abs(values.astype(dtype)))[::-1]
+    wanted = sorted({1, n, 1 + n // 2, *rng.integers(1, n + 1, 20).tolist()})
+    assert [kth_magnitude(values.astype(dtype), k) for k in wanted] == [float(ordered[k - 1]) for k in wanted]
