@@ -45,7 +45,7 @@ Framework = tuple[Callable[[Arrays], Any], Callable[[Any], StepReport]]
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--density", type=float, default=0.01)
-    parser.add_argument("--steps", type=int, default=64, help="timed; the thresholds are due every 32")
+    parser.add_argument("--steps", type=int, default=64, help="timed")
     parser.add_argument("--warm-up", type=int, default=32, help="steps before, in which the residual fills")
     parser.add_argument("--turns", type=int, default=3, help="processes of each framework")
     parser.add_argument("--seed", type=int, default=1)

@@ -250,7 +250,7 @@ def measure(arguments: argparse.Namespace, gradients: Gradients, network: Networ
 
 
 def steps_of(scheme: str) -> int:
-    """OkTopk cuts regions and evaluates its threshold in the first step, and does neither in the second."""
+    """OkTopk cuts regions in the first step, and not in the second."""
     return 2 if scheme == "OkTopk" else 1
 
 
@@ -274,8 +274,7 @@ def show(outcome: dict[str, Any], console: Console) -> None:
                       f"{r['payload_mean'] / k:.3f}", bound, f"{r['control_most'] / k:.3f}",
                       f"{r['selected'] / k:.3f}", f"{1e3 * r['seconds']:.1f}", f"{1e3 * dense[r['ranks']]:.0f}")
     console.print(table)
-    console.print("Step 1 of OkTopk cuts the regions and evaluates the global threshold; the later one does neither. "
-                  "Predicted: communication only.")
+    console.print("Step 1 of OkTopk cuts the regions; the later one does not. Predicted: communication only.")
     for text in outcome["left_out"]:
         console.print(f"Left out: {text}")
 
@@ -326,7 +325,7 @@ def plot_control(outcome: dict[str, Any], axes: Any) -> None:
     results = [r for r in outcome["results"] if r["scheme"] == "OkTopk"]
     for label, step, key, color in (("payload", 2, "payload_mean", COLORS["OkTopk"]),
                                     ("control, ordinary step", 2, "control_mean", "#8172b3"),
-                                    ("control, regions cut and threshold evaluated", 1, "control_mean", "#937860")):
+                                    ("control, regions cut", 1, "control_mean", "#937860")):
         chosen = by_scheme([r for r in results if r["step"] == step], key, 1 / k)
         for sizes, values in chosen.values():
             axes.plot(sizes, values, marker="o", markersize=4, color=color, label=label)
