@@ -95,9 +95,9 @@ def predict(n: int, size: int, density: float, network: Network, selection_secon
              ("OkTopk", coded * cost.oktopk_bound(k, size), 2 * size + 2 * rounds),
              ("TopkA", coded * cost.topka_volume(k, size), rounds),
              ("TopkDSA", dsa, size + 2 * rounds),
-             ("GTopk", coded * 4 * k * rounds, 2 * rounds),
+             ("GTopk", coded * cost.gtopk_volume(k, size), 2 * rounds),
              ("GaussianK", coded * cost.topka_volume(k, size), 2 * rounds)]
-    return [Prediction(scheme, words, network.transfer(words), network.latency * messages,
+    return [Prediction(scheme, words, network.transfer(words), network.latency * messages if size > 1 else 0.0,
                        0.0 if scheme == "dense" else selection_seconds) for scheme, words, messages in table]
 
 

@@ -222,7 +222,8 @@ class TopkDSA(Scheme):
 
 @dataclass(frozen=True, eq=False)
 class GTopk(Scheme):
-    """gTop-k (Shi et al., ICDCS 2019): the top-k of sums, merged along a tree, in 4k log2 P words.
+    """gTop-k (Shi et al., ICDCS 2019): the top-k of sums, merged along a tree; its root sends and receives
+    4k⌈log2 P⌉ words.
 
     algorithm: "tree" (Algorithm 4), or "naive" (Algorithm 2): an allgather, in 2k(P-1) words. The rest: see Scheme.
     """

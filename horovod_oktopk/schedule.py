@@ -9,12 +9,12 @@ from typing import Any
 from .errors import OptionError
 
 GTOPK_DENSITIES = (0.25, 0.0725, 0.015, 0.004)
-"""gTop-k's, for the first four epochs."""
+"""gTop-k's, for the first four epochs; its final density is 0.1 %."""
 
 Schedule = Sequence[float] | Callable[[int], float | None]
 """Densities of the first epochs; or a function of the epoch (from 0) that gives one, or None for the final density.
 
-1.0 selects all elements. Above 1/3 a dense allreduce would send less.
+1.0 selects all elements.
 """
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import subprocess
 import sys
@@ -160,16 +160,34 @@ def test_bad_input_is_told(program: str, arguments: list[str], message: str, tmp
     assert not (tmp_path / "out.json").exists()
 
 
-def test_uneven_digits_give_every_rank_as_many_steps_and_all_places_at_each() -> None:
-    spec = importlib.util.spec_from_file_location("uneven", ROOT / "benchmarks" / "uneven.py")
-    assert spec is not None
-    assert spec.loader is not None
-    uneven = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(uneven)
-    ranks = [list(uneven.Digits(rank, 8, 1, 1.0).steps(3)) for rank in range(8)]
-    assert len({len(steps) for steps in ranks}) == 1
-    for step in zip(*ranks, strict=True):
+def test_latency_of_ranks_that_come_one_after_the_other(tmp_path: Path) -> None:
+    found = outcome("partial.py", tmp_path, "--ranks", "3", "--iterations", "4", "--elements", "16", "--skew", "30")
+    active = {each["kind"]: each["active"] for each in found}
+    assert list(active) == ["MPI_Allreduce", "solo", "majority"]
+    assert active["MPI_Allreduce"] == 3
+    assert all(1 <= active[kind] <= 3 and each["latency"] > 0 for kind, each in zip(active, found, strict=True))
+
+
+@pytest.fixture
+def uneven(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The tasks of eager.py."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("uneven")
+
+
+@pytest.mark.parametrize("task", ["hyperplane", "digits", "wide", "docstrings"])
+def test_uneven_ranks_have_as_many_steps_and_samples_of_their_own(uneven: Any, task: str) -> None:
+    ranks = [uneven.TASKS[task](rank, 4, 1, 1.0) for rank in range(4)]
+    shares = [list(rank.steps(0)) for rank in ranks]
+    steps = list(zip(*shares, strict=True))
+    assert len(steps) > 10
+    assert len({inputs.numpy().tobytes() for share in shares for (inputs, _), _ in share}) == 4 * len(steps)
+    assert sum(len({seconds for _, seconds in step}) > 1 for step in steps) > 0.9 * len(steps)
+    model = ranks[0].model()
+    assert all(ranks[0].loss(model, batch).isfinite() for batch, _ in shares[0][:2])
+
+
+def test_uneven_digits_have_all_places_at_each_step(uneven: Any) -> None:
+    for step in zip(*(uneven.Digits(rank, 8, 1, 1.0).steps(3) for rank in range(8)), strict=True):
         expected = [uneven.Digits.base + uneven.Digits.skew * place for place in range(1, 9)]
         assert sorted(seconds for _, seconds in step) == pytest.approx(expected)
-    images = [tuple(image.flatten().tolist()) for steps in ranks for (x, _), _ in steps for image in x]
-    assert len(images) > len(set(images)) - 20, "ranks share their parts of the data"

@@ -104,7 +104,8 @@ def test_nothing_is_left_behind_when_a_run(how: str, tmp_path: Path) -> None:
                 "--json", str(tmp_path / "out.json"), "--plot", str(tmp_path / "out.png"))
     if how != "fails":
         deadline = time.monotonic() + 30
-        while not left_behind() and time.monotonic() < deadline:
+        while not left_behind():
+            assert time.monotonic() < deadline, "there is no cluster"
             time.sleep(0.1)
         time.sleep(1)
         job.send_signal(signal.SIGINT if how == "is interrupted" else signal.SIGTERM)

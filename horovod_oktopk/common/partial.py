@@ -111,11 +111,6 @@ class PartialReducer(FlatReducer[L]):
         """Of this rank's last step, with all its rounds; None before the first."""
         return self._step_report
 
-    @property
-    def is_running(self) -> bool:
-        """Whether rounds may run."""
-        return self._allreduce is not None
-
     def leave(self) -> None:
         """See FlatReducer: no round may begin while some rank still uses the transport for other ends."""
         self.network.barrier()

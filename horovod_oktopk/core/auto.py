@@ -1,8 +1,9 @@
 """The fastest of three ways to the same kind of update, measured on the network at hand.
 
 Small vectors are bound by latency: there Ok-Topk's five exchanges take longer than two, or than a dense allreduce.
-*Gathering* everyone's top-k and selecting from the sum gives the bits of Ok-Topk with exact selection, in one
-allgatherv of 2k(P-1) words; a *dense* allreduce sends 2n(P-1)/P words, and leaves nothing in the residuals.
+*Gathering* everyone's top-k and selecting from the sum gives the bits of Ok-Topk (with exact selection, and values of
+full width: of 16 bits, Ok-Topk rounds sums as well), in one allgatherv of 2k(P-1) words; a *dense* allreduce sends
+2n(P-1)/P words, and leaves nothing in the residuals.
 """
 
 from __future__ import annotations
@@ -89,12 +90,14 @@ class AutoAllreduce(OkTopkAllreduce):
 
     def state(self) -> dict[str, Any]:
         """See OkTopkAllreduce."""
-        return {**super().state(), "way": int(self.way), "k": self.k, "since": self.since}
+        return {**super().state(), "way": int(self.way), "k": self.k, "since": self.since,
+                "seconds": [list(self._seconds[way]) for way in Way]}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """See OkTopkAllreduce."""
         super().load_state(state)
         self.way, self.k, self.since = Way(state["way"]), state["k"], state["since"]
+        self._seconds = {way: list(samples) for way, samples in zip(Way, state["seconds"], strict=True)}
 
     def forget(self) -> None:
         """See OkTopkAllreduce; there will be a new trial."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import log2
+from math import ceil, log2
 
 
 def dense_volume(n: int, size: int) -> float:
@@ -21,8 +21,8 @@ def topkdsa_volume(n: int, k: int, size: int) -> tuple[float, float]:
 
 
 def gtopk_volume(k: int, size: int) -> float:
-    """gTopk: 4k log2 P words."""
-    return 4 * k * log2(size)
+    """gTopk: 4k⌈log2 P⌉ words, sent and received, of the rank at the root."""
+    return 4 * k * ceil(log2(size))
 
 
 def oktopk_bound(k: int, size: int) -> float:

@@ -72,11 +72,6 @@ class Round(Generic[T]):
     """None where nobody had anything to contribute: then nothing was run."""
 
     @property
-    def contributors(self) -> int:
-        """How many ranks had something to contribute."""
-        return sum(presence != Presence.ABSENT for presence in self.presences)
-
-    @property
     def active(self) -> int:
         """How many ranks had come for this round."""
         return self.presences.count(Presence.FRESH)

@@ -34,7 +34,7 @@ def save_state(target: Any, path: PathLike, **marks: Any) -> None:
     """Writes the residuals and counters of all ranks to one file; called on all ranks together, rank 0 writes.
 
     target: an optimizer or a model; for gradients of a tape, the model, or the list of variables.
-    marks: plain values to be stored beside it, which `read_marks` gives back.
+    marks: plain values to be stored beside it, which `read_marks` (of `horovod_oktopk.tensorflow.state`) gives back.
     Raises PluginError where nothing has been reduced yet.
     """
     settle(target)

@@ -18,7 +18,7 @@ class DensitySchedule:
     optimizer: made with `compression=OkTopk(...)`. The density that it has now is the one after the schedule, so
         one schedule is made for each optimizer.
     schedule: densities of the first epochs; or a function of the epoch (from 0) that gives a density, or None for
-        that after the schedule. By default gTop-k's: 25 %, 7.25 %, 1.5 % and 0.4 %.
+        that after the schedule. By default gTop-k's, 25 %, 7.25 %, 1.5 % and 0.4 %: made for final ones of less.
     epoch: the epoch that trains next, from 0; a resumed run gives the one at which it goes on.
     Raises OptionError for a schedule that is not allowed, or where k was given as a number; PluginError for another
     optimizer.

@@ -10,7 +10,7 @@ import pytest
 from horovod_oktopk import OkTopk
 from horovod_oktopk.core import auto
 from horovod_oktopk.core.accumulator import NumpyAccumulator
-from horovod_oktopk.core.auto import TRIAL, AutoAllreduce, Way, dense_seconds
+from horovod_oktopk.core.auto import SAMPLES, TRIAL, AutoAllreduce, Way, dense_seconds
 from horovod_oktopk.core.oktopk import OkTopkAllreduce
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import run_ranks
@@ -109,6 +109,7 @@ def test_a_resumed_run_has_the_same_bits(way, stop):
         new.accumulator.residual[:] = old.accumulator.residual
     run, whole = before + advance(fresh, gradients[stop:], CASE.k), simulate(gradients, CASE.k, make=make)
     assert ways(run) == ways(whole)
+    assert {len(rank.scheme._seconds[each]) for rank in fresh for each in (Way.SPLIT, Way.GATHER)} == {SAMPLES}
     for ranks_of_run, ranks_of_whole in zip(run, whole, strict=True):
         for one, other in zip(ranks_of_run, ranks_of_whole, strict=True):
             assert same_bits(one.update.values, other.update.values)

@@ -14,10 +14,15 @@ JOBS = {("mpi", 1, "keras3"): ("function",), ("mpi", 2, "tf_keras"): ("keras", "
 
 
 def wanted(job: tuple[str, int, str]) -> tuple[str, ...]:
-    """The scenarios of a job; partial rounds need MPI and Keras 3."""
-    backend, _, keras = job
-    found = names("tensorflow", JOBS[job])
-    return tuple(name for name in found if not name.startswith("partial.") or (backend, keras) == ("mpi", "keras3"))
+    """The scenarios of a job; partial rounds need MPI and Keras 3. Four ranks run those, and what all kinds share."""
+    backend, size, keras = job
+
+    def belongs(name: str) -> bool:
+        if name.startswith("partial."):
+            return (backend, keras) == ("mpi", "keras3")
+        return size < 4 or name.endswith("]")
+
+    return tuple(filter(belongs, names("tensorflow", JOBS[job])))
 
 
 CASES = [(*job, scenario) for job in JOBS for scenario in wanted(job)]

@@ -7,6 +7,7 @@ import os
 import statistics
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import horovod.tensorflow as hvd
 
@@ -36,11 +37,11 @@ Logs = dict[str, Any] | None
 
 
 class DensityWarmup(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Selects more in the first epochs, as gTop-k does (Shi et al., ICDCS 2019), with its densities.
+    """Selects more in the first epochs, as gTop-k does (Shi et al., ICDCS 2019).
 
     schedule: densities of the first epochs, after which that of the options holds; or a function of the
-    epoch (from 0) that gives a density, or None for that of the options. Raises OptionError where it is not
-    allowed.
+    epoch (from 0) that gives a density, or None for that of the options. By default gTop-k's, which end at 0.4 %:
+    made for options of less than that. Raises OptionError where it is not allowed.
     """
 
     def __init__(self, schedule: Schedule = GTOPK_DENSITIES) -> None:
@@ -126,7 +127,8 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     It goes with ModelCheckpoint or BackupAndRestore, which save the model, and comes after them in the
     list. filepath: of the file on rank 0's disk; "{epoch}" stands for the epoch, from 1.
-    restore: the file to load when training begins; by default filepath, if there is one and its step is the model's.
+    restore: the file to load when training begins, of this callback or of `save_state`; by default filepath, which
+        with "{epoch}" in it is none. It is taken if its step, where it tells that, is the model's.
     """
 
     def __init__(self, filepath: str | os.PathLike[str], restore: str | os.PathLike[str] | None = None) -> None:
@@ -150,7 +152,10 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
         """None where the file is to be loaded; else why not, or "" where that is no surprise."""
         if not Path(self._restore).exists():
             return ""
-        saved = read_marks(self._restore)["iterations"]
+        try:
+            saved = read_marks(self._restore).get("iterations", self._iterations())
+        except (OSError, ValueError, KeyError, BadZipFile) as error:
+            return f"{self._restore} cannot be read: {error}"
         if saved != self._iterations():
             return f"{self._restore} is of step {saved}, the model of step {self._iterations()}"
         return None

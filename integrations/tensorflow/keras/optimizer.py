@@ -26,7 +26,8 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
     """Makes a Keras 3 optimizer reduce gradients over the ranks, and returns it: it is changed in place.
 
     compression: OkTopk(...), or one of Horovod's for a dense allreduce. The other arguments are those of
-    horovod.tensorflow.keras.DistributedOptimizer. A saved model holds the plain optimizer; see `load_model`.
+    horovod.tensorflow.keras.DistributedOptimizer, without its names, devices, groups and predivision. A saved
+    model holds the plain optimizer; see `load_model`.
     Raises PluginError for what is not a Keras 3 optimizer, or is distributed already.
     """
     if not isinstance(optimizer, tf.keras.optimizers.Optimizer):

@@ -158,6 +158,22 @@ def check_a_checkpoint_of_another_step_is_not_taken() -> None:
     assert step_report(model).step == 1
 
 
+def check_files_of_save_state_and_broken_ones_can_be_given_to_the_callback() -> None:
+    with shared_folder(hvd) as folder:
+        model = fresh_model()
+        train(model, range(2))
+        save_state(model, folder / "state")
+        resumed = fresh_model()
+        train(resumed, range(1), [hvd_keras.callbacks.StateCheckpoint(folder / "other", restore=folder / "state")])
+        assert step_report(resumed).step == 3
+        if hvd.rank() == 0:
+            (folder / "broken").write_bytes(b"no archive")
+        broken = fresh_model()
+        train(broken, range(1), [hvd_keras.callbacks.StateCheckpoint(folder / "other", restore=folder / "broken")])
+        everywhere(hvd, "done")
+    assert step_report(broken).step == 1
+
+
 def check_checkpoint_files_carry_the_epoch_and_leave_nothing_else() -> None:
     with shared_folder(hvd) as folder:
         train(fresh_model(), range(2), [hvd_keras.callbacks.StateCheckpoint(folder / "residuals.{epoch:02d}")])

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import horovod.torch as hvd
 import torch
 
-from horovod_oktopk import AgreementError, OptionError, PluginError
+from horovod_oktopk import OptionError, PluginError
 from horovod_oktopk.torch import OkTopk, step_report
 from tests.torch.scenarios.common import (
     DENSE,
-    backward,
     distribute,
-    gradients,
     parameters,
     raised_everywhere,
 )
-
-
-def one_step(compression: Any, **arguments: Any) -> None:
-    params = parameters()
-    optimizer = distribute(params, compression, **arguments)
-    backward(params, gradients(0, hvd.rank()))
-    optimizer.step()
 
 
 def check_a_lone_allreduce_is_refused() -> None:
@@ -39,20 +28,6 @@ def check_complex_gradients_are_refused() -> None:
         optimizer.step()
 
     assert "'w'" in raised_everywhere(OptionError, step)[0]
-
-
-def assert_disagreement(step: Any, *expected: str) -> None:
-    if hvd.size() == 1:
-        step()
-        return
-    messages = raised_everywhere(AgreementError, step)
-    assert len(set(messages)) == 1, messages
-    for text in expected:
-        assert text in messages[0], messages[0]
-
-
-def last() -> bool:
-    return hvd.rank() == hvd.size() - 1
 
 
 def check_a_report_of_another_optimizer_is_refused() -> None:
