@@ -163,7 +163,7 @@ def test_bad_input_is_told(program: str, arguments: list[str], message: str, tmp
 def test_latency_of_ranks_that_come_one_after_the_other(tmp_path: Path) -> None:
     found = outcome("partial.py", tmp_path, "--ranks", "3", "--iterations", "4", "--elements", "16", "--skew", "30")
     active = {each["kind"]: each["active"] for each in found}
-    assert list(active) == ["MPI_Allreduce", "solo", "majority"]
+    assert sorted(active) == ["MPI_Allreduce", "majority", "solo"]
     assert active["MPI_Allreduce"] == 3
     assert all(1 <= active[kind] <= 3 and each["latency"] > 0 for kind, each in zip(active, found, strict=True))
 
