@@ -32,8 +32,8 @@ def attach_state(optimizer: Any, reducer: Reducer) -> None:
 
     def load(_optimizer: Any, state_dict: dict[str, Any]) -> None:
         waiting[:] = state_dict.get(KEY, [])
+        reducer.drop()  # first, as a group may be on its way
         reducer.when_flat(lambda flat: flat.load([_to_numpy(record) for record in waiting]))
-        reducer.drop()
 
     optimizer.register_state_dict_post_hook(save)
     optimizer.register_load_state_dict_pre_hook(load)

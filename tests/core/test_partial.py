@@ -185,10 +185,16 @@ def test_a_rank_that_does_not_come_is_an_error_on_all():
     run_ranks(2, program)
 
 
+class Failing(Rank):
+    """Its rounds raise."""
+
+    def run(self, is_active: bool, _settings: tuple[float, ...]) -> np.ndarray:
+        raise ZeroDivisionError
+
+
 def test_what_a_round_raises_is_raised_by_the_next_call_on_every_rank():
     def program(transport):
-        rank = Rank(transport, "solo")
-        rank.partial._run = lambda *_: 1 / 0
+        rank = Failing(transport, "solo")
         with pytest.raises(ZeroDivisionError):
             rank.arrive(0)
 
@@ -297,8 +303,7 @@ def test_there_is_one_round_for_a_step():
 
 def test_where_nobody_contributes_nothing_is_run():
     def program(transport):
-        rank = Rank(transport, "solo")
-        rank.partial._run = lambda *_: 1 / 0
+        rank = Failing(transport, "solo")
         rank.part()
         assert rank.rounds
         assert all(each.outcome is None and not any(each.presences) for each in rank.rounds)
