@@ -40,13 +40,13 @@ def th_re_evaluate(acc: Accumulator, k: int) -> tuple[float, SparseVector]:
         candidates = acc.select(bound, limit)
         if candidates is not None and len(candidates) >= k:
             threshold = kth_magnitude(candidates.values, k)
-            acc.expect(_bound(candidates, threshold, k), limit=min(ROOM * k, acc.n // 4))
+            acc.expect(_next_bound(candidates, threshold, k), limit=min(ROOM * k, acc.n // 4))
             return threshold, largest(candidates, threshold, k)
     assert candidates is not None  # the last bound is 0
     return 0.0, candidates
 
 
-def _bound(candidates: SparseVector, threshold: float, k: int) -> float:
+def _next_bound(candidates: SparseVector, threshold: float, k: int) -> float:
     """What about SPARE * k elements pass; an estimate, as it is only to tell the next step what to collect."""
     sample = candidates.values[::SKIP] if len(candidates) > SKIP * MIN_SAMPLE else candidates.values
     enough = int(SPARE * k * len(sample) / len(candidates))
