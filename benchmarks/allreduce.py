@@ -78,7 +78,7 @@ def sparse(scheme: str, n: int, density: float) -> Reduce:
     def reduce(gradient: Vector) -> StepReport:
         transport.reset()
         with transport.phase("accumulate"):
-            finite = accumulator.accumulate([(0, gradient)])
+            finite = accumulator.accumulate([(0, gradient)], clear=True)
         reduction = algorithm.reduce(accumulator, options.k_of(n), finite, transport)
         assert reduction.update is not None
         with transport.phase("write_back"):
@@ -90,11 +90,11 @@ def sparse(scheme: str, n: int, density: float) -> Reduce:
 
 
 def write(update: SparseVector | DenseVector, gradient: Vector) -> None:
-    """As an integration writes it: the whole gradient."""
+    """As an integration writes it, over a gradient that the accumulation has cleared."""
     if isinstance(update, DenseVector):
         gradient[:] = update.values
     else:
-        KERNELS.scatter(gradient, update.indices, update.values)
+        KERNELS.scatter(gradient, update.indices, update.values, zero=True)
 
 
 def measure(reduce: Reduce, gradients: Source, n: int, warm_up: int, steps: int) -> dict[str, Any]:

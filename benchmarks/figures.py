@@ -46,12 +46,12 @@ THRESHOLD_INTERVAL, REGION_INTERVAL = 32, 64
 WORD = 4
 
 
-def index_in_a_word(counts: NDArray[np.int64], _spans: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+def index_in_a_word(count: int, _span: int) -> tuple[int, int, int]:
     """The layout of a message's indices that the paper counts with: a word for each, and no code."""
-    return np.full_like(counts, wire.WORD_BITS), counts, np.zeros_like(counts)
+    return wire.WORD_BITS, count, 0
 
 
-wire._index_words = index_in_a_word  # type: ignore[assignment]
+wire._index_words = index_in_a_word
 SKEWED_DENSITY, SKEWED_STEPS = 0.01, 8
 SPLITS = {"equal split": "#999999", "averaged cuts (paper)": "#dd8452", "OkTopk": "#4c72b0"}
 GATHERS = {"direct": "#999999", "always balanced": "#dd8452", "OkTopk": "#4c72b0"}

@@ -62,7 +62,8 @@ class TopAccumulator:
         self.expected = np.inf
         self._held = SparseVector.empty(self.dtype)
 
-    def accumulate(self, pieces: Iterable[tuple[int, SparseVector]], scale: float = 1.0) -> bool:  # noqa: ARG002
+    def accumulate(self, pieces: Iterable[tuple[int, SparseVector]], scale: float = 1.0,  # noqa: ARG002
+                   clear: bool = False) -> bool:  # noqa: ARG002
         """acc becomes the one piece, which starts at 0."""
         ((_, self._held),) = pieces
         return bool(np.isfinite(self._held.values).all())

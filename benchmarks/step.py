@@ -39,6 +39,9 @@ from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import LocalTransport, LocalWorld
 
 PHASES = ("accumulate", "select", "reduce", "write-back")
+SPARSIFICATION = ("accumulate", "select", "write-back")
+WITH_TOPK = "all with torch.topk"
+"""Sparsification as one would write it in PyTorch."""
 COLORS = dict(zip(PHASES, ("#4c72b0", "#dd8452", "#55a868", "#8172b3"), strict=True))
 Gradient = NDArray[np.float32]
 Samples = dict[str, list[float]]
@@ -74,7 +77,7 @@ class Step:
         sparse.KERNELS = global_threshold.KERNELS = thresholds.KERNELS = self.kernels
         self.transport.reset()
         times = [time.perf_counter()]
-        finite = self.acc.accumulate([(0, gradient)])
+        finite = self.acc.accumulate([(0, gradient)], clear=True)
         times.append(time.perf_counter())
         reduction = self.algorithm.reduce(self.acc, self.k, finite, self.transport)
         times.append(time.perf_counter())
@@ -88,8 +91,8 @@ class Step:
 
 
 def write_back(update: SparseVector, gradient: Gradient) -> None:
-    """The sparse update as a dense gradient."""
-    sparse.KERNELS.scatter(gradient, update.indices, update.values)
+    """The sparse update as a dense gradient, which the accumulation has cleared."""
+    sparse.KERNELS.scatter(gradient, update.indices, update.values, zero=True)
 
 
 def measure_steps(steps: dict[str, Step], gradients: Gradients, gradient: Gradient, arguments: argparse.Namespace,
@@ -108,20 +111,31 @@ def measure_steps(steps: dict[str, Step], gradients: Gradients, gradient: Gradie
     return kinds
 
 
+def sparsify_with_topk(residual: torch.Tensor, gradient: torch.Tensor, k: int) -> None:
+    """What the phases of a step but "reduce" do, as one would write it in PyTorch."""
+    residual += gradient
+    indices = residual.abs().topk(k, sorted=False).indices
+    gradient.zero_()
+    gradient[indices] = residual[indices]
+    residual[indices] = 0
+
+
 def measure_others(gradient: Gradient, k: int, repeats: int) -> Samples:
     """Milliseconds of what else one could do with a vector of n."""
-    n = len(gradient)
+    n, drawn = len(gradient), gradient.copy()
     target = np.empty_like(gradient)
-    tensor = torch.from_numpy(gradient)
+    tensor, residual = torch.from_numpy(gradient), torch.zeros(n)
     operations: dict[str, Callable[[], object]] = {
         "memcpy of n": lambda: np.copyto(target, gradient),
         "np.partition": lambda: np.partition(np.abs(gradient), n - k),
-        "torch.topk": lambda: tensor.abs().topk(k, sorted=False)}
+        "torch.topk": lambda: tensor.abs().topk(k, sorted=False),
+        WITH_TOPK: lambda: sparsify_with_topk(residual, tensor, k)}
     target.fill(0)  # its pages are mapped before the clock runs
     samples: Samples = {}
     for name, operation in operations.items():
         samples[name] = []
         for _ in tqdm(range(repeats), desc=name, unit="run", leave=False):
+            gradient[:] = drawn
             start = time.perf_counter()
             operation()
             samples[name].append(1e3 * (time.perf_counter() - start))
@@ -163,6 +177,11 @@ def show(results: dict[str, Any], console: Console) -> None:
     for name, figures in results["others"].items():
         table.add_row(name, *(f"{value:.1f}" for value in figures.values()))
     console.print(table)
+    for kind, phases in results["steps"].items():
+        mean = sum(phases[phase]["mean"] for phase in SPARSIFICATION)
+        memcpy, topk = (results["others"][name]["mean"] for name in ("memcpy of n", WITH_TOPK))
+        console.print(f"{kind}: {' + '.join(SPARSIFICATION)} take {mean:.1f} ms, {mean / memcpy:.1f} times a memcpy of n; "
+                      f"with torch.topk they take {topk / mean:.1f} times as long.")
     memory = results["memory_mib"]
     console.print(f"Memory beyond the gradient ({memory['gradient']:.1f} MiB): {memory['resident']:.1f} MiB between "
                   f"steps ({memory['resident'] / memory['gradient']:.2f} n); a step's temporaries peak at "

@@ -63,10 +63,13 @@ class Layout:
             yield SparseVector(part.indices - offset, part.values)
 
 
-def scatter(out: NDArray[Any], part: SparseVector) -> None:
-    """Writes a gradient's part of the update over the gradient, flat and contiguous, in its dtype."""
+def scatter(out: NDArray[Any], part: SparseVector, zero: bool = False) -> None:
+    """Writes a gradient's part of the update over the gradient, flat and contiguous, in its dtype.
+
+    zero: whether it is zero already, where the dtype is the update's.
+    """
     if out.dtype == part.values.dtype:
-        KERNELS.scatter(out, part.indices, part.values)
+        KERNELS.scatter(out, part.indices, part.values, zero)
     else:
         out.fill(0)
         out[part.indices] = part.values

@@ -67,10 +67,11 @@ class FlatReducer(Generic[L]):
 
     # A step.
 
-    def reduce(self, index: int, pieces: Iterable[Piece], scale: float | None = None) -> None:
+    def reduce(self, index: int, pieces: Iterable[Piece], scale: float | None = None, clear: bool = False) -> None:
         """Reduces one group, for `finish`. All ranks take the groups in the same order, from the first.
 
         pieces: this rank's gradients of the group; they may change afterwards. scale: the loss scale that they hold.
+        clear: leaves zeros in pieces of the layout's dtype, so that `finish`'s update can be written there.
         Where an earlier group of this step failed, or is not finite, nothing is done.
         Raises AgreementError where the ranks differ, TransportError where communication fails.
         """
@@ -87,7 +88,7 @@ class FlatReducer(Generic[L]):
             return
         with transport.phase("accumulate"):
             ratio = scale / self.residual_scale if scale and self.residual_scale else 1.0
-            finite = group.accumulator.accumulate(pieces, ratio)
+            finite = group.accumulator.accumulate(pieces, ratio, clear)
         k = self.options.k_of(group.layout.n)
         self._reductions.append(group.algorithm.reduce(group.accumulator, k, finite, transport))
 

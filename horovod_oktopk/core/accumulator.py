@@ -27,11 +27,12 @@ class Accumulator(Protocol):
     expected: float
     """The threshold of the last `expect`; infinity before the first."""
 
-    def accumulate(self, pieces: Iterable[tuple[int, Any]], scale: float = 1.0) -> bool:
+    def accumulate(self, pieces: Iterable[tuple[int, Any]], scale: float = 1.0, clear: bool = False) -> bool:
         """acc = scale * residual + gradient; says whether every element of acc is finite.
 
         pieces: (offset, array) pairs that together cover [0, n), in the gradient's unit.
         scale: converts the residual where the gradient's unit has changed (loss scaling).
+        clear: leaves zeros in pieces of the accumulator's own dtype, for the update to be written there.
         """
 
     def expect(self, threshold: float, limit: int) -> None:
@@ -81,27 +82,29 @@ class NumpyAccumulator:
         self._candidates = Room(0, self.dtype)
         self._bound: float | None = None  # what the candidates of this acc pass; None: they are of no use
 
-    def accumulate(self, pieces: Iterable[tuple[int, NDArray[Any]]], scale: float = 1.0) -> bool:
+    def accumulate(self, pieces: Iterable[tuple[int, NDArray[Any]]], scale: float = 1.0,
+                   clear: bool = False) -> bool:
         self._candidates.count, self._bound = 0, None
         finite = ascending = True
         done = 0
         for offset, piece in pieces:
             ascending = ascending and offset == done
             done = offset + len(piece)
-            finite = self._add(offset, piece, scale) and finite
+            finite = self._add(offset, piece, scale, clear) and finite
         if ascending:
             self._bound = self.expected
         return finite
 
-    def _add(self, offset: int, piece: NDArray[Any], scale: float) -> bool:
-        step = len(piece) if piece.dtype == self.dtype else CHUNK  # half precision is widened chunk by chunk
+    def _add(self, offset: int, piece: NDArray[Any], scale: float, clear: bool) -> bool:
+        is_own = piece.dtype == self.dtype
+        step = len(piece) if is_own else CHUNK  # half precision is widened chunk by chunk
         finite = True
         for start in range(0, len(piece), max(step, 1)):
             gradient = np.ascontiguousarray(piece[start:start + step], self.dtype)
             part = slice(offset + start, offset + start + len(gradient))
             finite = self._kernels.add_and_collect(self.residual[part], gradient, self._acc[part], scale,
                                                    self.expected, part.start, self._candidates,
-                                                   self._acc.nbytes > CACHE) and finite
+                                                   self._acc.nbytes > CACHE, clear and is_own) and finite
         return finite
 
     def expect(self, threshold: float, limit: int) -> None:
@@ -163,8 +166,10 @@ class NumpyAccumulator:
         self.residual[:] = values
 
     def _allocate(self) -> NDArray[Any]:
-        """A buffer of n zeros."""
-        return np.zeros(self.n, self.dtype)
+        """A buffer of n zeros; NumPy asks for huge pages for np.empty, and not for np.zeros."""
+        buffer = np.empty(self.n, self.dtype)
+        buffer.fill(0)
+        return buffer
 
 
 class NothingAccumulated:
@@ -175,7 +180,7 @@ class NothingAccumulated:
         self.dtype = np.dtype(dtype)
         self.expected = np.inf
 
-    def accumulate(self, pieces: Iterable[tuple[int, Any]], scale: float = 1.0) -> bool:
+    def accumulate(self, pieces: Iterable[tuple[int, Any]], scale: float = 1.0, clear: bool = False) -> bool:
         raise NotImplementedError
 
     def read_residual(self) -> Values:

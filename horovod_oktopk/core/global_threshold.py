@@ -47,9 +47,9 @@ class ExactThreshold:
         threshold, above, equal = _kth_by_sketches(bits, k, transport) or _kth_by_radix(bits, k, transport)
         quotas = _quotas(equal, k - int(above.sum()), region_order)
         self.value = from_bits(threshold, reduced.values.dtype)
-        keep = bits > threshold
-        keep[np.flatnonzero(bits == threshold)[:quotas[transport.rank]]] = True
-        return reduced.compress(keep), above + quotas
+        chosen = reduced.passing(self.value)
+        surplus = np.flatnonzero(np.abs(chosen.values) == self.value)[quotas[transport.rank]:]
+        return chosen.without(surplus), above + quotas
 
 
 def _kth_by_sketches(bits: Bits, k: int, transport: Transport) -> tuple[int, Counts, Counts] | None:

@@ -46,11 +46,12 @@ class Kernels(Protocol):
     name: str
 
     def add_and_collect(self, residual: Array, gradient: Array, out: Array, scale: float, threshold: float,
-                        first: int, room: Room, stream: bool) -> bool:
+                        first: int, room: Room, stream: bool, clear: bool) -> bool:
         """out = scale * residual + gradient; says whether all of out is finite, and collects what passes.
 
         All arrays: float32 or float64, one dtype, contiguous, one length. first: the index of their first element.
-        stream: a hint, that out need not stay in the cache.
+        stream: a hint, that out need not stay in the cache. clear: the gradient is zero afterwards, which costs least
+        while it is in the cache.
         """
 
     def collect(self, acc: Array, threshold: float, first: int, room: Room) -> None:
@@ -59,11 +60,14 @@ class Kernels(Protocol):
     def clear(self, out: Array, indices: Integers) -> None:
         """out[indices] = 0. Raises IndexError where an index lies outside of out, which then is as it was."""
 
-    def scatter(self, out: Array, indices: Integers, values: Array) -> None:
-        """out = 0, but for out[indices] = values.
+    def scatter(self, out: Array, indices: Integers, values: Array, zero: bool = False) -> None:
+        """out = 0, but for out[indices] = values. zero: whether out is zero already.
 
         Raises IndexError where the indices do not ascend within out, which then is as it was.
         """
+
+    def passing(self, indices: Integers, values: Array, threshold: float) -> tuple[Integers, Array]:
+        """The elements of a sparse vector that pass, in memory of their own."""
 
     def sum_parts(self, indices: Sequence[Integers], values: Sequence[Array]) -> tuple[Integers, Array]:
         """The sum of sparse parts, each of ascending indices; values are added to zero in the order of the parts."""
@@ -87,13 +91,18 @@ class Kernels(Protocol):
         """The indices; none at all where the words do not hold `count`, strictly ascending within [start, stop)."""
 
 
+def _where_passing(values: Array, threshold: float) -> Integers:
+    magnitudes = np.abs(values)
+    return np.flatnonzero(magnitudes >= values.dtype.type(threshold) if threshold > 0 else magnitudes > 0)
+
+
 class NumpyKernels:
     """In NumPy, chunk by chunk."""
 
     name = "NumPy"
 
     def add_and_collect(self, residual: Array, gradient: Array, out: Array, scale: float, threshold: float,
-                        first: int, room: Room, stream: bool) -> bool:  # noqa: ARG002
+                        first: int, room: Room, stream: bool, clear: bool) -> bool:  # noqa: ARG002
         finite = True
         with np.errstate(over="ignore", invalid="ignore"):
             for start in range(0, len(out), CHUNK):
@@ -103,6 +112,8 @@ class NumpyKernels:
                 # A sum is finite only if its terms are; it may overflow though they are.
                 finite = finite and bool(np.isfinite(out[part].sum()) or np.isfinite(out[part]).all())
                 self._collect(out[part], threshold, first + start, room)
+                if clear:
+                    gradient[part] = 0
         return finite
 
     def collect(self, acc: Array, threshold: float, first: int, room: Room) -> None:
@@ -112,9 +123,7 @@ class NumpyKernels:
     def _collect(self, chunk: Array, threshold: float, first: int, room: Room) -> None:
         if room.count > room.capacity:
             return
-        magnitudes = np.abs(chunk)
-        passes = magnitudes >= chunk.dtype.type(threshold) if threshold > 0 else magnitudes > 0
-        found = np.flatnonzero(passes)[:room.capacity + 1 - room.count]
+        found = _where_passing(chunk, threshold)[:room.capacity + 1 - room.count]
         stop = room.count + len(found)
         room.indices[room.count:stop] = found + first
         room.values[room.count:stop] = chunk[found]
@@ -123,11 +132,16 @@ class NumpyKernels:
     def clear(self, out: Array, indices: Integers) -> None:
         out[indices] = 0
 
-    def scatter(self, out: Array, indices: Integers, values: Array) -> None:
+    def scatter(self, out: Array, indices: Integers, values: Array, zero: bool = False) -> None:
         if len(indices) and not (indices[0] >= 0 and indices[-1] < len(out) and (np.diff(indices) > 0).all()):
             raise IndexError("the indices must ascend, and lie within the array")
-        out.fill(0)
+        if not zero:
+            out.fill(0)
         out[indices] = values
+
+    def passing(self, indices: Integers, values: Array, threshold: float) -> tuple[Integers, Array]:
+        found = _where_passing(values, threshold)
+        return indices[found], values[found]
 
     def sum_parts(self, indices: Sequence[Integers], values: Sequence[Array]) -> tuple[Integers, Array]:
         union = np.unique(np.concatenate(indices))
@@ -175,9 +189,9 @@ class NativeKernels:
     name = "C++"
 
     def add_and_collect(self, residual: Array, gradient: Array, out: Array, scale: float, threshold: float,
-                        first: int, room: Room, stream: bool) -> bool:
+                        first: int, room: Room, stream: bool, clear: bool) -> bool:
         finite, room.count = _native.add_and_collect(residual, gradient, out, scale, threshold, first, room.indices,
-                                                     room.values, room.count, stream)
+                                                     room.values, room.count, stream, clear)
         return finite
 
     def collect(self, acc: Array, threshold: float, first: int, room: Room) -> None:
@@ -186,8 +200,11 @@ class NativeKernels:
     def clear(self, out: Array, indices: Integers) -> None:
         _native.clear(out, np.ascontiguousarray(indices))
 
-    def scatter(self, out: Array, indices: Integers, values: Array) -> None:
-        _native.scatter(out, np.ascontiguousarray(indices), np.ascontiguousarray(values))
+    def scatter(self, out: Array, indices: Integers, values: Array, zero: bool = False) -> None:
+        _native.scatter(out, np.ascontiguousarray(indices), np.ascontiguousarray(values), zero)
+
+    def passing(self, indices: Integers, values: Array, threshold: float) -> tuple[Integers, Array]:
+        return _native.passing(np.ascontiguousarray(indices), np.ascontiguousarray(values), threshold)
 
     def sum_parts(self, indices: Sequence[Integers], values: Sequence[Array]) -> tuple[Integers, Array]:
         return _native.sum_parts(indices, values)

@@ -72,18 +72,31 @@ template <class T> INLINE void store(const T *block, T *out, int64_t length, boo
     for (int64_t i = 0; i < length; ++i) out[i] = block[i];
 }
 
-// One block; returns its largest magnitude. ADD: out = scale * residual + gradient; otherwise out is read.
+// What is read and written: out = scale * residual + gradient, or, where nothing is added, out alone.
+template <class T> struct Terms {
+    const T *residual;
+    T *gradient, *out;
+    T scale;
+    bool stream, clear;  // past the cache; the gradient is zero afterwards, which costs nothing while it is in the cache
+
+    INLINE Terms from(int64_t start) const {
+        return {residual + start, gradient + start, out + start, scale, stream, clear};
+    }
+};
+
+// One block; returns its largest magnitude.
 template <bool ADD, class T>
-INLINE auto block(const T *residual, const T *gradient, T *out, int64_t length, T scale,
-                  typename Integer<T>::type bound, int64_t first, bool stream, Sink<T> &sink) {
+INLINE auto block(const Terms<T> &terms, int64_t length, typename Integer<T>::type bound, int64_t first,
+                  Sink<T> &sink) {
     using Int = typename Integer<T>::type;
     alignas(64) T values[BLOCK];
     Int largest = 0;
     for (int64_t i = 0; i < length; ++i) {
-        values[i] = ADD ? scale * residual[i] + gradient[i] : out[i];
+        values[i] = ADD ? terms.scale * terms.residual[i] + terms.gradient[i] : terms.out[i];
         largest = std::max(largest, magnitude(values[i]));
     }
-    if (ADD) store(values, out, length, stream);
+    if (ADD) store(values, terms.out, length, terms.stream);
+    if (ADD && terms.clear) std::memset(terms.gradient, 0, sizeof(T) * length);
     if (largest >= bound && sink.count <= sink.capacity) {
         const Int infinity = magnitude(std::numeric_limits<T>::infinity());
         uint32_t passes = 0;
@@ -101,124 +114,122 @@ INLINE auto block(const T *residual, const T *gradient, T *out, int64_t length, 
 }
 
 template <bool ADD, class T>
-INLINE bool pass(const T *residual, const T *gradient, T *out, int64_t length, T scale, T threshold, int64_t first,
-                 bool stream, Sink<T> &sink) {
+INLINE bool pass(const Terms<T> &terms, int64_t length, T threshold, int64_t first, Sink<T> &sink) {
     using Int = typename Integer<T>::type;
     const Int bound = threshold > 0 ? magnitude(threshold) : 1;  // 1: the least number that is not zero
     Int largest = 0;
     int64_t start = 0;
     const auto next = [&](int64_t count) INLINE_LAMBDA {
-        largest = std::max(largest, block<ADD, T>(residual + start, gradient + start, out + start, count, scale, bound,
-                                                  first + start, stream, sink));
+        largest = std::max(largest, block<ADD, T>(terms.from(start), count, bound, first + start, sink));
         start += count;
     };
-    const int64_t past = reinterpret_cast<uintptr_t>(out) / sizeof(T) % BLOCK;
+    const int64_t past = reinterpret_cast<uintptr_t>(terms.out) / sizeof(T) % BLOCK;
     if (past && length > BLOCK) next(BLOCK - past);  // then whole blocks are aligned
     while (start + BLOCK <= length) next(BLOCK);
     if (start < length) next(length - start);
     return largest < magnitude(std::numeric_limits<T>::infinity());
 }
 
-FOR_EACH_PROCESSOR bool add_pass_anywhere(const float *residual, const float *gradient, float *out, int64_t length, float scale,
-                                 float threshold, int64_t first, bool stream, Sink<float> &sink) {
-    return pass<true>(residual, gradient, out, length, scale, threshold, first, stream, sink);
+FOR_EACH_PROCESSOR bool add_pass_anywhere(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
+                                          Sink<float> &sink) {
+    return pass<true>(terms, length, threshold, first, sink);
 }
-FOR_EACH_PROCESSOR bool add_pass(const double *residual, const double *gradient, double *out, int64_t length,
-                                 double scale, double threshold, int64_t first, bool stream,
+FOR_EACH_PROCESSOR bool add_pass(const Terms<double> &terms, int64_t length, double threshold, int64_t first,
                                  Sink<double> &sink) {
-    return pass<true>(residual, gradient, out, length, scale, threshold, first, stream, sink);
+    return pass<true>(terms, length, threshold, first, sink);
 }
-FOR_EACH_PROCESSOR bool read_pass_anywhere(float *out, int64_t length, float threshold, int64_t first,
+FOR_EACH_PROCESSOR bool read_pass_anywhere(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
                                            Sink<float> &sink) {
-    return pass<false, float>(out, out, out, length, 1, threshold, first, false, sink);
+    return pass<false>(terms, length, threshold, first, sink);
 }
-FOR_EACH_PROCESSOR bool read_pass(double *out, int64_t length, double threshold, int64_t first, Sink<double> &sink) {
-    return pass<false, double>(out, out, out, length, 1, threshold, first, false, sink);
+FOR_EACH_PROCESSOR bool read_pass(const Terms<double> &terms, int64_t length, double threshold, int64_t first,
+                                  Sink<double> &sink) {
+    return pass<false>(terms, length, threshold, first, sink);
 }
 
 #ifdef WITH_AVX512
 bool avx512 = __builtin_cpu_supports("avx512f");
+constexpr int64_t LANES = 64 / sizeof(float);  // of a register, and of a line
+static_assert(LANES <= SLACK, "a register's elements are written at once");
 
-// The pass over aligned whole blocks of float32, with what passes compressed in registers: half the time.
+// The pass over whole registers of float32, with what passes compressed in them. Stores are what it could wait for: so
+// nearly always four elements are written, which hold all that passes, and no branch depends on how many those are.
 template <bool ADD>
-INLINE WITH_AVX512 bool compress_pass(const float *residual, const float *gradient, float *out, int64_t length,
-                                      float scale, float threshold, int64_t first, bool stream, Sink<float> &sink) {
-    constexpr int64_t LANES = 16;
-    static_assert(BLOCK == 2 * LANES, "a block is two registers");
-    const __m512 scales = _mm512_set1_ps(scale);
+INLINE WITH_AVX512 bool compress_pass(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
+                                      Sink<float> &sink) {
+    constexpr int FEW = 4;
+    const Terms<float> t = terms;  // the sink's stores cannot change it
+    const __m512 scales = _mm512_set1_ps(t.scale);
     const __m512i sign = _mm512_set1_epi32(0x7fffffff), infinity = _mm512_set1_epi32(0x7f800000);
     const __m512i bound = _mm512_set1_epi32(threshold > 0 ? magnitude(threshold) : 1);
-    const __m512i lanes = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     __m512i largest = _mm512_setzero_si512();
-    for (int64_t start = 0; start < length; start += BLOCK) {
-        __m512 values[2];
-        __mmask16 passes[2];
-        for (int half = 0; half < 2; ++half) {
-            const int64_t at = start + half * LANES;
-            if (ADD) {
-                values[half] = _mm512_add_ps(_mm512_mul_ps(scales, _mm512_loadu_ps(residual + at)),
-                                             _mm512_loadu_ps(gradient + at));
-                if (stream) _mm512_stream_ps(out + at, values[half]);
-                else _mm512_storeu_ps(out + at, values[half]);
-            } else {
-                values[half] = _mm512_loadu_ps(out + at);
-            }
-            const __m512i mine = _mm512_and_si512(_mm512_castps_si512(values[half]), sign);
-            largest = _mm512_max_epi32(largest, mine);
-            passes[half] = _mm512_mask_cmple_epi32_mask(_mm512_cmpge_epi32_mask(mine, bound), mine, infinity);
+    for (int64_t at = 0; at < length; at += LANES) {
+        __m512 values;
+        if (ADD) {
+            values = _mm512_add_ps(_mm512_mul_ps(scales, _mm512_loadu_ps(t.residual + at)),
+                                   _mm512_loadu_ps(t.gradient + at));
+            if (t.stream) _mm512_stream_ps(t.out + at, values);
+            else _mm512_storeu_ps(t.out + at, values);
+            if (t.clear) _mm512_storeu_ps(t.gradient + at, _mm512_setzero_ps());
+        } else {
+            values = _mm512_loadu_ps(t.out + at);
         }
-        if (!(passes[0] | passes[1]) || sink.count > sink.capacity) continue;
-        for (int half = 0; half < 2; ++half) {
-            const __m512i low = _mm512_add_epi64(lanes, _mm512_set1_epi64(first + start + half * LANES));
-            const __mmask8 low_passes = static_cast<__mmask8>(passes[half]);
-            const __mmask8 high_passes = static_cast<__mmask8>(passes[half] >> 8);
-            _mm512_storeu_ps(sink.values + sink.count, _mm512_maskz_compress_ps(passes[half], values[half]));
-            _mm512_storeu_si512(sink.indices + sink.count, _mm512_maskz_compress_epi64(low_passes, low));
-            sink.count += __builtin_popcount(low_passes);
-            const __m512i high = _mm512_add_epi64(low, _mm512_set1_epi64(LANES / 2));
-            _mm512_storeu_si512(sink.indices + sink.count, _mm512_maskz_compress_epi64(high_passes, high));
-            sink.count += __builtin_popcount(high_passes);
+        const __m512i mine = _mm512_and_si512(_mm512_castps_si512(values), sign);
+        largest = _mm512_max_epi32(largest, mine);
+        if (sink.count > sink.capacity) continue;
+        const __mmask16 passes = _mm512_mask_cmple_epi32_mask(_mm512_cmpge_epi32_mask(mine, bound), mine, infinity);
+        const int count = __builtin_popcount(passes);
+        const __m512 found = _mm512_maskz_compress_ps(passes, values);
+        const __m512i where = _mm512_maskz_compress_epi32(passes, lanes), start = _mm512_set1_epi64(first + at);
+        const __m512i low = _mm512_add_epi64(_mm512_cvtepi32_epi64(_mm512_castsi512_si256(where)), start);
+        if (count > FEW) {
+            const __m512i high = _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64(where, 1));
+            _mm512_storeu_ps(sink.values + sink.count, found);
+            _mm512_storeu_si512(sink.indices + sink.count, low);
+            _mm512_storeu_si512(sink.indices + sink.count + LANES / 2, _mm512_add_epi64(high, start));
+        } else {
+            _mm_storeu_ps(sink.values + sink.count, _mm512_castps512_ps128(found));
+            _mm256_storeu_si256(reinterpret_cast<__m256i *>(sink.indices + sink.count), _mm512_castsi512_si256(low));
         }
+        sink.count += count;
     }
     return _mm512_reduce_max_epi32(largest) < 0x7f800000;
 }
 
-WITH_AVX512 bool compress_add(const float *residual, const float *gradient, float *out, int64_t length, float scale,
-                              float threshold, int64_t first, bool stream, Sink<float> &sink) {
-    return compress_pass<true>(residual, gradient, out, length, scale, threshold, first, stream, sink);
+WITH_AVX512 bool compress_add(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
+                              Sink<float> &sink) {
+    return compress_pass<true>(terms, length, threshold, first, sink);
 }
-WITH_AVX512 bool compress_read(float *out, int64_t length, float threshold, int64_t first, Sink<float> &sink) {
-    return compress_pass<false>(out, out, out, length, 1, threshold, first, false, sink);
+WITH_AVX512 bool compress_read(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
+                               Sink<float> &sink) {
+    return compress_pass<false>(terms, length, threshold, first, sink);
 }
 #endif
 
-bool add_pass(const float *residual, const float *gradient, float *out, int64_t length, float scale, float threshold,
-              int64_t first, bool stream, Sink<float> &sink) {
+bool add_pass(const Terms<float> &terms, int64_t length, float threshold, int64_t first, Sink<float> &sink) {
     bool finite = true;
     int64_t done = 0;
 #ifdef WITH_AVX512
     if (avx512) {
-        constexpr int64_t LINE = 64 / sizeof(float);  // a register's alignment
-        const int64_t past = reinterpret_cast<uintptr_t>(out) / sizeof(float) % LINE;
-        const int64_t head = std::min(length, (LINE - past) % LINE), whole = (length - head) / BLOCK * BLOCK;
-        finite = add_pass_anywhere(residual, gradient, out, head, scale, threshold, first, false, sink);
-        finite &= compress_add(residual + head, gradient + head, out + head, whole, scale, threshold, first + head,
-                               stream, sink);
+        const int64_t past = reinterpret_cast<uintptr_t>(terms.out) / sizeof(float) % LANES;
+        const int64_t head = std::min(length, (LANES - past) % LANES), whole = (length - head) / LANES * LANES;
+        finite = add_pass_anywhere(terms, head, threshold, first, sink);
+        finite &= compress_add(terms.from(head), whole, threshold, first + head, sink);
         done = head + whole;
     }
 #endif
-    return finite & add_pass_anywhere(residual + done, gradient + done, out + done, length - done, scale, threshold,
-                                      first + done, stream, sink);
+    return finite & add_pass_anywhere(terms.from(done), length - done, threshold, first + done, sink);
 }
-bool read_pass(float *out, int64_t length, float threshold, int64_t first, Sink<float> &sink) {
+bool read_pass(const Terms<float> &terms, int64_t length, float threshold, int64_t first, Sink<float> &sink) {
     int64_t done = 0;
 #ifdef WITH_AVX512
     if (avx512) {
-        done = length / BLOCK * BLOCK;
-        compress_read(out, done, threshold, first, sink);
+        done = length / LANES * LANES;
+        compress_read(terms, done, threshold, first, sink);
     }
 #endif
-    return read_pass_anywhere(out + done, length - done, threshold, first + done, sink);
+    return read_pass_anywhere(terms.from(done), length - done, threshold, first + done, sink);
 }
 
 // For tests: whether to use AVX-512 where there is it; says whether it was used until now.
@@ -241,16 +252,16 @@ template <class T> Sink<T> sink_of(Array<int64_t> &indices, Array<T> &values, in
 }
 
 template <class T>
-std::pair<bool, int64_t> add_and_collect(const Array<T> &residual, const Array<T> &gradient, Array<T> &out, T scale,
+std::pair<bool, int64_t> add_and_collect(const Array<T> &residual, Array<T> &gradient, Array<T> &out, T scale,
                                          T threshold, int64_t first, Array<int64_t> &indices, Array<T> &values,
-                                         int64_t count, bool stream) {
+                                         int64_t count, bool stream, bool clear) {
     if (residual.size() != gradient.size() || out.size() != gradient.size())
         throw std::invalid_argument("residual, gradient and sum must have one length");
     Sink<T> sink = sink_of(indices, values, count);
-    T *sum = out.mutable_data();
+    T *read = clear ? gradient.mutable_data() : const_cast<T *>(gradient.data());  // not written, if not to be cleared
+    const Terms<T> terms{residual.data(), read, out.mutable_data(), scale, stream, clear};
     py::gil_scoped_release released;
-    const bool finite = add_pass(residual.data(), gradient.data(), sum, gradient.size(), scale, threshold, first,
-                                 stream, sink);
+    const bool finite = add_pass(terms, gradient.size(), threshold, first, sink);
     return {finite, sink.count};
 }
 
@@ -259,8 +270,75 @@ int64_t collect(Array<T> &acc, T threshold, int64_t first, Array<int64_t> &indic
     Sink<T> sink = sink_of(indices, values, count);
     T *data = acc.mutable_data();
     py::gil_scoped_release released;
-    read_pass(data, acc.size(), threshold, first, sink);
+    read_pass({data, data, data, 1, false, false}, acc.size(), threshold, first, sink);
     return sink.count;
+}
+
+template <class T>
+int64_t keep_passing(const int64_t *index, const T *value, int64_t size, T threshold, int64_t *to_index, T *to_value) {
+    using Int = typename Integer<T>::type;
+    const Int bound = threshold > 0 ? magnitude(threshold) : 1;
+    const Int infinity = magnitude(std::numeric_limits<T>::infinity());
+    int64_t count = 0;
+    for (int64_t i = 0; i < size; ++i) {  // no branches: they could not be predicted
+        const Int mine = magnitude(value[i]);
+        to_index[count] = index[i];
+        to_value[count] = value[i];
+        count += (mine >= bound) & (mine <= infinity);
+    }
+    return count;
+}
+
+#ifdef WITH_AVX512
+WITH_AVX512 int64_t compress_passing(const int64_t *index, const float *value, int64_t size, float threshold,
+                                     int64_t *to_index, float *to_value) {
+    const __m512i sign = _mm512_set1_epi32(0x7fffffff), infinity = _mm512_set1_epi32(0x7f800000);
+    const __m512i bound = _mm512_set1_epi32(threshold > 0 ? magnitude(threshold) : 1);
+    int64_t count = 0, done = 0;
+    for (; done + LANES <= size; done += LANES) {
+        const __m512 values = _mm512_loadu_ps(value + done);
+        const __m512i mine = _mm512_and_si512(_mm512_castps_si512(values), sign);
+        const __mmask16 passes = _mm512_mask_cmple_epi32_mask(_mm512_cmpge_epi32_mask(mine, bound), mine, infinity);
+        _mm512_storeu_ps(to_value + count, _mm512_maskz_compress_ps(passes, values));
+        for (int half = 0; half < 2; ++half) {
+            const __mmask8 here = static_cast<__mmask8>(passes >> 8 * half);
+            const __m512i indices = _mm512_loadu_si512(index + done + 8 * half);
+            _mm512_storeu_si512(to_index + count, _mm512_maskz_compress_epi64(here, indices));
+            count += __builtin_popcount(here);
+        }
+    }
+    return count + keep_passing(index + done, value + done, size - done, threshold, to_index + count,
+                                to_value + count);
+}
+#endif
+
+int64_t find_passing(const int64_t *index, const float *value, int64_t size, float threshold, int64_t *to_index,
+                     float *to_value) {
+#ifdef WITH_AVX512
+    if (avx512) return compress_passing(index, value, size, threshold, to_index, to_value);
+#endif
+    return keep_passing(index, value, size, threshold, to_index, to_value);
+}
+int64_t find_passing(const int64_t *index, const double *value, int64_t size, double threshold, int64_t *to_index,
+                     double *to_value) {
+    return keep_passing(index, value, size, threshold, to_index, to_value);
+}
+
+template <class T>
+std::pair<Array<int64_t>, Array<T>> passing(const Array<int64_t> &indices, const Array<T> &values, T threshold) {
+    const int64_t size = values.size();
+    if (indices.size() != size) throw std::invalid_argument("as many indices as values");
+    Array<int64_t> out_indices(size + SLACK);
+    Array<T> out_values(size + SLACK);
+    int64_t *to_index = out_indices.mutable_data(), count = 0;
+    T *to_value = out_values.mutable_data();
+    {
+        py::gil_scoped_release released;
+        count = find_passing(indices.data(), values.data(), size, threshold, to_index, to_value);
+    }
+    out_indices.resize({count}, false);
+    out_values.resize({count}, false);
+    return {out_indices, out_values};
 }
 
 // The elements of one part that are still to be summed.
@@ -325,20 +403,36 @@ std::pair<Array<int64_t>, Array<T>> sum_parts(const std::vector<Array<int64_t>> 
     return {out_indices, out_values};
 }
 
+// In windows of the index space, in which a bit for each index tells whether `other` has it.
+int64_t find_common(const int64_t *mine, const int64_t *mine_end, const int64_t *other, const int64_t *other_end,
+                    int64_t *positions) {
+    constexpr uint64_t SPAN = uint64_t{1} << 17;
+    std::vector<uint64_t> present(SPAN / 64);
+    const int64_t *const first = mine;
+    int64_t count = 0;
+    while (mine != mine_end && other != other_end) {
+        const int64_t base = std::max(*mine, *other);
+        mine = std::lower_bound(mine, mine_end, base);
+        other = std::lower_bound(other, other_end, base);
+        const auto offset = [base](const int64_t *index) { return static_cast<uint64_t>(*index - base); };
+        const int64_t *const here = other;
+        for (; other != other_end && offset(other) < SPAN; ++other)
+            present[offset(other) / 64] |= uint64_t{1} << offset(other) % 64;
+        for (; mine != mine_end && offset(mine) < SPAN; ++mine) {
+            positions[count] = mine - first;
+            count += present[offset(mine) / 64] >> offset(mine) % 64 & 1;
+        }
+        for (const int64_t *index = here; index != other; ++index) present[offset(index) / 64] = 0;
+    }
+    return count;
+}
+
 Array<int64_t> common_positions(const Array<int64_t> &mine, const Array<int64_t> &other) {
-    const int64_t *left = mine.data(), *right = other.data();
-    const int64_t left_size = mine.size(), right_size = other.size();
-    Array<int64_t> found(std::min(left_size, right_size) + 1);
+    Array<int64_t> found(std::min(mine.size(), other.size()) + 1);
     int64_t *out = found.mutable_data(), count = 0;
     {
         py::gil_scoped_release released;
-        for (int64_t i = 0, j = 0; i < left_size && j < right_size;) {  // no branches: they could not be predicted
-            const int64_t a = left[i], b = right[j];
-            out[count] = i;
-            count += a == b;
-            i += a <= b;
-            j += b <= a;
-        }
+        count = find_common(mine.data(), mine.data() + mine.size(), other.data(), other.data() + other.size(), out);
     }
     found.resize({count}, false);
     return found;
@@ -370,37 +464,54 @@ template <class U> Array<U> sorted(const Array<U> &numbers) {
     return swapped ? spare : result;
 }
 
-// By radix as well: a histogram of the highest digit tells in which bin the k-th largest lies (k from 1); only that
-// bin's numbers go on to the next digit.
+template <class U> INLINE std::pair<U, U> least_and_most(const U *numbers, int64_t count) {
+    U least = std::numeric_limits<U>::max(), most = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        least = std::min(least, numbers[i]);
+        most = std::max(most, numbers[i]);
+    }
+    return {least, most};
+}
+FOR_EACH_PROCESSOR std::pair<uint32_t, uint32_t> extremes(const uint32_t *numbers, int64_t count) {
+    return least_and_most(numbers, count);
+}
+FOR_EACH_PROCESSOR std::pair<uint64_t, uint64_t> extremes(const uint64_t *numbers, int64_t count) {
+    return least_and_most(numbers, count);
+}
+
+// k from 1. A histogram over the range of the numbers tells in which bin the k-th largest lies; only that bin's
+// numbers go on, and have a range of their own.
 template <class U> U kth_largest(const Array<U> &numbers, int64_t k) {
-    constexpr int BITS = 11, TABLES = 4;  // equal digits in a row would wait for each other in one table
+    constexpr int BITS = 11, TABLES = 4;  // equal bins in a row would wait for each other in one table
     int64_t count = numbers.size();
     if (k < 1 || k > count) throw std::invalid_argument("k from 1 to the length");
     py::gil_scoped_release released;
     const U *from = numbers.data();
-    std::vector<U> bin(count + 1);
-    for (int shift = 8 * sizeof(U); shift > 0;) {
-        const int bits = std::min(BITS, shift), mask = (1 << bits) - 1;
-        shift -= bits;
-        std::vector<int64_t> counts(TABLES << bits);
-        for (int64_t i = 0; i < count; ++i) ++counts[(i % TABLES << bits) + (from[i] >> shift & mask)];
-        int digit = mask;
-        for (;; --digit) {
+    std::vector<U> kept(count + 1);
+    std::vector<int32_t> counts(TABLES << BITS);
+    for (;;) {
+        const auto [least, most] = extremes(from, count);
+        int shift = 0;
+        while ((most - least) >> shift >> BITS) ++shift;
+        std::fill(counts.begin(), counts.end(), 0);
+        for (int64_t i = 0; i < count; ++i) ++counts[(i % TABLES << BITS) + ((from[i] - least) >> shift)];
+        U bin = (most - least) >> shift;
+        for (;; --bin) {
             int64_t mine = 0;
-            for (int table = 0; table < TABLES; ++table) mine += counts[(table << bits) + digit];
+            for (int table = 0; table < TABLES; ++table) mine += counts[(table << BITS) + bin];
             if (k <= mine) break;
             k -= mine;
         }
-        int64_t kept = 0;
+        if (!shift) return least + bin;
+        int64_t passed = 0;
         for (int64_t i = 0; i < count; ++i) {  // no branches: they could not be predicted
             const U number = from[i];
-            bin[kept] = number;  // perhaps the same memory, but never ahead of what is read
-            kept += static_cast<int>(number >> shift & mask) == digit;
+            kept[passed] = number;  // perhaps the same memory, but never ahead of what is read
+            passed += (number - least) >> shift == bin;
         }
-        from = bin.data();
-        count = kept;
+        from = kept.data();
+        count = passed;
     }
-    return from[0];
 }
 
 // Elias-Fano: of each offset from start, the lower bits one after the other; the upper part of the i-th as a one at
@@ -450,70 +561,65 @@ Array<int64_t> unpack_indices(const Array<uint32_t> &words, int64_t count, int64
         throw std::invalid_argument("0 to 32 low bits for each index, and words that hold them");
     Array<int64_t> indices(count);
     int64_t *out = indices.mutable_data(), found = 0;
-    const uint32_t *low = words.data(), *upper = low + low_words;
+    const uint32_t none[2] = {}, *low = low_bits ? words.data() : none, *upper = words.data() + low_words;
     const uint64_t mask = (uint64_t{1} << low_bits) - 1, span = static_cast<uint64_t>(stop - start);
+    bool valid = true;
     {
         py::gil_scoped_release released;
-        uint64_t least = 0;  // what the next offset must be at least
-        bool valid = true;
-        for (int64_t word = 0; word < upper_words; ++word)
-            for (uint32_t bits = upper[word]; bits; bits &= bits - 1) {
-                if (found == count) {
-                    valid = false;
-                    break;
-                }
-                const uint64_t bit = static_cast<uint64_t>(found) * low_bits, shift = bit % 32;
-                uint64_t pair = 0;
-                if (low_bits) {
-                    pair = low[bit / 32];
-                    if (shift + low_bits > 32) pair |= static_cast<uint64_t>(low[bit / 32 + 1]) << 32;
-                }
+        int64_t ones = 0;
+        for (int64_t word = 0; word < upper_words; ++word) ones += __builtin_popcount(upper[word]);
+        uint64_t least = 0, bit = 0;  // what the next offset must be at least, and where its lower bits begin
+        for (int64_t word = 0; ones == count && word < upper_words; ++word)
+            for (uint32_t bits = upper[word]; bits; bits &= bits - 1, bit += low_bits) {
+                // The word after the last lower bits is an upper one.
+                const uint64_t pair = low[bit / 32] | static_cast<uint64_t>(low[bit / 32 + 1]) << 32;
                 const uint64_t high = 32 * word + __builtin_ctz(bits) - found;
-                const uint64_t offset = high << low_bits | (pair >> shift & mask);
+                const uint64_t offset = high << low_bits | (pair >> bit % 32 & mask);
                 valid &= (offset >= least) & (offset < span);
                 least = offset + 1;
                 out[found++] = start + static_cast<int64_t>(offset);
             }
-        if (!valid) found = 0;
     }
-    if (found != count) indices.resize({0}, false);
+    if (!valid || found != count) indices.resize({0}, false);
     return indices;
 }
 
-// out[indices] = 0.
-template <class T> void clear(Array<T> &out, const Array<int64_t> &indices) {
+// out[indices] = value(0), value(1), ...; says whether all indices lie within, and otherwise writes nothing.
+template <class T, class Value> bool write_at(T *out, int64_t size, const int64_t *index, int64_t count, Value value) {
     constexpr int64_t AHEAD = 24;  // elements that are fetched while the ones before them are written
-    const int64_t *index = indices.data(), count = indices.size();
-    const uint64_t size = static_cast<uint64_t>(out.size());
-    T *data = out.mutable_data();
     bool within = true;
+    for (int64_t i = 0; i < count; ++i) within &= static_cast<uint64_t>(index[i]) < static_cast<uint64_t>(size);
+    for (int64_t i = 0; within && i < count; ++i) {
+        if (i + AHEAD < count) __builtin_prefetch(out + index[i + AHEAD], 1);
+        out[index[i]] = value(i);
+    }
+    return within;
+}
+
+template <class T> void clear(Array<T> &out, const Array<int64_t> &indices) {
+    bool within = true;
+    T *data = out.mutable_data();
     {
         py::gil_scoped_release released;
-        for (int64_t i = 0; i < count; ++i) within &= static_cast<uint64_t>(index[i]) < size;
-        for (int64_t i = 0; within && i < count; ++i) {
-            if (i + AHEAD < count) __builtin_prefetch(data + index[i + AHEAD], 1);
-            data[index[i]] = T(0);
-        }
+        within = write_at(data, out.size(), indices.data(), indices.size(), [](int64_t) { return T(0); });
     }
     if (!within) throw std::out_of_range("an index lies outside of the array");
 }
 
-// out = 0, but for out[indices] = values; window by window, so that values meet lines that are in the cache.
-template <class T> void scatter(Array<T> &out, const Array<int64_t> &indices, const Array<T> &values) {
-    const int64_t count = indices.size(), size = out.size();
+// zero: whether out is zero already.
+template <class T>
+void scatter(Array<T> &out, const Array<int64_t> &indices, const Array<T> &values, bool zero) {
+    const int64_t count = indices.size();
     if (values.size() != count) throw std::invalid_argument("as many indices as values");
     const int64_t *index = indices.data();
     const T *value = values.data();
     T *data = out.mutable_data();
-    bool valid = count == 0 || (index[0] >= 0 && index[count - 1] < size);
+    bool valid = count == 0 || (index[0] >= 0 && index[count - 1] < out.size());
     {
         py::gil_scoped_release released;
         for (int64_t i = 1; i < count; ++i) valid &= index[i - 1] < index[i];
-        for (int64_t start = 0, next = 0; valid && start < size; start += WINDOW) {
-            const int64_t stop = std::min(start + WINDOW, size);
-            std::fill(data + start, data + stop, T(0));
-            for (; next < count && index[next] < stop; ++next) data[index[next]] = value[next];
-        }
+        if (valid && !zero) std::memset(data, 0, sizeof(T) * out.size());  // reads nothing, as a loop would
+        valid = valid && write_at(data, out.size(), index, count, [value](int64_t i) { return value[i]; });
     }
     if (!valid) throw std::out_of_range("the indices must ascend, and lie within the array");
 }
@@ -522,12 +628,14 @@ template <class T> void define(py::module_ &module) {
     module.def("add_and_collect", &add_and_collect<T>, py::arg("residual").noconvert(),
                py::arg("gradient").noconvert(), py::arg("out").noconvert(), py::arg("scale"), py::arg("threshold"),
                py::arg("first"), py::arg("indices").noconvert(), py::arg("values").noconvert(), py::arg("count"),
-               py::arg("stream"));
+               py::arg("stream"), py::arg("clear"));
     module.def("collect", &collect<T>, py::arg("acc").noconvert(), py::arg("threshold"), py::arg("first"),
                py::arg("indices").noconvert(), py::arg("values").noconvert(), py::arg("count"));
     module.def("clear", &clear<T>, py::arg("out").noconvert(), py::arg("indices").noconvert());
     module.def("scatter", &scatter<T>, py::arg("out").noconvert(), py::arg("indices").noconvert(),
-               py::arg("values").noconvert());
+               py::arg("values").noconvert(), py::arg("zero"));
+    module.def("passing", &passing<T>, py::arg("indices").noconvert(), py::arg("values").noconvert(),
+               py::arg("threshold"));
     module.def("sum_parts", &sum_parts<T>, py::arg("indices").noconvert(), py::arg("values").noconvert());
 }
 

@@ -1,7 +1,7 @@
 """Local top-k by threshold (Section 3.1.3), exact at every step.
 
 The paper re-evaluates a threshold every τ′ steps and reuses it in between, as an evaluation is dear. Here the
-threshold of one step only tells the next which elements to collect while it accumulates: about 1.5 k, among which
+threshold of one step only tells the next which elements to collect while it accumulates: about 1.6 k, among which
 the exact top-k costs O(k).
 """
 
@@ -21,8 +21,8 @@ MIN_SAMPLE = 8192
 """Below this many elements all are sampled."""
 MIN_STRIDE = 16
 """At low densities the sample would grow to n; 1/16 of n gives a rougher bound, and as exact a result."""
-SPARE, LOOSENED = 1.5, 0.9
-"""So many times k elements should pass the next step's bound; where fewer are known, it is 0.9 of the threshold."""
+SPARE = 1.6
+"""So many times k elements should pass the next step's bound."""
 SKIP = 8
 """One of so many candidates is looked at for that."""
 ROOM = 3
@@ -40,17 +40,23 @@ def th_re_evaluate(acc: Accumulator, k: int) -> tuple[float, SparseVector]:
         candidates = acc.select(bound, limit)
         if candidates is not None and len(candidates) >= k:
             threshold = kth_magnitude(candidates.values, k)
-            acc.expect(_next_bound(candidates, threshold, k), limit=min(ROOM * k, acc.n // 4))
+            acc.expect(_next_bound(candidates, k), limit=min(ROOM * k, acc.n // 4))
             return threshold, largest(candidates, threshold, k)
     assert candidates is not None  # the last bound is 0
     return 0.0, candidates
 
 
-def _next_bound(candidates: SparseVector, threshold: float, k: int) -> float:
-    """What about SPARE * k elements pass; an estimate, as it is only to tell the next step what to collect."""
+def _next_bound(candidates: SparseVector, k: int) -> float:
+    """What about SPARE * k elements pass; an estimate, as it is only to tell the next step what to collect.
+
+    Where fewer are known, magnitudes are taken to go on falling as they do over the last third of the ranks.
+    """
     sample = candidates.values[::SKIP] if len(candidates) > SKIP * MIN_SAMPLE else candidates.values
-    enough = int(SPARE * k * len(sample) / len(candidates))
-    return kth_magnitude(sample, enough) if 0 < enough <= len(sample) else LOOSENED * threshold
+    known, wanted = len(sample), SPARE * k * len(sample) / len(candidates)
+    if wanted <= known:
+        return kth_magnitude(sample, max(1, int(wanted)))
+    least, before = kth_magnitude(sample, known), kth_magnitude(sample, -(-2 * known // 3))
+    return float(least * (least / before) ** (np.log(wanted / known) / np.log(1.5)))
 
 
 def _bounds(acc: Accumulator, k: int) -> Iterator[tuple[float, int]]:
@@ -88,4 +94,4 @@ def largest(candidates: SparseVector, threshold: float, k: int) -> SparseVector:
     if surplus <= 0:
         return passing
     equal = np.flatnonzero(np.abs(passing.values) == threshold)
-    return passing.take(np.delete(np.arange(len(passing)), equal[-surplus:]))
+    return passing.without(equal[-surplus:])

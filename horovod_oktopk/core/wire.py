@@ -49,19 +49,18 @@ class Format:
 
     def size(self, count: int, span: int) -> int:
         """Bytes of a message of `count` elements within `span` indices."""
-        return int(self.sizes(np.array([count]), np.array([span]))[0])
+        _, low_words, upper_words = _index_words(count, span)
+        return WORD * (self._value_words(count) + low_words + upper_words)
 
     def sizes(self, counts: Counts, spans: Counts) -> Counts:
         """The same for many messages: int64, shape (m,)."""
-        _, low_words, upper_words = _index_words(counts, spans)
-        sizes: Counts = WORD * (_words(8 * self._value_bytes * counts) + low_words + upper_words)
-        return sizes
+        return np.array([self.size(*pair) for pair in zip(counts.tolist(), spans.tolist(), strict=True)], np.int64)
 
     def encode(self, vector: SparseVector, start: int, stop: int) -> Bytes:
         """The message for a vector whose indices lie in [start, stop): uint8, shape (size(m, stop - start),)."""
-        low_bits, low_words, upper_words = _layout(len(vector), stop - start)
+        low_bits, low_words, upper_words = _index_words(len(vector), stop - start)
         values = vector.values if self.value_dtype is None else to_halves(vector.values, self.value_dtype)
-        words = _words(values.nbytes * 8)
+        words = self._value_words(len(vector))
         message = np.zeros(words + low_words + upper_words, np.uint32)
         message[:words].view(np.uint8)[:values.nbytes] = np.ascontiguousarray(values).view(np.uint8)
         if low_bits == WORD_BITS:
@@ -79,8 +78,8 @@ class Format:
         if len(message) != expected:
             raise WireError(f"a message of {count} elements within [{start}, {stop}) has {expected} bytes; "
                             f"this one has {len(message)}")
-        low_bits, low_words, _ = _layout(count, stop - start)
-        split = WORD * int(_words(8 * self._value_bytes * count))
+        low_bits, low_words, _ = _index_words(count, stop - start)
+        split = WORD * self._value_words(count)
         words = message[split:].copy().view(np.uint32)  # copied, as a view would have to be aligned
         indices = (_plain_indices(words, start, stop) if low_bits == WORD_BITS
                    else self.kernels.unpack_indices(words, count, start, stop, low_bits, low_words))
@@ -91,28 +90,27 @@ class Format:
             return SparseVector(indices, values.view(self.dtype))
         return SparseVector(indices, from_halves(values.view(np.uint16), self.value_dtype, self.dtype))
 
+    def _value_words(self, count: int) -> int:
+        return _words(8 * self._value_bytes * count)
+
     @property
     def _value_bytes(self) -> int:
         return np.dtype(self.dtype).itemsize if self.value_dtype is None else 2
 
 
-def _layout(count: int, span: int) -> tuple[int, int, int]:
-    """(lower bits of each index, words that hold them, words that hold the upper parts)."""
-    low_bits, low_words, upper_words = _index_words(np.array([count]), np.array([span]))
-    return int(low_bits[0]), int(low_words[0]), int(upper_words[0])
+def _index_words(count: int, span: int) -> tuple[int, int, int]:
+    """(lower bits of each index, words that hold them, words that hold the upper parts).
+
+    32 lower bits and nothing else are plain indices.
+    """
+    low_bits = max((span // max(count, 1)).bit_length() - 1, 0)
+    low_words, upper_words = _words(count * low_bits), _words(count + (max(span, 1) - 1 >> low_bits))
+    if low_words + upper_words >= count:
+        return WORD_BITS, count, 0
+    return low_bits, low_words, upper_words
 
 
-def _index_words(counts: Counts, spans: Counts) -> tuple[Counts, Counts, Counts]:
-    """The same for many messages. 32 lower bits and nothing else are plain indices."""
-    some = np.maximum(counts, 1)
-    low_bits = np.maximum(np.frexp(np.maximum(spans // some, 1).astype(np.float64))[1] - 1, 0).astype(np.int64)
-    low_words, upper_words = _words(counts * low_bits), _words(counts + (np.maximum(spans, 1) - 1 >> low_bits))
-    plain = low_words + upper_words >= counts
-    return (np.where(plain, WORD_BITS, low_bits), np.where(plain, counts, low_words),
-            np.where(plain, 0, upper_words))
-
-
-def _words(bits: Any) -> Any:
+def _words(bits: int) -> int:
     return -(-bits // WORD_BITS)
 
 

@@ -33,12 +33,12 @@ class LendingAccumulator(NumpyAccumulator):
         self._starts = np.concatenate([[0], np.cumsum(-(-lengths // ALIGNMENT) * ALIGNMENT)]).tolist()
         super().__init__(layout.n, layout.dtype)
 
-    def accumulate(self, pieces: Iterable[tuple[int, Array]], scale: float = 1.0) -> bool:
+    def accumulate(self, pieces: Iterable[tuple[int, Array]], scale: float = 1.0, clear: bool = False) -> bool:
         if self._is_lent():
             _collect()
         if self._is_lent():
             self._acc = self._allocate()
-        return super().accumulate(pieces, scale)
+        return super().accumulate(pieces, scale, clear)
 
     def memory_for(self, index: int) -> Array:
         """An array in the shape and dtype of the index-th gradient, for TensorFlow to take over; after a commit."""
@@ -55,7 +55,8 @@ class LendingAccumulator(NumpyAccumulator):
         return sys.getrefcount(self._acc.base) > 2  # beside the spare itself, and the argument of this call
 
     def _allocate(self) -> Array:
-        owner = np.zeros(self._starts[-1] + ALIGNMENT, np.uint8)
+        owner = np.empty(self._starts[-1] + ALIGNMENT, np.uint8)
+        owner.fill(0)
         return _aligned(owner)[:self.n * self.dtype.itemsize].view(self.dtype)
 
 

@@ -35,11 +35,13 @@ class TorchAccumulator:
         self.residual = torch.zeros(n, dtype=torch_dtype, device=device)
         self._acc = torch.zeros_like(self.residual)
 
-    def accumulate(self, pieces: Iterable[tuple[int, torch.Tensor]], scale: float = 1.0) -> bool:
+    def accumulate(self, pieces: Iterable[tuple[int, torch.Tensor]], scale: float = 1.0, clear: bool = False) -> bool:
         for offset, piece in pieces:
             out = self._acc[offset:offset + len(piece)]
             residual = self.residual[offset:offset + len(piece)]
             torch.add(residual if scale == 1.0 else residual * scale, piece, out=out)
+            if clear and piece.dtype is out.dtype:
+                piece.zero_()
         # A sum is finite only if its terms are; it may overflow though they are.
         return bool(torch.isfinite(self._acc.sum())) or bool(torch.isfinite(self._acc).all())
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import torch
 
 from ..common.layout import Layout, scatter
@@ -53,18 +55,26 @@ class TorchLayout(Layout):
             else:
                 yield int(offset), flat.numpy()
 
-    def write(self, update: Update | None, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The update as dense tensors, in place where a gradient is contiguous; all NaN where there is none."""
+    def write(self, update: Update | None, gradients: list[torch.Tensor],
+              cleared: bool = False) -> list[torch.Tensor]:
+        """The update as dense tensors, in place where a gradient is contiguous; all NaN where there is none.
+
+        cleared: whether gradients of the layout's dtype are zero already.
+        """
         if update is None:
             return [tensor.fill_(float("nan")) for tensor in gradients]
+        own_dtype = torch.float64 if self.dtype == np.float64 else torch.float32
         outputs = []
         for p, part, gradient in zip(self.parameters, self.parts(update), gradients, strict=True):
-            out = (gradient if gradient.is_contiguous()
-                   else torch.empty(p.shape, dtype=p.dtype, device=p.device))
+            in_place = gradient.is_contiguous()
+            out = gradient if in_place else torch.empty(p.shape, dtype=p.dtype, device=p.device)
+            zero = cleared and in_place and out.dtype is own_dtype
             if out.device.type == "cpu" and out.dtype in (torch.float32, torch.float64):
-                scatter(out.view(-1).numpy(), part)
+                scatter(out.view(-1).numpy(), part, zero)
             else:
-                indices = torch.from_numpy(part.indices).to(out.device)
-                out.zero_().view(-1)[indices] = torch.from_numpy(part.values).to(out.device, out.dtype)
+                indices, values = torch.from_numpy(part.indices), torch.from_numpy(part.values)
+                if not zero:
+                    out.zero_()
+                out.view(-1)[indices.to(out.device)] = values.to(out.device, out.dtype)
             outputs.append(out)
         return outputs

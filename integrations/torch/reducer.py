@@ -169,7 +169,8 @@ class Reducer:
         with flat.writing():
             for index, group in enumerate(flat.groups):
                 tensors = [gradients[p] for p in group.layout.parameters]
-                reduced = group.layout.write(None if updates is None else updates[index], tensors)
+                reduced = group.layout.write(None if updates is None else updates[index], tensors,
+                                             cleared=len(flat.groups) == 1)
                 self._results.update(zip(group.layout.parameters, reduced, strict=True))
         if flat.is_trying:
             flat.learn(self._sample(flat))
@@ -186,8 +187,8 @@ class Reducer:
                ) -> Future[None]:
         layout = flat.groups[index].layout
         tensors = [gradients[p] for p in layout.parameters]
-        if len(flat.groups) == 1:
-            flat.reduce(index, layout.pieces(tensors), self._scale)
+        if len(flat.groups) == 1:  # nobody else can touch the gradients before they are written
+            flat.reduce(index, layout.pieces(tensors), self._scale, clear=True)
             return _done()
         self._thread = self._thread or ThreadPoolExecutor(1, "horovod_oktopk")
         if layout.device.type != "cuda":

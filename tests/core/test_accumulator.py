@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from horovod_oktopk.core.accumulator import CHUNK, NumpyAccumulator
+from horovod_oktopk.core.kernels import NativeKernels, NumpyKernels
 from horovod_oktopk.core.oktopk import OkTopkAllreduce
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import LocalTransport, LocalWorld
@@ -55,6 +56,20 @@ def test_scale_converts_the_residual_and_not_the_gradient(dtype):
     acc.accumulate([(0, normal(seed=1, dtype=dtype))], scale=0.25)
     acc.commit(np.empty(0, np.int64))
     assert acc.residual.tobytes() == (normal(dtype=dtype) * dtype(0.25) + normal(seed=1, dtype=dtype)).tobytes()
+
+
+@pytest.mark.parametrize("kernels", [NumpyKernels(), NativeKernels()], ids=lambda kernels: kernels.name)
+def test_pieces_of_its_own_dtype_are_cleared_where_asked(kernels):
+    acc, gradient = NumpyAccumulator(N, kernels=kernels), normal()
+    own, half = gradient[:CHUNK].copy(), gradient[CHUNK:].astype(np.float16)
+    own.flags.writeable = False  # nobody writes what is not to be cleared
+    acc.accumulate([(0, own), (CHUNK, half)])
+    own.flags.writeable = True
+    acc.accumulate([(0, own), (CHUNK, half)], clear=True)
+    assert not own.any()
+    assert np.array_equal(half, gradient[CHUNK:].astype(np.float16))
+    acc.commit(np.empty(0, np.int64))
+    assert np.array_equal(acc.residual, np.concatenate([gradient[:CHUNK], half.astype(np.float32)]))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -56,18 +56,20 @@ def instructions(request):
 @pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 200), st.integers(0, 7), st.sampled_from([1.0, 0.5, 1 / 3, 1e30]),
-       st.booleans(), st.booleans(), st.integers(0, 40))
+       st.booleans(), st.booleans(), st.booleans(), st.integers(0, 40))
 @settings(deadline=None, max_examples=300)
-def test_adding_and_collecting_has_numpys_bits(dtype, seed, n, which, scale, finite, stream, shift):
+def test_adding_and_collecting_has_numpys_bits(dtype, seed, n, which, scale, finite, stream, clear, shift):
     rng = np.random.default_rng(seed)
     residual, gradient = nasty(rng, n, dtype, finite), nasty(rng, n, dtype, finite)
     found = []
     for kernel in BOTH:
         out, room = np.empty(n + shift, dtype)[shift:], Room(2 * n, dtype)  # aligned or not
-        is_finite = kernel.add_and_collect(residual, gradient, out, scale, thresholds(dtype)[which], 7, room,
-                                            stream)
+        terms = residual.copy(), gradient.copy()
+        is_finite = kernel.add_and_collect(*terms, out, scale, thresholds(dtype)[which], 7, room, stream, clear)
         kernel.collect(out, thresholds(dtype)[which], 1000, room)
         found.append((is_finite, bits(out), collected(room)))
+        assert terms[0].tobytes() == residual.tobytes()
+        assert terms[1].tobytes() == (bytes(gradient.nbytes) if clear else gradient.tobytes())
     assert found[0] == found[1]
     with np.errstate(all="ignore"):
         expected = residual * dtype(scale) + gradient
@@ -155,6 +157,9 @@ def test_a_sparse_vector_is_written_over_whatever_was_there(dtype, seed, n, offs
         whole = np.full(n + offset + 20, 77, dtype)
         kernel.scatter(whole[offset:offset + n], indices, values)
         assert whole[offset:offset + n].tobytes() == expected.tobytes()
+        whole[offset:offset + n] = 0
+        kernel.scatter(whole[offset:offset + n], indices, values, zero=True)
+        assert whole[offset:offset + n].tobytes() == expected.tobytes()
         assert (whole[:offset] == 77).all()
         assert (whole[offset + n:] == 77).all()
 
@@ -176,7 +181,9 @@ def test_indices_that_do_not_fit_write_nothing(kernel, indices):
 @given(st.integers(0, 2**32 - 1), st.integers(0, 300), st.sampled_from([1, 11, 12, 23, 32, 63]))
 @settings(deadline=None, max_examples=60)
 def test_unsigned_integers_are_sorted_and_selected(kernel, dtype, seed, n, bits):
-    numbers = np.random.default_rng(seed).integers(0, 1 << bits, n, np.uint64).astype(dtype)
+    rng = np.random.default_rng(seed)
+    numbers = rng.integers(0, 1 << bits, n, np.uint64).astype(dtype)
+    numbers[rng.random(n) < 0.1] = np.iinfo(dtype).max  # far from the others, which then share a bin
     before = numbers.copy()
     assert kernel.sorted(numbers).tolist() == sorted(numbers.tolist())
     for k in {1, n, n // 2} & set(range(1, n + 1)):
@@ -184,14 +191,42 @@ def test_unsigned_integers_are_sorted_and_selected(kernel, dtype, seed, n, bits)
     assert np.array_equal(numbers, before)
 
 
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 300), st.integers(0, 7))
+@settings(deadline=None, max_examples=60)
+def test_the_elements_of_a_sparse_vector_that_pass(dtype, seed, n, which):
+    rng = np.random.default_rng(seed)
+    values, indices, threshold = nasty(rng, n, dtype), np.cumsum(rng.integers(1, 9, n)), thresholds(dtype)[which]
+    wanted = [i for i, x in enumerate(values) if x != 0 and abs(x) >= threshold]
+    for kernel in BOTH:
+        found, kept = kernel.passing(indices, values, threshold)
+        assert (found.dtype, kept.dtype) == (np.int64, dtype)
+        assert found.tolist() == indices[wanted].tolist()
+        assert kept.tobytes() == values[wanted].tobytes()
+
+
+@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 50), st.integers(0, 50), st.sampled_from([100, 2**18, 2**32]))
+@settings(deadline=None, max_examples=60)
+def test_positions_are_found_however_wide_the_indices_lie(kernel, seed, size, others, n):
+    rng = np.random.default_rng(seed)
+    mine = np.unique(rng.integers(0, n, size))
+    other = np.unique(np.concatenate([rng.choice(mine, len(mine) // 2), rng.integers(0, n, others)]))
+    found = kernel.common_positions(mine, other)
+    assert mine[found].tolist() == sorted({*mine.tolist()} & {*other.tolist()})
+
+
 def test_lengths_that_do_not_fit_are_refused():
     kernel, three, four = NativeKernels(), np.ones(3, np.float32), np.ones(4, np.float32)
     with pytest.raises(ValueError, match="one length"):
-        kernel.add_and_collect(three, four, four, 1.0, 0.0, 0, Room(9, np.float32), False)
+        kernel.add_and_collect(three, four, four, 1.0, 0.0, 0, Room(9, np.float32), False, False)
     with pytest.raises(ValueError, match="as many indices as values"):
         kernel.sum_parts([np.arange(3)], [four])
     with pytest.raises(ValueError, match="as many indices as values"):
         kernel.scatter(four, np.arange(4), three)
+    with pytest.raises(ValueError, match="as many indices as values"):
+        kernel.passing(np.arange(3), four, 0.0)
     with pytest.raises(ValueError, match="k from 1"):
         kernel.kth_largest(np.ones(3, np.uint32), 4)
     with pytest.raises(ValueError, match="as many index parts as value parts"):
@@ -201,7 +236,7 @@ def test_lengths_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="room"):
         kernel.collect(four, 0.0, 0, small)
     with pytest.raises(TypeError):  # a copy, converted, would be filled in vain
-        kernel.add_and_collect(three, three, three.astype(np.float64), 1.0, 0.0, 0, Room(9, np.float32), False)
+        kernel.add_and_collect(three, three, three.astype(np.float64), 1.0, 0.0, 0, Room(9, np.float32), False, False)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 300), st.sampled_from(["float16", "float32"]))

@@ -97,3 +97,19 @@ def test_the_kth_magnitudes_are_those_of_a_sorted_vector(dtype, n, kind, kernels
     ordered = np.sort(np.abs(values.astype(dtype)))[::-1]
     wanted = sorted({1, n, 1 + n // 2, *rng.integers(1, n + 1, 20).tolist()})
     assert [kth_magnitude(values.astype(dtype), k) for k in wanted] == [float(ordered[k - 1]) for k in wanted]
+
+
+@pytest.mark.parametrize("turn", [0.0, 0.3])
+def test_the_bound_of_one_step_serves_the_next(turn, monkeypatch):
+    """Gradients of batches that differ, while the residual fills and settles: nearly never is another pass needed."""
+    n, k, passes = 100_000, 1000, []
+    in_a_pass = NumpyAccumulator._select_in_a_pass
+    monkeypatch.setattr(NumpyAccumulator, "_select_in_a_pass",
+                        lambda acc, *arguments: passes.append(step) or in_a_pass(acc, *arguments))
+    acc, rng = NumpyAccumulator(n), np.random.default_rng(1)
+    for step in range(150):
+        acc.accumulate([(0, rng.standard_normal(n).astype(np.float32) * np.float32(1 + turn * (step % 3)))])
+        _, selected = th_re_evaluate(acc, k)
+        assert len(selected) == k
+        acc.commit(selected.indices)
+    assert len([step for step in passes if step >= 5]) <= 1

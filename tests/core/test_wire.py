@@ -69,8 +69,9 @@ def test_halves_arrive_as_they_were_rounded(region, value_dtype, dtype):
 
 def test_sizes_are_those_of_the_messages_one_by_one():
     form = Format(np.dtype("float32"))
-    counts, spans = np.array([0, 1, 5, 100, 100, 32]), np.array([0, 1000, 1000, 100, 2**32, 40])
-    assert form.sizes(counts, spans).tolist() == [form.size(*pair) for pair in zip(counts, spans, strict=True)]
+    counts, spans = [0, 1, 5, 100, 100, 32], [0, 1000, 1000, 100, 2**32, 40]
+    found = form.sizes(np.array(counts), np.array(spans))
+    assert found.tolist() == [form.size(*pair) for pair in zip(counts, spans, strict=True)]
 
 
 @pytest.mark.parametrize(("density", "bits"), [(0.5, 3.1), (0.1, 5.5), (0.02, 7.7), (0.01, 8.7), (0.001, 12.1)])

@@ -8,20 +8,27 @@ from tests.launch import outcomes
 from tests.scenarios import names
 
 JOBS = {("mpi", 1, "keras3"): ("function",), ("mpi", 2, "tf_keras"): ("keras", "legacy"),
-        ("mpi", 3, "keras3"): ("tape",), ("mpi", 4, "keras3"): ("keras",), ("gloo", 2, "keras3"): ("keras",),
-        ("gloo", 2, "tf_keras"): ("tape", "legacy")}
+        ("mpi", 3, "keras3"): ("tape",), ("mpi", 4, "keras3"): ("keras",), ("gloo", 2, "keras3"): ("keras",)}
 """Kinds of training by job: all of them everywhere would take too long."""
+ON_FOUR = ("sparse.", "groups.", "partial.nothing")
+"""What depends most on how many ranks there are."""
+ALONE = ("keras_fit.", "refused.", "partial.")
+"""Of what TensorFlow has of its own, what one rank is tried with."""
 
 
 def wanted(job: tuple[str, int, str]) -> tuple[str, ...]:
     """The scenarios of a job; partial rounds need MPI and Keras 3. What TensorFlow has of its own is little concerned
-    with the network: it runs over MPI, on up to three ranks."""
+    with the network: it runs over MPI, on two and three ranks, and in part on one."""
     backend, size, keras = job
 
     def belongs(name: str) -> bool:
-        if name.startswith("partial."):
-            return (backend, keras) == ("mpi", "keras3")
-        return name.endswith("]") or (backend == "mpi" and size < 4)
+        if name.startswith("partial.") and (backend, keras) != ("mpi", "keras3"):
+            return False
+        if size == 4:
+            return name.startswith(ON_FOUR)
+        if name.endswith("]"):
+            return True
+        return backend == "mpi" and (size > 1 or name.startswith(ALONE))
 
     return tuple(filter(belongs, names("tensorflow", JOBS[job])))
 

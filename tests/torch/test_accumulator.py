@@ -47,6 +47,18 @@ def test_half_precision_gradients_are_accumulated_in_float32(device: str) -> Non
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_gradients_of_its_own_dtype_are_cleared_where_asked(device: str) -> None:
+    accumulator = TorchAccumulator(6, np.float32, torch.device(device))
+    own, half = torch.ones(3, device=device), torch.ones(3, device=device, dtype=torch.bfloat16)
+    for clear in (False, True):
+        assert bool((own == 1).all())
+        accumulator.accumulate([(0, own), (3, half)], clear=clear)
+    assert not own.any()
+    assert bool((half == 1).all())
+    assert accumulator.values().tolist() == [1.0] * 6
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_what_is_not_finite_is_told_and_leaves_the_residual(device: str) -> None:
     accumulator = TorchAccumulator(4, np.float32, torch.device(device))
     accumulator.accumulate([(0, torch.ones(4, device=device))])
