@@ -180,8 +180,8 @@ def show(results: dict[str, Any], console: Console) -> None:
     for kind, phases in results["steps"].items():
         mean = sum(phases[phase]["mean"] for phase in SPARSIFICATION)
         memcpy, topk = (results["others"][name]["mean"] for name in ("memcpy of n", WITH_TOPK))
-        console.print(f"{kind}: {' + '.join(SPARSIFICATION)} take {mean:.1f} ms, {mean / memcpy:.1f} times a memcpy of n; "
-                      f"with torch.topk they take {topk / mean:.1f} times as long.")
+        console.print(f"{kind}: {', '.join(SPARSIFICATION)} take {mean:.1f} ms in all, {mean / memcpy:.1f} times a "
+                      f"memcpy of n; with torch.topk they take {topk / mean:.1f} times as long.")
     memory = results["memory_mib"]
     console.print(f"Memory beyond the gradient ({memory['gradient']:.1f} MiB): {memory['resident']:.1f} MiB between "
                   f"steps ({memory['resident'] / memory['gradient']:.2f} n); a step's temporaries peak at "
