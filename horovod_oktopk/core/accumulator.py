@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .kernels import CHUNK, KERNELS, Kernels, Room
+from .memory import keep_freed_memory
 from .sparse import Indices, SparseVector, Values, concatenate
 
 CACHE = 1 << 24
@@ -73,6 +74,7 @@ class NumpyAccumulator:
     """
 
     def __init__(self, n: int, dtype: Any = np.float32, kernels: Kernels = KERNELS) -> None:
+        keep_freed_memory()
         self.n = n
         self.dtype = np.dtype(dtype)
         self.expected = np.inf

@@ -42,7 +42,7 @@ namespace {
 constexpr int64_t BLOCK = 32;                 // elements that are looked at one by one only if one of them passes
 static_assert(BLOCK <= 32, "a block's passing elements are bits of 32");
 constexpr int64_t SLACK = 2 * BLOCK;          // that a full room has left: for one block, written in whole registers
-constexpr int64_t WINDOW = int64_t{1} << 14;  // elements that are summed or written at a time, in the cache
+constexpr int64_t WINDOW = int64_t{1} << 14;  // elements that are summed at a time, in the cache
 
 template <class T> struct Integer;
 template <> struct Integer<float> { using type = int32_t; };

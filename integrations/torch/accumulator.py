@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..core.accumulator import Accumulator, NumpyAccumulator
+from ..core.memory import keep_freed_memory
 from ..core.sparse import Indices, SparseVector, Values
 from .layout import TorchLayout
 
@@ -28,6 +29,7 @@ class TorchAccumulator:
     """An Accumulator in tensors on one device; the same bits as NumpyAccumulator."""
 
     def __init__(self, n: int, dtype: Any, device: torch.device) -> None:
+        keep_freed_memory()
         self.n = n
         self.dtype = np.dtype(dtype)
         self.expected = np.inf
