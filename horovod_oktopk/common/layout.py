@@ -53,8 +53,17 @@ class Layout:
     def _of(self, members: Sequence[int]) -> Self:
         return type(self)([self.entries[index] for index in members])
 
-    def representable(self, _update: SparseVector | DenseVector) -> bool:
-        """Whether every value is finite in the dtype of its gradient."""
+    def representable(self, update: SparseVector | DenseVector) -> bool:
+        """Whether every value is finite in the dtype of its gradient; float16 overflows early."""
+        if not np.isfinite(update.values).all():
+            return False
+        narrow = [dtype != self.dtype.name for *_, dtype in self.entries]
+        return not any(narrow) or all(
+            self._fits(part.values, dtype)
+            for part, (*_, dtype), is_narrow in zip(self.parts(update), self.entries, narrow, strict=True) if is_narrow)
+
+    def _fits(self, _values: NDArray[Any], _dtype: str) -> bool:
+        """Whether finite values stay so in a narrower dtype."""
         return True
 
     def parts(self, update: SparseVector | DenseVector) -> Iterator[SparseVector]:

@@ -29,11 +29,9 @@ class TensorLayout(Layout):
             else:
                 yield int(offset), flat
 
-    def representable(self, update: Update) -> bool:
-        """See Layout; float16 overflows early."""
+    def _fits(self, values: Array, dtype: str) -> bool:
         with np.errstate(over="ignore"):
-            return all(bool(np.isfinite(part.values.astype(_numpy(dtype)).astype(np.float64)).all())
-                       for part, (_, _, dtype) in zip(self.parts(update), self.entries, strict=True))
+            return bool(np.isfinite(values.astype(_numpy(dtype)).astype(np.float64)).all())
 
     def write(self, update: Update | None, memory_for: Callable[[int], Array]) -> list[Array]:
         """The update as dense arrays, in memory_for(index); all NaN where there is none."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import torch
 
@@ -38,10 +39,8 @@ class TorchLayout(Layout):
     def _of(self, members: Sequence[int]) -> Self:
         return type(self)({self.entries[index][0]: self.parameters[index] for index in members})
 
-    def representable(self, update: Update) -> bool:
-        """See Layout; float16 overflows early."""
-        return all(bool(torch.isfinite(torch.from_numpy(part.values).to(p.dtype)).all())
-                   for p, part in zip(self.parameters, self.parts(update), strict=True))
+    def _fits(self, values: NDArray[Any], dtype: str) -> bool:
+        return bool(torch.isfinite(torch.from_numpy(values).to(getattr(torch, dtype))).all())
 
     def pieces(self, tensors: list[torch.Tensor]) -> Iterator[tuple[int, Any]]:
         """The gradients as (offset, flat array) in host memory, or as (offset, flat tensor) on a device."""
