@@ -57,10 +57,9 @@ class Layout:
         """Whether every value is finite in the dtype of its gradient; float16 overflows early."""
         if not np.isfinite(update.values).all():
             return False
-        narrow = [dtype != self.dtype.name for *_, dtype in self.entries]
-        return not any(narrow) or all(
-            self._fits(part.values, dtype)
-            for part, (*_, dtype), is_narrow in zip(self.parts(update), self.entries, narrow, strict=True) if is_narrow)
+        own, dtypes = self.dtype.name, [dtype for *_, dtype in self.entries]
+        return {*dtypes} <= {own} or all(self._fits(part.values, dtype) for part, dtype
+                                         in zip(self.parts(update), dtypes, strict=True) if dtype != own)
 
     def _fits(self, _values: NDArray[Any], _dtype: str) -> bool:
         """Whether finite values stay so in a narrower dtype."""
