@@ -584,24 +584,24 @@ Array<int64_t> unpack_indices(const Array<uint32_t> &words, int64_t count, int64
     return indices;
 }
 
-// out[indices] = value(0), value(1), ...; says whether all indices lie within, and otherwise writes nothing.
-template <class T, class Value> bool write_at(T *out, int64_t size, const int64_t *index, int64_t count, Value value) {
+// out[indices] = value(0), value(1), ...; all indices lie within.
+template <class T, class Value> void write_at(T *out, const int64_t *index, int64_t count, Value value) {
     constexpr int64_t AHEAD = 24;  // elements that are fetched while the ones before them are written
-    bool within = true;
-    for (int64_t i = 0; i < count; ++i) within &= static_cast<uint64_t>(index[i]) < static_cast<uint64_t>(size);
-    for (int64_t i = 0; within && i < count; ++i) {
+    for (int64_t i = 0; i < count; ++i) {
         if (i + AHEAD < count) __builtin_prefetch(out + index[i + AHEAD], 1);
         out[index[i]] = value(i);
     }
-    return within;
 }
 
 template <class T> void clear(Array<T> &out, const Array<int64_t> &indices) {
-    bool within = true;
+    const int64_t *index = indices.data(), count = indices.size();
+    const uint64_t size = static_cast<uint64_t>(out.size());
     T *data = out.mutable_data();
+    bool within = true;
     {
         py::gil_scoped_release released;
-        within = write_at(data, out.size(), indices.data(), indices.size(), [](int64_t) { return T(0); });
+        for (int64_t i = 0; i < count; ++i) within &= static_cast<uint64_t>(index[i]) < size;
+        if (within) write_at(data, index, count, [](int64_t) { return T(0); });
     }
     if (!within) throw std::out_of_range("an index lies outside of the array");
 }
@@ -618,8 +618,8 @@ void scatter(Array<T> &out, const Array<int64_t> &indices, const Array<T> &value
     {
         py::gil_scoped_release released;
         for (int64_t i = 1; i < count; ++i) valid &= index[i - 1] < index[i];
-        if (valid && !zero) std::memset(data, 0, sizeof(T) * out.size());  // reads nothing, as a loop would
-        valid = valid && write_at(data, out.size(), index, count, [value](int64_t i) { return value[i]; });
+        if (valid && !zero) std::memset(data, 0, sizeof(T) * out.size());
+        if (valid) write_at(data, index, count, [value](int64_t i) { return value[i]; });
     }
     if (!valid) throw std::out_of_range("the indices must ascend, and lie within the array");
 }
