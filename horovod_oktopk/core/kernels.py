@@ -75,8 +75,8 @@ class Kernels(Protocol):
     def sorted(self, numbers: Array) -> Array:
         """Unsigned integers of 32 or 64 bits, ascending."""
 
-    def kth_largest(self, numbers: Array, k: int) -> int:
-        """Of unsigned integers of 32 or 64 bits; k from 1."""
+    def kth_magnitude(self, values: Array, k: int) -> float:
+        """The k-th largest magnitude, k from 1, of values that are finite: float32 or float64."""
 
     def common_positions(self, mine: Integers, other: Integers) -> Integers:
         """Positions in `mine` of the indices that `other` has too; both strictly ascending."""
@@ -153,8 +153,8 @@ class NumpyKernels:
     def sorted(self, numbers: Array) -> Array:
         return np.sort(numbers)
 
-    def kth_largest(self, numbers: Array, k: int) -> int:
-        return int(np.partition(numbers, len(numbers) - k)[len(numbers) - k])
+    def kth_magnitude(self, values: Array, k: int) -> float:
+        return float(np.partition(np.abs(values), len(values) - k)[len(values) - k])
 
     def common_positions(self, mine: Integers, other: Integers) -> Integers:
         if not len(other):
@@ -212,8 +212,8 @@ class NativeKernels:
     def sorted(self, numbers: Array) -> Array:
         return _native.sorted(numbers)
 
-    def kth_largest(self, numbers: Array, k: int) -> int:
-        return _native.kth_largest(numbers, k)
+    def kth_magnitude(self, values: Array, k: int) -> float:
+        return _native.kth_magnitude(np.ascontiguousarray(values), k)
 
     def common_positions(self, mine: Integers, other: Integers) -> Integers:
         return _native.common_positions(mine, other)

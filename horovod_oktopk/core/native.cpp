@@ -12,7 +12,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <memory>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -464,54 +466,66 @@ template <class U> Array<U> sorted(const Array<U> &numbers) {
     return swapped ? spare : result;
 }
 
-template <class U> INLINE std::pair<U, U> least_and_most(const U *numbers, int64_t count) {
-    U least = std::numeric_limits<U>::max(), most = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        least = std::min(least, numbers[i]);
-        most = std::max(most, numbers[i]);
-    }
-    return {least, most};
-}
-FOR_EACH_PROCESSOR std::pair<uint32_t, uint32_t> extremes(const uint32_t *numbers, int64_t count) {
-    return least_and_most(numbers, count);
-}
-FOR_EACH_PROCESSOR std::pair<uint64_t, uint64_t> extremes(const uint64_t *numbers, int64_t count) {
-    return least_and_most(numbers, count);
+constexpr int64_t SAMPLE = 512, MARGIN = 40;  // of ranks: 3.5 standard deviations of one in a sample, or more
+
+// Two magnitudes between which the k-th largest most likely lies: those around its place in a sample.
+template <class Int> std::pair<Int, Int> likely_bounds(const Int *magnitudes, int64_t count, int64_t k) {
+    Int sample[SAMPLE];
+    for (int64_t i = 0; i < SAMPLE; ++i) sample[i] = magnitudes[i * count / SAMPLE];
+    std::sort(sample, sample + SAMPLE, std::greater<Int>());
+    const int64_t rank = k * SAMPLE / count;
+    return {rank + MARGIN < SAMPLE ? sample[rank + MARGIN] : 0,
+            rank >= MARGIN ? sample[rank - MARGIN] : std::numeric_limits<Int>::max()};
 }
 
-// k from 1. A histogram over the range of the numbers tells in which bin the k-th largest lies; only that bin's
-// numbers go on, and have a range of their own.
-template <class U> U kth_largest(const Array<U> &numbers, int64_t k) {
-    constexpr int BITS = 11, TABLES = 4;  // equal bins in a row would wait for each other in one table
-    int64_t count = numbers.size();
-    if (k < 1 || k > count) throw std::invalid_argument("k from 1 to the length");
-    py::gil_scoped_release released;
-    const U *from = numbers.data();
-    std::vector<U> kept(count + 1);
-    std::vector<int32_t> counts(TABLES << BITS);
-    for (;;) {
-        const auto [least, most] = extremes(from, count);
-        int shift = 0;
-        while ((most - least) >> shift >> BITS) ++shift;
-        std::fill(counts.begin(), counts.end(), 0);
-        for (int64_t i = 0; i < count; ++i) ++counts[(i % TABLES << BITS) + ((from[i] - least) >> shift)];
-        U bin = (most - least) >> shift;
-        for (;; --bin) {
-            int64_t mine = 0;
-            for (int table = 0; table < TABLES; ++table) mine += counts[(table << BITS) + bin];
-            if (k <= mine) break;
-            k -= mine;
+// Keeps what lies in [least, most]; (how many, how many lie above).
+template <class Int>
+INLINE std::pair<int64_t, int64_t> keep_between(const Int *numbers, int64_t count, Int least, Int most, Int *kept) {
+    int64_t within = 0, above = 0;
+    for (int64_t start = 0; start < count; start += BLOCK) {
+        const int64_t length = std::min(BLOCK, count - start);
+        uint32_t here = 0, larger = 0;
+        for (int64_t i = 0; i < length; ++i) {
+            const Int number = numbers[start + i];
+            here |= static_cast<uint32_t>((number >= least) & (number <= most)) << i;
+            larger += number > most;
         }
-        if (!shift) return least + bin;
-        int64_t passed = 0;
-        for (int64_t i = 0; i < count; ++i) {  // no branches: they could not be predicted
-            const U number = from[i];
-            kept[passed] = number;  // perhaps the same memory, but never ahead of what is read
-            passed += (number - least) >> shift == bin;
-        }
-        from = kept.data();
-        count = passed;
+        above += larger;
+        for (; here; here &= here - 1) kept[within++] = numbers[start + __builtin_ctz(here)];
     }
+    return {within, above};
+}
+FOR_EACH_PROCESSOR std::pair<int64_t, int64_t> between(const int32_t *numbers, int64_t count, int32_t least,
+                                                       int32_t most, int32_t *kept) {
+    return keep_between(numbers, count, least, most, kept);
+}
+FOR_EACH_PROCESSOR std::pair<int64_t, int64_t> between(const int64_t *numbers, int64_t count, int64_t least,
+                                                       int64_t most, int64_t *kept) {
+    return keep_between(numbers, count, least, most, kept);
+}
+
+// Of the values the k-th largest magnitude, k from 1: what lies between likely bounds is searched on (Floyd and
+// Rivest, 1975), and where it does not lie there, all.
+template <class T> T kth_magnitude(const Array<T> &values, int64_t k) {
+    using Int = typename Integer<T>::type;
+    int64_t count = values.size();
+    if (k < 1 || k > count) throw std::invalid_argument("k from 1 to the length");
+    const T *value = values.data();
+    py::gil_scoped_release released;
+    std::unique_ptr<Int[]> left(new Int[count]), kept(new Int[count]);
+    for (int64_t i = 0; i < count; ++i) left[i] = magnitude(value[i]);
+    while (count > 4 * SAMPLE) {
+        const auto [least, most] = likely_bounds(left.get(), count, k);
+        const auto [within, above] = between(left.get(), count, least, most, kept.get());
+        if (k <= above || k > above + within || within == count) break;
+        k -= above;
+        count = within;
+        std::swap(left, kept);
+    }
+    std::nth_element(left.get(), left.get() + k - 1, left.get() + count, std::greater<Int>());
+    T result;
+    std::memcpy(&result, &left[k - 1], sizeof result);
+    return result;
 }
 
 // Elias-Fano: of each offset from start, the lower bits one after the other; the upper part of the i-th as a one at
@@ -586,9 +600,9 @@ Array<int64_t> unpack_indices(const Array<uint32_t> &words, int64_t count, int64
 
 // out[indices] = value(0), value(1), ...; all indices lie within.
 template <class T, class Value> void write_at(T *out, const int64_t *index, int64_t count, Value value) {
-    constexpr int64_t AHEAD = 24;  // elements that are fetched while the ones before them are written
+    constexpr int64_t AHEAD = 128;  // elements that are fetched while the ones before them are written
     for (int64_t i = 0; i < count; ++i) {
-        if (i + AHEAD < count) __builtin_prefetch(out + index[i + AHEAD], 1);
+        if (i + AHEAD < count) __builtin_prefetch(out + index[i + AHEAD], 0, 2);  // to L2, which awaits more lines
         out[index[i]] = value(i);
     }
 }
@@ -636,6 +650,7 @@ template <class T> void define(py::module_ &module) {
                py::arg("values").noconvert(), py::arg("zero"));
     module.def("passing", &passing<T>, py::arg("indices").noconvert(), py::arg("values").noconvert(),
                py::arg("threshold"));
+    module.def("kth_magnitude", &kth_magnitude<T>, py::arg("values").noconvert(), py::arg("k"));
     module.def("sum_parts", &sum_parts<T>, py::arg("indices").noconvert(), py::arg("values").noconvert());
 }
 
@@ -653,7 +668,5 @@ PYBIND11_MODULE(_native, module) {
                py::arg("stop"), py::arg("low_bits"), py::arg("low_words"));
     module.def("sorted", &sorted<uint32_t>, py::arg("numbers").noconvert());
     module.def("sorted", &sorted<uint64_t>, py::arg("numbers").noconvert());
-    module.def("kth_largest", &kth_largest<uint32_t>, py::arg("numbers").noconvert(), py::arg("k"));
-    module.def("kth_largest", &kth_largest<uint64_t>, py::arg("numbers").noconvert(), py::arg("k"));
     module.def("common_positions", &common_positions, py::arg("mine").noconvert(), py::arg("other").noconvert());
 }

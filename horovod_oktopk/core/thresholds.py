@@ -13,7 +13,7 @@ import numpy as np
 
 from .accumulator import Accumulator
 from .kernels import KERNELS
-from .sparse import SparseVector, Values, from_bits, to_bits
+from .sparse import SparseVector, Values
 
 SAMPLE_HITS = 512
 """How many of the sampled elements should be among the top k: bounds the sampling error at about 5 %."""
@@ -75,7 +75,7 @@ def _bounds(acc: Accumulator, k: int) -> Iterator[tuple[float, int]]:
 
 def kth_magnitude(values: Values, k: int) -> float:
     """The k-th largest magnitude (k from 1) of the values, which are finite."""
-    return from_bits(KERNELS.kth_largest(to_bits(values), k), values.dtype)
+    return KERNELS.kth_magnitude(values, k)
 
 
 def top_k(candidates: SparseVector, k: int) -> SparseVector:

@@ -180,14 +180,12 @@ def test_indices_that_do_not_fit_write_nothing(kernel, indices):
 @pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
 @given(st.integers(0, 2**32 - 1), st.integers(0, 300), st.sampled_from([1, 11, 12, 23, 32, 63]))
 @settings(deadline=None, max_examples=60)
-def test_unsigned_integers_are_sorted_and_selected(kernel, dtype, seed, n, bits):
+def test_unsigned_integers_are_sorted(kernel, dtype, seed, n, bits):
     rng = np.random.default_rng(seed)
     numbers = rng.integers(0, 1 << bits, n, np.uint64).astype(dtype)
     numbers[rng.random(n) < 0.1] = np.iinfo(dtype).max  # far from the others, which then share a bin
     before = numbers.copy()
     assert kernel.sorted(numbers).tolist() == sorted(numbers.tolist())
-    for k in {1, n, n // 2} & set(range(1, n + 1)):
-        assert kernel.kth_largest(numbers, k) == sorted(numbers.tolist())[n - k]
     assert np.array_equal(numbers, before)
 
 
@@ -228,7 +226,7 @@ def test_lengths_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="as many indices as values"):
         kernel.passing(np.arange(3), four, 0.0)
     with pytest.raises(ValueError, match="k from 1"):
-        kernel.kth_largest(np.ones(3, np.uint32), 4)
+        kernel.kth_magnitude(three, 4)
     with pytest.raises(ValueError, match="as many index parts as value parts"):
         kernel.sum_parts([], [four])
     small = Room(9, np.float32)

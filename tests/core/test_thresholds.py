@@ -86,12 +86,13 @@ def test_top_k_gives_ties_to_the_lower_index():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("n", [1, 100, 20_000])
 @pytest.mark.parametrize("kernels", [NumpyKernels(), NativeKernels()], ids=lambda kernels: kernels.name)
-@pytest.mark.parametrize("kind", ["normal", "exponents", "few", "equal", "zeros"])
+@pytest.mark.parametrize("kind", ["normal", "exponents", "few", "equal", "zeros", "periodic"])
 def test_the_kth_magnitudes_are_those_of_a_sorted_vector(dtype, n, kind, kernels, monkeypatch):
     monkeypatch.setattr(thresholds, "KERNELS", kernels)
     rng, info = np.random.default_rng(n), np.finfo(dtype)
     values = {"normal": lambda: rng.standard_normal(n), "equal": lambda: np.full(n, -1.5),
               "zeros": lambda: -np.zeros(n),
+              "periodic": lambda: np.where(np.isin(np.arange(n), np.arange(512) * n // 512), 2, rng.random(n)),
               "exponents": lambda: rng.choice([-1, 1], n) * np.exp2(rng.integers(info.minexp - 5, info.maxexp, n)),
               "few": lambda: rng.choice([info.max, -info.max, info.smallest_subnormal, -0.0, 1.0, -2.0], n)}[kind]()
     ordered = np.sort(np.abs(values.astype(dtype)))[::-1]
