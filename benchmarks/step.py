@@ -2,8 +2,8 @@
 
     python benchmarks/step.py --json runs/step.json --plot runs/step.png
 
-Every phase is timed, with the kernels in C++ and, in turns with them, with those in NumPy, beside what
-else could be done with the same vector: a memcpy, NumPy's partition, PyTorch's topk.
+Every phase is timed, with the kernels in C++ and, in turns with them, with those in NumPy, and now and
+then what else could be done with the same vector: a memcpy, NumPy's partition, PyTorch's topk.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--density", type=float, default=0.01)
     parser.add_argument("--steps", type=int, default=97, help="timed")
     parser.add_argument("--warm-up", type=int, default=32, help="steps before, in which the residual fills")
-    parser.add_argument("--repeats", type=int, default=11, help="of the operations that are compared with")
+    parser.add_argument("--every", type=int, default=8, help="so many steps, time what is compared with")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, default=Path("runs/step.json"))
     parser.add_argument("--plot", type=Path, default=Path("runs/step.png"))
@@ -95,22 +95,6 @@ def write_back(update: SparseVector, gradient: Gradient) -> None:
     sparse.KERNELS.scatter(gradient, update.indices, update.values, zero=True)
 
 
-def measure_steps(steps: dict[str, Step], gradients: Gradients, gradient: Gradient, arguments: argparse.Namespace,
-                  ) -> dict[str, Samples]:
-    """Milliseconds by kind of step and phase; every gradient goes to all kinds in turn."""
-    kinds: dict[str, Samples] = {kind: {name: [] for name in (*PHASES, "step")} for kind in steps}
-    drawn = np.empty_like(gradient)
-    for index in tqdm(range(arguments.warm_up + arguments.steps), desc="steps", unit="step"):
-        gradients.fill(drawn)
-        for kind, step in steps.items():
-            gradient[:] = drawn
-            seconds = step.run(gradient)
-            if index >= arguments.warm_up:
-                for name, value in (*seconds.items(), ("step", sum(seconds.values()))):
-                    kinds[kind][name].append(1e3 * value)
-    return kinds
-
-
 def sparsify_with_topk(residual: torch.Tensor, gradient: torch.Tensor, k: int) -> None:
     """What the phases of a step but "reduce" do, as one would write it in PyTorch."""
     residual += gradient
@@ -120,26 +104,49 @@ def sparsify_with_topk(residual: torch.Tensor, gradient: torch.Tensor, k: int) -
     residual[indices] = 0
 
 
-def measure_others(gradient: Gradient, k: int, repeats: int) -> Samples:
-    """Milliseconds of what else one could do with a vector of n."""
-    n, drawn = len(gradient), gradient.copy()
-    target = np.empty_like(gradient)
-    tensor, residual = torch.from_numpy(gradient), torch.zeros(n)
-    operations: dict[str, Callable[[], object]] = {
-        "memcpy of n": lambda: np.copyto(target, gradient),
-        "np.partition": lambda: np.partition(np.abs(gradient), n - k),
-        "torch.topk": lambda: tensor.abs().topk(k, sorted=False),
-        WITH_TOPK: lambda: sparsify_with_topk(residual, tensor, k)}
-    target.fill(0)  # its pages are mapped before the clock runs
-    samples: Samples = {}
-    for name, operation in operations.items():
-        samples[name] = []
-        for _ in tqdm(range(repeats), desc=name, unit="run", leave=False):
-            gradient[:] = drawn
+class Others:
+    """What else one could do with a vector of n."""
+
+    def __init__(self, n: int, k: int) -> None:
+        self.gradient, target = np.zeros(n, np.float32), np.ones(n, np.float32)
+        gradient, tensor, residual = self.gradient, torch.from_numpy(self.gradient), torch.zeros(n)
+        self.operations: dict[str, Callable[[], object]] = {
+            "memcpy of n": lambda: np.copyto(target, gradient),
+            "np.partition": lambda: np.partition(np.abs(gradient), n - k),
+            "torch.topk": lambda: tensor.abs().topk(k, sorted=False),
+            WITH_TOPK: lambda: sparsify_with_topk(residual, tensor, k)}
+
+    def run(self, gradient: Gradient) -> dict[str, float]:
+        """Seconds of each, with this gradient."""
+        seconds = {}
+        for name, operation in self.operations.items():
+            self.gradient[:] = gradient
             start = time.perf_counter()
             operation()
-            samples[name].append(1e3 * (time.perf_counter() - start))
-    return samples
+            seconds[name] = time.perf_counter() - start
+        return seconds
+
+
+def measure(steps: dict[str, Step], others: Others, gradients: Gradients, gradient: Gradient,
+            arguments: argparse.Namespace) -> tuple[dict[str, Samples], Samples]:
+    """Milliseconds by kind of step and phase, every gradient going to all kinds in turn; and those of the other
+    operations, every now and then between steps, as the machine's speed changes."""
+    kinds: dict[str, Samples] = {kind: {name: [] for name in (*PHASES, "step")} for kind in steps}
+    compared: Samples = {name: [] for name in others.operations}
+    drawn = np.empty_like(gradient)
+    others.run(gradient)  # memory is mapped before the clock runs
+    for index in tqdm(range(-arguments.warm_up, arguments.steps), desc="steps", unit="step"):
+        gradients.fill(drawn)
+        for kind, step in steps.items():
+            gradient[:] = drawn
+            seconds = step.run(gradient)
+            if index >= 0:
+                for name, value in (*seconds.items(), ("step", sum(seconds.values()))):
+                    kinds[kind][name].append(1e3 * value)
+        if index >= 0 and index % arguments.every == 0:
+            for name, value in others.run(drawn).items():
+                compared[name].append(1e3 * value)
+    return kinds, compared
 
 
 def measure_memory(step: Step, gradients: Gradients, gradient: Gradient) -> dict[str, float]:
@@ -233,10 +240,8 @@ def main() -> None:
     gradients = Gradients(arguments.n, arguments.seed)
     steps = {kernels.name: Step(arguments.n, arguments.density, kernels) for kernels in (KERNELS, NumpyKernels())}
     step = steps[KERNELS.name]
-    kinds = measure_steps(steps, gradients, gradient, arguments)
+    kinds, others = measure(steps, Others(arguments.n, step.k), gradients, gradient, arguments)
     memory = measure_memory(step, gradients, gradient)
-    gradients.fill(gradient)
-    others = measure_others(gradient, step.k, arguments.repeats)
     results = {"n": arguments.n, "k": step.k, "density": arguments.density, "steps": {
         kind: {name: summary(values) for name, values in samples.items()}
         for kind, samples in kinds.items()},

@@ -158,9 +158,10 @@ static_assert(LANES <= SLACK, "a register's elements are written at once");
 // nearly always four elements are written, which hold all that passes, and no branch depends on how many those are.
 template <bool ADD>
 INLINE WITH_AVX512 bool compress_pass(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
-                                      Sink<float> &sink) {
+                                      Sink<float> &all) {
     constexpr int FEW = 4;
-    const Terms<float> t = terms;  // the sink's stores cannot change it
+    const Terms<float> t = terms;  // copies, as nothing that is stored can change them
+    Sink<float> sink = all;
     const __m512 scales = _mm512_set1_ps(t.scale);
     const __m512i sign = _mm512_set1_epi32(0x7fffffff), infinity = _mm512_set1_epi32(0x7f800000);
     const __m512i bound = _mm512_set1_epi32(threshold > 0 ? magnitude(threshold) : 1);
@@ -196,6 +197,7 @@ INLINE WITH_AVX512 bool compress_pass(const Terms<float> &terms, int64_t length,
         }
         sink.count += count;
     }
+    all.count = sink.count;
     return _mm512_reduce_max_epi32(largest) < 0x7f800000;
 }
 
