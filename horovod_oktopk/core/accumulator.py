@@ -158,7 +158,7 @@ class NumpyAccumulator:
         else:
             self._kernels.clear(self._acc, contributed)
         if remainder is not None:
-            self._acc[remainder.indices] += remainder.values
+            self._kernels.add(self._acc, remainder.indices, remainder.values)
         self.residual, self._acc = self._acc, self.residual
 
     def read_residual(self) -> Values:

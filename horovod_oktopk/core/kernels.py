@@ -12,6 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from . import halves
+from .halves import HalfName, Halves
+
 try:
     from . import _native
 except ImportError:  # built without a compiler
@@ -60,6 +63,9 @@ class Kernels(Protocol):
     def clear(self, out: Array, indices: Integers) -> None:
         """out[indices] = 0. Raises IndexError where an index lies outside of out, which then is as it was."""
 
+    def add(self, out: Array, indices: Integers, values: Array) -> None:
+        """out[indices] += values, of indices that differ. Raises IndexError like `clear`."""
+
     def scatter(self, out: Array, indices: Integers, values: Array, zero: bool = False) -> None:
         """out = 0, but for out[indices] = values. zero: whether out is zero already.
 
@@ -89,6 +95,12 @@ class Kernels(Protocol):
     def unpack_indices(self, words: Words, count: int, start: int, stop: int, low_bits: int,
                        low_words: int) -> Integers:
         """The indices; none at all where the words do not hold `count`, strictly ascending within [start, stop)."""
+
+    def to_halves(self, values: Array, name: HalfName) -> Halves:
+        """The nearest numbers of 16 bits to finite ones; see `halves.to_halves`."""
+
+    def from_halves(self, bits: Halves, name: HalfName, dtype: Any) -> Array:
+        """The numbers that these bits stand for: float32 or float64."""
 
 
 def _where_passing(values: Array, threshold: float) -> Integers:
@@ -131,6 +143,9 @@ class NumpyKernels:
 
     def clear(self, out: Array, indices: Integers) -> None:
         out[indices] = 0
+
+    def add(self, out: Array, indices: Integers, values: Array) -> None:
+        out[indices] += values
 
     def scatter(self, out: Array, indices: Integers, values: Array, zero: bool = False) -> None:
         if len(indices) and not (indices[0] >= 0 and indices[-1] < len(out) and (np.diff(indices) > 0).all()):
@@ -182,6 +197,12 @@ class NumpyKernels:
         valid = (np.diff(offsets, prepend=-1) > 0).all() and (offsets < stop - start).all()
         return offsets + start if valid else np.empty(0, np.int64)
 
+    def to_halves(self, values: Array, name: HalfName) -> Halves:
+        return halves.to_halves(values, name)
+
+    def from_halves(self, bits: Halves, name: HalfName, dtype: Any) -> Array:
+        return halves.from_halves(bits, name, dtype)
+
 
 class NativeKernels:
     """In C++: native.cpp."""
@@ -199,6 +220,9 @@ class NativeKernels:
 
     def clear(self, out: Array, indices: Integers) -> None:
         _native.clear(out, np.ascontiguousarray(indices))
+
+    def add(self, out: Array, indices: Integers, values: Array) -> None:
+        _native.add(out, np.ascontiguousarray(indices), np.ascontiguousarray(values))
 
     def scatter(self, out: Array, indices: Integers, values: Array, zero: bool = False) -> None:
         _native.scatter(out, np.ascontiguousarray(indices), np.ascontiguousarray(values), zero)
@@ -224,6 +248,13 @@ class NativeKernels:
     def unpack_indices(self, words: Words, count: int, start: int, stop: int, low_bits: int,
                        low_words: int) -> Integers:
         return _native.unpack_indices(words, count, start, stop, low_bits, low_words)
+
+    def to_halves(self, values: Array, name: HalfName) -> Halves:
+        return _native.to_halves(np.ascontiguousarray(values), name == "bfloat16")
+
+    def from_halves(self, bits: Halves, name: HalfName, dtype: Any) -> Array:
+        widen = _native.singles_from_halves if dtype == np.float32 else _native.doubles_from_halves
+        return widen(np.ascontiguousarray(bits), name == "bfloat16")
 
 
 KERNELS: Kernels = NumpyKernels() if _native is None else NativeKernels()

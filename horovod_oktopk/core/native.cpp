@@ -10,6 +10,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -44,7 +45,7 @@ namespace {
 constexpr int64_t BLOCK = 32;                 // elements that are looked at one by one only if one of them passes
 static_assert(BLOCK <= 32, "a block's passing elements are bits of 32");
 constexpr int64_t SLACK = 2 * BLOCK;          // that a full room has left: for one block, written in whole registers
-constexpr int64_t WINDOW = int64_t{1} << 14;  // elements that are summed at a time, in the cache
+constexpr int64_t WINDOW = int64_t{1} << 14;  // elements that are handled at a time, in the cache
 
 template <class T> struct Integer;
 template <> struct Integer<float> { using type = int32_t; };
@@ -600,16 +601,95 @@ Array<int64_t> unpack_indices(const Array<uint32_t> &words, int64_t count, int64
     return indices;
 }
 
-// out[indices] = value(0), value(1), ...; all indices lie within.
-template <class T, class Value> void write_at(T *out, const int64_t *index, int64_t count, Value value) {
-    constexpr int64_t AHEAD = 128;  // elements that are fetched while the ones before them are written
-    for (int64_t i = 0; i < count; ++i) {
-        if (i + AHEAD < count) __builtin_prefetch(out + index[i + AHEAD], 0, 2);  // to L2, which awaits more lines
-        out[index[i]] = value(i);
+// The nearest numbers of 16 bits as their bits, ties to even, and never infinity; see halves.py.
+INLINE uint16_t to_bfloat16(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    const uint32_t nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return static_cast<uint16_t>((nearest & 0x7fff) == 0x7f80 ? bits >> 16 : nearest);
+}
+INLINE uint16_t to_float16(float value) {
+    const uint32_t bits = magnitude(value), sign = std::signbit(value) ? 0x8000 : 0;
+    const float lifted = std::fabs(value) + 0.5F;  // whose last bit is float16's smallest number
+    const uint32_t small = magnitude(lifted) - magnitude(0.5F);
+    const uint32_t large = (bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13;
+    const uint32_t half = bits < 0x38800000 ? small : large;
+    return static_cast<uint16_t>(sign | (bits < 0x38800000 || large < 0x7c00 ? half : 0x7800));
+}
+INLINE float from_bfloat16(uint16_t half) {
+    const uint32_t bits = static_cast<uint32_t>(half) << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+INLINE float from_float16(uint16_t half) {
+    const uint32_t mine = half & 0x7fff, sign = static_cast<uint32_t>(half & 0x8000) << 16;
+    const float small = static_cast<float>(static_cast<int32_t>(mine)) * 0x1p-24F;
+    uint32_t bits = magnitude(small);
+    if (mine >= 0x400) bits = (mine << 13) + (mine < 0x7c00 ? 0x38000000 : 0x70000000);
+    bits |= sign;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+FOR_EACH_PROCESSOR void round_all(const float *value, int64_t count, bool brain, uint16_t *half) {
+    if (brain) {
+        for (int64_t i = 0; i < count; ++i) half[i] = to_bfloat16(value[i]);
+    } else {
+        for (int64_t i = 0; i < count; ++i) half[i] = to_float16(value[i]);
+    }
+}
+FOR_EACH_PROCESSOR void widen_all(const uint16_t *half, int64_t count, bool brain, float *value) {
+    if (brain) {
+        for (int64_t i = 0; i < count; ++i) value[i] = from_bfloat16(half[i]);
+    } else {
+        for (int64_t i = 0; i < count; ++i) value[i] = from_float16(half[i]);
     }
 }
 
-template <class T> void clear(Array<T> &out, const Array<int64_t> &indices) {
+// brain: bfloat16, and otherwise float16.
+template <class T> Array<uint16_t> to_halves(const Array<T> &values, bool brain) {
+    constexpr T LIMIT = std::numeric_limits<float>::max();
+    const int64_t count = values.size();
+    const T *value = values.data();
+    Array<uint16_t> halves(count);
+    uint16_t *half = halves.mutable_data();
+    py::gil_scoped_release released;
+    float singles[WINDOW];
+    for (int64_t start = 0; start < count; start += WINDOW) {
+        const int64_t length = std::min(WINDOW, count - start);
+        for (int64_t i = 0; i < length; ++i)
+            singles[i] = static_cast<float>(std::min(std::max(value[start + i], -LIMIT), LIMIT));
+        round_all(singles, length, brain, half + start);
+    }
+    return halves;
+}
+template <class T> Array<T> from_halves(const Array<uint16_t> &halves, bool brain) {
+    const int64_t count = halves.size();
+    const uint16_t *half = halves.data();
+    Array<T> values(count);
+    T *value = values.mutable_data();
+    py::gil_scoped_release released;
+    float singles[WINDOW];
+    for (int64_t start = 0; start < count; start += WINDOW) {
+        const int64_t length = std::min(WINDOW, count - start);
+        widen_all(half + start, length, brain, singles);
+        std::copy(singles, singles + length, value + start);
+    }
+    return values;
+}
+
+// write(out[index], i) for the i-th index; all lie within.
+template <class T, class Write> void write_at(T *out, const int64_t *index, int64_t count, Write write) {
+    constexpr int64_t AHEAD = 128;  // elements that are fetched while the ones before them are written
+    for (int64_t i = 0; i < count; ++i) {
+        if (i + AHEAD < count) __builtin_prefetch(out + index[i + AHEAD], 0, 2);  // to L2, which awaits more lines
+        write(out[index[i]], i);
+    }
+}
+
+template <class T, class Write> void write_within(Array<T> &out, const Array<int64_t> &indices, Write write) {
     const int64_t *index = indices.data(), count = indices.size();
     const uint64_t size = static_cast<uint64_t>(out.size());
     T *data = out.mutable_data();
@@ -617,9 +697,18 @@ template <class T> void clear(Array<T> &out, const Array<int64_t> &indices) {
     {
         py::gil_scoped_release released;
         for (int64_t i = 0; i < count; ++i) within &= static_cast<uint64_t>(index[i]) < size;
-        if (within) write_at(data, index, count, [](int64_t) { return T(0); });
+        if (within) write_at(data, index, count, write);
     }
     if (!within) throw std::out_of_range("an index lies outside of the array");
+}
+
+template <class T> void clear(Array<T> &out, const Array<int64_t> &indices) {
+    write_within(out, indices, [](T &element, int64_t) { element = 0; });
+}
+
+template <class T> void add(Array<T> &out, const Array<int64_t> &indices, const Array<T> &values) {
+    if (values.size() != indices.size()) throw std::invalid_argument("as many indices as values");
+    write_within(out, indices, [value = values.data()](T &element, int64_t i) { element += value[i]; });
 }
 
 // zero: whether out is zero already.
@@ -635,7 +724,7 @@ void scatter(Array<T> &out, const Array<int64_t> &indices, const Array<T> &value
         py::gil_scoped_release released;
         for (int64_t i = 1; i < count; ++i) valid &= index[i - 1] < index[i];
         if (valid && !zero) std::memset(data, 0, sizeof(T) * out.size());
-        if (valid) write_at(data, index, count, [value](int64_t i) { return value[i]; });
+        if (valid) write_at(data, index, count, [value](T &element, int64_t i) { element = value[i]; });
     }
     if (!valid) throw std::out_of_range("the indices must ascend, and lie within the array");
 }
@@ -648,10 +737,13 @@ template <class T> void define(py::module_ &module) {
     module.def("collect", &collect<T>, py::arg("acc").noconvert(), py::arg("threshold"), py::arg("first"),
                py::arg("indices").noconvert(), py::arg("values").noconvert(), py::arg("count"));
     module.def("clear", &clear<T>, py::arg("out").noconvert(), py::arg("indices").noconvert());
+    module.def("add", &add<T>, py::arg("out").noconvert(), py::arg("indices").noconvert(),
+               py::arg("values").noconvert());
     module.def("scatter", &scatter<T>, py::arg("out").noconvert(), py::arg("indices").noconvert(),
                py::arg("values").noconvert(), py::arg("zero"));
     module.def("passing", &passing<T>, py::arg("indices").noconvert(), py::arg("values").noconvert(),
                py::arg("threshold"));
+    module.def("to_halves", &to_halves<T>, py::arg("values").noconvert(), py::arg("brain"));
     module.def("kth_magnitude", &kth_magnitude<T>, py::arg("values").noconvert(), py::arg("k"));
     module.def("sum_parts", &sum_parts<T>, py::arg("indices").noconvert(), py::arg("values").noconvert());
 }
@@ -668,6 +760,8 @@ PYBIND11_MODULE(_native, module) {
                py::arg("low_words"), py::arg("upper_words"));
     module.def("unpack_indices", &unpack_indices, py::arg("words").noconvert(), py::arg("count"), py::arg("start"),
                py::arg("stop"), py::arg("low_bits"), py::arg("low_words"));
+    module.def("singles_from_halves", &from_halves<float>, py::arg("halves").noconvert(), py::arg("brain"));
+    module.def("doubles_from_halves", &from_halves<double>, py::arg("halves").noconvert(), py::arg("brain"));
     module.def("sorted", &sorted<uint32_t>, py::arg("numbers").noconvert());
     module.def("sorted", &sorted<uint64_t>, py::arg("numbers").noconvert());
     module.def("common_positions", &common_positions, py::arg("mine").noconvert(), py::arg("other").noconvert());

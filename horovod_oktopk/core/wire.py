@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import WireError
-from .halves import HalfName, from_halves, to_halves
+from .halves import HalfName
 from .kernels import KERNELS, Kernels
 from .sparse import SparseVector
 
@@ -44,8 +44,8 @@ class Format:
         """The vector with the values that arrive; the same one where they are sent as they are."""
         if self.value_dtype is None:
             return vector
-        halves = to_halves(vector.values, self.value_dtype)
-        return SparseVector(vector.indices, from_halves(halves, self.value_dtype, self.dtype))
+        halves = self.kernels.to_halves(vector.values, self.value_dtype)
+        return SparseVector(vector.indices, self.kernels.from_halves(halves, self.value_dtype, self.dtype))
 
     def size(self, count: int, span: int) -> int:
         """Bytes of a message of `count` elements within `span` indices."""
@@ -59,8 +59,8 @@ class Format:
     def encode(self, vector: SparseVector, start: int, stop: int) -> Bytes:
         """The message for a vector whose indices lie in [start, stop): uint8, shape (size(m, stop - start),)."""
         low_bits, low_words, upper_words = _index_words(len(vector), stop - start)
-        values = vector.values if self.value_dtype is None else to_halves(vector.values, self.value_dtype)
-        words = self._value_words(len(vector))
+        name, words = self.value_dtype, self._value_words(len(vector))
+        values = vector.values if name is None else self.kernels.to_halves(vector.values, name)
         message = np.zeros(words + low_words + upper_words, np.uint32)
         message[:words].view(np.uint8)[:values.nbytes] = np.ascontiguousarray(values).view(np.uint8)
         if low_bits == WORD_BITS:
@@ -88,7 +88,7 @@ class Format:
         values = message[:self._value_bytes * count].copy()
         if self.value_dtype is None:
             return SparseVector(indices, values.view(self.dtype))
-        return SparseVector(indices, from_halves(values.view(np.uint16), self.value_dtype, self.dtype))
+        return SparseVector(indices, self.kernels.from_halves(values.view(np.uint16), self.value_dtype, self.dtype))
 
     def _value_words(self, count: int) -> int:
         return _words(8 * self._value_bytes * count)

@@ -173,7 +173,25 @@ def test_indices_that_do_not_fit_write_nothing(kernel, indices):
     if max(indices) == 5:
         with pytest.raises(IndexError):
             kernel.clear(out, np.array(indices))
+        with pytest.raises(IndexError):
+            kernel.add(out, np.array(indices), np.ones(2, np.float32))
     assert out.tolist() == [1] * 5
+
+
+@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 500), st.floats(0, 1))
+@settings(deadline=None, max_examples=60)
+def test_values_are_added_and_cleared_where_the_indices_say(kernel, dtype, seed, n, density):
+    rng = np.random.default_rng(seed)
+    out, at = nasty(rng, n, dtype, finite=True) / 2, rng.random(n) < density
+    values = nasty(rng, int(at.sum()), dtype, finite=True) / 2
+    expected = out.copy()
+    expected[at] += values
+    kernel.add(out, np.flatnonzero(at), values)
+    assert out.tobytes() == expected.tobytes()
+    kernel.clear(out, np.flatnonzero(at))
+    assert out.tobytes() == np.where(at, dtype(0), expected).tobytes()
 
 
 @pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
@@ -225,6 +243,8 @@ def test_lengths_that_do_not_fit_are_refused():
         kernel.scatter(four, np.arange(4), three)
     with pytest.raises(ValueError, match="as many indices as values"):
         kernel.passing(np.arange(3), four, 0.0)
+    with pytest.raises(ValueError, match="as many indices as values"):
+        kernel.add(four, np.arange(4), three)
     with pytest.raises(ValueError, match="k from 1"):
         kernel.kth_magnitude(three, 4)
     with pytest.raises(ValueError, match="as many index parts as value parts"):
