@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from .kernels import KERNELS
 from .sparse import Bits, SparseVector, from_bits, to_bits
+from .thresholds import kth_magnitude
 from .wire import Bytes
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ class ExactThreshold:
         region_order: the owners in the order of their regions; ties go to the lower index.
         """
         reduced = reduced.compress(reduced.values != 0)
-        bits = to_bits(reduced.values)
-        threshold, above, equal = _kth_by_sketches(bits, k, transport) or _kth_by_radix(bits, k, transport)
+        threshold, above, equal = (_kth_by_sketches(reduced, k, transport)
+                                   or _kth_by_radix(to_bits(reduced.values), k, transport))
         quotas = _quotas(equal, k - int(above.sum()), region_order)
         self.value = from_bits(threshold, reduced.values.dtype)
         chosen = reduced.passing(self.value)
@@ -52,21 +53,21 @@ class ExactThreshold:
         return chosen.without(surplus), above + quotas
 
 
-def _kth_by_sketches(bits: Bits, k: int, transport: Transport) -> tuple[int, Counts, Counts] | None:
+def _kth_by_sketches(reduced: SparseVector, k: int, transport: Transport) -> tuple[int, Counts, Counts] | None:
     """The k-th magnitude, and how many elements of each rank exceed and equal it: int64, shape (P,) each.
 
     0, where there are no more than k. None where the sketches do not tell, on all ranks alike.
     """
-    ascending = KERNELS.sorted(bits)
     entries = sketch_entries(k, transport.size)
     step = -(-REACH * k // (transport.size * entries))
+    ascending = KERNELS.sorted(to_bits(_top(reduced, step * entries).values))  # further down no sketch reaches
     sketches = _share(sketch(ascending, step, entries), transport)
     bracket = _bracket(sketches, step, k)
     if bracket is None:
         return None
     lowest, limit, at_most = bracket
-    start, stop = np.searchsorted(ascending, [bits.dtype.type(lowest), bits.dtype.type(limit)])
-    row = np.zeros(1 + at_most[transport.rank], bits.dtype)
+    start, stop = np.searchsorted(ascending, np.array([lowest, limit], ascending.dtype))
+    row = np.zeros(1 + at_most[transport.rank], ascending.dtype)
     row[0], row[1:1 + stop - start] = len(ascending) - stop, ascending[start:stop]
     rows = _gather(row, 1 + at_most, transport)
     above = np.array([int(row[0]) for row in rows])
@@ -78,6 +79,11 @@ def _kth_by_sketches(bits: Bits, k: int, transport: Transport) -> tuple[int, Cou
     threshold = np.partition(joined, position)[position]
     return (int(threshold), above + [int((part > threshold).sum()) for part in between],
             np.array([int((part == threshold).sum()) for part in between]))
+
+
+def _top(vector: SparseVector, count: int) -> SparseVector:
+    """The elements of largest magnitude, at least `count` of them."""
+    return vector.passing(kth_magnitude(vector.values, count)) if len(vector) > count else vector
 
 
 def sketch_entries(k: int, size: int) -> int:

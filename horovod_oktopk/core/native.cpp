@@ -45,7 +45,7 @@ namespace {
 constexpr int64_t BLOCK = 32;                 // elements that are looked at one by one only if one of them passes
 static_assert(BLOCK <= 32, "a block's passing elements are bits of 32");
 constexpr int64_t SLACK = 2 * BLOCK;          // that a full room has left: for one block, written in whole registers
-constexpr int64_t WINDOW = int64_t{1} << 14;  // elements that are handled at a time, in the cache
+constexpr int64_t WINDOW = int64_t{1} << 13;  // elements that are handled at a time, in the cache
 
 template <class T> struct Integer;
 template <> struct Integer<float> { using type = int32_t; };
@@ -367,15 +367,14 @@ template <class T> int64_t sum_windows(std::vector<Cursor<T>> &cursors, int64_t 
             for (; part.index != part.end; ++part.index, ++part.value) {
                 const uint64_t at = static_cast<uint64_t>(*part.index) - static_cast<uint64_t>(base);
                 if (at >= static_cast<uint64_t>(WINDOW)) break;
-                const uint64_t bit = uint64_t{1} << (at % 64);
-                sums[at] = (present[at / 64] & bit ? sums[at] : T(0)) + *part.value;
-                present[at / 64] |= bit;
+                sums[at] += *part.value;
+                present[at / 64] |= uint64_t{1} << at % 64;
             }
         for (int64_t word = 0; word < WINDOW / 64; ++word) {
             for (uint64_t bits = present[word]; bits; bits &= bits - 1) {
                 const int64_t at = 64 * word + __builtin_ctzll(bits);
                 indices[count] = base + at;
-                values[count++] = sums[at];
+                values[count++] = std::exchange(sums[at], T(0));
             }
             present[word] = 0;
         }
@@ -420,14 +419,13 @@ int64_t find_common(const int64_t *mine, const int64_t *mine_end, const int64_t 
         mine = std::lower_bound(mine, mine_end, base);
         other = std::lower_bound(other, other_end, base);
         const auto offset = [base](const int64_t *index) { return static_cast<uint64_t>(*index - base); };
-        const int64_t *const here = other;
+        std::fill(present.begin(), present.end(), 0);
         for (; other != other_end && offset(other) < SPAN; ++other)
             present[offset(other) / 64] |= uint64_t{1} << offset(other) % 64;
         for (; mine != mine_end && offset(mine) < SPAN; ++mine) {
             positions[count] = mine - first;
             count += present[offset(mine) / 64] >> offset(mine) % 64 & 1;
         }
-        for (const int64_t *index = here; index != other; ++index) present[offset(index) / 64] = 0;
     }
     return count;
 }
@@ -585,17 +583,21 @@ Array<int64_t> unpack_indices(const Array<uint32_t> &words, int64_t count, int64
         py::gil_scoped_release released;
         int64_t ones = 0;
         for (int64_t word = 0; word < upper_words; ++word) ones += __builtin_popcount(upper[word]);
-        uint64_t least = 0, bit = 0;  // what the next offset must be at least, and where its lower bits begin
-        for (int64_t word = 0; ones == count && word < upper_words; ++word)
-            for (uint32_t bits = upper[word]; bits; bits &= bits - 1, bit += low_bits) {
-                // The word after the last lower bits is an upper one.
-                const uint64_t pair = low[bit / 32] | static_cast<uint64_t>(low[bit / 32 + 1]) << 32;
-                const uint64_t high = 32 * word + __builtin_ctz(bits) - found;
-                const uint64_t offset = high << low_bits | (pair >> bit % 32 & mask);
-                valid &= (offset >= least) & (offset < span);
-                least = offset + 1;
-                out[found++] = start + static_cast<int64_t>(offset);
+        if (ones == count) {
+            uint64_t least = 0, bit = 0;  // what the next offset must be at least, and where its lower bits begin
+            for (int64_t word = 0; word < upper_words; word += 2) {
+                uint64_t bits = upper[word] | (word + 1 < upper_words ? static_cast<uint64_t>(upper[word + 1]) << 32 : 0);
+                for (uint64_t high = 32 * word - found; bits; bits &= bits - 1, bit += low_bits, --high) {
+                    // The word after the last lower bits is an upper one.
+                    const uint64_t pair = low[bit / 32] | static_cast<uint64_t>(low[bit / 32 + 1]) << 32;
+                    const uint64_t offset = (high + __builtin_ctzll(bits)) << low_bits | (pair >> bit % 32 & mask);
+                    valid &= offset >= least;
+                    least = offset + 1;
+                    out[found++] = start + static_cast<int64_t>(offset);
+                }
             }
+            valid &= least <= span;
+        }
     }
     if (!valid || found != count) indices.resize({0}, false);
     return indices;
