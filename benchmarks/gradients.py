@@ -21,28 +21,36 @@ class Source(Protocol):
 class Gradients:
     """A direction that turns slowly, plus noise, with layers of different scale: gradients that evolve.
 
-    Both parts are drawn once and shifted along, as drawing n normal numbers costs more than the step does.
+    Both parts are drawn once and shifted along, as drawing n normal numbers costs more than the step does; beyond
+    PERIOD elements they repeat themselves, as eight ranks on one machine would not have the memory.
     noise_seed: a rank's own, where ranks share the direction.
     """
 
+    PERIOD = 1 << 24
+    SCALES = np.geomspace(2.0, 0.5, 16, dtype=np.float32)
+
     def __init__(self, n: int, seed: int, noise_seed: int | None = None) -> None:
+        period = min(n, self.PERIOD)
         self._random = np.random.default_rng(seed)
-        self._direction = self._random.standard_normal(n, dtype=np.float32)
+        self._direction = self._random.standard_normal(period, dtype=np.float32)
         own = self._random if noise_seed is None else np.random.default_rng(noise_seed)
-        self._noise = own.standard_normal(n, dtype=np.float32)
-        scales = np.geomspace(2.0, 0.5, 16, dtype=np.float32)
-        self._scale = np.repeat(scales, -(-n // 16))[:n]
+        self._noise = own.standard_normal(period, dtype=np.float32)
 
     def fill(self, gradient: Gradient) -> None:
         """Writes the next gradient."""
-        n = len(gradient)
-        turn = self._random.integers(n)
-        start = self._random.integers(n - n // 50)
-        self._direction[start:start + n // 50] *= -0.9
-        np.multiply(self._noise[:n - turn], 2.0, out=gradient[turn:])
-        np.multiply(self._noise[n - turn:], 2.0, out=gradient[:turn])
-        gradient += self._direction
-        gradient *= self._scale
+        period = len(self._noise)
+        turn = self._random.integers(period)
+        start = self._random.integers(period - period // 50)
+        self._direction[start:start + period // 50] *= -0.9
+        for offset in range(0, len(gradient), period):
+            piece = gradient[offset:offset + period]
+            before, after = piece[:turn], piece[turn:]
+            np.multiply(self._noise[period - turn:][:len(before)], 2.0, out=before)
+            np.multiply(self._noise[:len(after)], 2.0, out=after)
+            piece += self._direction[:len(piece)]
+        layer = -(-len(gradient) // len(self.SCALES))
+        for index, scale in enumerate(self.SCALES):
+            gradient[index * layer:(index + 1) * layer] *= scale
 
 
 class Recorded:

@@ -96,7 +96,7 @@ def _run(*command: str, check: bool = True) -> None:
         raise SystemExit(f"cluster: `{' '.join(command)}` failed: {done.stderr.strip()}")
 
 
-def check_machine(hosts: int, rate: str, parameters: int) -> None:
+def check_machine(hosts: int, rate: str, parameters: int, bytes_per_element: int = BYTES_PER_ELEMENT) -> None:
     """Ends with a message where the machine cannot hold this cluster."""
     if os.geteuid() != 0:
         raise SystemExit("cluster: network namespaces need root: sudo .venv/bin/python benchmarks/...")
@@ -108,7 +108,7 @@ def check_machine(hosts: int, rate: str, parameters: int) -> None:
     if not re.fullmatch(r"[1-9][0-9]*(kbit|mbit|gbit)", rate):
         raise SystemExit(f"cluster: --rate must be such as 100mbit or 1gbit; got {rate!r}")
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    needed = hosts * (parameters * BYTES_PER_ELEMENT + BYTES_PER_RANK)
+    needed = hosts * (parameters * bytes_per_element + BYTES_PER_RANK)
     if needed > available:
         raise SystemExit(f"cluster: {hosts} ranks of {parameters:,} parameters need about {needed >> 30} GiB; "
                          f"{available >> 30} GiB are free")

@@ -22,7 +22,9 @@ from rich.table import Table
 from tqdm import tqdm
 
 SCHEMES = {"Horovod dense": "#555555", "OkTopk": "#dd8452", "OkTopk, auto": "#da8bc3"}
-SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 50_000_000)
+SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 50_000_000, 100_000_000)
+BYTES_PER_ELEMENT = 18
+"""Memory of a rank, where Ok-Topk is the only scheme: gradient, residual, spare buffer, messages."""
 ROUNDS = 3
 """Every scheme is measured so many times, in turns, as the machine's speed changes; the best counts."""
 
@@ -94,7 +96,7 @@ def main() -> None:
     arguments = parse_arguments()
     arguments.gradients = None
     for n in arguments.sizes:
-        check_machine(arguments.hosts, arguments.rate, n)
+        check_machine(arguments.hosts, arguments.rate, n, BYTES_PER_ELEMENT)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("sizes: terminated"))
     results = measure(arguments)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
