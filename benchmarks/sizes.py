@@ -24,7 +24,7 @@ from tqdm import tqdm
 SCHEMES = {"Horovod dense": "#555555", "OkTopk": "#dd8452", "OkTopk, auto": "#da8bc3"}
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 50_000_000, 100_000_000)
 BYTES_PER_ELEMENT = 18
-"""Memory of a rank, where Ok-Topk is the only scheme: gradient, residual, spare buffer, messages."""
+"""Memory of a rank: gradient, residual, spare buffer, messages. Beyond 2^24 elements few numbers are drawn."""
 ROUNDS = 3
 """Every scheme is measured so many times, in turns, as the machine's speed changes; the best counts."""
 

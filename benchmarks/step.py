@@ -18,6 +18,7 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,11 @@ from rich.table import Table
 from tqdm import tqdm
 
 from horovod_oktopk import OkTopk
-from horovod_oktopk.core import global_threshold, sparse, thresholds
+from horovod_oktopk.core import global_threshold, oktopk, sparse, thresholds
 from horovod_oktopk.core.accumulator import NumpyAccumulator
 from horovod_oktopk.core.kernels import KERNELS, Kernels, NumpyKernels
 from horovod_oktopk.core.sparse import SparseVector
+from horovod_oktopk.core.wire import Format
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import LocalTransport, LocalWorld
 
@@ -75,6 +77,7 @@ class Step:
     def run(self, gradient: Gradient) -> dict[str, float]:
         """Reduces the gradient in place. Seconds by phase."""
         sparse.KERNELS = global_threshold.KERNELS = thresholds.KERNELS = self.kernels
+        oktopk.Format = partial(Format, kernels=self.kernels)  # type: ignore[assignment, misc]
         self.transport.reset()
         times = [time.perf_counter()]
         finite = self.acc.accumulate([(0, gradient)], clear=True)

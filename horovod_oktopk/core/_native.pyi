@@ -5,6 +5,7 @@ from .halves import Halves
 from .kernels import Array, Integers, Words
 
 SLACK: int
+SAMPLE: int
 
 def use_avx512(wanted: bool) -> bool: ...
 

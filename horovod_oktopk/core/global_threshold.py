@@ -82,7 +82,7 @@ def _kth_by_sketches(reduced: SparseVector, k: int, transport: Transport) -> tup
 
 
 def _top(vector: SparseVector, count: int) -> SparseVector:
-    """The elements of largest magnitude, at least `count` of them."""
+    """The elements of largest magnitude: `count`, those that equal the least of them, or all."""
     return vector.passing(kth_magnitude(vector.values, count)) if len(vector) > count else vector
 
 

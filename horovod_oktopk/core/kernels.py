@@ -82,7 +82,7 @@ class Kernels(Protocol):
         """Unsigned integers of 32 or 64 bits, ascending."""
 
     def kth_magnitude(self, values: Array, k: int) -> float:
-        """The k-th largest magnitude, k from 1, of values that are finite: float32 or float64."""
+        """The k-th largest magnitude, k from 1, of float32 or float64 values, none of them NaN."""
 
     def common_positions(self, mine: Integers, other: Integers) -> Integers:
         """Positions in `mine` of the indices that `other` has too; both strictly ascending."""
@@ -106,6 +106,11 @@ class Kernels(Protocol):
 def _where_passing(values: Array, threshold: float) -> Integers:
     magnitudes = np.abs(values)
     return np.flatnonzero(magnitudes >= values.dtype.type(threshold) if threshold > 0 else magnitudes > 0)
+
+
+def _check_within(out: Array, indices: Integers) -> None:
+    if len(indices) and not (indices.min() >= 0 and indices.max() < len(out)):
+        raise IndexError("an index lies outside of the array")
 
 
 class NumpyKernels:
@@ -142,9 +147,11 @@ class NumpyKernels:
         room.count = stop
 
     def clear(self, out: Array, indices: Integers) -> None:
+        _check_within(out, indices)
         out[indices] = 0
 
     def add(self, out: Array, indices: Integers, values: Array) -> None:
+        _check_within(out, indices)
         out[indices] += values
 
     def scatter(self, out: Array, indices: Integers, values: Array, zero: bool = False) -> None:
@@ -253,7 +260,7 @@ class NativeKernels:
         return _native.to_halves(np.ascontiguousarray(values), name == "bfloat16")
 
     def from_halves(self, bits: Halves, name: HalfName, dtype: Any) -> Array:
-        widen = _native.singles_from_halves if dtype == np.float32 else _native.doubles_from_halves
+        widen = _native.singles_from_halves if np.dtype(dtype) == np.float32 else _native.doubles_from_halves
         return widen(np.ascontiguousarray(bits), name == "bfloat16")
 
 

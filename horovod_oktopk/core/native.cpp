@@ -15,7 +15,6 @@
 #include <cstring>
 #include <functional>
 #include <limits>
-#include <memory>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -32,13 +31,8 @@ namespace py = pybind11;
 #else
 #define FOR_EACH_PROCESSOR
 #endif
-#if defined(__GNUC__)
 #define INLINE inline __attribute__((always_inline))
 #define INLINE_LAMBDA __attribute__((always_inline))
-#else
-#define INLINE inline
-#define INLINE_LAMBDA
-#endif
 
 namespace {
 
@@ -468,6 +462,7 @@ template <class U> Array<U> sorted(const Array<U> &numbers) {
 }
 
 constexpr int64_t SAMPLE = 512, MARGIN = 40;  // of ranks: 3.5 standard deviations of one in a sample, or more
+constexpr int TURNS = 8;                      // of which few are needed where magnitudes differ
 
 // Two magnitudes between which the k-th largest most likely lies: those around its place in a sample.
 template <class Int> std::pair<Int, Int> likely_bounds(const Int *magnitudes, int64_t count, int64_t k) {
@@ -512,18 +507,19 @@ template <class T> T kth_magnitude(const Array<T> &values, int64_t k) {
     int64_t count = values.size();
     if (k < 1 || k > count) throw std::invalid_argument("k from 1 to the length");
     const T *value = values.data();
+    Array<Int> first(count), second(count);
+    Int *left = first.mutable_data(), *kept = second.mutable_data();
     py::gil_scoped_release released;
-    std::unique_ptr<Int[]> left(new Int[count]), kept(new Int[count]);
     for (int64_t i = 0; i < count; ++i) left[i] = magnitude(value[i]);
-    while (count > 4 * SAMPLE) {
-        const auto [least, most] = likely_bounds(left.get(), count, k);
-        const auto [within, above] = between(left.get(), count, least, most, kept.get());
-        if (k <= above || k > above + within || within == count) break;
+    for (int turn = 0; turn < TURNS && count > 4 * SAMPLE; ++turn) {
+        const auto [least, most] = likely_bounds(left, count, k);
+        const auto [within, above] = between(left, count, least, most, kept);
+        if (k <= above || k > above + within) break;
         k -= above;
         count = within;
         std::swap(left, kept);
     }
-    std::nth_element(left.get(), left.get() + k - 1, left.get() + count, std::greater<Int>());
+    std::nth_element(left, left + k - 1, left + count, std::greater<Int>());
     T result;
     std::memcpy(&result, &left[k - 1], sizeof result);
     return result;
@@ -755,6 +751,7 @@ template <class T> void define(py::module_ &module) {
 PYBIND11_MODULE(_native, module) {
     module.doc() = "The kernels of kernels.py in C++.";
     module.attr("SLACK") = SLACK;
+    module.attr("SAMPLE") = SAMPLE;
     module.def("use_avx512", &use_avx512, py::arg("wanted"));
     define<float>(module);
     define<double>(module);

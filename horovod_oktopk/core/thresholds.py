@@ -74,7 +74,7 @@ def _bounds(acc: Accumulator, k: int) -> Iterator[tuple[float, int]]:
 
 
 def kth_magnitude(values: Values, k: int) -> float:
-    """The k-th largest magnitude (k from 1) of the values, which are finite."""
+    """The k-th largest magnitude (k from 1) of the values, none of them NaN."""
     return KERNELS.kth_magnitude(values, k)
 
 

@@ -170,7 +170,7 @@ def test_indices_that_do_not_fit_write_nothing(kernel, indices):
     out = np.ones(5, np.float32)
     with pytest.raises(IndexError):
         kernel.scatter(out, np.array(indices), np.zeros(2, np.float32))
-    if max(indices) == 5:
+    if {-1, 5} & {*indices}:
         with pytest.raises(IndexError):
             kernel.clear(out, np.array(indices))
         with pytest.raises(IndexError):
@@ -201,7 +201,7 @@ def test_values_are_added_and_cleared_where_the_indices_say(kernel, dtype, seed,
 def test_unsigned_integers_are_sorted(kernel, dtype, seed, n, bits):
     rng = np.random.default_rng(seed)
     numbers = rng.integers(0, 1 << bits, n, np.uint64).astype(dtype)
-    numbers[rng.random(n) < 0.1] = np.iinfo(dtype).max  # far from the others, which then share a bin
+    numbers[rng.random(n) < 0.1] = np.iinfo(dtype).max  # far from the others
     before = numbers.copy()
     assert kernel.sorted(numbers).tolist() == sorted(numbers.tolist())
     assert np.array_equal(numbers, before)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from horovod_oktopk.core import thresholds
+from horovod_oktopk.core import _native, thresholds
 from horovod_oktopk.core.accumulator import NumpyAccumulator
 from horovod_oktopk.core.kernels import NativeKernels, NumpyKernels
-from horovod_oktopk.core.thresholds import kth_magnitude, th_re_evaluate, top_k
+from horovod_oktopk.core.thresholds import MIN_SAMPLE, MIN_STRIDE, SAMPLE_HITS, kth_magnitude, th_re_evaluate, top_k
 
 from .oracle import topk_mask
 
 N, K = 200_000, 4000
-STRIDE = min(N // 8192, K // 512)
+STRIDE = min(N // MIN_SAMPLE, max(MIN_STRIDE, K // SAMPLE_HITS))
 
 
 def holding(values):
@@ -86,13 +86,15 @@ def test_top_k_gives_ties_to_the_lower_index():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("n", [1, 100, 20_000])
 @pytest.mark.parametrize("kernels", [NumpyKernels(), NativeKernels()], ids=lambda kernels: kernels.name)
-@pytest.mark.parametrize("kind", ["normal", "exponents", "few", "equal", "zeros", "periodic"])
+@pytest.mark.parametrize("kind", ["normal", "exponents", "few", "equal", "zeros", "periodic", "anti-periodic"])
 def test_the_kth_magnitudes_are_those_of_a_sorted_vector(dtype, n, kind, kernels, monkeypatch):
     monkeypatch.setattr(thresholds, "KERNELS", kernels)
     rng, info = np.random.default_rng(n), np.finfo(dtype)
+    sampled = np.isin(np.arange(n), np.arange(_native.SAMPLE) * n // _native.SAMPLE)
     values = {"normal": lambda: rng.standard_normal(n), "equal": lambda: np.full(n, -1.5),
               "zeros": lambda: -np.zeros(n),
-              "periodic": lambda: np.where(np.isin(np.arange(n), np.arange(512) * n // 512), 2, rng.random(n)),
+              "periodic": lambda: np.where(sampled, 2, rng.random(n)),
+              "anti-periodic": lambda: np.where(sampled, 0.5, 1 + rng.random(n)),
               "exponents": lambda: rng.choice([-1, 1], n) * np.exp2(rng.integers(info.minexp - 5, info.maxexp, n)),
               "few": lambda: rng.choice([info.max, -info.max, info.smallest_subnormal, -0.0, 1.0, -2.0], n)}[kind]()
     ordered = np.sort(np.abs(values.astype(dtype)))[::-1]
