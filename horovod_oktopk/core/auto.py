@@ -45,7 +45,7 @@ SETTLING, SAMPLES = 3, 5
 TRIAL = 2 * (SETTLING + SAMPLES)
 """Steps, half of them split and half gathered; then the dense allreduce is timed, and the fastest way is taken."""
 DENSE_SAMPLE = 1 << 18
-"""A dense allreduce is timed with up to so many elements; of more, the time is extrapolated."""
+"""Elements with which a dense allreduce is timed first, if there are as many."""
 
 
 class AutoAllreduce(OkTopkAllreduce):
@@ -144,24 +144,35 @@ class AutoAllreduce(OkTopkAllreduce):
 
     def _fastest(self, acc: Accumulator, transport: CountingTransport) -> Way:
         mine = [statistics.median(self._seconds[way] or [np.inf]) for way in (Way.SPLIT, Way.GATHER)]
-        mine.append(dense_seconds(acc.n, acc.dtype, transport))
-        rows = transport.allgather((1e9 * np.minimum(mine, 1e6)).astype(np.int64))
-        slowest = rows.max(axis=0) / 1e9
-        way = Way(int(np.argmin(slowest)))
+        seconds = _slowest(mine, transport)
+        seconds.append(dense_seconds(acc.n, acc.dtype, min(seconds), transport))
+        way = Way(int(np.argmin(seconds)))
         if transport.rank == 0:
             logger.info("algorithm='auto' takes the %s way for n = %d, k = %d: split %.3g s, gather %.3g s, "
-                        "dense %.3g s", way.name.lower(), acc.n, self.k, *slowest)
+                        "dense %s%.3g s", way.name.lower(), acc.n, self.k, *seconds[:2],
+                        "" if way == Way.DENSE else "at least ", seconds[Way.DENSE])
         return way
 
 
-def dense_seconds(n: int, dtype: Any, transport: CountingTransport) -> float:
-    """Seconds of a dense allreduce of n elements on this rank: measured, or from α and β where n is large."""
+def dense_seconds(n: int, dtype: Any, limit: float, transport: CountingTransport) -> float:
+    """Seconds of a dense allreduce of n elements on the slowest rank; or of fewer, if those take more than the limit.
+
+    Lengths double up to n. From a few short ones the time of n cannot be told: a delay or a switch's buffer, and it
+    comes out as next to nothing.
+    """
     length = min(n, DENSE_SAMPLE)
-    whole = _allreduce_seconds(length, dtype, transport)
-    if length == n:
-        return whole
-    half = _allreduce_seconds(length // 2, dtype, transport)
-    return whole + max(whole - half, 0.0) * (n - length) / (length - length // 2)
+    while True:
+        seconds = _slowest([_allreduce_seconds(length, dtype, transport)], transport)[0]
+        if length == n or seconds > limit:
+            return seconds
+        length = min(n, 2 * length)
+
+
+def _slowest(seconds: list[float], transport: CountingTransport) -> list[float]:
+    """Of each entry the largest of all ranks."""
+    rows = transport.allgather((1e9 * np.minimum(seconds, 1e6)).astype(np.int64))
+    slowest: list[float] = (rows.max(axis=0) / 1e9).tolist()
+    return slowest
 
 
 def _allreduce_seconds(length: int, dtype: Any, transport: CountingTransport) -> float:

@@ -152,7 +152,7 @@ def test_another_number_of_ranks_begins_a_new_trial():
     ([(1, 2, 3), (1, 2, 3)], Way.SPLIT), ([(1, 2, 3), (4, 2, 3)], Way.GATHER), ([(3, 3, 2), (3, 9, 1)], Way.DENSE)])
 def test_the_slowest_rank_decides(seconds, expected, monkeypatch):
     """(split, gather, dense) of each rank."""
-    monkeypatch.setattr(auto, "dense_seconds", lambda n, dtype, transport: seconds[transport.rank][2])
+    monkeypatch.setattr(auto, "dense_seconds", lambda n, dtype, limit, transport: max(row[2] for row in seconds))
 
     def program(transport):
         algorithm = AutoAllreduce("a: 1")
@@ -163,24 +163,33 @@ def test_the_slowest_rank_decides(seconds, expected, monkeypatch):
 
 
 class Slow:
-    """A transport whose allreduce takes a known time: 1 s and 10 µs for each element, as the clock below shows."""
+    """A transport whose allreduce takes a known time, as the clock below shows: 1 s, and 10 µs for each element that
+    does not fit a switch's buffer."""
 
-    rank, size = 0, 1
-    now = 0.0
+    rank, size, buffer = 0, 1, 1 << 19
+    now, longest = 0.0, 0
 
     def allgather(self, row):
         return row[None]
 
     def allreduce(self, values):
-        self.now += 1 + 1e-5 * len(values)
+        self.now += 1 + 1e-5 * max(0, len(values) - self.buffer)
+        self.longest = max(self.longest, len(values))
         return values
 
 
 @pytest.mark.parametrize("n", [10, 1 << 18, 10_000_000])
-def test_the_time_of_a_large_allreduce_follows_from_latency_and_bandwidth(n, monkeypatch):
+def test_a_dense_allreduce_is_timed_whole_before_it_is_taken(n, monkeypatch):
     slow = Slow()
     monkeypatch.setattr(auto.time, "perf_counter", lambda: slow.now)
-    assert dense_seconds(n, np.float32, slow) == pytest.approx(1 + 1e-5 * n)
+    assert dense_seconds(n, np.float32, 1e3, slow) == pytest.approx(1 + 1e-5 * max(0, n - slow.buffer))
+
+
+def test_no_more_is_timed_than_tells_that_dense_is_slower(monkeypatch):
+    slow = Slow()
+    monkeypatch.setattr(auto.time, "perf_counter", lambda: slow.now)
+    assert dense_seconds(100_000_000, np.float32, 5.0, slow) > 5
+    assert slow.longest == 1 << 20
 
 
 def test_the_option_chooses_the_algorithm():
