@@ -13,15 +13,20 @@ HERE = Path(__file__).parent
 
 PACKAGES = {
     "horovod_oktopk": "horovod_oktopk",
-    "horovod_oktopk.common": "horovod_oktopk/common",
-    "horovod_oktopk.core": "horovod_oktopk/core",
+    "horovod_oktopk.kernels": "horovod_oktopk/kernels",
+    "horovod_oktopk.vectors": "horovod_oktopk/vectors",
+    "horovod_oktopk.selection": "horovod_oktopk/selection",
+    "horovod_oktopk.phases": "horovod_oktopk/phases",
+    "horovod_oktopk.schemes": "horovod_oktopk/schemes",
+    "horovod_oktopk.partial": "horovod_oktopk/partial",
+    "horovod_oktopk.reducer": "horovod_oktopk/reducer",
     "horovod_oktopk.transport": "horovod_oktopk/transport",
     "horovod_oktopk.torch": "integrations/torch",
     "horovod_oktopk.tensorflow": "integrations/tensorflow",
     "horovod_oktopk.tensorflow.keras": "integrations/tensorflow/keras",
 }
 
-KERNELS = "horovod_oktopk/core/native.cpp"
+KERNELS = "horovod_oktopk/kernels/native.cpp"
 
 
 def extensions() -> list:
@@ -29,7 +34,7 @@ def extensions() -> list:
     if Pybind11Extension is None:
         return []
     # No contraction: a fused multiply-add would round differently from NumPy.
-    return [Pybind11Extension("horovod_oktopk.core._native", [KERNELS], cxx_std=17, optional=True,
+    return [Pybind11Extension("horovod_oktopk.kernels._native", [KERNELS], cxx_std=17, optional=True,
                               extra_compile_args=["-O3", "-ffp-contract=off"])]
 
 

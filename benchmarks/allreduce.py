@@ -20,12 +20,12 @@ from gradients import Gradients, Recorded, Source
 from mpi4py import MPI
 
 from horovod_oktopk import GaussianK, GTopk, OkTopk, TopkA, TopkDSA
-from horovod_oktopk.core.accumulator import NumpyAccumulator
-from horovod_oktopk.core.kernels import KERNELS
-from horovod_oktopk.core.report import StepReport
-from horovod_oktopk.core.sparse import DenseVector, SparseVector
+from horovod_oktopk.kernels.kernels import KERNELS
+from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.mpi import MPITransport
+from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
 
 INTERFACE = Path("/sys/class/net/eth0/statistics/tx_bytes")
 SPARSE = {"OkTopk": OkTopk, "OkTopk, bfloat16": partial(OkTopk, value_dtype="bfloat16"),

@@ -28,18 +28,18 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from horovod_oktopk import OkTopk, TopkDSA
-from horovod_oktopk.core import wire
-from horovod_oktopk.core.accumulator import NumpyAccumulator
-from horovod_oktopk.core.balance_gather import plan_balance, ring_elements
-from horovod_oktopk.core.gaussiank import gaussian_threshold
-from horovod_oktopk.core.regions import owner_rotation
-from horovod_oktopk.core.report import StepReport
-from horovod_oktopk.core.sparse import SparseVector, sum_of
-from horovod_oktopk.core.thresholds import kth_magnitude, top_k
-from horovod_oktopk.core.topkdsa import equal_regions
 from horovod_oktopk.options import Scheme
+from horovod_oktopk.phases.balance_gather import plan_balance, ring_elements
+from horovod_oktopk.phases.regions import owner_rotation
+from horovod_oktopk.schemes.gaussiank import gaussian_threshold
+from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.schemes.topkdsa import equal_regions
+from horovod_oktopk.selection.accumulator import NumpyAccumulator
+from horovod_oktopk.selection.local_top_k import kth_magnitude, top_k
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import LocalTransport, run_ranks
+from horovod_oktopk.vectors import wire
+from horovod_oktopk.vectors.sparse import SparseVector, sum_of
 
 THRESHOLD_INTERVAL, REGION_INTERVAL = 32, 64
 """τ′ and τ of the paper, and the package's defaults."""

@@ -32,7 +32,7 @@ def measure(kind: str, elements: int, skew: float, iterations: int) -> Result:
     """On one rank: mean seconds of the calls of all ranks, and the mean number of active ranks."""
     from mpi4py import MPI
 
-    from horovod_oktopk.core.partial import PartialAllreduce
+    from horovod_oktopk.partial.rounds import PartialAllreduce
     from horovod_oktopk.transport.mpi import MPITransport
     world, transport = MPI.COMM_WORLD, MPITransport(MPI.COMM_WORLD.Dup(), quiet=kind != "MPI_Allreduce")
     mine, nothing = np.ones(elements, np.float32), np.zeros(elements, np.float32)

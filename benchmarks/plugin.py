@@ -31,7 +31,7 @@ from rich.table import Table
 from step import Gradients, pin_to_one_core
 from tqdm import tqdm
 
-from horovod_oktopk.core.report import StepReport
+from horovod_oktopk.schemes.report import StepReport
 
 WIDTHS = (64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
 PHASES = ("accumulate", "select", "reduce", "write back", "framework")

@@ -32,13 +32,13 @@ from tqdm import tqdm
 
 from horovod_oktopk import GTopk, OkTopk, TopkA, TopkDSA
 from horovod_oktopk.advise import WORD, Network, parse_bandwidth, parse_latency, predict
-from horovod_oktopk.core.cost import oktopk_bound
-from horovod_oktopk.core.report import StepReport
-from horovod_oktopk.core.sparse import Indices, SparseVector, Values
 from horovod_oktopk.errors import OptionError
+from horovod_oktopk.schemes.cost import oktopk_bound
+from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.transport.base import Bytes, Counts
 from horovod_oktopk.transport.counting import CountingTransport, Traffic
 from horovod_oktopk.transport.local import LocalTransport, run_ranks
+from horovod_oktopk.vectors.sparse import Indices, SparseVector, Values
 
 T = TypeVar("T")
 SCHEMES = {"OkTopk": OkTopk, "GTopk": GTopk, "TopkDSA": TopkDSA, "TopkA": TopkA}
@@ -51,7 +51,7 @@ MEASURED_KEYS = ("scheme", "ranks", "seconds", "n", "density", "rate")
 
 
 class TopAccumulator:
-    """An Accumulator (core/accumulator.py) of which only the largest elements are known; the others count as zero.
+    """An Accumulator (selection/accumulator.py) of which only the largest elements are known; the others count as zero.
 
     Every step brings its own elements, so there is no residual to keep.
     """

@@ -32,13 +32,16 @@ from rich.table import Table
 from tqdm import tqdm
 
 from horovod_oktopk import OkTopk
-from horovod_oktopk.core import global_threshold, oktopk, sparse, thresholds
-from horovod_oktopk.core.accumulator import NumpyAccumulator
-from horovod_oktopk.core.kernels import KERNELS, Kernels, NumpyKernels
-from horovod_oktopk.core.sparse import SparseVector
-from horovod_oktopk.core.wire import Format
+from horovod_oktopk.kernels.kernels import KERNELS, Kernels, NumpyKernels
+from horovod_oktopk.schemes import oktopk
+from horovod_oktopk.selection import global_top_k as global_threshold
+from horovod_oktopk.selection import local_top_k as thresholds
+from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import LocalTransport, LocalWorld
+from horovod_oktopk.vectors import sparse
+from horovod_oktopk.vectors.sparse import SparseVector
+from horovod_oktopk.vectors.wire import Format
 
 PHASES = ("accumulate", "select", "reduce", "write-back")
 SPARSIFICATION = ("accumulate", "select", "write-back")

@@ -29,7 +29,7 @@ from tensorflow import keras
 from tqdm import tqdm
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
-from horovod_oktopk.core.cost import dense_volume
+from horovod_oktopk.schemes.cost import dense_volume
 
 WARM_UP_STEPS = 5
 """Not timed."""

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 from tqdm import tqdm
 
-from horovod_oktopk.core.cost import dense_volume
+from horovod_oktopk.schemes.cost import dense_volume
 from horovod_oktopk.torch import (
     Dense,
     DensitySchedule,

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn import functional
 from tqdm import tqdm
 
-from horovod_oktopk.core.cost import dense_volume
+from horovod_oktopk.schemes.cost import dense_volume
 from horovod_oktopk.torch import DensitySchedule, GaussianK, GTopk, OkTopk, TopkA, TopkDSA, step_report
 
 SCHEMES = {"oktopk": OkTopk, "topka": TopkA, "topkdsa": TopkDSA, "gtopk": GTopk, "gaussiank": GaussianK}

@@ -28,7 +28,7 @@ from sklearn.model_selection import train_test_split
 from tensorflow import keras
 from tqdm import tqdm
 
-from horovod_oktopk.core.cost import dense_volume
+from horovod_oktopk.schemes.cost import dense_volume
 from horovod_oktopk.tensorflow import OkTopk, step_report
 
 WARM_UP_STEPS = 5

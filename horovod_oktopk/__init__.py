@@ -1,8 +1,8 @@
 """O(k) sparse gradient allreduce for Horovod. Import `horovod_oktopk.torch` to plug it into horovod.torch."""
 
-from .core.report import StepReport
 from .errors import AgreementError, OkTopkError, OptionError, PluginError, TransportError, WireError
 from .options import Dense, GaussianK, GTopk, OkTopk, Partial, TopkA, TopkDSA
+from .schemes.report import StepReport
 
 __version__ = "0.1.0"
 

@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from . import __version__, advise
-from .core.kernels import KERNELS
 from .errors import OptionError
+from .kernels.kernels import KERNELS
 from .options import OkTopk
 
 Finding = tuple[bool, str]

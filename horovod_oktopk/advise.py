@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .core import cost
-from .core.accumulator import NumpyAccumulator
-from .core.thresholds import th_re_evaluate
-from .core.wire import WORD, Format
 from .errors import OptionError
+from .schemes import cost
+from .selection.accumulator import NumpyAccumulator
+from .selection.local_top_k import th_re_evaluate
+from .vectors.wire import WORD, Format
 
 if TYPE_CHECKING:
     from .transport.base import Transport

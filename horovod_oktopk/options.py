@@ -8,18 +8,18 @@ from math import isfinite
 from numbers import Integral, Real
 from typing import Any, Literal, NoReturn, Protocol, get_args
 
-from .core.accumulator import Accumulator
-from .core.auto import AutoAllreduce
-from .core.dense import DenseAllreduce
-from .core.gaussiank import GaussianKAllreduce
-from .core.gtopk import GTopkAllreduce, NaiveGTopkAllreduce
-from .core.halves import HalfName
-from .core.oktopk import OkTopkAllreduce, Selection
-from .core.partial import Policy
-from .core.reduction import Reduction
-from .core.topka import TopkAAllreduce
-from .core.topkdsa import TopkDSAAllreduce
 from .errors import OptionError, PluginError
+from .kernels.half_precision import HalfName
+from .partial.rounds import Policy
+from .schemes.auto import AutoAllreduce
+from .schemes.dense import DenseAllreduce
+from .schemes.gaussiank import GaussianKAllreduce
+from .schemes.gtopk import GTopkAllreduce, NaiveGTopkAllreduce
+from .schemes.oktopk import OkTopkAllreduce, Selection
+from .schemes.step_result import Reduction
+from .schemes.topka import TopkAAllreduce
+from .schemes.topkdsa import TopkDSAAllreduce
+from .selection.accumulator import Accumulator
 from .transport.base import TransportName
 from .transport.counting import CountingTransport
 

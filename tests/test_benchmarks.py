@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_oktopk.core.cost import oktopk_bound
-from horovod_oktopk.core.global_threshold import sketch_entries
-from horovod_oktopk.core.wire import Format
+from horovod_oktopk.schemes.cost import oktopk_bound
+from horovod_oktopk.selection.global_top_k import sketch_entries
+from horovod_oktopk.vectors.wire import Format
 from tests.launch import ROOT, environment
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from ..core.accumulator import NumpyAccumulator
+from ..selection.accumulator import NumpyAccumulator
 from .layout import TensorLayout
 
 Array = NDArray[Any]

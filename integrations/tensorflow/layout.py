@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 import tensorflow as tf
 
-from ..common.layout import Layout, scatter
-from ..common.reducer import Update
+from ..reducer.flat import Update
+from ..reducer.layout import Layout, scatter
 
 Array = NDArray[Any]
 

@@ -20,11 +20,11 @@ import horovod.tensorflow as hvd
 
 import tensorflow as tf
 
-from ..common.checks import check_arguments, check_horovod, refuse_join
-from ..common.partial import end_before, in_turn
-from ..core.report import StepReport
 from ..errors import PluginError
 from ..options import Partial, as_options
+from ..partial.reducer import end_before, in_turn
+from ..reducer.checks import check_arguments, check_horovod, refuse_join
+from ..schemes.report import StepReport
 from .registry import Reductions, in_use, reducers_of, reductions_for, reductions_of, tensor_of, variables_of
 from .versions import KERAS, KERAS_3
 

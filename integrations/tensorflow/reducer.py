@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-from ..common.reducer import FlatReducer
 from ..errors import PluginError, TransportError
 from ..options import Scheme
+from ..reducer.flat import FlatReducer
 from . import amp
 from .accumulator import LendingAccumulator
 from .layout import TensorLayout

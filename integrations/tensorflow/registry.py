@@ -16,10 +16,10 @@ import horovod.tensorflow as hvd
 
 import tensorflow as tf
 
-from ..common import checkpoint
-from ..common.checks import check_arguments
 from ..errors import PluginError
 from ..options import Scheme
+from ..reducer import checkpoint
+from ..reducer.checks import check_arguments
 from .reducer import Lines, Reducer, describe, is_dense, refuse_xla
 
 _ALL: weakref.WeakSet[Reductions] = weakref.WeakSet()

@@ -13,8 +13,8 @@ from typing import Any
 from horovod.common.elastic import State
 from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
 
-from ..common import checkpoint
 from ..errors import PluginError
+from ..reducer import checkpoint
 from ..transport.connect import count_resets
 from .plugin import settle
 from .registry import expect_state, reducers_of

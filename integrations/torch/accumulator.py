@@ -9,9 +9,9 @@ import numpy as np
 
 import torch
 
-from ..core.accumulator import Accumulator, NumpyAccumulator
-from ..core.memory import keep_freed_memory
-from ..core.sparse import Indices, SparseVector, Values
+from ..selection.accumulator import Accumulator, NumpyAccumulator
+from ..selection.allocator import keep_freed_memory
+from ..vectors.sparse import Indices, SparseVector, Values
 from .layout import TorchLayout
 
 CHUNK = 1 << 24

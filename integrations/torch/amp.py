@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ..common.reducer import FlatReducer
 from ..errors import PluginError
+from ..reducer.flat import FlatReducer
 from .registry import reducer_of
 
 _last_scaler: Any = None

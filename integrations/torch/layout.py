@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 import torch
 
-from ..common.layout import Layout, scatter
-from ..common.reducer import Update
 from ..errors import PluginError
+from ..reducer.flat import Update
+from ..reducer.layout import Layout, scatter
 
 if TYPE_CHECKING:
     from typing import Self  # not in Python 3.10

@@ -16,11 +16,11 @@ import horovod.torch as hvd
 
 import torch
 
-from ..common.partial import Outcome, in_turn
-from ..common.partial import PartialReducer as FlatPartialReducer
-from ..core.partial import Round
 from ..errors import PluginError
 from ..options import Partial
+from ..partial.reducer import Outcome, in_turn
+from ..partial.reducer import PartialReducer as FlatPartialReducer
+from ..partial.rounds import Round
 from .accumulator import make_accumulator
 from .layout import TorchLayout
 from .reducer import Reducer

@@ -21,11 +21,11 @@ from horovod.common.elastic import State
 
 import torch
 
-from ..common.checks import check_arguments, check_horovod, refuse_join
-from ..common.partial import end_before
-from ..core.report import StepReport
 from ..errors import PluginError
 from ..options import Partial, as_options
+from ..partial.reducer import end_before
+from ..reducer.checks import check_arguments, check_horovod, refuse_join
+from ..schemes.report import StepReport
 from ..transport.connect import count_resets
 from .partial import PartialReducer
 from .reducer import Reducer

@@ -17,11 +17,11 @@ import numpy as np
 
 import torch
 
-from ..common.reducer import FlatReducer
-from ..common.trial import Sample
-from ..core.report import StepReport
 from ..errors import PluginError
 from ..options import Scheme
+from ..reducer.bucket_trial import Sample
+from ..reducer.flat import FlatReducer
+from ..schemes.report import StepReport
 from .accumulator import make_accumulator
 from .amp import last_scale
 from .layout import TorchLayout

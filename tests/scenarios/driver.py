@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from horovod_oktopk.core.report import StepReport
+from horovod_oktopk.schemes.report import StepReport
 
 Gradients = Mapping[str, np.ndarray]
 

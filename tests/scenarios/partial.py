@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from horovod_oktopk import Dense, GaussianK, GTopk, OkTopk, OptionError, Partial, TopkA, TopkDSA, TransportError
-from horovod_oktopk.core.cost import oktopk_bound
+from horovod_oktopk.schemes.cost import oktopk_bound
 from tests.scenarios.common import (
     SHAPES,
     N,

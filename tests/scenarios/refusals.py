@@ -8,15 +8,7 @@ import numpy as np
 
 from horovod_oktopk import OkTopk, OptionError, Partial, PluginError
 from tests import scenarios
-from tests.scenarios.common import (
-    DENSE,
-    SHAPES,
-    N,
-    assert_disagreement,
-    gradients,
-    is_last,
-    raised_everywhere,
-)
+from tests.scenarios.common import DENSE, SHAPES, N, assert_disagreement, gradients, is_last, raised_everywhere
 from tests.scenarios.driver import Kind
 
 

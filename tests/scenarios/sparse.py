@@ -7,8 +7,7 @@ import functools
 import numpy as np
 
 from horovod_oktopk import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
-from horovod_oktopk.core.auto import TRIAL, AutoAllreduce, Way
-from tests.core.simulation import simulate
+from horovod_oktopk.schemes.auto import TRIAL, AutoAllreduce, Way
 from tests.scenarios.common import (
     N,
     assert_disagreement,
@@ -21,6 +20,7 @@ from tests.scenarios.common import (
     total,
 )
 from tests.scenarios.driver import Kind
+from tests.support.simulation import simulate
 
 
 def check_equals_the_oracle_with_residuals(kind: Kind) -> None:

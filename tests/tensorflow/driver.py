@@ -16,7 +16,7 @@ import horovod.tensorflow as hvd
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import PluginError
-from horovod_oktopk.core.report import StepReport
+from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.tensorflow import load_state, save_state, set_density, settle, step_report
 from horovod_oktopk.tensorflow.registry import reducers_of
 from horovod_oktopk.tensorflow.versions import KERAS_3

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from horovod_oktopk import PluginError
-from horovod_oktopk.core.report import StepReport
+from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.torch import gather_state_dict, set_density, settle, step_report
 from tests.scenarios.common import SHAPES
 from tests.scenarios.driver import Gradients

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from horovod_oktopk.core.accumulator import NumpyAccumulator
-from horovod_oktopk.core.reduction import EVERYTHING
-from horovod_oktopk.core.sparse import SparseVector
-from horovod_oktopk.core.thresholds import th_re_evaluate
+from horovod_oktopk.schemes.step_result import EVERYTHING
+from horovod_oktopk.selection.accumulator import NumpyAccumulator
+from horovod_oktopk.selection.local_top_k import th_re_evaluate
 from horovod_oktopk.torch.accumulator import TorchAccumulator
+from horovod_oktopk.vectors.sparse import SparseVector
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

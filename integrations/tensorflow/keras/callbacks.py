@@ -13,19 +13,15 @@ import horovod.tensorflow as hvd
 
 import tensorflow as tf
 
-from ...core.report import StepReport
 from ...schedule import GTOPK_DENSITIES, Schedule, density_of_epoch
+from ...schemes.report import StepReport
 from ..plugin import set_density, settle, step_report
 from ..registry import reducers_of, reductions_of
 from ..state import load_state, read_marks, save_state
 from ..versions import KERAS_3
 
 if KERAS_3:
-    from .horovod_callbacks import (
-        BroadcastGlobalVariablesCallback,
-        LearningRateWarmupCallback,
-        MetricAverageCallback,
-    )
+    from .horovod_callbacks import BroadcastGlobalVariablesCallback, LearningRateWarmupCallback, MetricAverageCallback
 else:
     from .legacy import BroadcastGlobalVariablesCallback, LearningRateWarmupCallback, MetricAverageCallback
 

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 import tensorflow as tf
 
-from ...common.partial import Outcome
-from ...common.partial import PartialReducer as FlatPartialReducer
-from ...core.accumulator import NumpyAccumulator
-from ...core.partial import Round
 from ...errors import PluginError
 from ...options import Partial
+from ...partial.reducer import Outcome
+from ...partial.reducer import PartialReducer as FlatPartialReducer
+from ...partial.rounds import Round
+from ...selection.accumulator import NumpyAccumulator
 from ..layout import TensorLayout
 from ..reducer import Reducer, call, is_dense, refuse_xla
 from ..registry import Reductions, tensor_of

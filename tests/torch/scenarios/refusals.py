@@ -7,12 +7,7 @@ import torch
 
 from horovod_oktopk import OptionError, PluginError
 from horovod_oktopk.torch import OkTopk, step_report
-from tests.torch.scenarios.common import (
-    DENSE,
-    distribute,
-    parameters,
-    raised_everywhere,
-)
+from tests.torch.scenarios.common import DENSE, distribute, parameters, raised_everywhere
 
 
 def check_a_lone_allreduce_is_refused() -> None:

@@ -7,9 +7,7 @@ import numpy as np
 import torch
 
 from horovod_oktopk.torch import OkTopk, step_report
-from tests.torch.scenarios.common import (
-    assert_equal_everywhere,
-)
+from tests.torch.scenarios.common import assert_equal_everywhere
 
 
 def check_replicas_are_equal_and_volume_is_bounded_while_a_network_trains() -> None:

@@ -11,14 +11,7 @@ import numpy as np
 import torch
 
 from horovod_oktopk.torch import OkTopk, step_report
-from tests.torch.scenarios.common import (
-    backward,
-    distribute,
-    everywhere,
-    flat,
-    gradients,
-    parameters,
-)
+from tests.torch.scenarios.common import backward, distribute, everywhere, flat, gradients, parameters
 
 OPTIONS = OkTopk(density=0.1, threshold_interval=4, region_interval=5, threshold_guard=0.9)
 """A loose guard, so that what is selected depends on the thresholds of the steps before."""

@@ -1,0 +1,271 @@
+"""`Partial`, in every integration: a residual that gradients are handed in to, and rounds that take from it.
+
+With error feedback the two ideas are one: what a late rank could not contribute waits in its residual, so the sum of
+all gradients equals what was applied plus what the residuals hold.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from ..errors import OkTopkError, PluginError
+from ..options import NEEDS_MPI, Partial
+from ..reducer.buckets import Group, L
+from ..reducer.flat import FlatReducer, Piece, Update
+from ..reducer.state import Record
+from ..schemes.report import StepReport, sum_of_phases
+from ..schemes.step_result import Reduction
+from ..selection.accumulator import Accumulator, NothingAccumulated
+from ..transport.connect import Network
+from ..transport.counting import Traffic
+from ..vectors.sparse import SparseVector, Values, sum_of
+from .rounds import PartialAllreduce, Presence, Round
+
+logger = logging.getLogger("horovod_oktopk")
+
+NOWHERE = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of a round. update: None where some rank's gradient was not finite; then nothing has changed but that it is
+    gone."""
+
+    update: Update | None
+    report: StepReport
+
+
+Rounds = list[Round[Outcome]]
+
+
+class PartialReducer(FlatReducer[L]):
+    """Reduces the gradients of one layout in partial rounds; one object on each rank.
+
+    A step is `arrive`, and then the updates of all rounds that it returns are applied, in order. The other arguments
+    are FlatReducer's.
+    settings: names of the numbers that every rank gives with its gradients, and that a round has from one of them.
+    """
+
+    def __init__(self, options: Partial, average: bool, layout: L, make_accumulator: Callable[[L], Accumulator],
+                 network: Network, settings: Sequence[str] = ()) -> None:
+        self.partial = options
+        self._wished = options.scheme
+        own = [f"partial {name}: {value}" for name, value in options.settings().items()]
+        lines = [*own, f"settings: {', '.join(settings)}", *layout.describe()]
+        super().__init__(self._wished, average, layout, make_accumulator, network, lines)
+        self._settings = len(settings)
+        self._nothing = NothingAccumulated(layout.n, layout.dtype)
+        self._allreduce: PartialAllreduce[Outcome] | None = None
+        self._step_report: StepReport | None = None
+        self._accumulating = Traffic()
+        # Of what was handed in since this rank last contributed:
+        self._is_pending = self._contributes = False  # the accumulator holds it
+        self._is_finite = True
+        self._remainders: list[SparseVector] = []
+        """What rounding has left over in rounds to which this rank contributed nothing; for its next commit."""
+
+    def arrive(self, pieces: Iterable[Piece], settings: Sequence[float] = ()) -> Rounds:
+        """Hands in this rank's gradients; returns the rounds that it has not seen, in order; there may be none.
+
+        Raises PluginError where there is no MPI, AgreementError where the ranks differ, TransportError where
+        communication fails: on all ranks together in the first step, later with their next.
+        """
+        def contribute() -> list[float]:
+            start = time.perf_counter()
+            self._hand_in(pieces)
+            self._accumulating.seconds = time.perf_counter() - start
+            return [self._wished.density, *settings]
+
+        return self.start().arrive(contribute)
+
+    def settle(self, for_good: bool = False) -> Iterator[Rounds]:
+        """Serves rounds until all ranks are here; yields those that this rank has not seen, as they end.
+
+        Then all that was handed in has been in a round, and all ranks have seen the same ones. To be exhausted; of
+        several, `in_turn`. for_good: before `end`.
+        """
+        return self.start().part(for_good)
+
+    def end(self) -> None:
+        """After `settle` for good, on all ranks together: no rank needs the others' service any more."""
+        if self._allreduce is not None:
+            allreduce, self._allreduce = self._allreduce, None
+            allreduce.end()
+            self.network.barrier()
+            if self in _running:
+                _running.remove(self)
+
+    @property
+    def last_report(self) -> StepReport | None:
+        """Of this rank's last step, with all its rounds; None before the first."""
+        return self._step_report
+
+    def leave(self) -> None:
+        """See FlatReducer: no round may begin while some rank still uses the transport for other ends."""
+        self.network.barrier()
+
+    def abort(self) -> None:
+        """Ends the job with an error."""
+        sys.stderr.flush()
+        getattr(self._transport.inner, "abort", lambda: None)()
+
+    def take_note(self, rounds: Rounds, write_back: float) -> None:
+        """Makes the report of a step whose rounds have been applied. write_back: seconds that writing them took."""
+        outcomes = [each.outcome for each in rounds if each.outcome is not None]
+        last = outcomes[-1].report if outcomes else self._step_report
+        if last is None:
+            return
+        own = {"accumulate": self._accumulating, "write_back": Traffic(seconds=write_back)}
+        self._accumulating = Traffic()
+        self._step_report = replace(
+            last, phases=sum_of_phases([*(outcome.report.phases for outcome in outcomes), own]), rounds=len(rounds),
+            active=tuple(presence == Presence.FRESH for each in rounds[-1:] for presence in each.presences),
+            staleness=rounds[-1].staleness if rounds else (),
+            seconds_saved=sum(each.seconds_saved for each in rounds))
+        if not all(outcome.report.finite for outcome in outcomes):
+            logger.warning("a round was skipped, as some rank's gradient was not finite (step %d)", last.step)
+
+    def set_density(self, density: float) -> None:
+        """From this rank's next contribution on; a round has the density of the rank that its settings are of."""
+        self._wished = self._wished.with_density(density)
+
+    def start(self) -> PartialAllreduce[Outcome]:
+        """Connects the ranks, and holds a first roll call; on all of them together."""
+        if self._allreduce is None:
+            transport = self.connect()
+            signals = getattr(transport.inner, "signals", None)
+            if signals is None:
+                raise PluginError(NEEDS_MPI)
+            self.meet(self.description)
+            options = self.partial
+            transport.reset()
+            self._allreduce = PartialAllreduce(options.policy, self._run, transport, signals(), 1 + self._settings,
+                                               options.seed, options.max_staleness, options.patience)
+            _serve(self)
+        return self._allreduce
+
+    # In rounds.
+
+    def _hand_in(self, pieces: Iterable[Piece]) -> None:
+        accumulator = self.groups[0].accumulator
+        pending, self._is_pending = self._is_pending, False  # also where what follows fails
+        if pending:
+            accumulator.commit(NOWHERE)
+        self._is_pending = accumulator.accumulate(pieces)
+        self._is_finite = self._is_finite and self._is_pending
+
+    def _run(self, contributes: bool, settings: tuple[float, ...]) -> Outcome:
+        if self.options.k is None and settings[0] != self.options.density:
+            super().set_density(settings[0])
+        group, transport = self.groups[0], self._transport
+        self._contributes = contributes and self._is_pending
+        self._before = self.groups.state()
+        accumulator = group.accumulator if self._contributes else self._nothing
+        self._reductions = [group.algorithm.reduce(accumulator, self.options.k_of(max(1, group.layout.n)),
+                                                   self._is_finite or not contributes, transport)]
+        updates = self.finish()
+        transport.reset()  # what follows belongs to the next round
+        if contributes:
+            self._is_finite = True
+        assert self.report is not None
+        return Outcome(None if updates is None else updates[0], self.report)
+
+    def _commit(self, group: Group[L], reduction: Reduction) -> None:
+        remainder = reduction.remainder  # of what this rank has sent, and of the sums that it has rounded
+        if remainder is not None and len(remainder):
+            self._remainders.append(remainder)
+        if self._contributes:
+            total = sum_of(self._remainders) if self._remainders else None
+            super()._commit(group, replace(reduction, remainder=total))
+            self._remainders.clear()
+            self._is_pending = False
+
+    # The state: what is pending counts as residual.
+
+    def read_residual(self) -> Values:
+        """See FlatReducer."""
+        residual = self.groups[0].accumulator.values().copy() if self._is_pending else super().read_residual()
+        for remainder in self._remainders:
+            residual[remainder.indices] += remainder.values
+        return residual
+
+    def record(self) -> Record:
+        """See FlatReducer."""
+        if self._allreduce is None:
+            return super().record()
+        with self._allreduce.paused():
+            return super().record()
+
+    def take(self, share: Record) -> None:
+        """See FlatReducer. Raises PluginError once rounds run: others would go on with what this rank had."""
+        if self._allreduce is not None:
+            raise PluginError("with Partial a state is to be loaded before the first step: load it into a new "
+                              "optimizer, on all ranks")
+        super().take(share)
+
+
+def in_turn(settling: Iterable[Iterator[object]]) -> None:
+    """Exhausts what several reducers' `settle` gave, each a little at a time: a rank may wait for any of them."""
+    for _ in zip_longest(*settling):
+        pass
+
+
+# The end.
+
+_running: list[PartialReducer[Any]] = []
+"""All, even those that nobody uses here any more: other ranks may still need their service."""
+
+
+def _serve(reducer: PartialReducer[Any]) -> None:
+    if not _running:
+        atexit.unregister(end_all)
+        atexit.register(end_all)  # after hvd.init, so before Horovod's own shutdown
+    _running.append(reducer)
+
+
+def end_all() -> None:
+    """Ends the rounds of all reducers, on all ranks together; where this rank ends by an exception, ends the job:
+    the others' rounds would wait for it."""
+    reducers = sorted(_running, key=lambda each: each.network.lane)
+    _running.clear()
+    if reducers and sys.exc_info()[1] is not None:
+        traceback.print_exc()  # nobody will see it any more
+        reducers[0].abort()
+    if reducers and getattr(sys, "last_value", None) is not None:
+        reducers[0].abort()
+    well: list[PartialReducer[Any]] = []
+    in_turn([_ending(each, well) for each in reducers])
+    for each in well:
+        each.end()
+
+
+def _ending(reducer: PartialReducer[Any], well: list[PartialReducer[Any]]) -> Iterator[object]:
+    try:
+        yield from reducer.settle(for_good=True)
+        well.append(reducer)
+    except OkTopkError as error:  # known on all ranks
+        logger.error("partial rounds did not end well: %s", error)
+    except Exception:
+        logger.exception("partial rounds did not end well")
+        reducer.abort()
+
+
+def end_before(shutdown: Callable[..., Any]) -> Callable[..., Any]:
+    """Horovod's shutdown, which first ends the rounds."""
+    @functools.wraps(shutdown)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        end_all()
+        return shutdown(*args, **kwargs)
+
+    return wrapped

@@ -1,0 +1,141 @@
+"""All ranks' records in one file, which the first rank writes and reads: the others need not see its disk.
+
+The file is a zip archive of `records.json` and one .npy for each residual. Residuals travel one at a
+time, so no rank holds more than one beside its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import OptionError
+from ..transport.base import Transport
+from ..vectors.sparse import Values
+from .state import Record, share_of
+
+if TYPE_CHECKING:
+    from .flat import FlatReducer
+
+PathLike = str | os.PathLike[str]
+CHUNK = 1 << 28
+"""Bytes in one message: MPI counts in 32 bits."""
+
+
+def save(reducers: Sequence[FlatReducer[Any]], path: PathLike, **marks: Any) -> None:
+    """Writes the state of all ranks' reducers; called on all ranks together.
+
+    marks: plain values, to be stored beside it. The file appears whole or not at all.
+    """
+    path = Path(path)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    writes = all(reducer.network.membership()[0] == 0 for reducer in reducers)
+    archive = zipfile.ZipFile(part, "w") if writes else None
+    records = [_save_one(reducer, index, archive) for index, reducer in enumerate(reducers)]
+    if archive is not None:
+        archive.writestr("records.json", json.dumps({"marks": marks, "reductions": records}))
+        archive.close()
+        part.replace(path)
+    for reducer in reducers:
+        reducer.leave()
+
+
+def read_marks(path: PathLike) -> dict[str, Any]:
+    """The plain values that were stored beside the state."""
+    with zipfile.ZipFile(path) as archive:
+        marks: dict[str, Any] = json.loads(archive.read("records.json"))["marks"]
+    return marks
+
+
+def load(reducer: FlatReducer[Any], index: int, path: PathLike) -> None:
+    """Gives every rank its share of the state of the index-th reducer in the file; called on all ranks together.
+
+    Raises OptionError on every rank where the first one cannot read it, or where it is of another model.
+    """
+    transport = reducer.connect()
+    reducer.meet(f"{reducer.description}\nstate: loaded from a file")  # or some would wait in vain
+    source = _Source(reducer, index, path) if transport.rank == 0 else None
+    failure = _tell(transport, source and source.failure)
+    if failure is not None:
+        raise OptionError(f"no state for these parameters could be loaded from {path}: {failure}")
+    for rank in range(transport.size):
+        share = source.share(rank, transport.size) if source is not None else None
+        plain = _tell(transport, share and {**share, "residual": None})
+        residual = _move(transport, 0, rank, None if share is None else share["residual"], reducer)
+        if transport.rank == rank:
+            reducer.take({**plain, "residual": residual})
+
+
+class _Source:
+    """The file, on the rank that reads it. failure: why it cannot be; None where it can."""
+
+    def __init__(self, reducer: FlatReducer[Any], index: int, path: PathLike) -> None:
+        self.failure: str | None = None
+        self._layout = reducer.layout
+        try:
+            self._archive = zipfile.ZipFile(path)
+            self._records: list[Record] = json.loads(self._archive.read("records.json"))["reductions"][index]
+        except (OSError, ValueError, LookupError, zipfile.BadZipFile) as error:
+            self.failure = f"{type(error).__name__}: {error}"
+            return
+        lengths = {record["residual"]["n"] for record in self._records}
+        if lengths != {reducer.layout.n}:
+            self.failure = f"its residuals have {sorted(lengths)} elements, these parameters {reducer.layout.n}"
+
+    def share(self, rank: int, size: int) -> Record:
+        return share_of(self._records, rank, size, self._layout, self._read)
+
+    def _read(self, record: Record) -> Values:
+        with self._archive.open(record["residual"]["file"]) as file:
+            values: Values = np.lib.format.read_array(file)  # type: ignore[no-untyped-call]
+        return values
+
+
+def _save_one(reducer: FlatReducer[Any], index: int, archive: zipfile.ZipFile | None) -> list[Record]:
+    """All ranks' plain records; their residuals go into the archive."""
+    transport = reducer.connect()
+    own = reducer.record()
+    plain = {**own, "residual": {"n": reducer.layout.n, "file": f"{index}.{transport.rank}.npy"}}
+    records: list[Record] = [json.loads(text) for text in _gather(transport, json.dumps(plain))]
+    for rank, record in enumerate(records):
+        residual = _move(transport, rank, 0, own["residual"] if rank == transport.rank else None, reducer)
+        if archive is not None and residual is not None:
+            with archive.open(record["residual"]["file"], "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, residual)  # type: ignore[no-untyped-call]
+    return records
+
+
+def _gather(transport: Transport, text: str) -> list[str]:
+    message = np.frombuffer(text.encode(), np.uint8)
+    sizes = transport.allgather(np.array([len(message)], np.int64))[:, 0]
+    return [bytes(part).decode() for part in transport.allgatherv(message, sizes)]
+
+
+def _tell(transport: Transport, value: Any) -> Any:
+    """What rank 0 has to say, as plain values."""
+    return json.loads(_gather(transport, json.dumps(value) if transport.rank == 0 else "")[0])
+
+
+def _move(transport: Transport, source: int, destination: int, residual: Values | None,
+          reducer: FlatReducer[Any]) -> Values | None:
+    """One rank's residual at another; all ranks take part. None elsewhere."""
+    if source == destination:
+        return residual
+    moved = np.empty(reducer.layout.n, reducer.layout.dtype) if transport.rank == destination else None
+    length = reducer.layout.n * reducer.layout.dtype.itemsize
+    for start in range(0, length, CHUNK):
+        stop = min(start + CHUNK, length)
+        outgoing = ({destination: residual.view(np.uint8)[start:stop]}
+                    if transport.rank == source and residual is not None else {})
+        incoming = {source: stop - start} if moved is not None else {}
+        for bucket in transport.exchange(outgoing, incoming, 1):
+            for _, message in bucket:
+                assert moved is not None
+                moved.view(np.uint8)[start:stop] = message
+    return moved

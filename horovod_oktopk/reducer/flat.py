@@ -1,0 +1,274 @@
+"""The reduction of one model's gradients, step after step: what every integration has in common.
+
+An integration says where gradients lie (a Layout), hands them over as pieces, group by group, and writes the
+sparse updates that it gets back into its framework's tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Generic, NoReturn
+
+import numpy as np
+
+from ..errors import PluginError, TransportError
+from ..options import Scheme
+from ..phases.agreement import roll_call
+from ..schemes.report import StepReport
+from ..schemes.step_result import Reduction
+from ..selection.accumulator import Accumulator
+from ..transport.connect import Network
+from ..transport.counting import CountingTransport
+from ..vectors.sparse import DenseVector, SparseVector, Values
+from .bucket_trial import GroupTrial, Sample
+from .buckets import Group, Groups, L, cut
+from .state import THIS_PROCESS, Record, record, share_of
+
+Update = SparseVector | DenseVector
+Piece = tuple[int, Any]
+"""(offset, flat array on the accumulator's device)."""
+
+
+class FlatReducer(Generic[L]):
+    """Reduces the gradients of one layout over the ranks of a network; one object on each rank.
+
+    A step is `reduce` for every group, in order, and then `finish`: no residual changes before all groups are
+    known to be finite on all ranks.
+
+    average: whether the sum is divided by the number of ranks. make_accumulator: for a group's layout.
+    lines: what must be equal on all ranks of the gradients, "name: value"; the layout's description if not given.
+    order: the gradients in the order in which they become ready; from last to first if not given.
+    Raises OptionError where the options ask for more elements than there are.
+    """
+
+    def __init__(self, options: Scheme, average: bool, layout: L, make_accumulator: Callable[[L], Accumulator],
+                 network: Network, lines: Sequence[str] | None = None, order: Sequence[int] | None = None) -> None:
+        self.options = options
+        self.layout = layout
+        self.network = network
+        self.report: StepReport | None = None
+        self.residual_scale: float | None = None
+        """The loss scale that the residual's unit holds; None where gradients are not scaled."""
+        self._average = average
+        self._lines = layout.describe() if lines is None else lines
+        self._order = list(range(len(layout.entries)))[::-1] if order is None else list(order)
+        self._connected: CountingTransport | None = None
+        self._membership: tuple[int, int, int] | None = None
+        self._scale: float | None = None
+        self._reductions: list[Reduction] = []
+        self._before: dict[str, Any] | None = None
+        options.k_of(max(1, layout.n))
+        self.groups = Groups(layout, options, make_accumulator, cut(layout, self._order, options.bucket_bytes))
+        self.trial: GroupTrial | None = None
+        """Where bucket_bytes is "auto": it finds the best groups."""
+        self._begin_trial()
+        self._describe()
+
+    # A step.
+
+    def reduce(self, index: int, pieces: Iterable[Piece], scale: float | None = None, clear: bool = False) -> None:
+        """Reduces one group, for `finish`. All ranks take the groups in the same order, from the first.
+
+        pieces: this rank's gradients of the group; they may change afterwards. scale: the loss scale that they hold.
+        clear: leaves zeros in pieces of the layout's dtype, so that `finish`'s update can be written there.
+        Where an earlier group of this step failed, or is not finite, nothing is done.
+        Raises AgreementError where the ranks differ, TransportError where communication fails.
+        """
+        if index == 0:
+            self.connect()
+            self._undo()  # a step that was begun and not finished
+            self._reductions, self._scale, self._before = [], scale, self.groups.state()
+        elif len(self._reductions) < index or not self._reductions[-1].report.finite:
+            return
+        transport, group = self._transport, self.groups[index]
+        transport.reset()
+        if group.layout.n == 0:
+            self._reductions.append(self._reduce_nothing(group))
+            return
+        with transport.phase("accumulate"):
+            ratio = scale / self.residual_scale if scale and self.residual_scale else 1.0
+            finite = group.accumulator.accumulate(pieces, ratio, clear)
+        k = self.options.k_of(group.layout.n)
+        self._reductions.append(group.algorithm.reduce(group.accumulator, k, finite, transport))
+
+    def _reduce_nothing(self, group: Group[L]) -> Reduction:
+        self.meet(group.algorithm.description)
+        report = StepReport(step=group.algorithm.step, n=0, k=0, phases=self._transport.phases)
+        return Reduction(SparseVector.empty(group.layout.dtype), np.empty(0, np.int64), report)
+
+    def finish(self) -> list[Update] | None:
+        """The groups' updates; None where one is not finite on every rank: then nothing has changed."""
+        self.report = StepReport.of_groups([reduction.report for reduction in self._reductions])
+        self._transport.phases = self.report.phases
+        with self.writing():
+            updates = self._updates()
+            if updates is None:
+                self._undo()
+                self.report.finite, self.report.n = False, self.layout.n
+                self.report.k = sum(self.options.k_of(group.layout.n) for group in self.groups if group.layout.n)
+                return None
+            self._before = None
+            for group, reduction in zip(self.groups, self._reductions, strict=True):
+                if group.layout.n:
+                    self._commit(group, reduction)
+            self.residual_scale = self._scale or self.residual_scale
+        return updates
+
+    def _commit(self, group: Group[L], reduction: Reduction) -> None:
+        group.accumulator.commit(reduction.contributed, reduction.remainder)
+
+    def _undo(self) -> None:
+        if self._before is not None:
+            self.groups.undo(self._before)
+            self._before = None
+
+    def _updates(self) -> list[Update] | None:
+        updates = []
+        for group, reduction in zip(self.groups, self._reductions, strict=False):
+            update = reduction.update
+            if update is not None and self._average:
+                update = update.divided(self._transport.size)
+            if update is None or not group.layout.representable(update):
+                return None
+            updates.append(update)
+        return updates
+
+    @property
+    def last_report(self) -> StepReport | None:
+        """Of the last step; None before the first."""
+        return self.report
+
+    def writing(self) -> AbstractContextManager[None]:
+        """What happens inside counts as the step's write-back."""
+        return self._transport.phase("write_back")
+
+    def refuse(self, lines: Sequence[str], message: str) -> NoReturn:
+        """Raises PluginError for a step that cannot be taken; the ranks that do take it raise AgreementError.
+
+        lines: of the gradients at hand.
+        """
+        self.connect()
+        self.meet(self._description(lines))
+        raise PluginError(message)
+
+    # Which groups, and how much of them: changed between steps, on all ranks together.
+
+    def set_density(self, density: float) -> None:
+        """From the next step on, another fraction of the elements is selected.
+
+        Raises OptionError for a density that is not allowed, and where k was given as a number.
+        """
+        changed = density != self.options.density
+        self.options = self.options.with_density(density)
+        if changed:
+            self._begin_trial()
+        self._describe()
+
+    def learn(self, sample: Sample) -> None:
+        """After a step: takes note of its times where a trial is on, and other groups where they promise more."""
+        assert self.report is not None
+        if self.is_trying and self.report.finite:  # as all ranks know
+            assert self.trial is not None
+            with self._transport.phase("trial"):
+                cuts = self.trial.learn(sample, self._transport)
+            if cuts is not None:
+                self._regroup(cuts)
+                self._describe()
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether a trial is on, and wants a sample of every step."""
+        return self.trial is not None and not self.trial.over
+
+    def _begin_trial(self) -> None:
+        if self.options.bucket_bytes == "auto":
+            self.trial = GroupTrial(self.layout, self._order)
+            self._regroup(cut(self.layout, self._order, None))
+
+    def _regroup(self, cuts: Sequence[tuple[int, ...]]) -> None:
+        """Other groups, with the same residual."""
+        if self.groups.cuts != cuts:
+            state, residual = self.groups.state(), self.groups.read_residual()
+            self.groups.cut(list(cuts))
+            self.groups.load_state(state)
+            self.groups.load_residual(residual)
+
+    # The state.
+
+    def read_residual(self) -> Values:
+        """A copy of this rank's residual: NumPy, shape (n,), in the layout's order."""
+        return self.groups.read_residual()
+
+    def record(self) -> Record:
+        """This rank's residual (a copy, NumPy) and counters, as `load` takes them: of the last finished step."""
+        return record(*self.network.membership()[:2], self.read_residual(), self.residual_scale,
+                      self._before or self.groups.state())
+
+    def load(self, records: Sequence[Record]) -> None:
+        """Takes this rank's share of the records that `record` gave on these or other ranks; none starts anew."""
+        self.take(share_of(records, *self.network.membership()[:2], self.layout, process=THIS_PROCESS))
+
+    def take(self, share: Record) -> None:
+        """Takes what `share_of` has worked out for this rank."""
+        self._before = None
+        self.groups.load_state(share["algorithm"])
+        self.groups.load_residual(share["residual"])
+        self.residual_scale = share["residual_scale"]
+
+    # The ranks.
+
+    @property
+    def description(self) -> str:
+        """What must be equal on all ranks, as the first group's roll call has it."""
+        return self.groups[0].algorithm.description
+
+    def _describe(self) -> None:
+        for index, group in enumerate(self.groups):
+            group.algorithm.description = self._description([*self._lines, *self.groups.describe(index)])
+
+    def _description(self, lines: Sequence[str]) -> str:
+        settings = [f"{name}: {value}" for name, value in self.options.settings().items()]
+        return "\n".join([f"compression: {type(self.options).__name__}", *settings,
+                          f"op: {'Average' if self._average else 'Sum'}", *lines])
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a transport, and to the ranks that there are now."""
+        return self._connected is not None and self._membership == self.network.membership()
+
+    def heed_ranks(self) -> None:
+        """Before a step: where elastic training has changed who the ranks are, forgets what depends on them."""
+        if self._connected is not None and not self.is_connected:
+            self._connected = self._before = None
+            self._begin_trial()
+            self._describe()
+            for group in self.groups:
+                group.algorithm.forget()
+
+    def connect(self) -> CountingTransport:
+        """The transport; a new one where elastic training has changed who the ranks are."""
+        self.heed_ranks()
+        if self._connected is None:
+            self._membership = self.network.membership()
+            self._connected = CountingTransport(self.network.connect(self.options.transport))
+            rank, size, _ = self._membership
+            if (self._connected.rank, self._connected.size) != (rank, size):
+                raise TransportError(f"Horovod calls this rank {rank} of {size}; the transport calls it "
+                                     f"{self._connected.rank} of {self._connected.size}")
+        return self._connected
+
+    @property
+    def _transport(self) -> CountingTransport:
+        assert self._connected is not None
+        return self._connected
+
+    def leave(self) -> None:
+        """After the transport was used for other ends than a step; on all ranks together."""
+
+    def meet(self, description: str) -> None:
+        """A roll call alone."""
+        first = self.groups[0]
+        k = self.options.k_of(first.layout.n) if first.layout.n else 0
+        roll_call(self._transport, description, k, first.algorithm.step, finite=True, state=0,
+                  counts=np.zeros(self._transport.size, np.int64))

@@ -1,0 +1,83 @@
+"""Where every parameter's gradient lies in the one flat vector: the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import OptionError
+from ..kernels.kernels import KERNELS
+from ..vectors.sparse import DenseVector, SparseVector
+from ..vectors.wire import MAX_ELEMENTS
+
+if TYPE_CHECKING:
+    from typing import Self  # not in Python 3.10
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+class Layout:
+    """The flat view over gradients, in the given order.
+
+    entries: name, shape and dtype's name of each.
+    n: elements in all. offsets: int64, shape (number of gradients + 1,). dtype: what the residual is kept
+    in: float64 if any gradient is, float32 otherwise.
+    Raises OptionError for a dtype other than DTYPES, and for too many elements.
+    """
+
+    def __init__(self, entries: Iterable[tuple[str, tuple[int, ...], str]]) -> None:
+        self.entries = tuple(entries)
+        lengths = [int(np.prod(shape, dtype=np.int64)) for _, shape, _ in self.entries]
+        self.offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        self.n = int(self.offsets[-1])
+        self.dtype = np.dtype(np.float64 if any(dtype == "float64" for _, _, dtype in self.entries) else np.float32)
+        for name, _, dtype in self.entries:
+            if dtype not in DTYPES:
+                raise OptionError(f"the gradient of '{name}' must be one of {DTYPES}; got {dtype}")
+        if self.n >= MAX_ELEMENTS:
+            raise OptionError(f"at most {MAX_ELEMENTS - 1} gradient elements can be reduced at once; got {self.n}")
+
+    def describe(self) -> list[str]:
+        """One line for each gradient: what must be equal on all ranks."""
+        return [f"parameter {name}: shape {shape}, {dtype}" for name, shape, dtype in self.entries]
+
+    def part(self, members: Sequence[int]) -> Self:
+        """The layout of some of the gradients alone; it keeps the dtype of all, so that residuals can move."""
+        part = self._of(members)
+        part.dtype = self.dtype
+        return part
+
+    def _of(self, members: Sequence[int]) -> Self:
+        return type(self)([self.entries[index] for index in members])
+
+    def representable(self, update: SparseVector | DenseVector) -> bool:
+        """Whether every value is finite in the dtype of its gradient; float16 overflows early."""
+        if not np.isfinite(update.values).all():
+            return False
+        own, dtypes = self.dtype.name, [dtype for *_, dtype in self.entries]
+        return {*dtypes} <= {own} or all(self._fits(part.values, dtype) for part, dtype
+                                         in zip(self.parts(update), dtypes, strict=True) if dtype != own)
+
+    def _fits(self, _values: NDArray[Any], _dtype: str) -> bool:
+        """Whether finite values stay so in a narrower dtype."""
+        return True
+
+    def parts(self, update: SparseVector | DenseVector) -> Iterator[SparseVector]:
+        """The update's part of each gradient; indices from the gradient's own start."""
+        for offset, part in zip(self.offsets[:-1], update.split(self.offsets), strict=True):
+            yield SparseVector(part.indices - offset, part.values)
+
+
+def scatter(out: NDArray[Any], part: SparseVector, zero: bool = False) -> None:
+    """Writes a gradient's part of the update over the gradient, flat and contiguous, in its dtype.
+
+    zero: whether it is zero already, where the dtype is the update's.
+    """
+    if out.dtype == part.values.dtype:
+        KERNELS.scatter(out, part.indices, part.values, zero)
+    else:
+        out.fill(0)
+        out[part.indices] = part.values

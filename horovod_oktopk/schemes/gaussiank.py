@@ -1,0 +1,43 @@
+"""Gaussiank (Shi et al., 2019): the threshold that a normal distribution like acc's would have."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+
+from ..selection.accumulator import Accumulator
+from ..selection.local_top_k import ROOM, top_k
+from ..vectors.sparse import SparseVector
+from .topka import TopkAAllreduce
+
+LOWERED = 0.9
+"""What a threshold that selects too few is multiplied by, until it does not."""
+ATTEMPTS = 64
+"""Then the threshold is about a thousandth of the first one, and all elements are selected."""
+
+
+class GaussianKAllreduce(TopkAAllreduce):
+    """TopkA with an estimated threshold, lowered until more than 3k/4 elements pass (Ok-Topk, Section 5.4).
+
+    Where it lets more than k pass, the k largest are sent: the volume keeps to TopkA's bound.
+    """
+
+    def select(self, acc: Accumulator, k: int) -> tuple[float, SparseVector]:
+        threshold = gaussian_threshold(*acc.moments(), k / acc.n)
+        for _ in range(ATTEMPTS):
+            selection = acc.select(threshold, limit=acc.n)
+            assert selection is not None
+            if len(selection) > 3 * k / 4:
+                break
+            threshold *= LOWERED
+        else:
+            threshold = 0.0
+            selection = acc.select(0.0, limit=acc.n)
+            assert selection is not None
+        acc.expect(LOWERED * threshold, limit=min(ROOM * k, acc.n // 4))
+        return threshold, top_k(selection, k).copy()
+
+
+def gaussian_threshold(mean: float, deviation: float, density: float) -> float:
+    """The magnitude that this share of a normal distribution exceeds, by the percent point of its upper tail."""
+    share = max(min(1 - density / 2, 1 - 2.0**-53), 0.5)
+    return max(0.0, abs(mean) + deviation * NormalDist().inv_cdf(share))

@@ -1,0 +1,214 @@
+"""The dense side: residual + gradient, and the only code that touches all n elements.
+
+Two buffers of n change roles: a step writes residual + gradient into the spare one and commits by
+swapping them. So a step that must not count (NaN, overflow) is undone by not committing, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels.kernels import CHUNK, KERNELS, Kernels, Room
+from ..vectors.sparse import Indices, SparseVector, Values, concatenate
+from .allocator import keep_freed_memory
+
+CACHE = 1 << 24
+"""Bytes of a vector that is taken not to fit the cache."""
+
+
+class Accumulator(Protocol):
+    """acc = residual + gradient, on whatever device holds it. One step: accumulate, select, commit."""
+
+    n: int
+    dtype: Any
+    expected: float
+    """The threshold of the last `expect`; infinity before the first."""
+
+    def accumulate(self, pieces: Iterable[tuple[int, Any]], scale: float = 1.0, clear: bool = False) -> bool:
+        """acc = scale * residual + gradient; says whether every element of acc is finite.
+
+        pieces: (offset, array) pairs that together cover [0, n), in the gradient's unit.
+        scale: converts the residual where the gradient's unit has changed (loss scaling).
+        clear: leaves zeros in pieces of the accumulator's own dtype, for the update to be written there.
+        """
+
+    def expect(self, threshold: float, limit: int) -> None:
+        """A hint: from the next `accumulate` on, `select` will ask for about this threshold or more.
+
+        What passes it, up to limit elements, may then be collected in the pass that accumulates.
+        """
+
+    def select(self, threshold: float, limit: int) -> SparseVector | None:
+        """Non-zero elements of acc with magnitude >= threshold; None where there are more than limit.
+
+        Valid until the next `accumulate`, which may write into the same memory.
+        """
+
+    def sample(self, stride: int) -> Values:
+        """Magnitudes of every stride-th element of acc, on the host."""
+
+    def moments(self) -> tuple[float, float]:
+        """Mean and standard deviation of acc."""
+
+    def values(self) -> Values:
+        """acc itself, on the host: shape (n,), to be read before the commit."""
+
+    def commit(self, contributed: Indices | slice, remainder: SparseVector | None = None) -> None:
+        """The residual becomes acc, with zero at the indices that contributed to the update, plus the remainder."""
+
+    def read_residual(self) -> Values:
+        """A copy of the residual, on the host."""
+
+    def load_residual(self, values: Values) -> None:
+        """The residual takes these values."""
+
+
+class NumpyAccumulator:
+    """An Accumulator in host memory; residual and spare are float32 or float64 arrays of n.
+
+    kernels: what loops over them; C++ where it was built.
+    """
+
+    def __init__(self, n: int, dtype: Any = np.float32, kernels: Kernels = KERNELS) -> None:
+        keep_freed_memory()
+        self.n = n
+        self.dtype = np.dtype(dtype)
+        self.expected = np.inf
+        self.residual = self._allocate()
+        self._acc = self._allocate()
+        self._kernels = kernels
+        self._candidates = Room(0, self.dtype)
+        self._bound: float | None = None  # what the candidates of this acc pass; None: they are of no use
+
+    def accumulate(self, pieces: Iterable[tuple[int, NDArray[Any]]], scale: float = 1.0,
+                   clear: bool = False) -> bool:
+        self._candidates.count, self._bound = 0, None
+        finite = ascending = True
+        done = 0
+        for offset, piece in pieces:
+            ascending = ascending and offset == done
+            done = offset + len(piece)
+            finite = self._add(offset, piece, scale, clear) and finite
+        if ascending:
+            self._bound = self.expected
+        return finite
+
+    def _add(self, offset: int, piece: NDArray[Any], scale: float, clear: bool) -> bool:
+        is_own = piece.dtype == self.dtype
+        step = len(piece) if is_own else CHUNK  # half precision is widened chunk by chunk
+        finite = True
+        for start in range(0, len(piece), max(step, 1)):
+            gradient = np.ascontiguousarray(piece[start:start + step], self.dtype)
+            part = slice(offset + start, offset + start + len(gradient))
+            finite = self._kernels.add_and_collect(self.residual[part], gradient, self._acc[part], scale,
+                                                   self.expected, part.start, self._candidates,
+                                                   self._acc.nbytes > CACHE, clear and is_own) and finite
+        return finite
+
+    def expect(self, threshold: float, limit: int) -> None:
+        self.expected, self._bound = threshold, None
+        if limit != self._candidates.capacity:
+            self._candidates = Room(limit, self.dtype)
+
+    def select(self, threshold: float, limit: int) -> SparseVector | None:
+        candidates = self._candidates
+        if self._bound is not None and candidates.count <= candidates.capacity and threshold >= self._bound:
+            found = _collected(candidates)
+            if threshold > self._bound:
+                found = found.passing(threshold)
+            return found if len(found) <= limit else None
+        if self._bound is not None and limit <= candidates.capacity < candidates.count and threshold <= self._bound:
+            return None
+        return self._select_in_a_pass(threshold, limit)
+
+    def _select_in_a_pass(self, threshold: float, limit: int) -> SparseVector | None:
+        room, found, count = Room(CHUNK // 2, self.dtype), [], 0
+        for start in range(0, self.n, room.capacity):
+            room.count = 0
+            self._kernels.collect(self._acc[start:start + room.capacity], threshold, start, room)
+            count += room.count
+            if count > limit:
+                return None
+            found.append(_collected(room).copy())
+        return concatenate(found, self.dtype)
+
+    def sample(self, stride: int) -> Values:
+        magnitudes: Values = np.abs(self._acc[::stride])
+        return magnitudes
+
+    def moments(self) -> tuple[float, float]:
+        total = squares = 0.0  # of chunks, which are summed in the dtype itself: enough for an estimate
+        for start in range(0, self.n, CHUNK):
+            chunk = self._acc[start:start + CHUNK]
+            total += float(chunk.sum())
+            squares += float(np.dot(chunk, chunk))
+        mean = total / self.n
+        return mean, float(np.sqrt(max(0.0, squares / self.n - mean**2)))
+
+    def values(self) -> Values:
+        return self._acc
+
+    def commit(self, contributed: Indices | slice, remainder: SparseVector | None = None) -> None:
+        if isinstance(contributed, slice):
+            self._acc[contributed] = 0
+        else:
+            self._kernels.clear(self._acc, contributed)
+        if remainder is not None:
+            self._kernels.add(self._acc, remainder.indices, remainder.values)
+        self.residual, self._acc = self._acc, self.residual
+
+    def read_residual(self) -> Values:
+        return self.residual.copy()
+
+    def load_residual(self, values: Values) -> None:
+        self.residual[:] = values
+
+    def _allocate(self) -> NDArray[Any]:
+        """A buffer of n zeros; NumPy asks for huge pages for np.empty, and not for np.zeros."""
+        buffer = np.empty(self.n, self.dtype)
+        buffer.fill(0)
+        return buffer
+
+
+class NothingAccumulated:
+    """Stands for the accumulator of a rank that contributes nothing to a reduction in which it takes part."""
+
+    def __init__(self, n: int, dtype: Any) -> None:
+        self.n = n
+        self.dtype = np.dtype(dtype)
+        self.expected = np.inf
+
+    def accumulate(self, pieces: Iterable[tuple[int, Any]], scale: float = 1.0, clear: bool = False) -> bool:
+        raise NotImplementedError
+
+    def read_residual(self) -> Values:
+        raise NotImplementedError
+
+    def load_residual(self, values: Values) -> None:
+        raise NotImplementedError
+
+    def expect(self, threshold: float, limit: int) -> None:
+        pass
+
+    def select(self, threshold: float, limit: int) -> SparseVector:  # noqa: ARG002
+        return SparseVector.empty(self.dtype)
+
+    def sample(self, stride: int) -> Values:  # noqa: ARG002
+        return np.empty(0, self.dtype)
+
+    def moments(self) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def values(self) -> Values:
+        return np.zeros(self.n, self.dtype)
+
+    def commit(self, contributed: Indices | slice, remainder: SparseVector | None = None) -> None:
+        pass
+
+
+def _collected(room: Room) -> SparseVector:
+    return SparseVector(room.indices[:room.count], room.values[:room.count])

@@ -1,0 +1,162 @@
+"""Global top-k by threshold, over the reduced elements that lie scattered over their owners; exact at every step.
+
+The paper evaluates a threshold every τ′ steps by gathering all reduced elements, up to P k of them: more than the
+volume it promises. Here two short messages give the exact k-th magnitude. In a *sketch* a rank tells every `step`-th
+of its magnitudes in descending order; all sketches together say between which two magnitudes the k-th lies. Then the
+few that lie between them are gathered. A histogram would not do: reduced magnitudes crowd just above the local
+thresholds. Where the sketches do not reach, as one rank holds nearly all that is large, a radix search takes over:
+four (float64: eight) allreduces of 256 counts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels.kernels import KERNELS
+from ..vectors.sparse import Bits, SparseVector, from_bits, to_bits
+from ..vectors.wire import Bytes
+from .local_top_k import kth_magnitude
+
+if TYPE_CHECKING:
+    from ..transport.base import Transport
+
+Counts = NDArray[np.int64]
+
+DIGIT_BITS = 8
+MIN_ENTRIES, MAX_ENTRIES = 16, 512
+REACH = 4
+"""A sketch reaches down to the 4k/P-th element of its rank, four times what the mean rank contributes."""
+
+
+class ExactThreshold:
+    """The global threshold, equal on all ranks; value: the last step's, None before the first."""
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def select(self, reduced: SparseVector, k: int, region_order: Counts,
+               transport: Transport) -> tuple[SparseVector, Counts]:
+        """What this rank's reduced elements contribute to the exact global top-k, and every rank's number of them.
+
+        region_order: the owners in the order of their regions; ties go to the lower index.
+        """
+        reduced = reduced.compress(reduced.values != 0)
+        threshold, above, equal = (_kth_by_sketches(reduced, k, transport)
+                                   or _kth_by_radix(to_bits(reduced.values), k, transport))
+        quotas = _quotas(equal, k - int(above.sum()), region_order)
+        self.value = from_bits(threshold, reduced.values.dtype)
+        chosen = reduced.passing(self.value)
+        surplus = np.flatnonzero(np.abs(chosen.values) == self.value)[quotas[transport.rank]:]
+        return chosen.without(surplus), above + quotas
+
+
+def _kth_by_sketches(reduced: SparseVector, k: int, transport: Transport) -> tuple[int, Counts, Counts] | None:
+    """The k-th magnitude, and how many elements of each rank exceed and equal it: int64, shape (P,) each.
+
+    0, where there are no more than k. None where the sketches do not tell, on all ranks alike.
+    """
+    entries = sketch_entries(k, transport.size)
+    step = -(-REACH * k // (transport.size * entries))
+    ascending = KERNELS.sorted(to_bits(_top(reduced, step * entries).values))  # further down no sketch reaches
+    sketches = _share(sketch(ascending, step, entries), transport)
+    bracket = _bracket(sketches, step, k)
+    if bracket is None:
+        return None
+    lowest, limit, at_most = bracket
+    start, stop = np.searchsorted(ascending, np.array([lowest, limit], ascending.dtype))
+    row = np.zeros(1 + at_most[transport.rank], ascending.dtype)
+    row[0], row[1:1 + stop - start] = len(ascending) - stop, ascending[start:stop]
+    rows = _gather(row, 1 + at_most, transport)
+    above = np.array([int(row[0]) for row in rows])
+    between = [row[1:][row[1:] > 0] for row in rows]
+    joined = np.concatenate(between)
+    position = len(joined) - (k - int(above.sum()))
+    if position < 0:
+        return 0, above + [len(part) for part in between], np.zeros_like(above)
+    threshold = np.partition(joined, position)[position]
+    return (int(threshold), above + [int((part > threshold).sum()) for part in between],
+            np.array([int((part == threshold).sum()) for part in between]))
+
+
+def _top(vector: SparseVector, count: int) -> SparseVector:
+    """The elements of largest magnitude: `count`, those that equal the least of them, or all."""
+    return vector.passing(kth_magnitude(vector.values, count)) if len(vector) > count else vector
+
+
+def sketch_entries(k: int, size: int) -> int:
+    """So many that sketches and what lies between two entries are about equally long: a power of two near √(8k/P)."""
+    return min(MAX_ENTRIES, max(MIN_ENTRIES, 1 << ((8 * k // size).bit_length() // 2)))
+
+
+def sketch(ascending: Bits, step: int, entries: int) -> Bits:
+    """The step-th largest magnitude, the 2 step-th, ...; 0 past the end: shape (entries,)."""
+    found = ascending[::-1][step - 1::step][:entries]
+    row = np.zeros(entries, ascending.dtype)
+    row[:len(found)] = found
+    return row
+
+
+def _bracket(sketches: Bits, step: int, k: int) -> tuple[int, int, Counts] | None:
+    """(lowest, limit, at most how many elements of each rank lie in [lowest, limit)), where the k-th does.
+
+    Of the elements of one rank that are at least t there are step times its entries that are, and fewer than
+    step more. None where a sketch does not reach down to `lowest`, or too many elements are equal.
+    """
+    size, entries = sketches.shape
+    descending = np.sort(sketches.ravel())[::-1]
+    lowest = max(int(descending[-(-k // step) - 1]), 1)
+    surely_fewer = (k - 1 - size * (step - 1)) // step  # entries, at and above which there are fewer than k elements
+    limit = int(descending[surely_fewer]) + 1 if surely_fewer >= 0 else int(np.iinfo(sketches.dtype).max)
+    at_lowest = (sketches >= sketches.dtype.type(lowest)).sum(axis=1)
+    at_limit = (sketches >= sketches.dtype.type(limit)).sum(axis=1)
+    at_most: Counts = step * (at_lowest - at_limit) + step - 1
+    if at_lowest.max() == entries or at_most.sum() > 4 * size * step:
+        return None
+    return lowest, limit, at_most
+
+
+def _kth_by_radix(bits: Bits, k: int, transport: Transport) -> tuple[int, Counts, Counts]:
+    threshold = th_re_evaluate(bits, k, transport)
+    rows = transport.allgather(np.array([(bits > threshold).sum(), (bits == threshold).sum()], np.int64))
+    return threshold, rows[:, 0], rows[:, 1]
+
+
+def th_re_evaluate(bits: Bits, k: int, transport: Transport) -> int:
+    """The exact k-th largest of all ranks' magnitudes, as bits; 0 where there are fewer than k.
+
+    bits: this rank's, none of them 0.
+    """
+    prefix, wanted = 0, k
+    for shift in range(8 * bits.dtype.itemsize - DIGIT_BITS, -1, -DIGIT_BITS):
+        digits = (bits >> bits.dtype.type(shift)).astype(np.int64) & (2**DIGIT_BITS - 1)
+        histogram = transport.allreduce(np.bincount(digits, minlength=2**DIGIT_BITS).astype(np.int64))
+        at_least = np.cumsum(histogram[::-1])[::-1]  # at_least[d]: values whose digit is d or more
+        if at_least[0] < wanted:
+            return 0
+        digit = int(np.flatnonzero(at_least >= wanted)[-1])
+        wanted -= int(at_least[digit] - histogram[digit])
+        prefix = prefix << DIGIT_BITS | digit
+        bits = bits[digits == digit]
+    return prefix
+
+
+def _share(row: Bits, transport: Transport) -> Bits:
+    """Everyone's row, of whole words of 8 bytes: shape (P, m)."""
+    return transport.allgather(row.view(np.int64)).view(row.dtype)
+
+
+def _gather(row: Bits, lengths: Counts, transport: Transport) -> list[Bits]:
+    """Everyone's row, of which `lengths` says how long they are."""
+    message: Bytes = row.view(np.uint8)
+    return [part.copy().view(row.dtype) for part in transport.allgatherv(message, row.itemsize * lengths)]
+
+
+def _quotas(equal: Counts, ties: int, region_order: Counts) -> Counts:
+    """How many of its elements that equal the threshold each rank sends: `ties` in all, those of lowest index."""
+    quotas = np.empty_like(equal)
+    before = np.cumsum(equal[region_order]) - equal[region_order]
+    quotas[region_order] = np.clip(ties - before, 0, equal[region_order])
+    return quotas

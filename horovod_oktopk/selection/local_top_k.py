@@ -1,0 +1,97 @@
+"""Local top-k by threshold (Section 3.1.3), exact at every step.
+
+The paper re-evaluates a threshold every τ′ steps and reuses it in between, as an evaluation is dear. Here the
+threshold of one step only tells the next which elements to collect while it accumulates: about 1.6 k, among which
+the exact top-k costs O(k).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..kernels.kernels import KERNELS
+from ..vectors.sparse import SparseVector, Values
+from .accumulator import Accumulator
+
+SAMPLE_HITS = 512
+"""How many of the sampled elements should be among the top k: bounds the sampling error at about 5 %."""
+MIN_SAMPLE = 8192
+"""Below this many elements all are sampled."""
+MIN_STRIDE = 16
+"""At low densities the sample would grow to n; 1/16 of n gives a rougher bound, and as exact a result."""
+SPARE = 1.6
+"""So many times k elements should pass the next step's bound."""
+SKIP = 8
+"""One of so many candidates is looked at for that."""
+ROOM = 3
+"""Times k, and at most n/4: room for what passes the bound. Where it does not do, there is a pass of its own."""
+
+
+def th_re_evaluate(acc: Accumulator, k: int) -> tuple[float, SparseVector]:
+    """The exact k-th largest magnitude of acc and the exact top-k, without sorting n elements.
+
+    What is expected from the step before gives a bound that at least k elements should pass; the k-th
+    largest of those that do is exact. Where they are fewer, a sample gives bounds, each looser than the
+    one before. With fewer than k non-zero elements the threshold is 0 and all of them are selected.
+    """
+    for bound, limit in _bounds(acc, k):
+        candidates = acc.select(bound, limit)
+        if candidates is not None and len(candidates) >= k:
+            threshold = kth_magnitude(candidates.values, k)
+            acc.expect(_next_bound(candidates, k), limit=min(ROOM * k, acc.n // 4))
+            return threshold, largest(candidates, threshold, k)
+    assert candidates is not None  # the last bound is 0
+    return 0.0, candidates
+
+
+def _next_bound(candidates: SparseVector, k: int) -> float:
+    """What about SPARE * k elements pass; an estimate, as it is only to tell the next step what to collect.
+
+    Where fewer are known, magnitudes are taken to go on falling as they do over the last third of the ranks.
+    """
+    sample = candidates.values[::SKIP] if len(candidates) > SKIP * MIN_SAMPLE else candidates.values
+    known, wanted = len(sample), SPARE * k * len(sample) / len(candidates)
+    if wanted <= known:
+        return kth_magnitude(sample, max(1, int(wanted)))
+    least, before = kth_magnitude(sample, known), kth_magnitude(sample, -(-2 * known // 3))
+    return float(least * (least / before) ** (np.log(wanted / known) / np.log(1.5)))
+
+
+def _bounds(acc: Accumulator, k: int) -> Iterator[tuple[float, int]]:
+    """Thresholds, and how many elements may pass them."""
+    if acc.expected < np.inf:
+        yield acc.expected, min(ROOM * k, acc.n)
+    stride = 1 if acc.n <= MIN_SAMPLE else max(1, min(acc.n // MIN_SAMPLE, max(MIN_STRIDE, k // SAMPLE_HITS)))
+    sample = acc.sample(stride)
+    wanted = SPARE * k / stride
+    position = int(wanted + 3 * np.sqrt(wanted)) + 2
+    while position <= len(sample):
+        yield kth_magnitude(sample, position), acc.n
+        position *= 2
+    yield 0.0, acc.n
+
+
+def kth_magnitude(values: Values, k: int) -> float:
+    """The k-th largest magnitude (k from 1) of the values, none of them NaN."""
+    return KERNELS.kth_magnitude(values, k)
+
+
+def top_k(candidates: SparseVector, k: int) -> SparseVector:
+    """The k elements (k from 0) of largest magnitude (all, where there are fewer), ties to the lower index."""
+    if len(candidates) <= k:
+        return candidates
+    if k == 0:
+        return candidates[:0]
+    return largest(candidates, kth_magnitude(candidates.values, k), k)
+
+
+def largest(candidates: SparseVector, threshold: float, k: int) -> SparseVector:
+    """The top k, where their least magnitude is known."""
+    passing = candidates.passing(threshold)
+    surplus = len(passing) - k
+    if surplus <= 0:
+        return passing
+    equal = np.flatnonzero(np.abs(passing.values) == threshold)
+    return passing.without(equal[-surplus:])

@@ -1,0 +1,64 @@
+"""The global threshold as the paper has it: evaluated every τ′ steps, reused in between; here with a guard.
+
+A reused threshold costs one message fewer than an exact one, and selects more or less than k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..kernels.kernels import KERNELS
+from ..vectors.sparse import SparseVector, from_bits, to_bits
+from .global_top_k import Counts, ExactThreshold, sketch
+from .local_top_k import top_k
+
+if TYPE_CHECKING:
+    from ..transport.base import Transport
+
+SKETCH = 64
+"""Magnitudes that a rank tells of its largest 4k/P reduced elements, at equal steps of k/(16 P) elements."""
+
+
+class ReusedThreshold(ExactThreshold):
+    """guard: the share of k that a reused threshold's selection may deviate by."""
+
+    def __init__(self, guard: float) -> None:
+        super().__init__()
+        self.guard = guard
+
+    def select_again(self, reduced: SparseVector, k: int, region_order: Counts, fits: Callable[[Counts], bool],
+                     transport: Transport) -> tuple[SparseVector, Counts]:
+        """As `select`, by the last threshold, unless it selects less than (1 - guard) k, more than (1 + guard) k, or
+        more than fits the promised volume.
+
+        Then the ranks' sketches, which come with the sizes that are gathered anyway, tell what each is to send:
+        k elements less k/(16 P) at most, near the exact top-k, without another message.
+        """
+        assert self.value is not None
+        reduced = reduced.compress(reduced.values != 0)
+        magnitudes = np.abs(reduced.values)
+        passes = magnitudes >= magnitudes.dtype.type(self.value)
+        step = -(-k // (SKETCH // 4 * transport.size))
+        mine = sketch(KERNELS.sorted(to_bits(magnitudes)), step, SKETCH)
+        rows = transport.allgather(np.append(passes.sum(), mine.astype(np.int64)))
+        if abs(int(rows[:, 0].sum()) - k) <= self.guard * k and fits(rows[:, 0]):
+            return reduced.compress(passes), rows[:, 0]
+        taken = _take_from_sketches(rows[:, 1:], k // step)
+        if k < step or not taken.any() or taken.max() == SKETCH:
+            return self.select(reduced, k, region_order, transport)
+        last = rows[:, 1:][np.arange(len(taken)), taken - 1][taken > 0].min()
+        self.value = from_bits(int(last), magnitudes.dtype)
+        return top_k(reduced, int(taken[transport.rank]) * step), taken * step
+
+
+def _take_from_sketches(sketches: Counts, wanted: int) -> Counts:
+    """How many entries of each sketch are among the `wanted` largest of all: int64, shape (P,).
+
+    Entries are bits of magnitudes, which have the order of the magnitudes. Ties go to the lower rank.
+    """
+    order = np.argsort(-sketches.ravel(), kind="stable")[:wanted]
+    order = order[sketches.ravel()[order] > 0]
+    return np.bincount(order // sketches.shape[1], minlength=len(sketches)).astype(np.int64)

@@ -1,0 +1,127 @@
+"""Sparse vectors in coordinate (COO) form: the data that travels."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels.kernels import KERNELS
+
+Indices = NDArray[np.int64]
+Values = NDArray[Any]
+Bits = NDArray[Any]
+"""Magnitudes as unsigned integers of the same size, which have their order."""
+
+
+@dataclass(frozen=True)
+class SparseVector:
+    """A vector of length n, of which only the non-zero elements are kept.
+
+    indices: int64, shape (m,), strictly ascending, each in [0, n).
+    values: float32 or float64, shape (m,), in the unit of the gradient.
+    """
+
+    indices: Indices
+    values: Values
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, part: slice) -> SparseVector:
+        return SparseVector(self.indices[part], self.values[part])
+
+    @staticmethod
+    def empty(dtype: Any) -> SparseVector:
+        return SparseVector(np.empty(0, np.int64), np.empty(0, dtype))
+
+    def copy(self) -> SparseVector:
+        """In memory of its own."""
+        return SparseVector(self.indices.copy(), self.values.copy())
+
+    def take(self, positions: Indices) -> SparseVector:
+        """The elements at these positions (ascending)."""
+        return SparseVector(self.indices[positions], self.values[positions])
+
+    def compress(self, keep: NDArray[np.bool_]) -> SparseVector:
+        """The elements where `keep` (bool, shape (m,)) is true; this vector itself where it is true everywhere."""
+        positions = np.flatnonzero(keep)  # faster than indexing by a mask
+        return self if len(positions) == len(self) else self.take(positions)
+
+    def without(self, positions: Indices) -> SparseVector:
+        """The elements but those at these positions; this vector itself where there are none."""
+        if not len(positions):
+            return self
+        keep = np.ones(len(self), np.bool_)  # np.delete takes three times as long
+        keep[positions] = False
+        return self.compress(keep)
+
+    def divided(self, by: int) -> SparseVector:
+        """The vector divided by a number, in its own dtype."""
+        return SparseVector(self.indices, self.values / self.values.dtype.type(by))
+
+    def passing(self, threshold: float) -> SparseVector:
+        """The non-zero elements with magnitude >= threshold, in memory of their own."""
+        return SparseVector(*KERNELS.passing(self.indices, self.values, threshold))
+
+    def minus(self, other: SparseVector) -> SparseVector:
+        """The difference to a vector with the same indices."""
+        return SparseVector(self.indices, self.values - other.values)
+
+    def split(self, boundaries: Indices) -> list[SparseVector]:
+        """One part for each region; boundaries: int64, shape (P + 1,), offsets from 0 to n."""
+        cuts = np.searchsorted(self.indices, boundaries)
+        return [self[start:stop] for start, stop in itertools.pairwise(cuts)]
+
+    def positions_in(self, other: SparseVector) -> Indices:
+        """Positions, in this vector, of the elements whose index `other` holds too (ascending)."""
+        return KERNELS.common_positions(self.indices, other.indices)
+
+
+@dataclass(frozen=True)
+class DenseVector:
+    """All n elements of a vector: what a dense step updates. values: float32 or float64, shape (n,)."""
+
+    values: Values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def split(self, boundaries: Indices) -> Iterator[SparseVector]:
+        """One part for each region, made when it is asked for; see SparseVector."""
+        for start, stop in itertools.pairwise(boundaries.tolist()):
+            yield SparseVector(np.arange(start, stop), self.values[start:stop])
+
+    def divided(self, by: int) -> DenseVector:
+        """The vector divided by a number, in its own dtype."""
+        return DenseVector(self.values / self.values.dtype.type(by))
+
+
+def concatenate(parts: Sequence[SparseVector], dtype: Any) -> SparseVector:
+    """One vector of parts whose index ranges ascend and do not overlap."""
+    if not parts:
+        return SparseVector.empty(dtype)
+    return SparseVector(np.concatenate([part.indices for part in parts]),
+                        np.concatenate([part.values for part in parts]))
+
+
+def sum_of(parts: Sequence[SparseVector]) -> SparseVector:
+    """The sum of one or more vectors, each element added up in their order: the same bits on whichever rank.
+
+    Elements that cancel to exactly zero stay, with value zero.
+    """
+    return SparseVector(*KERNELS.sum_parts([part.indices for part in parts], [part.values for part in parts]))
+
+
+def to_bits(values: Values) -> Bits:
+    """Magnitudes as bits."""
+    return np.abs(values).view(f"u{values.dtype.itemsize}")
+
+
+def from_bits(bits: int, dtype: Any) -> float:
+    """The magnitude of these bits."""
+    return float(np.array([bits], f"u{np.dtype(dtype).itemsize}").view(dtype)[0])

@@ -1,0 +1,302 @@
+"""The kernels in C++ give NumPy's bits on every input, and both do what they say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from horovod_oktopk.kernels import kernels
+from horovod_oktopk.kernels.kernels import CHUNK, NativeKernels, NumpyKernels, Room
+from horovod_oktopk.selection.accumulator import NumpyAccumulator
+from horovod_oktopk.selection.local_top_k import th_re_evaluate
+
+BOTH = [NumpyKernels(), NativeKernels()]
+DTYPES = [np.float32, np.float64]
+
+
+def nasty(rng, n, dtype, finite=False):
+    """Numbers of all sizes, zeros of both signs, denormals and extremes; infinities and NaN if wanted."""
+    info = np.finfo(dtype)
+    special = np.array([0.0, -0.0, info.smallest_subnormal, -info.smallest_subnormal, info.tiny, info.max, -info.max,
+                        1.0, -1.0, *([] if finite else [np.inf, -np.inf, np.nan])], dtype)
+    values = (rng.standard_normal(n) * 10.0 ** rng.integers(-3, 4, n)).astype(dtype)
+    values[rng.random(n) < 0.3] = 0
+    at = rng.random(n) < 0.3
+    values[at] = rng.choice(special, int(at.sum()))
+    return values
+
+
+def thresholds(dtype):
+    info = np.finfo(dtype)
+    return [0.0, float(info.smallest_subnormal), float(info.tiny), 0.5, 1.0, 3.7, float(info.max), float("inf")]
+
+
+def collected(room):
+    return room.count, room.indices[:room.count].tolist(), room.values[:room.count].tobytes()
+
+
+def bits(values):
+    """All NaN are one: which of two a sum takes over is nobody's concern, as such a step is dropped."""
+    return np.where(np.isnan(values), values.dtype.type(np.nan), values).tobytes()
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["AVX-512", "no AVX-512"])
+def instructions(request):
+    """What there is on every processor is tested on one that has more, too."""
+    before = kernels._native.use_avx512(request.param)
+    yield
+    kernels._native.use_avx512(before)
+
+
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 200), st.integers(0, 7), st.sampled_from([1.0, 0.5, 1 / 3, 1e30]),
+       st.booleans(), st.booleans(), st.booleans(), st.integers(0, 40))
+@settings(deadline=None, max_examples=300)
+def test_adding_and_collecting_has_numpys_bits(dtype, seed, n, which, scale, finite, stream, clear, shift):
+    rng = np.random.default_rng(seed)
+    residual, gradient = nasty(rng, n, dtype, finite), nasty(rng, n, dtype, finite)
+    found = []
+    for kernel in BOTH:
+        out, room = np.empty(n + shift, dtype)[shift:], Room(2 * n, dtype)  # aligned or not
+        terms = residual.copy(), gradient.copy()
+        is_finite = kernel.add_and_collect(*terms, out, scale, thresholds(dtype)[which], 7, room, stream, clear)
+        kernel.collect(out, thresholds(dtype)[which], 1000, room)
+        found.append((is_finite, bits(out), collected(room)))
+        assert terms[0].tobytes() == residual.tobytes()
+        assert terms[1].tobytes() == (bytes(gradient.nbytes) if clear else gradient.tobytes())
+    assert found[0] == found[1]
+    with np.errstate(all="ignore"):
+        expected = residual * dtype(scale) + gradient
+    assert found[0][:2] == (bool(np.isfinite(expected).all()), bits(expected))
+
+
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 200), st.integers(0, 7))
+@settings(deadline=None, max_examples=100)
+def test_what_is_collected_passes_and_nothing_else_does(kernel, dtype, seed, n, which):
+    values, threshold = nasty(np.random.default_rng(seed), n, dtype), thresholds(dtype)[which]
+    room = Room(n, dtype)
+    kernel.collect(values, threshold, 5, room)
+    wanted = [i for i, x in enumerate(values) if x != 0 and abs(x) >= threshold]
+    assert room.indices[:room.count].tolist() == [i + 5 for i in wanted]
+    assert room.values[:room.count].tobytes() == values[wanted].tobytes()
+
+
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 100, CHUNK + 40])
+def test_a_room_that_is_too_small_says_so(kernel, n):
+    room = Room(n - 1, np.float32)
+    for _ in range(2):  # the second call finds it full
+        kernel.collect(np.ones(n, np.float32), 1.0, 0, room)
+        assert room.count > room.capacity
+    assert len(room.indices) == len(room.values) == n - 1 + Room.SLACK
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.sampled_from([1, 40, 3000, 10**6, 2**32]))
+@settings(deadline=None, max_examples=200)
+def test_sums_of_parts_have_numpys_bits(dtype, seed, size, n):
+    rng = np.random.default_rng(seed)
+    parts = [np.unique(rng.integers(0, n, rng.integers(0, 60))) for _ in range(size)]
+    values = [nasty(rng, len(part), dtype, finite=True) for part in parts]
+    with np.errstate(all="ignore"):
+        (expected, wanted), (found, came) = [kernel.sum_parts(parts, values) for kernel in BOTH]
+    assert found.tolist() == expected.tolist() == sorted(set().union(*(part.tolist() for part in parts)))
+    assert bits(came) == bits(wanted)
+    assert (came.dtype, found.dtype) == (dtype, np.int64)
+
+
+@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
+@given(st.sets(st.integers(0, 60)), st.sets(st.integers(0, 60)))
+def test_positions_of_what_two_vectors_share(kernel, mine, other):
+    mine, other = (np.array(sorted(indices), np.int64) for indices in (mine, other))
+    found = kernel.common_positions(mine, other)
+    assert found.dtype == np.int64
+    assert mine[found].tolist() == sorted({*mine.tolist()} & {*other.tolist()})
+
+
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("capacity", range(0, 200, 7))
+def test_nothing_is_written_past_the_room(kernel, capacity):
+    room = Room(capacity, np.float32)
+    whole = [np.full(len(part) + 50, 77, part.dtype) for part in (room.indices, room.values)]
+    room.indices, room.values = (part[:-50] for part in whole)
+    kernel.collect(np.ones(1000, np.float32), 1.0, 0, room)
+    assert all((part[-50:] == 77).all() for part in whole)
+    assert room.indices[:min(room.count, capacity)].tolist() == [*range(capacity)]
+
+
+@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zeros_are_put_at_their_indices(kernel, dtype):
+    out = np.arange(1, 101, dtype=dtype)
+    kernel.clear(out, np.arange(0, 100, 3))
+    assert out.tolist() == np.where(np.arange(100) % 3 == 0, 0, np.arange(1, 101)).tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 150), st.integers(0, 40), st.sampled_from([0.0, 0.02, 0.3, 1.0]))
+@settings(deadline=None, max_examples=60)
+def test_a_sparse_vector_is_written_over_whatever_was_there(dtype, seed, n, offset, density):
+    rng = np.random.default_rng(seed)
+    indices = np.flatnonzero(rng.random(n) < density)
+    values = nasty(rng, len(indices), dtype)
+    expected = np.zeros(n, dtype)
+    expected[indices] = values
+    for kernel in BOTH:
+        whole = np.full(n + offset + 20, 77, dtype)
+        kernel.scatter(whole[offset:offset + n], indices, values)
+        assert whole[offset:offset + n].tobytes() == expected.tobytes()
+        whole[offset:offset + n] = 0
+        kernel.scatter(whole[offset:offset + n], indices, values, zero=True)
+        assert whole[offset:offset + n].tobytes() == expected.tobytes()
+        assert (whole[:offset] == 77).all()
+        assert (whole[offset + n:] == 77).all()
+
+
+@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("indices", [[1, 5], [-1, 2], [2, 1], [1, 1]])
+def test_indices_that_do_not_fit_write_nothing(kernel, indices):
+    out = np.ones(5, np.float32)
+    with pytest.raises(IndexError):
+        kernel.scatter(out, np.array(indices), np.zeros(2, np.float32))
+    if {-1, 5} & {*indices}:
+        with pytest.raises(IndexError):
+            kernel.clear(out, np.array(indices))
+        with pytest.raises(IndexError):
+            kernel.add(out, np.array(indices), np.ones(2, np.float32))
+    assert out.tolist() == [1] * 5
+
+
+@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 500), st.floats(0, 1))
+@settings(deadline=None, max_examples=60)
+def test_values_are_added_and_cleared_where_the_indices_say(kernel, dtype, seed, n, density):
+    rng = np.random.default_rng(seed)
+    out, at = nasty(rng, n, dtype, finite=True) / 2, rng.random(n) < density
+    values = nasty(rng, int(at.sum()), dtype, finite=True) / 2
+    expected = out.copy()
+    expected[at] += values
+    kernel.add(out, np.flatnonzero(at), values)
+    assert out.tobytes() == expected.tobytes()
+    kernel.clear(out, np.flatnonzero(at))
+    assert out.tobytes() == np.where(at, dtype(0), expected).tobytes()
+
+
+@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
+@given(st.integers(0, 2**32 - 1), st.integers(0, 300), st.sampled_from([1, 11, 12, 23, 32, 63]))
+@settings(deadline=None, max_examples=60)
+def test_unsigned_integers_are_sorted(kernel, dtype, seed, n, bits):
+    rng = np.random.default_rng(seed)
+    numbers = rng.integers(0, 1 << bits, n, np.uint64).astype(dtype)
+    numbers[rng.random(n) < 0.1] = np.iinfo(dtype).max  # far from the others
+    before = numbers.copy()
+    assert kernel.sorted(numbers).tolist() == sorted(numbers.tolist())
+    assert np.array_equal(numbers, before)
+
+
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 300), st.integers(0, 7))
+@settings(deadline=None, max_examples=60)
+def test_the_elements_of_a_sparse_vector_that_pass(dtype, seed, n, which):
+    rng = np.random.default_rng(seed)
+    values, indices, threshold = nasty(rng, n, dtype), np.cumsum(rng.integers(1, 9, n)), thresholds(dtype)[which]
+    wanted = [i for i, x in enumerate(values) if x != 0 and abs(x) >= threshold]
+    for kernel in BOTH:
+        found, kept = kernel.passing(indices, values, threshold)
+        assert (found.dtype, kept.dtype) == (np.int64, dtype)
+        assert found.tolist() == indices[wanted].tolist()
+        assert kept.tobytes() == values[wanted].tobytes()
+
+
+@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 50), st.integers(0, 50), st.sampled_from([100, 2**18, 2**32]))
+@settings(deadline=None, max_examples=60)
+def test_positions_are_found_however_wide_the_indices_lie(kernel, seed, size, others, n):
+    rng = np.random.default_rng(seed)
+    mine = np.unique(rng.integers(0, n, size))
+    other = np.unique(np.concatenate([rng.choice(mine, len(mine) // 2), rng.integers(0, n, others)]))
+    found = kernel.common_positions(mine, other)
+    assert mine[found].tolist() == sorted({*mine.tolist()} & {*other.tolist()})
+
+
+def test_lengths_that_do_not_fit_are_refused():
+    kernel, three, four = NativeKernels(), np.ones(3, np.float32), np.ones(4, np.float32)
+    with pytest.raises(ValueError, match="one length"):
+        kernel.add_and_collect(three, four, four, 1.0, 0.0, 0, Room(9, np.float32), False, False)
+    with pytest.raises(ValueError, match="as many indices as values"):
+        kernel.sum_parts([np.arange(3)], [four])
+    with pytest.raises(ValueError, match="as many indices as values"):
+        kernel.scatter(four, np.arange(4), three)
+    with pytest.raises(ValueError, match="as many indices as values"):
+        kernel.passing(np.arange(3), four, 0.0)
+    with pytest.raises(ValueError, match="as many indices as values"):
+        kernel.add(four, np.arange(4), three)
+    with pytest.raises(ValueError, match="k from 1"):
+        kernel.kth_magnitude(three, 4)
+    with pytest.raises(ValueError, match="as many index parts as value parts"):
+        kernel.sum_parts([], [four])
+    small = Room(9, np.float32)
+    small.indices = small.indices[:12]
+    with pytest.raises(ValueError, match="room"):
+        kernel.collect(four, 0.0, 0, small)
+    with pytest.raises(TypeError):  # a copy, converted, would be filled in vain
+        kernel.add_and_collect(three, three, three.astype(np.float64), 1.0, 0.0, 0, Room(9, np.float32), False, False)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 300), st.sampled_from(["float16", "float32"]))
+@settings(deadline=None, max_examples=60)
+def test_the_top_k_is_exact_whatever_was_expected(seed, k, half):
+    """Steps whose scale jumps up and down, so that expectations are met, missed, and exceeded."""
+    rng = np.random.default_rng(seed)
+    n = 1000
+    accs = [NumpyAccumulator(n, kernels=kernel) for kernel in BOTH]
+    residual = np.zeros(n, np.float32)
+    for _ in range(6):
+        gradient = (nasty(rng, n, np.float32, finite=True).clip(-9, 9) * 10.0 ** rng.integers(-2, 3)).astype(half)
+        residual = residual + gradient
+        order = np.lexsort((np.arange(n), -np.abs(residual)))[:k]
+        wanted = np.sort(order[residual[order] != 0])
+        for acc in accs:
+            acc.accumulate([(0, gradient[:400]), (400, gradient[400:])])
+            threshold, selected = th_re_evaluate(acc, k)
+            assert selected.indices.tolist() == wanted.tolist()
+            assert selected.values.tobytes() == residual[wanted].tobytes()
+            assert threshold == (np.abs(residual[order]).min() if len(wanted) == k else 0.0)
+            acc.commit(selected.indices)
+        residual[wanted] = 0
+
+
+def test_candidates_of_another_step_are_not_taken_for_this_one():
+    acc = NumpyAccumulator(100)
+    acc.expect(1.0, 100)
+    acc.accumulate([(0, np.linspace(-3, 3, 100, dtype=np.float32))])
+    acc.commit(acc.select(1.5, 100).indices)
+    acc.accumulate([(50, np.full(50, 9, np.float32)), (0, np.full(50, 8, np.float32))])  # not in order
+    found = acc.select(5.0, 100)
+    assert found.indices.tolist() == np.flatnonzero(np.abs(acc._acc) >= 5).tolist()
+
+
+def test_the_extension_is_there_and_in_use():
+    assert kernels.KERNELS.name == "C++"
+    assert kernels._native.SLACK == Room.SLACK
+
+
+def test_without_the_extension_the_package_works():
+    program = ("import sys; sys.modules['horovod_oktopk.kernels._native'] = None\n"
+               "from horovod_oktopk.__main__ import check_kernels; print(check_kernels()[1])")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "install a C++ compiler" in done.stdout

@@ -1,0 +1,90 @@
+"""Partial rounds of a model's gradients among threads: nothing is lost, whoever has come."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from horovod_oktopk import OkTopk, Partial
+from horovod_oktopk.partial.reducer import PartialReducer
+from horovod_oktopk.reducer.layout import Layout
+from horovod_oktopk.selection.accumulator import NumpyAccumulator
+from horovod_oktopk.transport.base import Transport
+from horovod_oktopk.transport.local import run_ranks
+from tests.reducer.test_flat import ThreadNetwork
+
+N = 200
+
+
+def made(transport: Transport, options: Partial) -> PartialReducer:
+    layout = Layout([("weights", (N,), "float32")])
+    return PartialReducer(options, False, layout, lambda part: NumpyAccumulator(part.n, part.dtype),
+                          ThreadNetwork(transport))
+
+
+def applied(rounds: list) -> np.ndarray:
+    total = np.zeros(N, np.float32)
+    for each in rounds:
+        if each.outcome is not None and each.outcome.update is not None:
+            total[each.outcome.update.indices] += each.outcome.update.values
+    return total
+
+
+@pytest.mark.parametrize("value_dtype", [None, "bfloat16", "float16"])
+def test_what_rounding_leaves_over_is_kept_by_a_rank_that_does_not_come(value_dtype):
+    """It owns a region, and rounds the others' sums; draws are such that these two start all rounds."""
+    def drawn(seed: int, number: int) -> int:
+        return int(np.random.default_rng((seed, number)).integers(3))
+
+    seed = next(seed for seed in range(10_000) if all(drawn(seed, number) < 2 for number in range(1, 7)))
+    options = Partial("majority", of=OkTopk(density=0.5, value_dtype=value_dtype), seed=seed)
+
+    def program(transport):
+        reducer, random = made(transport, options), np.random.default_rng(transport.rank)
+        computed, seen = np.zeros(N, np.float32), np.zeros(N, np.float32)
+        reducer.start()
+        for _ in range(5 if transport.rank < 2 else 0):
+            gradient = random.integers(-9999, 9999, N).astype(np.float32)
+            computed += gradient
+            seen += applied(reducer.arrive([(0, gradient)]))
+        seen += sum(applied(rounds) for rounds in reducer.settle(for_good=True))
+        residual, record = reducer.read_residual(), reducer.record()["residual"]
+        reducer.end()
+        return computed, seen, residual, record
+
+    everyone = run_ranks(3, program)
+    assert all(np.array_equal(seen, everyone[0][1]) for _, seen, _, _ in everyone)
+    computed, kept = (sum(rank[place] for rank in everyone) for place in (0, 2))
+    assert np.array_equal(everyone[0][1] + kept, computed)
+    assert all(np.array_equal(residual, record) for _, _, residual, record in everyone)
+
+
+def test_gradients_that_cannot_be_read_leave_what_was_handed_in():
+    """Rank 1 came too late with its first gradients: they are pending when the next ones fail half-way."""
+    begun, done = threading.Event(), threading.Event()
+
+    def broken():
+        yield 0, np.full(N // 2, 7, np.float32)
+        raise OSError("the rest is gone")
+
+    def program(transport):
+        reducer = made(transport, Partial("solo", of=OkTopk(density=0.1)))
+        reducer.start()
+        if transport.rank == 1:
+            assert begun.wait(20)
+        seen = applied(reducer.arrive([(0, np.arange(N, dtype=np.float32))]))
+        begun.set()
+        if transport.rank == 1:
+            with pytest.raises(OSError, match="the rest is gone"):
+                reducer.arrive(broken())
+            done.set()
+        assert done.wait(20)
+        seen += sum(applied(rounds) for rounds in reducer.settle(for_good=True))
+        kept = reducer.read_residual()
+        reducer.end()
+        return seen, kept
+
+    (seen, first), (_, second) = run_ranks(2, program)
+    assert np.array_equal(seen + first + second, 2 * np.arange(N))

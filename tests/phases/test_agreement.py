@@ -1,0 +1,112 @@
+"""The roll call: ranks that differ all raise the same clear error; ranks at different steps go on together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from horovod_oktopk.errors import AgreementError
+from horovod_oktopk.schemes.oktopk import OkTopkAllreduce
+from horovod_oktopk.selection.accumulator import NumpyAccumulator
+from horovod_oktopk.transport.counting import CountingTransport
+from horovod_oktopk.transport.local import run_ranks
+
+from ..schemes.test_conservation import assert_lawful
+from ..support.gradients import Case
+from ..support.oracle import oracle_step
+from ..support.simulation import Rank, advance, dense, new_ranks, same_bits
+
+N = 50
+
+
+def messages(describe, k_of, size=3):
+    """What each rank is told when all reduce together; None where nothing is raised."""
+    def program(transport):
+        acc = NumpyAccumulator(N)
+        scheme = OkTopkAllreduce(describe(transport.rank))
+        finite = acc.accumulate([(0, np.arange(N, dtype=np.float32))])
+        try:
+            scheme.reduce(acc, k_of(transport.rank), finite, CountingTransport(transport))
+        except AgreementError as error:
+            return str(error)
+        return None
+
+    return run_ranks(size, program, timeout=5)
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_all_ranks_hear_the_same_about_a_different_description(odd):
+    told = messages(lambda rank: f"density: 0.1\nshape of w: {[4, 5] if rank == odd else [5, 4]}", lambda rank: 5)
+    assert len(set(told)) == 1
+    assert "shape of w: [4, 5]" in told[0]
+    assert "shape of w: [5, 4]" in told[0]
+    assert f"rank {odd}" in told[0]
+    assert "density: 0.1" not in told[0]
+
+
+def test_all_ranks_hear_the_same_about_a_different_k():
+    told = messages(lambda rank: "same: yes", lambda rank: 7 if rank == 1 else 5)
+    assert len(set(told)) == 1
+    assert "rank 0 has 'k: 5', rank 1 has 'k: 7'" in told[0]
+    assert "rank 2" not in told[0]
+
+
+def test_a_missing_entry_is_named():
+    told = messages(lambda rank: "a: 1" if rank == 2 else "a: 1\nb: 2", lambda rank: 5)
+    assert len(set(told)) == 1
+    assert "rank 0 has 'b: 2', rank 2 has 'nothing'" in told[0]
+
+
+def test_a_missing_entry_is_told_before_a_k_that_differs_because_of_it():
+    told = messages(lambda rank: "a: 1" if rank == 2 else "a: 1\nb: 2", lambda rank: 3 if rank == 2 else 5)
+    assert "rank 0 has 'b: 2', rank 2 has 'nothing'" in told[0]
+
+
+def test_many_differing_ranks_give_a_short_message():
+    told = messages(lambda rank: f"name: {rank}", lambda rank: 5, size=9)
+    assert "and 4 more ranks" in told[0]
+
+
+def test_ranks_that_agree_hear_nothing():
+    assert messages(lambda rank: "same: yes", lambda rank: 5) == [None] * 3
+
+
+def settle(case, steps, **options):
+    ranks = new_ranks(case.size, case.n, **options)
+    advance(ranks, case.gradients()[:steps], case.k)
+    return ranks
+
+
+@pytest.mark.parametrize("newcomer", [0, 1, 3])
+def test_a_newcomer_takes_the_step_of_rank_0_and_all_re_evaluate(newcomer):
+    """A fresh rank 0 sets the others back to its own step; any other is taken along."""
+    case = Case("normal", 200, 20, 4, 8, seed=2)
+    options = {"selection": "reuse", "threshold_interval": 100, "region_interval": 100}
+    ranks = settle(case, 3, **options)
+    ranks[newcomer] = Rank(OkTopkAllreduce("test: yes", **options), NumpyAccumulator(case.n))
+    run = advance(ranks, case.gradients()[3:], case.k)
+    assert_lawful(run, case.k)
+    assert [record.report.step for record in run[0]] == [1 if newcomer == 0 else 4] * case.size
+    assert all(record.report.repartitioned and record.report.global_selected == case.k for record in run[0])
+    assert not any(record.report.repartitioned for record in run[1])
+
+
+def test_ranks_at_different_steps_reduce_exactly_as_thresholds_are_exact():
+    case = Case("normal", 200, 20, 3, 4, seed=4)
+    ranks = settle(case, 2)
+    ranks[2].scheme.step = 17
+    records = advance(ranks, case.gradients()[2:3], case.k)[0]
+    update, _, _ = oracle_step([record.acc for record in records], case.k)
+    assert same_bits(dense(records[0].update, case.n), update)
+    assert {record.report.step for record in records} == {3}
+
+
+def test_ranks_that_hold_the_state_of_different_steps_re_evaluate_together():
+    """As after checkpoints of different age: each rank by itself would reuse what it holds."""
+    case = Case("steady", 200, 20, 3, 4, seed=4)
+    ranks = settle(case, 2, selection="reuse", threshold_interval=100, region_interval=100)
+    ranks[2].scheme.step = 17
+    before = ranks[0].scheme.global_.value
+    run = advance(ranks, case.gradients()[2:3], case.k)
+    assert_lawful(run, case.k)
+    assert all(record.report.repartitioned and record.report.global_threshold != before for record in run[0])

@@ -1,0 +1,302 @@
+"""FlatReducer and its checkpoints on ranks that are threads: what needs no framework."""
+
+from __future__ import annotations
+
+import json
+import warnings
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_oktopk import AgreementError, OkTopk, OptionError, PluginError
+from horovod_oktopk.reducer import checkpoint
+from horovod_oktopk.reducer.flat import FlatReducer
+from horovod_oktopk.reducer.layout import Layout
+from horovod_oktopk.selection.accumulator import NumpyAccumulator
+from horovod_oktopk.transport.base import Transport
+from horovod_oktopk.transport.local import run_ranks
+
+N = 103
+ENTRIES = [("a", (50, 2), "float32"), ("b", (3,), "float32")]
+OPTIONS = OkTopk(density=0.1, threshold_interval=4, region_interval=5, threshold_guard=0.9)
+
+
+@dataclass
+class ThreadNetwork:
+    """The ranks of a LocalWorld, in place of Horovod's process set."""
+
+    transport: Transport
+    resets: int = 0
+    lane: int = 0
+
+    def barrier(self) -> None:
+        self.transport.allgather(np.zeros(1, np.int64))
+
+    def membership(self) -> tuple[int, int, int]:
+        return self.transport.rank, self.transport.size, self.resets
+
+    def connect(self, _choice: str) -> Transport:
+        return self.transport
+
+
+def make(transport: Transport, entries: Any = ENTRIES, options: OkTopk = OPTIONS, **arguments: Any) -> FlatReducer:
+    return FlatReducer(options, False, Layout(entries), lambda layout: NumpyAccumulator(layout.n, layout.dtype),
+                       ThreadNetwork(transport), **arguments)
+
+
+def take_step(reducer: FlatReducer, gradient: np.ndarray, scale: float | None = None) -> np.ndarray | None:
+    """All groups' updates as one dense vector; None where the step was undone."""
+    offsets = reducer.layout.offsets
+    for index, group in enumerate(reducer.groups):
+        parts = [gradient[offsets[i]:offsets[i + 1]] for i in group.members]
+        reducer.reduce(index, zip(group.layout.offsets[:-1].tolist(), parts, strict=True), scale)
+    updates = reducer.finish()
+    if updates is None:
+        return None
+    dense = np.zeros_like(gradient)
+    for group, update in zip(reducer.groups, updates, strict=True):
+        for i, part in zip(group.members, group.layout.parts(update), strict=True):
+            dense[offsets[i] + part.indices] = part.values
+    return dense
+
+
+def take_steps(reducer: FlatReducer, rank: int, steps: range) -> np.ndarray:
+    """The sum of the updates."""
+    total = np.zeros(reducer.layout.n, np.float32)
+    for step in steps:
+        gradient = np.random.default_rng((step, rank)).standard_normal(reducer.layout.n, np.float32)
+        total += take_step(reducer, gradient)
+    return total
+
+
+def on_ranks(size: int, program: Callable[[Transport], Any]) -> list[Any]:
+    return run_ranks(size, program, timeout=30)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("chunk", [64, 1 << 28])
+def test_a_file_gives_every_rank_its_state_back(size, chunk, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "CHUNK", chunk)
+
+    def program(transport):
+        reducer = make(transport)
+        take_steps(reducer, transport.rank, range(6))
+        checkpoint.save([reducer], tmp_path / "state", epoch=3)
+        expected = take_steps(reducer, transport.rank, range(6, 12)), reducer.read_residual()
+        resumed = make(transport)
+        checkpoint.load(resumed, 0, tmp_path / "state")
+        found = take_steps(resumed, transport.rank, range(6, 12)), resumed.read_residual()
+        return all(a.tobytes() == b.tobytes() for a, b in zip(expected, found, strict=True)), resumed.report.step
+
+    assert on_ranks(size, program) == [(True, 12)] * size
+    assert checkpoint.read_marks(tmp_path / "state") == {"epoch": 3}
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+@pytest.mark.parametrize(("former", "size"), [(4, 2), (2, 4), (3, 1), (1, 3), (5, 3)])
+def test_another_number_of_ranks_keeps_the_sum(former, size, tmp_path):
+    def before(transport):
+        reducer = make(transport)
+        for step in range(4):
+            rng = np.random.default_rng((step, transport.rank))
+            take_step(reducer, rng.integers(-9, 10, N).astype(np.float32))
+        checkpoint.save([reducer], tmp_path / "state")
+        return reducer.read_residual()
+
+    def after(transport):
+        reducer = make(transport)
+        checkpoint.load(reducer, 0, tmp_path / "state")
+        return reducer.read_residual(), reducer.groups[0].algorithm.step
+
+    held = on_ranks(former, before)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = on_ranks(size, after)
+    assert any("the sum of the residuals is kept" in str(w.message) for w in caught)
+    assert np.array_equal(sum(residual for residual, _ in found), sum(held))
+    assert {step for _, step in found} == {4}
+
+
+def test_several_reductions_share_a_file(tmp_path):
+    def program(transport):
+        reducers = [make(transport), make(transport, [("c", (40,), "float64")])]
+        for reducer in reducers:
+            take_steps(reducer, transport.rank, range(3))
+        checkpoint.save(reducers, tmp_path / "state")
+        fresh = [make(transport), make(transport, [("c", (40,), "float64")])]
+        for index, reducer in enumerate(fresh):
+            checkpoint.load(reducer, index, tmp_path / "state")
+        return all(a.read_residual().tobytes() == b.read_residual().tobytes()
+                   for a, b in zip(reducers, fresh, strict=True))
+
+    assert on_ranks(2, program) == [True, True]
+
+
+@pytest.mark.parametrize("damage", ["missing", "not a zip", "cut", "another model", "another index"])
+def test_a_file_that_does_not_fit_is_an_error_on_all_ranks(damage, tmp_path):
+    path = tmp_path / "state"
+
+    def save(transport):
+        reducer = make(transport, [("c", (40,), "float32")]) if damage == "another model" else make(transport)
+        take_steps(reducer, transport.rank, range(2))
+        checkpoint.save([reducer], path)
+
+    on_ranks(3, save)
+    if damage == "missing":
+        path.unlink()
+    elif damage == "not a zip":
+        path.write_bytes(b"something else")
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:200])
+
+    def load(transport):
+        reducer = make(transport)
+        with pytest.raises(OptionError, match="no state for these parameters could be loaded"):
+            checkpoint.load(reducer, 1 if damage == "another index" else 0, path)
+        return take_steps(reducer, transport.rank, range(1)) is not None  # nobody is left waiting
+
+    assert on_ranks(3, load) == [True] * 3
+
+
+def test_a_state_that_one_rank_alone_loads_is_an_error_on_all(tmp_path):
+    def program(transport):
+        reducer = make(transport)
+        take_steps(reducer, transport.rank, range(1))
+        checkpoint.save([reducer], tmp_path / "state")
+        action = partial(checkpoint.load, reducer, 0, tmp_path / "state")
+        if transport.rank != 1:
+            action = partial(take_steps, reducer, transport.rank, range(1))
+        with pytest.raises(AgreementError, match="loaded from a file"):
+            action()
+
+    on_ranks(3, program)
+
+
+def test_an_interrupted_save_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    def program(transport):
+        reducer = make(transport)
+        take_steps(reducer, transport.rank, range(1))
+        checkpoint.save([reducer], tmp_path / "state")
+        before = (tmp_path / "state").read_bytes()
+        monkeypatch.setattr(json, "dumps", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            checkpoint.save([reducer], tmp_path / "state")
+        return (tmp_path / "state").read_bytes() == before
+
+    assert on_ranks(1, program) == [True]
+
+
+def test_the_file_is_plain_numpy_and_json(tmp_path):
+    def program(transport):
+        reducer = make(transport)
+        take_steps(reducer, transport.rank, range(2))
+        checkpoint.save([reducer], Path(tmp_path / "state"))
+        return reducer.read_residual()
+
+    residuals = on_ranks(2, program)
+    with zipfile.ZipFile(tmp_path / "state") as archive:
+        records = json.loads(archive.read("records.json"))["reductions"][0]
+        assert [record["rank"] for record in records] == [0, 1]
+        for record, residual in zip(records, residuals, strict=True):
+            with archive.open(record["residual"]["file"]) as file:
+                assert np.array_equal(np.lib.format.read_array(file), residual)
+
+
+def test_a_step_that_cannot_be_taken_is_an_error_on_all_ranks():
+    def program(transport):
+        reducer = make(transport)
+        take_steps(reducer, transport.rank, range(1))
+        try:
+            if transport.rank == 2:
+                reducer.refuse(["parameter a: no gradient"], "not so")
+            take_steps(reducer, transport.rank, range(1))
+        except (AgreementError, PluginError) as error:
+            return type(error).__name__, "parameter a: no gradient" in str(error)
+
+    assert on_ranks(3, program) == [("AgreementError", True)] * 3
+
+
+def test_a_step_that_no_rank_can_take_says_why():
+    def program(transport):
+        with pytest.raises(PluginError, match="not so"):
+            make(transport).refuse(["parameter a: no gradient"], "not so")
+
+    on_ranks(3, program)
+
+
+def test_no_gradient_at_all_still_meets_the_others():
+    def program(transport):
+        reducer = make(transport, [] if transport.rank == 1 else ENTRIES)
+        with pytest.raises(AgreementError, match="parameter a"):
+            take_steps(reducer, transport.rank, range(1))
+
+    on_ranks(2, program)
+    assert on_ranks(2, lambda transport: len(take_step(make(transport, []), np.empty(0)))) == [0, 0]
+
+
+def test_an_overflow_of_the_gradients_dtype_is_undone():
+    class HalfLayout(Layout):
+        def representable(self, update):
+            return bool((update.values < 65504).all())
+
+    def program(transport):
+        reducer = FlatReducer(OkTopk(k=2), False, HalfLayout([("a", (8,), "float16")]),
+                              lambda layout: NumpyAccumulator(layout.n, layout.dtype), ThreadNetwork(transport))
+        update = take_step(reducer, np.full(8, 6e4, np.float32))
+        return update, reducer.report.finite, reducer.read_residual().any()
+
+    assert on_ranks(2, program) == [(None, False, False)] * 2
+
+
+def test_the_residual_follows_the_loss_scale():
+    options = OkTopk(density=0.1, threshold_interval=1)
+
+    def program(transport):
+        totals = []
+        for scales in ([1.0] * 6, [2.0, 4.0, 8.0, 4.0, 2.0, 16.0]):
+            reducer, total = make(transport, options=options), np.zeros(N, np.float32)
+            for step, scale in enumerate(scales):
+                rng = np.random.default_rng((step, transport.rank))
+                total += take_step(reducer, rng.integers(-9, 10, N).astype(np.float32) * scale, scale) / scale
+            totals.append(total.tobytes())
+        return totals[0] == totals[1]
+
+    assert on_ranks(2, program) == [True, True]
+
+
+@pytest.mark.parametrize(("entries", "message"), [
+    ([("a", (2,), "int32")], "'a' must be one of"), ([("a", (2, 1 << 31), "float32")], "at most")])
+def test_a_layout_refuses_what_it_cannot_hold(entries, message):
+    with pytest.raises(OptionError, match=message):
+        Layout(entries)
+
+
+def test_a_layout_cuts_an_update_into_parts():
+    from horovod_oktopk.vectors.sparse import SparseVector
+    layout = Layout([("a", (2, 2), "float32"), ("empty", (0,), "float32"), ("b", (3,), "float64")])
+    assert (layout.n, layout.dtype) == (7, np.float64)
+    parts = list(layout.parts(SparseVector(np.array([1, 3, 4, 6]), np.arange(4.0))))
+    assert [part.indices.tolist() for part in parts] == [[1, 3], [], [0, 2]]
+    assert [part.values.tolist() for part in parts] == [[0.0, 1.0], [], [2.0, 3.0]]
+
+
+def test_where_elastic_training_begins_anew_what_depends_on_the_ranks_is_forgotten():
+    def program(transport):
+        reducer = make(transport)
+        take_steps(reducer, transport.rank, range(2))
+        held = reducer.read_residual()
+        reducer.heed_ranks()
+        before = reducer.groups[0].algorithm.boundaries
+        reducer.network = ThreadNetwork(transport, resets=1)  # with the same rank and size
+        reducer.heed_ranks()
+        after = reducer.groups[0].algorithm.boundaries
+        take_steps(reducer, transport.rank, range(1))
+        return before is not None, after is None, bool(held.any()), reducer.report.step
+
+    assert on_ranks(2, program) == [(True, True, True, 3)] * 2

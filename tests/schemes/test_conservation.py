@@ -1,0 +1,139 @@
+"""What holds at every step, whatever the thresholds: nothing is lost, nothing counts twice, replicas agree."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from horovod_oktopk.kernels.half_precision import from_halves, to_halves
+
+from ..support.gradients import adversarial, cases
+from ..support.oracle import rank_order_sum
+from ..support.simulation import same_bits, same_runs, simulate
+
+EXACT = {"region_interval": 8}
+REUSE = {"selection": "reuse", "threshold_interval": 4, "region_interval": 8}
+SELECTIONS = {"exact": EXACT, "reuse": REUSE}
+
+
+def assert_conserved(record):
+    """Each element is in the residual bit for bit, or zero there and part of u."""
+    gone = np.setdiff1d(np.arange(len(record.acc)), record.contributed)
+    assert same_bits(record.residual[gone], record.acc[gone])
+    assert not record.residual[record.contributed].any()
+    assert record.acc[record.contributed].all()
+    assert np.isin(record.contributed, record.update.indices).all()
+
+
+def assert_update_is_what_was_cleared(ranks):
+    """u is the rank-order sum of exactly the contributions that left the residuals."""
+    cleared = []
+    for record in ranks:
+        contribution = np.zeros_like(record.acc)
+        contribution[record.contributed] = record.acc[record.contributed]
+        cleared.append(contribution)
+    update = ranks[0].update
+    assert same_bits(np.unique(np.concatenate([record.contributed for record in ranks])), update.indices)
+    assert same_bits(rank_order_sum(cleared)[update.indices], update.values)
+
+
+def assert_replicas_agree(ranks):
+    for record in ranks[1:]:
+        assert same_bits(record.update.indices, ranks[0].update.indices)
+        assert same_bits(record.update.values, ranks[0].update.values)
+
+
+def assert_selection_is_lawful(ranks, k):
+    for record in ranks:
+        assert len(record.contributed) <= record.report.local_selected <= k
+        assert record.report.global_selected == len(record.update)
+        assert record.update.values.all()
+        assert (np.diff(record.update.indices) > 0).all()
+        assert (np.diff(record.contributed) > 0).all()
+
+
+def assert_lawful(run, k):
+    for ranks in run:
+        for record in ranks:
+            assert_conserved(record)
+        assert_update_is_what_was_cleared(ranks)
+        assert_replicas_agree(ranks)
+        assert_selection_is_lawful(ranks, k)
+
+
+@given(cases(), st.sampled_from([1.0, 2.0, 4.0, 1e9]), st.sampled_from([*SELECTIONS]))
+@settings(deadline=None, max_examples=100)
+def test_every_step_conserves_and_replicas_agree(case, balance_trigger, selection):
+    options = SELECTIONS[selection]
+    assert_lawful(simulate(case.gradients(), case.k, balance_trigger=balance_trigger, **options), case.k)
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+@pytest.mark.parametrize("case", adversarial(), ids=lambda case: case.kind)
+def test_every_step_conserves_wherever_the_top_k_lies(case, selection):
+    assert_lawful(simulate(case.gradients(), case.k, **SELECTIONS[selection]), case.k)
+
+
+@pytest.mark.parametrize("case", adversarial(n=900, k=60, size=5), ids=lambda case: case.kind)
+def test_exact_selection_selects_k_at_every_step(case):
+    for ranks in simulate(case.gradients(), case.k, **EXACT):
+        reduced = np.unique(np.concatenate([record.contributed for record in ranks]))
+        for record in ranks:
+            assert record.report.local_selected == min(case.k, (record.acc != 0).sum())
+            assert record.report.global_selected == case.k or len(reduced) == record.report.global_selected < case.k
+
+
+@pytest.mark.parametrize("case", adversarial(n=900, k=60, size=5), ids=lambda case: case.kind)
+def test_reuse_selects_within_the_guard(case):
+    """Of the elements that there are."""
+    for ranks in simulate(case.gradients(), case.k, threshold_guard=0.2, **REUSE):
+        reduced = len(np.unique(np.concatenate([record.contributed for record in ranks])))
+        for record in ranks:
+            assert record.report.local_selected == min(case.k, (record.acc != 0).sum())
+            assert 0.8 * min(case.k, reduced) <= record.report.global_selected <= 1.2 * case.k
+
+
+def test_the_same_run_gives_the_same_bits_again():
+    case = adversarial(n=900, k=60, size=6)[5]
+    first, second = (simulate(case.gradients(), case.k, **REUSE) for _ in range(2))
+    assert same_runs(first, second)
+
+
+def coarse(steps, size, n, seed=0):
+    """Gradients of 16 significant bits and few exponents: float32 adds many of them without rounding."""
+    rng = np.random.default_rng(seed)
+    gradients = rng.integers(-2**15, 2**15, (steps, size, n)) * (rng.random((steps, size, n)) < 0.3)
+    gradients[..., rng.integers(0, n, n // 10)] *= 4
+    return gradients.astype(np.float32) / 2**12
+
+
+@pytest.mark.parametrize("value_dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("balance_trigger", [1.0, 1e9])
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_with_values_in_16_bits_nothing_is_lost_either(value_dtype, balance_trigger, size):
+    gradients = coarse(5, size, 700)
+    run = simulate(gradients, 40, value_dtype=value_dtype, balance_trigger=balance_trigger, region_interval=3)
+    rounded = 0
+    for ranks in run:
+        assert_replicas_agree(ranks)
+        update = ranks[0].update
+        before = np.sum([record.acc.astype(np.float64) for record in ranks], axis=0)
+        after = np.sum([record.residual.astype(np.float64) for record in ranks], axis=0)
+        after[update.indices] += update.values
+        assert (before == after).all()
+        assert len(update) == 40
+        for record in ranks:
+            untouched = np.setdiff1d(np.arange(700), update.indices)
+            assert same_bits(record.residual[untouched], record.acc[untouched])
+            rounded += np.count_nonzero(record.residual[record.contributed])
+    assert rounded > 50
+
+
+@pytest.mark.parametrize("value_dtype", ["float16", "bfloat16"])
+def test_values_in_16_bits_are_what_every_rank_applies(value_dtype):
+    for ranks in simulate(coarse(3, 3, 500), 30, value_dtype=value_dtype):
+        values = ranks[0].update.values
+        assert values.dtype == np.float32
+        assert same_bits(from_halves(to_halves(values, value_dtype), value_dtype, np.float32), values)

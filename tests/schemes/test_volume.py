@@ -1,0 +1,160 @@
+"""The promise of Equation 3, at every rank and every step: at most 6k(P-1)/P words of payload sent.
+
+It is held with an index in a word, as the paper counts; what the code of indices saves comes on top of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from horovod_oktopk.selection.global_top_k import sketch_entries
+from horovod_oktopk.vectors import wire
+
+from ..support.gradients import adversarial, cases
+from ..support.simulation import simulate
+
+WORD = 4
+GUARD = 0.25
+EXACT = {"region_interval": 8}
+REUSE = {"selection": "reuse", "threshold_interval": 4, "region_interval": 8, "threshold_guard": GUARD}
+
+
+def sent_bound(k, size):
+    return 6 * k * (size - 1) / size
+
+
+def received_bound(k, size):
+    """An owner gets all but its own of a region that is balanced to 1/16, or reused within the same bound; then
+    it gets u, of at most (1 + guard) k elements."""
+    return max(6 * k * (size - 1) / size, 4 * k) + 2 * GUARD * k + 2 * size
+
+
+def agreement_bound(size):
+    """Words of 4 bytes; numbers of 8. The roll call and, where regions are cut anew, quantiles and counts."""
+    return 2 * (size - 1) * ((5 + size) + (16 * size + 1) + size)
+
+
+def global_select_bound(k, size):
+    """Sketches, the magnitudes between two entries, and a radix search: four reductions of 256 numbers, and counts.
+    Where the threshold is reused, sizes and other sketches come before it."""
+    entries = sketch_entries(k, size)
+    step = -(-4 * k // (size * entries))
+    return (size - 1) * (2 * 65 + entries + 1 + 4 * step + 4) + 4 * 2 * (2 * 256) * (size - 1) / size
+
+
+@pytest.fixture(scope="module")
+def words_for_indices():
+    def plain(count, _span):
+        return 32, count, 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "_index_words", plain)
+        yield
+
+
+pytestmark = pytest.mark.usefixtures("words_for_indices")
+
+
+def sent_words(report, *phases):
+    return sum(report.phases[name].bytes_sent for name in phases if name in report.phases) / WORD
+
+
+def reports(run):
+    return [record.report for ranks in run for record in ranks]
+
+
+def assert_within_bounds(run, k, size):
+    for report in reports(run):
+        sent, received = report.payload_bytes()
+        assert sent / WORD <= sent_bound(k, size)
+        assert received / WORD <= received_bound(k, size)
+        assert sent_words(report, "agree") <= agreement_bound(size)
+        assert sent_words(report, "global_select") <= global_select_bound(k, size)
+
+
+@given(cases(dtypes=("float32",)), st.sampled_from([1.0, 2.0, 4.0]), st.sampled_from([EXACT, REUSE]))
+@settings(deadline=None, max_examples=150)
+def test_every_rank_keeps_to_the_bound_at_every_step(case, balance_trigger, options):
+    run = simulate(case.gradients(), case.k, balance_trigger=balance_trigger, **options)
+    assert_within_bounds(run, case.k, case.size)
+
+
+@pytest.mark.parametrize("options", [EXACT, REUSE], ids=["exact", "reuse"])
+@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize("kind", [case.kind for case in adversarial()])
+def test_no_placement_of_the_top_k_breaks_the_bound(kind, size, options):
+    case = next(case for case in adversarial(size=size) if case.kind == kind)
+    assert_within_bounds(simulate(case.gradients(), case.k, **options), case.k, size)
+
+
+def blocks(*placed, n=2000, size=2):
+    """One step's gradients: (rank, start, length, value) blocks in zeros."""
+    gradient = np.zeros((size, n), np.float32)
+    for rank, start, length, value in placed:
+        gradient[rank, start:start + length] = value
+    return gradient
+
+
+def test_regions_go_to_the_ranks_that_hold_them_already():
+    """Otherwise both ranks would send all they selected, and the owner of the larger ones 4k words in all."""
+    gradients = blocks((1, 0, 100, 20), (0, 1000, 100, 10))[None]
+    run = simulate(gradients, 100)
+    assert_within_bounds(run, 100, 2)
+    assert [sent_words(record.report, "split_and_reduce") for record in run[0]] == [0, 0]
+
+
+def test_a_reused_global_threshold_that_would_send_too_much_is_re_evaluated():
+    """120 tied elements at one owner are within the guard of k = 100, but with the 40 that it has sent they
+    would make 320 words of the 300 allowed."""
+    first = blocks(*[(rank, start, 50, 10) for rank in (0, 1) for start in (0, 1000)])
+    second = blocks((0, 100, 60, 20), (1, 200, 60, 20), (0, 1100, 40, 11), (1, 1200, 40, 11))
+    run = simulate(np.stack([first, second]), 100, selection="reuse")
+    assert_within_bounds(run, 100, 2)
+    assert run[1][0].report.repartitioned is False
+    assert sent_words(run[1][0].report, "split_and_reduce") == 2 * 40
+    assert run[1][0].report.global_selected == 100
+
+
+def test_agreement_costs_the_same_whatever_n_and_k():
+    def words(n, k):
+        gradients = np.random.default_rng(0).standard_normal((1, 4, n)).astype(np.float32)
+        return [sent_words(report, "agree") for report in reports(simulate(gradients, k))]
+
+    assert words(100, 10) == words(5000, 700)
+
+
+def evolving(n, size, steps):
+    """Gradients as in training: a mean that drifts, noise on every rank, magnitudes over several orders."""
+    rng = np.random.default_rng(0)
+    scale = np.exp(rng.standard_normal(n)).astype(np.float32)
+    mean = scale * rng.standard_normal(n, np.float32)
+    gradients = np.empty((steps, size, n), np.float32)
+    for step in gradients:
+        mean = 0.9 * mean + 0.3 * scale * rng.standard_normal(n, np.float32)
+        step[:] = mean + 0.7 * scale * rng.standard_normal((size, n), np.float32)
+    return gradients
+
+
+@pytest.fixture(scope="module")
+def training():
+    return simulate(evolving(200_000, 8, 20), 2000)
+
+
+def test_training_keeps_to_the_bound_at_every_step(training):
+    assert_within_bounds(training, 2000, 8)
+
+
+def test_training_keeps_to_the_bound_at_every_step_with_agreement_counted_too(training):
+    assert all(report.bytes_sent / WORD <= sent_bound(2000, 8) for report in reports(training))
+
+
+def test_the_report_tells_what_happened(training):
+    first, later = training[0][0].report, training[8][0].report
+    assert (first.step, first.n, first.k, first.repartitioned) == (1, 200_000, 2000, True)
+    assert (later.step, later.repartitioned, later.finite) == (9, False, True)
+    assert later.bytes_sent > sum(later.payload_bytes()) / 2 > 0
+    assert later.local_threshold > 0
+    assert later.scalars()["allgatherv/bytes_sent"] == later.phases["allgatherv"].bytes_sent

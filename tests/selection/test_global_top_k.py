@@ -1,0 +1,209 @@
+"""The global threshold over values that lie scattered over the ranks: exact, by sketches and by radix search; and
+reused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from horovod_oktopk.selection.global_top_k import ExactThreshold, sketch_entries, th_re_evaluate
+from horovod_oktopk.selection.threshold_reuse import ReusedThreshold
+from horovod_oktopk.transport.counting import CountingTransport
+from horovod_oktopk.transport.local import run_ranks
+from horovod_oktopk.vectors.sparse import SparseVector, from_bits, to_bits
+
+TINY = {"float32": 1e-45, "float64": 5e-324}
+
+
+def scattered(dtype, size, rng):
+    """Non-zero values of every rank: denormals, ties and all signs."""
+    exponents = rng.integers(-44, 38, 40 * size)
+    values = (rng.integers(1, 4, 40 * size) * 10.0 ** exponents * rng.choice([-1, 1], 40 * size)).astype(dtype)
+    values[::9] = TINY[dtype]
+    values[values == 0] = -TINY[dtype]
+    return np.split(values, np.sort(rng.integers(0, len(values), size - 1)))
+
+
+def kth_of_all(parts, k):
+    return float(np.sort(np.abs(np.concatenate(parts)))[-k])
+
+
+def radix(parts, k):
+    """What th_re_evaluate finds on each rank."""
+    found = run_ranks(len(parts), lambda transport: th_re_evaluate(to_bits(parts[transport.rank]), k, transport),
+                      timeout=10)
+    return [from_bits(bits, parts[0].dtype) for bits in found]
+
+
+@given(st.sampled_from(["float32", "float64"]), st.integers(1, 6), st.integers(1, 40), st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=60)
+def test_the_radix_search_is_exact(dtype, size, k, seed):
+    parts = scattered(dtype, size, np.random.default_rng(seed))
+    assert radix(parts, k) == [kth_of_all(parts, k)] * size
+
+
+@pytest.mark.parametrize("values", [[1.0, -np.inf, 3.0], [-5e-324, 5e-324, 1e-320]])
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_the_radix_search_finds_extreme_values(values, k):
+    parts = [np.array(values), np.empty(0)]
+    assert radix(parts, k) == [kth_of_all(parts, k)] * 2
+
+
+def test_the_radix_search_gives_zero_for_fewer_than_k_values():
+    assert radix([np.ones(3, np.float32), np.empty(0, np.float32)], 4) == [0.0, 0.0]
+
+
+def select(parts, k, region_order):
+    """(indices selected, sizes, threshold, messages sent) on every rank."""
+    def program(transport):
+        threshold, counting = ExactThreshold(), CountingTransport(transport)
+        chosen, sizes = threshold.select(parts[transport.rank], k, np.array(region_order), counting)
+        return chosen.indices.tolist(), sizes.tolist(), threshold.value, counting.traffic.messages_sent
+
+    return run_ranks(len(parts), program, timeout=10)
+
+
+def select_again(parts, k, region_order, value, guard=0.25, fits=lambda sizes: True):
+    """(indices selected, sizes, threshold) on every rank, where the threshold `value` may be reused."""
+    def program(transport):
+        threshold = ReusedThreshold(guard)
+        threshold.value = value
+        chosen, sizes = threshold.select_again(parts[transport.rank], k, np.array(region_order), fits, transport)
+        return chosen.indices.tolist(), sizes.tolist(), threshold.value
+
+    return run_ranks(len(parts), program, timeout=10)
+
+
+def regions(values, region_order):
+    """Equal parts of a dense vector, part j with rank region_order[j]."""
+    parts = [None] * len(region_order)
+    for block, rank in zip(np.split(np.arange(len(values)), len(region_order)), region_order, strict=True):
+        parts[rank] = SparseVector(block, np.asarray(values, np.float32)[block])
+    return parts
+
+
+@pytest.mark.parametrize("region_order", [[0, 1, 2], [1, 2, 0], [2, 0, 1]])
+@pytest.mark.parametrize("copies", [1, 60])
+@pytest.mark.parametrize("k", range(1, 7))
+def test_ties_go_to_the_lower_index_whoever_owns_it(region_order, k, copies):
+    found = select(regions(np.repeat([1, 2, 1, 1, -1, 1], copies), region_order), k * copies, region_order)
+    by_one = [1, 0, 2, 3, 4, 5][:k]
+    expected = sorted(copies * index + copy for index in by_one for copy in range(copies))
+    assert sorted(index for indices, *_ in found for index in indices) == expected
+    assert all(sizes == [len(indices) for indices, *_ in found] for _, sizes, *_ in found)
+
+
+def test_zero_sums_are_never_selected():
+    found = select(regions([0, 1, 0, 0], [0, 1]), 4, [0, 1])
+    assert [indices for indices, *_ in found] == [[1], []]
+
+
+@given(st.sampled_from(["float32", "float64"]), st.integers(1, 6), st.integers(1, 2100), st.integers(0, 2**32 - 1),
+       st.sampled_from([1.0, 2.0, 50.0]))
+@settings(deadline=None, max_examples=150)
+def test_the_top_k_is_exact(dtype, size, k, seed, unevenness):
+    """With ties, crowded magnitudes and ranks of very different ones."""
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(2000).astype(dtype)
+    values[:600] *= unevenness
+    values[rng.integers(0, 2000, 300)] = rng.choice([-1, 1])
+    values[rng.integers(0, 2000, 300)] = 0.9 + rng.random(300) * 1e-3
+    values[values == 0] = 1
+    parts = [SparseVector(block, values[block]) for block in np.array_split(np.arange(2000), size)]
+    exact = np.sort(np.argsort(-np.abs(values), kind="stable")[:k])
+    found = select(parts, k, list(range(size)))
+    kth = float(np.abs(values[exact]).min()) if k <= 2000 else 0.0
+    for _, sizes, threshold, _ in found:
+        assert sizes == [len(indices) for indices, *_ in found]
+        assert threshold in (kth, 0.0 if k == 2000 else kth)
+    assert [index for indices, *_ in found for index in indices] == exact.tolist()
+
+
+NORMAL = np.random.default_rng(0).standard_normal(8000).astype(np.float32)
+CROWDED = np.sign(NORMAL) * (1 + np.abs(NORMAL) * np.float32(1e-5))
+RADIX = 7 + 4 * 14 + 7
+
+
+def on_eight(values):
+    return [SparseVector(block, values[block]) for block in np.split(np.arange(8000), 8)]
+
+
+@pytest.mark.parametrize("values", [NORMAL, CROWDED], ids=["normal", "crowded"])
+@pytest.mark.parametrize("k", [1, 10, 800, 7999])
+def test_two_messages_suffice_however_magnitudes_are_distributed(values, k):
+    exact = np.sort(np.abs(values))[-k]
+    for _, sizes, threshold, sent in select(on_eight(values), k, list(range(8))):
+        assert (sum(sizes), threshold, sent) == (k, exact, 2 * 7)
+
+
+@pytest.mark.parametrize("k", [800, 3000])
+def test_the_two_messages_are_short(k):
+    """Together about as long as a tenth of the values that are selected."""
+    def program(transport):
+        counting = CountingTransport(transport)
+        ExactThreshold().select(on_eight(NORMAL)[transport.rank], k, np.arange(8), counting)
+        return counting.traffic.bytes_sent
+
+    entries = sketch_entries(k, 8)
+    assert max(run_ranks(8, program)) <= 4 * 7 * (entries + 1 + 3 * 4 * k / 8 / entries)
+
+
+ONE_RANK = np.concatenate([NORMAL[:1000] * 100, NORMAL[1000:]])
+MANY_EQUAL = np.where(np.arange(8000) % 8 == 0, np.float32(5), np.where(np.arange(8000) % 25 == 1, 9, NORMAL / 9))
+
+
+@pytest.mark.parametrize("values", [ONE_RANK, np.full(8000, 5.0, "f4"), MANY_EQUAL.astype("f4")],
+                         ids=["one rank has all", "all are equal", "many are equal"])
+def test_a_radix_search_takes_over_where_sketches_do_not_tell(values):
+    exact = np.sort(np.abs(values))[-800]
+    for _, sizes, threshold, sent in select(on_eight(values), 800, list(range(8))):
+        assert (sum(sizes), threshold, sent) == (800, exact, RADIX)
+
+
+TEN = regions(np.arange(1, 21), [0, 1])
+
+
+@pytest.mark.parametrize(("value", "count"), [(11.0, 10), (9.0, 12), (13.0, 8)])
+def test_within_the_guard_a_threshold_is_reused(value, count):
+    for rank, (indices, sizes, threshold) in enumerate(select_again(TEN, 10, [0, 1], value)):
+        assert threshold == value
+        assert sum(sizes) == count
+        assert len(indices) == sizes[rank]
+
+
+@pytest.mark.parametrize("value", [28.0, 4.0, 0.0, 99.0])
+def test_a_threshold_that_deviates_too_far_is_replaced_from_the_sketches(value):
+    for _, sizes, threshold in select_again(TEN, 10, [0, 1], value):
+        assert (sizes, threshold) == ([0, 10], 11.0)
+
+
+def test_sizes_that_send_too_much_are_not_taken():
+    for _, sizes, threshold in select_again(TEN, 10, [0, 1], 12.0, fits=lambda sizes: False):
+        assert (sizes, threshold) == ([0, 10], 11.0)
+
+
+@given(st.integers(1, 6), st.integers(1, 700), st.integers(0, 2**32 - 1), st.sampled_from([1.0, 30.0]))
+@settings(deadline=None, max_examples=60)
+def test_sketches_select_nearly_the_exact_top_k(size, k, seed, unevenness):
+    """At most k, less a step of k/(16 P) at most; each rank leaves out less than a step of the exact top k."""
+    values = np.random.default_rng(seed).standard_normal(1500).astype(np.float32)
+    values[:300] *= unevenness
+    parts = [SparseVector(block, values[block]) for block in np.array_split(np.arange(1500), size)]
+    found = select_again(parts, k, list(range(size)), 1e-30)
+    selected = [index for indices, _, _ in found for index in indices]
+    step = -(-k // (16 * size))
+    assert len(selected) == len(set(selected)) == sum(found[0][1])
+    assert k - step <= len(selected) <= k
+    exact = np.argsort(-np.abs(values), kind="stable")[:k].tolist()
+    assert len(set(exact) - set(selected)) <= size * (step - 1) + k - len(selected)
+    assert len({threshold for _, _, threshold in found}) == 1
+
+
+def test_where_a_sketch_is_too_short_all_re_evaluate_exactly():
+    """One rank of eight holds all of the top k, and its sketch tells of k/2."""
+    values = np.concatenate([np.arange(1000, 2000), np.ones(7000)]).astype(np.float32)
+    parts = [SparseVector(block, values[block]) for block in np.split(np.arange(8000), 8)]
+    for _, sizes, threshold in select_again(parts, 640, list(range(8)), 1e-30):
+        assert (sizes, threshold) == ([640] + [0] * 7, 1360.0)

@@ -1,0 +1,126 @@
+"""The local top-k is exact, whatever a sample says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from horovod_oktopk.kernels import _native
+from horovod_oktopk.kernels.kernels import NativeKernels, NumpyKernels
+from horovod_oktopk.selection import local_top_k as thresholds
+from horovod_oktopk.selection.accumulator import NumpyAccumulator
+from horovod_oktopk.selection.local_top_k import (
+    MIN_SAMPLE,
+    MIN_STRIDE,
+    SAMPLE_HITS,
+    kth_magnitude,
+    th_re_evaluate,
+    top_k,
+)
+
+from ..support.oracle import topk_mask
+
+N, K = 200_000, 4000
+STRIDE = min(N // MIN_SAMPLE, max(MIN_STRIDE, K // SAMPLE_HITS))
+
+
+def holding(values):
+    acc = NumpyAccumulator(len(values), values.dtype)
+    assert acc.accumulate([(0, values)])
+    return acc
+
+
+def periodic():
+    """The sample meets only the large elements."""
+    values = np.random.default_rng(1).standard_normal(N).astype(np.float32)
+    values[::STRIDE] += 100
+    return values
+
+
+def anti_periodic():
+    """The sample meets none of the large elements."""
+    values = np.random.default_rng(1).standard_normal(N).astype(np.float32) + 100
+    values[::STRIDE] = 1e-6
+    return values
+
+
+def few():
+    values = np.zeros(N, np.float32)
+    values[np.random.default_rng(1).choice(N, K // 2, replace=False)] = -2
+    return values
+
+
+DATA = {
+    "normal": lambda: np.random.default_rng(0).standard_normal(N).astype(np.float32),
+    "float64": lambda: np.random.default_rng(0).standard_normal(N) ** 9,
+    "periodic": periodic,
+    "anti_periodic": anti_periodic,
+    "constant": lambda: np.full(N, 3, np.float32),
+    "just_k": lambda: np.where(np.arange(N) < K, -1, 0).astype(np.float32),
+    "many_ties": lambda: np.random.default_rng(0).integers(-9, 9, N).astype(np.float32),
+    "denormal": lambda: (np.random.default_rng(0).standard_normal(N) * 1e-41).astype(np.float32),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(DATA))
+def test_re_evaluation_is_exact_though_it_looks_at_a_sample(kind):
+    assert STRIDE > 1
+    values = DATA[kind]()
+    threshold, selected = th_re_evaluate(holding(values), K)
+    assert threshold == np.sort(np.abs(values))[-K]
+    assert selected.indices.tolist() == np.flatnonzero(topk_mask(values, K)).tolist()
+    assert selected.values.tobytes() == values[selected.indices].tobytes()
+
+
+def test_fewer_than_k_non_zero_elements_are_all_selected():
+    values = few()
+    threshold, selected = th_re_evaluate(holding(values), K)
+    assert threshold == 0
+    assert selected.indices.tolist() == np.flatnonzero(values).tolist()
+
+
+@pytest.mark.parametrize("k", [1, 9, 10, 11, 50])
+def test_re_evaluation_for_every_k_around_n(k):
+    values = np.arange(-3, 7, dtype=np.float32)
+    _, selected = th_re_evaluate(holding(values), k)
+    assert selected.indices.tolist() == np.flatnonzero(topk_mask(values, k)).tolist()
+
+
+def test_top_k_gives_ties_to_the_lower_index():
+    _, everything = th_re_evaluate(holding(np.array([2, -1, 1, 1, -2], np.float32)), 5)
+    assert top_k(everything, 3).indices.tolist() == [0, 1, 4]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [1, 100, 20_000])
+@pytest.mark.parametrize("kernels", [NumpyKernels(), NativeKernels()], ids=lambda kernels: kernels.name)
+@pytest.mark.parametrize("kind", ["normal", "exponents", "few", "equal", "zeros", "periodic", "anti-periodic"])
+def test_the_kth_magnitudes_are_those_of_a_sorted_vector(dtype, n, kind, kernels, monkeypatch):
+    monkeypatch.setattr(thresholds, "KERNELS", kernels)
+    rng, info = np.random.default_rng(n), np.finfo(dtype)
+    sampled = np.isin(np.arange(n), np.arange(_native.SAMPLE) * n // _native.SAMPLE)
+    values = {"normal": lambda: rng.standard_normal(n), "equal": lambda: np.full(n, -1.5),
+              "zeros": lambda: -np.zeros(n),
+              "periodic": lambda: np.where(sampled, 2, rng.random(n)),
+              "anti-periodic": lambda: np.where(sampled, 0.5, 1 + rng.random(n)),
+              "exponents": lambda: rng.choice([-1, 1], n) * np.exp2(rng.integers(info.minexp - 5, info.maxexp, n)),
+              "few": lambda: rng.choice([info.max, -info.max, info.smallest_subnormal, -0.0, 1.0, -2.0], n)}[kind]()
+    ordered = np.sort(np.abs(values.astype(dtype)))[::-1]
+    wanted = sorted({1, n, 1 + n // 2, *rng.integers(1, n + 1, 20).tolist()})
+    assert [kth_magnitude(values.astype(dtype), k) for k in wanted] == [float(ordered[k - 1]) for k in wanted]
+
+
+@pytest.mark.parametrize("turn", [0.0, 0.3])
+def test_the_bound_of_one_step_serves_the_next(turn, monkeypatch):
+    """Gradients of batches that differ, while the residual fills and settles: nearly never is another pass needed."""
+    n, k, passes = 100_000, 1000, []
+    in_a_pass = NumpyAccumulator._select_in_a_pass
+    monkeypatch.setattr(NumpyAccumulator, "_select_in_a_pass",
+                        lambda acc, *arguments: passes.append(step) or in_a_pass(acc, *arguments))
+    acc, rng = NumpyAccumulator(n), np.random.default_rng(1)
+    for step in range(150):
+        acc.accumulate([(0, rng.standard_normal(n).astype(np.float32) * np.float32(1 + turn * (step % 3)))])
+        _, selected = th_re_evaluate(acc, k)
+        assert len(selected) == k
+        acc.commit(selected.indices)
+    assert len([step for step in passes if step >= 5]) <= 1

@@ -1,0 +1,88 @@
+"""Runs the algorithm over several steps on ranks that are threads, and keeps what the tests look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from horovod_oktopk.schemes.oktopk import OkTopkAllreduce
+from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.selection.accumulator import NumpyAccumulator
+from horovod_oktopk.transport.counting import CountingTransport
+from horovod_oktopk.transport.local import run_ranks
+from horovod_oktopk.vectors.sparse import SparseVector
+
+TIMEOUT = 20.0
+
+
+@dataclass
+class Record:
+    """One step on one rank."""
+
+    acc: np.ndarray
+    residual: np.ndarray
+    update: SparseVector | None
+    contributed: np.ndarray
+    report: StepReport
+
+
+@dataclass
+class Rank:
+    """One rank of a simulated training run; a run may stop, and go on from here."""
+
+    scheme: Any
+    accumulator: NumpyAccumulator
+    records: list[Record] = field(default_factory=list)
+
+    def step(self, gradient: np.ndarray, k: int, transport: CountingTransport) -> Record:
+        transport.reset()
+        acc = self.accumulator.residual + gradient
+        finite = self.accumulator.accumulate([(0, gradient)])
+        outcome = self.scheme.reduce(self.accumulator, k, finite, transport)
+        if outcome.update is not None:
+            self.accumulator.commit(outcome.contributed, outcome.remainder)
+        self.records.append(Record(acc, self.accumulator.residual.copy(), outcome.update, outcome.contributed,
+                                   outcome.report))
+        return self.records[-1]
+
+
+def new_ranks(size: int, n: int, dtype: Any = np.float32, make: Any = OkTopkAllreduce, **options: Any) -> list[Rank]:
+    return [Rank(make("test: yes", **options), NumpyAccumulator(n, dtype)) for _ in range(size)]
+
+
+def advance(ranks: list[Rank], gradients: np.ndarray, k: int) -> list[list[Record]]:
+    """Takes steps with gradients of shape (steps, P, n); gives the records of these steps as [step][rank]."""
+    def program(transport):
+        counting = CountingTransport(transport)
+        return [ranks[transport.rank].step(step[transport.rank], k, counting) for step in gradients]
+
+    by_rank = run_ranks(len(ranks), program, timeout=TIMEOUT)
+    return [list(step) for step in zip(*by_rank, strict=True)]
+
+
+def simulate(gradients: np.ndarray, k: int, **options: Any) -> list[list[Record]]:
+    """A whole run from nothing: [step][rank]. options: the algorithm's, and `make`, which makes another one."""
+    _, size, n = gradients.shape
+    return advance(new_ranks(size, n, gradients.dtype, **options), gradients, k)
+
+
+def dense(vector: SparseVector, n: int) -> np.ndarray:
+    out = np.zeros(n, vector.values.dtype)
+    out[vector.indices] = vector.values
+    return out
+
+
+def same_bits(left: Any, right: Any) -> bool:
+    """NaN equals itself, and -0 is not 0."""
+    left, right = np.asarray(left), np.asarray(right)
+    return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+def same_runs(left: list[list[Record]], right: list[list[Record]]) -> bool:
+    """Whether two runs gave the same updates and left the same residuals, bit for bit."""
+    return len(left) == len(right) and all(
+        same_bits(a.update.indices, b.update.indices) and same_bits(a.update.values, b.update.values)
+        and same_bits(a.residual, b.residual)
+        for step, other in zip(left, right, strict=True) for a, b in zip(step, other, strict=True))
