@@ -29,7 +29,7 @@ from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
 
 INTERFACE = Path("/sys/class/net/eth0/statistics/tx_bytes")
 SPARSE = {"OkTopk": OkTopk, "OkTopk, bfloat16": partial(OkTopk, value_dtype="bfloat16"),
-          "OkTopk, reuse": partial(OkTopk, selection="reuse"), "OkTopk, auto": partial(OkTopk, algorithm="auto"),
+          "OkTopk, reuse": partial(OkTopk, selection="reuse"), "OkTopk, auto": partial(OkTopk, strategy="auto"),
           "TopkA": TopkA, "TopkDSA": TopkDSA, "GTopk": GTopk, "GaussianK": GaussianK}
 LOCAL_PHASES = ("accumulate", "select", "sum", "write_back")
 Vector = np.ndarray[Any, Any]
@@ -72,19 +72,19 @@ def mpi_dense() -> Reduce:
 def sparse(scheme: str, n: int, density: float) -> Reduce:
     options = SPARSE[scheme](density=density)
     accumulator = NumpyAccumulator(n)
-    algorithm = options.scheme("benchmark: allreduce")
+    algorithm = options.build("benchmark: allreduce")
     transport = CountingTransport(MPITransport(MPI.COMM_WORLD.Dup()))
 
     def reduce(gradient: Vector) -> StepReport:
         transport.reset()
         with transport.phase("accumulate"):
             finite = accumulator.accumulate([(0, gradient)], clear=True)
-        reduction = algorithm.reduce(accumulator, options.k_of(n), finite, transport)
-        assert reduction.update is not None
+        result = algorithm.reduce(accumulator, options.k_of(n), finite, transport)
+        assert result.update is not None
         with transport.phase("write_back"):
-            accumulator.commit(reduction.contributed, reduction.remainder)
-            write(reduction.update, gradient)
-        return reduction.report
+            accumulator.commit(result.contributed, result.remainder)
+            write(result.update, gradient)
+        return result.report
 
     return reduce
 

@@ -37,9 +37,9 @@ Run = dict[str, Any]
 def compression_of(method: str, density: float) -> Any:
     import horovod_oktopk.torch as plugin
     partial, dense, sparse = plugin.Partial, plugin.Dense(), plugin.OkTopk(density=density)
-    return {"synchronous": dense, "oktopk": sparse, "solo": partial("solo", of=dense),
-            "majority": partial("majority", of=dense), "both": partial("majority", of=sparse),
-            "solo-oktopk": partial("solo", of=sparse)}[method]
+    return {"synchronous": dense, "oktopk": sparse, "solo": partial(dense, policy="solo"),
+            "majority": partial(dense, policy="majority"), "both": partial(sparse, policy="majority"),
+            "solo-oktopk": partial(sparse, policy="solo")}[method]
 
 
 def train(name: str, method: str, seed: int, scale: float, density: float) -> Run:
@@ -48,7 +48,7 @@ def train(name: str, method: str, seed: int, scale: float, density: float) -> Ru
     import torch
     from uneven import TASKS
 
-    from horovod_oktopk.torch import settle, step_report
+    from horovod_oktopk.torch import step_report, synchronize_replicas
 
     hvd.init()
     torch.set_num_threads(1)
@@ -76,7 +76,7 @@ def train(name: str, method: str, seed: int, scale: float, density: float) -> Ru
             steps += 1
             reports += [step_report(optimizer)] if method not in ("synchronous", "oktopk") else []
         if (epoch + 1) % task.evaluated == 0:
-            settle(optimizer)
+            synchronize_replicas(optimizer)
             seconds += time.perf_counter() - start
             value = task.evaluate(model) if hvd.rank() == 0 else 0.0
             history.append({"epoch": epoch + 1, "seconds": seconds, "value": value})

@@ -136,7 +136,7 @@ class Ranks:
     def __init__(self, options: Scheme, size: int, n: int) -> None:
         self.k = options.k_of(n)
         self.accumulators = [NumpyAccumulator(n) for _ in range(size)]
-        self.algorithms = [options.scheme("benchmark: figures") for _ in range(size)]
+        self.algorithms = [options.build("benchmark: figures") for _ in range(size)]
 
     def accumulated(self, gradients: Gradients) -> Gradients:
         """acc of every rank, before the step."""
@@ -148,12 +148,12 @@ class Ranks:
         def program(inner: LocalTransport) -> Outcome:
             accumulator, transport = self.accumulators[inner.rank], CountingTransport(inner)
             finite = accumulator.accumulate([(0, gradients[inner.rank])])
-            reduction = self.algorithms[inner.rank].reduce(accumulator, self.k, finite, transport)
-            assert reduction.update is not None
-            passing = accumulator.select(reduction.report.local_threshold, accumulator.n)
+            result = self.algorithms[inner.rank].reduce(accumulator, self.k, finite, transport)
+            assert result.update is not None
+            passing = accumulator.select(result.report.local_threshold, accumulator.n)
             assert passing is not None
-            accumulator.commit(reduction.contributed)
-            return Outcome(top_k(passing, self.k), reduction.update, reduction.report)
+            accumulator.commit(result.contributed)
+            return Outcome(top_k(passing, self.k), result.update, result.report)
 
         return run_ranks(len(self.accumulators), program, timeout=120.0)
 

@@ -34,7 +34,7 @@ def measure(kind: str, elements: int, skew: float, iterations: int) -> Result:
 
     from horovod_oktopk.partial.rounds import PartialAllreduce
     from horovod_oktopk.transport.mpi import MPITransport
-    world, transport = MPI.COMM_WORLD, MPITransport(MPI.COMM_WORLD.Dup(), quiet=kind != "MPI_Allreduce")
+    world, transport = MPI.COMM_WORLD, MPITransport(MPI.COMM_WORLD.Dup(), yield_cpu=kind != "MPI_Allreduce")
     mine, nothing = np.ones(elements, np.float32), np.zeros(elements, np.float32)
     partial = None if kind == "MPI_Allreduce" else PartialAllreduce(
         kind, lambda contributes, _: transport.allreduce(mine if contributes else nothing), transport,

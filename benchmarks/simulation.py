@@ -160,8 +160,8 @@ class TakeTurns:
         return self._wait(lambda: self._inner.allreduce(counts))
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
-                 bucket_size: int) -> Iterator[list[tuple[int, Bytes]]]:
-        yield from self._wait(lambda: list(self._inner.exchange(outgoing, incoming, bucket_size)))
+                 messages_in_flight: int) -> Iterator[list[tuple[int, Bytes]]]:
+        yield from self._wait(lambda: list(self._inner.exchange(outgoing, incoming, messages_in_flight)))
 
     def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
         return self._wait(lambda: self._inner.allgatherv(message, sizes))
@@ -184,7 +184,7 @@ def simulate(scheme: str, size: int, gradients: Gradients, steps: int, advance: 
         reports = []
         with turn:
             transport = CountingTransport(TakeTurns(inner, turn))
-            accumulator, algorithm = TopAccumulator(gradients.n), options.scheme("benchmark: simulation")
+            accumulator, algorithm = TopAccumulator(gradients.n), options.build("benchmark: simulation")
             for step in range(steps):
                 transport.reset()
                 finite = accumulator.accumulate([(0, gradients.draw(inner.rank, step))])

@@ -1,5 +1,5 @@
 """One allreduce of vectors from a thousand to many millions of elements on the cluster: where dense wins, and whether
-algorithm="auto" keeps up with it.
+strategy="auto" keeps up with it.
 
     sudo .venv/bin/python benchmarks/sizes.py
 
@@ -84,7 +84,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rate", default="1gbit", help="of each host's link, such as 100mbit")
     parser.add_argument("--density", type=float, default=0.01)
     parser.add_argument("--warm-up", type=int, default=20, help="steps of a sparse scheme before those timed; "
-                                                               "algorithm='auto' decides after 16")
+                                                               "strategy='auto' decides after 16")
     parser.add_argument("--steps", type=int, default=30, help="timed")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for each job")
     parser.add_argument("--json", type=Path, default=Path("runs/sizes.json"))

@@ -41,7 +41,7 @@ from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import LocalTransport, LocalWorld
 from horovod_oktopk.vectors import sparse
 from horovod_oktopk.vectors.sparse import SparseVector
-from horovod_oktopk.vectors.wire import Format
+from horovod_oktopk.vectors.wire import WireCodec
 
 PHASES = ("accumulate", "select", "reduce", "write-back")
 SPARSIFICATION = ("accumulate", "select", "write-back")
@@ -74,22 +74,22 @@ class Step:
         self.k = options.k_of(n)
         self.kernels = kernels
         self.acc = NumpyAccumulator(n, kernels=kernels)
-        self.algorithm = options.scheme("benchmark: step")
+        self.algorithm = options.build("benchmark: step")
         self.transport = CountingTransport(LocalTransport(LocalWorld(1), 0))
 
     def run(self, gradient: Gradient) -> dict[str, float]:
         """Reduces the gradient in place. Seconds by phase."""
         sparse.KERNELS = global_threshold.KERNELS = thresholds.KERNELS = self.kernels
-        oktopk.Format = partial(Format, kernels=self.kernels)  # type: ignore[assignment, misc]
+        oktopk.WireCodec = partial(WireCodec, kernels=self.kernels)  # type: ignore[assignment, misc]
         self.transport.reset()
         times = [time.perf_counter()]
         finite = self.acc.accumulate([(0, gradient)], clear=True)
         times.append(time.perf_counter())
-        reduction = self.algorithm.reduce(self.acc, self.k, finite, self.transport)
+        result = self.algorithm.reduce(self.acc, self.k, finite, self.transport)
         times.append(time.perf_counter())
-        assert reduction.update is not None
-        self.acc.commit(reduction.contributed, reduction.remainder)
-        write_back(reduction.update, gradient)
+        assert result.update is not None
+        self.acc.commit(result.contributed, result.remainder)
+        write_back(result.update, gradient)
         times.append(time.perf_counter())
         accumulate, reduce, write = (stop - start for start, stop in pairwise(times))
         select = self.transport.phases["select"].seconds

@@ -36,8 +36,8 @@ from horovod_oktopk.torch import (
     Partial,
     TopkA,
     TopkDSA,
-    settle,
     step_report,
+    synchronize_replicas,
 )
 
 SCHEMES = {"oktopk": OkTopk, "topka": TopkA, "topkdsa": TopkDSA, "gtopk": GTopk, "gaussiank": GaussianK}
@@ -126,7 +126,7 @@ def train(arguments: argparse.Namespace) -> dict[str, Any]:
     compressed = arguments.compression != "none"
     compression = SCHEMES[arguments.compression](density=arguments.density) if compressed else Dense()
     if arguments.partial is not None:
-        compression = Partial(arguments.partial, of=compression)
+        compression = Partial(compression, policy=arguments.partial)
     # Horovod: wrap the optimizer; this is where the compression goes.
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
                                          compression=compression)
@@ -156,7 +156,7 @@ def train(arguments: argparse.Namespace) -> dict[str, Any]:
                 optimizer.step()
                 seen.step(time.perf_counter() - start, optimizer, compressed)
                 progress.update()
-            settle(optimizer)  # with --partial: from here on all ranks have the same parameters
+            synchronize_replicas(optimizer)  # with --partial: from here on all ranks have the same parameters
             schedule.step()
             if densities is not None:
                 densities.step()

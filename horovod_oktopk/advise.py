@@ -12,8 +12,8 @@ import numpy as np
 from .errors import OptionError
 from .schemes import cost
 from .selection.accumulator import NumpyAccumulator
-from .selection.local_top_k import th_re_evaluate
-from .vectors.wire import WORD, Format
+from .selection.local_top_k import local_top_k
+from .vectors.wire import WORD, WireCodec
 
 if TYPE_CHECKING:
     from .transport.base import Transport
@@ -89,7 +89,7 @@ def predict(n: int, size: int, density: float, network: Network, selection_secon
     rounds = float(np.ceil(np.log2(size))) if size > 1 else 0.0
     filled = n * (1 - (1 - k / n) ** size)
     share = (size - 1) / size
-    coded = Format(np.dtype(np.float32)).size(k, n) / (2 * WORD * k)  # an element's words on the wire, to two
+    coded = WireCodec(np.dtype(np.float32)).size(k, n) / (2 * WORD * k)  # an element's words on the wire, to two
     dsa = (2 * k * coded + min(2 * filled * coded, n)) * share
     table = [("dense", cost.dense_volume(n, size), 2 * rounds),
              ("OkTopk", coded * cost.oktopk_bound(k, size), 2 * size + 2 * rounds),
@@ -111,7 +111,7 @@ def measure_selection(n: int, density: float) -> float:
     for _ in range(8):  # the first ones do not know yet what to expect
         start = time.perf_counter()
         accumulator.accumulate([(0, gradient)])
-        _, selection = th_re_evaluate(accumulator, k)
+        _, selection = local_top_k(accumulator, k)
         accumulator.commit(selection.indices)
         output = np.zeros(m, np.float32)
         output[selection.indices] = selection.values

@@ -9,14 +9,14 @@ from numbers import Integral, Real
 from typing import Any, Literal, NoReturn, Protocol, get_args
 
 from .errors import OptionError, PluginError
-from .kernels.half_precision import HalfName
+from .kernels.half_precision import HalfDtype
 from .partial.rounds import Policy
 from .schemes.auto import AutoAllreduce
 from .schemes.dense import DenseAllreduce
 from .schemes.gaussiank import GaussianKAllreduce
 from .schemes.gtopk import GTopkAllreduce, NaiveGTopkAllreduce
 from .schemes.oktopk import OkTopkAllreduce, Selection
-from .schemes.step_result import Reduction
+from .schemes.step_result import StepResult
 from .schemes.topka import TopkAAllreduce
 from .schemes.topkdsa import TopkDSAAllreduce
 from .selection.accumulator import Accumulator
@@ -30,7 +30,7 @@ class Algorithm(Protocol):
     description: str
     step: int
 
-    def reduce(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport) -> Reduction: ...
+    def reduce(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport) -> StepResult: ...
 
     def state(self) -> dict[str, Any]: ...
 
@@ -62,9 +62,9 @@ class Scheme(Compression):
     k: that number itself, instead of a density; from 1 to n.
     transport: "mpi" (mpi4py), "horovod" (Horovod's own alltoall and allgather), or "auto": MPI where
         Horovod runs on it, and Horovod's collectives elsewhere.
-    bucket_bytes: the gradients are split into groups of about so many bytes, the last ones first, and a group is
+    bucket_bytes: the gradients are split into buckets of about so many bytes, the last ones first, and a bucket is
         reduced while the backward pass still computes the next; each has a k of its own, by the density. "auto" (in
-        PyTorch): groups are planned over the first steps, and taken where they are faster. None: one group, after
+        PyTorch): buckets are planned over the first steps, and taken where they are faster. None: one bucket, after
         the backward pass.
     Raises OptionError where a value is not allowed.
     """
@@ -84,7 +84,7 @@ class Scheme(Compression):
             if self.bucket_bytes != "auto":
                 _check_integer("bucket_bytes", self.bucket_bytes, ', or "auto"')
             if self.k is not None:
-                raise OptionError("bucket_bytes splits the gradients into groups, each with a k of its own: give a "
+                raise OptionError("bucket_bytes splits the gradients into buckets, each with a k of its own: give a "
                                   f"density; got k={self.k!r}, bucket_bytes={self.bucket_bytes!r}")
         if self.transport not in get_args(TransportName):
             raise OptionError(f"transport must be one of {get_args(TransportName)}; got {self.transport!r}")
@@ -107,7 +107,7 @@ class Scheme(Compression):
             raise OptionError(f"the density can be changed only where it was given; got k={self.k}")
         return replace(self, density=density)
 
-    def scheme(self, description: str) -> Algorithm:
+    def build(self, description: str) -> Algorithm:
         """The algorithm, with these options.
 
         description: what must be equal on all ranks, one "name: value" a line.
@@ -147,56 +147,56 @@ class OkTopk(Scheme):
     k: that number itself, instead of a density; from 1 to n.
     selection: "exact": the global top-k is exact at every step, as the local one always is; "reuse": the paper's,
         which reuses the global threshold between evaluations, and saves one short message.
-    algorithm: "oktopk", or "auto": over the first steps Ok-Topk, an allgather of everyone's top-k with the same
+    strategy: "split", Ok-Topk's own; or "auto": over the first steps Ok-Topk, an allgather of everyone's top-k with the same
         outcome, and a dense allreduce are timed, and the fastest is taken; for small models and fast networks.
     value_dtype: "float16" or "bfloat16": values travel in 16 bits, and what rounding leaves over stays in the
         residual; None: they travel as they are. float16 holds magnitudes of about 6e-5 to 65504 well.
     threshold_interval: τ′, steps between exact evaluations of the global threshold, where it is reused.
     region_interval: τ, steps between repartitions of the regions.
-    bucket_size: how many messages fly at once while what came before them is decoded.
+    messages_in_flight: how many messages fly at once while what came before them is decoded.
     balance_trigger: balance before the allgatherv where the largest block exceeds this multiple of the mean.
     threshold_guard: relative deviation from k past which a reused global threshold is replaced, in [0, 1).
     transport: "mpi" (mpi4py), "horovod" (Horovod's own alltoall and allgather), or "auto": MPI where
         Horovod runs on it, and Horovod's collectives elsewhere.
-    bucket_bytes: the gradients are split into groups of about so many bytes, the last ones first, and a group is
+    bucket_bytes: the gradients are split into buckets of about so many bytes, the last ones first, and a bucket is
         reduced while the backward pass still computes the next; each has a k of its own, by the density. "auto" (in
-        PyTorch): groups are planned over the first steps, and taken where they are faster. None: one group, after
+        PyTorch): buckets are planned over the first steps, and taken where they are faster. None: one bucket, after
         the backward pass.
     Raises OptionError where a value is not allowed.
     """
 
     selection: Selection = "exact"
-    algorithm: Literal["oktopk", "auto"] = "oktopk"
-    value_dtype: HalfName | None = None
+    strategy: Literal["split", "auto"] = "split"
+    value_dtype: HalfDtype | None = None
     threshold_interval: int = 32
     region_interval: int = 64
-    bucket_size: int = 8
+    messages_in_flight: int = 8
     balance_trigger: float = 4.0
     threshold_guard: float = 0.25
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, allowed in (("selection", get_args(Selection)), ("algorithm", ("oktopk", "auto")),
-                              ("value_dtype", (None, *get_args(HalfName)))):
+        for name, allowed in (("selection", get_args(Selection)), ("strategy", ("split", "auto")),
+                              ("value_dtype", (None, *get_args(HalfDtype)))):
             if getattr(self, name) not in allowed:
                 raise OptionError(f"{name} must be one of {allowed}; got {getattr(self, name)!r}")
-        for name in ("threshold_interval", "region_interval", "bucket_size"):
+        for name in ("threshold_interval", "region_interval", "messages_in_flight"):
             _check_integer(name, getattr(self, name))
         _check_real("balance_trigger", self.balance_trigger, "at least 1", lambda x: x >= 1)
         _check_real("threshold_guard", self.threshold_guard, "in [0, 1)", lambda x: 0 <= x < 1)
 
-    def scheme(self, description: str) -> OkTopkAllreduce:
+    def build(self, description: str) -> OkTopkAllreduce:
         """The algorithm, with these options; description: see OkTopkAllreduce."""
-        kind = AutoAllreduce if self.algorithm == "auto" else OkTopkAllreduce
+        kind = AutoAllreduce if self.strategy == "auto" else OkTopkAllreduce
         return kind(description, self.selection, self.value_dtype, self.threshold_interval, self.region_interval,
-                    self.bucket_size, self.balance_trigger, self.threshold_guard)
+                    self.messages_in_flight, self.balance_trigger, self.threshold_guard)
 
 
 @dataclass(frozen=True, eq=False)
 class TopkA(Scheme):
     """Everyone gathers everyone's top-k: u = Σ Topk(residual + gradient), in 2k(P-1) words; see Scheme."""
 
-    def scheme(self, description: str) -> TopkAAllreduce:
+    def build(self, description: str) -> TopkAAllreduce:
         """The algorithm, with these options."""
         return TopkAAllreduce(description)
 
@@ -206,18 +206,18 @@ class TopkDSA(Scheme):
     """SparCML (Renggli et al., SC 2019): u = Σ Topk(residual + gradient), summed by regions, sparse or dense.
 
     It sends 4k(P-1)/P to (2k + n)(P-1)/P words, by how far the ranks' selections differ.
-    bucket_size: how many messages fly at once while what came before them is decoded. The rest: see Scheme.
+    messages_in_flight: how many messages fly at once while what came before them is decoded. The rest: see Scheme.
     """
 
-    bucket_size: int = 8
+    messages_in_flight: int = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_integer("bucket_size", self.bucket_size)
+        _check_integer("messages_in_flight", self.messages_in_flight)
 
-    def scheme(self, description: str) -> TopkDSAAllreduce:
+    def build(self, description: str) -> TopkDSAAllreduce:
         """The algorithm, with these options."""
-        return TopkDSAAllreduce(description, self.bucket_size)
+        return TopkDSAAllreduce(description, self.messages_in_flight)
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,19 +225,19 @@ class GTopk(Scheme):
     """gTop-k (Shi et al., ICDCS 2019): the top-k of sums, merged along a tree; its root sends and receives
     4k⌈log2 P⌉ words.
 
-    algorithm: "tree" (Algorithm 4), or "naive" (Algorithm 2): an allgather, in 2k(P-1) words. The rest: see Scheme.
+    collective: "tree" (Algorithm 4), or "allgather" (Algorithm 2, the naive one), in 2k(P-1) words. The rest: see Scheme.
     """
 
-    algorithm: Literal["tree", "naive"] = "tree"
+    collective: Literal["tree", "allgather"] = "tree"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.algorithm not in ("tree", "naive"):
-            raise OptionError(f"algorithm must be 'tree' or 'naive'; got {self.algorithm!r}")
+        if self.collective not in ("tree", "allgather"):
+            raise OptionError(f"collective must be 'tree' or 'allgather'; got {self.collective!r}")
 
-    def scheme(self, description: str) -> GTopkAllreduce | NaiveGTopkAllreduce:
+    def build(self, description: str) -> GTopkAllreduce | NaiveGTopkAllreduce:
         """The algorithm, with these options."""
-        return (GTopkAllreduce if self.algorithm == "tree" else NaiveGTopkAllreduce)(description)
+        return (GTopkAllreduce if self.collective == "tree" else NaiveGTopkAllreduce)(description)
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,7 +247,7 @@ class GaussianK(Scheme):
     The threshold is lowered until more than 3k/4 elements pass; of more than k, the k largest are sent.
     """
 
-    def scheme(self, description: str) -> GaussianKAllreduce:
+    def build(self, description: str) -> GaussianKAllreduce:
         """The algorithm, with these options."""
         return GaussianKAllreduce(description)
 
@@ -262,7 +262,7 @@ class DenseSum(Scheme):
         """Refuses."""
         raise OptionError(f"Dense sends all elements, and has no density; got {density!r}")
 
-    def scheme(self, description: str) -> DenseAllreduce:
+    def build(self, description: str) -> DenseAllreduce:
         """The algorithm."""
         return DenseAllreduce(description)
 
@@ -274,9 +274,9 @@ class Partial(Compression):
     Rounds of reduction run without the ranks that are late. What those have computed joins their next contribution,
     and every rank applies every round's update, in order, so that replicas that have seen the same rounds are equal.
 
+    inner: what a round runs: Dense(), OkTopk(...) or another scheme, in one bucket.
     policy: "solo": whoever comes first starts a round; "majority": a rank that is drawn anew for each, so that half
         of the ranks, on average, have come.
-    of: what a round runs: Dense(), OkTopk(...) or another scheme, in one group.
     seed: of the draws.
     max_staleness: how many rounds may run that a rank has not seen; then they wait for it. A rank keeps their
         updates until it comes: of OkTopk 2k words each, of Dense n.
@@ -286,11 +286,11 @@ class Partial(Compression):
     Raises OptionError where a value is not allowed.
     """
 
+    inner: Scheme | Dense | type[Scheme | Dense] = field(default_factory=OkTopk)
     policy: Policy = "majority"
-    of: Scheme | Dense | type[Scheme | Dense] = field(default_factory=OkTopk)
     seed: int = 0
     max_staleness: int = 16
-    patience: float = 600.0
+    timeout: float = 600.0
     model_sync_interval: int | None = None
 
     def __post_init__(self) -> None:
@@ -298,29 +298,20 @@ class Partial(Compression):
             raise OptionError(f"policy must be one of {get_args(Policy)}; got {self.policy!r}")
         _check_integer("seed", self.seed, least=0)
         _check_integer("max_staleness", self.max_staleness)
-        _check_real("patience", self.patience, "above 0", lambda x: x > 0)
+        _check_real("timeout", self.timeout, "above 0", lambda x: x > 0)
         if self.model_sync_interval is not None:
             _check_integer("model_sync_interval", self.model_sync_interval)
-        scheme = self.scheme
+        scheme = _inner_scheme(self.inner)
         if scheme.bucket_bytes is not None:
-            raise OptionError("Partial reduces all gradients in one group; got an `of` with "
+            raise OptionError("Partial reduces all gradients in one bucket; got an inner scheme with "
                               f"bucket_bytes={scheme.bucket_bytes!r}")
         if scheme.transport == "horovod":
-            raise OptionError(f"{NEEDS_MPI}; got an `of` with transport='horovod'")
-
-    @property
-    def scheme(self) -> Scheme:
-        """What a round runs. Raises OptionError where `of` is none of ours."""
-        if isinstance(self.of, Dense) or self.of is Dense:
-            return DenseSum()
-        scheme = as_options(self.of)
-        if not isinstance(scheme, Scheme):
-            raise OptionError(f"Partial takes of=Dense(), OkTopk(...) or another scheme; got {self.of!r}")
-        return scheme
+            raise OptionError(f"{NEEDS_MPI}; got an inner scheme with transport='horovod'")
+        object.__setattr__(self, "inner", scheme)
 
     def settings(self) -> Mapping[str, Any]:
         """Its own options by name, without the scheme's."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "of"}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "inner"}
 
 
 NEEDS_MPI = ("Partial needs MPI (horovodrun --mpi): its rounds run without the help of ranks that are late, and "
@@ -340,3 +331,13 @@ def _check_real(name: str, value: Any, allowed: str, is_allowed: Any) -> None:
         raise OptionError(f"{name} must be a number {allowed}; got {value!r} of type {type(value).__name__}")
     if not isfinite(value) or not is_allowed(value):
         raise OptionError(f"{name} must be {allowed}; got {value!r}")
+
+
+def _inner_scheme(inner: Any) -> Scheme:
+    """What a round of Partial runs. Raises OptionError for what is none of ours."""
+    if isinstance(inner, Dense) or inner is Dense:
+        return DenseSum()
+    scheme = as_options(inner)
+    if not isinstance(scheme, Scheme):
+        raise OptionError(f"Partial takes Dense(), OkTopk(...) or another scheme; got {inner!r}")
+    return scheme

@@ -14,7 +14,7 @@ import pytest
 
 from horovod_oktopk.schemes.cost import oktopk_bound
 from horovod_oktopk.selection.global_top_k import sketch_entries
-from horovod_oktopk.vectors.wire import Format
+from horovod_oktopk.vectors.wire import WireCodec
 from tests.launch import ROOT, environment
 
 
@@ -120,7 +120,7 @@ def test_control_messages_are_those_of_the_table_in_the_documentation(simulation
 
 def test_the_others_send_what_their_formulas_say(simulation: dict[str, Any]) -> None:
     k = simulation["k"]
-    words = Format(np.dtype("float32")).size(k, 50000) / 4
+    words = WireCodec(np.dtype("float32")).size(k, 50000) / 4
     for r in results(simulation, "TopkA"):
         assert r["payload_most"] == r["payload_mean"] == words * (r["ranks"] - 1)
     for r in results(simulation, "GTopk"):
@@ -132,7 +132,7 @@ def test_the_others_send_what_their_formulas_say(simulation: dict[str, Any]) -> 
 
 def test_the_predicted_seconds_follow_from_messages_and_bytes(simulation: dict[str, Any]) -> None:
     (r,) = (r for r in results(simulation, "TopkA") if r["ranks"] == 8)
-    size = Format(np.dtype("float32")).size(simulation["k"], 50000)
+    size = WireCodec(np.dtype("float32")).size(simulation["k"], 50000)
     assert r["seconds"] == pytest.approx(2 * 3 * 50e-6 + 8 * (size * 7 + 6 * 8 * 7) / 1e9, rel=0.01)
     assert r["seconds_ring"] - r["seconds"] == pytest.approx(2 * (7 - 3) * 50e-6)
 

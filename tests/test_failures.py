@@ -36,7 +36,7 @@ def test_ranks_that_go_on_without_one_that_has_ended_are_told() -> None:
     assert job.output.count("has come to its end") == 1
 
 
-@pytest.mark.parametrize("how", ["shutdown", "unsettled"])
+@pytest.mark.parametrize("how", ["shutdown", "unsynchronized"])
 def test_a_job_of_partial_rounds_ends_well_with_rounds_pending(how: str) -> None:
     job = horovodrun("mpi", 3, "-m", "tests.torch.partial_worker", how, timeout=100)
     assert job.returncode == 0, job.output[-3000:]

@@ -7,15 +7,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-HalfName = Literal["float16", "bfloat16"]
-Halves = NDArray[np.uint16]
+HalfDtype = Literal["float16", "bfloat16"]
+HalfBits = NDArray[np.uint16]
 """Numbers of either format, as bits."""
 
 FLOAT16_LIMIT = 2.0**15
 """What exceeds float16's largest number is sent as this; a power of two, so that what is left over is exact."""
 
 
-def to_halves(values: NDArray[Any], name: HalfName) -> Halves:
+def to_half(values: NDArray[Any], name: HalfDtype) -> HalfBits:
     """The nearest numbers of 16 bits, ties to even, as bits: uint16, shape of values (float32 or float64, finite)."""
     limit = np.finfo(np.float32).max
     singles = values.clip(-limit, limit).astype(np.float32, copy=False)
@@ -30,7 +30,7 @@ def to_halves(values: NDArray[Any], name: HalfName) -> Halves:
     return np.where(nearest & 0x7FFF == 0x7F80, bits >> 16, nearest).astype(np.uint16)  # not up to infinity
 
 
-def from_halves(bits: Halves, name: HalfName, dtype: Any) -> NDArray[Any]:
+def from_half(bits: HalfBits, name: HalfDtype, dtype: Any) -> NDArray[Any]:
     """The numbers that these bits stand for, in another dtype."""
     numbers = bits.view(np.float16) if name == "float16" else (bits.astype(np.uint32) << 16).view(np.float32)
     with np.errstate(invalid="ignore"):

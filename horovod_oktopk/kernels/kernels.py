@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from . import half_precision as halves
-from .half_precision import HalfName, Halves
+from . import half_precision
+from .half_precision import HalfBits, HalfDtype
 
 try:
     from . import _native
@@ -28,7 +28,7 @@ CHUNK = 1 << 16
 """Elements handled at a time: small enough that temporaries stay in the second-level cache."""
 
 
-class Room:
+class CandidateBuffer:
     """Where passing elements are collected, up to `capacity`. Of more, not all are here, and `count` exceeds it.
 
     indices: int64, values: dtype; both shape (capacity + SLACK,), of which the first `count` are in use.
@@ -49,7 +49,7 @@ class Kernels(Protocol):
     name: str
 
     def add_and_collect(self, residual: Array, gradient: Array, out: Array, scale: float, threshold: float,
-                        first: int, room: Room, stream: bool, clear: bool) -> bool:
+                        first: int, buffer: CandidateBuffer, stream: bool, clear: bool) -> bool:
         """out = scale * residual + gradient; says whether all of out is finite, and collects what passes.
 
         All arrays: float32 or float64, one dtype, contiguous, one length. first: the index of their first element.
@@ -57,7 +57,7 @@ class Kernels(Protocol):
         while it is in the cache.
         """
 
-    def collect(self, acc: Array, threshold: float, first: int, room: Room) -> None:
+    def collect(self, acc: Array, threshold: float, first: int, buffer: CandidateBuffer) -> None:
         """Collects the elements of acc that pass."""
 
     def clear(self, out: Array, indices: Integers) -> None:
@@ -96,10 +96,10 @@ class Kernels(Protocol):
                        low_words: int) -> Integers:
         """The indices; none at all where the words do not hold `count`, strictly ascending within [start, stop)."""
 
-    def to_halves(self, values: Array, name: HalfName) -> Halves:
+    def to_half(self, values: Array, name: HalfDtype) -> HalfBits:
         """The nearest numbers of 16 bits to finite ones; see `halves.to_halves`."""
 
-    def from_halves(self, bits: Halves, name: HalfName, dtype: Any) -> Array:
+    def from_half(self, bits: HalfBits, name: HalfDtype, dtype: Any) -> Array:
         """The numbers that these bits stand for: float32 or float64."""
 
 
@@ -119,7 +119,7 @@ class NumpyKernels:
     name = "NumPy"
 
     def add_and_collect(self, residual: Array, gradient: Array, out: Array, scale: float, threshold: float,
-                        first: int, room: Room, stream: bool, clear: bool) -> bool:  # noqa: ARG002
+                        first: int, buffer: CandidateBuffer, stream: bool, clear: bool) -> bool:  # noqa: ARG002
         finite = True
         with np.errstate(over="ignore", invalid="ignore"):
             for start in range(0, len(out), CHUNK):
@@ -128,23 +128,23 @@ class NumpyKernels:
                 np.add(terms, gradient[part], out=out[part])
                 # A sum is finite only if its terms are; it may overflow though they are.
                 finite = finite and bool(np.isfinite(out[part].sum()) or np.isfinite(out[part]).all())
-                self._collect(out[part], threshold, first + start, room)
+                self._collect(out[part], threshold, first + start, buffer)
                 if clear:
                     gradient[part] = 0
         return finite
 
-    def collect(self, acc: Array, threshold: float, first: int, room: Room) -> None:
+    def collect(self, acc: Array, threshold: float, first: int, buffer: CandidateBuffer) -> None:
         for start in range(0, len(acc), CHUNK):
-            self._collect(acc[start:start + CHUNK], threshold, first + start, room)
+            self._collect(acc[start:start + CHUNK], threshold, first + start, buffer)
 
-    def _collect(self, chunk: Array, threshold: float, first: int, room: Room) -> None:
-        if room.count > room.capacity:
+    def _collect(self, chunk: Array, threshold: float, first: int, buffer: CandidateBuffer) -> None:
+        if buffer.count > buffer.capacity:
             return
-        found = _where_passing(chunk, threshold)[:room.capacity + 1 - room.count]
-        stop = room.count + len(found)
-        room.indices[room.count:stop] = found + first
-        room.values[room.count:stop] = chunk[found]
-        room.count = stop
+        found = _where_passing(chunk, threshold)[:buffer.capacity + 1 - buffer.count]
+        stop = buffer.count + len(found)
+        buffer.indices[buffer.count:stop] = found + first
+        buffer.values[buffer.count:stop] = chunk[found]
+        buffer.count = stop
 
     def clear(self, out: Array, indices: Integers) -> None:
         _check_within(out, indices)
@@ -204,11 +204,11 @@ class NumpyKernels:
         valid = (np.diff(offsets, prepend=-1) > 0).all() and (offsets < stop - start).all()
         return offsets + start if valid else np.empty(0, np.int64)
 
-    def to_halves(self, values: Array, name: HalfName) -> Halves:
-        return halves.to_halves(values, name)
+    def to_half(self, values: Array, name: HalfDtype) -> HalfBits:
+        return half_precision.to_half(values, name)
 
-    def from_halves(self, bits: Halves, name: HalfName, dtype: Any) -> Array:
-        return halves.from_halves(bits, name, dtype)
+    def from_half(self, bits: HalfBits, name: HalfDtype, dtype: Any) -> Array:
+        return half_precision.from_half(bits, name, dtype)
 
 
 class NativeKernels:
@@ -217,13 +217,13 @@ class NativeKernels:
     name = "C++"
 
     def add_and_collect(self, residual: Array, gradient: Array, out: Array, scale: float, threshold: float,
-                        first: int, room: Room, stream: bool, clear: bool) -> bool:
-        finite, room.count = _native.add_and_collect(residual, gradient, out, scale, threshold, first, room.indices,
-                                                     room.values, room.count, stream, clear)
+                        first: int, buffer: CandidateBuffer, stream: bool, clear: bool) -> bool:
+        finite, buffer.count = _native.add_and_collect(residual, gradient, out, scale, threshold, first, buffer.indices,
+                                                     buffer.values, buffer.count, stream, clear)
         return finite
 
-    def collect(self, acc: Array, threshold: float, first: int, room: Room) -> None:
-        room.count = _native.collect(acc, threshold, first, room.indices, room.values, room.count)
+    def collect(self, acc: Array, threshold: float, first: int, buffer: CandidateBuffer) -> None:
+        buffer.count = _native.collect(acc, threshold, first, buffer.indices, buffer.values, buffer.count)
 
     def clear(self, out: Array, indices: Integers) -> None:
         _native.clear(out, np.ascontiguousarray(indices))
@@ -256,11 +256,11 @@ class NativeKernels:
                        low_words: int) -> Integers:
         return _native.unpack_indices(words, count, start, stop, low_bits, low_words)
 
-    def to_halves(self, values: Array, name: HalfName) -> Halves:
-        return _native.to_halves(np.ascontiguousarray(values), name == "bfloat16")
+    def to_half(self, values: Array, name: HalfDtype) -> HalfBits:
+        return _native.to_half(np.ascontiguousarray(values), name == "bfloat16")
 
-    def from_halves(self, bits: Halves, name: HalfName, dtype: Any) -> Array:
-        widen = _native.singles_from_halves if np.dtype(dtype) == np.float32 else _native.doubles_from_halves
+    def from_half(self, bits: HalfBits, name: HalfDtype, dtype: Any) -> Array:
+        widen = _native.single_from_half if np.dtype(dtype) == np.float32 else _native.double_from_half
         return widen(np.ascontiguousarray(bits), name == "bfloat16")
 
 

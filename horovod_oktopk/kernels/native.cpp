@@ -51,7 +51,7 @@ template <class T> INLINE typename Integer<T>::type magnitude(T value) {
     return bits & std::numeric_limits<typename Integer<T>::type>::max();
 }
 
-template <class T> struct Sink {  // room for capacity + SLACK elements; full once count > capacity
+template <class T> struct CandidateBuffer {  // room for capacity + SLACK elements; full once count > capacity
     int64_t *indices;
     T *values;
     int64_t count, capacity;
@@ -84,7 +84,7 @@ template <class T> struct Terms {
 // One block; returns its largest magnitude.
 template <bool ADD, class T>
 INLINE auto block(const Terms<T> &terms, int64_t length, typename Integer<T>::type bound, int64_t first,
-                  Sink<T> &sink) {
+                  CandidateBuffer<T> &buffer) {
     using Int = typename Integer<T>::type;
     alignas(64) T values[BLOCK];
     Int largest = 0;
@@ -94,7 +94,7 @@ INLINE auto block(const Terms<T> &terms, int64_t length, typename Integer<T>::ty
     }
     if (ADD) store(values, terms.out, length, terms.stream);
     if (ADD && terms.clear) std::memset(terms.gradient, 0, sizeof(T) * length);
-    if (largest >= bound && sink.count <= sink.capacity) {
+    if (largest >= bound && buffer.count <= buffer.capacity) {
         const Int infinity = magnitude(std::numeric_limits<T>::infinity());
         uint32_t passes = 0;
         for (int64_t i = 0; i < length; ++i) {
@@ -103,21 +103,21 @@ INLINE auto block(const Terms<T> &terms, int64_t length, typename Integer<T>::ty
         }
         for (; passes; passes &= passes - 1) {
             const int i = __builtin_ctz(passes);
-            sink.indices[sink.count] = first + i;
-            sink.values[sink.count++] = values[i];
+            buffer.indices[buffer.count] = first + i;
+            buffer.values[buffer.count++] = values[i];
         }
     }
     return largest;
 }
 
 template <bool ADD, class T>
-INLINE bool pass(const Terms<T> &terms, int64_t length, T threshold, int64_t first, Sink<T> &sink) {
+INLINE bool pass(const Terms<T> &terms, int64_t length, T threshold, int64_t first, CandidateBuffer<T> &buffer) {
     using Int = typename Integer<T>::type;
     const Int bound = threshold > 0 ? magnitude(threshold) : 1;  // 1: the least number that is not zero
     Int largest = 0;
     int64_t start = 0;
     const auto next = [&](int64_t count) INLINE_LAMBDA {
-        largest = std::max(largest, block<ADD, T>(terms.from(start), count, bound, first + start, sink));
+        largest = std::max(largest, block<ADD, T>(terms.from(start), count, bound, first + start, buffer));
         start += count;
     };
     const int64_t past = reinterpret_cast<uintptr_t>(terms.out) / sizeof(T) % BLOCK;
@@ -128,20 +128,20 @@ INLINE bool pass(const Terms<T> &terms, int64_t length, T threshold, int64_t fir
 }
 
 FOR_EACH_PROCESSOR bool add_pass_anywhere(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
-                                          Sink<float> &sink) {
-    return pass<true>(terms, length, threshold, first, sink);
+                                          CandidateBuffer<float> &buffer) {
+    return pass<true>(terms, length, threshold, first, buffer);
 }
 FOR_EACH_PROCESSOR bool add_pass(const Terms<double> &terms, int64_t length, double threshold, int64_t first,
-                                 Sink<double> &sink) {
-    return pass<true>(terms, length, threshold, first, sink);
+                                 CandidateBuffer<double> &buffer) {
+    return pass<true>(terms, length, threshold, first, buffer);
 }
 FOR_EACH_PROCESSOR bool read_pass_anywhere(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
-                                           Sink<float> &sink) {
-    return pass<false>(terms, length, threshold, first, sink);
+                                           CandidateBuffer<float> &buffer) {
+    return pass<false>(terms, length, threshold, first, buffer);
 }
 FOR_EACH_PROCESSOR bool read_pass(const Terms<double> &terms, int64_t length, double threshold, int64_t first,
-                                  Sink<double> &sink) {
-    return pass<false>(terms, length, threshold, first, sink);
+                                  CandidateBuffer<double> &buffer) {
+    return pass<false>(terms, length, threshold, first, buffer);
 }
 
 #ifdef WITH_AVX512
@@ -153,10 +153,10 @@ static_assert(LANES <= SLACK, "a register's elements are written at once");
 // nearly always four elements are written, which hold all that passes, and no branch depends on how many those are.
 template <bool ADD>
 INLINE WITH_AVX512 bool compress_pass(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
-                                      Sink<float> &all) {
+                                      CandidateBuffer<float> &all) {
     constexpr int FEW = 4;
     const Terms<float> t = terms;  // copies, as nothing that is stored can change them
-    Sink<float> sink = all;
+    CandidateBuffer<float> buffer = all;
     const __m512 scales = _mm512_set1_ps(t.scale);
     const __m512i sign = _mm512_set1_epi32(0x7fffffff), infinity = _mm512_set1_epi32(0x7f800000);
     const __m512i bound = _mm512_set1_epi32(threshold > 0 ? magnitude(threshold) : 1);
@@ -175,7 +175,7 @@ INLINE WITH_AVX512 bool compress_pass(const Terms<float> &terms, int64_t length,
         }
         const __m512i mine = _mm512_and_si512(_mm512_castps_si512(values), sign);
         largest = _mm512_max_epi32(largest, mine);
-        if (sink.count > sink.capacity) continue;
+        if (buffer.count > buffer.capacity) continue;
         const __mmask16 passes = _mm512_mask_cmple_epi32_mask(_mm512_cmpge_epi32_mask(mine, bound), mine, infinity);
         const int count = __builtin_popcount(passes);
         const __m512 found = _mm512_maskz_compress_ps(passes, values);
@@ -183,52 +183,52 @@ INLINE WITH_AVX512 bool compress_pass(const Terms<float> &terms, int64_t length,
         const __m512i low = _mm512_add_epi64(_mm512_cvtepi32_epi64(_mm512_castsi512_si256(where)), start);
         if (count > FEW) {
             const __m512i high = _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64(where, 1));
-            _mm512_storeu_ps(sink.values + sink.count, found);
-            _mm512_storeu_si512(sink.indices + sink.count, low);
-            _mm512_storeu_si512(sink.indices + sink.count + LANES / 2, _mm512_add_epi64(high, start));
+            _mm512_storeu_ps(buffer.values + buffer.count, found);
+            _mm512_storeu_si512(buffer.indices + buffer.count, low);
+            _mm512_storeu_si512(buffer.indices + buffer.count + LANES / 2, _mm512_add_epi64(high, start));
         } else {
-            _mm_storeu_ps(sink.values + sink.count, _mm512_castps512_ps128(found));
-            _mm256_storeu_si256(reinterpret_cast<__m256i *>(sink.indices + sink.count), _mm512_castsi512_si256(low));
+            _mm_storeu_ps(buffer.values + buffer.count, _mm512_castps512_ps128(found));
+            _mm256_storeu_si256(reinterpret_cast<__m256i *>(buffer.indices + buffer.count), _mm512_castsi512_si256(low));
         }
-        sink.count += count;
+        buffer.count += count;
     }
-    all.count = sink.count;
+    all.count = buffer.count;
     return _mm512_reduce_max_epi32(largest) < 0x7f800000;
 }
 
 WITH_AVX512 bool compress_add(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
-                              Sink<float> &sink) {
-    return compress_pass<true>(terms, length, threshold, first, sink);
+                              CandidateBuffer<float> &buffer) {
+    return compress_pass<true>(terms, length, threshold, first, buffer);
 }
 WITH_AVX512 bool compress_read(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
-                               Sink<float> &sink) {
-    return compress_pass<false>(terms, length, threshold, first, sink);
+                               CandidateBuffer<float> &buffer) {
+    return compress_pass<false>(terms, length, threshold, first, buffer);
 }
 #endif
 
-bool add_pass(const Terms<float> &terms, int64_t length, float threshold, int64_t first, Sink<float> &sink) {
+bool add_pass(const Terms<float> &terms, int64_t length, float threshold, int64_t first, CandidateBuffer<float> &buffer) {
     bool finite = true;
     int64_t done = 0;
 #ifdef WITH_AVX512
     if (avx512) {
         const int64_t past = reinterpret_cast<uintptr_t>(terms.out) / sizeof(float) % LANES;
         const int64_t head = std::min(length, (LANES - past) % LANES), whole = (length - head) / LANES * LANES;
-        finite = add_pass_anywhere(terms, head, threshold, first, sink);
-        finite &= compress_add(terms.from(head), whole, threshold, first + head, sink);
+        finite = add_pass_anywhere(terms, head, threshold, first, buffer);
+        finite &= compress_add(terms.from(head), whole, threshold, first + head, buffer);
         done = head + whole;
     }
 #endif
-    return finite & add_pass_anywhere(terms.from(done), length - done, threshold, first + done, sink);
+    return finite & add_pass_anywhere(terms.from(done), length - done, threshold, first + done, buffer);
 }
-bool read_pass(const Terms<float> &terms, int64_t length, float threshold, int64_t first, Sink<float> &sink) {
+bool read_pass(const Terms<float> &terms, int64_t length, float threshold, int64_t first, CandidateBuffer<float> &buffer) {
     int64_t done = 0;
 #ifdef WITH_AVX512
     if (avx512) {
         done = length / LANES * LANES;
-        compress_read(terms, done, threshold, first, sink);
+        compress_read(terms, done, threshold, first, buffer);
     }
 #endif
-    return read_pass_anywhere(terms.from(done), length - done, threshold, first + done, sink);
+    return read_pass_anywhere(terms.from(done), length - done, threshold, first + done, buffer);
 }
 
 // For tests: whether to use AVX-512 where there is it; says whether it was used until now.
@@ -244,7 +244,7 @@ bool use_avx512(bool wanted) {
 
 template <class T> using Array = py::array_t<T, py::array::c_style>;
 
-template <class T> Sink<T> sink_of(Array<int64_t> &indices, Array<T> &values, int64_t count) {
+template <class T> CandidateBuffer<T> buffer_of(Array<int64_t> &indices, Array<T> &values, int64_t count) {
     if (indices.size() != values.size() || indices.size() < SLACK || count < 0)
         throw std::invalid_argument("room: indices and values of one length, SLACK more than its capacity");
     return {indices.mutable_data(), values.mutable_data(), count, indices.size() - SLACK};
@@ -256,21 +256,21 @@ std::pair<bool, int64_t> add_and_collect(const Array<T> &residual, Array<T> &gra
                                          int64_t count, bool stream, bool clear) {
     if (residual.size() != gradient.size() || out.size() != gradient.size())
         throw std::invalid_argument("residual, gradient and sum must have one length");
-    Sink<T> sink = sink_of(indices, values, count);
+    CandidateBuffer<T> buffer = buffer_of(indices, values, count);
     T *read = clear ? gradient.mutable_data() : const_cast<T *>(gradient.data());  // not written, if not to be cleared
     const Terms<T> terms{residual.data(), read, out.mutable_data(), scale, stream, clear};
     py::gil_scoped_release released;
-    const bool finite = add_pass(terms, gradient.size(), threshold, first, sink);
-    return {finite, sink.count};
+    const bool finite = add_pass(terms, gradient.size(), threshold, first, buffer);
+    return {finite, buffer.count};
 }
 
 template <class T>
 int64_t collect(Array<T> &acc, T threshold, int64_t first, Array<int64_t> &indices, Array<T> &values, int64_t count) {
-    Sink<T> sink = sink_of(indices, values, count);
+    CandidateBuffer<T> buffer = buffer_of(indices, values, count);
     T *data = acc.mutable_data();
     py::gil_scoped_release released;
-    read_pass({data, data, data, 1, false, false}, acc.size(), threshold, first, sink);
-    return sink.count;
+    read_pass({data, data, data, 1, false, false}, acc.size(), threshold, first, buffer);
+    return buffer.count;
 }
 
 template <class T>
@@ -599,7 +599,7 @@ Array<int64_t> unpack_indices(const Array<uint32_t> &words, int64_t count, int64
     return indices;
 }
 
-// The nearest numbers of 16 bits as their bits, ties to even, and never infinity; see halves.py.
+// The nearest numbers of 16 bits as their bits, ties to even, and never infinity; see half_precision.py.
 INLINE uint16_t to_bfloat16(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
@@ -647,7 +647,7 @@ FOR_EACH_PROCESSOR void widen_all(const uint16_t *half, int64_t count, bool brai
 }
 
 // brain: bfloat16, and otherwise float16.
-template <class T> Array<uint16_t> to_halves(const Array<T> &values, bool brain) {
+template <class T> Array<uint16_t> to_half(const Array<T> &values, bool brain) {
     constexpr T LIMIT = std::numeric_limits<float>::max();
     const int64_t count = values.size();
     const T *value = values.data();
@@ -663,7 +663,7 @@ template <class T> Array<uint16_t> to_halves(const Array<T> &values, bool brain)
     }
     return halves;
 }
-template <class T> Array<T> from_halves(const Array<uint16_t> &halves, bool brain) {
+template <class T> Array<T> from_half(const Array<uint16_t> &halves, bool brain) {
     const int64_t count = halves.size();
     const uint16_t *half = halves.data();
     Array<T> values(count);
@@ -741,7 +741,7 @@ template <class T> void define(py::module_ &module) {
                py::arg("values").noconvert(), py::arg("zero"));
     module.def("passing", &passing<T>, py::arg("indices").noconvert(), py::arg("values").noconvert(),
                py::arg("threshold"));
-    module.def("to_halves", &to_halves<T>, py::arg("values").noconvert(), py::arg("brain"));
+    module.def("to_half", &to_half<T>, py::arg("values").noconvert(), py::arg("brain"));
     module.def("kth_magnitude", &kth_magnitude<T>, py::arg("values").noconvert(), py::arg("k"));
     module.def("sum_parts", &sum_parts<T>, py::arg("indices").noconvert(), py::arg("values").noconvert());
 }
@@ -759,8 +759,8 @@ PYBIND11_MODULE(_native, module) {
                py::arg("low_words"), py::arg("upper_words"));
     module.def("unpack_indices", &unpack_indices, py::arg("words").noconvert(), py::arg("count"), py::arg("start"),
                py::arg("stop"), py::arg("low_bits"), py::arg("low_words"));
-    module.def("singles_from_halves", &from_halves<float>, py::arg("halves").noconvert(), py::arg("brain"));
-    module.def("doubles_from_halves", &from_halves<double>, py::arg("halves").noconvert(), py::arg("brain"));
+    module.def("single_from_half", &from_half<float>, py::arg("halves").noconvert(), py::arg("brain"));
+    module.def("double_from_half", &from_half<double>, py::arg("halves").noconvert(), py::arg("brain"));
     module.def("sorted", &sorted<uint32_t>, py::arg("numbers").noconvert());
     module.def("sorted", &sorted<uint64_t>, py::arg("numbers").noconvert());
     module.def("common_positions", &common_positions, py::arg("mine").noconvert(), py::arg("other").noconvert());

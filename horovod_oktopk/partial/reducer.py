@@ -21,12 +21,12 @@ import numpy as np
 
 from ..errors import OkTopkError, PluginError
 from ..options import NEEDS_MPI, Partial
-from ..reducer.buckets import Group, L
+from ..reducer.buckets import Bucket, L
 from ..reducer.flat import FlatReducer, Piece, Update
 from ..reducer.state import Record
 from ..schemes.report import StepReport, sum_of_phases
-from ..schemes.step_result import Reduction
-from ..selection.accumulator import Accumulator, NothingAccumulated
+from ..schemes.step_result import StepResult
+from ..selection.accumulator import Accumulator, EmptyAccumulator
 from ..transport.connect import Network
 from ..transport.counting import Traffic
 from ..vectors.sparse import SparseVector, Values, sum_of
@@ -60,12 +60,12 @@ class PartialReducer(FlatReducer[L]):
     def __init__(self, options: Partial, average: bool, layout: L, make_accumulator: Callable[[L], Accumulator],
                  network: Network, settings: Sequence[str] = ()) -> None:
         self.partial = options
-        self._wished = options.scheme
+        self._wished = options.inner
         own = [f"partial {name}: {value}" for name, value in options.settings().items()]
-        lines = [*own, f"settings: {', '.join(settings)}", *layout.describe()]
-        super().__init__(self._wished, average, layout, make_accumulator, network, lines)
+        signature = [*own, f"settings: {', '.join(settings)}", *layout.describe()]
+        super().__init__(self._wished, average, layout, make_accumulator, network, signature)
         self._settings = len(settings)
-        self._nothing = NothingAccumulated(layout.n, layout.dtype)
+        self._nothing = EmptyAccumulator(layout.n, layout.dtype)
         self._allreduce: PartialAllreduce[Outcome] | None = None
         self._step_report: StepReport | None = None
         self._accumulating = Traffic()
@@ -89,7 +89,7 @@ class PartialReducer(FlatReducer[L]):
 
         return self.start().arrive(contribute)
 
-    def settle(self, for_good: bool = False) -> Iterator[Rounds]:
+    def synchronize_replicas(self, for_good: bool = False) -> Iterator[Rounds]:
         """Serves rounds until all ranks are here; yields those that this rank has not seen, as they end.
 
         Then all that was handed in has been in a round, and all ranks have seen the same ones. To be exhausted; of
@@ -98,7 +98,7 @@ class PartialReducer(FlatReducer[L]):
         return self.start().part(for_good)
 
     def end(self) -> None:
-        """After `settle` for good, on all ranks together: no rank needs the others' service any more."""
+        """After `synchronize_replicas` for good, on all ranks together: no rank needs the others' service any more."""
         if self._allreduce is not None:
             allreduce, self._allreduce = self._allreduce, None
             allreduce.end()
@@ -147,18 +147,18 @@ class PartialReducer(FlatReducer[L]):
             signals = getattr(transport.inner, "signals", None)
             if signals is None:
                 raise PluginError(NEEDS_MPI)
-            self.meet(self.description)
+            self.check_agreement(self.description)
             options = self.partial
             transport.reset()
             self._allreduce = PartialAllreduce(options.policy, self._run, transport, signals(), 1 + self._settings,
-                                               options.seed, options.max_staleness, options.patience)
+                                               options.seed, options.max_staleness, options.timeout)
             _serve(self)
         return self._allreduce
 
     # In rounds.
 
     def _hand_in(self, pieces: Iterable[Piece]) -> None:
-        accumulator = self.groups[0].accumulator
+        accumulator = self.buckets[0].accumulator
         pending, self._is_pending = self._is_pending, False  # also where what follows fails
         if pending:
             accumulator.commit(NOWHERE)
@@ -168,11 +168,11 @@ class PartialReducer(FlatReducer[L]):
     def _run(self, contributes: bool, settings: tuple[float, ...]) -> Outcome:
         if self.options.k is None and settings[0] != self.options.density:
             super().set_density(settings[0])
-        group, transport = self.groups[0], self._transport
+        bucket, transport = self.buckets[0], self._transport
         self._contributes = contributes and self._is_pending
-        self._before = self.groups.state()
-        accumulator = group.accumulator if self._contributes else self._nothing
-        self._reductions = [group.algorithm.reduce(accumulator, self.options.k_of(max(1, group.layout.n)),
+        self._before = self.buckets.state()
+        accumulator = bucket.accumulator if self._contributes else self._nothing
+        self._results = [bucket.algorithm.reduce(accumulator, self.options.k_of(max(1, bucket.layout.n)),
                                                    self._is_finite or not contributes, transport)]
         updates = self.finish()
         transport.reset()  # what follows belongs to the next round
@@ -181,13 +181,13 @@ class PartialReducer(FlatReducer[L]):
         assert self.report is not None
         return Outcome(None if updates is None else updates[0], self.report)
 
-    def _commit(self, group: Group[L], reduction: Reduction) -> None:
-        remainder = reduction.remainder  # of what this rank has sent, and of the sums that it has rounded
+    def _commit(self, bucket: Bucket[L], result: StepResult) -> None:
+        remainder = result.remainder  # of what this rank has sent, and of the sums that it has rounded
         if remainder is not None and len(remainder):
             self._remainders.append(remainder)
         if self._contributes:
             total = sum_of(self._remainders) if self._remainders else None
-            super()._commit(group, replace(reduction, remainder=total))
+            super()._commit(bucket, replace(result, remainder=total))
             self._remainders.clear()
             self._is_pending = False
 
@@ -195,7 +195,7 @@ class PartialReducer(FlatReducer[L]):
 
     def read_residual(self) -> Values:
         """See FlatReducer."""
-        residual = self.groups[0].accumulator.values().copy() if self._is_pending else super().read_residual()
+        residual = self.buckets[0].accumulator.values().copy() if self._is_pending else super().read_residual()
         for remainder in self._remainders:
             residual[remainder.indices] += remainder.values
         return residual
@@ -215,9 +215,9 @@ class PartialReducer(FlatReducer[L]):
         super().take(share)
 
 
-def in_turn(settling: Iterable[Iterator[object]]) -> None:
-    """Exhausts what several reducers' `settle` gave, each a little at a time: a rank may wait for any of them."""
-    for _ in zip_longest(*settling):
+def in_turn(synchronizing: Iterable[Iterator[object]]) -> None:
+    """Exhausts what several reducers' `synchronize_replicas` gave, each a little at a time: a rank may wait for any of them."""
+    for _ in zip_longest(*synchronizing):
         pass
 
 
@@ -237,7 +237,7 @@ def _serve(reducer: PartialReducer[Any]) -> None:
 def end_all() -> None:
     """Ends the rounds of all reducers, on all ranks together; where this rank ends by an exception, ends the job:
     the others' rounds would wait for it."""
-    reducers = sorted(_running, key=lambda each: each.network.lane)
+    reducers = sorted(_running, key=lambda each: each.network.channel)
     _running.clear()
     if reducers and sys.exc_info()[1] is not None:
         traceback.print_exc()  # nobody will see it any more
@@ -252,7 +252,7 @@ def end_all() -> None:
 
 def _ending(reducer: PartialReducer[Any], well: list[PartialReducer[Any]]) -> Iterator[object]:
     try:
-        yield from reducer.settle(for_good=True)
+        yield from reducer.synchronize_replicas(for_good=True)
         well.append(reducer)
     except OkTopkError as error:  # known on all ranks
         logger.error("partial rounds did not end well: %s", error)

@@ -97,7 +97,7 @@ class PartialAllreduce(Generic[T]):
 
     def __init__(self, policy: Policy, run: Callable[[bool, tuple[float, ...]], T], transport: Transport,
                  signals: Signals, settings: int = 0, seed: int = 0, max_staleness: int = 16,
-                 patience: float = 600.0) -> None:
+                 timeout: float = 600.0) -> None:
         if policy not in get_args(Policy):
             raise OptionError(f"policy must be one of {get_args(Policy)}; got {policy!r}")
         self.policy = policy
@@ -106,7 +106,7 @@ class PartialAllreduce(Generic[T]):
         self._signals = signals
         self._seed = seed
         self._max_staleness = max_staleness
-        self._patience = patience
+        self._timeout = timeout
         self._changed = threading.Condition()
         # Under the condition's lock:
         self._has_come = self._waits = self._contributes = self._ended = False
@@ -204,7 +204,7 @@ class PartialAllreduce(Generic[T]):
         def has_ended() -> bool:
             return self._finished > self._taken and self._finished == self._started
 
-        self._changed.wait_for(lambda: self._failure is not None or has_ended(), self._patience)
+        self._changed.wait_for(lambda: self._failure is not None or has_ended(), self._timeout)
         if self._started == self._taken and self._failure is None:  # the drawn rank does not come
             self._activate(self._taken + 1)
         self._wait_for(has_ended)
@@ -225,7 +225,7 @@ class PartialAllreduce(Generic[T]):
         self._check()
         if self._gone:
             raise TransportError(f"ranks {self._gone} have ended (hvd.shutdown, or the end of the program) where "
-                                 "this one goes on, and serve no more rounds: all ranks must settle equally often")
+                                 "this one goes on, and serve no more rounds: all ranks must call synchronize_replicas equally often")
 
     def _wait_for(self, condition: Callable[[], bool]) -> None:
         self._changed.wait_for(lambda: self._failure is not None or condition())
@@ -286,7 +286,7 @@ class PartialAllreduce(Generic[T]):
         """Settles what this rank is to the round; waits where too many have begun that it has not seen."""
         is_here = self._changed.wait_for(
             lambda: self._started - self._taken < self._max_staleness or bool(self._parting) or self._ended,
-            self._patience)
+            self._timeout)
         self._started += 1
         self._contributes, self._has_come = self._has_come, False
         if not is_here:
@@ -301,8 +301,8 @@ class PartialAllreduce(Generic[T]):
         gone = np.flatnonzero(rows[:, 1] == Presence.GIVEN_UP).tolist()
         if gone:
             raise TransportError(f"ranks {gone} have not come for {self._max_staleness} rounds, and then for "
-                                 f"{self._patience:g} s; before a collective of its own, or where it has no more "
-                                 "steps to take, a rank must serve the others' rounds (settle)")
+                                 f"{self._timeout:g} s; before a collective of its own, or where it has no more "
+                                 "steps to take, a rank must serve the others' rounds (synchronize_replicas)")
 
     def _note_parting(self, parting: np.ndarray[Any, Any], announced: Parting) -> None:
         remaining: Sequence[int] = np.flatnonzero(parting == Parting.NOT).tolist()

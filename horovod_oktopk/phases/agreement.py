@@ -30,7 +30,7 @@ class RollCall:
     """The step counter: rank 0's."""
     finite: bool
     """Whether every rank's accumulator is finite."""
-    settled: bool
+    in_sync: bool
     """Whether all ranks are at the same step and hold the state (thresholds, boundaries) of the steps before."""
     counts: NDArray[np.int64]
     """int64, shape (P, P): how many elements of rank i lie in region j."""
@@ -50,8 +50,8 @@ def roll_call(transport: Transport, description: str, k: int, step: int, finite:
     if (rows[:, :2] != rows[0, :2]).any():
         raise AgreementError(_difference(transport, f"{description}\nk: {k}"))
     steps, states = rows[:, 2], rows[:, 4]
-    settled = bool(states[0] != 0 and (states == states[0]).all() and (steps == steps[0]).all())
-    return RollCall(step=int(steps[0]), finite=bool(rows[:, 3].all()), settled=settled, counts=rows[:, HEADER:])
+    in_sync = bool(states[0] != 0 and (states == states[0]).all() and (steps == steps[0]).all())
+    return RollCall(step=int(steps[0]), finite=bool(rows[:, 3].all()), in_sync=in_sync, counts=rows[:, HEADER:])
 
 
 def _digest(description: str) -> int:

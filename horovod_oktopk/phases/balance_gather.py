@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..vectors.sparse import Indices, SparseVector, concatenate
-from ..vectors.wire import Format
+from ..vectors.wire import WireCodec
 
 if TYPE_CHECKING:
     from ..transport.base import Transport
@@ -62,31 +62,31 @@ def needs_balance(sizes: NDArray[np.int64], trigger: float) -> bool:
 
 
 def balance(chosen: SparseVector, plan: BalancePlan, boundaries: Indices, region_order: NDArray[np.int64],
-            bucket_size: int, form: Format, transport: Transport) -> SparseVector:
+            messages_in_flight: int, codec: WireCodec, transport: Transport) -> SparseVector:
     """Moves this rank's elements to where the plan wants them, and returns its share."""
     position = int(np.flatnonzero(region_order == transport.rank)[0])
     moves, ends = plan.moves, boundaries.tolist()
     cuts = np.concatenate([[0], np.cumsum(moves[position])])
     parts = [chosen[start:stop] for start, stop in itertools.pairwise(cuts)]
-    outgoing = {int(region_order[to]): form.encode(part, ends[position], ends[position + 1])
+    outgoing = {int(region_order[to]): codec.encode(part, ends[position], ends[position + 1])
                 for to, part in enumerate(parts) if to != position and len(part)}
     arriving = {int(region_order[source]): (int(moves[source, position]), ends[source], ends[source + 1])
                 for source in range(len(moves)) if source != position and moves[source, position]}
-    incoming = {rank: form.size(count, stop - start) for rank, (count, start, stop) in arriving.items()}
+    incoming = {rank: codec.size(count, stop - start) for rank, (count, start, stop) in arriving.items()}
     shares = {int(transport.rank): parts[position]}
-    for bucket in transport.exchange(outgoing, incoming, bucket_size):
-        shares.update((source, form.decode(message, *arriving[source])) for source, message in bucket)
-    return concatenate([shares[rank] for rank in region_order.tolist() if rank in shares], form.dtype)
+    for batch in transport.exchange(outgoing, incoming, messages_in_flight):
+        shares.update((source, codec.decode(message, *arriving[source])) for source, message in batch)
+    return concatenate([shares[rank] for rank in region_order.tolist() if rank in shares], codec.dtype)
 
 
 def allgatherv(share: SparseVector, sizes: NDArray[np.int64], ranges: tuple[Indices, Indices],
-               region_order: NDArray[np.int64], form: Format, transport: Transport) -> SparseVector:
+               region_order: NDArray[np.int64], codec: WireCodec, transport: Transport) -> SparseVector:
     """The global top-k, from every rank's share. sizes: elements by position; ranges: where they lie, by position."""
     starts, stops = ranges
     lengths = np.empty_like(sizes)
-    lengths[region_order] = form.sizes(sizes, stops - starts)
+    lengths[region_order] = codec.sizes(sizes, stops - starts)
     position = int(np.flatnonzero(region_order == transport.rank)[0])
-    messages = transport.allgatherv(form.encode(share, int(starts[position]), int(stops[position])), lengths)
-    return concatenate([form.decode(messages[rank], *where) for rank, *where in
+    messages = transport.allgatherv(codec.encode(share, int(starts[position]), int(stops[position])), lengths)
+    return concatenate([codec.decode(messages[rank], *where) for rank, *where in
                         zip(region_order.tolist(), sizes.tolist(), starts.tolist(), stops.tolist(), strict=True)],
-                       form.dtype)
+                       codec.dtype)

@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..vectors.sparse import Indices, SparseVector, sum_of
-from ..vectors.wire import Format
+from ..vectors.wire import WireCodec
 
 if TYPE_CHECKING:
     from ..transport.base import Transport
 
 
 def split_and_reduce(selection: SparseVector, boundaries: Indices, counts: NDArray[np.int64], rotation: int,
-                     bucket_size: int, form: Format, transport: Transport) -> SparseVector:
+                     messages_in_flight: int, codec: WireCodec, transport: Transport) -> SparseVector:
     """The sum, over all ranks, of what they selected in this rank's region.
 
     selection: this rank's local top-k. boundaries: int64, shape (P + 1,).
@@ -26,12 +26,12 @@ def split_and_reduce(selection: SparseVector, boundaries: Indices, counts: NDArr
     ends = boundaries.tolist()
     start, stop = ends[region], ends[region + 1]
     parts = selection.split(boundaries)
-    outgoing = {(j + rotation) % size: form.encode(part, ends[j], ends[j + 1])
+    outgoing = {(j + rotation) % size: codec.encode(part, ends[j], ends[j + 1])
                 for j, part in enumerate(parts) if j != region and len(part)}
-    sizes = form.sizes(counts[:, region], np.full(size, stop - start))
+    sizes = codec.sizes(counts[:, region], np.full(size, stop - start))
     incoming = {source: int(sizes[source]) for source in range(size) if source != rank and counts[source, region]}
     received = {rank: parts[region]}
-    for bucket in transport.exchange(outgoing, incoming, bucket_size):
-        received.update((source, form.decode(message, int(counts[source, region]), start, stop))
-                        for source, message in bucket)
+    for batch in transport.exchange(outgoing, incoming, messages_in_flight):
+        received.update((source, codec.decode(message, int(counts[source, region]), start, stop))
+                        for source, message in batch)
     return sum_of([received[source] for source in sorted(received)])

@@ -59,7 +59,7 @@ def load(reducer: FlatReducer[Any], index: int, path: PathLike) -> None:
     Raises OptionError on every rank where the first one cannot read it, or where it is of another model.
     """
     transport = reducer.connect()
-    reducer.meet(f"{reducer.description}\nstate: loaded from a file")  # or some would wait in vain
+    reducer.check_agreement(f"{reducer.description}\nstate: loaded from a file")  # or some would wait in vain
     source = _Source(reducer, index, path) if transport.rank == 0 else None
     failure = _tell(transport, source and source.failure)
     if failure is not None:
@@ -134,8 +134,8 @@ def _move(transport: Transport, source: int, destination: int, residual: Values 
         outgoing = ({destination: residual.view(np.uint8)[start:stop]}
                     if transport.rank == source and residual is not None else {})
         incoming = {source: stop - start} if moved is not None else {}
-        for bucket in transport.exchange(outgoing, incoming, 1):
-            for _, message in bucket:
+        for batch in transport.exchange(outgoing, incoming, 1):
+            for _, message in batch:
                 assert moved is not None
                 moved.view(np.uint8)[start:stop] = message
     return moved

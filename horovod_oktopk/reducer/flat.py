@@ -1,6 +1,6 @@
 """The reduction of one model's gradients, step after step: what every integration has in common.
 
-An integration says where gradients lie (a Layout), hands them over as pieces, group by group, and writes the
+An integration says where gradients lie (a Layout), hands them over as pieces, bucket by bucket, and writes the
 sparse updates that it gets back into its framework's tensors.
 """
 
@@ -16,13 +16,13 @@ from ..errors import PluginError, TransportError
 from ..options import Scheme
 from ..phases.agreement import roll_call
 from ..schemes.report import StepReport
-from ..schemes.step_result import Reduction
+from ..schemes.step_result import StepResult
 from ..selection.accumulator import Accumulator
 from ..transport.connect import Network
 from ..transport.counting import CountingTransport
 from ..vectors.sparse import DenseVector, SparseVector, Values
-from .bucket_trial import GroupTrial, Sample
-from .buckets import Group, Groups, L, cut
+from .bucket_trial import BucketTrial, Sample
+from .buckets import Bucket, Buckets, L, split
 from .state import THIS_PROCESS, Record, record, share_of
 
 Update = SparseVector | DenseVector
@@ -33,17 +33,17 @@ Piece = tuple[int, Any]
 class FlatReducer(Generic[L]):
     """Reduces the gradients of one layout over the ranks of a network; one object on each rank.
 
-    A step is `reduce` for every group, in order, and then `finish`: no residual changes before all groups are
+    A step is `reduce` for every bucket, in order, and then `finish`: no residual changes before all buckets are
     known to be finite on all ranks.
 
-    average: whether the sum is divided by the number of ranks. make_accumulator: for a group's layout.
+    average: whether the sum is divided by the number of ranks. make_accumulator: for a bucket's layout.
     lines: what must be equal on all ranks of the gradients, "name: value"; the layout's description if not given.
     order: the gradients in the order in which they become ready; from last to first if not given.
     Raises OptionError where the options ask for more elements than there are.
     """
 
     def __init__(self, options: Scheme, average: bool, layout: L, make_accumulator: Callable[[L], Accumulator],
-                 network: Network, lines: Sequence[str] | None = None, order: Sequence[int] | None = None) -> None:
+                 network: Network, signature: Sequence[str] | None = None, order: Sequence[int] | None = None) -> None:
         self.options = options
         self.layout = layout
         self.network = network
@@ -51,85 +51,85 @@ class FlatReducer(Generic[L]):
         self.residual_scale: float | None = None
         """The loss scale that the residual's unit holds; None where gradients are not scaled."""
         self._average = average
-        self._lines = layout.describe() if lines is None else lines
+        self._signature = layout.describe() if signature is None else signature
         self._order = list(range(len(layout.entries)))[::-1] if order is None else list(order)
         self._connected: CountingTransport | None = None
         self._membership: tuple[int, int, int] | None = None
         self._scale: float | None = None
-        self._reductions: list[Reduction] = []
+        self._results: list[StepResult] = []
         self._before: dict[str, Any] | None = None
         options.k_of(max(1, layout.n))
-        self.groups = Groups(layout, options, make_accumulator, cut(layout, self._order, options.bucket_bytes))
-        self.trial: GroupTrial | None = None
-        """Where bucket_bytes is "auto": it finds the best groups."""
+        self.buckets = Buckets(layout, options, make_accumulator, split(layout, self._order, options.bucket_bytes))
+        self.trial: BucketTrial | None = None
+        """Where bucket_bytes is "auto": it finds the best buckets."""
         self._begin_trial()
         self._describe()
 
     # A step.
 
     def reduce(self, index: int, pieces: Iterable[Piece], scale: float | None = None, clear: bool = False) -> None:
-        """Reduces one group, for `finish`. All ranks take the groups in the same order, from the first.
+        """Reduces one bucket, for `finish`. All ranks take the buckets in the same order, from the first.
 
-        pieces: this rank's gradients of the group; they may change afterwards. scale: the loss scale that they hold.
+        pieces: this rank's gradients of the bucket; they may change afterwards. scale: the loss scale that they hold.
         clear: leaves zeros in pieces of the layout's dtype, so that `finish`'s update can be written there.
-        Where an earlier group of this step failed, or is not finite, nothing is done.
+        Where an earlier bucket of this step failed, or is not finite, nothing is done.
         Raises AgreementError where the ranks differ, TransportError where communication fails.
         """
         if index == 0:
             self.connect()
             self._undo()  # a step that was begun and not finished
-            self._reductions, self._scale, self._before = [], scale, self.groups.state()
-        elif len(self._reductions) < index or not self._reductions[-1].report.finite:
+            self._results, self._scale, self._before = [], scale, self.buckets.state()
+        elif len(self._results) < index or not self._results[-1].report.finite:
             return
-        transport, group = self._transport, self.groups[index]
+        transport, bucket = self._transport, self.buckets[index]
         transport.reset()
-        if group.layout.n == 0:
-            self._reductions.append(self._reduce_nothing(group))
+        if bucket.layout.n == 0:
+            self._results.append(self._reduce_nothing(bucket))
             return
         with transport.phase("accumulate"):
             ratio = scale / self.residual_scale if scale and self.residual_scale else 1.0
-            finite = group.accumulator.accumulate(pieces, ratio, clear)
-        k = self.options.k_of(group.layout.n)
-        self._reductions.append(group.algorithm.reduce(group.accumulator, k, finite, transport))
+            finite = bucket.accumulator.accumulate(pieces, ratio, clear)
+        k = self.options.k_of(bucket.layout.n)
+        self._results.append(bucket.algorithm.reduce(bucket.accumulator, k, finite, transport))
 
-    def _reduce_nothing(self, group: Group[L]) -> Reduction:
-        self.meet(group.algorithm.description)
-        report = StepReport(step=group.algorithm.step, n=0, k=0, phases=self._transport.phases)
-        return Reduction(SparseVector.empty(group.layout.dtype), np.empty(0, np.int64), report)
+    def _reduce_nothing(self, bucket: Bucket[L]) -> StepResult:
+        self.check_agreement(bucket.algorithm.description)
+        report = StepReport(step=bucket.algorithm.step, n=0, k=0, phases=self._transport.phases)
+        return StepResult(SparseVector.empty(bucket.layout.dtype), np.empty(0, np.int64), report)
 
     def finish(self) -> list[Update] | None:
-        """The groups' updates; None where one is not finite on every rank: then nothing has changed."""
-        self.report = StepReport.of_groups([reduction.report for reduction in self._reductions])
+        """The buckets' updates; None where one is not finite on every rank: then nothing has changed."""
+        self.report = StepReport.of_buckets([result.report for result in self._results])
         self._transport.phases = self.report.phases
         with self.writing():
             updates = self._updates()
             if updates is None:
                 self._undo()
                 self.report.finite, self.report.n = False, self.layout.n
-                self.report.k = sum(self.options.k_of(group.layout.n) for group in self.groups if group.layout.n)
+                self.report.k = sum(self.options.k_of(bucket.layout.n) for bucket in self.buckets if bucket.layout.n)
                 return None
             self._before = None
-            for group, reduction in zip(self.groups, self._reductions, strict=True):
-                if group.layout.n:
-                    self._commit(group, reduction)
+            for bucket, result in zip(self.buckets, self._results, strict=True):
+                if bucket.layout.n:
+                    self._commit(bucket, result)
             self.residual_scale = self._scale or self.residual_scale
         return updates
 
-    def _commit(self, group: Group[L], reduction: Reduction) -> None:
-        group.accumulator.commit(reduction.contributed, reduction.remainder)
+    def _commit(self, bucket: Bucket[L], result: StepResult) -> None:
+        bucket.accumulator.commit(result.contributed, result.remainder)
 
     def _undo(self) -> None:
         if self._before is not None:
-            self.groups.undo(self._before)
+            self.buckets.undo(self._before)
             self._before = None
 
     def _updates(self) -> list[Update] | None:
         updates = []
-        for group, reduction in zip(self.groups, self._reductions, strict=False):
-            update = reduction.update
+        for bucket, result in zip(self.buckets, self._results, strict=False):
+            update = result.update
             if update is not None and self._average:
                 update = update.divided(self._transport.size)
-            if update is None or not group.layout.representable(update):
+            if update is None or not bucket.layout.representable(update):
                 return None
             updates.append(update)
         return updates
@@ -143,16 +143,16 @@ class FlatReducer(Generic[L]):
         """What happens inside counts as the step's write-back."""
         return self._transport.phase("write_back")
 
-    def refuse(self, lines: Sequence[str], message: str) -> NoReturn:
+    def refuse(self, signature: Sequence[str], message: str) -> NoReturn:
         """Raises PluginError for a step that cannot be taken; the ranks that do take it raise AgreementError.
 
         lines: of the gradients at hand.
         """
         self.connect()
-        self.meet(self._description(lines))
+        self.check_agreement(self._description(signature))
         raise PluginError(message)
 
-    # Which groups, and how much of them: changed between steps, on all ranks together.
+    # Which buckets, and how much of them: changed between steps, on all ranks together.
 
     def set_density(self, density: float) -> None:
         """From the next step on, another fraction of the elements is selected.
@@ -166,14 +166,14 @@ class FlatReducer(Generic[L]):
         self._describe()
 
     def learn(self, sample: Sample) -> None:
-        """After a step: takes note of its times where a trial is on, and other groups where they promise more."""
+        """After a step: takes note of its times where a trial is on, and other buckets where they promise more."""
         assert self.report is not None
         if self.is_trying and self.report.finite:  # as all ranks know
             assert self.trial is not None
             with self._transport.phase("trial"):
-                cuts = self.trial.learn(sample, self._transport)
-            if cuts is not None:
-                self._regroup(cuts)
+                partition = self.trial.learn(sample, self._transport)
+            if partition is not None:
+                self._split_anew(partition)
                 self._describe()
 
     @property
@@ -183,27 +183,27 @@ class FlatReducer(Generic[L]):
 
     def _begin_trial(self) -> None:
         if self.options.bucket_bytes == "auto":
-            self.trial = GroupTrial(self.layout, self._order)
-            self._regroup(cut(self.layout, self._order, None))
+            self.trial = BucketTrial(self.layout, self._order)
+            self._split_anew(split(self.layout, self._order, None))
 
-    def _regroup(self, cuts: Sequence[tuple[int, ...]]) -> None:
-        """Other groups, with the same residual."""
-        if self.groups.cuts != cuts:
-            state, residual = self.groups.state(), self.groups.read_residual()
-            self.groups.cut(list(cuts))
-            self.groups.load_state(state)
-            self.groups.load_residual(residual)
+    def _split_anew(self, partition: Sequence[tuple[int, ...]]) -> None:
+        """Other buckets, with the same residual."""
+        if self.buckets.partition != partition:
+            state, residual = self.buckets.state(), self.buckets.read_residual()
+            self.buckets.split(list(partition))
+            self.buckets.load_state(state)
+            self.buckets.load_residual(residual)
 
     # The state.
 
     def read_residual(self) -> Values:
         """A copy of this rank's residual: NumPy, shape (n,), in the layout's order."""
-        return self.groups.read_residual()
+        return self.buckets.read_residual()
 
     def record(self) -> Record:
         """This rank's residual (a copy, NumPy) and counters, as `load` takes them: of the last finished step."""
         return record(*self.network.membership()[:2], self.read_residual(), self.residual_scale,
-                      self._before or self.groups.state())
+                      self._before or self.buckets.state())
 
     def load(self, records: Sequence[Record]) -> None:
         """Takes this rank's share of the records that `record` gave on these or other ranks; none starts anew."""
@@ -212,43 +212,43 @@ class FlatReducer(Generic[L]):
     def take(self, share: Record) -> None:
         """Takes what `share_of` has worked out for this rank."""
         self._before = None
-        self.groups.load_state(share["algorithm"])
-        self.groups.load_residual(share["residual"])
+        self.buckets.load_state(share["algorithm"])
+        self.buckets.load_residual(share["residual"])
         self.residual_scale = share["residual_scale"]
 
     # The ranks.
 
     @property
     def description(self) -> str:
-        """What must be equal on all ranks, as the first group's roll call has it."""
-        return self.groups[0].algorithm.description
+        """What must be equal on all ranks, as the first bucket's roll call has it."""
+        return self.buckets[0].algorithm.description
 
     def _describe(self) -> None:
-        for index, group in enumerate(self.groups):
-            group.algorithm.description = self._description([*self._lines, *self.groups.describe(index)])
+        for index, bucket in enumerate(self.buckets):
+            bucket.algorithm.description = self._description([*self._signature, *self.buckets.describe(index)])
 
-    def _description(self, lines: Sequence[str]) -> str:
+    def _description(self, signature: Sequence[str]) -> str:
         settings = [f"{name}: {value}" for name, value in self.options.settings().items()]
         return "\n".join([f"compression: {type(self.options).__name__}", *settings,
-                          f"op: {'Average' if self._average else 'Sum'}", *lines])
+                          f"op: {'Average' if self._average else 'Sum'}", *signature])
 
     @property
     def is_connected(self) -> bool:
         """Whether there is a transport, and to the ranks that there are now."""
         return self._connected is not None and self._membership == self.network.membership()
 
-    def heed_ranks(self) -> None:
+    def reset_if_membership_changed(self) -> None:
         """Before a step: where elastic training has changed who the ranks are, forgets what depends on them."""
         if self._connected is not None and not self.is_connected:
             self._connected = self._before = None
             self._begin_trial()
             self._describe()
-            for group in self.groups:
-                group.algorithm.forget()
+            for bucket in self.buckets:
+                bucket.algorithm.forget()
 
     def connect(self) -> CountingTransport:
         """The transport; a new one where elastic training has changed who the ranks are."""
-        self.heed_ranks()
+        self.reset_if_membership_changed()
         if self._connected is None:
             self._membership = self.network.membership()
             self._connected = CountingTransport(self.network.connect(self.options.transport))
@@ -266,9 +266,9 @@ class FlatReducer(Generic[L]):
     def leave(self) -> None:
         """After the transport was used for other ends than a step; on all ranks together."""
 
-    def meet(self, description: str) -> None:
+    def check_agreement(self, description: str) -> None:
         """A roll call alone."""
-        first = self.groups[0]
+        first = self.buckets[0]
         k = self.options.k_of(first.layout.n) if first.layout.n else 0
         roll_call(self._transport, description, k, first.algorithm.step, finite=True, state=0,
                   counts=np.zeros(self._transport.size, np.int64))

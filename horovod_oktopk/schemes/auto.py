@@ -22,7 +22,7 @@ from .dense import reduce_densely
 from .gtopk import nonzero_top_k
 from .oktopk import OkTopkAllreduce
 from .report import StepReport
-from .step_result import Reduction
+from .step_result import StepResult
 from .topka import gather
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("horovod_oktopk")
 
 
-class Way(IntEnum):
+class Strategy(IntEnum):
     """How a step reduces."""
 
     SPLIT = 0
@@ -40,9 +40,9 @@ class Way(IntEnum):
     DENSE = 2
 
 
-SETTLING, SAMPLES = 3, 5
+WARM_UP, SAMPLES = 3, 5
 """Steps of a way before it is timed, and steps that are."""
-TRIAL = 2 * (SETTLING + SAMPLES)
+TRIAL = 2 * (WARM_UP + SAMPLES)
 """Steps, half of them split and half gathered; then the dense allreduce is timed, and the fastest way is taken."""
 DENSE_SAMPLE = 1 << 18
 """Elements with which a dense allreduce is timed first, if there are as many."""
@@ -54,50 +54,50 @@ class AutoAllreduce(OkTopkAllreduce):
     All ranks take the same way at every step. Where k, the ranks or their states change, there is a new trial.
     """
 
-    way = Way.SPLIT
+    strategy = Strategy.SPLIT
     k = since = 0  # of the present trial: its k, and its first step
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._seconds: dict[Way, list[float]] = {way: [] for way in Way}
+        self._seconds: dict[Strategy, list[float]] = {strategy: [] for strategy in Strategy}
 
-    def reduce(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport) -> Reduction:
+    def reduce(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport) -> StepResult:
         """See OkTopkAllreduce."""
         if k != self.k:
             self.forget()
             self.k = k
-        self._heed_size(transport.size)
+        self._reset_if_size_changed(transport.size)
         report = StepReport(step=self.step + 1, n=acc.n, k=k, phases=transport.phases)
         selected = SparseVector.empty(acc.dtype)
-        if self.way != Way.DENSE:
+        if self.strategy != Strategy.DENSE:
             selected = self._select(acc, k, finite, report, transport)
         call = self._roll_call(selected, k, finite, transport)
-        if call.finite and not call.settled:
-            if self.way == Way.DENSE:
+        if call.finite and not call.in_sync:
+            if self.strategy == Strategy.DENSE:
                 selected = self._select(acc, k, finite, report, transport)
             self._begin(call.step + 1)
         start = time.perf_counter()
-        if not call.finite or self.way == Way.SPLIT:
-            reduction = self._reduce_agreed(selected, k, call, acc.n, report, transport)
+        if not call.finite or self.strategy == Strategy.SPLIT:
+            result = self._reduce_agreed(selected, k, call, acc.n, report, transport)
         else:
             self.step = report.step = call.step + 1
-            report.way = self.way.name.lower()
-            reduction = (reduce_densely(acc, report, transport) if self.way == Way.DENSE
+            report.strategy = self.strategy.name.lower()
+            result = (reduce_densely(acc, report, transport) if self.strategy == Strategy.DENSE
                          else self._gather(selected, call.counts[:, 0], k, acc.n, report, transport))
         if call.finite and self.step < self.since + TRIAL:
             self._learn(time.perf_counter() - start, acc, transport)
-        return reduction
+        return result
 
     def state(self) -> dict[str, Any]:
         """See OkTopkAllreduce."""
-        return {**super().state(), "way": int(self.way), "k": self.k, "since": self.since,
-                "seconds": [list(self._seconds[way]) for way in Way]}
+        return {**super().state(), "strategy": int(self.strategy), "k": self.k, "since": self.since,
+                "seconds": [list(self._seconds[strategy]) for strategy in Strategy]}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """See OkTopkAllreduce."""
         super().load_state(state)
-        self.way, self.k, self.since = Way(state["way"]), state["k"], state["since"]
-        self._seconds = {way: list(samples) for way, samples in zip(Way, state["seconds"], strict=True)}
+        self.strategy, self.k, self.since = Strategy(state["strategy"]), state["k"], state["since"]
+        self._seconds = {strategy: list(samples) for strategy, samples in zip(Strategy, state["seconds"], strict=True)}
 
     def forget(self) -> None:
         """See OkTopkAllreduce; there will be a new trial."""
@@ -105,53 +105,53 @@ class AutoAllreduce(OkTopkAllreduce):
         self._begin(0)
 
     def _begin(self, step: int) -> None:
-        self.way, self.since = Way.SPLIT, step
+        self.strategy, self.since = Strategy.SPLIT, step
         for samples in self._seconds.values():
             samples.clear()
 
     def _state_code(self) -> int:
-        settled = self.way != Way.SPLIT or super()._state_code()
-        return 1 + len(Way) * self.since + self.way if settled else 0
+        in_sync = self.strategy != Strategy.SPLIT or super()._state_code()
+        return 1 + len(Strategy) * self.since + self.strategy if in_sync else 0
 
     def _counts(self, selected: SparseVector, size: int) -> np.ndarray[Any, Any]:
-        if self.way == Way.SPLIT:
+        if self.strategy == Strategy.SPLIT:
             return super()._counts(selected, size)
         return np.full(size, len(selected))
 
     def _gather(self, selected: SparseVector, lengths: np.ndarray[Any, Any], k: int, n: int, report: StepReport,
-                transport: CountingTransport) -> Reduction:
-        form = self._format(selected.values.dtype)
-        selection = form.round(selected)
+                transport: CountingTransport) -> StepResult:
+        codec = self._codec(selected.values.dtype)
+        selection = codec.round(selected)
         with transport.phase("allgatherv"):
-            parts = gather(selection, lengths, n, form, transport)
+            parts = gather(selection, lengths, n, codec, transport)
         with transport.phase("global_select"):
             update = nonzero_top_k(sum_of(parts), k)
             sent = selection.positions_in(update)
         report.local_selected, report.global_selected = len(selection), len(update)
-        remainder = selected.take(sent).minus(selection.take(sent)) if form.value_dtype else None
-        return Reduction(update, selection.indices[sent], report, remainder)
+        remainder = selected.take(sent).minus(selection.take(sent)) if codec.value_dtype else None
+        return StepResult(update, selection.indices[sent], report, remainder)
 
     def _learn(self, seconds: float, acc: Accumulator, transport: CountingTransport) -> None:
         """Takes note of what this step took, and goes on to the next part of the trial."""
         age = self.step - self.since
-        if age % (TRIAL // 2) >= SETTLING:
-            self._seconds[self.way].append(seconds + transport.phases["select"].seconds)
+        if age % (TRIAL // 2) >= WARM_UP:
+            self._seconds[self.strategy].append(seconds + transport.phases["select"].seconds)
         if age == TRIAL // 2 - 1:
-            self.way = Way.GATHER
+            self.strategy = Strategy.GATHER
         elif age == TRIAL - 1:
             with transport.phase("trial"):
-                self.way = self._fastest(acc, transport)
+                self.strategy = self._fastest(acc, transport)
 
-    def _fastest(self, acc: Accumulator, transport: CountingTransport) -> Way:
-        mine = [statistics.median(self._seconds[way] or [np.inf]) for way in (Way.SPLIT, Way.GATHER)]
+    def _fastest(self, acc: Accumulator, transport: CountingTransport) -> Strategy:
+        mine = [statistics.median(self._seconds[strategy] or [np.inf]) for strategy in (Strategy.SPLIT, Strategy.GATHER)]
         seconds = _slowest(mine, transport)
         seconds.append(dense_seconds(acc.n, acc.dtype, min(seconds), transport))
-        way = Way(int(np.argmin(seconds)))
+        strategy = Strategy(int(np.argmin(seconds)))
         if transport.rank == 0:
-            logger.info("algorithm='auto' takes the %s way for n = %d, k = %d: split %.3g s, gather %.3g s, "
-                        "dense %s%.3g s", way.name.lower(), acc.n, self.k, *seconds[:2],
-                        "" if way == Way.DENSE else "at least ", seconds[Way.DENSE])
-        return way
+            logger.info("strategy='auto' takes the %s way for n = %d, k = %d: split %.3g s, gather %.3g s, "
+                        "dense %s%.3g s", strategy.name.lower(), acc.n, self.k, *seconds[:2],
+                        "" if strategy == Strategy.DENSE else "at least ", seconds[Strategy.DENSE])
+        return strategy
 
 
 def dense_seconds(n: int, dtype: Any, limit: float, transport: CountingTransport) -> float:

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from ..phases.agreement import roll_call
 from ..selection.accumulator import Accumulator
-from ..selection.local_top_k import th_re_evaluate
+from ..selection.local_top_k import local_top_k
 from ..vectors.sparse import Indices, SparseVector
 from .report import StepReport
-from .step_result import Reduction
+from .step_result import StepResult
 
 if TYPE_CHECKING:
     from ..transport.counting import CountingTransport
@@ -29,7 +29,7 @@ class TopkScheme:
         self.description = description
         self.step = 0
 
-    def reduce(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport) -> Reduction:
+    def reduce(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport) -> StepResult:
         """One step. The caller commits `contributed` to acc, or drops the step.
 
         finite: whether this rank's acc is. Raises AgreementError or TransportError, on every rank.
@@ -43,16 +43,16 @@ class TopkScheme:
         report.step = call.step + 1
         if not call.finite:
             report.finite = False
-            return Reduction(None, np.empty(0, np.int64), report)
+            return StepResult(None, np.empty(0, np.int64), report)
         update, contributed = self.exchange(selection, call.counts, k, acc.n, transport)
         self.step = report.step
         report.local_selected, report.global_selected = len(selection), len(update)
         report.local_threshold = threshold
-        return Reduction(update, contributed, report)
+        return StepResult(update, contributed, report)
 
     def select(self, acc: Accumulator, k: int) -> tuple[float, SparseVector]:
         """The threshold, and what this rank selects: the exact top-k."""
-        return th_re_evaluate(acc, k)
+        return local_top_k(acc, k)
 
     def counts(self, selection: SparseVector, _n: int, _size: int) -> NDArray[np.int64]:
         """What the others must know of the selection before they exchange: its length."""

@@ -11,7 +11,7 @@ from ..selection.accumulator import Accumulator
 from ..vectors.sparse import DenseVector
 from .base import TopkScheme
 from .report import StepReport
-from .step_result import EVERYTHING, Reduction
+from .step_result import EVERYTHING, StepResult
 
 if TYPE_CHECKING:
     from ..transport.counting import CountingTransport
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 class DenseAllreduce(TopkScheme):
     """u = Σ acc. A rank sends 2n(P-1)/P words."""
 
-    def reduce(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport) -> Reduction:
+    def reduce(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport) -> StepResult:
         report = StepReport(step=self.step + 1, n=acc.n, k=k, phases=transport.phases)
         with transport.phase("agree"):
             call = roll_call(transport, self.description, k, self.step, finite, state=1, counts=np.empty(0, np.int64))
         report.step = call.step + 1
         if not call.finite:
             report.finite = False
-            return Reduction(None, np.empty(0, np.int64), report)
+            return StepResult(None, np.empty(0, np.int64), report)
         self.step = report.step
         return reduce_densely(acc, report, transport)
 
 
-def reduce_densely(acc: Accumulator, report: StepReport, transport: CountingTransport) -> Reduction:
+def reduce_densely(acc: Accumulator, report: StepReport, transport: CountingTransport) -> StepResult:
     """The sum of all elements of all ranks, once they have agreed on the step."""
-    report.way = "dense"
+    report.strategy = "dense"
     with transport.phase("allreduce"):
         total = transport.allreduce(acc.values())
     report.local_selected = report.global_selected = acc.n
-    return Reduction(DenseVector(total), EVERYTHING, report)
+    return StepResult(DenseVector(total), EVERYTHING, report)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import NormalDist
 
 from ..selection.accumulator import Accumulator
-from ..selection.local_top_k import ROOM, top_k
+from ..selection.local_top_k import BUFFER_FACTOR, top_k
 from ..vectors.sparse import SparseVector
 from .topka import TopkAAllreduce
 
@@ -33,7 +33,7 @@ class GaussianKAllreduce(TopkAAllreduce):
             threshold = 0.0
             selection = acc.select(0.0, limit=acc.n)
             assert selection is not None
-        acc.expect(LOWERED * threshold, limit=min(ROOM * k, acc.n // 4))
+        acc.expect(LOWERED * threshold, limit=min(BUFFER_FACTOR * k, acc.n // 4))
         return threshold, top_k(selection, k).copy()
 
 

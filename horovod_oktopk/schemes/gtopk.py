@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..errors import WireError
 from ..selection.local_top_k import top_k
 from ..vectors.sparse import Indices, SparseVector, sum_of
-from ..vectors.wire import WORD, Bytes, Format
+from ..vectors.wire import WORD, Bytes, WireCodec
 from .base import TopkScheme
 from .topka import gather
 
@@ -33,7 +33,7 @@ class NaiveGTopkAllreduce(TopkScheme):
     def exchange(self, selection: SparseVector, counts: NDArray[np.int64], k: int, n: int,
                  transport: CountingTransport) -> tuple[SparseVector, Indices]:
         with transport.phase("allgatherv"):
-            parts = gather(selection, counts[:, 0], n, Format(selection.values.dtype), transport)
+            parts = gather(selection, counts[:, 0], n, WireCodec(selection.values.dtype), transport)
         with transport.phase("sum"):
             update = nonzero_top_k(sum_of(parts), k)
         return update, selection.indices[selection.positions_in(update)]
@@ -85,26 +85,26 @@ def _partners(distance: int, transport: CountingTransport) -> tuple[int | None, 
 
 def _up(merged: SparseVector, distance: int, k: int, n: int, transport: CountingTransport) -> SparseVector | None:
     child, parent = _partners(distance, transport)
-    form = Format(merged.values.dtype)
-    outgoing = {} if parent is None else {parent: _pad(merged, k, n, form)}
-    messages = _swap(outgoing, {} if child is None else {child: _padded_bytes(k, n, form)}, transport)
-    return _unpad(messages[0], n, form) if messages else None
+    codec = WireCodec(merged.values.dtype)
+    outgoing = {} if parent is None else {parent: _pad(merged, k, n, codec)}
+    messages = _swap(outgoing, {} if child is None else {child: _padded_bytes(k, n, codec)}, transport)
+    return _unpad(messages[0], n, codec) if messages else None
 
 
 def _down(update: SparseVector, lost: Mask, distance: int, k: int, n: int, transport: CountingTransport,
           ) -> tuple[SparseVector, Mask]:
     child, parent = _partners(distance, transport)
-    form = Format(update.values.dtype)
-    vector_bytes, mask_bytes = _padded_bytes(k, n, form), WORD * -(-k // 32)
+    codec = WireCodec(update.values.dtype)
+    vector_bytes, mask_bytes = _padded_bytes(k, n, codec), WORD * -(-k // 32)
     outgoing = {}
     if child is not None:
         bits = np.zeros(mask_bytes, np.uint8)
         packed = np.packbits(lost)
         bits[:len(packed)] = packed
-        outgoing[child] = np.concatenate([_pad(update, k, n, form), bits])
+        outgoing[child] = np.concatenate([_pad(update, k, n, codec), bits])
     messages = _swap(outgoing, {} if parent is None else {parent: vector_bytes + mask_bytes}, transport)
     if messages:
-        update = _unpad(messages[0][:vector_bytes], n, form)
+        update = _unpad(messages[0][:vector_bytes], n, codec)
         lost = np.unpackbits(messages[0][vector_bytes:])[:len(update)].astype(np.bool_)
     return update, lost
 
@@ -112,25 +112,25 @@ def _down(update: SparseVector, lost: Mask, distance: int, k: int, n: int, trans
 def _swap(outgoing: Mapping[int, Bytes], incoming: Mapping[int, int], transport: CountingTransport,
           ) -> list[Bytes]:
     """One round; all ranks take part, as a transport may do it by a collective."""
-    return [message for bucket in transport.exchange(outgoing, incoming, 1) for _, message in bucket]
+    return [message for batch in transport.exchange(outgoing, incoming, 1) for _, message in batch]
 
 
-def _padded_bytes(k: int, n: int, form: Format) -> int:
-    return WORD + form.size(k, n)
+def _padded_bytes(k: int, n: int, codec: WireCodec) -> int:
+    return WORD + codec.size(k, n)
 
 
-def _pad(vector: SparseVector, k: int, n: int, form: Format) -> Bytes:
+def _pad(vector: SparseVector, k: int, n: int, codec: WireCodec) -> Bytes:
     """Its length, and room for k elements: so its receiver knows the message's length beforehand."""
-    message = np.zeros(_padded_bytes(k, n, form), np.uint8)
+    message = np.zeros(_padded_bytes(k, n, codec), np.uint8)
     message[:WORD].view(np.uint32)[0] = len(vector)
-    encoded = form.encode(vector, 0, n)
+    encoded = codec.encode(vector, 0, n)
     message[WORD:WORD + len(encoded)] = encoded
     return message
 
 
-def _unpad(message: Bytes, n: int, form: Format) -> SparseVector:
+def _unpad(message: Bytes, n: int, codec: WireCodec) -> SparseVector:
     count = int(message[:WORD].copy().view(np.uint32)[0])
-    size = form.size(count, n) if count <= n else len(message)
+    size = codec.size(count, n) if count <= n else len(message)
     if WORD + size > len(message):
         raise WireError(f"a message of {len(message)} bytes cannot hold {count} elements")
-    return form.decode(message[WORD:WORD + size], count, 0, n)
+    return codec.decode(message[WORD:WORD + size], count, 0, n)

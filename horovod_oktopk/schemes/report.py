@@ -30,8 +30,8 @@ class StepReport:
     global_selected: int = 0
     local_threshold: float = 0.0
     global_threshold: float = 0.0
-    way: str = "split"
-    """How it was reduced: always "split", or with algorithm="auto" also "gather" or "dense"."""
+    strategy: str = "split"
+    """How it was reduced: always "split", or with strategy="auto" also "gather" or "dense"."""
     repartitioned: bool = False
     balanced: bool = False
     phases: dict[str, Traffic] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class StepReport:
         return sum(t.bytes_sent for t in payload), sum(t.bytes_received for t in payload)
 
     @classmethod
-    def of_groups(cls, reports: Sequence[StepReport]) -> StepReport:
+    def of_buckets(cls, reports: Sequence[StepReport]) -> StepReport:
         """One report of a step's several reductions: sums, and of thresholds the largest."""
         if len(reports) == 1:
             return reports[0]
@@ -81,7 +81,7 @@ class StepReport:
         return cls(step=max(all_of("step")), n=sum(all_of("n")), k=sum(all_of("k")), finite=all(all_of("finite")),
                    local_selected=sum(all_of("local_selected")), global_selected=sum(all_of("global_selected")),
                    local_threshold=max(all_of("local_threshold")), global_threshold=max(all_of("global_threshold")),
-                   way="/".join(sorted(set(all_of("way")))), repartitioned=any(all_of("repartitioned")),
+                   strategy="/".join(sorted(set(all_of("strategy")))), repartitioned=any(all_of("repartitioned")),
                    balanced=any(all_of("balanced")), phases=phases)
 
     def scalars(self) -> Mapping[str, float]:

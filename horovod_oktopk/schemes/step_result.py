@@ -11,7 +11,7 @@ EVERYTHING = slice(None)
 
 
 @dataclass(frozen=True)
-class Reduction:
+class StepResult:
     """The outcome of one step on one rank."""
 
     update: SparseVector | DenseVector | None

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.kernels import CHUNK, KERNELS, Kernels, Room
+from ..kernels.kernels import CHUNK, KERNELS, CandidateBuffer, Kernels
 from ..vectors.sparse import Indices, SparseVector, Values, concatenate
 from .allocator import keep_freed_memory
 
@@ -81,7 +81,7 @@ class NumpyAccumulator:
         self.residual = self._allocate()
         self._acc = self._allocate()
         self._kernels = kernels
-        self._candidates = Room(0, self.dtype)
+        self._candidates = CandidateBuffer(0, self.dtype)
         self._bound: float | None = None  # what the candidates of this acc pass; None: they are of no use
 
     def accumulate(self, pieces: Iterable[tuple[int, NDArray[Any]]], scale: float = 1.0,
@@ -112,7 +112,7 @@ class NumpyAccumulator:
     def expect(self, threshold: float, limit: int) -> None:
         self.expected, self._bound = threshold, None
         if limit != self._candidates.capacity:
-            self._candidates = Room(limit, self.dtype)
+            self._candidates = CandidateBuffer(limit, self.dtype)
 
     def select(self, threshold: float, limit: int) -> SparseVector | None:
         candidates = self._candidates
@@ -126,14 +126,14 @@ class NumpyAccumulator:
         return self._select_in_a_pass(threshold, limit)
 
     def _select_in_a_pass(self, threshold: float, limit: int) -> SparseVector | None:
-        room, found, count = Room(CHUNK // 2, self.dtype), [], 0
-        for start in range(0, self.n, room.capacity):
-            room.count = 0
-            self._kernels.collect(self._acc[start:start + room.capacity], threshold, start, room)
-            count += room.count
+        buffer, found, count = CandidateBuffer(CHUNK // 2, self.dtype), [], 0
+        for start in range(0, self.n, buffer.capacity):
+            buffer.count = 0
+            self._kernels.collect(self._acc[start:start + buffer.capacity], threshold, start, buffer)
+            count += buffer.count
             if count > limit:
                 return None
-            found.append(_collected(room).copy())
+            found.append(_collected(buffer).copy())
         return concatenate(found, self.dtype)
 
     def sample(self, stride: int) -> Values:
@@ -174,7 +174,7 @@ class NumpyAccumulator:
         return buffer
 
 
-class NothingAccumulated:
+class EmptyAccumulator:
     """Stands for the accumulator of a rank that contributes nothing to a reduction in which it takes part."""
 
     def __init__(self, n: int, dtype: Any) -> None:
@@ -210,5 +210,5 @@ class NothingAccumulated:
         pass
 
 
-def _collected(room: Room) -> SparseVector:
-    return SparseVector(room.indices[:room.count], room.values[:room.count])
+def _collected(buffer: CandidateBuffer) -> SparseVector:
+    return SparseVector(buffer.indices[:buffer.count], buffer.values[:buffer.count])

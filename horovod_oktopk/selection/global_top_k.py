@@ -119,12 +119,12 @@ def _bracket(sketches: Bits, step: int, k: int) -> tuple[int, int, Counts] | Non
 
 
 def _kth_by_radix(bits: Bits, k: int, transport: Transport) -> tuple[int, Counts, Counts]:
-    threshold = th_re_evaluate(bits, k, transport)
+    threshold = radix_kth_magnitude(bits, k, transport)
     rows = transport.allgather(np.array([(bits > threshold).sum(), (bits == threshold).sum()], np.int64))
     return threshold, rows[:, 0], rows[:, 1]
 
 
-def th_re_evaluate(bits: Bits, k: int, transport: Transport) -> int:
+def radix_kth_magnitude(bits: Bits, k: int, transport: Transport) -> int:
     """The exact k-th largest of all ranks' magnitudes, as bits; 0 where there are fewer than k.
 
     bits: this rank's, none of them 0.

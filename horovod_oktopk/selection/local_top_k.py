@@ -25,11 +25,11 @@ SPARE = 1.6
 """So many times k elements should pass the next step's bound."""
 SKIP = 8
 """One of so many candidates is looked at for that."""
-ROOM = 3
+BUFFER_FACTOR = 3
 """Times k, and at most n/4: room for what passes the bound. Where it does not do, there is a pass of its own."""
 
 
-def th_re_evaluate(acc: Accumulator, k: int) -> tuple[float, SparseVector]:
+def local_top_k(acc: Accumulator, k: int) -> tuple[float, SparseVector]:
     """The exact k-th largest magnitude of acc and the exact top-k, without sorting n elements.
 
     What is expected from the step before gives a bound that at least k elements should pass; the k-th
@@ -40,7 +40,7 @@ def th_re_evaluate(acc: Accumulator, k: int) -> tuple[float, SparseVector]:
         candidates = acc.select(bound, limit)
         if candidates is not None and len(candidates) >= k:
             threshold = kth_magnitude(candidates.values, k)
-            acc.expect(_next_bound(candidates, k), limit=min(ROOM * k, acc.n // 4))
+            acc.expect(_next_bound(candidates, k), limit=min(BUFFER_FACTOR * k, acc.n // 4))
             return threshold, largest(candidates, threshold, k)
     assert candidates is not None  # the last bound is 0
     return 0.0, candidates
@@ -62,7 +62,7 @@ def _next_bound(candidates: SparseVector, k: int) -> float:
 def _bounds(acc: Accumulator, k: int) -> Iterator[tuple[float, int]]:
     """Thresholds, and how many elements may pass them."""
     if acc.expected < np.inf:
-        yield acc.expected, min(ROOM * k, acc.n)
+        yield acc.expected, min(BUFFER_FACTOR * k, acc.n)
     stride = 1 if acc.n <= MIN_SAMPLE else max(1, min(acc.n // MIN_SAMPLE, max(MIN_STRIDE, k // SAMPLE_HITS)))
     sample = acc.sample(stride)
     wanted = SPARE * k / stride

@@ -30,11 +30,11 @@ class Transport(Protocol):
         """The element-wise sum of arrays of the same shape and dtype on every rank; the same bits on all of them."""
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
-                 bucket_size: int) -> Iterator[list[tuple[int, Bytes]]]:
-        """Point-to-point messages, in buckets; yields a bucket's (source, message) pairs as it arrives.
+                 messages_in_flight: int) -> Iterator[list[tuple[int, Bytes]]]:
+        """Point-to-point messages, in batches; yields a batch's (source, message) pairs as it arrives.
 
         outgoing: message (uint8) by destination; incoming: number of bytes by source. Neither holds
-        this rank, nor empty messages. A transport may do all in one bucket. The caller must exhaust it.
+        this rank, nor empty messages. A transport may do all in one batch. The caller must exhaust it.
         """
 
     def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
@@ -51,8 +51,8 @@ class Signals(Protocol):
         """The next number, from whomever; None where none came for so many seconds. Called by one thread."""
 
 
-def rotated_buckets(rank: int, size: int, bucket_size: int) -> Iterator[list[tuple[int, int]]]:
-    """(destination, source) of each step, in buckets (Figure 2): no step has two senders to one rank."""
+def rotated_batches(rank: int, size: int, messages_in_flight: int) -> Iterator[list[tuple[int, int]]]:
+    """(destination, source) of each step, in batches (Figure 2): no step has two senders to one rank."""
     steps = [((rank + step) % size, (rank - step) % size) for step in range(1, size)]
-    for first in range(0, len(steps), bucket_size):
-        yield steps[first:first + bucket_size]
+    for first in range(0, len(steps), messages_in_flight):
+        yield steps[first:first + messages_in_flight]

@@ -30,17 +30,17 @@ class Network:
     """The ranks of one process set, as they are at present: elastic training changes them.
 
     hvd: horovod.torch or horovod.tensorflow. collectives: makes that framework's Collectives, for a process set and a
-        lane.
-    lane: sets apart the messages of reductions that may run at the same time, in an order that differs between ranks:
+        channel.
+    channel: sets apart the messages of reductions that may run at the same time, in an order that differs between ranks:
         a number of its own for each, in the order in which the ranks make them; 0 for all that do not.
-    quiet: see MPITransport.
+    yield_cpu: see MPITransport.
     """
 
     hvd: Any
     process_set: Any
     collectives: Callable[[Any, int], Collectives]
-    lane: int = 0
-    quiet: bool = False
+    channel: int = 0
+    yield_cpu: bool = False
 
     def membership(self) -> tuple[int, int, int]:
         """(rank, size, how often elastic training has begun anew in this process)."""
@@ -59,27 +59,27 @@ class Network:
         if self.process_set.size() == 1:
             return LocalTransport(LocalWorld(1), 0)
         reason = _why_not_mpi(self.hvd)
-        mine = [-1 if reason or choice == "horovod" else _world_rank(), CHOICES.index(choice), self.lane, self.quiet]
+        mine = [-1 if reason or choice == "horovod" else _world_rank(), CHOICES.index(choice), self.channel, self.yield_cpu]
         rows = HorovodTransport(self.collectives(self.process_set, 0)).allgather(np.array(mine, np.int64))
         if (rows[:, 1] != rows[0, 1]).any():
             raise AgreementError(f"the ranks of this reduction chose different transports, by rank: "
                                  f"{[CHOICES[code] for code in rows[:, 1]]}")
-        lane = int(rows[:, 2].max())  # a rank may have made more of them
-        if (rows[:, 0] >= 0).all():  # quiet and other collectives do not meet: MPI has them apart
-            return _mpi_transport(tuple(rows[:, 0].tolist()), lane, bool(rows[:, 3].any()))
+        channel = int(rows[:, 2].max())  # a rank may have made more of them
+        if (rows[:, 0] >= 0).all():  # yield_cpu and other collectives do not meet: MPI has them apart
+            return _mpi_transport(tuple(rows[:, 0].tolist()), channel, bool(rows[:, 3].any()))
         if choice == "mpi":
             raise PluginError(f"transport='mpi' cannot be used: {reason or 'another rank cannot use it'}")
         if choice == "auto" and self.hvd.mpi_enabled():
             logger.warning("using Horovod's collectives, not MPI: %s", reason or "another rank cannot use mpi4py")
-        return HorovodTransport(self.collectives(self.process_set, lane))
+        return HorovodTransport(self.collectives(self.process_set, channel))
 
 
-_lanes: defaultdict[int, Iterator[int]] = defaultdict(lambda: itertools.count(1))
+_channels: defaultdict[int, Iterator[int]] = defaultdict(lambda: itertools.count(1))
 
 
-def new_lane(process_set: Any) -> int:
-    """The next lane of a process set; see Network."""
-    return next(_lanes[process_set.process_set_id])
+def new_channel(process_set: Any) -> int:
+    """The next channel of a process set; see Network."""
+    return next(_channels[process_set.process_set_id])
 
 
 _resets = 0
@@ -124,10 +124,10 @@ def _world_rank() -> int:
 
 
 @cache
-def _mpi_transport(world_ranks: tuple[int, ...], lane: int, quiet: bool) -> Transport:
-    """One communicator for each set of ranks and lane, apart from Horovod's, so that no message meets another's."""
+def _mpi_transport(world_ranks: tuple[int, ...], channel: int, yield_cpu: bool) -> Transport:
+    """One communicator for each set of ranks and channel, apart from Horovod's, so that no message meets another's."""
     from mpi4py import MPI
 
     from .mpi import MPITransport
     group = MPI.COMM_WORLD.group.Incl(list(world_ranks))
-    return MPITransport(MPI.COMM_WORLD.Create_group(group, lane), quiet)
+    return MPITransport(MPI.COMM_WORLD.Create_group(group, channel), yield_cpu)

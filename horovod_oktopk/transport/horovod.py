@@ -49,7 +49,7 @@ class HorovodTransport:
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
                  _bucket_size: int) -> Iterator[list[tuple[int, Bytes]]]:
-        """All messages in one bucket; their lengths must be multiples of 4 bytes."""
+        """All messages in one batch; their lengths must be multiples of 4 bytes."""
         splits = np.array([len(outgoing.get(to, ())) // WORD for to in range(self.size)], np.int32)
         joined = np.concatenate([np.empty(0, np.uint8), *(outgoing[to] for to in sorted(outgoing))])
         received = self._collectives.alltoall(joined.view(np.int32), splits).view(np.uint8)

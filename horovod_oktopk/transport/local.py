@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..errors import TransportError
-from .base import Bytes, Counts, Values, rotated_buckets
+from .base import Bytes, Counts, Values, rotated_batches
 
 T = TypeVar("T")
 
@@ -66,10 +66,10 @@ class LocalTransport:
         return total
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
-                 bucket_size: int) -> Iterator[list[tuple[int, Bytes]]]:
+                 messages_in_flight: int) -> Iterator[list[tuple[int, Bytes]]]:
         mailboxes = self._world.swap(self.rank, {to: message.copy() for to, message in outgoing.items()})
-        for bucket in rotated_buckets(self.rank, self.size, bucket_size):
-            arrived = [(source, mailboxes[source].get(self.rank, NOTHING)) for _, source in bucket]
+        for batch in rotated_batches(self.rank, self.size, messages_in_flight):
+            arrived = [(source, mailboxes[source].get(self.rank, NOTHING)) for _, source in batch]
             for source, message in arrived:
                 if len(message) != incoming.get(source, 0):
                     raise TransportError(f"rank {source} sent {len(message)} bytes to rank {self.rank}, "

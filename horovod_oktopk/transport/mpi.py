@@ -14,11 +14,11 @@ import numpy as np
 from mpi4py import MPI
 
 from ..errors import TransportError
-from .base import Bytes, Counts, Values, rotated_buckets
+from .base import Bytes, Counts, Values, rotated_batches
 
 TAG, SIGNAL = 1, 2
 SPIN, NAP = 5e-5, 1e-4
-"""Seconds for which a quiet transport looks for the end of what it waits for, and then between two looks."""
+"""Seconds for which a transport with yield_cpu looks for the end of what it waits for, and then between two looks."""
 SHORTEST, LONGEST, SHARE = 5e-4, 1e-2, 0.005
 """Seconds between two looks for a signal, and of what share of the time since the last one in between: to wait inside
 MPI would keep a core busy."""
@@ -28,12 +28,12 @@ class MPITransport:
     """An intra-communicator of our own, so that no message meets another library's.
 
     comm: an mpi4py communicator. Its error handler is set to raise, as mpi4py's default is.
-    quiet: waits without keeping a core busy, for a thread that runs beside one that computes.
+    yield_cpu: waits without keeping a core busy, for a thread that runs beside one that computes.
     """
 
-    def __init__(self, comm: Any, quiet: bool = False) -> None:
+    def __init__(self, comm: Any, yield_cpu: bool = False) -> None:
         self.comm = comm
-        self.quiet = quiet
+        self.yield_cpu = yield_cpu
         self.rank = int(comm.Get_rank())
         self.size = int(comm.Get_size())
 
@@ -58,12 +58,12 @@ class MPITransport:
         return total
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
-                 bucket_size: int) -> Iterator[list[tuple[int, Bytes]]]:
+                 messages_in_flight: int) -> Iterator[list[tuple[int, Bytes]]]:
         flying: tuple[list[Any], list[tuple[int, Bytes]]] | None = None
         with _errors():
-            for bucket in rotated_buckets(self.rank, self.size, bucket_size):
-                posted = self._post(bucket, outgoing, incoming)
-                if flying is not None:  # the next bucket is under way while the caller sums this one
+            for batch in rotated_batches(self.rank, self.size, messages_in_flight):
+                posted = self._post(batch, outgoing, incoming)
+                if flying is not None:  # the next batch is under way while the caller sums this one
                     self._wait(flying[0])
                     yield flying[1]
                 flying = posted
@@ -72,13 +72,13 @@ class MPITransport:
                 yield flying[1]
 
     def _call(self, collective: str, *buffers: Any) -> None:
-        if self.quiet:
+        if self.yield_cpu:
             self._wait([getattr(self.comm, f"I{collective}")(*buffers)])
         else:
             getattr(self.comm, collective.capitalize())(*buffers)
 
     def _wait(self, requests: list[Any]) -> None:
-        if not self.quiet:
+        if not self.yield_cpu:
             MPI.Request.Waitall(requests)
             return
         start = time.monotonic()
@@ -86,11 +86,11 @@ class MPITransport:
             if time.monotonic() > start + SPIN:
                 time.sleep(NAP)
 
-    def _post(self, bucket: list[tuple[int, int]], outgoing: Mapping[int, Bytes],
+    def _post(self, batch: list[tuple[int, int]], outgoing: Mapping[int, Bytes],
               incoming: Mapping[int, int]) -> tuple[list[Any], list[tuple[int, Bytes]]]:
-        arrivals = [(source, np.empty(incoming[source], np.uint8)) for _, source in bucket if source in incoming]
+        arrivals = [(source, np.empty(incoming[source], np.uint8)) for _, source in batch if source in incoming]
         requests = [self.comm.Irecv([buffer, MPI.BYTE], source, TAG) for source, buffer in arrivals]
-        requests += [self.comm.Isend([outgoing[to], MPI.BYTE], to, TAG) for to, _ in bucket if to in outgoing]
+        requests += [self.comm.Isend([outgoing[to], MPI.BYTE], to, TAG) for to, _ in batch if to in outgoing]
         return requests, arrivals
 
     def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:

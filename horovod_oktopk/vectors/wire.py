@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import WireError
-from ..kernels.half_precision import HalfName
+from ..kernels.half_precision import HalfDtype
 from ..kernels.kernels import KERNELS, Kernels
 from .sparse import SparseVector
 
@@ -30,22 +30,22 @@ WORD_BITS = 8 * WORD
 
 
 @dataclass(frozen=True)
-class Format:
+class WireCodec:
     """How vectors of a dtype are written, on all ranks alike.
 
     dtype: of the values in memory, float32 or float64. value_dtype: of those on the wire; None: the same.
     """
 
     dtype: Any
-    value_dtype: HalfName | None = None
+    value_dtype: HalfDtype | None = None
     kernels: Kernels = KERNELS
 
     def round(self, vector: SparseVector) -> SparseVector:
         """The vector with the values that arrive; the same one where they are sent as they are."""
         if self.value_dtype is None:
             return vector
-        halves = self.kernels.to_halves(vector.values, self.value_dtype)
-        return SparseVector(vector.indices, self.kernels.from_halves(halves, self.value_dtype, self.dtype))
+        halves = self.kernels.to_half(vector.values, self.value_dtype)
+        return SparseVector(vector.indices, self.kernels.from_half(halves, self.value_dtype, self.dtype))
 
     def size(self, count: int, span: int) -> int:
         """Bytes of a message of `count` elements within `span` indices."""
@@ -60,7 +60,7 @@ class Format:
         """The message for a vector whose indices lie in [start, stop): uint8, shape (size(m, stop - start),)."""
         low_bits, low_words, upper_words = _index_words(len(vector), stop - start)
         name, words = self.value_dtype, self._value_words(len(vector))
-        values = vector.values if name is None else self.kernels.to_halves(vector.values, name)
+        values = vector.values if name is None else self.kernels.to_half(vector.values, name)
         message = np.zeros(words + low_words + upper_words, np.uint32)
         message[:words].view(np.uint8)[:values.nbytes] = np.ascontiguousarray(values).view(np.uint8)
         if low_bits == WORD_BITS:
@@ -88,7 +88,7 @@ class Format:
         values = message[:self._value_bytes * count].copy()
         if self.value_dtype is None:
             return SparseVector(indices, values.view(self.dtype))
-        return SparseVector(indices, self.kernels.from_halves(values.view(np.uint16), self.value_dtype, self.dtype))
+        return SparseVector(indices, self.kernels.from_half(values.view(np.uint16), self.value_dtype, self.dtype))
 
     def _value_words(self, count: int) -> int:
         return _words(8 * self._value_bytes * count)

@@ -3,12 +3,23 @@ and optimizers, and in those of horovod.tensorflow.keras. For Keras 3, see `horo
 
 from ..options import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from . import amp, plugin, state
-from .plugin import set_density, settle, step_report
+from .plugin import set_density, step_report, synchronize_replicas
 from .state import load_state, save_state
 
 plugin.install()
 amp.install()
 state.install()
 
-__all__ = ["Dense", "GTopk", "GaussianK", "OkTopk", "TopkA", "TopkDSA", "load_state", "save_state", "set_density",
-           "settle", "step_report"]
+__all__ = [
+           "Dense",
+           "GTopk",
+           "GaussianK",
+           "OkTopk",
+           "TopkA",
+           "TopkDSA",
+           "load_state",
+           "save_state",
+           "set_density",
+           "step_report",
+           "synchronize_replicas",
+]

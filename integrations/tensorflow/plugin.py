@@ -25,7 +25,15 @@ from ..options import Partial, as_options
 from ..partial.reducer import end_before, in_turn
 from ..reducer.checks import check_arguments, check_horovod, refuse_join
 from ..schemes.report import StepReport
-from .registry import Reductions, in_use, reducers_of, reductions_for, reductions_of, tensor_of, variables_of
+from .registry import (
+    GradientReducer,
+    gradient_reducer_for,
+    gradient_reducer_of,
+    in_use,
+    reducers_of,
+    tensor_of,
+    variables_of,
+)
 from .versions import KERAS, KERAS_3
 
 logger = logging.getLogger("horovod_oktopk")
@@ -60,7 +68,7 @@ def step_report(target: Any) -> StepReport | None:
     Where it has several reductions, the report is of the one that has taken most steps.
     Raises PluginError for an optimizer that was not made with `compression=OkTopk(...)`.
     """
-    if reductions_of(target) is None and not variables_of(target):
+    if gradient_reducer_of(target) is None and not variables_of(target):
         raise PluginError(f"{target!r} was not made with compression=OkTopk(...), so it has no step report")
     reports = (reducer.flat.last_report for reducer in reducers_of(target))
     return max((report for report in reports if report), key=attrgetter("step"), default=None)
@@ -72,24 +80,24 @@ def set_density(target: Any, density: float) -> None:
     All ranks must set it before the same step. Raises PluginError where nothing was made with
     `compression=OkTopk(...)`, OptionError where the density is not allowed, or k was given.
     """
-    reductions = reductions_of(target)
-    changed: list[Any] = [reductions] if reductions else [reducer.flat for reducer in reducers_of(target)]
+    gradient_reducer = gradient_reducer_of(target)
+    changed: list[Any] = [gradient_reducer] if gradient_reducer else [reducer.flat for reducer in reducers_of(target)]
     if not changed:
         raise PluginError(f"{target!r} has no reduction made with compression=OkTopk(...), or none yet")
     for each in changed:
         each.set_density(density)
 
 
-def settle(*targets: Any) -> None:
+def synchronize_replicas(*targets: Any) -> None:
     """Makes the replicas of `Partial` optimizers equal; called on all ranks together, outside of any tf.function.
 
     targets: all such optimizers, or their models. A rank that is here serves the others' rounds until all are. Before
     evaluation, checkpoints, any collective of your own, and after the last step. Without `Partial` it does nothing.
     """
-    found = [reductions for reductions in map(reductions_of, targets) if reductions is not None]
-    in_turn([reductions.settle() for reductions in found])
-    for reductions in found:
-        reductions.after_settling()
+    found = [gradient_reducer for gradient_reducer in map(gradient_reducer_of, targets) if gradient_reducer is not None]
+    in_turn([gradient_reducer.synchronize_replicas() for gradient_reducer in found])
+    for gradient_reducer in found:
+        gradient_reducer.after_synchronizing()
 
 
 def _wrap_make(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,7 +115,7 @@ def _wrap_make(make: Callable[..., Any]) -> Callable[..., Any]:
         if os.environ.get("HOROVOD_AUTOTUNE") == "1":
             logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own traffic, and has no effect on OkTopk")
         sparse = make(**{**asked, "compression": hvd.Compression.none, "groups": None})
-        return reductions_for(asked["name"], options, asked["op"], asked["process_set"], asked["sparse_as_dense"],
+        return gradient_reducer_for(asked["name"], options, asked["op"], asked["process_set"], asked["sparse_as_dense"],
                               sparse)
 
     return wrapped
@@ -135,7 +143,7 @@ def _wrap_gradient(gradient: Callable[..., Any]) -> Callable[..., Any]:
     """A tape's gradient, which does not know Keras 3's variables."""
     @functools.wraps(gradient)
     def wrapped(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(self._allreduce_grads, Reductions):
+        if isinstance(self._allreduce_grads, GradientReducer):
             sources = [tensor_of(source) for source in sources]
         return gradient(self, target, sources, *args, **kwargs)
 

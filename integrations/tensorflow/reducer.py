@@ -1,6 +1,6 @@
 """One reduction: gradient tensors → flat accumulators → sparse updates → gradient tensors.
 
-The dense gradients of each group go through one tf.numpy_function, one group after the other, so that each rank
+The dense gradients of each bucket go through one tf.numpy_function, one bucket after the other, so that each rank
 communicates in one place and in one order, whatever TensorFlow runs side by side.
 """
 
@@ -30,7 +30,7 @@ from .transport import network
 logger = logging.getLogger("horovod_oktopk")
 
 Array = NDArray[Any]
-Lines = tuple[str, ...]
+Signature = tuple[str, ...]
 
 
 class Reducer:
@@ -41,7 +41,7 @@ class Reducer:
         if options.bucket_bytes == "auto":
             raise PluginError("bucket_bytes='auto' works in PyTorch only: TensorFlow's graph is made before it is "
                               "known when gradients are ready. Give a number of bytes, such as 32_000_000")
-        self.lines = describe(variables, gradients)
+        self.signature = describe(variables, gradients)
         layout = TensorLayout((name_of(v), tuple(v.shape), g.dtype.name)
                               for v, g in zip(variables, gradients, strict=True) if is_dense(g))
         self.flat: FlatReducer[TensorLayout] = self._make_flat(options, op == hvd.Average, layout, process_set)
@@ -50,31 +50,31 @@ class Reducer:
 
     def _make_flat(self, options: Scheme, average: bool, layout: TensorLayout, process_set: Any,
                    ) -> FlatReducer[TensorLayout]:
-        return FlatReducer(options, average, layout, LendingAccumulator, network(process_set), self.lines)
+        return FlatReducer(options, average, layout, LendingAccumulator, network(process_set), self.signature)
 
     def reduce(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The reduced dense gradients."""
         scale = amp.scale_of_gradients()
         scale = tf.constant(0.0) if scale is None else tf.cast(scale, tf.float32)
         done: list[tf.Tensor] = []
-        for index, group in enumerate(self.flat.groups):  # one after the other, in the same order on all ranks
+        for index, bucket in enumerate(self.flat.buckets):  # one after the other, in the same order on all ranks
             with tf.control_dependencies(done):
-                inputs = [scale, *(gradients[i] for i in group.members)]
+                inputs = [scale, *(gradients[i] for i in bucket.members)]
                 done = call(partial(self._reduce, index), inputs, [tf.int32])
         with tf.control_dependencies(done):
             return call(self._finish, [], [g.dtype for g in gradients], [g.shape for g in gradients])
 
-    def refuse(self, gradients: Sequence[tf.Tensor], lines: Lines, message: str) -> list[tf.Tensor]:
+    def refuse(self, gradients: Sequence[tf.Tensor], signature: Signature, message: str) -> list[tf.Tensor]:
         """For a step that cannot be taken: it raises PluginError, on ranks that do take it AgreementError."""
         def step(*_: Array) -> list[Array]:
-            self.flat.refuse(lines, message)
+            self.flat.refuse(signature, message)
         return call(step, [], [g.dtype for g in gradients], [g.shape for g in gradients])
 
     def _reduce(self, index: int, scale: Array, *gradients: Array) -> list[Array]:
         if index == 0 and self.before_step is not None:
             action, self.before_step = self.before_step, None
             action(self.flat)
-        pieces = self.flat.groups[index].layout.pieces(gradients)
+        pieces = self.flat.buckets[index].layout.pieces(gradients)
         self.flat.reduce(index, pieces, float(scale) or None)
         return [np.array(index, np.int32)]
 
@@ -82,10 +82,10 @@ class Reducer:
         updates = self.flat.finish()
         outputs: dict[int, Array] = {}
         with self.flat.writing():
-            for number, group in enumerate(self.flat.groups):
+            for number, bucket in enumerate(self.flat.buckets):
                 update = None if updates is None else updates[number]
-                assert isinstance(group.accumulator, LendingAccumulator)
-                outputs.update(zip(group.members, group.layout.write(update, group.accumulator.memory_for),
+                assert isinstance(bucket.accumulator, LendingAccumulator)
+                outputs.update(zip(bucket.members, bucket.layout.write(update, bucket.accumulator.memory_for),
                                    strict=True))
         return [outputs[index] for index in sorted(outputs)]
 
@@ -117,7 +117,7 @@ def _guarded(step: Callable[..., list[Array]], *inputs: Array) -> list[Array]:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-def describe(variables: Sequence[Any], gradients: Sequence[Any]) -> Lines:
+def describe(variables: Sequence[Any], gradients: Sequence[Any]) -> Signature:
     """One line for each variable: what must be the same on all ranks, and at all steps."""
     return tuple(f"parameter {name_of(v)}: {_kind(v, g)}" for v, g in zip(variables, gradients, strict=True))
 

@@ -1,6 +1,6 @@
 """Which reductions serve an optimizer, a model, or the variables that tapes differentiate by.
 
-An optimizer has Reductions of its own. Tapes are made anew at every step, so theirs are found by what was
+An optimizer has GradientReducer of its own. Tapes are made anew at every step, so theirs are found by what was
 asked for, and by the variables.
 """
 
@@ -20,14 +20,14 @@ from ..errors import PluginError
 from ..options import Scheme
 from ..reducer import checkpoint
 from ..reducer.checks import check_arguments
-from .reducer import Lines, Reducer, describe, is_dense, refuse_xla
+from .reducer import Reducer, Signature, describe, is_dense, refuse_xla
 
-_ALL: weakref.WeakSet[Reductions] = weakref.WeakSet()
-_OF_TAPES: dict[Any, Reductions] = {}
+_ALL: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
+_OF_TAPES: dict[Any, GradientReducer] = {}
 _EXPECTED: list[_Expected] = []
 
 
-class Reductions:
+class GradientReducer:
     """What takes the place of Horovod's allreduce_grads: one Reducer for each list of variables.
 
     sparse: Horovod's own function, for IndexedSlices.
@@ -69,20 +69,20 @@ class Reductions:
             return outputs
 
     def _reduce(self, variables: list[Any], grads: Sequence[Any], dense: list[Any]) -> list[Any]:
-        reducer, lines, reason = self.reducer_for(variables, grads)
-        return reducer.refuse(dense, lines, reason) if reason else reducer.reduce(dense)
+        reducer, signature, reason = self.reducer_for(variables, grads)
+        return reducer.refuse(dense, signature, reason) if reason else reducer.reduce(dense)
 
-    def reducer_for(self, variables: list[Any], grads: Sequence[Any]) -> tuple[Reducer, Lines, str | None]:
+    def reducer_for(self, variables: list[Any], grads: Sequence[Any]) -> tuple[Reducer, Signature, str | None]:
         """That of these variables, the gradients' description, and why the reducer cannot take them, if so."""
         key = tuple(id(tensor_of(variable)) for variable in variables)
-        lines = describe(variables, grads)
+        signature = describe(variables, grads)
         reducer = self.reducers.get(key)
         if reducer is None:
             for known, other in self.reducers.items():
                 if set(known) & set(key):
-                    return other, lines, _other_variables(other.lines, lines)
+                    return other, signature, _other_variables(other.signature, signature)
             reducer = self._add(key, self._make(variables, grads), variables)
-        return reducer, lines, None if reducer.lines == lines else _other_variables(reducer.lines, lines)
+        return reducer, signature, None if reducer.signature == signature else _other_variables(reducer.signature, signature)
 
     def _make(self, variables: list[Any], grads: Sequence[Any]) -> Reducer:
         return Reducer(self.options, self.op, self.process_set, variables, grads)
@@ -95,11 +95,11 @@ class Reductions:
             expected.hand_to(self, reducer, key)
         return reducer
 
-    def settle(self) -> Iterator[None]:
+    def synchronize_replicas(self) -> Iterator[None]:
         """What is under way between steps ends as this is exhausted: here, nothing is."""
         return iter(())
 
-    def after_settling(self) -> None:
+    def after_synchronizing(self) -> None:
         """What is to be done together then."""
 
     def set_density(self, density: float) -> None:
@@ -109,31 +109,31 @@ class Reductions:
             reducer.flat.set_density(density)
 
 
-def reductions_for(name: str, options: Scheme, op: Any, process_set: Any, sparse_as_dense: bool,
-                   sparse: Any) -> Reductions:
+def gradient_reducer_for(name: str, options: Scheme, op: Any, process_set: Any, sparse_as_dense: bool,
+                   sparse: Any) -> GradientReducer:
     """New ones for an optimizer; for a tape, those of all tapes of which the same was asked. name: Horovod's."""
     if "Tape" not in name:
-        return Reductions(options, op, process_set, sparse_as_dense, sparse)
+        return GradientReducer(options, op, process_set, sparse_as_dense, sparse)
     key = (type(options), tuple(options.settings().items()), op, process_set.process_set_id, sparse_as_dense)
     if key not in _OF_TAPES:
-        _OF_TAPES[key] = Reductions(options, op, process_set, sparse_as_dense, sparse)
+        _OF_TAPES[key] = GradientReducer(options, op, process_set, sparse_as_dense, sparse)
     return _OF_TAPES[key]
 
 
-def reductions_of(target: Any) -> Reductions | None:
+def gradient_reducer_of(target: Any) -> GradientReducer | None:
     """Of an optimizer, or of a model's; None where there are none."""
     found = getattr(target, "_allreduce_grads", None)
-    if isinstance(found, Reductions):
+    if isinstance(found, GradientReducer):
         return found
     inner = (getattr(target, name, None) for name in ("optimizer", "inner_optimizer", "_optimizer"))
-    return next((found for each in inner if each is not None and (found := reductions_of(each))), None)
+    return next((found for each in inner if each is not None and (found := gradient_reducer_of(each))), None)
 
 
 def reducers_of(target: Any) -> list[Reducer]:
     """Of an optimizer or a model; or those that tapes have of a model's variables, or of a list of variables."""
-    reductions = reductions_of(target)
-    if reductions is not None:
-        return list(reductions.reducers.values())
+    gradient_reducer = gradient_reducer_of(target)
+    if gradient_reducer is not None:
+        return list(gradient_reducer.reducers.values())
     wanted = {id(variable) for variable in variables_of(target)}
     return [reducer for each in _OF_TAPES.values() for key, reducer in each.reducers.items() if wanted & set(key)]
 
@@ -147,11 +147,11 @@ def variables_of(target: Any) -> list[Any]:
 
 def expect_state(target: Any, path: Any) -> None:
     """The target's reducers load their state from a file when they next step: those there are, and those to come."""
-    reductions, variables = reductions_of(target), variables_of(target)
-    if reductions is None and not variables:
+    gradient_reducer, variables = gradient_reducer_of(target), variables_of(target)
+    if gradient_reducer is None and not variables:
         raise PluginError(f"{target!r} has neither a reduction made with compression=OkTopk(...) nor variables")
-    expected = _Expected(path, weakref.ref(reductions) if reductions else None, [weakref.ref(v) for v in variables])
-    for each in (*_OF_TAPES.values(), *([reductions] if reductions else [])):
+    expected = _Expected(path, weakref.ref(gradient_reducer) if gradient_reducer else None, [weakref.ref(v) for v in variables])
+    for each in (*_OF_TAPES.values(), *([gradient_reducer] if gradient_reducer else [])):
         for key, reducer in each.reducers.items():
             expected.hand_to(each, reducer, key)
     _EXPECTED.append(expected)
@@ -159,19 +159,19 @@ def expect_state(target: Any, path: Any) -> None:
 
 @dataclass
 class _Expected:
-    """A file, and whom its state is for: an optimizer's Reductions, or those of tapes over some variables."""
+    """A file, and whom its state is for: an optimizer's GradientReducer, or those of tapes over some variables."""
 
     path: Any
-    reductions: weakref.ref[Reductions] | None
+    gradient_reducer: weakref.ref[GradientReducer] | None
     variables: list[weakref.ref[Any]]
     handed: int = 0
 
-    def hand_to(self, reductions: Reductions, reducer: Reducer, key: tuple[int, ...]) -> None:
-        if self.reductions is not None:
-            wanted = self.reductions() is reductions
+    def hand_to(self, gradient_reducer: GradientReducer, reducer: Reducer, key: tuple[int, ...]) -> None:
+        if self.gradient_reducer is not None:
+            wanted = self.gradient_reducer() is gradient_reducer
         else:
             known = {id(ref()) for ref in self.variables}
-            wanted = reductions in _OF_TAPES.values() and bool(key) and known.issuperset(key)
+            wanted = gradient_reducer in _OF_TAPES.values() and bool(key) and known.issuperset(key)
         if wanted:
             reducer.before_step = partial(checkpoint.load, index=self.handed, path=self.path)
             self.handed += 1
@@ -179,7 +179,7 @@ class _Expected:
 
 def in_use() -> bool:
     """Whether any reduction of ours is in use."""
-    return any(reductions.reducers for reductions in _ALL)
+    return any(gradient_reducer.reducers for gradient_reducer in _ALL)
 
 
 def tensor_of(variable: Any) -> Any:

@@ -16,7 +16,7 @@ from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
 from ..errors import PluginError
 from ..reducer import checkpoint
 from ..transport.connect import count_resets
-from .plugin import settle
+from .plugin import synchronize_replicas
 from .registry import expect_state, reducers_of
 
 PathLike = str | os.PathLike[str]
@@ -37,7 +37,7 @@ def save_state(target: Any, path: PathLike, **marks: Any) -> None:
     marks: plain values to be stored beside it, which `read_marks` (of `horovod_oktopk.tensorflow.state`) gives back.
     Raises PluginError where nothing has been reduced yet.
     """
-    settle(target)
+    synchronize_replicas(target)
     reducers = reducers_of(target)
     if not reducers:
         raise PluginError(f"there is no state to save: no gradient of {target!r} has been reduced with OkTopk yet")

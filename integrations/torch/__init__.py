@@ -3,7 +3,7 @@
 
 from ..options import Dense, GaussianK, GTopk, OkTopk, Partial, TopkA, TopkDSA
 from . import amp, plugin
-from .partial import settle
+from .partial import synchronize_replicas
 from .plugin import set_density, step_report
 from .schedule import DensitySchedule
 from .state import gather_state_dict
@@ -11,5 +11,17 @@ from .state import gather_state_dict
 plugin.install()
 amp.install()
 
-__all__ = ["Dense", "DensitySchedule", "GTopk", "GaussianK", "OkTopk", "Partial", "TopkA", "TopkDSA",
-           "gather_state_dict", "set_density", "settle", "step_report"]
+__all__ = [
+           "Dense",
+           "DensitySchedule",
+           "GTopk",
+           "GaussianK",
+           "OkTopk",
+           "Partial",
+           "TopkA",
+           "TopkDSA",
+           "gather_state_dict",
+           "set_density",
+           "step_report",
+           "synchronize_replicas",
+]

@@ -52,7 +52,7 @@ def _wrap_unscale(unscale: Callable[..., None]) -> Callable[..., None]:
         if reducer is not None and self.is_enabled():
             _require_synchronized(optimizer)
             reducer.scaler = self
-            reducer.when_flat(functools.partial(_settle_unit, float(self.get_scale())))
+            reducer.when_flat(functools.partial(_adopt_scale, float(self.get_scale())))
         unscale(self, optimizer)
     return wrapped
 
@@ -66,7 +66,7 @@ def _wrap_step(step: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def _settle_unit(scale: float, flat: FlatReducer[Any]) -> None:
+def _adopt_scale(scale: float, flat: FlatReducer[Any]) -> None:
     """The first step's residual was taken before its scaler was known."""
     if flat.residual_scale is None:
         flat.residual_scale = scale

@@ -34,10 +34,10 @@ class PartialReducer(Reducer):
     flat: FlatPartialReducer[TorchLayout] | None
 
     def __init__(self, optimizer: Any, options: Partial) -> None:
-        super().__init__(optimizer, options.scheme)
-        self._network = network(optimizer.process_set, own_lane=True, quiet=True)
+        super().__init__(optimizer, options.inner)
+        self._network = network(optimizer.process_set, own_channel=True, yield_cpu=True)
         self.partial = options
-        self._numbers: Numbers
+        self._hyperparameters: Hyperparameters
         self._gradients: dict[torch.Tensor, torch.Tensor] = {}
         self._steps = 0
         self._is_stepping = False
@@ -56,29 +56,29 @@ class PartialReducer(Reducer):
         self._optimizer._synchronized = False
         assert self.flat is not None
         pieces = self.flat.layout.pieces([self._gradients[p] for p in self.flat.layout.parameters])
-        self._apply(self.flat.arrive(pieces, self._numbers.read()))
+        self._apply(self.flat.arrive(pieces, self._hyperparameters.read()))
         self._steps += 1
         if self.partial.model_sync_interval and self._steps % self.partial.model_sync_interval == 0:
-            settle(self._optimizer)
+            synchronize_replicas(self._optimizer)
 
-    def settle(self) -> Iterator[None]:
+    def synchronize_replicas(self) -> Iterator[None]:
         """Serves rounds until all ranks are here, and applies them as they end; to be exhausted."""
         flat = self._laid_out()
         kept = {p: p.grad for p in flat.layout.parameters}
-        for rounds in flat.settle():
+        for rounds in flat.synchronize_replicas():
             if rounds:
                 self._apply(rounds)
             yield
         for p, gradient in kept.items():
             p.grad = gradient
 
-    def check_settles(self) -> None:
+    def check_handed_in(self) -> None:
         """Raises PluginError where gradients have not been handed in."""
         if self._pending:
-            raise PluginError("settle: gradients have been computed, and not handed in by optimizer.step()")
+            raise PluginError("synchronize_replicas: gradients have been computed, and not handed in by optimizer.step()")
 
     def average_models(self) -> None:
-        """Where replicas drift apart: on all ranks together, after `settle`."""
+        """Where replicas drift apart: on all ranks together, after `synchronize_replicas`."""
         parameters = self._laid_out().layout.parameters
         if self.partial.model_sync_interval and parameters:
             hvd.grouped_allreduce_([p.data for p in parameters], op=hvd.Average, name="horovod_oktopk.models",
@@ -120,10 +120,10 @@ class PartialReducer(Reducer):
         return self.flat
 
     def _make_flat(self, layout: TorchLayout) -> FlatPartialReducer[TorchLayout]:
-        self._numbers = Numbers(self._optimizer)
-        options = replace(self.partial, of=self.options)  # whose density may have been set
+        self._hyperparameters = Hyperparameters(self._optimizer)
+        options = replace(self.partial, inner=self.options)  # whose density may have been set
         return FlatPartialReducer(options, self._optimizer.op == hvd.Average, layout, make_accumulator,
-                                  self._network, self._numbers.names)
+                                  self._network, self._hyperparameters.names)
 
     # Updates.
 
@@ -135,7 +135,7 @@ class PartialReducer(Reducer):
                 start = time.perf_counter()
                 self._write(each.outcome)
                 seconds += time.perf_counter() - start
-                with self._numbers.set_to(each.settings[1:]):
+                with self._hyperparameters.set_to(each.settings[1:]):
                     super(type(self._optimizer), self._optimizer).step()  # type: ignore[misc]
         self.flat.take_note(rounds, seconds)
 
@@ -151,7 +151,7 @@ IN_STEP_ONLY = ("with Partial the gradients are handed in by optimizer.step(), w
                 "synchronize() and skip_synchronize() cannot be used, nor a GradScaler")
 
 
-def settle(*optimizers: torch.optim.Optimizer) -> None:
+def synchronize_replicas(*optimizers: torch.optim.Optimizer) -> None:
     """Makes the replicas of `Partial` optimizers equal; called on all ranks together, with all optimizers at once.
 
     A rank that is here serves the others' rounds until all are. Before evaluation, checkpoints, any collective of
@@ -160,13 +160,13 @@ def settle(*optimizers: torch.optim.Optimizer) -> None:
     """
     reducers = [reducer for reducer in map(reducer_of, optimizers) if isinstance(reducer, PartialReducer)]
     for reducer in reducers:
-        reducer.check_settles()
-    in_turn([reducer.settle() for reducer in reducers])
+        reducer.check_handed_in()
+    in_turn([reducer.synchronize_replicas() for reducer in reducers])
     for reducer in reducers:
         reducer.average_models()
 
 
-class Numbers:
+class Hyperparameters:
     """The numbers of an optimizer's parameter groups (learning rates, momentum and such), which travel with rounds:
     where ranks are at different steps, their schedules are as well."""
 

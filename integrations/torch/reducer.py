@@ -1,6 +1,6 @@
 """One optimizer's reduction: gradient tensors → flat accumulators → sparse updates → gradient tensors.
 
-Handles are taken in the order in which gradients become ready, which differs between ranks. In one group, nothing
+Handles are taken in the order in which gradients become ready, which differs between ranks. In one bucket, nothing
 is communicated until the first handle is called, when all have been submitted. In several, a thread reduces each
 as soon as it and those before it are complete; what they give is written when all are done, or undone.
 """
@@ -38,7 +38,7 @@ class Reducer:
         self.flat: FlatReducer[TorchLayout] | None = None
         """What reduces the dense gradients; None before the first step, which tells which are sparse."""
         self._optimizer = optimizer
-        self._network = network(optimizer.process_set, own_lane=options.bucket_bytes is not None)
+        self._network = network(optimizer.process_set, own_channel=options.bucket_bytes is not None)
         self._excluded: set[torch.Tensor] = set()
         self._pending: dict[torch.Tensor, torch.Tensor] = {}
         self._results: dict[torch.Tensor, torch.Tensor] = {}
@@ -48,7 +48,7 @@ class Reducer:
         # Of the present step:
         self._scale: float | None = None
         self._ready: dict[torch.Tensor, float] = {}  # when each gradient was submitted
-        self._missing: list[int] = []  # gradients of each group that were not, where groups may start
+        self._missing: list[int] = []  # gradients of each bucket that were not, where buckets may start
         self._started: list[Future[None]] = []
 
     # What Horovod's optimizer calls.
@@ -65,7 +65,7 @@ class Reducer:
         self._pending[p] = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
         self._ready[p] = time.perf_counter()
         if self._missing:
-            self._missing[self._group_of[p]] -= 1
+            self._missing[self._bucket_of[p]] -= 1
             self._start_what_is_complete()
         return lambda: self._result(p)
 
@@ -123,7 +123,7 @@ class Reducer:
     def drop(self) -> None:
         """Forgets gradients that were submitted and not reduced, as after a failed step; on all ranks together.
 
-        Groups that are on their way on some rank are ended on all, with zeros for what is not there.
+        Buckets that are on their way on some rank are ended on all, with zeros for what is not there.
         """
         gradients, self._pending = self._pending, {}
         if self._missing and gradients and self.flat is not None:
@@ -148,14 +148,14 @@ class Reducer:
             self.flat.set_density(self.options.density)
             self.options = self.flat.options
         self._scale = self._gradient_scale(self.flat)
-        self.flat.heed_ranks()
-        if len(self.flat.groups) > 1 and self.flat.is_connected:  # ranks connect in the order of their steps
-            self._missing = [len(group.members) for group in self.flat.groups]
-            self._group_of = {p: index for index, group in enumerate(self.flat.groups)
-                              for p in group.layout.parameters}
+        self.flat.reset_if_membership_changed()
+        if len(self.flat.buckets) > 1 and self.flat.is_connected:  # ranks connect in the order of their steps
+            self._missing = [len(bucket.members) for bucket in self.flat.buckets]
+            self._bucket_of = {p: index for index, bucket in enumerate(self.flat.buckets)
+                              for p in bucket.layout.parameters}
 
     def _start_what_is_complete(self) -> None:
-        """Hands complete groups to the thread, in their order, which is the same on all ranks."""
+        """Hands complete buckets to the thread, in their order, which is the same on all ranks."""
         assert self.flat is not None
         while len(self._started) < len(self._missing) and not self._missing[len(self._started)]:
             self._started.append(self._start(self.flat, len(self._started), self._pending))
@@ -167,27 +167,27 @@ class Reducer:
             future.result()
         updates = flat.finish()
         with flat.writing():
-            for index, group in enumerate(flat.groups):
-                tensors = [gradients[p] for p in group.layout.parameters]
-                reduced = group.layout.write(None if updates is None else updates[index], tensors,
-                                             cleared=len(flat.groups) == 1)
-                self._results.update(zip(group.layout.parameters, reduced, strict=True))
+            for index, bucket in enumerate(flat.buckets):
+                tensors = [gradients[p] for p in bucket.layout.parameters]
+                reduced = bucket.layout.write(None if updates is None else updates[index], tensors,
+                                             cleared=len(flat.buckets) == 1)
+                self._results.update(zip(bucket.layout.parameters, reduced, strict=True))
         if flat.is_trying:
             flat.learn(self._sample(flat))
 
     def _end(self, gradients: dict[torch.Tensor, torch.Tensor], flat: FlatReducer[TorchLayout]) -> list[Future[None]]:
-        """Starts the groups that have not been, and waits for all: until then gradients are still being read."""
+        """Starts the buckets that have not been, and waits for all: until then gradients are still being read."""
         started, self._started = self._started, []
-        for index in range(len(started), len(flat.groups)):
+        for index in range(len(started), len(flat.buckets)):
             started.append(self._start(flat, index, gradients))
         wait(started)
         return started
 
     def _start(self, flat: FlatReducer[TorchLayout], index: int, gradients: dict[torch.Tensor, torch.Tensor],
                ) -> Future[None]:
-        layout = flat.groups[index].layout
+        layout = flat.buckets[index].layout
         tensors = [gradients[p] for p in layout.parameters]
-        if len(flat.groups) == 1:  # nobody else can touch the gradients before they are written
+        if len(flat.buckets) == 1:  # nobody else can touch the gradients before they are written
             flat.reduce(index, layout.pieces(tensors), self._scale, clear=True)
             return _done()
         self._thread = self._thread or ThreadPoolExecutor(1, "horovod_oktopk")
@@ -202,7 +202,7 @@ class Reducer:
                           ) -> None:
         with torch.cuda.stream(self._stream):
             ready.wait()
-            flat.reduce(index, flat.groups[index].layout.pieces(tensors), self._scale)
+            flat.reduce(index, flat.buckets[index].layout.pieces(tensors), self._scale)
             assert self._stream is not None
             self._stream.synchronize()
 

@@ -14,7 +14,7 @@ import horovod.torch as hvd
 import torch
 
 from ..errors import PluginError
-from .partial import settle
+from .partial import synchronize_replicas
 from .registry import reducer_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     P * n elements of memory. Load the result on every rank with `optimizer.load_state_dict`: at the same
     number of ranks each gets its own residual back; at another the sum of the residuals is kept.
     """
-    settle(optimizer)
+    synchronize_replicas(optimizer)
     state_dict = optimizer.state_dict()
     reducer = reducer_of(optimizer)
     if reducer is None:

@@ -9,24 +9,24 @@ from numpy.typing import NDArray
 
 import torch
 
-from ..transport.connect import Network, new_lane
+from ..transport.connect import Network, new_channel
 from ..transport.horovod import Collectives
 
 
-def network(process_set: Any, own_lane: bool = False, quiet: bool = False) -> Network:
-    """The ranks of a process set. own_lane: whether the reduction may run at the same time as others. quiet: see
+def network(process_set: Any, own_channel: bool = False, yield_cpu: bool = False) -> Network:
+    """The ranks of a process set. own_lane: whether the reduction may run at the same time as others. yield_cpu: see
     MPITransport."""
-    return Network(hvd, process_set, TorchCollectives, new_lane(process_set) if own_lane else 0, quiet)
+    return Network(hvd, process_set, TorchCollectives, new_channel(process_set) if own_channel else 0, yield_cpu)
 
 
 class TorchCollectives:
-    """Calls of a lane are blocking and follow one another, so one name serves for each kind; see Collectives."""
+    """Calls of a channel are blocking and follow one another, so one name serves for each kind; see Collectives."""
 
-    def __init__(self, process_set: Any, lane: int) -> None:
+    def __init__(self, process_set: Any, channel: int) -> None:
         self.rank = int(process_set.rank())
         self.size = int(process_set.size())
         self._set = process_set
-        self._name = f"horovod_oktopk.{lane}"
+        self._name = f"horovod_oktopk.{channel}"
 
     def allgather(self, values: NDArray[Any]) -> NDArray[Any]:
         return _array(hvd.allgather(torch.from_numpy(values), name=f"{self._name}.allgather", process_set=self._set))

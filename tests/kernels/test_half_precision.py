@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horovod_oktopk.kernels import half_precision as halves
+from horovod_oktopk.kernels import half_precision
 from horovod_oktopk.kernels.kernels import NativeKernels, NumpyKernels
 
 BOTH = [NumpyKernels(), NativeKernels()]
@@ -18,7 +18,7 @@ NAMES = ["float16", "bfloat16"]
 def numbers(name):
     """All finite numbers of the format, ascending: float64."""
     bits = np.arange(2**16, dtype=np.uint16)
-    every = halves.from_halves(bits, name, np.float64)
+    every = half_precision.from_half(bits, name, np.float64)
     return np.unique(every[np.isfinite(every)])
 
 
@@ -27,7 +27,7 @@ FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
 def rounding(kernel, values, name):
-    return kernel.from_halves(kernel.to_halves(values, name), name, values.dtype)
+    return kernel.from_half(kernel.to_half(values, name), name, values.dtype)
 
 
 @with_both
@@ -72,13 +72,13 @@ def test_the_largest_floats_do_not_become_infinite_in_bfloat16(kernel):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_every_number_of_16_bits_is_the_same_in_both_and_survives(name, dtype):
     every = np.arange(2**16, dtype=np.uint16)
-    plain, native = (kernel.from_halves(every, name, dtype) for kernel in BOTH)
+    plain, native = (kernel.from_half(every, name, dtype) for kernel in BOTH)
     number = ~np.isnan(plain)
     assert plain[number].tobytes() == native[number].tobytes()
     assert np.isnan(native[~number]).all()
     finite = np.isfinite(plain)
     for kernel in BOTH:
-        assert (kernel.to_halves(plain[finite], name) == every[finite]).all()
+        assert (kernel.to_half(plain[finite], name) == every[finite]).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -95,5 +95,5 @@ def test_both_round_numbers_of_all_sizes_to_the_same_bits(name, dtype, seed, n):
     with np.errstate(over="ignore", invalid="ignore"):
         values = np.where(rng.random(n) < 0.5, values, middles.astype(dtype)).astype(dtype)
     values = values[np.isfinite(values)]
-    plain, native = (kernel.to_halves(values, name) for kernel in BOTH)
+    plain, native = (kernel.to_half(values, name) for kernel in BOTH)
     assert plain.tobytes() == native.tobytes()

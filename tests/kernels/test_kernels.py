@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod_oktopk.kernels import kernels
-from horovod_oktopk.kernels.kernels import CHUNK, NativeKernels, NumpyKernels, Room
+from horovod_oktopk.kernels.kernels import CHUNK, CandidateBuffer, NativeKernels, NumpyKernels
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
-from horovod_oktopk.selection.local_top_k import th_re_evaluate
+from horovod_oktopk.selection.local_top_k import local_top_k
 
 BOTH = [NumpyKernels(), NativeKernels()]
 DTYPES = [np.float32, np.float64]
@@ -36,8 +36,8 @@ def thresholds(dtype):
     return [0.0, float(info.smallest_subnormal), float(info.tiny), 0.5, 1.0, 3.7, float(info.max), float("inf")]
 
 
-def collected(room):
-    return room.count, room.indices[:room.count].tolist(), room.values[:room.count].tobytes()
+def collected(buffer):
+    return buffer.count, buffer.indices[:buffer.count].tolist(), buffer.values[:buffer.count].tobytes()
 
 
 def bits(values):
@@ -63,11 +63,11 @@ def test_adding_and_collecting_has_numpys_bits(dtype, seed, n, which, scale, fin
     residual, gradient = nasty(rng, n, dtype, finite), nasty(rng, n, dtype, finite)
     found = []
     for kernel in BOTH:
-        out, room = np.empty(n + shift, dtype)[shift:], Room(2 * n, dtype)  # aligned or not
+        out, buffer = np.empty(n + shift, dtype)[shift:], CandidateBuffer(2 * n, dtype)  # aligned or not
         terms = residual.copy(), gradient.copy()
-        is_finite = kernel.add_and_collect(*terms, out, scale, thresholds(dtype)[which], 7, room, stream, clear)
-        kernel.collect(out, thresholds(dtype)[which], 1000, room)
-        found.append((is_finite, bits(out), collected(room)))
+        is_finite = kernel.add_and_collect(*terms, out, scale, thresholds(dtype)[which], 7, buffer, stream, clear)
+        kernel.collect(out, thresholds(dtype)[which], 1000, buffer)
+        found.append((is_finite, bits(out), collected(buffer)))
         assert terms[0].tobytes() == residual.tobytes()
         assert terms[1].tobytes() == (bytes(gradient.nbytes) if clear else gradient.tobytes())
     assert found[0] == found[1]
@@ -83,22 +83,22 @@ def test_adding_and_collecting_has_numpys_bits(dtype, seed, n, which, scale, fin
 @settings(deadline=None, max_examples=100)
 def test_what_is_collected_passes_and_nothing_else_does(kernel, dtype, seed, n, which):
     values, threshold = nasty(np.random.default_rng(seed), n, dtype), thresholds(dtype)[which]
-    room = Room(n, dtype)
-    kernel.collect(values, threshold, 5, room)
+    buffer = CandidateBuffer(n, dtype)
+    kernel.collect(values, threshold, 5, buffer)
     wanted = [i for i, x in enumerate(values) if x != 0 and abs(x) >= threshold]
-    assert room.indices[:room.count].tolist() == [i + 5 for i in wanted]
-    assert room.values[:room.count].tobytes() == values[wanted].tobytes()
+    assert buffer.indices[:buffer.count].tolist() == [i + 5 for i in wanted]
+    assert buffer.values[:buffer.count].tobytes() == values[wanted].tobytes()
 
 
 @pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("n", [1, 31, 32, 33, 100, CHUNK + 40])
 def test_a_room_that_is_too_small_says_so(kernel, n):
-    room = Room(n - 1, np.float32)
+    buffer = CandidateBuffer(n - 1, np.float32)
     for _ in range(2):  # the second call finds it full
-        kernel.collect(np.ones(n, np.float32), 1.0, 0, room)
-        assert room.count > room.capacity
-    assert len(room.indices) == len(room.values) == n - 1 + Room.SLACK
+        kernel.collect(np.ones(n, np.float32), 1.0, 0, buffer)
+        assert buffer.count > buffer.capacity
+    assert len(buffer.indices) == len(buffer.values) == n - 1 + CandidateBuffer.SLACK
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -128,12 +128,12 @@ def test_positions_of_what_two_vectors_share(kernel, mine, other):
 @pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("capacity", range(0, 200, 7))
 def test_nothing_is_written_past_the_room(kernel, capacity):
-    room = Room(capacity, np.float32)
-    whole = [np.full(len(part) + 50, 77, part.dtype) for part in (room.indices, room.values)]
-    room.indices, room.values = (part[:-50] for part in whole)
-    kernel.collect(np.ones(1000, np.float32), 1.0, 0, room)
+    buffer = CandidateBuffer(capacity, np.float32)
+    whole = [np.full(len(part) + 50, 77, part.dtype) for part in (buffer.indices, buffer.values)]
+    buffer.indices, buffer.values = (part[:-50] for part in whole)
+    kernel.collect(np.ones(1000, np.float32), 1.0, 0, buffer)
     assert all((part[-50:] == 77).all() for part in whole)
-    assert room.indices[:min(room.count, capacity)].tolist() == [*range(capacity)]
+    assert buffer.indices[:min(buffer.count, capacity)].tolist() == [*range(capacity)]
 
 
 @pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
@@ -236,7 +236,7 @@ def test_positions_are_found_however_wide_the_indices_lie(kernel, seed, size, ot
 def test_lengths_that_do_not_fit_are_refused():
     kernel, three, four = NativeKernels(), np.ones(3, np.float32), np.ones(4, np.float32)
     with pytest.raises(ValueError, match="one length"):
-        kernel.add_and_collect(three, four, four, 1.0, 0.0, 0, Room(9, np.float32), False, False)
+        kernel.add_and_collect(three, four, four, 1.0, 0.0, 0, CandidateBuffer(9, np.float32), False, False)
     with pytest.raises(ValueError, match="as many indices as values"):
         kernel.sum_parts([np.arange(3)], [four])
     with pytest.raises(ValueError, match="as many indices as values"):
@@ -249,12 +249,12 @@ def test_lengths_that_do_not_fit_are_refused():
         kernel.kth_magnitude(three, 4)
     with pytest.raises(ValueError, match="as many index parts as value parts"):
         kernel.sum_parts([], [four])
-    small = Room(9, np.float32)
+    small = CandidateBuffer(9, np.float32)
     small.indices = small.indices[:12]
     with pytest.raises(ValueError, match="room"):
         kernel.collect(four, 0.0, 0, small)
     with pytest.raises(TypeError):  # a copy, converted, would be filled in vain
-        kernel.add_and_collect(three, three, three.astype(np.float64), 1.0, 0.0, 0, Room(9, np.float32), False, False)
+        kernel.add_and_collect(three, three, three.astype(np.float64), 1.0, 0.0, 0, CandidateBuffer(9, np.float32), False, False)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 300), st.sampled_from(["float16", "float32"]))
@@ -272,7 +272,7 @@ def test_the_top_k_is_exact_whatever_was_expected(seed, k, half):
         wanted = np.sort(order[residual[order] != 0])
         for acc in accs:
             acc.accumulate([(0, gradient[:400]), (400, gradient[400:])])
-            threshold, selected = th_re_evaluate(acc, k)
+            threshold, selected = local_top_k(acc, k)
             assert selected.indices.tolist() == wanted.tolist()
             assert selected.values.tobytes() == residual[wanted].tobytes()
             assert threshold == (np.abs(residual[order]).min() if len(wanted) == k else 0.0)
@@ -292,7 +292,7 @@ def test_candidates_of_another_step_are_not_taken_for_this_one():
 
 def test_the_extension_is_there_and_in_use():
     assert kernels.KERNELS.name == "C++"
-    assert kernels._native.SLACK == Room.SLACK
+    assert kernels._native.SLACK == CandidateBuffer.SLACK
 
 
 def test_without_the_extension_the_package_works():

@@ -39,7 +39,7 @@ def test_what_rounding_leaves_over_is_kept_by_a_rank_that_does_not_come(value_dt
         return int(np.random.default_rng((seed, number)).integers(3))
 
     seed = next(seed for seed in range(10_000) if all(drawn(seed, number) < 2 for number in range(1, 7)))
-    options = Partial("majority", of=OkTopk(density=0.5, value_dtype=value_dtype), seed=seed)
+    options = Partial(OkTopk(density=0.5, value_dtype=value_dtype), policy="majority", seed=seed)
 
     def program(transport):
         reducer, random = made(transport, options), np.random.default_rng(transport.rank)
@@ -49,7 +49,7 @@ def test_what_rounding_leaves_over_is_kept_by_a_rank_that_does_not_come(value_dt
             gradient = random.integers(-9999, 9999, N).astype(np.float32)
             computed += gradient
             seen += applied(reducer.arrive([(0, gradient)]))
-        seen += sum(applied(rounds) for rounds in reducer.settle(for_good=True))
+        seen += sum(applied(rounds) for rounds in reducer.synchronize_replicas(for_good=True))
         residual, record = reducer.read_residual(), reducer.record()["residual"]
         reducer.end()
         return computed, seen, residual, record
@@ -70,7 +70,7 @@ def test_gradients_that_cannot_be_read_leave_what_was_handed_in():
         raise OSError("the rest is gone")
 
     def program(transport):
-        reducer = made(transport, Partial("solo", of=OkTopk(density=0.1)))
+        reducer = made(transport, Partial(OkTopk(density=0.1), policy="solo"))
         reducer.start()
         if transport.rank == 1:
             assert begun.wait(20)
@@ -81,7 +81,7 @@ def test_gradients_that_cannot_be_read_leave_what_was_handed_in():
                 reducer.arrive(broken())
             done.set()
         assert done.wait(20)
-        seen += sum(applied(rounds) for rounds in reducer.settle(for_good=True))
+        seen += sum(applied(rounds) for rounds in reducer.synchronize_replicas(for_good=True))
         kept = reducer.read_residual()
         reducer.end()
         return seen, kept

@@ -171,7 +171,7 @@ def test_staleness_is_bounded(max_staleness):
 
 def test_a_rank_that_does_not_come_is_an_error_on_all():
     def program(transport):
-        rank = Rank(transport, "solo", max_staleness=2, patience=0.1)
+        rank = Rank(transport, "solo", max_staleness=2, timeout=0.1)
         if rank.rank == 0:
             rank.arrive(0)
             rank.arrive(1)
@@ -320,7 +320,7 @@ def test_majority_goes_on_without_the_drawn_rank_after_patience():
     come = threading.Event()
 
     def program(transport):
-        rank = Rank(transport, "majority", seed=1, patience=0.2)
+        rank = Rank(transport, "majority", seed=1, timeout=0.2)
         if rank.rank == int(np.random.default_rng((1, 1)).integers(3)):
             assert come.wait(20)
         else:
@@ -357,7 +357,7 @@ def test_ranks_that_go_on_learn_that_another_has_ended():
         rank.arrive(0)
         rank.part(for_good=rank.rank == 0)
         if rank.rank > 0:
-            with pytest.raises(TransportError, match=r"ranks \[0\] have ended .*settle equally often"):
+            with pytest.raises(TransportError, match=r"ranks \[0\] have ended .*call synchronize_replicas equally often"):
                 rank.arrive(1)
             with pytest.raises(TransportError, match=r"ranks \[0\] have ended"):
                 rank.part()

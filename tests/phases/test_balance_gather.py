@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from horovod_oktopk.phases.balance_gather import balance, needs_balance, plan_balance
 from horovod_oktopk.transport.local import run_ranks
 from horovod_oktopk.vectors.sparse import SparseVector
-from horovod_oktopk.vectors.wire import Format
+from horovod_oktopk.vectors.wire import WireCodec
 
 from ..schemes.test_conservation import assert_lawful
 from ..support.simulation import same_runs, simulate
@@ -51,7 +51,7 @@ def test_balance_is_wanted_past_a_multiple_of_the_mean(sizes, trigger, expected)
 
 @given(SIZES, st.integers(0, 8), st.integers(1, 9))
 @settings(deadline=None, max_examples=60)
-def test_balanced_shares_are_the_same_elements_in_the_same_order(sizes, rotation, bucket_size):
+def test_balanced_shares_are_the_same_elements_in_the_same_order(sizes, rotation, messages_in_flight):
     size, total = len(sizes), int(sizes.sum())
     order = (np.arange(size) + rotation) % size
     everything = SparseVector(np.arange(total) * 3, np.arange(total, dtype=np.float32))
@@ -62,7 +62,7 @@ def test_balanced_shares_are_the_same_elements_in_the_same_order(sizes, rotation
     def program(transport):
         position = int(np.flatnonzero(order == transport.rank)[0])
         chosen = everything[plan.before[position]:plan.before[position + 1]]
-        return position, balance(chosen, plan, boundaries, order, bucket_size, Format("float32"), transport)
+        return position, balance(chosen, plan, boundaries, order, messages_in_flight, WireCodec("float32"), transport)
 
     shares = dict(run_ranks(size, program, timeout=10))
     assert [len(shares[position]) for position in range(size)] == np.diff(plan.after).tolist()

@@ -1,4 +1,4 @@
-"""The trial that finds the best groups of gradients: its plans are optimal, and its choice is what was measured."""
+"""The trial that finds the best buckets of gradients: its plans are optimal, and its choice is what was measured."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod_oktopk import OkTopk
-from horovod_oktopk.reducer.bucket_trial import SAMPLES, SETTLING, GroupTrial, Sample, plan
+from horovod_oktopk.reducer.bucket_trial import SAMPLES, WARM_UP, BucketTrial, Sample, plan
 from horovod_oktopk.reducer.layout import Layout
 from tests.reducer.test_flat import N, ThreadNetwork, make, on_ranks, take_step
 
-STEPS = SETTLING + SAMPLES
+STEPS = WARM_UP + SAMPLES
 LAYOUT = Layout([(f"p{i}", (100,), "float32") for i in range(6)])
 ORDER = [5, 4, 3, 2, 1, 0]
 
 
 def finish(ends, ready, lengths, latency, per_element):
-    """When the last group is reduced, one group after the other."""
+    """When the last bucket is reduced, one bucket after the other."""
     time = 0.0
     for start, end in itertools.pairwise([0, *ends]):
         time = max(time, max(ready[start:end])) + latency + per_element * sum(lengths[start:end])
@@ -49,23 +49,23 @@ def test_groups_are_merged_while_the_wait_is_shorter_than_the_latency():
 
 
 def run_trial(transport, whole_of, reducing_of, ready=None):
-    """The groups that a trial tries, and what it ends with; steps take whole_of(groups, rank) seconds."""
-    trial, groups, tried = GroupTrial(LAYOUT, ORDER), [tuple(range(6))], []
+    """The buckets that a trial tries, and what it ends with; steps take whole_of(buckets, rank) seconds."""
+    trial, buckets, tried = BucketTrial(LAYOUT, ORDER), [tuple(range(6))], []
     ready = np.array([5.0, 4, 3, 2, 1, 0]) if ready is None else ready
     for _ in range(10 * STEPS):
         if trial.over:
-            return tried, groups
-        if len(tried) == 0 or tried[-1] != groups:
-            tried.append(groups)
-        sample = Sample(ready, reducing_of(groups), whole_of(groups, transport.rank))
-        groups = trial.learn(sample, transport) or groups
+            return tried, buckets
+        if len(tried) == 0 or tried[-1] != buckets:
+            tried.append(buckets)
+        sample = Sample(ready, reducing_of(buckets), whole_of(buckets, transport.rank))
+        buckets = trial.learn(sample, transport) or buckets
     raise AssertionError("the trial does not end")
 
 
 def test_one_group_then_two_then_the_plan_are_tried_and_the_fastest_is_taken():
     def program(transport):
         # α = 0.1 s and 1/600 s an element: a gradient takes 0.27 s, and another is ready after each second.
-        tried, chosen = run_trial(transport, lambda groups, _: 10 - len(groups), lambda groups: 1 + 0.1 * len(groups))
+        tried, chosen = run_trial(transport, lambda buckets, _: 10 - len(buckets), lambda buckets: 1 + 0.1 * len(buckets))
         return tried, chosen
 
     one, two, six = [(0, 1, 2, 3, 4, 5)], [(3, 4, 5), (0, 1, 2)], [(5,), (4,), (3,), (2,), (1,), (0,)]
@@ -74,14 +74,14 @@ def test_one_group_then_two_then_the_plan_are_tried_and_the_fastest_is_taken():
 
 def test_a_plan_that_is_slower_in_fact_is_not_taken():
     def program(transport):
-        return run_trial(transport, lambda groups, _: len(groups), lambda _: 1.0)[1]
+        return run_trial(transport, lambda buckets, _: len(buckets), lambda _: 1.0)[1]
 
     assert on_ranks(2, program) == [[(0, 1, 2, 3, 4, 5)]] * 2
 
 
 def test_the_slowest_rank_decides_for_all():
     def program(transport):
-        return run_trial(transport, lambda groups, rank: len(groups) * (1 if rank == 2 else -0.1), lambda _: 1.0)[1]
+        return run_trial(transport, lambda buckets, rank: len(buckets) * (1 if rank == 2 else -0.1), lambda _: 1.0)[1]
 
     assert on_ranks(3, program) == [[(0, 1, 2, 3, 4, 5)]] * 3
 
@@ -90,10 +90,10 @@ def test_what_a_group_costs_is_the_time_of_the_rank_that_waits_for_nobody():
     def program(transport):
         one = 1.0 + 4 * transport.rank  # the others wait for rank 0
 
-        def reducing(groups):
-            return one + (0.1 if transport.rank == 0 else 3.0) * (len(groups) - 1)
+        def reducing(buckets):
+            return one + (0.1 if transport.rank == 0 else 3.0) * (len(buckets) - 1)
 
-        return [len(groups) for groups in run_trial(transport, lambda groups, _: 1.0, reducing)[0]]
+        return [len(buckets) for buckets in run_trial(transport, lambda buckets, _: 1.0, reducing)[0]]
 
     assert on_ranks(2, program) == [[1, 2, 6]] * 2
 
@@ -102,7 +102,7 @@ def test_a_group_costs_at_least_five_rounds_of_messages(monkeypatch):
     monkeypatch.setattr("horovod_oktopk.reducer.bucket_trial._seconds_of_a_round", lambda _: 2.0)
 
     def program(transport):
-        return run_trial(transport, lambda groups, _: 1.0, lambda _: 1.0)[0]
+        return run_trial(transport, lambda buckets, _: 1.0, lambda _: 1.0)[0]
 
     assert on_ranks(1, program) == [[[(0, 1, 2, 3, 4, 5)], [(3, 4, 5), (0, 1, 2)]]]
 
@@ -111,20 +111,20 @@ def test_steps_that_settle_do_not_count():
     def program(transport):
         seen = {}
 
-        def whole(groups, _):
-            seen[len(groups)] = seen.get(len(groups), 0) + 1
-            if len(groups) != 2:
+        def whole(buckets, _):
+            seen[len(buckets)] = seen.get(len(buckets), 0) + 1
+            if len(buckets) != 2:
                 return 2.0
             return [100.0, 100.0, 100.0, 1.0, 1.0, 1.0, 3.0, 3.0][seen[2] - 1]
 
-        return run_trial(transport, whole, lambda groups: float(len(groups)))[1]
+        return run_trial(transport, whole, lambda buckets: float(len(buckets)))[1]
 
     assert on_ranks(1, program) == [[(3, 4, 5), (0, 1, 2)]]
 
 
 def test_gradients_that_are_ready_at_once_are_one_group():
     def program(transport):
-        return run_trial(transport, lambda groups, _: len(groups), lambda groups: 1 + 0.1 * len(groups),
+        return run_trial(transport, lambda buckets, _: len(buckets), lambda buckets: 1 + 0.1 * len(buckets),
                          ready=np.zeros(6))
 
     assert on_ranks(1, program) == [([[(0, 1, 2, 3, 4, 5)], [(3, 4, 5), (0, 1, 2)]], [(0, 1, 2, 3, 4, 5)])]
@@ -138,9 +138,9 @@ def gradient(step, rank):
 
 
 def take_timed_step(reducer, step, rank):
-    """More groups are faster."""
+    """More buckets are faster."""
     update = take_step(reducer, gradient(step, rank))
-    reducer.learn(Sample(np.array([1.0, 0.0]), 1.0, 1.0 / len(reducer.groups)))
+    reducer.learn(Sample(np.array([1.0, 0.0]), 1.0, 1.0 / len(reducer.buckets)))
     return update
 
 
@@ -150,8 +150,8 @@ def test_nothing_is_lost_when_groups_change(size):
         reducer, applied, numbers = make(transport, options=AUTO), np.zeros(N), []
         for step in range(3 * STEPS):
             applied += take_timed_step(reducer, step, transport.rank)
-            numbers.append(len(reducer.groups))
-        assert "group 1 of 2: b" in reducer.description
+            numbers.append(len(reducer.buckets))
+        assert "bucket 1 of 2: b" in reducer.description
         return applied, reducer.read_residual(), numbers, reducer.report.step
 
     outcome = on_ranks(size, program)
@@ -169,18 +169,18 @@ def test_a_trial_begins_anew_where_what_it_measured_changes():
         def train():
             for step in range(2 * STEPS):
                 take_timed_step(reducer, step, transport.rank)
-            numbers.append((len(reducer.groups), reducer.trial.over))
+            numbers.append((len(reducer.buckets), reducer.trial.over))
 
         train()
         reducer.set_density(0.1)
-        numbers.append(len(reducer.groups))
+        numbers.append(len(reducer.buckets))
         held = reducer.read_residual()
         reducer.set_density(0.2)
-        numbers.append(len(reducer.groups))
+        numbers.append(len(reducer.buckets))
         same = np.array_equal(held, reducer.read_residual())
         train()
         reducer.load([reducer.record()])
-        numbers.append((len(reducer.groups), reducer.trial.over))
+        numbers.append((len(reducer.buckets), reducer.trial.over))
         return numbers, same
 
     assert on_ranks(2, program) == [([(2, True), 2, 1, (2, True), (2, True)], True)] * 2
@@ -192,7 +192,7 @@ def test_a_step_that_is_undone_teaches_nothing():
         for _ in range(2 * STEPS):
             take_step(reducer, np.full(N, np.nan, np.float32))
             reducer.learn(Sample(np.zeros(2), 1.0, 1.0))
-        return len(reducer.groups), reducer.trial.over
+        return len(reducer.buckets), reducer.trial.over
 
     assert on_ranks(2, program) == [(1, False)] * 2
 
@@ -208,11 +208,11 @@ def test_other_ranks_begin_a_trial_anew():
         reducer = make(transport, options=AUTO)
         for step in range(2 * STEPS):
             take_timed_step(reducer, step, 0)
-        held, before = reducer.read_residual(), (reducer.is_connected, len(reducer.groups), reducer.trial.over)
+        held, before = reducer.read_residual(), (reducer.is_connected, len(reducer.buckets), reducer.trial.over)
         reducer.network = ThreadNetwork(transport, resets=1)
-        assert reducer.groups[0].algorithm.boundaries is not None
-        after = reducer.is_connected, reducer.connect() and len(reducer.groups), reducer.trial.over
-        assert reducer.groups[0].algorithm.boundaries is None
+        assert reducer.buckets[0].algorithm.boundaries is not None
+        after = reducer.is_connected, reducer.connect() and len(reducer.buckets), reducer.trial.over
+        assert reducer.buckets[0].algorithm.boundaries is None
         return before, after, np.array_equal(held, reducer.read_residual())
 
     assert on_ranks(1, program) == [((True, 2, True), (False, 1, False), True)]
@@ -224,7 +224,7 @@ def test_messages_of_the_trial_are_counted_as_such():
         for step in range(3 * STEPS):
             take_step(reducer, gradient(step, transport.rank))
             agreed = reducer.report.phases["agree"].messages_sent
-            reducer.learn(Sample(np.array([1.0, 0.0]), 1.0, 1.0 / len(reducer.groups)))
+            reducer.learn(Sample(np.array([1.0, 0.0]), 1.0, 1.0 / len(reducer.buckets)))
             assert reducer.report.phases["agree"].messages_sent == agreed
             phases.append(reducer.report.phases.get("trial"))
         return [index for index, phase in enumerate(phases) if phase is not None and phase.messages_sent], phases[-1]

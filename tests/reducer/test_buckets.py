@@ -1,4 +1,4 @@
-"""Groups of gradients on ranks that are threads: how they are cut, and that they are undone together."""
+"""Buckets of gradients on ranks that are threads: how they are cut, and that they are undone together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk import OkTopk, OptionError, TransportError
-from horovod_oktopk.reducer.buckets import cut
+from horovod_oktopk.reducer.buckets import split
 from horovod_oktopk.reducer.layout import Layout
 from tests.reducer.test_flat import ENTRIES, N, make, on_ranks, take_step, take_steps
 
@@ -32,21 +32,21 @@ def layout_of(*lengths: int, dtype: str = "float32") -> Layout:
     ([0, 5, 0], [2, 1, 0], 1, [(1, 2), (0,)]),
     ([], [], 1, [()]), ([], [], None, [()])])
 def test_a_group_is_closed_by_the_gradient_that_fills_it(lengths, order, bucket_bytes, expected):
-    assert cut(layout_of(*lengths), order, bucket_bytes) == expected
+    assert split(layout_of(*lengths), order, bucket_bytes) == expected
 
 
 @given(st.lists(st.integers(0, 50), max_size=12), st.integers(1, 300), st.randoms(use_true_random=False))
 def test_groups_hold_every_gradient_once_in_the_order_of_readiness(lengths, bucket_bytes, random):
     order = random.sample(range(len(lengths)), len(lengths))
-    groups = cut(layout_of(*lengths), order, bucket_bytes)
-    assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
-    places = [sorted(order.index(member) for member in group) for group in groups]
-    assert [place for group in places for place in group] == list(range(len(lengths)))
-    assert all(4 * sum(lengths[i] for i in group) >= bucket_bytes for group in groups[:-1])
+    buckets = split(layout_of(*lengths), order, bucket_bytes)
+    assert sorted(index for bucket in buckets for index in bucket) == list(range(len(lengths)))
+    places = [sorted(order.index(member) for member in bucket) for bucket in buckets]
+    assert [place for bucket in places for place in bucket] == list(range(len(lengths)))
+    assert all(4 * sum(lengths[i] for i in bucket) >= bucket_bytes for bucket in buckets[:-1])
 
 
 def test_half_precision_counts_as_what_the_residual_is_kept_in():
-    assert cut(layout_of(5, 5, dtype="float16"), [1, 0], 20) == [(1,), (0,)]
+    assert split(layout_of(5, 5, dtype="float16"), [1, 0], 20) == [(1,), (0,)]
 
 
 def test_k_cannot_be_given_for_groups():
@@ -62,11 +62,11 @@ def test_nan_in_either_group_changes_no_residual(where):
     def program(transport):
         reducer = make(transport, options=GROUPED)
         take_steps(reducer, transport.rank, range(3))
-        before, state, gradient = reducer.read_residual(), reducer.groups.state(), np.ones(N, np.float32)
+        before, state, gradient = reducer.read_residual(), reducer.buckets.state(), np.ones(N, np.float32)
         gradient[where] = np.nan if transport.rank == 1 else 1.0
         update = take_step(reducer, gradient)
         same = reducer.read_residual().tobytes() == before.tobytes()
-        undone = update is None and not reducer.report.finite and same and reducer.groups.state() == state
+        undone = update is None and not reducer.report.finite and same and reducer.buckets.state() == state
         assert (reducer.report.n, reducer.report.k) == (N, 11)
         return undone, take_step(reducer, np.ones(N, np.float32)) is not None
 
@@ -78,7 +78,7 @@ def test_after_a_group_that_failed_the_rest_of_the_step_is_skipped(monkeypatch):
         reducer = make(transport, options=GROUPED)
         take_steps(reducer, transport.rank, range(2))
         before, reduced = reducer.read_residual(), []
-        first, second = (group.algorithm for group in reducer.groups)
+        first, second = (bucket.algorithm for bucket in reducer.buckets)
         monkeypatch.setattr(first, "reduce", lambda *_: (_ for _ in ()).throw(TransportError("cut off")))
         monkeypatch.setattr(second, "reduce", lambda *_: reduced.append(1))
         with pytest.raises(TransportError, match="cut off"):
@@ -101,7 +101,7 @@ def test_other_groups_hold_the_same_residual_bit_for_bit():
         for bucket_bytes in (1, 100, None):
             other = make(transport, entries, replace(GROUPED, bucket_bytes=bucket_bytes))
             other.load([first.record()])
-            assert (other.groups.state() == first.groups.state()) == (bucket_bytes is None)
+            assert (other.buckets.state() == first.buckets.state()) == (bucket_bytes is None)
             assert other.read_residual().tobytes() == held.tobytes()
         return bool(held.any())
 
@@ -111,7 +111,7 @@ def test_other_groups_hold_the_same_residual_bit_for_bit():
 def test_gradients_without_elements_are_a_group_like_any():
     def program(transport):
         reducer = make(transport, [("empty", (0,), "float32"), *ENTRIES], GROUPED)
-        assert [group.layout.n for group in reducer.groups] == [3, 100, 0]
+        assert [bucket.layout.n for bucket in reducer.buckets] == [3, 100, 0]
         return len(take_step(reducer, np.ones(N, np.float32)))
 
     assert on_ranks(2, program) == [N, N]
@@ -122,11 +122,11 @@ def test_a_step_that_was_begun_and_not_finished_leaves_no_trace():
         reducers = [make(transport, options=GROUPED), make(transport, options=GROUPED)]
         for reducer in reducers:
             take_steps(reducer, transport.rank, range(3))
-        before = reducers[0].groups.state()
+        before = reducers[0].buckets.state()
         reducers[0].reduce(0, [(0, np.ones(3, np.float32))])
         recorded = reducers[0].record()["algorithm"]
         updates = [take_step(reducer, np.ones(N, np.float32)) for reducer in reducers]
-        states = [reducer.groups.state() for reducer in reducers]
+        states = [reducer.buckets.state() for reducer in reducers]
         return recorded == before, np.array_equal(*updates), states[0] == states[1], states[0]["step"]
 
     assert on_ranks(2, program) == [(True, True, True, 4)] * 2
@@ -135,7 +135,7 @@ def test_a_step_that_was_begun_and_not_finished_leaves_no_trace():
 def test_after_a_group_that_is_not_finite_the_rest_of_the_step_is_skipped(monkeypatch):
     def program(transport):
         reducer, reduced = make(transport, options=GROUPED), []
-        monkeypatch.setattr(reducer.groups[1].algorithm, "reduce", lambda *_: reduced.append(1))
+        monkeypatch.setattr(reducer.buckets[1].algorithm, "reduce", lambda *_: reduced.append(1))
         gradient = np.ones(N, np.float32)
         gradient[-1] = np.nan
         return take_step(reducer, gradient), reduced
@@ -152,7 +152,7 @@ def test_a_report_adds_its_groups_up():
         report = whole.report
         assert report.phases["agree"].bytes_sent == 2 * alone.report.phases["agree"].bytes_sent
         assert (report.n, report.k, report.local_selected, report.global_selected) == (N, 11, 11, 11)
-        assert report.local_threshold == alone.report.local_threshold == gradient[-1]  # the larger of the groups'
+        assert report.local_threshold == alone.report.local_threshold == gradient[-1]  # the larger of the buckets'
         before = report.phases["write_back"].seconds
         with whole.writing():
             pass

@@ -33,7 +33,7 @@ class ThreadNetwork:
 
     transport: Transport
     resets: int = 0
-    lane: int = 0
+    channel: int = 0
 
     def barrier(self) -> None:
         self.transport.allgather(np.zeros(1, np.int64))
@@ -53,15 +53,15 @@ def make(transport: Transport, entries: Any = ENTRIES, options: OkTopk = OPTIONS
 def take_step(reducer: FlatReducer, gradient: np.ndarray, scale: float | None = None) -> np.ndarray | None:
     """All groups' updates as one dense vector; None where the step was undone."""
     offsets = reducer.layout.offsets
-    for index, group in enumerate(reducer.groups):
-        parts = [gradient[offsets[i]:offsets[i + 1]] for i in group.members]
-        reducer.reduce(index, zip(group.layout.offsets[:-1].tolist(), parts, strict=True), scale)
+    for index, bucket in enumerate(reducer.buckets):
+        parts = [gradient[offsets[i]:offsets[i + 1]] for i in bucket.members]
+        reducer.reduce(index, zip(bucket.layout.offsets[:-1].tolist(), parts, strict=True), scale)
     updates = reducer.finish()
     if updates is None:
         return None
     dense = np.zeros_like(gradient)
-    for group, update in zip(reducer.groups, updates, strict=True):
-        for i, part in zip(group.members, group.layout.parts(update), strict=True):
+    for bucket, update in zip(reducer.buckets, updates, strict=True):
+        for i, part in zip(bucket.members, bucket.layout.parts(update), strict=True):
             dense[offsets[i] + part.indices] = part.values
     return dense
 
@@ -112,7 +112,7 @@ def test_another_number_of_ranks_keeps_the_sum(former, size, tmp_path):
     def after(transport):
         reducer = make(transport)
         checkpoint.load(reducer, 0, tmp_path / "state")
-        return reducer.read_residual(), reducer.groups[0].algorithm.step
+        return reducer.read_residual(), reducer.buckets[0].algorithm.step
 
     held = on_ranks(former, before)
     with warnings.catch_warnings(record=True) as caught:
@@ -291,11 +291,11 @@ def test_where_elastic_training_begins_anew_what_depends_on_the_ranks_is_forgott
         reducer = make(transport)
         take_steps(reducer, transport.rank, range(2))
         held = reducer.read_residual()
-        reducer.heed_ranks()
-        before = reducer.groups[0].algorithm.boundaries
+        reducer.reset_if_membership_changed()
+        before = reducer.buckets[0].algorithm.boundaries
         reducer.network = ThreadNetwork(transport, resets=1)  # with the same rank and size
-        reducer.heed_ranks()
-        after = reducer.groups[0].algorithm.boundaries
+        reducer.reset_if_membership_changed()
+        after = reducer.buckets[0].algorithm.boundaries
         take_steps(reducer, transport.rank, range(1))
         return before is not None, after is None, bool(held.any()), reducer.report.step
 

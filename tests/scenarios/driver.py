@@ -36,7 +36,7 @@ class Trainer(Protocol):
 
     def set_lr(self, lr: float) -> None: ...
 
-    def settle(self) -> None:
+    def synchronize_replicas(self) -> None:
         """Makes the replicas equal, where `Partial` was given."""
 
     def set_density(self, density: float) -> None: ...

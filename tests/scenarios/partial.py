@@ -51,7 +51,7 @@ def computed(hvd: Any, steps: int = STEPS) -> np.ndarray:
 
 
 def assert_conserved(hvd: Any, trainer: Trainer, expected: np.ndarray) -> None:
-    """After `settle`: equal replicas, and what was computed was applied or is in a residual."""
+    """After `synchronize_replicas`: equal replicas, and what was computed was applied or is in a residual."""
     assert_equal_everywhere(hvd, trainer.values())
     applied, kept = -flat(trainer.values()), sum(everywhere(hvd, trainer.residual()))
     assert np.array_equal(applied + kept, expected)
@@ -60,8 +60,8 @@ def assert_conserved(hvd: Any, trainer: Trainer, expected: np.ndarray) -> None:
 def check_nothing_is_lost_and_replicas_are_equal(kind: Kind) -> None:
     for policy in ("solo", "majority"):
         for scheme in SCHEMES:
-            trainer = train(kind, Partial(policy, of=scheme))
-            trainer.settle()
+            trainer = train(kind, Partial(scheme, policy=policy))
+            trainer.synchronize_replicas()
             assert_conserved(kind.hvd, trainer, computed(kind.hvd))
             if isinstance(scheme, Dense):
                 assert not trainer.residual().any(), "all that was handed in has been in a round"
@@ -70,11 +70,11 @@ def check_nothing_is_lost_and_replicas_are_equal(kind: Kind) -> None:
 def check_replicas_that_have_seen_the_same_rounds_are_equal(kind: Kind) -> None:
     """At every step, not only in the end; with momentum, which makes the order and the number of updates count."""
     hvd, seen = kind.hvd, {}
-    trainer = kind(Partial("solo", of=OkTopk(density=0.2)), momentum=0.9, lr=0.125)
+    trainer = kind(Partial(OkTopk(density=0.2), policy="solo"), momentum=0.9, lr=0.125)
     for step in delays(hvd, 3 * STEPS):
         trainer.step(gradients(step, hvd.rank()))
         seen[trainer.report().step] = flat(trainer.values()).tobytes()
-    trainer.settle()
+    trainer.synchronize_replicas()
     assert_equal_everywhere(hvd, trainer.values())
     others = everywhere(hvd, seen)
     for step in set.intersection(*map(set, others)):
@@ -84,39 +84,39 @@ def check_replicas_that_have_seen_the_same_rounds_are_equal(kind: Kind) -> None:
 def check_a_round_has_one_learning_rate(kind: Kind) -> None:
     """Ranks at different steps of their schedules still apply the same update."""
     hvd = kind.hvd
-    trainer = kind(Partial("solo", of=Dense()), momentum=0.5)
+    trainer = kind(Partial(Dense(), policy="solo"), momentum=0.5)
     for step in delays(hvd, STEPS):
         trainer.set_lr(1.0 / (1 + step) + hvd.rank())
         trainer.step(gradients(step, hvd.rank()))
         assert abs(trainer.lr() - (1.0 / (1 + step) + hvd.rank())) < 1e-6, "a rank's own rate is left to it"
-    trainer.settle()
+    trainer.synchronize_replicas()
     assert_equal_everywhere(hvd, trainer.values())
 
 
 def check_ranks_may_take_different_numbers_of_steps(kind: Kind) -> None:
     hvd = kind.hvd
     steps = STEPS + 20 * hvd.rank()
-    trainer = train(kind, Partial("majority", of=OkTopk(density=0.1), max_staleness=4), steps)
-    trainer.settle()
+    trainer = train(kind, Partial(OkTopk(density=0.1), policy="majority", max_staleness=4), steps)
+    trainer.synchronize_replicas()
     expected = sum(everywhere(hvd, sum(flat(gradients(step, hvd.rank())) for step in range(steps))))
     assert_conserved(hvd, trainer, expected)
 
 
 def check_evaluation_in_the_middle(kind: Kind) -> None:
-    """After `settle` replicas are equal, other collectives can be used, and training goes on."""
+    """After `synchronize_replicas` replicas are equal, other collectives can be used, and training goes on."""
     hvd = kind.hvd
-    trainer = kind(Partial("solo", of=OkTopk(density=0.1)), op=hvd.Sum)
+    trainer = kind(Partial(OkTopk(density=0.1), policy="solo"), op=hvd.Sum)
     for epoch in range(3):
         for step in delays(hvd, 5):
             trainer.step(gradients(5 * epoch + step, hvd.rank()))
-        trainer.settle()
+        trainer.synchronize_replicas()
         assert_conserved(hvd, trainer, computed(hvd, 5 * (epoch + 1)))
 
 
 def check_models_that_are_averaged(kind: Kind) -> None:
     """The paper's way: a late rank skips to the latest update, and models drift apart until they are averaged."""
     hvd = kind.hvd
-    trainer = kind(Partial("solo", of=Dense(), model_sync_interval=1000, max_staleness=1000))
+    trainer = kind(Partial(Dense(), policy="solo", model_sync_interval=1000, max_staleness=1000))
     waits = is_last(hvd) and hvd.size() > 1
     trainer.step(gradients(0, hvd.rank()))
     for step in range(1, 1 if waits else STEPS):
@@ -125,32 +125,32 @@ def check_models_that_are_averaged(kind: Kind) -> None:
     trainer.step(gradients(STEPS, hvd.rank()))
     models = everywhere(hvd, flat(trainer.values()))
     assert hvd.size() == 1 or not np.array_equal(models[0], models[-1]), "the last rank has not missed a round"
-    trainer.settle()
+    trainer.synchronize_replicas()
     assert_equal_everywhere(kind.hvd, trainer.values())
     trainer.step(gradients(0, kind.hvd.rank()))
-    trainer.settle()
+    trainer.synchronize_replicas()
     assert_equal_everywhere(kind.hvd, trainer.values())
 
 
 def check_nan_on_one_rank_costs_its_gradient_alone(kind: Kind) -> None:
     hvd = kind.hvd
     for scheme in (Dense(), OkTopk(density=0.2)):
-        trainer = kind(Partial("majority", of=scheme), op=hvd.Sum)
+        trainer = kind(Partial(scheme, policy="majority"), op=hvd.Sum)
         for step in delays(hvd, STEPS):
             mine = gradients(step, hvd.rank())
             if step == 4 and is_last(hvd):
                 mine["d"][:] = np.nan
             trainer.step(mine)
-        trainer.settle()
+        trainer.synchronize_replicas()
         trainer.step(gradients(STEPS, hvd.rank()))  # takes along what the skipped round has left
-        trainer.settle()
+        trainer.synchronize_replicas()
         lost = flat(gradients(4, hvd.size() - 1))
         assert_conserved(hvd, trainer, computed(hvd, STEPS + 1) - lost)
 
 
 def check_a_density_that_changes(kind: Kind) -> None:
     hvd = kind.hvd
-    trainer = kind(Partial("solo", of=OkTopk(density=0.5)), op=hvd.Sum)
+    trainer = kind(Partial(OkTopk(density=0.5), policy="solo"), op=hvd.Sum)
     if kind.name == "optimizer":  # in TensorFlow there is no reduction before the first step
         trainer.set_density(0.3)
     for step in delays(hvd, STEPS):
@@ -159,32 +159,32 @@ def check_a_density_that_changes(kind: Kind) -> None:
         if step == STEPS // 2:
             trainer.set_density(0.1)
         trainer.step(gradients(step, hvd.rank()))
-    trainer.settle()
+    trainer.synchronize_replicas()
     trainer.step(gradients(STEPS, hvd.rank()))
     assert trainer.report().k == round(0.1 * N)
-    trainer.settle()
+    trainer.synchronize_replicas()
     assert_conserved(hvd, trainer, computed(hvd, STEPS + 1))
 
 
 def check_a_checkpoint_keeps_what_is_pending(kind: Kind) -> None:
     hvd = kind.hvd
-    trainer = train(kind, Partial("solo", of=OkTopk(density=0.05)))
+    trainer = train(kind, Partial(OkTopk(density=0.05), policy="solo"))
     with shared_folder(hvd) as folder:
-        trainer.settle()
+        trainer.synchronize_replicas()
         trainer.save(str(folder / "state"))
         values, residual = trainer.values(), trainer.residual()
-        resumed = kind(Partial("solo", of=OkTopk(density=0.05)), op=hvd.Sum)
+        resumed = kind(Partial(OkTopk(density=0.05), policy="solo"), op=hvd.Sum)
         resumed.assign(values)
         resumed.load(str(folder / "state"))
         resumed.step(gradients(STEPS, hvd.rank()))
-        resumed.settle()
+        resumed.synchronize_replicas()
         assert_conserved(hvd, resumed, computed(hvd, STEPS + 1))
         assert len(residual) == N
 
 
 def check_reports_tell_who_came_and_what_was_saved(kind: Kind) -> None:
     hvd = kind.hvd
-    trainer = kind(Partial("solo", of=OkTopk(density=0.1)))
+    trainer = kind(Partial(OkTopk(density=0.1), policy="solo"))
     rounds = 0
     for step in range(2 * STEPS):
         time.sleep(0.05 * (step % hvd.size() == hvd.rank()))
@@ -197,13 +197,13 @@ def check_reports_tell_who_came_and_what_was_saved(kind: Kind) -> None:
         assert (report.seconds_saved != 0) == (report.rounds > 0)  # more, or less, than a synchronous step
         scalars = report.scalars()
         assert (scalars["active_ranks"], scalars["seconds_saved"]) == (sum(report.active), report.seconds_saved)
-    trainer.settle()
+    trainer.synchronize_replicas()
     assert rounds >= STEPS
 
 
 def check_an_exception_in_a_step_is_no_ones_but_its_ranks(kind: Kind) -> None:
     hvd, caught = kind.hvd, []
-    trainer = kind(Partial("solo", of=Dense()), op=hvd.Sum)
+    trainer = kind(Partial(Dense(), policy="solo"), op=hvd.Sum)
     for step in delays(hvd, STEPS):
         try:
             if step == 3 and is_last(hvd):
@@ -211,7 +211,7 @@ def check_an_exception_in_a_step_is_no_ones_but_its_ranks(kind: Kind) -> None:
             trainer.step(gradients(step, hvd.rank()))
         except OSError as error:
             caught.append(error)
-    trainer.settle()
+    trainer.synchronize_replicas()
     assert len(caught) == is_last(hvd)
     assert_conserved(hvd, trainer, computed(hvd) - flat(gradients(3, hvd.size() - 1)))
 
@@ -225,8 +225,8 @@ def check_different_options_are_refused(kind: Kind) -> None:
     policy = "solo" if is_last(hvd) else "majority"
     assert_disagreement(hvd, lambda: one_step(Partial(policy)), "partial policy: solo", "partial policy: majority")
     scheme = Dense() if is_last(hvd) else OkTopk(density=0.1)
-    assert_disagreement(hvd, lambda: one_step(Partial(of=scheme)), "DenseSum", "OkTopk")
-    either = OkTopk(density=0.1) if is_last(hvd) else Partial(of=OkTopk(density=0.1))
+    assert_disagreement(hvd, lambda: one_step(Partial(scheme)), "DenseSum", "OkTopk")
+    either = OkTopk(density=0.1) if is_last(hvd) else Partial(OkTopk(density=0.1))
     assert_disagreement(hvd, lambda: one_step(either), "partial policy: majority")
 
 
@@ -235,14 +235,14 @@ def check_a_rank_that_does_not_come(kind: Kind) -> None:
     hvd = kind.hvd
     if hvd.size() == 1:
         return
-    trainer = kind(Partial("solo", of=Dense(), max_staleness=2, patience=0.2))
+    trainer = kind(Partial(Dense(), policy="solo", max_staleness=2, timeout=0.2))
     trainer.step(gradients(0, hvd.rank()))
     everywhere(hvd, "all have taken a step")
 
     def go_on() -> None:
         if is_last(hvd):
             time.sleep(1.0)
-            trainer.settle()
+            trainer.synchronize_replicas()
         for step in range(20):
             trainer.step(gradients(step, hvd.rank()))
 
@@ -251,6 +251,6 @@ def check_a_rank_that_does_not_come(kind: Kind) -> None:
 
 
 def check_a_wrong_inner_scheme_is_refused(kind: Kind) -> None:
-    assert "one group" in raised_everywhere(kind.hvd, OptionError, lambda: Partial(of=OkTopk(bucket_bytes=9)))[0]
-    trainer = kind(Partial(of=Dense()))
+    assert "one group" in raised_everywhere(kind.hvd, OptionError, lambda: Partial(OkTopk(bucket_bytes=9)))[0]
+    trainer = kind(Partial(Dense()))
     assert "has no density" in raised_everywhere(kind.hvd, OptionError, lambda: trainer.set_density(0.5))[0]

@@ -70,7 +70,7 @@ def check_partial_is_refused_where_it_cannot_work(kind: Kind) -> None:
     hvd = kind.hvd
     if hvd.size() == 1 or (hvd.mpi_enabled() and kind.supports("partial")):
         return
-    messages = raised_everywhere(hvd, PluginError, lambda: one_step(kind, Partial("solo")))
+    messages = raised_everywhere(hvd, PluginError, lambda: one_step(kind, Partial(policy="solo")))
     assert ("horovodrun --mpi" if kind.supports("partial") else "Keras 3") in messages[0]
 
 

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 
 from horovod_oktopk import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
-from horovod_oktopk.schemes.auto import TRIAL, AutoAllreduce, Way
+from horovod_oktopk.schemes.auto import TRIAL, AutoAllreduce, Strategy
 from tests.scenarios.common import (
     N,
     assert_disagreement,
@@ -56,14 +56,14 @@ SCHEMES = {"OkTopk": OkTopk(density=0.1, region_interval=4), "TopkA": TopkA(dens
            "OkTopk, reused thresholds": OkTopk(density=0.1, selection="reuse", threshold_interval=3),
            "OkTopk, bfloat16": OkTopk(density=0.1, value_dtype="bfloat16"),
            "TopkDSA": TopkDSA(density=0.1), "GTopk": GTopk(density=0.1),
-           "naive GTopk": GTopk(density=0.1, algorithm="naive"), "GaussianK": GaussianK(density=0.1)}
+           "naive GTopk": GTopk(density=0.1, collective="allgather"), "GaussianK": GaussianK(density=0.1)}
 
 
 @functools.cache
 def core_alone(scheme: str, size: int) -> tuple[np.ndarray, np.ndarray]:
     """What the core makes of the same gradients, without a framework: the sum of updates, and the residuals."""
     steps = np.array([[noise(step, rank) for rank in range(size)] for step in range(10)])
-    runs = simulate(steps, round(0.1 * N), make=SCHEMES[scheme].scheme)
+    runs = simulate(steps, round(0.1 * N), make=SCHEMES[scheme].build)
     updates = np.zeros(N, np.float32)
     for step in runs:
         updates[step[0].update.indices] -= step[0].update.values
@@ -92,10 +92,10 @@ def check_gives_the_same_bits_as_the_core_alone(kind: Kind) -> None:
 
 
 def check_auto_takes_one_way_on_all_ranks_and_conserves(kind: Kind) -> None:
-    trainer = kind(OkTopk(density=0.1, algorithm="auto"), op=kind.hvd.Sum)
+    trainer = kind(OkTopk(density=0.1, strategy="auto"), op=kind.hvd.Sum)
     for step in range(TRIAL + 2):
         trainer.step(gradients(step, kind.hvd.rank()))
-        assert len(set(everywhere(kind.hvd, trainer.report().way))) == 1
+        assert len(set(everywhere(kind.hvd, trainer.report().strategy))) == 1
         held = sum(everywhere(kind.hvd, trainer.residual()))
         assert np.array_equal(held - flat(trainer.values()), sum(total(kind.hvd, at) for at in range(step + 1)))
     assert_equal_everywhere(kind.hvd, trainer.values())
@@ -103,13 +103,13 @@ def check_auto_takes_one_way_on_all_ranks_and_conserves(kind: Kind) -> None:
 
 def check_a_dense_step_of_auto_is_horovods(kind: Kind) -> None:
     class Dense(AutoAllreduce):
-        way = Way.DENSE
+        strategy = Strategy.DENSE
 
         def _begin(self, step: int) -> None:
             self.since = step - TRIAL
 
     class Options(OkTopk):
-        def scheme(self, description: str) -> AutoAllreduce:
+        def build(self, description: str) -> AutoAllreduce:
             return Dense(description)
 
     for op in (kind.hvd.Sum, kind.hvd.Average):
@@ -117,7 +117,7 @@ def check_a_dense_step_of_auto_is_horovods(kind: Kind) -> None:
         for step in range(3):
             for trainer in (ours, stock):
                 trainer.step(gradients(step, kind.hvd.rank()))
-        assert ours.report().way == "dense"
+        assert ours.report().strategy == "dense"
         tolerance = 0 if op == kind.hvd.Sum else 1e-6  # Horovod multiplies by 1/P
         assert np.allclose(flat(ours.values()), flat(stock.values()), rtol=tolerance, atol=0)
         assert not ours.residual().any()

@@ -1,4 +1,4 @@
-"""algorithm="auto": all ranks take the same way at every step, and no way loses anything."""
+"""strategy="auto": all ranks take the same way at every step, and no way loses anything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from horovod_oktopk import OkTopk
 from horovod_oktopk.schemes import auto
-from horovod_oktopk.schemes.auto import SAMPLES, TRIAL, AutoAllreduce, Way, dense_seconds
+from horovod_oktopk.schemes.auto import SAMPLES, TRIAL, AutoAllreduce, Strategy, dense_seconds
 from horovod_oktopk.schemes.oktopk import OkTopkAllreduce
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport
@@ -23,17 +23,17 @@ CASE = Case("steady", 400, 30, 5, TRIAL + 8, seed=8)
 HALF = TRIAL // 2
 
 
-def taking(way):
+def taking(strategy):
     """An algorithm that takes this way after its trial."""
     class Chosen(AutoAllreduce):
         def _fastest(self, acc, transport):
-            return way
+            return strategy
 
     return Chosen
 
 
 def ways(run):
-    return [record.report.way for record in (ranks[0] for ranks in run)]
+    return [record.report.strategy for record in (ranks[0] for ranks in run)]
 
 
 def assert_all_is_applied(ranks):
@@ -42,22 +42,22 @@ def assert_all_is_applied(ranks):
         assert not record.residual.any()
 
 
-@pytest.mark.parametrize("way", Way)
-def test_the_trial_splits_then_gathers_and_then_the_fastest_way_is_taken(way):
-    run = simulate(CASE.gradients(), CASE.k, make=taking(way))
-    assert ways(run) == ["split"] * HALF + ["gather"] * HALF + [way.name.lower()] * 8
-    assert all({record.report.way for record in ranks} == {ranks[0].report.way} for ranks in run)
+@pytest.mark.parametrize("strategy", Strategy)
+def test_the_trial_splits_then_gathers_and_then_the_fastest_way_is_taken(strategy):
+    run = simulate(CASE.gradients(), CASE.k, make=taking(strategy))
+    assert ways(run) == ["split"] * HALF + ["gather"] * HALF + [strategy.name.lower()] * 8
+    assert all({record.report.strategy for record in ranks} == {ranks[0].report.strategy} for ranks in run)
 
 
-@pytest.mark.parametrize("way", [Way.SPLIT, Way.GATHER])
-def test_splitting_and_gathering_have_the_bits_of_oktopk(way):
-    run = simulate(CASE.gradients(), CASE.k, make=taking(way))
+@pytest.mark.parametrize("strategy", [Strategy.SPLIT, Strategy.GATHER])
+def test_splitting_and_gathering_have_the_bits_of_oktopk(strategy):
+    run = simulate(CASE.gradients(), CASE.k, make=taking(strategy))
     assert same_runs(run, simulate(CASE.gradients(), CASE.k, make=OkTopkAllreduce))
     assert_lawful(run, CASE.k)
 
 
 def test_a_dense_step_applies_everything_and_leaves_nothing():
-    for ranks in simulate(CASE.gradients(), CASE.k, make=taking(Way.DENSE))[TRIAL:]:
+    for ranks in simulate(CASE.gradients(), CASE.k, make=taking(Strategy.DENSE))[TRIAL:]:
         assert_all_is_applied(ranks)
         assert ranks[0].report.payload_bytes()[0] == 2 * 4 * CASE.n * (CASE.size - 1) // CASE.size
 
@@ -65,7 +65,7 @@ def test_a_dense_step_applies_everything_and_leaves_nothing():
 @pytest.mark.parametrize("value_dtype", ["float16", "bfloat16"])
 def test_gathering_values_in_16_bits_conserves(value_dtype):
     gradients = np.random.default_rng(0).integers(-2**15, 2**15, (TRIAL + 2, 3, 300)).astype(np.float32) / 2**12
-    for ranks in simulate(gradients, 20, make=taking(Way.GATHER), value_dtype=value_dtype)[HALF:]:
+    for ranks in simulate(gradients, 20, make=taking(Strategy.GATHER), value_dtype=value_dtype)[HALF:]:
         assert_replicas_agree(ranks)
         update = ranks[0].update
         before = np.sum([record.acc.astype(np.float64) for record in ranks], axis=0)
@@ -74,10 +74,10 @@ def test_gathering_values_in_16_bits_conserves(value_dtype):
         assert (before == after).all()
 
 
-@pytest.mark.parametrize("way", Way)
+@pytest.mark.parametrize("strategy", Strategy)
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
-def test_one_bad_element_drops_the_step_on_all_ranks(way, value):
-    ranks = new_ranks(CASE.size, CASE.n, make=taking(way))
+def test_one_bad_element_drops_the_step_on_all_ranks(strategy, value):
+    ranks = new_ranks(CASE.size, CASE.n, make=taking(strategy))
     before = advance(ranks, CASE.gradients()[:TRIAL + 1], CASE.k)[-1]
     spoiled = CASE.gradients()[TRIAL + 1:TRIAL + 2] / 2
     spoiled[0, 2, 17] = value
@@ -85,22 +85,22 @@ def test_one_bad_element_drops_the_step_on_all_ranks(way, value):
         assert record.update is None
         assert record.report.finite is False
         assert same_bits(record.residual, old.residual)
-    assert ways(advance(ranks, CASE.gradients()[TRIAL + 1:], CASE.k)) == [way.name.lower()] * 7
+    assert ways(advance(ranks, CASE.gradients()[TRIAL + 1:], CASE.k)) == [strategy.name.lower()] * 7
 
 
-@pytest.mark.parametrize("way", [Way.GATHER, Way.DENSE])
-def test_where_k_changes_there_is_a_new_trial(way):
-    ranks = new_ranks(CASE.size, CASE.n, make=taking(way))
+@pytest.mark.parametrize("strategy", [Strategy.GATHER, Strategy.DENSE])
+def test_where_k_changes_there_is_a_new_trial(strategy):
+    ranks = new_ranks(CASE.size, CASE.n, make=taking(strategy))
     advance(ranks, CASE.gradients(), CASE.k)
     run = advance(ranks, CASE.gradients(), CASE.k // 2)
-    assert ways(run) == ["split"] * HALF + ["gather"] * HALF + [way.name.lower()] * 8
+    assert ways(run) == ["split"] * HALF + ["gather"] * HALF + [strategy.name.lower()] * 8
     assert_lawful(run[:TRIAL], CASE.k // 2)
 
 
 @pytest.mark.parametrize("stop", [1, HALF, HALF + 3, TRIAL, TRIAL + 3])
-@pytest.mark.parametrize("way", Way)
-def test_a_resumed_run_has_the_same_bits(way, stop):
-    gradients, make = CASE.gradients(), taking(way)
+@pytest.mark.parametrize("strategy", Strategy)
+def test_a_resumed_run_has_the_same_bits(strategy, stop):
+    gradients, make = CASE.gradients(), taking(strategy)
     ranks = new_ranks(CASE.size, CASE.n, make=make)
     before = advance(ranks, gradients[:stop], CASE.k)
     fresh = new_ranks(CASE.size, CASE.n, make=make)
@@ -109,29 +109,29 @@ def test_a_resumed_run_has_the_same_bits(way, stop):
         new.accumulator.residual[:] = old.accumulator.residual
     run, whole = before + advance(fresh, gradients[stop:], CASE.k), simulate(gradients, CASE.k, make=make)
     assert ways(run) == ways(whole)
-    assert {len(rank.scheme._seconds[each]) for rank in fresh for each in (Way.SPLIT, Way.GATHER)} == {SAMPLES}
+    assert {len(rank.scheme._seconds[each]) for rank in fresh for each in (Strategy.SPLIT, Strategy.GATHER)} == {SAMPLES}
     for ranks_of_run, ranks_of_whole in zip(run, whole, strict=True):
         for one, other in zip(ranks_of_run, ranks_of_whole, strict=True):
             assert same_bits(one.update.values, other.update.values)
             assert same_bits(one.residual, other.residual)
 
 
-@pytest.mark.parametrize("way", Way)
+@pytest.mark.parametrize("strategy", Strategy)
 @pytest.mark.parametrize("at", [2, HALF + 2, TRIAL + 2])
 @pytest.mark.parametrize("newcomer", [0, 3])
-def test_with_a_newcomer_all_begin_a_new_trial_together(way, at, newcomer):
-    make = taking(way)
+def test_with_a_newcomer_all_begin_a_new_trial_together(strategy, at, newcomer):
+    make = taking(strategy)
     ranks = new_ranks(CASE.size, CASE.n, make=make)
     advance(ranks, CASE.gradients()[:at], CASE.k)
     ranks[newcomer] = Rank(make("test: yes"), NumpyAccumulator(CASE.n))
     run = advance(ranks, CASE.gradients(), CASE.k)
-    assert ways(run) == ["split"] * HALF + ["gather"] * HALF + [way.name.lower()] * 8
+    assert ways(run) == ["split"] * HALF + ["gather"] * HALF + [strategy.name.lower()] * 8
     assert_lawful(run[:TRIAL], CASE.k)
 
 
 def test_ranks_whose_trials_began_at_different_steps_begin_a_new_one():
     """As after checkpoints of different runs: they would else go over to the next part at different steps."""
-    ranks = new_ranks(CASE.size, CASE.n, make=taking(Way.DENSE))
+    ranks = new_ranks(CASE.size, CASE.n, make=taking(Strategy.DENSE))
     advance(ranks, CASE.gradients()[:HALF - 2], CASE.k)
     ranks[2].scheme.since -= 1
     run = advance(ranks, CASE.gradients(), CASE.k)
@@ -140,7 +140,7 @@ def test_ranks_whose_trials_began_at_different_steps_begin_a_new_one():
 
 
 def test_another_number_of_ranks_begins_a_new_trial():
-    ranks = new_ranks(CASE.size, CASE.n, make=taking(Way.DENSE))
+    ranks = new_ranks(CASE.size, CASE.n, make=taking(Strategy.DENSE))
     advance(ranks, CASE.gradients(), CASE.k)
     run = advance(ranks[:3], CASE.gradients()[:, :3], CASE.k)
     assert ways(run)[0] == "split"
@@ -149,14 +149,14 @@ def test_another_number_of_ranks_begins_a_new_trial():
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [
-    ([(1, 2, 3), (1, 2, 3)], Way.SPLIT), ([(1, 2, 3), (4, 2, 3)], Way.GATHER), ([(3, 3, 2), (3, 9, 1)], Way.DENSE)])
+    ([(1, 2, 3), (1, 2, 3)], Strategy.SPLIT), ([(1, 2, 3), (4, 2, 3)], Strategy.GATHER), ([(3, 3, 2), (3, 9, 1)], Strategy.DENSE)])
 def test_the_slowest_rank_decides(seconds, expected, monkeypatch):
     """(split, gather, dense) of each rank."""
     monkeypatch.setattr(auto, "dense_seconds", lambda n, dtype, limit, transport: max(row[2] for row in seconds))
 
     def program(transport):
         algorithm = AutoAllreduce("a: 1")
-        algorithm._seconds[Way.SPLIT], algorithm._seconds[Way.GATHER] = [[s] for s in seconds[transport.rank][:2]]
+        algorithm._seconds[Strategy.SPLIT], algorithm._seconds[Strategy.GATHER] = [[s] for s in seconds[transport.rank][:2]]
         return algorithm._fastest(NumpyAccumulator(10), CountingTransport(transport))
 
     assert run_ranks(2, program) == [expected] * 2
@@ -193,8 +193,8 @@ def test_no_more_is_timed_than_tells_that_dense_is_slower(monkeypatch):
 
 
 def test_the_option_chooses_the_algorithm():
-    assert isinstance(OkTopk(algorithm="auto").scheme("a: 1"), AutoAllreduce)
-    assert type(OkTopk().scheme("a: 1")) is OkTopkAllreduce
+    assert isinstance(OkTopk(strategy="auto").build("a: 1"), AutoAllreduce)
+    assert type(OkTopk().build("a: 1")) is OkTopkAllreduce
 
 
 def test_a_sum_that_nobody_forced_is_conserved_too():
@@ -202,7 +202,7 @@ def test_a_sum_that_nobody_forced_is_conserved_too():
     run = simulate(CASE.gradients(), CASE.k, make=AutoAllreduce)
     for ranks in run:
         for record in ranks:
-            if record.report.way == "dense":
+            if record.report.strategy == "dense":
                 assert_all_is_applied(ranks)
             else:
                 assert_conserved(record)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horovod_oktopk.kernels.half_precision import from_halves, to_halves
+from horovod_oktopk.kernels.half_precision import from_half, to_half
 
 from ..support.gradients import adversarial, cases
 from ..support.oracle import rank_order_sum
@@ -136,4 +136,4 @@ def test_values_in_16_bits_are_what_every_rank_applies(value_dtype):
     for ranks in simulate(coarse(3, 3, 500), 30, value_dtype=value_dtype):
         values = ranks[0].update.values
         assert values.dtype == np.float32
-        assert same_bits(from_halves(to_halves(values, value_dtype), value_dtype, np.float32), values)
+        assert same_bits(from_half(to_half(values, value_dtype), value_dtype, np.float32), values)

@@ -38,9 +38,9 @@ def test_reuse_for_no_step_is_exact_too(case):
     assert_equals_oracle(case, selection="reuse", threshold_interval=1)
 
 
-@pytest.mark.parametrize("bucket_size", [1, 2, 100])
-def test_the_bucket_size_changes_no_bit(bucket_size):
-    assert_equals_oracle(Case("normal", 500, 40, 7, 3, seed=3), bucket_size=bucket_size)
+@pytest.mark.parametrize("messages_in_flight", [1, 2, 100])
+def test_the_bucket_size_changes_no_bit(messages_in_flight):
+    assert_equals_oracle(Case("normal", 500, 40, 7, 3, seed=3), messages_in_flight=messages_in_flight)
 
 
 def test_a_sample_of_the_accumulator_is_enough_for_exactness():

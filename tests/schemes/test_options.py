@@ -12,9 +12,9 @@ INTEGER = "an integer of at least 1"
 NOT_INTEGERS = [0, -3, 1.5, True, "8", float("nan")]
 BAD = [
     *[("density", value, "(0, 1]") for value in (0, -1, 1.5, float("nan"), float("inf"), "a", True, None, [0.1])],
-    *[(name, value, INTEGER) for name in ("k", "threshold_interval", "region_interval", "bucket_size")
+    *[(name, value, INTEGER) for name in ("k", "threshold_interval", "region_interval", "messages_in_flight")
       for value in NOT_INTEGERS],
-    *[(name, None, INTEGER) for name in ("threshold_interval", "region_interval", "bucket_size")],
+    *[(name, None, INTEGER) for name in ("threshold_interval", "region_interval", "messages_in_flight")],
     *[("balance_trigger", value, "at least 1") for value in (0.99, -1, float("inf"), "4", True, None)],
     *[("threshold_guard", value, "[0, 1)") for value in (-0.1, 1, float("nan"), "x", False, None)],
     *[("selection", value, "('exact', 'reuse')") for value in ("approximate", None, 1)],
@@ -66,8 +66,8 @@ def test_k_beyond_n_is_refused_by_both_numbers():
 
 def test_the_scheme_gets_the_options():
     options = {"selection": "reuse", "value_dtype": "bfloat16", "threshold_interval": 3, "region_interval": 5,
-               "bucket_size": 2, "balance_trigger": 1.5}
-    scheme = OkTopk(**options, threshold_guard=0.5).scheme("a: 1")
+               "messages_in_flight": 2, "balance_trigger": 1.5}
+    scheme = OkTopk(**options, threshold_guard=0.5).build("a: 1")
     assert {name: getattr(scheme, name) for name in options} == options
     assert scheme.global_.guard == 0.5
     assert scheme.description == "a: 1"
@@ -76,7 +76,7 @@ def test_the_scheme_gets_the_options():
 def test_settings_hold_all_options_by_name():
     assert OkTopk(density=0.2).settings() == {
         "density": 0.2, "k": None, "transport": "auto", "bucket_bytes": None, "selection": "exact",
-        "algorithm": "oktopk", "value_dtype": None, "threshold_interval": 32, "region_interval": 64, "bucket_size": 8,
+        "strategy": "split", "value_dtype": None, "threshold_interval": 32, "region_interval": 64, "messages_in_flight": 8,
         "balance_trigger": 4.0, "threshold_guard": 0.25}
 
 

@@ -15,7 +15,7 @@ from horovod_oktopk.schemes.oktopk import OkTopkAllreduce
 from horovod_oktopk.schemes.topka import TopkAAllreduce
 from horovod_oktopk.schemes.topkdsa import TopkDSAAllreduce
 from horovod_oktopk.vectors.sparse import SparseVector
-from horovod_oktopk.vectors.wire import Format
+from horovod_oktopk.vectors.wire import WireCodec
 
 from ..support.gradients import Case, adversarial, cases
 from ..support.oracle import rank_order_sum, topk_mask
@@ -232,9 +232,9 @@ def test_differing_descriptions_are_an_error_on_all_ranks(name):
 
 @pytest.mark.parametrize("count", [6, 100, 2**32 - 1])
 def test_a_padded_message_that_cannot_hold_what_it_says_is_refused(count):
-    form = Format(np.dtype("float32"))
-    message = _pad(SparseVector(np.arange(5), np.ones(5, np.float32)), 5, 90, form)
-    assert len(_unpad(message, 90, form)) == 5
+    codec = WireCodec(np.dtype("float32"))
+    message = _pad(SparseVector(np.arange(5), np.ones(5, np.float32)), 5, 90, codec)
+    assert len(_unpad(message, 90, codec)) == 5
     message[:4].view(np.uint32)[0] = count
     with pytest.raises(WireError, match=f"cannot hold {count} elements"):
-        _unpad(message, 90, form)
+        _unpad(message, 90, codec)

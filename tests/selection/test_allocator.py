@@ -16,7 +16,7 @@ from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import LocalTransport, LocalWorld
 
 n, options = 3_000_000, OkTopk(density=0.05)
-acc, scheme = NumpyAccumulator(n), options.scheme("test: yes")
+acc, scheme = NumpyAccumulator(n), options.build("test: yes")
 transport = CountingTransport(LocalTransport(LocalWorld(1), 0))
 gradient = np.random.default_rng(0).standard_normal(n, np.float32)
 for step in range(12):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horovod_oktopk.selection.global_top_k import ExactThreshold, sketch_entries, th_re_evaluate
+from horovod_oktopk.selection.global_top_k import ExactThreshold, radix_kth_magnitude, sketch_entries
 from horovod_oktopk.selection.threshold_reuse import ReusedThreshold
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import run_ranks
@@ -31,8 +31,8 @@ def kth_of_all(parts, k):
 
 
 def radix(parts, k):
-    """What th_re_evaluate finds on each rank."""
-    found = run_ranks(len(parts), lambda transport: th_re_evaluate(to_bits(parts[transport.rank]), k, transport),
+    """What local_top_k finds on each rank."""
+    found = run_ranks(len(parts), lambda transport: radix_kth_magnitude(to_bits(parts[transport.rank]), k, transport),
                       timeout=10)
     return [from_bits(bits, parts[0].dtype) for bits in found]
 

@@ -14,7 +14,7 @@ from horovod_oktopk.selection.local_top_k import (
     MIN_STRIDE,
     SAMPLE_HITS,
     kth_magnitude,
-    th_re_evaluate,
+    local_top_k,
     top_k,
 )
 
@@ -66,7 +66,7 @@ DATA = {
 def test_re_evaluation_is_exact_though_it_looks_at_a_sample(kind):
     assert STRIDE > 1
     values = DATA[kind]()
-    threshold, selected = th_re_evaluate(holding(values), K)
+    threshold, selected = local_top_k(holding(values), K)
     assert threshold == np.sort(np.abs(values))[-K]
     assert selected.indices.tolist() == np.flatnonzero(topk_mask(values, K)).tolist()
     assert selected.values.tobytes() == values[selected.indices].tobytes()
@@ -74,7 +74,7 @@ def test_re_evaluation_is_exact_though_it_looks_at_a_sample(kind):
 
 def test_fewer_than_k_non_zero_elements_are_all_selected():
     values = few()
-    threshold, selected = th_re_evaluate(holding(values), K)
+    threshold, selected = local_top_k(holding(values), K)
     assert threshold == 0
     assert selected.indices.tolist() == np.flatnonzero(values).tolist()
 
@@ -82,12 +82,12 @@ def test_fewer_than_k_non_zero_elements_are_all_selected():
 @pytest.mark.parametrize("k", [1, 9, 10, 11, 50])
 def test_re_evaluation_for_every_k_around_n(k):
     values = np.arange(-3, 7, dtype=np.float32)
-    _, selected = th_re_evaluate(holding(values), k)
+    _, selected = local_top_k(holding(values), k)
     assert selected.indices.tolist() == np.flatnonzero(topk_mask(values, k)).tolist()
 
 
 def test_top_k_gives_ties_to_the_lower_index():
-    _, everything = th_re_evaluate(holding(np.array([2, -1, 1, 1, -2], np.float32)), 5)
+    _, everything = local_top_k(holding(np.array([2, -1, 1, 1, -2], np.float32)), 5)
     assert top_k(everything, 3).indices.tolist() == [0, 1, 4]
 
 
@@ -120,7 +120,7 @@ def test_the_bound_of_one_step_serves_the_next(turn, monkeypatch):
     acc, rng = NumpyAccumulator(n), np.random.default_rng(1)
     for step in range(150):
         acc.accumulate([(0, rng.standard_normal(n).astype(np.float32) * np.float32(1 + turn * (step % 3)))])
-        _, selected = th_re_evaluate(acc, k)
+        _, selected = local_top_k(acc, k)
         assert len(selected) == k
         acc.commit(selected.indices)
     assert len([step for step in passes if step >= 5]) <= 1

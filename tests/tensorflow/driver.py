@@ -17,7 +17,7 @@ import horovod.tensorflow as hvd
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import PluginError
 from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.tensorflow import load_state, save_state, set_density, settle, step_report
+from horovod_oktopk.tensorflow import load_state, save_state, set_density, step_report, synchronize_replicas
 from horovod_oktopk.tensorflow.registry import reducers_of
 from horovod_oktopk.tensorflow.versions import KERAS_3
 from tests.scenarios.common import SHAPES
@@ -112,8 +112,8 @@ class TensorFlowTrainer:
     def load(self, path: str) -> None:
         load_state(self.target, path)
 
-    def settle(self) -> None:
-        settle(self.target)
+    def synchronize_replicas(self) -> None:
+        synchronize_replicas(self.target)
 
     def lr(self) -> float:
         return float(self.target.learning_rate)

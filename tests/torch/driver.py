@@ -10,7 +10,7 @@ import torch
 
 from horovod_oktopk import PluginError
 from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.torch import gather_state_dict, set_density, settle, step_report
+from horovod_oktopk.torch import gather_state_dict, set_density, step_report, synchronize_replicas
 from tests.scenarios.common import SHAPES
 from tests.scenarios.driver import Gradients
 
@@ -103,8 +103,8 @@ class TorchTrainer:
     def set_lr(self, lr: float) -> None:
         self.optimizer.param_groups[0]["lr"] = lr
 
-    def settle(self) -> None:
-        settle(self.optimizer)
+    def synchronize_replicas(self) -> None:
+        synchronize_replicas(self.optimizer)
 
     def set_density(self, density: float) -> None:
         set_density(self.optimizer, density)

@@ -1,6 +1,6 @@
 """One rank of a job of partial rounds that ends in the way that the argument says:
 
-killed, raising: the last rank dies, or raises, at its third step. shutdown, unsettled: all ranks come to their end
+killed, raising: the last rank dies, or raises, at its third step. shutdown, unsynchronized: all ranks come to their end
 after different numbers of steps, with rounds pending; they call hvd.shutdown(), or do not. ending: the last rank ends
 where the others settle, and go on.
 """
@@ -16,7 +16,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from horovod_oktopk.torch import Dense, Partial, settle
+from horovod_oktopk.torch import Dense, Partial, synchronize_replicas
 from horovod_oktopk.torch.registry import reducer_of
 
 
@@ -27,8 +27,8 @@ def main() -> None:
     model = torch.nn.Linear(30, 30)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
                                          named_parameters=model.named_parameters(),
-                                         compression=Partial("solo", Dense))
-    steps = {"shutdown": 10 + 10 * rank, "unsettled": 10 + 10 * rank, "ending": 10 if is_last else 1_000_000}
+                                         compression=Partial(Dense, policy="solo"))
+    steps = {"shutdown": 10 + 10 * rank, "unsynchronized": 10 + 10 * rank, "ending": 10 if is_last else 1_000_000}
     for step in range(steps.get(how, 1_000_000)):
         optimizer.zero_grad()
         if step == 3:
@@ -42,7 +42,7 @@ def main() -> None:
         model(torch.randn(4, 30)).sum().backward()
         optimizer.step()
         if how == "ending" and step == 20:
-            settle(optimizer)
+            synchronize_replicas(optimizer)
     if how == "shutdown":
         hvd.shutdown()
         kept = reducer_of(optimizer).flat.read_residual()

@@ -8,7 +8,7 @@ import torch
 
 from horovod_oktopk.schemes.step_result import EVERYTHING
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
-from horovod_oktopk.selection.local_top_k import th_re_evaluate
+from horovod_oktopk.selection.local_top_k import local_top_k
 from horovod_oktopk.torch.accumulator import TorchAccumulator
 from horovod_oktopk.vectors.sparse import SparseVector
 
@@ -27,7 +27,7 @@ def test_the_same_bits_as_numpy_over_steps(device: str, dtype: type) -> None:
         scale = 2.0 if step == 2 else 1.0
         assert reference.accumulate(halves, scale)
         assert ours.accumulate([(at, torch.from_numpy(part).to(device)) for at, part in halves], scale)
-        expected, found = th_re_evaluate(reference, k), th_re_evaluate(ours, k)
+        expected, found = local_top_k(reference, k), local_top_k(ours, k)
         assert found[0] == expected[0]
         assert np.array_equal(found[1].indices, expected[1].indices)
         assert np.array_equal(found[1].values, expected[1].values)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from horovod_oktopk.errors import TransportError
-from horovod_oktopk.transport.base import rotated_buckets
+from horovod_oktopk.transport.base import rotated_batches
 from horovod_oktopk.transport.local import run_ranks
 
 from .programs import PROGRAMS, WITH_SIGNALS
@@ -75,13 +75,13 @@ def test_a_message_that_is_expected_and_not_sent_is_refused():
         run_ranks(2, lambda transport: list(transport.exchange({}, {0: 5} if transport.rank else {}, 1)), timeout=5)
 
 
-@pytest.mark.parametrize("bucket_size", [1, 2, 3, 100])
+@pytest.mark.parametrize("messages_in_flight", [1, 2, 3, 100])
 @pytest.mark.parametrize("size", range(1, 8))
-def test_rotated_steps_give_each_rank_one_sender_and_reach_all(size, bucket_size):
-    schedules = [list(rotated_buckets(rank, size, bucket_size)) for rank in range(size)]
-    for rank, buckets in enumerate(schedules):
-        assert all(len(bucket) <= bucket_size for bucket in buckets)
-        assert sorted(to for bucket in buckets for to, _ in bucket) == [to for to in range(size) if to != rank]
-    for step in zip(*[chain(*buckets) for buckets in schedules], strict=True):
+def test_rotated_steps_give_each_rank_one_sender_and_reach_all(size, messages_in_flight):
+    schedules = [list(rotated_batches(rank, size, messages_in_flight)) for rank in range(size)]
+    for rank, batches in enumerate(schedules):
+        assert all(len(batch) <= messages_in_flight for batch in batches)
+        assert sorted(to for batch in batches for to, _ in batch) == [to for to in range(size) if to != rank]
+    for step in zip(*[chain(*batches) for batches in schedules], strict=True):
         assert sorted(to for to, _ in step) == list(range(size))
         assert all(step[source][0] == rank for rank, (_, source) in enumerate(step))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from horovod_oktopk.errors import WireError
 from horovod_oktopk.kernels.kernels import KERNELS, NumpyKernels
 from horovod_oktopk.vectors.sparse import SparseVector
-from horovod_oktopk.vectors.wire import Format
+from horovod_oktopk.vectors.wire import WireCodec
 
 EVERY_KERNELS = {kernels.name: kernels for kernels in (KERNELS, NumpyKernels())}
 KERNEL_NAMES = st.sampled_from(sorted(EVERY_KERNELS))
@@ -47,11 +47,11 @@ def same(left, right):
 def test_a_message_holds_the_vector_bit_for_bit_whoever_wrote_it(case, writer, reader):
     start, stop, vector = case
     dtype = vector.values.dtype
-    message = Format(dtype, kernels=EVERY_KERNELS[writer]).encode(vector, start, stop)
-    form = Format(dtype, kernels=EVERY_KERNELS[reader])
+    message = WireCodec(dtype, kernels=EVERY_KERNELS[writer]).encode(vector, start, stop)
+    codec = WireCodec(dtype, kernels=EVERY_KERNELS[reader])
     assert message.dtype == np.uint8
-    assert len(message) == form.size(len(vector), stop - start)
-    decoded = form.decode(message, len(vector), start, stop)
+    assert len(message) == codec.size(len(vector), stop - start)
+    decoded = codec.decode(message, len(vector), start, stop)
     assert decoded.values.dtype == dtype
     assert same(decoded, vector)
 
@@ -60,45 +60,45 @@ def test_a_message_holds_the_vector_bit_for_bit_whoever_wrote_it(case, writer, r
 @settings(deadline=None)
 def test_halves_arrive_as_they_were_rounded(region, value_dtype, dtype):
     start, stop, indices = region
-    form = Format(np.dtype(dtype), value_dtype)
-    rounded = form.round(SparseVector(indices, np.random.default_rng(0).standard_normal(len(indices)).astype(dtype)))
-    message = form.encode(rounded, start, stop)
-    assert len(message) == form.size(len(indices), stop - start)
-    assert same(form.decode(message, len(indices), start, stop), rounded)
+    codec = WireCodec(np.dtype(dtype), value_dtype)
+    rounded = codec.round(SparseVector(indices, np.random.default_rng(0).standard_normal(len(indices)).astype(dtype)))
+    message = codec.encode(rounded, start, stop)
+    assert len(message) == codec.size(len(indices), stop - start)
+    assert same(codec.decode(message, len(indices), start, stop), rounded)
 
 
 def test_sizes_are_those_of_the_messages_one_by_one():
-    form = Format(np.dtype("float32"))
+    codec = WireCodec(np.dtype("float32"))
     counts, spans = [0, 1, 5, 100, 100, 32], [0, 1000, 1000, 100, 2**32, 40]
-    found = form.sizes(np.array(counts), np.array(spans))
-    assert found.tolist() == [form.size(*pair) for pair in zip(counts, spans, strict=True)]
+    found = codec.sizes(np.array(counts), np.array(spans))
+    assert found.tolist() == [codec.size(*pair) for pair in zip(counts, spans, strict=True)]
 
 
 @pytest.mark.parametrize(("density", "bits"), [(0.5, 3.1), (0.1, 5.5), (0.02, 7.7), (0.01, 8.7), (0.001, 12.1)])
 def test_an_index_takes_about_two_bits_and_the_logarithm_of_the_gap(density, bits):
     count = 10_000
-    size = Format(np.dtype("float32")).size(count, int(count / density))
+    size = WireCodec(np.dtype("float32")).size(count, int(count / density))
     assert bits - 0.6 <= 8 * size / count - 32 <= bits
 
 
 @given(st.integers(0, 3000), st.integers(0, 2**32))
 def test_no_message_is_longer_than_with_plain_indices_nor_than_one_with_more_elements(count, span):
-    form = Format(np.dtype("float32"))
+    codec = WireCodec(np.dtype("float32"))
     count = min(count, span)
-    assert form.size(count, span) <= 8 * count
-    assert form.size(count, span) <= form.size(count + 1, max(span, count + 1))
+    assert codec.size(count, span) <= 8 * count
+    assert codec.size(count, span) <= codec.size(count + 1, max(span, count + 1))
 
 
 def test_an_empty_message_is_an_empty_vector():
-    form = Format(np.dtype("float64"))
-    assert len(form.encode(SparseVector.empty("float64"), 5, 5)) == 0
-    assert len(form.decode(np.empty(0, np.uint8), 0, 5, 5)) == 0
+    codec = WireCodec(np.dtype("float64"))
+    assert len(codec.encode(SparseVector.empty("float64"), 5, 5)) == 0
+    assert len(codec.decode(np.empty(0, np.uint8), 0, 5, 5)) == 0
 
 
 def message_of(indices, start, stop, kernels):
     indices = np.array(indices, np.int64)
-    form = Format(np.dtype("float32"), kernels=kernels)
-    return form, form.encode(SparseVector(indices, np.ones(len(indices), np.float32)), start, stop)
+    codec = WireCodec(np.dtype("float32"), kernels=kernels)
+    return codec, codec.encode(SparseVector(indices, np.ones(len(indices), np.float32)), start, stop)
 
 
 @pytest.mark.parametrize("kernels", EVERY_KERNELS.values(), ids=EVERY_KERNELS.keys())
@@ -111,63 +111,63 @@ class TestMalformed:
     @pytest.mark.parametrize("indices", [MANY, FEW], ids=["coded", "plain"])
     @pytest.mark.parametrize("missing", [-4, 1, 3, 4, 7])
     def test_another_length_is_refused(self, indices, missing, kernels):
-        form, message = message_of(indices, 0, 4000, kernels)
+        codec, message = message_of(indices, 0, 4000, kernels)
         cut = message[:-missing] if missing > 0 else np.append(message, np.zeros(-missing, np.uint8))
         with pytest.raises(WireError, match=rf"has {len(message)} bytes; this one has {len(cut)}"):
-            form.decode(cut, len(indices), 0, 4000)
+            codec.decode(cut, len(indices), 0, 4000)
 
     @pytest.mark.parametrize("indices", [(5, 4), (4, 4), (5, -1), (4000, 3)])
     def test_plain_indices_out_of_order_or_region_are_refused(self, indices, kernels):
-        form, message = message_of(self.FEW, 0, 4000, kernels)
+        codec, message = message_of(self.FEW, 0, 4000, kernels)
         message[8:].view(np.uint32)[:] = np.array(indices, np.int64).astype(np.uint32)
         with pytest.raises(WireError, match=r"ascend within \[0, 4000\)"):
-            form.decode(message, 2, 0, 4000)
+            codec.decode(message, 2, 0, 4000)
 
     @pytest.mark.parametrize("region", [(0, 3999), (100, 4000)])
     def test_plain_indices_of_another_region_are_refused(self, region, kernels):
-        form, message = message_of((0, 3999), 0, 4000, kernels)
+        codec, message = message_of((0, 3999), 0, 4000, kernels)
         message[8:].view(np.uint32)[:] = (3999, 4200)
         with pytest.raises(WireError, match="ascend"):
-            form.decode(message, 2, *region)
+            codec.decode(message, 2, *region)
 
     def test_coded_indices_beyond_the_region_are_refused(self, kernels):
-        form, message = message_of([*range(0, 3900, 100), 3999], 0, 4000, kernels)
-        assert form.size(40, 3999) == len(message)
+        codec, message = message_of([*range(0, 3900, 100), 3999], 0, 4000, kernels)
+        assert codec.size(40, 3999) == len(message)
         with pytest.raises(WireError, match=r"ascend within \[0, 3999\)"):
-            form.decode(message, 40, 0, 3999)
+            codec.decode(message, 40, 0, 3999)
 
     @pytest.mark.parametrize("flips", [(0,), (0, 1)])
     def test_more_or_fewer_indices_than_announced_are_refused(self, flips, kernels):
-        form, message = message_of(self.MANY, 0, 4000, kernels)
+        codec, message = message_of(self.MANY, 0, 4000, kernels)
         upper = message[-4 * (-(-(40 + (3999 >> 6)) // 32)):].view(np.uint32)  # 100 apart: 6 low bits
         for bit in flips:
             upper[0] ^= np.uint32(1 << bit)
         if len(flips) == 1:
             with pytest.raises(WireError, match="40 indices"):
-                form.decode(message, 40, 0, 4000)
+                codec.decode(message, 40, 0, 4000)
         else:  # the first one's bit is elsewhere: 64 and 100
-            assert form.decode(message, 40, 0, 4000).indices[:2].tolist() == [64, 100]
+            assert codec.decode(message, 40, 0, 4000).indices[:2].tolist() == [64, 100]
 
     def test_equal_indices_are_refused(self, kernels):
         """Their upper parts may be equal; the lower ones must then ascend."""
-        form, message = message_of([*range(40)], 0, 4000, kernels)
+        codec, message = message_of([*range(40)], 0, 4000, kernels)
         low = message[160:160 + 32]  # 40 times 6 bits
         low[:] = 0
         with pytest.raises(WireError, match="ascend"):
-            form.decode(message, 40, 0, 4000)
+            codec.decode(message, 40, 0, 4000)
 
     @given(st.data())
     @settings(deadline=None, max_examples=300)
     def test_whatever_bytes_come_nothing_but_a_lawful_vector_or_an_error_comes_out(self, kernels, data):
         start, stop, indices = data.draw(regions())
-        form, message = message_of(indices, start, stop, kernels)
+        codec, message = message_of(indices, start, stop, kernels)
         rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
         if data.draw(st.booleans()):
             message[:] = rng.integers(0, 256, len(message))
         elif len(message):
             message[rng.integers(0, len(message), 3)] ^= np.uint8(1) << rng.integers(0, 8, 3).astype(np.uint8)
         try:
-            decoded = form.decode(message, len(indices), start, stop)
+            decoded = codec.decode(message, len(indices), start, stop)
         except WireError:
             return
         assert len(decoded) == len(indices)

@@ -5,7 +5,7 @@ Under Keras 3, which Horovod's own optimizer and callbacks cannot drive, these a
 """
 
 from ...options import Dense, GaussianK, GTopk, OkTopk, Partial, TopkA, TopkDSA
-from .. import load_state, save_state, set_density, settle, step_report
+from .. import load_state, save_state, set_density, step_report, synchronize_replicas
 from ..versions import KERAS_3
 from . import callbacks
 
@@ -17,5 +17,21 @@ else:
     from horovod.tensorflow.keras import DistributedOptimizer, load_model  # type: ignore[no-redef]
     from horovod.tensorflow.keras.elastic import KerasState  # type: ignore[no-redef]
 
-__all__ = ["Dense", "DistributedOptimizer", "GTopk", "GaussianK", "KerasState", "OkTopk", "Partial", "TopkA",
-           "TopkDSA", "callbacks", "load_model", "load_state", "save_state", "set_density", "settle", "step_report"]
+__all__ = [
+    "Dense",
+    "DistributedOptimizer",
+    "GTopk",
+    "GaussianK",
+    "KerasState",
+    "OkTopk",
+    "Partial",
+    "TopkA",
+    "TopkDSA",
+    "callbacks",
+    "load_model",
+    "load_state",
+    "save_state",
+    "set_density",
+    "step_report",
+    "synchronize_replicas",
+]

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from ...schedule import GTOPK_DENSITIES, Schedule, density_of_epoch
 from ...schemes.report import StepReport
-from ..plugin import set_density, settle, step_report
-from ..registry import reducers_of, reductions_of
+from ..plugin import set_density, step_report, synchronize_replicas
+from ..registry import gradient_reducer_of, reducers_of
 from ..state import load_state, read_marks, save_state
 from ..versions import KERAS_3
 
@@ -25,8 +25,15 @@ if KERAS_3:
 else:
     from .legacy import BroadcastGlobalVariablesCallback, LearningRateWarmupCallback, MetricAverageCallback
 
-__all__ = ["BroadcastGlobalVariablesCallback", "DensityWarmup", "LearningRateWarmupCallback", "MetricAverageCallback",
-           "SettleReplicas", "StateCheckpoint", "StepReportLogger"]
+__all__ = [
+    "BroadcastGlobalVariablesCallback",
+    "DensityWarmup",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+    "StateCheckpoint",
+    "StepReportLogger",
+    "SynchronizeReplicas",
+]
 
 logger = logging.getLogger("horovod_oktopk")
 Logs = dict[str, Any] | None
@@ -47,13 +54,13 @@ class DensityWarmup(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         if self._final is None:
-            reductions = reductions_of(self.model)
-            self._final = None if reductions is None else reductions.options.density
+            gradient_reducer = gradient_reducer_of(self.model)
+            self._final = None if gradient_reducer is None else gradient_reducer.options.density
         density = self._density_of(epoch)
         set_density(self.model, density if density is not None else self._final or 0.0)
 
 
-class SettleReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
+class SynchronizeReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """With `Partial`: makes the replicas equal before validation and at the end of every epoch.
 
     With model_sync_interval also after every so many batches. Comes first in the list, before all that communicates.
@@ -61,19 +68,19 @@ class SettleReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Logs = None) -> None:
         self._steps = 0
-        partial = getattr(reductions_of(self.model), "partial", None)
+        partial = getattr(gradient_reducer_of(self.model), "partial", None)
         self._interval = None if partial is None else partial.model_sync_interval
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         self._steps += 1
         if self._interval is not None and self._steps % self._interval == 0:
-            settle(self.model)
+            synchronize_replicas(self.model)
 
     def on_test_begin(self, logs: Logs = None) -> None:
-        settle(self.model)
+        synchronize_replicas(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        settle(self.model)
+        synchronize_replicas(self.model)
 
 
 class StepReportLogger(tf.keras.callbacks.Callback):  # type: ignore[misc]

@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from ...errors import PluginError
 from ...options import Partial, as_options
-from ..registry import Reductions, tensor_of
+from ..registry import GradientReducer, tensor_of
 from ..versions import KERAS
-from .partial import PartialReductions
+from .partial import PartialGradientReducer
 
 
 def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.none,  # noqa: N802 (Horovod's name)
@@ -40,7 +40,7 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
     plain = type(optimizer)
     optimizer.__class__ = type(plain.__name__, (_Distributed, plain), {"__module__": plain.__module__})
     optimizer._allreduce_grads = (
-        PartialReductions(options, op, process_set, sparse_as_dense, optimizer) if isinstance(options, Partial) else
+        PartialGradientReducer(options, op, process_set, sparse_as_dense, optimizer) if isinstance(options, Partial) else
         hvd._make_allreduce_grads_fn(f"Distributed{plain.__name__}", "", "", compression, sparse_as_dense, op, 1.0,
                                      None, process_set))
     optimizer._aggregation = None if backward_passes_per_step == 1 else LocalGradientAggregationHelperEager(
@@ -88,7 +88,7 @@ class _Distributed:
 
     def register_local_var(self: Any, variable: Any) -> None:
         """The gradient of this variable is not reduced (but divided by P, if scale_local_gradients)."""
-        if isinstance(self._allreduce_grads, PartialReductions):
+        if isinstance(self._allreduce_grads, PartialGradientReducer):
             raise PluginError("a local variable cannot be used with Partial, whose steps apply several updates, or "
                               "none")
         if self._aggregation is not None:
@@ -104,7 +104,7 @@ class _Distributed:
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
         if not self.built:
             self.build(variables)
-        if isinstance(self._allreduce_grads, PartialReductions):
+        if isinstance(self._allreduce_grads, PartialGradientReducer):
             self._allreduce_grads.apply(grads, variables, lambda reduced: update(reduced, variables))
             return
         reduced = self.reduce(grads, variables)
@@ -120,7 +120,7 @@ class _Distributed:
         reduced = list(grads)
         shared = [i for i, v in enumerate(variables) if tensor_of(v).ref() not in self._local_vars]
         given = [variables[i] for i in shared]
-        if not isinstance(self._allreduce_grads, Reductions):  # Horovod's own does not know Keras 3's variables
+        if not isinstance(self._allreduce_grads, GradientReducer):  # Horovod's own does not know Keras 3's variables
             given = [tensor_of(variable) for variable in given]
         outputs = self._allreduce_grads([grads[i] for i in shared], given)
         for index, output in zip(shared, outputs, strict=True):
@@ -156,7 +156,7 @@ def _wrap_scaled_apply(apply: Callable[..., None]) -> Callable[..., None]:
         if not isinstance(inner, _Distributed):
             apply(self, grads, trainable_variables)
             return
-        if isinstance(inner._allreduce_grads, PartialReductions):
+        if isinstance(inner._allreduce_grads, PartialGradientReducer):
             raise PluginError(NO_SCALING)
         if inner._aggregation is not None:
             raise PluginError("backward_passes_per_step needs DistributedOptimizer(LossScaleOptimizer(...)), not the "

@@ -26,7 +26,7 @@ from ...partial.rounds import Round
 from ...selection.accumulator import NumpyAccumulator
 from ..layout import TensorLayout
 from ..reducer import Reducer, call, is_dense, refuse_xla
-from ..registry import Reductions, tensor_of
+from ..registry import GradientReducer, tensor_of
 from ..transport import network
 
 Array = NDArray[Any]
@@ -34,11 +34,11 @@ Update = Callable[[list[Any]], object]
 """Applies gradients, one for each variable, by the plain optimizer."""
 
 
-class PartialReductions(Reductions):
-    """The Reductions of one optimizer, whose steps apply several updates, or none."""
+class PartialGradientReducer(GradientReducer):
+    """The GradientReducer of one optimizer, whose steps apply several updates, or none."""
 
     def __init__(self, options: Partial, op: Any, process_set: Any, sparse_as_dense: bool, optimizer: Any) -> None:
-        super().__init__(options.scheme, op, process_set, sparse_as_dense, sparse=None)
+        super().__init__(options.inner, op, process_set, sparse_as_dense, sparse=None)
         self.partial = options
         self._optimizer = weakref.ref(optimizer)
 
@@ -57,16 +57,16 @@ class PartialReductions(Reductions):
         assert isinstance(reducer, PartialReducer)
         reducer.step(grads, self._rate(), update)
 
-    def settle(self) -> Iterator[None]:
+    def synchronize_replicas(self) -> Iterator[None]:
         """Serves rounds until all ranks are here, and applies them as they end; to be exhausted."""
         rate = self._rate()
         mine = None if rate is None else tf.identity(rate)
-        for _ in zip_longest(*(reducer.settle(rate) for reducer in self._partial_reducers())):
+        for _ in zip_longest(*(reducer.synchronize_replicas(rate) for reducer in self._partial_reducers())):
             yield
         if rate is not None:
             rate.assign(mine)
 
-    def after_settling(self) -> None:
+    def after_synchronizing(self) -> None:
         """Where replicas drift apart, averages them."""
         if self.partial.model_sync_interval:
             for reducer in self._partial_reducers():
@@ -85,7 +85,7 @@ class PartialReductions(Reductions):
         return rate if isinstance(rate, tf.Variable) else None
 
     def _make(self, variables: list[Any], grads: Sequence[Any]) -> Reducer:
-        return PartialReducer(replace(self.partial, of=self.options), self.op, self.process_set, variables, grads)
+        return PartialReducer(replace(self.partial, inner=self.options), self.op, self.process_set, variables, grads)
 
 
 class PartialReducer(Reducer):
@@ -100,14 +100,14 @@ class PartialReducer(Reducer):
         self._is_dense = [is_dense(g) for g in gradients]
         self._update: Update
         self._rounds: deque[Round[Outcome]] = deque()
-        super().__init__(options.scheme, op, process_set, variables, gradients)
+        super().__init__(options.inner, op, process_set, variables, gradients)
 
     def _make_flat(self, _options: Any, average: bool, layout: TensorLayout, process_set: Any,
                    ) -> FlatPartialReducer[TensorLayout]:
         self._dtypes = [tf.as_dtype(dtype) for _, _, dtype in layout.entries]
         self._shapes = [tf.TensorShape(shape) for _, shape, _ in layout.entries]
         return FlatPartialReducer(self.partial, average, layout, lambda part: NumpyAccumulator(part.n, part.dtype),
-                                  network(process_set, own_lane=True, quiet=True), ["learning_rate"])
+                                  network(process_set, own_channel=True, yield_cpu=True), ["learning_rate"])
 
     def step(self, grads: Sequence[Any], rate: tf.Variable | None, update: Update) -> None:
         """Hands in the gradients; `update` is called for every round. rate: the learning rate, which a round sets."""
@@ -123,9 +123,9 @@ class PartialReducer(Reducer):
         if rate is not None:
             rate.assign(tf.cast(mine, rate.dtype))
 
-    def settle(self, rate: tf.Variable | None) -> Iterator[None]:
+    def synchronize_replicas(self, rate: tf.Variable | None) -> Iterator[None]:
         """See PartialReductions; leaves the last round's learning rate."""
-        for rounds in self.flat.settle():
+        for rounds in self.flat.synchronize_replicas():
             if rounds:
                 self._take(rounds)
             while self._rounds:

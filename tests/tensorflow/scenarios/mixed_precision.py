@@ -29,33 +29,33 @@ def scaled_loss(scaler: Any, loss: tf.Tensor) -> tf.Tensor:
 class Training:
     """One variable whose gradient is given; a tape, or a distributed optimizer inside or around a scaler."""
 
-    def __init__(self, way: str, scaled: bool, in_graph: bool) -> None:
-        if way == "tape" or not KERAS_3:
+    def __init__(self, strategy: str, scaled: bool, in_graph: bool) -> None:
+        if strategy == "tape" or not KERAS_3:
             self.weight = tf.Variable(tf.zeros(40), name="weight")
         else:
             import keras as keras_3
             self.weight = keras_3.Variable(np.zeros(40), dtype="float32", name="weight")
         plain = keras.optimizers.SGD(1.0)
         growth = {"initial_scale": 4.0, "dynamic_growth_steps": 1}
-        if way == "tape":
+        if strategy == "tape":
             self.optimizer = Scaler(plain, **growth) if scaled else plain
-        elif way == "inside":
+        elif strategy == "inside":
             inner = distribute(OPTIONS, plain, op=hvd.Sum)
             self.optimizer = Scaler(inner, **growth) if scaled else inner
         else:
             self.optimizer = distribute(OPTIONS, Scaler(plain, **growth) if scaled else plain, op=hvd.Sum)
-        self.way, self.scaled = way, scaled
+        self.strategy, self.scaled = strategy, scaled
         self.optimizer.build([self.weight])
         self.run = tf.function(self._step) if in_graph else self._step
 
     def _step(self, gradient: tf.Tensor) -> None:
-        if self.way != "tape" and not KERAS_3:
+        if self.strategy != "tape" and not KERAS_3:
             self.optimizer.minimize(lambda: tf.reduce_sum(self.weight * gradient), [self.weight])
             return
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.convert_to_tensor(self.weight) * gradient)
             loss = scaled_loss(self.optimizer, loss) if self.scaled else loss
-        if self.way != "tape":
+        if self.strategy != "tape":
             self.optimizer.apply(tape.gradient(loss, [self.weight]), [self.weight])
             return
         tape = hvd.DistributedGradientTape(tape, compression=OPTIONS, op=hvd.Sum)
@@ -77,27 +77,27 @@ class Training:
 def ways() -> list[tuple[str, bool]]:
     """tf-keras has its scaler around the distributed optimizer; Keras 3 has both."""
     found = ("tape", "inside", "around") if KERAS_3 else ("tape", "inside")
-    return [(way, in_graph) for way in found for in_graph in (True, False)]
+    return [(strategy, in_graph) for strategy in found for in_graph in (True, False)]
 
 
 def check_residual_keeps_its_unit_while_the_scale_grows() -> None:
-    for way, in_graph in ways():
+    for strategy, in_graph in ways():
         results = []
         for scaled in (False, True):
-            training = Training(way, scaled, in_graph)
+            training = Training(strategy, scaled, in_graph)
             for step in range(6):
                 training.step(step)
             results.append(training.value())
-        assert scale_of(training.optimizer) == 4.0 * 2**6, way
+        assert scale_of(training.optimizer) == 4.0 * 2**6, strategy
         assert np.abs(results[0]).max() > 0
-        assert np.array_equal(*results), f"{way}, {in_graph=}"
+        assert np.array_equal(*results), f"{strategy}, {in_graph=}"
 
 
 def check_overflow_on_one_rank_skips_the_step_on_all() -> None:
-    for way, in_graph in ways():
+    for strategy, in_graph in ways():
         results = []
         for overflow in (False, True):
-            training = Training(way, True, in_graph)
+            training = Training(strategy, True, in_graph)
             for step in range(5):
                 if overflow and step in (0, 3):
                     before, scale = training.value(), scale_of(training.optimizer)
@@ -107,7 +107,7 @@ def check_overflow_on_one_rank_skips_the_step_on_all() -> None:
                 training.step(step)
             assert_equal_everywhere(hvd, {"weight": training.value()})
             results.append(training.value())
-        assert np.array_equal(*results), f"a skipped step left a trace: {way}, {in_graph=}"
+        assert np.array_equal(*results), f"a skipped step left a trace: {strategy}, {in_graph=}"
 
 
 def check_an_unscaled_loss_after_a_scaled_one_has_no_scale() -> None:

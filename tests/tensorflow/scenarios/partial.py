@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import Dense, OkTopk, Partial, PluginError
-from horovod_oktopk.tensorflow import settle, step_report
+from horovod_oktopk.tensorflow import step_report, synchronize_replicas
 from tests.scenarios.common import assert_equal_everywhere, everywhere, raised_everywhere
 from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_model, weights
 
@@ -24,7 +24,7 @@ class Uneven(keras.callbacks.Callback):
 
 
 class EqualAtEvaluation(keras.callbacks.Callback):
-    """Comes after SettleReplicas."""
+    """Comes after SynchronizeReplicas."""
 
     seen = 0
 
@@ -34,12 +34,12 @@ class EqualAtEvaluation(keras.callbacks.Callback):
 
 
 def check_fit_with_validation_and_callbacks() -> None:
-    for options in (Partial("solo", of=OkTopk(density=0.1)), Partial("majority", of=Dense()),
-                    Partial("solo", of=Dense(), model_sync_interval=3)):
+    for options in (Partial(OkTopk(density=0.1), policy="solo"), Partial(Dense(), policy="majority"),
+                    Partial(Dense(), policy="solo", model_sync_interval=3)):
         model = compiled(make_model(), distribute(options, keras.optimizers.Adam(0.02)))
         evaluation = EqualAtEvaluation()
         callbacks = hvd_keras.callbacks
-        history = fit(model, [callbacks.SettleReplicas(), callbacks.BroadcastGlobalVariablesCallback(0), Uneven(),
+        history = fit(model, [callbacks.SynchronizeReplicas(), callbacks.BroadcastGlobalVariablesCallback(0), Uneven(),
                               callbacks.StepReportLogger(), callbacks.MetricAverageCallback(), evaluation],
                       epochs=EPOCHS, validation_split=0.5)
         assert evaluation.seen == EPOCHS
@@ -52,9 +52,9 @@ def check_fit_with_validation_and_callbacks() -> None:
 
 def check_a_learning_rate_schedule_follows_the_updates() -> None:
     rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.7)
-    model = compiled(make_model(), distribute(Partial("solo", of=Dense()), keras.optimizers.SGD(rate, momentum=0.9)))
+    model = compiled(make_model(), distribute(Partial(Dense(), policy="solo"), keras.optimizers.SGD(rate, momentum=0.9)))
     fit(model, [Uneven()])
-    settle(model)
+    synchronize_replicas(model)
     assert_equal_everywhere(hvd, weights(model))
     assert len(set(everywhere(hvd, int(model.optimizer.iterations.numpy())))) == 1
 
@@ -68,7 +68,7 @@ def check_what_partial_cannot_do_is_refused() -> None:
 
     assert "LossScaleOptimizer" in message(lambda: distribute(Partial(), scaling(keras.optimizers.SGD(0.1))))
     assert "backward_passes_per_step=1" in message(lambda: distribute(Partial(), backward_passes_per_step=2))
-    optimizer = distribute(Partial(of=Dense()))
+    optimizer = distribute(Partial(Dense()))
     assert "local variable" in message(lambda: optimizer.register_local_var(model.trainable_variables[0]))
     outer = scaling(optimizer)
     outer.build(model.trainable_variables)
@@ -80,8 +80,8 @@ def check_what_partial_cannot_do_is_refused() -> None:
 
 
 def check_eager_steps_and_a_report() -> None:
-    model = compiled(make_model(), distribute(Partial("majority", of=OkTopk(density=0.2))), run_eagerly=True)
-    fit(model, [Uneven(), hvd_keras.callbacks.SettleReplicas()])
+    model = compiled(make_model(), distribute(Partial(OkTopk(density=0.2), policy="majority")), run_eagerly=True)
+    fit(model, [Uneven(), hvd_keras.callbacks.SynchronizeReplicas()])
     assert_equal_everywhere(hvd, weights(model))
     report = step_report(model)
     assert report.rounds == 0 or len(report.active) == hvd.size()
@@ -91,23 +91,23 @@ def check_eager_steps_and_a_report() -> None:
 def check_two_models_settle_together() -> None:
     """Ranks take different numbers of steps, so one may need another's service for the second model when that is
     through with the first."""
-    partial = Partial("solo", of=Dense(), max_staleness=1, patience=60)
+    partial = Partial(Dense(), policy="solo", max_staleness=1, timeout=60)
     models, optimizers = [make_model() for _ in range(2)], [distribute(partial) for _ in range(2)]
     for _ in range(3 + 4 * hvd.rank()):
         for model, optimizer in zip(models, optimizers, strict=True):
             optimizer.apply([tf.ones(v.shape) for v in model.trainable_variables], model.trainable_variables)
-    settle(*optimizers)
+    synchronize_replicas(*optimizers)
     for model in models:
         assert_equal_everywhere(hvd, weights(model))
 
 
 def check_gradients_that_change_are_refused() -> None:
     model = make_model()
-    optimizer = distribute(Partial(of=Dense()))
+    optimizer = distribute(Partial(Dense()))
     optimizer.build(model.trainable_variables)
     ones = [tf.ones(v.shape) for v in model.trainable_variables]
     optimizer.apply(ones, model.trainable_variables)
     fewer = [None, *ones[1:]]
     messages = raised_everywhere(hvd, PluginError, lambda: optimizer.apply(fewer, model.trainable_variables))
     assert "no gradient" in messages[0]
-    settle(optimizer)
+    synchronize_replicas(optimizer)

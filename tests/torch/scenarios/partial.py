@@ -9,14 +9,14 @@ import horovod.torch as hvd
 import torch
 
 from horovod_oktopk import Dense, OkTopk, Partial, PluginError
-from horovod_oktopk.torch import settle
+from horovod_oktopk.torch import synchronize_replicas
 from tests.scenarios.common import everywhere, raised_everywhere
 
 
 def made(model: torch.nn.Module, inner: Any = None, **arguments: Any) -> Any:
     inner = inner or torch.optim.SGD(model.parameters(), lr=0.1)
     return hvd.DistributedOptimizer(inner, named_parameters=model.named_parameters(), **arguments,
-                                    compression=Partial("solo", of=Dense()))
+                                    compression=Partial(Dense(), policy="solo"))
 
 
 def check_what_would_change_one_update_of_several_is_refused() -> None:
@@ -59,7 +59,7 @@ def check_sparse_gradients_go_dense_or_not_at_all() -> None:
             continue
         before = model.weight.detach().clone()
         step()
-        settle(optimizer)
+        synchronize_replicas(optimizer)
         weights = everywhere(hvd, model.weight.detach().numpy().tobytes())
         assert len(set(weights)) == 1
         changed = (model.weight.detach() != before).any(dim=1).nonzero().flatten().tolist()
@@ -81,7 +81,7 @@ def check_adam_and_every_number_of_its_groups() -> None:
         model(torch.randn(3, 6)).square().sum().backward()
         optimizer.step()
         assert optimizer.param_groups[0]["betas"] == (0.5 + 0.01 * hvd.rank(), 0.9)
-    settle(optimizer)
+    synchronize_replicas(optimizer)
     state = [value for p in model.parameters() for value in (p.detach(), *optimizer.state[p].values())]
     everyone = everywhere(hvd, [value.numpy().tobytes() for value in state])
     assert all(each == everyone[0] for each in everyone)
@@ -90,8 +90,8 @@ def check_adam_and_every_number_of_its_groups() -> None:
 def check_settle_without_partial_does_nothing() -> None:
     model = torch.nn.Linear(4, 2)
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
-    settle(plain)
-    settle(hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters(),
+    synchronize_replicas(plain)
+    synchronize_replicas(hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters(),
                                     compression=OkTopk(density=0.5)))
 
 
@@ -99,9 +99,9 @@ def check_settle_between_backward_and_step_is_refused() -> None:
     model = torch.nn.Linear(4, 2)
     optimizer = made(model)
     model(torch.ones(3, 4)).sum().backward()
-    assert "not handed in" in raised_everywhere(hvd, PluginError, lambda: settle(optimizer))[0]
+    assert "not handed in" in raised_everywhere(hvd, PluginError, lambda: synchronize_replicas(optimizer))[0]
     optimizer.step()
-    settle(optimizer)
+    synchronize_replicas(optimizer)
 
 
 def check_two_optimizers_settle_together() -> None:
@@ -111,14 +111,14 @@ def check_two_optimizers_settle_together() -> None:
     models = [torch.nn.Linear(4, 2), torch.nn.Linear(3, 2)]
     optimizers = [hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01),
                                            named_parameters=model.named_parameters(),
-                                           compression=Partial("solo", of=Dense(), max_staleness=1, patience=60))
+                                           compression=Partial(Dense(), policy="solo", max_staleness=1, timeout=60))
                   for model in models]
     for _ in range(4 + 5 * hvd.rank()):
         for model, optimizer in zip(models, optimizers, strict=True):
             optimizer.zero_grad()
             model(torch.randn(3, model.in_features)).square().sum().backward()
             optimizer.step()
-    settle(*optimizers)
+    synchronize_replicas(*optimizers)
     for model in models:
         assert len(set(everywhere(hvd, model.weight.detach().numpy().tobytes()))) == 1
 
@@ -128,12 +128,12 @@ def check_a_state_that_comes_while_rounds_run_is_refused() -> None:
     optimizer = made(model)
     model(torch.ones(3, 4)).sum().backward()
     optimizer.step()
-    settle(optimizer)
+    synchronize_replicas(optimizer)
     state, before = optimizer.state_dict(), model.weight.detach().clone()
     assert "before the first step" in raised_everywhere(hvd, PluginError, lambda: optimizer.load_state_dict(state))[0]
     model(torch.ones(3, 4)).sum().backward()
     optimizer.step()
-    settle(optimizer)
+    synchronize_replicas(optimizer)
     assert not torch.equal(model.weight, before)
 
 
@@ -142,7 +142,7 @@ def check_models_are_averaged_after_every_so_many_steps() -> None:
     model = torch.nn.Linear(4, 2)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
                                          named_parameters=model.named_parameters(),
-                                         compression=Partial("solo", of=Dense(), model_sync_interval=5))
+                                         compression=Partial(Dense(), policy="solo", model_sync_interval=5))
     for step in range(10):
         time.sleep(0.003 * (hvd.rank() == step % hvd.size()))
         optimizer.zero_grad()
@@ -150,7 +150,7 @@ def check_models_are_averaged_after_every_so_many_steps() -> None:
         optimizer.step()
         if (step + 1) % 5 == 0:
             assert len(set(everywhere(hvd, model.weight.detach().numpy().tobytes()))) == 1
-    settle(optimizer)
+    synchronize_replicas(optimizer)
 
 
 def check_numbers_that_are_integers_on_some_ranks() -> None:
@@ -167,5 +167,5 @@ def check_numbers_that_are_integers_on_some_ranks() -> None:
         optimizer.step()
         schedule.step()
     assert optimizer.param_groups[0]["lr"] == 0.5 ** (8 // (1 + 2 * hvd.rank()))
-    settle(optimizer)
+    synchronize_replicas(optimizer)
     assert len(set(everywhere(hvd, model.weight.detach().numpy().tobytes()))) == 1
