@@ -51,7 +51,7 @@ MEASURED_KEYS = ("scheme", "ranks", "seconds", "n", "density", "rate")
 
 
 class TopAccumulator:
-    """An Accumulator (selection/accumulator.py) of which only the largest elements are known; the others count as zero.
+    """An Accumulator of which only the largest elements are known; the others count as zero.
 
     Every step brings its own elements, so there is no residual to keep.
     """

@@ -147,8 +147,8 @@ class OkTopk(Scheme):
     k: that number itself, instead of a density; from 1 to n.
     selection: "exact": the global top-k is exact at every step, as the local one always is; "reuse": the paper's,
         which reuses the global threshold between evaluations, and saves one short message.
-    strategy: "split", Ok-Topk's own; or "auto": over the first steps Ok-Topk, an allgather of everyone's top-k with the same
-        outcome, and a dense allreduce are timed, and the fastest is taken; for small models and fast networks.
+    strategy: "split": Ok-Topk's own; "auto": over the first steps Ok-Topk, an allgather of everyone's top-k with the
+        same outcome, and a dense allreduce are timed, and the fastest is taken; for small models and fast networks.
     value_dtype: "float16" or "bfloat16": values travel in 16 bits, and what rounding leaves over stays in the
         residual; None: they travel as they are. float16 holds magnitudes of about 6e-5 to 65504 well.
     threshold_interval: τ′, steps between exact evaluations of the global threshold, where it is reused.
@@ -225,7 +225,8 @@ class GTopk(Scheme):
     """gTop-k (Shi et al., ICDCS 2019): the top-k of sums, merged along a tree; its root sends and receives
     4k⌈log2 P⌉ words.
 
-    collective: "tree" (Algorithm 4), or "allgather" (Algorithm 2, the naive one), in 2k(P-1) words. The rest: see Scheme.
+    collective: "tree" (Algorithm 4), or "allgather" (Algorithm 2, the naive one), in 2k(P-1) words. The rest: see
+        Scheme.
     """
 
     collective: Literal["tree", "allgather"] = "tree"

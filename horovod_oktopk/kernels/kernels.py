@@ -218,8 +218,8 @@ class NativeKernels:
 
     def add_and_collect(self, residual: Array, gradient: Array, out: Array, scale: float, threshold: float,
                         first: int, buffer: CandidateBuffer, stream: bool, clear: bool) -> bool:
-        finite, buffer.count = _native.add_and_collect(residual, gradient, out, scale, threshold, first, buffer.indices,
-                                                     buffer.values, buffer.count, stream, clear)
+        finite, buffer.count = _native.add_and_collect(residual, gradient, out, scale, threshold, first,
+                                                       buffer.indices, buffer.values, buffer.count, stream, clear)
         return finite
 
     def collect(self, acc: Array, threshold: float, first: int, buffer: CandidateBuffer) -> None:

@@ -98,7 +98,7 @@ class PartialReducer(FlatReducer[L]):
         return self.start().part(for_good)
 
     def end(self) -> None:
-        """After `synchronize_replicas` for good, on all ranks together: no rank needs the others' service any more."""
+        """After `synchronize_replicas` for good, on all ranks together: no rank needs another's service any more."""
         if self._allreduce is not None:
             allreduce, self._allreduce = self._allreduce, None
             allreduce.end()
@@ -173,7 +173,7 @@ class PartialReducer(FlatReducer[L]):
         self._before = self.buckets.state()
         accumulator = bucket.accumulator if self._contributes else self._nothing
         self._results = [bucket.algorithm.reduce(accumulator, self.options.k_of(max(1, bucket.layout.n)),
-                                                   self._is_finite or not contributes, transport)]
+                                                 self._is_finite or not contributes, transport)]
         updates = self.finish()
         transport.reset()  # what follows belongs to the next round
         if contributes:
@@ -216,7 +216,7 @@ class PartialReducer(FlatReducer[L]):
 
 
 def in_turn(synchronizing: Iterable[Iterator[object]]) -> None:
-    """Exhausts what several reducers' `synchronize_replicas` gave, each a little at a time: a rank may wait for any of them."""
+    """Exhausts what several reducers' `synchronize_replicas` gave, in turns: a rank may wait for any of them."""
     for _ in zip_longest(*synchronizing):
         pass
 

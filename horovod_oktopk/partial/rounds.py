@@ -225,7 +225,8 @@ class PartialAllreduce(Generic[T]):
         self._check()
         if self._gone:
             raise TransportError(f"ranks {self._gone} have ended (hvd.shutdown, or the end of the program) where "
-                                 "this one goes on, and serve no more rounds: all ranks must call synchronize_replicas equally often")
+                                 "this one goes on, and serve no more rounds: all ranks must call "
+                                 "synchronize_replicas equally often")
 
     def _wait_for(self, condition: Callable[[], bool]) -> None:
         self._changed.wait_for(lambda: self._failure is not None or condition())

@@ -39,7 +39,8 @@ class Buckets(Generic[L]):
     options: their scheme's. make_accumulator: for a bucket's layout.
     """
 
-    def __init__(self, layout: L, options: Scheme, make_accumulator: Callable[[L], Accumulator], partition: Partition) -> None:
+    def __init__(self, layout: L, options: Scheme, make_accumulator: Callable[[L], Accumulator],
+                 partition: Partition) -> None:
         self._layout = layout
         self._options = options
         self._make_accumulator = make_accumulator

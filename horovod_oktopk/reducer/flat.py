@@ -43,7 +43,8 @@ class FlatReducer(Generic[L]):
     """
 
     def __init__(self, options: Scheme, average: bool, layout: L, make_accumulator: Callable[[L], Accumulator],
-                 network: Network, signature: Sequence[str] | None = None, order: Sequence[int] | None = None) -> None:
+                 network: Network, signature: Sequence[str] | None = None,
+                 order: Sequence[int] | None = None) -> None:
         self.options = options
         self.layout = layout
         self.network = network

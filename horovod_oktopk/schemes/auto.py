@@ -1,4 +1,4 @@
-"""The fastest of three ways to the same kind of update, measured on the network at hand.
+"""The fastest of three strategies for the same kind of update, measured on the network at hand.
 
 Small vectors are bound by latency: there Ok-Topk's five exchanges take longer than two, or than a dense allreduce.
 *Gathering* everyone's top-k and selecting from the sum gives the bits of Ok-Topk (with exact selection, and values of
@@ -41,9 +41,9 @@ class Strategy(IntEnum):
 
 
 WARM_UP, SAMPLES = 3, 5
-"""Steps of a way before it is timed, and steps that are."""
+"""Steps of a strategy before it is timed, and steps that are."""
 TRIAL = 2 * (WARM_UP + SAMPLES)
-"""Steps, half of them split and half gathered; then the dense allreduce is timed, and the fastest way is taken."""
+"""Steps, half of them split and half gathered; then the dense allreduce is timed, and the fastest is taken."""
 DENSE_SAMPLE = 1 << 18
 """Elements with which a dense allreduce is timed first, if there are as many."""
 
@@ -51,7 +51,7 @@ DENSE_SAMPLE = 1 << 18
 class AutoAllreduce(OkTopkAllreduce):
     """Ok-Topk, gathering or dense, whichever a trial over the first steps found fastest; the arguments are Ok-Topk's.
 
-    All ranks take the same way at every step. Where k, the ranks or their states change, there is a new trial.
+    All ranks take the same strategy at every step. Where k, the ranks or their states change, there is a new trial.
     """
 
     strategy = Strategy.SPLIT
@@ -83,7 +83,7 @@ class AutoAllreduce(OkTopkAllreduce):
             self.step = report.step = call.step + 1
             report.strategy = self.strategy.name.lower()
             result = (reduce_densely(acc, report, transport) if self.strategy == Strategy.DENSE
-                         else self._gather(selected, call.counts[:, 0], k, acc.n, report, transport))
+                      else self._gather(selected, call.counts[:, 0], k, acc.n, report, transport))
         if call.finite and self.step < self.since + TRIAL:
             self._learn(time.perf_counter() - start, acc, transport)
         return result
@@ -97,7 +97,7 @@ class AutoAllreduce(OkTopkAllreduce):
         """See OkTopkAllreduce."""
         super().load_state(state)
         self.strategy, self.k, self.since = Strategy(state["strategy"]), state["k"], state["since"]
-        self._seconds = {strategy: list(samples) for strategy, samples in zip(Strategy, state["seconds"], strict=True)}
+        self._seconds = {each: list(samples) for each, samples in zip(Strategy, state["seconds"], strict=True)}
 
     def forget(self) -> None:
         """See OkTopkAllreduce; there will be a new trial."""
@@ -143,12 +143,12 @@ class AutoAllreduce(OkTopkAllreduce):
                 self.strategy = self._fastest(acc, transport)
 
     def _fastest(self, acc: Accumulator, transport: CountingTransport) -> Strategy:
-        mine = [statistics.median(self._seconds[strategy] or [np.inf]) for strategy in (Strategy.SPLIT, Strategy.GATHER)]
+        mine = [statistics.median(self._seconds[each] or [np.inf]) for each in (Strategy.SPLIT, Strategy.GATHER)]
         seconds = _slowest(mine, transport)
         seconds.append(dense_seconds(acc.n, acc.dtype, min(seconds), transport))
         strategy = Strategy(int(np.argmin(seconds)))
         if transport.rank == 0:
-            logger.info("strategy='auto' takes the %s way for n = %d, k = %d: split %.3g s, gather %.3g s, "
+            logger.info("strategy='auto' takes %s for n = %d, k = %d: split %.3g s, gather %.3g s, "
                         "dense %s%.3g s", strategy.name.lower(), acc.n, self.k, *seconds[:2],
                         "" if strategy == Strategy.DENSE else "at least ", seconds[Strategy.DENSE])
         return strategy

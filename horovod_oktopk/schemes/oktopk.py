@@ -89,7 +89,8 @@ class OkTopkAllreduce:
         with transport.phase("global_select"):  # lines 9-12
             summed, sizes = self._select_globally(reduced, k, t, call.in_sync, n, volume, transport)
             chosen = codec.round(summed)
-        update = self._balance_and_allgatherv(chosen, sizes[region_order], volume, codec, report, transport)  # line 13
+        # Line 13.
+        update = self._balance_and_allgatherv(chosen, sizes[region_order], volume, codec, report, transport)
         sent = selection.positions_in(update)  # line 14
         self.step = t
         report.local_selected, report.global_selected = len(selection), len(update)
@@ -153,8 +154,8 @@ class OkTopkAllreduce:
             return self.global_.select_again(reduced, k, volume.region_order, volume.fits_direct, transport)
         return self.global_.select(reduced, k, volume.region_order, transport)
 
-    def _balance_and_allgatherv(self, chosen: SparseVector, sizes: NDArray[np.int64], volume: _Volume, codec: WireCodec,
-                                report: StepReport, transport: CountingTransport) -> SparseVector:
+    def _balance_and_allgatherv(self, chosen: SparseVector, sizes: NDArray[np.int64], volume: _Volume,
+                                codec: WireCodec, report: StepReport, transport: CountingTransport) -> SparseVector:
         assert self.boundaries is not None
         plan = plan_balance(sizes)
         ranges = self.boundaries[:-1], self.boundaries[1:]

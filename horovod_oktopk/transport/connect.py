@@ -31,8 +31,8 @@ class Network:
 
     hvd: horovod.torch or horovod.tensorflow. collectives: makes that framework's Collectives, for a process set and a
         channel.
-    channel: sets apart the messages of reductions that may run at the same time, in an order that differs between ranks:
-        a number of its own for each, in the order in which the ranks make them; 0 for all that do not.
+    channel: sets apart the messages of reductions that may run at the same time, in an order that differs between
+        ranks: a number of its own for each, in the order in which the ranks make them; 0 for all that do not.
     yield_cpu: see MPITransport.
     """
 
@@ -59,7 +59,8 @@ class Network:
         if self.process_set.size() == 1:
             return LocalTransport(LocalWorld(1), 0)
         reason = _why_not_mpi(self.hvd)
-        mine = [-1 if reason or choice == "horovod" else _world_rank(), CHOICES.index(choice), self.channel, self.yield_cpu]
+        mine = [-1 if reason or choice == "horovod" else _world_rank(), CHOICES.index(choice), self.channel,
+                self.yield_cpu]
         rows = HorovodTransport(self.collectives(self.process_set, 0)).allgather(np.array(mine, np.int64))
         if (rows[:, 1] != rows[0, 1]).any():
             raise AgreementError(f"the ranks of this reduction chose different transports, by rank: "
@@ -125,7 +126,7 @@ def _world_rank() -> int:
 
 @cache
 def _mpi_transport(world_ranks: tuple[int, ...], channel: int, yield_cpu: bool) -> Transport:
-    """One communicator for each set of ranks and channel, apart from Horovod's, so that no message meets another's."""
+    """One communicator for each set of ranks and channel, so that no message meets another's, or Horovod's."""
     from mpi4py import MPI
 
     from .mpi import MPITransport

@@ -94,10 +94,10 @@ def synchronize_replicas(*targets: Any) -> None:
     targets: all such optimizers, or their models. A rank that is here serves the others' rounds until all are. Before
     evaluation, checkpoints, any collective of your own, and after the last step. Without `Partial` it does nothing.
     """
-    found = [gradient_reducer for gradient_reducer in map(gradient_reducer_of, targets) if gradient_reducer is not None]
-    in_turn([gradient_reducer.synchronize_replicas() for gradient_reducer in found])
-    for gradient_reducer in found:
-        gradient_reducer.after_synchronizing()
+    found = [each for each in map(gradient_reducer_of, targets) if each is not None]
+    in_turn([each.synchronize_replicas() for each in found])
+    for each in found:
+        each.after_synchronizing()
 
 
 def _wrap_make(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,8 +115,8 @@ def _wrap_make(make: Callable[..., Any]) -> Callable[..., Any]:
         if os.environ.get("HOROVOD_AUTOTUNE") == "1":
             logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own traffic, and has no effect on OkTopk")
         sparse = make(**{**asked, "compression": hvd.Compression.none, "groups": None})
-        return gradient_reducer_for(asked["name"], options, asked["op"], asked["process_set"], asked["sparse_as_dense"],
-                              sparse)
+        return gradient_reducer_for(asked["name"], options, asked["op"], asked["process_set"],
+                                    asked["sparse_as_dense"], sparse)
 
     return wrapped
 

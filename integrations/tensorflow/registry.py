@@ -1,6 +1,6 @@
-"""Which reductions serve an optimizer, a model, or the variables that tapes differentiate by.
+"""Which gradient reducers serve an optimizer, a model, or the variables that tapes differentiate by.
 
-An optimizer has GradientReducer of its own. Tapes are made anew at every step, so theirs are found by what was
+An optimizer has a GradientReducer of its own. Tapes are made anew at every step, so theirs are found by what was
 asked for, and by the variables.
 """
 
@@ -82,7 +82,9 @@ class GradientReducer:
                 if set(known) & set(key):
                     return other, signature, _other_variables(other.signature, signature)
             reducer = self._add(key, self._make(variables, grads), variables)
-        return reducer, signature, None if reducer.signature == signature else _other_variables(reducer.signature, signature)
+        if reducer.signature == signature:
+            return reducer, signature, None
+        return reducer, signature, _other_variables(reducer.signature, signature)
 
     def _make(self, variables: list[Any], grads: Sequence[Any]) -> Reducer:
         return Reducer(self.options, self.op, self.process_set, variables, grads)
@@ -110,7 +112,7 @@ class GradientReducer:
 
 
 def gradient_reducer_for(name: str, options: Scheme, op: Any, process_set: Any, sparse_as_dense: bool,
-                   sparse: Any) -> GradientReducer:
+                         sparse: Any) -> GradientReducer:
     """New ones for an optimizer; for a tape, those of all tapes of which the same was asked. name: Horovod's."""
     if "Tape" not in name:
         return GradientReducer(options, op, process_set, sparse_as_dense, sparse)
@@ -150,7 +152,8 @@ def expect_state(target: Any, path: Any) -> None:
     gradient_reducer, variables = gradient_reducer_of(target), variables_of(target)
     if gradient_reducer is None and not variables:
         raise PluginError(f"{target!r} has neither a reduction made with compression=OkTopk(...) nor variables")
-    expected = _Expected(path, weakref.ref(gradient_reducer) if gradient_reducer else None, [weakref.ref(v) for v in variables])
+    expected = _Expected(path, weakref.ref(gradient_reducer) if gradient_reducer else None,
+                         [weakref.ref(v) for v in variables])
     for each in (*_OF_TAPES.values(), *([gradient_reducer] if gradient_reducer else [])):
         for key, reducer in each.reducers.items():
             expected.hand_to(each, reducer, key)

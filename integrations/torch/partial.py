@@ -75,7 +75,8 @@ class PartialReducer(Reducer):
     def check_handed_in(self) -> None:
         """Raises PluginError where gradients have not been handed in."""
         if self._pending:
-            raise PluginError("synchronize_replicas: gradients have been computed, and not handed in by optimizer.step()")
+            raise PluginError("synchronize_replicas: gradients have been computed, and not handed in by "
+                              "optimizer.step()")
 
     def average_models(self) -> None:
         """Where replicas drift apart: on all ranks together, after `synchronize_replicas`."""
@@ -167,7 +168,7 @@ def synchronize_replicas(*optimizers: torch.optim.Optimizer) -> None:
 
 
 class Hyperparameters:
-    """The numbers of an optimizer's parameter groups (learning rates, momentum and such), which travel with rounds:
+    """The numbers in an optimizer's parameter groups (learning rates, momentum and such), which travel with rounds:
     where ranks are at different steps, their schedules are as well."""
 
     def __init__(self, optimizer: Any) -> None:

@@ -152,7 +152,7 @@ class Reducer:
         if len(self.flat.buckets) > 1 and self.flat.is_connected:  # ranks connect in the order of their steps
             self._missing = [len(bucket.members) for bucket in self.flat.buckets]
             self._bucket_of = {p: index for index, bucket in enumerate(self.flat.buckets)
-                              for p in bucket.layout.parameters}
+                               for p in bucket.layout.parameters}
 
     def _start_what_is_complete(self) -> None:
         """Hands complete buckets to the thread, in their order, which is the same on all ranks."""
@@ -170,7 +170,7 @@ class Reducer:
             for index, bucket in enumerate(flat.buckets):
                 tensors = [gradients[p] for p in bucket.layout.parameters]
                 reduced = bucket.layout.write(None if updates is None else updates[index], tensors,
-                                             cleared=len(flat.buckets) == 1)
+                                              cleared=len(flat.buckets) == 1)
                 self._results.update(zip(bucket.layout.parameters, reduced, strict=True))
         if flat.is_trying:
             flat.learn(self._sample(flat))

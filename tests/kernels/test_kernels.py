@@ -254,7 +254,8 @@ def test_lengths_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="room"):
         kernel.collect(four, 0.0, 0, small)
     with pytest.raises(TypeError):  # a copy, converted, would be filled in vain
-        kernel.add_and_collect(three, three, three.astype(np.float64), 1.0, 0.0, 0, CandidateBuffer(9, np.float32), False, False)
+        kernel.add_and_collect(three, three, three.astype(np.float64), 1.0, 0.0, 0, CandidateBuffer(9, np.float32),
+                               False, False)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 300), st.sampled_from(["float16", "float32"]))

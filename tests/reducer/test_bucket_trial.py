@@ -65,7 +65,8 @@ def run_trial(transport, whole_of, reducing_of, ready=None):
 def test_one_group_then_two_then_the_plan_are_tried_and_the_fastest_is_taken():
     def program(transport):
         # α = 0.1 s and 1/600 s an element: a gradient takes 0.27 s, and another is ready after each second.
-        tried, chosen = run_trial(transport, lambda buckets, _: 10 - len(buckets), lambda buckets: 1 + 0.1 * len(buckets))
+        tried, chosen = run_trial(transport, lambda buckets, _: 10 - len(buckets),
+                                  lambda buckets: 1 + 0.1 * len(buckets))
         return tried, chosen
 
     one, two, six = [(0, 1, 2, 3, 4, 5)], [(3, 4, 5), (0, 1, 2)], [(5,), (4,), (3,), (2,), (1,), (0,)]

@@ -109,7 +109,8 @@ def test_a_resumed_run_has_the_same_bits(strategy, stop):
         new.accumulator.residual[:] = old.accumulator.residual
     run, whole = before + advance(fresh, gradients[stop:], CASE.k), simulate(gradients, CASE.k, make=make)
     assert ways(run) == ways(whole)
-    assert {len(rank.scheme._seconds[each]) for rank in fresh for each in (Strategy.SPLIT, Strategy.GATHER)} == {SAMPLES}
+    timed = Strategy.SPLIT, Strategy.GATHER
+    assert {len(rank.scheme._seconds[each]) for rank in fresh for each in timed} == {SAMPLES}
     for ranks_of_run, ranks_of_whole in zip(run, whole, strict=True):
         for one, other in zip(ranks_of_run, ranks_of_whole, strict=True):
             assert same_bits(one.update.values, other.update.values)
@@ -149,14 +150,16 @@ def test_another_number_of_ranks_begins_a_new_trial():
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [
-    ([(1, 2, 3), (1, 2, 3)], Strategy.SPLIT), ([(1, 2, 3), (4, 2, 3)], Strategy.GATHER), ([(3, 3, 2), (3, 9, 1)], Strategy.DENSE)])
+    ([(1, 2, 3), (1, 2, 3)], Strategy.SPLIT), ([(1, 2, 3), (4, 2, 3)], Strategy.GATHER),
+    ([(3, 3, 2), (3, 9, 1)], Strategy.DENSE)])
 def test_the_slowest_rank_decides(seconds, expected, monkeypatch):
     """(split, gather, dense) of each rank."""
     monkeypatch.setattr(auto, "dense_seconds", lambda n, dtype, limit, transport: max(row[2] for row in seconds))
 
     def program(transport):
         algorithm = AutoAllreduce("a: 1")
-        algorithm._seconds[Strategy.SPLIT], algorithm._seconds[Strategy.GATHER] = [[s] for s in seconds[transport.rank][:2]]
+        split, gather = seconds[transport.rank][:2]
+        algorithm._seconds |= {Strategy.SPLIT: [split], Strategy.GATHER: [gather]}
         return algorithm._fastest(NumpyAccumulator(10), CountingTransport(transport))
 
     assert run_ranks(2, program) == [expected] * 2

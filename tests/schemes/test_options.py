@@ -18,7 +18,7 @@ BAD = [
     *[("balance_trigger", value, "at least 1") for value in (0.99, -1, float("inf"), "4", True, None)],
     *[("threshold_guard", value, "[0, 1)") for value in (-0.1, 1, float("nan"), "x", False, None)],
     *[("selection", value, "('exact', 'reuse')") for value in ("approximate", None, 1)],
-    *[("algorithm", value, "('oktopk', 'auto')") for value in ("dense", None, 1)],
+    *[("strategy", value, "('split', 'auto')") for value in ("dense", None, 1)],
     *[("value_dtype", value, "(None, 'float16', 'bfloat16')") for value in ("float32", np.float16, 16, [])],
     *[("transport", value, "('auto', 'mpi', 'horovod')") for value in ("tcp", "", None, 3, [])],
 ]
@@ -76,8 +76,8 @@ def test_the_scheme_gets_the_options():
 def test_settings_hold_all_options_by_name():
     assert OkTopk(density=0.2).settings() == {
         "density": 0.2, "k": None, "transport": "auto", "bucket_bytes": None, "selection": "exact",
-        "strategy": "split", "value_dtype": None, "threshold_interval": 32, "region_interval": 64, "messages_in_flight": 8,
-        "balance_trigger": 4.0, "threshold_guard": 0.25}
+        "strategy": "split", "value_dtype": None, "threshold_interval": 32, "region_interval": 64,
+        "messages_in_flight": 8, "balance_trigger": 4.0, "threshold_guard": 0.25}
 
 
 def test_a_lone_tensor_is_refused_instead_of_going_dense():

@@ -1,8 +1,8 @@
 """One rank of a job of partial rounds that ends in the way that the argument says:
 
-killed, raising: the last rank dies, or raises, at its third step. shutdown, unsynchronized: all ranks come to their end
-after different numbers of steps, with rounds pending; they call hvd.shutdown(), or do not. ending: the last rank ends
-where the others settle, and go on.
+killed, raising: the last rank dies, or raises, at its third step. shutdown, unsynchronized: all ranks come to their
+end after different numbers of steps, with rounds pending; they call hvd.shutdown(), or do not. ending: the last
+rank ends where the others settle, and go on.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ def _message(source: int, to: int, length: int, salt: int = 0) -> np.ndarray:
     return ((np.arange(length) * 7 + source * 31 + to * 101 + salt) % 251).astype(np.uint8)
 
 
-def _exchange(transport: Transport, length: Callable[[int, int], int], messages_in_flight: int, salt: int = 0) -> None:
+def _exchange(transport: Transport, length: Callable[[int, int], int], messages_in_flight: int,
+              salt: int = 0) -> None:
     """Exchanges messages of length(source, to) bytes and compares what comes."""
     rank, others = transport.rank, [rank for rank in range(transport.size) if rank != transport.rank]
     outgoing = {to: _message(rank, to, length(rank, to), salt) for to in others if length(rank, to)}

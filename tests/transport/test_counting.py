@@ -30,7 +30,7 @@ def totals(phases, name):
 def test_conformance_and_that_all_that_is_sent_is_received(program, size):
     ranks = counted(size, PROGRAMS[program])
     for what in ("bytes", "messages"):
-        sent, received = (sum(totals(phases, f"{what}_{strategy}") for phases in ranks) for strategy in ("sent", "received"))
+        sent, received = (sum(totals(phases, f"{what}_{way}") for phases in ranks) for way in ("sent", "received"))
         assert sent == received
         assert sent > 0 or size == 1 or "nothing" in program
 

@@ -40,7 +40,8 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
     plain = type(optimizer)
     optimizer.__class__ = type(plain.__name__, (_Distributed, plain), {"__module__": plain.__module__})
     optimizer._allreduce_grads = (
-        PartialGradientReducer(options, op, process_set, sparse_as_dense, optimizer) if isinstance(options, Partial) else
+        PartialGradientReducer(options, op, process_set, sparse_as_dense, optimizer)
+        if isinstance(options, Partial) else
         hvd._make_allreduce_grads_fn(f"Distributed{plain.__name__}", "", "", compression, sparse_as_dense, op, 1.0,
                                      None, process_set))
     optimizer._aggregation = None if backward_passes_per_step == 1 else LocalGradientAggregationHelperEager(

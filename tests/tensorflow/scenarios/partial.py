@@ -39,8 +39,8 @@ def check_fit_with_validation_and_callbacks() -> None:
         model = compiled(make_model(), distribute(options, keras.optimizers.Adam(0.02)))
         evaluation = EqualAtEvaluation()
         callbacks = hvd_keras.callbacks
-        history = fit(model, [callbacks.SynchronizeReplicas(), callbacks.BroadcastGlobalVariablesCallback(0), Uneven(),
-                              callbacks.StepReportLogger(), callbacks.MetricAverageCallback(), evaluation],
+        history = fit(model, [callbacks.SynchronizeReplicas(), callbacks.BroadcastGlobalVariablesCallback(0),
+                              Uneven(), callbacks.StepReportLogger(), callbacks.MetricAverageCallback(), evaluation],
                       epochs=EPOCHS, validation_split=0.5)
         assert evaluation.seen == EPOCHS
         assert_equal_everywhere(hvd, weights(model))
@@ -52,7 +52,8 @@ def check_fit_with_validation_and_callbacks() -> None:
 
 def check_a_learning_rate_schedule_follows_the_updates() -> None:
     rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.7)
-    model = compiled(make_model(), distribute(Partial(Dense(), policy="solo"), keras.optimizers.SGD(rate, momentum=0.9)))
+    optimizer = distribute(Partial(Dense(), policy="solo"), keras.optimizers.SGD(rate, momentum=0.9))
+    model = compiled(make_model(), optimizer)
     fit(model, [Uneven()])
     synchronize_replicas(model)
     assert_equal_everywhere(hvd, weights(model))

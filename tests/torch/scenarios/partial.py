@@ -92,7 +92,7 @@ def check_settle_without_partial_does_nothing() -> None:
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
     synchronize_replicas(plain)
     synchronize_replicas(hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters(),
-                                    compression=OkTopk(density=0.5)))
+                                                  compression=OkTopk(density=0.5)))
 
 
 def check_settle_between_backward_and_step_is_refused() -> None:
