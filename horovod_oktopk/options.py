@@ -287,7 +287,7 @@ class Partial(Compression):
     Raises OptionError where a value is not allowed.
     """
 
-    inner: Scheme | Dense | type[Scheme | Dense] = field(default_factory=OkTopk)
+    inner: Scheme | Any = field(default_factory=OkTopk)
     policy: Policy = "majority"
     seed: int = 0
     max_staleness: int = 16
