@@ -9,13 +9,14 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..errors import AgreementError, PluginError
+from . import ending
 from .base import Transport, TransportName
 from .horovod import Collectives, HorovodTransport
 from .local import LocalTransport, LocalWorld
@@ -38,7 +39,7 @@ class Network:
 
     hvd: Any
     process_set: Any
-    collectives: Callable[[Any, int], Collectives]
+    collectives: Callable[[Any, int | str], Collectives]
     channel: int = 0
     yield_cpu: bool = False
 
@@ -46,10 +47,11 @@ class Network:
         """(rank, size, how often elastic training has begun anew in this process)."""
         return int(self.process_set.rank()), int(self.process_set.size()), _resets
 
-    def barrier(self) -> None:
+    def barrier(self, purpose: str = "barrier") -> None:
         """Waits for all ranks of the process set, by Horovod's own collectives: nothing of MPI is under way here
         when the first of them goes on, and perhaps shuts Horovod down, and MPI with it, on all."""
-        HorovodTransport(self.collectives(self.process_set, 0)).allgather(np.zeros(1, np.int64))
+        HorovodTransport(self.collectives(self.process_set, f"{self.channel}.{purpose}")).allgather(
+            np.zeros(1, np.int64))
 
     def connect(self, choice: TransportName) -> Transport:
         """The transport of this rank; called on all ranks of the process set together, by one reduction at a time.
@@ -67,11 +69,13 @@ class Network:
                                  f"{[CHOICES[code] for code in rows[:, 1]]}")
         channel = int(rows[:, 2].max())  # a rank may have made more of them
         if (rows[:, 0] >= 0).all():  # yield_cpu and other collectives do not meet: MPI has them apart
-            return _mpi_transport(tuple(rows[:, 0].tolist()), channel, bool(rows[:, 3].any()))
+            members = tuple(rows[:, 0].tolist())
+            return _mpi_transport(members, channel, bool(rows[:, 3].any()), replace(self, channel=channel))
         if choice == "mpi":
             raise PluginError(f"transport='mpi' cannot be used: {reason or 'another rank cannot use it'}")
         if choice == "auto" and self.hvd.mpi_enabled():
             logger.warning("using Horovod's collectives, not MPI: %s", reason or "another rank cannot use mpi4py")
+        ending.announce_to_rendezvous(int(self.process_set.rank()))
         return HorovodTransport(self.collectives(self.process_set, channel))
 
 
@@ -124,11 +128,18 @@ def _world_rank() -> int:
     return int(MPI.COMM_WORLD.rank)
 
 
-@cache
-def _mpi_transport(world_ranks: tuple[int, ...], channel: int, yield_cpu: bool) -> Transport:
-    """One communicator for each set of ranks and channel, so that no message meets another's, or Horovod's."""
-    from mpi4py import MPI
+_mpi_transports: dict[tuple[tuple[int, ...], int, bool], Transport] = {}
 
-    from .mpi import MPITransport
-    group = MPI.COMM_WORLD.group.Incl(list(world_ranks))
-    return MPITransport(MPI.COMM_WORLD.Create_group(group, channel), yield_cpu)
+
+def _mpi_transport(members: tuple[int, ...], channel: int, yield_cpu: bool, network: Network) -> Transport:
+    """One communicator for each set of world ranks and channel, so that no message meets another's, or Horovod's."""
+    key = members, channel, yield_cpu
+    if key not in _mpi_transports:
+        from mpi4py import MPI
+
+        from .mpi import MPITransport
+        group = MPI.COMM_WORLD.group.Incl(list(members))
+        transport = MPITransport(MPI.COMM_WORLD.Create_group(group, channel), yield_cpu, channel)
+        ending.watch(transport, _world_rank(), members, partial(network.barrier, "end"))
+        _mpi_transports[key] = transport
+    return _mpi_transports[key]

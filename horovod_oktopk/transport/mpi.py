@@ -3,6 +3,7 @@ importing mpi4py would start a second MPI and abort the process."""
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -15,8 +16,11 @@ from mpi4py import MPI
 
 from ..errors import TransportError
 from .base import Bytes, Counts, Values, rotated_batches
+from .gate import Gate
 
-TAG, SIGNAL = 1, 2
+logger = logging.getLogger("horovod_oktopk")
+
+TAG, SIGNAL, CONTROL, WAKE = 1, 2, 3, 4
 SPIN, NAP = 5e-5, 1e-4
 """Seconds for which a transport with yield_cpu looks for the end of what it waits for, and then between two looks."""
 SHORTEST, LONGEST, SHARE = 5e-4, 1e-2, 0.005
@@ -29,82 +33,153 @@ class MPITransport:
 
     comm: an mpi4py communicator. Its error handler is set to raise, as mpi4py's default is.
     yield_cpu: waits without keeping a core busy, for a thread that runs beside one that computes.
+    channel: tells it from others of the same ranks.
+    Where ranks may wait for one another, they wait for messages, and for being woken: `allgather` and `exchange`.
+    Within a step all are there, so `allreduce` and `allgatherv` are MPI's own, which nothing can wake.
     """
 
-    def __init__(self, comm: Any, yield_cpu: bool = False) -> None:
+    def __init__(self, comm: Any, yield_cpu: bool = False, channel: int = 0) -> None:
         self.comm = comm
+        self.channel = channel
         self.yield_cpu = yield_cpu
         self.rank = int(comm.Get_rank())
         self.size = int(comm.Get_size())
+        self.gate = Gate()
+        self.control = Control(comm)
+        self._woken = comm.Irecv([np.empty(1, np.uint8), MPI.BYTE], self.rank, WAKE)
+        self._hears_waking, self._was_woken = True, False
+        self._abandoned: list[Any] = []  # MPI may still write into their buffers
 
     def signals(self) -> MPISignals:
         """Of the same ranks."""
-        return MPISignals(self.comm)
+        return MPISignals(self.comm, self.gate)
 
     def abort(self) -> None:
         """Ends all processes of the job with an error."""
         self.comm.Abort(1)
 
+    def wake(self) -> None:
+        """From the watchdog: what this rank waits for will not come, so its wait raises the gate's reason."""
+        if not self._hears_waking:
+            logger.critical("in the middle of a step: %s. This rank ends the job", self.gate.reason)
+            self.abort()
+        elif not self._was_woken:
+            self._was_woken = True
+            self.comm.Send([np.zeros(1, np.uint8), MPI.BYTE], self.rank, WAKE)
+
+    def close(self) -> None:
+        """From the watchdog, once the gate is quiet: nothing of this transport is under way here any more."""
+        self.control.finish()
+        if self._woken:
+            self._woken.Cancel()
+            self._woken.Wait()
+
     def allgather(self, row: Counts) -> Counts:
+        """By dissemination, in ⌈log₂ P⌉ rounds (Bruck et al., 1997)."""
         rows = np.empty((self.size, len(row)), np.int64)
-        with _errors():
-            self._call("allgather", np.ascontiguousarray(row), rows)
-        return rows
+        rows[0] = row
+        known = 1  # block i is that of the i-th rank after this one
+        with _errors(), self.gate.operation(), self.gate.inside():
+            while known < self.size:
+                count = min(known, self.size - known)
+                self._wait([self.comm.Irecv(rows[known:known + count], (self.rank + known) % self.size, TAG),
+                            self.comm.Isend(rows[:count], (self.rank - known) % self.size, TAG)])
+                known += count
+        return np.roll(rows, self.rank, axis=0)
 
     def allreduce(self, values: Values) -> Values:
         total = np.empty_like(values)
-        with _errors():
+        with _errors(), self.gate.operation(), self.gate.inside():
             self._call("allreduce", np.ascontiguousarray(values), total)
         return total
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
                  messages_in_flight: int) -> Iterator[list[tuple[int, Bytes]]]:
         flying: tuple[list[Any], list[tuple[int, Bytes]]] | None = None
-        with _errors():
+        with self.gate.operation():
             for batch in rotated_batches(self.rank, self.size, messages_in_flight):
                 posted = self._post(batch, outgoing, incoming)
                 if flying is not None:  # the next batch is under way while the caller sums this one
-                    self._wait(flying[0])
-                    yield flying[1]
+                    yield self._arrived(*flying)
                 flying = posted
             if flying is not None:
-                self._wait(flying[0])
-                yield flying[1]
+                yield self._arrived(*flying)
+
+    def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
+        gathered = np.empty(int(sizes.sum()), np.uint8)
+        with _errors(), self.gate.operation(), self.gate.inside():
+            self._call("allgatherv", [message, MPI.BYTE], [gathered, sizes, MPI.BYTE])
+        return np.split(gathered, np.cumsum(sizes)[:-1])
 
     def _call(self, collective: str, *buffers: Any) -> None:
         if self.yield_cpu:
             self._wait([getattr(self.comm, f"I{collective}")(*buffers)])
-        else:
-            getattr(self.comm, collective.capitalize())(*buffers)
+            return
+        self._hears_waking = False
+        getattr(self.comm, collective.capitalize())(*buffers)
+        self._hears_waking = True
 
     def _wait(self, requests: list[Any]) -> None:
-        if not self.yield_cpu:
-            MPI.Request.Waitall(requests)
-            return
+        """Until all are complete. Raises TransportError where this rank is woken before."""
+        pending = [*requests, self._woken]
+        if self.yield_cpu:
+            self._look_until_complete(pending)
+        else:
+            while any(pending[:-1]) and pending[-1]:
+                MPI.Request.Waitsome(pending)
+        if any(pending[:-1]):
+            self._abandoned += requests
+            self.gate.check()
+
+    def _look_until_complete(self, pending: list[Any]) -> None:
         start = time.monotonic()
-        while not MPI.Request.Testall(requests):
-            if time.monotonic() > start + SPIN:
+        while any(pending[:-1]) and pending[-1] and MPI.Request.Testsome(pending) is not None:
+            if any(pending[:-1]) and pending[-1] and time.monotonic() > start + SPIN:
                 time.sleep(NAP)
 
     def _post(self, batch: list[tuple[int, int]], outgoing: Mapping[int, Bytes],
               incoming: Mapping[int, int]) -> tuple[list[Any], list[tuple[int, Bytes]]]:
         arrivals = [(source, np.empty(incoming[source], np.uint8)) for _, source in batch if source in incoming]
-        requests = [self.comm.Irecv([buffer, MPI.BYTE], source, TAG) for source, buffer in arrivals]
-        requests += [self.comm.Isend([outgoing[to], MPI.BYTE], to, TAG) for to, _ in batch if to in outgoing]
+        with _errors(), self.gate.inside():
+            requests = [self.comm.Irecv([buffer, MPI.BYTE], source, TAG) for source, buffer in arrivals]
+            requests += [self.comm.Isend([outgoing[to], MPI.BYTE], to, TAG) for to, _ in batch if to in outgoing]
         return requests, arrivals
 
-    def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
-        gathered = np.empty(int(sizes.sum()), np.uint8)
-        with _errors():
-            self._call("allgatherv", [message, MPI.BYTE], [gathered, sizes, MPI.BYTE])
-        return np.split(gathered, np.cumsum(sizes)[:-1])
+    def _arrived(self, requests: list[Any], arrivals: list[tuple[int, Bytes]]) -> list[tuple[int, Bytes]]:
+        with _errors(), self.gate.inside():
+            self._wait(requests)
+        return arrivals
+
+
+class Control:
+    """Small objects that ranks of a communicator send each other unasked; used by one thread."""
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+        self._flying: list[Any] = []
+
+    def send(self, to: int, message: Any) -> None:
+        """Does not wait."""
+        self._flying = [request for request in self._flying if not request.test()[0]]
+        self._flying.append(self._comm.isend(message, to, CONTROL))
+
+    def receive(self) -> Iterator[tuple[int, Any]]:
+        """(source, message) of all that have come."""
+        status = MPI.Status()
+        while (found := self._comm.improbe(MPI.ANY_SOURCE, CONTROL, status)) is not None:
+            yield status.Get_source(), found.recv()
+
+    def finish(self) -> None:
+        """Waits until what was sent is under way."""
+        MPI.Request.Waitall(self._flying)
 
 
 class MPISignals:
     """Signals beside what a transport of the same communicator carries; MPI must run with MPI_THREAD_MULTIPLE."""
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: Any, gate: Gate) -> None:
         self._comm = comm
+        self._gate = gate
         self._rank = int(comm.Get_rank())
         self._own: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -116,7 +191,7 @@ class MPISignals:
             self._own.put(number)
             return
         buffer = np.array([number], np.int64)
-        with _errors(), self._lock:
+        with _errors(), self._gate.moment(), self._lock:
             self._flying = [(request, kept) for request, kept in self._flying if not request.Test()]
             self._flying.append((self._comm.Isend([buffer, MPI.INT64_T], to, SIGNAL), buffer))
 
@@ -126,7 +201,7 @@ class MPISignals:
             if not self._own.empty():
                 self._last = time.monotonic()
                 return self._own.get()
-            with _errors():
+            with _errors(), self._gate.moment():
                 if self._comm.Iprobe(MPI.ANY_SOURCE, SIGNAL):
                     buffer = np.empty(1, np.int64)
                     self._comm.Recv([buffer, MPI.INT64_T], MPI.ANY_SOURCE, SIGNAL)

@@ -25,6 +25,7 @@ from ..options import Partial, as_options
 from ..partial.reducer import end_before, in_turn
 from ..reducer.checks import check_arguments, check_horovod, refuse_join
 from ..schemes.report import StepReport
+from ..transport.ending import before_shutdown
 from .registry import (
     GradientReducer,
     gradient_reducer_for,
@@ -56,7 +57,8 @@ def install() -> None:
     tape.register_local_source = _wrap_source(tape.register_local_source)
     adasum.__init__ = _wrap_adasum(adasum.__init__)
     stock_keras.create_distributed_optimizer = _wrap_create(stock_keras.create_distributed_optimizer)
-    hvd.shutdown = hvd.mpi_ops.shutdown = end_before(hvd.shutdown)
+    library = hvd.mpi_ops._basics.MPI_LIB_CTYPES  # whatever name a program calls, this is what is called in the end
+    library.horovod_shutdown = end_before(before_shutdown(library.horovod_shutdown))
     hvd.join = hvd.mpi_ops.join = refuse_join(in_use, hvd.join)
     hvd._oktopk_installed = True
 

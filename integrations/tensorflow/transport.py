@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from ..transport import ending
 from ..transport.connect import Network, new_channel
 from ..transport.horovod import Collectives
 
@@ -27,7 +28,7 @@ def network(process_set: Any, own_channel: bool = False, yield_cpu: bool = False
 class TensorFlowCollectives:
     """Calls of a channel are blocking and follow one another, so one name serves for each kind; see Collectives."""
 
-    def __init__(self, process_set: Any, channel: int) -> None:
+    def __init__(self, process_set: Any, channel: int | str) -> None:
         self.rank = int(process_set.rank())
         self.size = int(process_set.size())
         self._set = process_set
@@ -52,12 +53,15 @@ class TensorFlowCollectives:
 
 @contextmanager
 def _eagerly_on_the_host() -> Iterator[None]:
-    """Also where the program builds graphs. Failures become the error that elastic training recovers from."""
+    """Also where the program builds graphs. Failures become the error that elastic training recovers from.
+
+    They name the rank that has ended, if it is known.
+    """
     try:
         with context.eager_mode(), tf.device("/cpu:0"):
             yield
-    except tf.errors.OpError as error:
-        raise HorovodInternalError(str(error)) from error
+    except (tf.errors.OpError, HorovodInternalError) as error:
+        raise HorovodInternalError(ending.explain(error)) from error
 
 
 def _conforms(collectives: TensorFlowCollectives) -> Collectives:

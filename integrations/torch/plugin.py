@@ -27,6 +27,7 @@ from ..partial.reducer import end_before
 from ..reducer.checks import check_arguments, check_horovod, refuse_join
 from ..schemes.report import StepReport
 from ..transport.connect import count_resets
+from ..transport.ending import before_shutdown
 from .partial import PartialReducer
 from .reducer import Reducer
 from .registry import reducer_of, register
@@ -61,7 +62,8 @@ def install() -> None:
     adasum.__init__ = _wrap_adasum(adasum.__init__)
     stock.synchronize = _wrap_synchronize(stock.synchronize)
     hvd.join = hvd.mpi_ops.join = refuse_join(lambda: len(_live) > 0, hvd.join)
-    hvd.shutdown = hvd.mpi_ops.shutdown = end_before(hvd.shutdown)
+    library = hvd.mpi_ops._basics.MPI_LIB_CTYPES  # whatever name a program calls, this is what is called in the end
+    library.horovod_shutdown = end_before(before_shutdown(library.horovod_shutdown))
     count_resets(State)
     stock._oktopk_installed = True
 

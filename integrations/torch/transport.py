@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import horovod.torch as hvd
+from horovod.common.exceptions import HorovodInternalError
 from numpy.typing import NDArray
 
 import torch
 
+from ..transport import ending
 from ..transport.connect import Network, new_channel
 from ..transport.horovod import Collectives
 
@@ -22,23 +26,36 @@ def network(process_set: Any, own_channel: bool = False, yield_cpu: bool = False
 class TorchCollectives:
     """Calls of a channel are blocking and follow one another, so one name serves for each kind; see Collectives."""
 
-    def __init__(self, process_set: Any, channel: int) -> None:
+    def __init__(self, process_set: Any, channel: int | str) -> None:
         self.rank = int(process_set.rank())
         self.size = int(process_set.size())
         self._set = process_set
         self._name = f"horovod_oktopk.{channel}"
 
     def allgather(self, values: NDArray[Any]) -> NDArray[Any]:
-        return _array(hvd.allgather(torch.from_numpy(values), name=f"{self._name}.allgather", process_set=self._set))
+        with _explained():
+            return _array(hvd.allgather(torch.from_numpy(values), name=f"{self._name}.allgather",
+                                        process_set=self._set))
 
     def allreduce(self, values: NDArray[Any]) -> NDArray[Any]:
-        return _array(hvd.allreduce(torch.from_numpy(values), name=f"{self._name}.allreduce", op=hvd.Sum,
-                                    process_set=self._set))
+        with _explained():
+            return _array(hvd.allreduce(torch.from_numpy(values), name=f"{self._name}.allreduce", op=hvd.Sum,
+                                        process_set=self._set))
 
     def alltoall(self, values: NDArray[Any], splits: NDArray[Any]) -> NDArray[Any]:
-        received, _ = hvd.alltoall(torch.from_numpy(values), splits=torch.from_numpy(splits),
-                                   name=f"{self._name}.alltoall", process_set=self._set)
-        return _array(received)
+        with _explained():
+            received, _ = hvd.alltoall(torch.from_numpy(values), splits=torch.from_numpy(splits),
+                                       name=f"{self._name}.alltoall", process_set=self._set)
+            return _array(received)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Failures name the rank that ended, where it is known."""
+    try:
+        yield
+    except HorovodInternalError as error:
+        raise HorovodInternalError(ending.explain(error)) from error
 
 
 def _array(tensor: torch.Tensor) -> NDArray[Any]:

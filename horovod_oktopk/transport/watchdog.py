@@ -1,0 +1,184 @@
+"""Tells the ranks that go on when one ends, and whom they wait for: what Horovod does for its own collectives.
+
+Each process has one thread that watches all its MPI transports. Ranks send each other small messages there:
+
+- *stopped*: a rank uses this transport no more, after how many operations, who ended, and why. Whoever waits in a
+  later operation is woken, and raises an error; whoever is in an earlier one ends it first.
+- *asked*, *told*: whoever has waited for long asks all others how far they are, and names those that are missing.
+
+When a process has stopped everywhere, its thread meets the others' in one of Horovod's own collectives. After that
+nobody is inside MPI, and Horovod may end it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .mpi import MPITransport
+
+logger = logging.getLogger("horovod_oktopk")
+
+LOOK = 0.05
+"""Seconds between two looks for messages."""
+ANSWERS = 1.0
+"""Seconds in which a rank that runs tells how far it is."""
+LAST_WORDS = 60.0
+"""Seconds for which a process that ends waits for the others to stop; so long only if one hangs."""
+
+
+@dataclass(frozen=True)
+class StallLimits:
+    """Horovod's settings. warning, shutdown: seconds, 0 for never."""
+
+    warning: float
+    shutdown: float
+
+    @classmethod
+    def of_horovod(cls) -> StallLimits:
+        """From the variables that Horovod and `horovodrun` know."""
+        if os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0"):
+            return cls(0.0, 0.0)
+        return cls(float(os.environ.get("HOROVOD_STALL_CHECK_TIME_SECONDS") or 60),
+                   float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 0))
+
+
+@dataclass
+class Watched:
+    """One transport, and what is known of its other ranks.
+
+    members: world ranks, by rank. meet: waits for them all by Horovod's collectives.
+    """
+
+    transport: MPITransport
+    members: tuple[int, ...]
+    meet: Callable[[], None]
+    has_stopped: bool = False
+    done: dict[int, int] = field(default_factory=dict)
+    """Of world ranks that have stopped: how many operations they have done."""
+    told: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """What ranks told last: operations begun, and seconds since they were last in one."""
+    asked: float | None = None
+    """When they were asked, by time.monotonic; None where there is no question."""
+    warned: float = 0.0
+    """After how many seconds of waiting they were asked last."""
+
+    def tell_all(self, message: Any) -> None:
+        for rank in range(self.transport.size):
+            if rank != self.transport.rank:
+                self.transport.control.send(rank, message)
+
+
+class Watchdog:
+    """The thread of this process. rank: its world rank."""
+
+    def __init__(self, rank: int, limits: StallLimits) -> None:
+        self._rank = rank
+        self._limits = limits
+        self._watched: list[Watched] = []
+        self._lock = threading.Lock()
+        self._end: tuple[int, str] | None = None  # which world rank has ended, and the reason
+        self._thread = threading.Thread(target=self._run, name="horovod_oktopk.watchdog", daemon=True)
+        self._thread.start()
+
+    def watch(self, transport: MPITransport, members: tuple[int, ...], meet: Callable[[], None]) -> None:
+        """From now on, until this process stops."""
+        with self._lock:
+            self._watched.append(Watched(transport, members, meet))
+
+    def stop(self, reason: str) -> None:
+        """This process uses MPI no more; returns when no other does either. reason: for the others: "has ended"."""
+        self._end = self._end or (self._rank, f"rank {self._rank} {reason}")
+        self._thread.join(LAST_WORDS)
+        if self._thread.is_alive():
+            logger.warning("this rank ends, though some others have not stopped communicating for %g s", LAST_WORDS)
+
+    def _run(self) -> None:
+        try:
+            while self._end is None:
+                time.sleep(LOOK)
+                for each in self._present():
+                    self._receive(each)
+                    self._check_stall(each)
+            self._close(*self._end)
+        except Exception:
+            logger.exception("the watchdog of the MPI transports has failed; other ranks may wait in vain")
+
+    def _present(self) -> list[Watched]:
+        with self._lock:
+            return list(self._watched)
+
+    def _receive(self, each: Watched) -> None:
+        gate, control = each.transport.gate, each.transport.control
+        for source, (kind, *content) in control.receive():
+            if kind == "stopped":
+                done, ended, reason = content
+                each.done[each.members[source]] = done
+                gate.close(reason, after=done)
+                self._end = self._end or (ended, reason)
+            elif kind == "asked":
+                control.send(source, ("told", gate.begun, gate.idle()))
+            else:
+                each.told[source] = content[0], content[1]
+
+    # The end.
+
+    def _close(self, ended: int, reason: str) -> None:
+        """Every transport stops, and then the processes meet."""
+        present = self._present()
+        for each in present:
+            if self._rank == ended or ended not in each.members:  # otherwise its own message says after what
+                each.transport.gate.close(reason)
+        while remaining := [each for each in present if not each.has_stopped]:
+            for each in remaining:
+                self._receive(each)
+                if each.transport.gate.is_stuck:
+                    each.transport.wake()
+                if each.transport.gate.is_quiet(LOOK / 10):
+                    each.tell_all(("stopped", each.transport.gate.done, ended, reason))
+                    each.transport.close()
+                    each.has_stopped = True
+        for each in sorted(present, key=lambda each: (each.members, each.transport.channel)):
+            each.meet()  # in the same order everywhere
+
+    # Stalls.
+
+    def _check_stall(self, each: Watched) -> None:
+        waited = each.transport.gate.waited()
+        if each.asked is not None and time.monotonic() > each.asked + ANSWERS:
+            each.asked = None
+            self._name_missing(each, waited)
+        elif waited < each.warned:
+            each.warned = 0.0  # another wait
+        elif each.asked is None and self._is_long(waited, each.warned):
+            each.asked, each.warned = time.monotonic(), waited
+            each.told.clear()
+            each.tell_all(("asked",))
+
+    def _is_long(self, waited: float, warned: float) -> bool:
+        warning, shutdown = self._limits.warning, self._limits.shutdown
+        return bool((warning and waited > warned + warning) or (shutdown and waited > shutdown))
+
+    def _name_missing(self, each: Watched, waited: float) -> None:
+        transport = each.transport
+        others = set(range(transport.size)) - {transport.rank}
+        missing = sorted(rank for rank in others if each.told.get(rank, (0, 0.0))[0] < transport.gate.begun)
+        if not waited or not missing:
+            return
+        text = (f"rank {transport.rank} has waited for {waited:.0f} s for ranks {missing} to come to a reduction; "
+                + _since(missing, each.told))
+        if self._limits.shutdown and waited > self._limits.shutdown:
+            self._end = self._rank, f"{text}; HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is {self._limits.shutdown:g}"
+            transport.gate.close(self._end[1], after=transport.gate.done)
+        elif transport.rank < min(others - set(missing), default=transport.size):  # one of those that wait says it
+            logger.warning("stalled: %s; HOROVOD_STALL_CHECK_TIME_SECONDS is %g", text, self._limits.warning)
+
+
+def _since(missing: list[int], told: dict[int, tuple[int, float]]) -> str:
+    return ", ".join(f"rank {rank} was in the last one {told[rank][1]:.0f} s ago" if rank in told else
+                     f"rank {rank} does not answer" for rank in missing)
