@@ -25,7 +25,6 @@ class Gate:
         self._limit: int | None = None  # no operation after this one; None: open
         self.reason = ""
         """Why it is closed."""
-        """Why it is closed."""
         self._inside = 0
         self._since: float | None = None
         self._left = time.monotonic()

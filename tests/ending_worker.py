@@ -1,0 +1,87 @@
+"""One rank of a job in which the last rank ends after five steps, in the way that the arguments say.
+
+even: all ranks take equally many steps. Any other rank prints what it was told, and ends well.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+FEW, MANY = 5, 12
+
+
+def torch_step() -> tuple[Any, Callable[[], None]]:
+    import horovod.torch as hvd
+    import torch
+
+    from horovod_oktopk.torch import OkTopk
+    torch.optim.SGD([torch.zeros(1)], lr=1)  # what it imports takes long: the ranks are to begin together
+    hvd.init()
+    model = torch.nn.Linear(20, 20)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=OkTopk(density=0.1),
+                                         named_parameters=model.named_parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(4, 20)).sum().backward()
+        optimizer.step()
+
+    return hvd, step
+
+
+def tensorflow_step() -> tuple[Any, Callable[[], None]]:
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    from horovod_oktopk.tensorflow import OkTopk
+    hvd.init()
+    weight, options = tf.Variable(tf.zeros((20, 20))), OkTopk(density=0.1)
+
+    @tf.function
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight * weight)
+        tape = hvd.DistributedGradientTape(tape, compression=options)
+        weight.assign_sub(tape.gradient(loss, [weight])[0])
+
+    return hvd, step
+
+
+def end(how: str, hvd: Any, step: Callable[[], None]) -> None:
+    """What the last rank does after its steps."""
+    if how == "raising":
+        raise ValueError("the file is gone")
+    if how == "exiting":
+        sys.exit()
+    if how == "shutdown":
+        hvd.shutdown()
+        time.sleep(3)
+    if how == "stalling":
+        time.sleep(float(os.environ["STALL"]))
+        for _ in range(MANY - FEW):
+            step()
+
+
+def main() -> None:
+    framework, how = sys.argv[1:]
+    hvd, step = torch_step() if framework == "torch" else tensorflow_step()
+    rank, is_last = hvd.rank(), hvd.rank() == hvd.size() - 1
+    try:
+        for _ in range(FEW if is_last and how != "even" else MANY):
+            step()
+        if is_last:
+            end(how, hvd, step)
+    except ValueError:
+        raise
+    except Exception as error:
+        print(f"rank {rank} was told: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
+        return
+    print(f"rank {rank} has come to its end", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""However a rank ends, the others are told which one it was; whoever is waited for is named. Nothing hangs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.launch import Finished, horovodrun
+
+WAYS = {"normal": "has come to the end of its program", "exiting": "has come to the end of its program",
+        "raising": "has ended with ValueError: the file is gone", "shutdown": "has called hvd.shutdown()"}
+
+
+def job_of(framework: str, backend: str, how: str, size: int = 3, **variables: str) -> Finished:
+    return horovodrun(backend, size, "-m", "tests.ending_worker", framework, how, timeout=200, extra=variables)
+
+
+def told(job: Finished) -> dict[int, str]:
+    """What each rank printed that it was told."""
+    return {int(rank): text for rank, text in re.findall(r"rank (\d+) was told: (.*)", job.output)}
+
+
+@pytest.mark.parametrize(("framework", "backend", "how"), [
+    *(("torch", "mpi", how) for how in WAYS), ("torch", "gloo", "normal"), ("torch", "gloo", "raising"),
+    ("tensorflow", "mpi", "normal"), ("tensorflow", "mpi", "raising"), ("tensorflow", "gloo", "shutdown")])
+def test_the_ranks_that_go_on_are_told_which_rank_has_ended_and_how(framework: str, backend: str, how: str) -> None:
+    job = job_of(framework, backend, how)
+    heard = told(job)
+    assert sorted(heard) == [0, 1], job.output[-4000:]
+    assert all(f"rank 2 {WAYS[how]}" in text for text in heard.values()), heard
+    assert (job.returncode == 0) == (how != "raising"), job.output[-4000:]
+
+
+@pytest.mark.parametrize(("framework", "backend"), [("torch", "mpi"), ("torch", "gloo"), ("tensorflow", "mpi")])
+def test_ranks_with_equal_numbers_of_steps_end_well(framework: str, backend: str) -> None:
+    job = job_of(framework, backend, "even")
+    assert job.returncode == 0, job.output[-4000:]
+    assert job.output.count("has come to its end") == 3
+    assert told(job) == {}
+
+
+def test_who_is_waited_for_is_named_and_in_the_end_given_up() -> None:
+    job = job_of("torch", "mpi", "stalling", STALL="14", HOROVOD_STALL_CHECK_TIME_SECONDS="2",
+                 HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="8")
+    assert re.search(r"stalled: rank 0 has waited for \d+ s for ranks \[2\] to come to a reduction", job.output), (
+        job.output[-4000:])
+    heard = told(job)
+    assert sorted(heard) == [0, 1, 2], job.output[-4000:]
+    assert any("for ranks [2] to come" in text and "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is 8" in text
+               for text in heard.values()), heard
+
+
+def test_nobody_is_named_where_the_stall_check_is_disabled() -> None:
+    job = job_of("torch", "mpi", "stalling", size=2, STALL="4", HOROVOD_STALL_CHECK_TIME_SECONDS="1",
+                 HOROVOD_STALL_CHECK_DISABLE="1")
+    assert job.returncode == 0, job.output[-4000:]
+    assert job.output.count("has come to its end") == 2
+    assert "stalled" not in job.output

@@ -1,0 +1,133 @@
+"""What MPI transports do when a rank ends, or is waited for: programs that several ranks call with a communicator.
+
+Ranks meet in a barrier of MPI's, where a job has Horovod's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from horovod_oktopk.errors import TransportError
+
+
+@contextmanager
+def watched(world: Any, warning: float = 0.0, shutdown: float = 0.0, **options: Any) -> Iterator[tuple[Any, Any]]:
+    """A transport and its watchdog, which stops in the end. warning, shutdown: see StallLimits."""
+    from horovod_oktopk.transport.mpi import MPITransport
+    from horovod_oktopk.transport.watchdog import StallLimits, Watchdog
+    transport, barrier = MPITransport(world.Dup(), **options), world.Dup()
+    watchdog = Watchdog(transport.rank, StallLimits(warning, shutdown))
+    watchdog.watch(transport, tuple(range(transport.size)), barrier.Barrier)
+    yield transport, watchdog
+    watchdog.stop("has ended")
+
+
+def gather(transport: Any, times: int) -> None:
+    for _ in range(times):
+        rows = transport.allgather(np.array([transport.rank], np.int64))
+        assert rows[:, 0].tolist() == list(range(transport.size))
+
+
+def told(action: Callable[[], object]) -> str:
+    """The TransportError that the action raises."""
+    try:
+        action()
+    except TransportError as error:
+        return str(error)
+    raise AssertionError("no error was raised")
+
+
+def whoever_waits_for_a_rank_that_ends_is_told(world: Any) -> None:
+    for yield_cpu in (False, True):
+        with watched(world, yield_cpu=yield_cpu) as (transport, _):
+            last = transport.size - 1
+            gather(transport, 3)
+            if transport.rank < last:
+                assert told(lambda: gather(transport, 5)) == f"rank {last} has ended"
+                assert told(lambda: gather(transport, 1)) == f"rank {last} has ended", "it is closed for good"
+
+
+def whoever_comes_after_a_rank_has_ended_is_told(world: Any) -> None:
+    with watched(world) as (transport, watchdog):
+        gather(transport, 2)
+        if transport.rank == 0:
+            watchdog.stop("has come to its end")
+        else:
+            time.sleep(0.5)
+            assert told(lambda: gather(transport, 1)) == "rank 0 has come to its end"
+
+
+def whoever_waits_for_a_message_is_told(world: Any) -> None:
+    with watched(world) as (transport, _):
+        gather(transport, 1)
+        incoming = {0: 1000}
+        if transport.rank:
+            assert told(lambda: list(transport.exchange({}, incoming, 8))) == "rank 0 has ended"
+
+
+def what_all_have_begun_is_ended(world: Any) -> None:
+    """Rank 0 sends, and ends; the others come later, and get its message."""
+    with watched(world) as (transport, _):
+        gather(transport, 1)
+        message = np.arange(100, dtype=np.uint8)
+        if transport.rank == 0:
+            list(transport.exchange(dict.fromkeys(range(1, transport.size), message), {}, 8))
+        else:
+            time.sleep(0.5)
+            ((source, came),) = (pair for batch in transport.exchange({}, {0: 100}, 8) for pair in batch)
+            assert source == 0
+            assert np.array_equal(came, message)
+
+
+def an_exchange_that_was_given_up_holds_nobody(world: Any) -> None:
+    """A rank fails between two batches, and keeps what it was doing; the others wait for its message."""
+    with watched(world) as (transport, _):
+        gather(transport, 1)
+        after, before = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
+        given_up = transport.exchange({after: np.zeros(8, np.uint8)}, {before: 8}, 1)
+        if transport.rank == 0:
+            next(given_up)
+        else:
+            list(given_up)
+            assert told(lambda: gather(transport, 1)) == "rank 0 has ended"
+
+
+def the_missing_are_named(world: Any) -> None:
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("horovod_oktopk")
+    logger.addHandler(handler)
+    with watched(world, warning=0.3) as (transport, _):
+        last = transport.size - 1
+        gather(transport, 2)
+        if transport.rank == last:
+            time.sleep(2.5)
+        gather(transport, 1)
+        logger.removeHandler(handler)
+        assert bool(heard) == (transport.rank == 0), "one of those that wait says it"
+        assert all(f"for ranks [{last}] to come" in text and f"rank {last} was in the last one" in text
+                   for text in heard), heard
+        gather(transport, 1)
+
+
+def a_stall_that_lasts_is_an_error_on_all_ranks(world: Any) -> None:
+    with watched(world, warning=0.2, shutdown=0.5) as (transport, _):
+        last = transport.size - 1
+        gather(transport, 2)
+        if transport.rank == last:
+            time.sleep(3.0)
+        assert f"for ranks [{last}] to come" in told(lambda: gather(transport, 1))
+
+
+ENDINGS = {program.__name__: program for program in (
+    whoever_waits_for_a_rank_that_ends_is_told, whoever_comes_after_a_rank_has_ended_is_told,
+    whoever_waits_for_a_message_is_told, what_all_have_begun_is_ended, an_exchange_that_was_given_up_holds_nobody,
+    the_missing_are_named, a_stall_that_lasts_is_an_error_on_all_ranks)}
+"""For two ranks or more."""
