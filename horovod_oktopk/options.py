@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any, Literal, NoReturn, Protocol, get_args
@@ -73,8 +73,10 @@ class Scheme(Compression):
     k: int | None = None
     transport: TransportName = "auto"
     bucket_bytes: int | Literal["auto"] | None = None
+    _given_density: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_given_density", self.density)
         _check_real("density", self.density, "in (0, 1]", lambda x: 0 < x <= 1)
         if self.k is not None:
             _check_integer("k", self.k)
@@ -99,13 +101,18 @@ class Scheme(Compression):
 
     def settings(self) -> Mapping[str, Any]:
         """All options by name."""
-        return asdict(self)
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
 
-    def with_density(self, density: float) -> Scheme:
-        """The same options with another density. Raises OptionError where k was given as a number."""
+    def with_density(self, density: float | None) -> Scheme:
+        """The same options with another density; None: that which was given at first, however often it has changed.
+
+        Raises OptionError where k was given as a number.
+        """
         if self.k is not None:
             raise OptionError(f"the density can be changed only where it was given; got k={self.k}")
-        return replace(self, density=density)
+        changed = replace(self, density=self._given_density if density is None else density)
+        object.__setattr__(changed, "_given_density", self._given_density)
+        return changed
 
     def build(self, description: str) -> Algorithm:
         """The algorithm, with these options.
@@ -258,7 +265,7 @@ class DenseSum(Scheme):
 
     density: float = 1.0
 
-    def with_density(self, density: float) -> NoReturn:
+    def with_density(self, density: float | None) -> NoReturn:
         """Refuses."""
         raise OptionError(f"Dense sends all elements, and has no density; got {density!r}")
 

@@ -74,11 +74,11 @@ def step_report(target: Any) -> StepReport | None:
     return max((report for report in reports if report), key=attrgetter("step"), default=None)
 
 
-def set_density(target: Any, density: float) -> None:
-    """From the next step on, another fraction of the elements is selected; see `step_report` for the target.
+def set_density(target: Any, density: float | None) -> None:
+    """From the next step on, another fraction of the elements is selected; None: that of the options again.
 
-    All ranks must set it before the same step. Raises PluginError where nothing was made with
-    `compression=OkTopk(...)`, OptionError where the density is not allowed, or k was given.
+    target: see `step_report`. All ranks must set it before the same step. Raises PluginError where nothing was made
+    with `compression=OkTopk(...)`, OptionError where the density is not allowed, or k was given.
     """
     gradient_reducer = gradient_reducer_of(target)
     changed: list[Any] = [gradient_reducer] if gradient_reducer else [reducer.flat for reducer in reducers_of(target)]

@@ -102,7 +102,7 @@ class GradientReducer:
     def after_synchronizing(self) -> None:
         """What is to be done together then."""
 
-    def set_density(self, density: float) -> None:
+    def set_density(self, density: float | None) -> None:
         """See FlatReducer.set_density; for the reducers that there are, and those to come."""
         self.options = self.options.with_density(density)
         for reducer in self.reducers.values():

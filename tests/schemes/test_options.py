@@ -80,6 +80,14 @@ def test_settings_hold_all_options_by_name():
         "balance_trigger": 4.0, "threshold_guard": 0.25}
 
 
+def test_the_density_that_was_given_comes_back():
+    options = OkTopk(density=0.2, messages_in_flight=3)
+    changed = options.with_density(0.5).with_density(0.3)
+    assert (changed.density, changed.messages_in_flight) == (0.3, 3)
+    assert changed.with_density(None).density == 0.2
+    assert changed.settings() == OkTopk(density=0.3, messages_in_flight=3).settings()
+
+
 def test_a_lone_tensor_is_refused_instead_of_going_dense():
     with pytest.raises(PluginError, match="DistributedOptimizer"):
         OkTopk().compress(np.zeros(3))

@@ -50,14 +50,9 @@ class DensityWarmup(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, schedule: Schedule = GTOPK_DENSITIES) -> None:
         super().__init__()
         self._density_of = density_of_epoch(schedule)
-        self._final: float | None = None
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        if self._final is None:
-            gradient_reducer = gradient_reducer_of(self.model)
-            self._final = None if gradient_reducer is None else gradient_reducer.options.density
-        density = self._density_of(epoch)
-        set_density(self.model, density if density is not None else self._final or 0.0)
+        set_density(self.model, self._density_of(epoch))
 
 
 class SynchronizeReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
