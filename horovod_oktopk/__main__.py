@@ -123,8 +123,8 @@ def add_advise(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parameters", type=int, required=True, help="n, gradient elements of the model")
     parser.add_argument("--density", type=float, default=0.01, help="share of them that is selected (0.01)")
     parser.add_argument("--ranks", type=int, help="P")
-    parser.add_argument("--bandwidth", help="of one rank in each direction, such as 10gbit")
-    parser.add_argument("--latency", default="50us", help="of one message (50us)")
+    parser.add_argument("--bandwidth", help="of one rank in each direction, with its unit: 10gbit, 940mbit/s")
+    parser.add_argument("--latency", default="50us", help="of one message, with its unit: 50us, 0.1ms (50us)")
     parser.add_argument("--measure", action="store_true",
                         help="measure bandwidth and latency between the ranks of this job, under horovodrun")
 
