@@ -85,7 +85,7 @@ class PartialReducer(FlatReducer[L]):
             start = time.perf_counter()
             self._hand_in(pieces)
             self._accumulating.seconds = time.perf_counter() - start
-            return [self._wished.density, *settings]
+            return [self._wished.density or 0.0, *settings]  # 0 with k, which no density changes
 
         return self.start().arrive(contribute)
 

@@ -44,6 +44,7 @@ class DensitySchedule:
         """That of the present epoch."""
         reducer = reducer_of(self._optimizer)
         assert reducer is not None  # set_density would have refused
+        assert reducer.options.density is not None  # it would have refused k as well
         return reducer.options.density
 
     def state_dict(self) -> dict[str, Any]:
