@@ -27,8 +27,8 @@ from ..reducer.checks import check_arguments, check_horovod, refuse_join
 from ..schemes.report import StepReport
 from .registry import (
     GradientReducer,
+    all_reductions_of,
     gradient_reducer_for,
-    gradient_reducer_of,
     in_use,
     reducers_of,
     tensor_of,
@@ -65,10 +65,10 @@ def step_report(target: Any) -> StepReport | None:
     """What the last reduction did on this rank; None before the first.
 
     target: an optimizer or a model; for gradients of a tape, the model, or the list of variables.
-    Where it has several reductions, the report is of the one that has taken most steps.
+    Where it has several reductions or optimizers, the report is of the one that has taken most steps.
     Raises PluginError for an optimizer that was not made with `compression=OkTopk(...)`.
     """
-    if gradient_reducer_of(target) is None and not variables_of(target):
+    if not all_reductions_of(target) and not variables_of(target):
         raise PluginError(f"{target!r} was not made with compression=OkTopk(...), so it has no step report")
     reports = (reducer.flat.last_report for reducer in reducers_of(target))
     return max((report for report in reports if report), key=attrgetter("step"), default=None)
@@ -80,8 +80,7 @@ def set_density(target: Any, density: float | None) -> None:
     target: see `step_report`. All ranks must set it before the same step. Raises PluginError where nothing was made
     with `compression=OkTopk(...)`, OptionError where the density is not allowed, or k was given.
     """
-    gradient_reducer = gradient_reducer_of(target)
-    changed: list[Any] = [gradient_reducer] if gradient_reducer else [reducer.flat for reducer in reducers_of(target)]
+    changed: list[Any] = all_reductions_of(target) or [reducer.flat for reducer in reducers_of(target)]
     if not changed:
         raise PluginError(f"{target!r} has no reduction made with compression=OkTopk(...), or none yet")
     for each in changed:
@@ -94,7 +93,7 @@ def synchronize_replicas(*targets: Any) -> None:
     targets: all such optimizers, or their models. A rank that is here serves the others' rounds until all are. Before
     evaluation, checkpoints, any collective of your own, and after the last step. Without `Partial` it does nothing.
     """
-    found = [gradient_reducer for gradient_reducer in map(gradient_reducer_of, targets) if gradient_reducer is not None]
+    found = list(dict.fromkeys(gradient_reducer for target in targets for gradient_reducer in all_reductions_of(target)))
     in_turn([gradient_reducer.synchronize_replicas() for gradient_reducer in found])
     for gradient_reducer in found:
         gradient_reducer.after_synchronizing()

@@ -15,8 +15,9 @@ import tensorflow as tf
 
 from ...schedule import GTOPK_DENSITIES, Schedule, density_of_epoch
 from ...schemes.report import StepReport
+from ..models import optimizers_of
 from ..plugin import set_density, step_report, synchronize_replicas
-from ..registry import gradient_reducer_of, reducers_of
+from ..registry import all_reductions_of, reducers_of
 from ..state import load_state, read_marks, save_state
 from ..versions import KERAS_3
 
@@ -63,12 +64,12 @@ class SynchronizeReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Logs = None) -> None:
         self._steps = 0
-        partial = getattr(gradient_reducer_of(self.model), "partial", None)
-        self._interval = None if partial is None else partial.model_sync_interval
+        partials = [getattr(gradient_reducer, "partial", None) for gradient_reducer in all_reductions_of(self.model)]
+        self._intervals = [each.model_sync_interval for each in partials if each and each.model_sync_interval]
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         self._steps += 1
-        if self._interval is not None and self._steps % self._interval == 0:
+        if any(self._steps % interval == 0 for interval in self._intervals):
             synchronize_replicas(self.model)
 
     def on_test_begin(self, logs: Logs = None) -> None:
@@ -143,7 +144,10 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
             logger.warning("residuals start at zero: %s", found)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        if reducers_of(self.model):
+        if not reducers_of(self.model):
+            logger.warning("no residuals were saved: no optimizer that the model has as an attribute, and no tape "
+                           "over its variables, has reduced a gradient with compression=OkTopk(...) yet")
+        else:
             save_state(self.model, self._path.format(epoch=epoch + 1), iterations=self._iterations())
 
     def _look(self) -> str | None:
@@ -159,4 +163,4 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
         return None
 
     def _iterations(self) -> int:
-        return int(self.model.optimizer.iterations.numpy())
+        return sum(int(optimizer.iterations.numpy()) for optimizer in optimizers_of(self.model))
