@@ -104,14 +104,17 @@ def _difference(theirs: list[list[list[str]]]) -> str:
 
 
 class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Averages an epoch's metrics over the ranks. Comes before the callbacks that are to see the mean."""
+    """Averages an epoch's metrics over the ranks, vectors too. Comes before the callbacks that are to see the mean."""
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if logs:
             names = sorted(logs)
-            values = np.array([float(logs[name]) for name in names])
-            means = hvd.allreduce(tf.constant(values), op=hvd.Average, name="horovod_oktopk.metrics").numpy()
-            logs |= dict(zip(names, means.tolist(), strict=True))
+            values = [np.asarray(logs[name], np.float64) for name in names]
+            mine = np.concatenate([value.ravel() for value in values])
+            means = hvd.allreduce(tf.constant(mine), op=hvd.Average, name="horovod_oktopk.metrics").numpy()
+            parts = np.split(means, np.cumsum([value.size for value in values])[:-1])
+            for name, value, mean in zip(names, values, parts, strict=True):
+                logs[name] = mean.reshape(value.shape) if value.ndim else float(mean[0])
 
 
 class LearningRateWarmupCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]

@@ -6,6 +6,7 @@ import csv
 
 import horovod.tensorflow as hvd
 import numpy as np
+import tensorflow as tf
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import OptionError, PluginError
@@ -123,6 +124,19 @@ def check_metrics_are_averaged() -> None:
     history = fit(model, [Own(), hvd_keras.callbacks.MetricAverageCallback()])
     np.testing.assert_allclose(history["rank"], (hvd.size() - 1) / 2)
     assert len(set(everywhere(hvd, tuple(map(float, history["loss"]))))) == 1
+
+
+def check_metrics_that_are_vectors_are_averaged() -> None:
+    model = compiled(make_model(), distribute(DENSE))
+    seen: list[np.ndarray] = []
+
+    class Own(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
+            logs["by_class"] = tf.constant([[1.0, 2.0], [3.0, 4.0]]) * (1.0 + hvd.rank())
+
+    spy = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(logs["by_class"]))
+    fit(model, [Own(), hvd_keras.callbacks.MetricAverageCallback(), spy], epochs=1)
+    np.testing.assert_allclose(seen[0], np.array([[1.0, 2.0], [3.0, 4.0]]) * (1 + hvd.size()) / 2)
 
 
 def check_learning_rate_warms_up() -> None:
