@@ -13,6 +13,7 @@ import horovod.tensorflow as hvd
 
 import tensorflow as tf
 
+from ...errors import OptionError
 from ...schedule import GTOPK_DENSITIES, Schedule, density_of_epoch
 from ...schemes.report import StepReport
 from ..models import optimizers_of
@@ -125,9 +126,10 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Saves residuals and counters after every epoch, and takes them back when training begins.
 
     It goes with ModelCheckpoint or BackupAndRestore, which save the model, and comes after them in the
-    list. filepath: of the file on rank 0's disk; "{epoch}" stands for the epoch, from 1.
+    list. filepath: of the file on rank 0's disk; "{epoch}" stands for the epoch, from 1, and "{loss:.2f}" for what
+        rank 0's logs have, as in ModelCheckpoint. Raises OptionError on all ranks for a name that they do not have.
     restore: the file to load when training begins, of this callback or of `save_state`; by default filepath, which
-        with "{epoch}" in it is none. It is taken if its step, where it tells that, is the model's.
+        with such names in it is none. It is taken if its step, where it tells that, is the model's.
     """
 
     def __init__(self, filepath: str | os.PathLike[str], restore: str | os.PathLike[str] | None = None) -> None:
@@ -141,14 +143,26 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
         if found is None:
             load_state(self.model, self._restore)
         elif found:
-            logger.warning("residuals start at zero: %s", found)
+            kept = "stay as they are" if reducers_of(self.model) else "start at zero"
+            logger.warning("residuals %s: %s", kept, found)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if not reducers_of(self.model):
             logger.warning("no residuals were saved: no optimizer that the model has as an attribute, and no tape "
                            "over its variables, has reduced a gradient with compression=OkTopk(...) yet")
         else:
-            save_state(self.model, self._path.format(epoch=epoch + 1), iterations=self._iterations())
+            path, wrong = hvd.broadcast_object(self._file_of(epoch, logs), root_rank=0, name="horovod_oktopk.path")
+            if wrong:
+                raise OptionError(wrong)
+            save_state(self.model, path, iterations=self._iterations())
+
+    def _file_of(self, epoch: int, logs: Logs) -> tuple[str, str | None]:
+        """The path, and why there is none."""
+        try:
+            return self._path.format(**{**(logs or {}), "epoch": epoch + 1}), None
+        except (LookupError, TypeError, ValueError) as error:
+            return "", (f"the path {self._path!r} of StateCheckpoint cannot be filled in ({type(error).__name__}: "
+                        f"{error}): this epoch has {['epoch', *sorted(logs or {})]}")
 
     def _look(self) -> str | None:
         """None where the file is to be loaded; else why not, or "" where that is no surprise."""
