@@ -24,7 +24,7 @@ from ..errors import PluginError
 from ..options import Partial, as_options
 from ..partial.reducer import end_before, in_turn
 from ..reducer.checks import check_arguments, check_horovod, refuse_join
-from ..schemes.report import StepReport
+from ..schemes.report import StepReport, WriteScalar, scalars_to
 from .registry import (
     GradientReducer,
     all_reductions_of,
@@ -59,6 +59,15 @@ def install() -> None:
     hvd.shutdown = hvd.mpi_ops.shutdown = end_before(hvd.shutdown)
     hvd.join = hvd.mpi_ops.join = refuse_join(in_use, hvd.join)
     hvd._oktopk_installed = True
+
+
+@scalars_to.register
+def _(writer: tf.summary.SummaryWriter) -> WriteScalar:
+    def write(name: str, value: float, step: int) -> None:
+        with writer.as_default():
+            tf.summary.scalar(name, value, step=step)
+
+    return write
 
 
 def step_report(target: Any) -> StepReport | None:

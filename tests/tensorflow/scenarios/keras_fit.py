@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from contextlib import closing
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -113,6 +114,20 @@ def check_callbacks_put_the_report_into_the_logs() -> None:
     assert seen[-1]["oktopk_bytes_sent"] == report.bytes_sent
     mine = np.mean([logs["oktopk_bytes_sent"] for logs in seen[4:]])
     np.testing.assert_allclose(history["oktopk_bytes_sent"][1], np.mean(everywhere(hvd, mine)), rtol=1e-6)
+
+
+def check_a_report_goes_to_a_tf_summary_writer() -> None:
+    model = compiled(make_model(), distribute(OkTopk(density=0.1)))
+    fit(model, epochs=1)
+    with shared_folder(hvd) as folder:
+        mine = folder / str(hvd.rank())
+        with closing(tf.summary.create_file_writer(str(mine))) as writer:
+            step_report(model).write(writer)
+        events = [event for file in mine.iterdir() for event in tf.compat.v1.train.summary_iterator(str(file))]
+    found = {value.tag: (event.step, float(tf.make_ndarray(value.tensor))) for event in events
+             for value in event.summary.value}
+    assert found["oktopk/k"] == (4, step_report(model).k)
+    raised_everywhere(hvd, OptionError, lambda: step_report(model).write(object()))
 
 
 def check_metrics_are_averaged() -> None:
