@@ -25,6 +25,7 @@ from ..options import Partial, as_options
 from ..partial.reducer import end_before, in_turn
 from ..reducer.checks import check_arguments, check_horovod, refuse_join
 from ..schemes.report import StepReport, WriteScalar, scalars_to
+from .models import check_optimizer
 from .registry import (
     GradientReducer,
     all_reductions_of,
@@ -185,12 +186,14 @@ def _wrap_create(create: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(create)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         asked = signature.bind(*args, **kwargs).arguments
-        if as_options(asked["compression"]) is None:
+        options = as_options(asked["compression"])
+        if options is None:
             return create(*args, **kwargs)
         if KERAS_3 and isinstance(asked["optimizer"], tf.keras.optimizers.Optimizer):
             raise PluginError(f"{KERAS} does not call Horovod's optimizer, and ranks would train apart. Use "
                               "horovod_oktopk.tensorflow.keras.DistributedOptimizer, which is made for it, or "
                               "tf-keras (TF_USE_LEGACY_KERAS=1)")
+        check_optimizer(asked["optimizer"], options)
         optimizer = create(*args, **kwargs)
         optimizer._compute_gradients = _wrap_compute(optimizer._compute_gradients)
         return optimizer

@@ -130,6 +130,16 @@ def check_a_report_goes_to_a_tf_summary_writer() -> None:
     raised_everywhere(hvd, OptionError, lambda: step_report(model).write(object()))
 
 
+def check_adafactor_is_refused_where_sparse_updates_would_make_it_nan() -> None:
+    message = raised_everywhere(hvd, PluginError,
+                                lambda: distribute(OkTopk(density=0.01), keras.optimizers.Adafactor(0.01)))[0]
+    assert "epsilon_1=1e-12" in message
+    model = compiled(make_model(), distribute(OkTopk(density=0.01), keras.optimizers.Adafactor(0.01, epsilon_1=1e-12)))
+    fit(model)
+    assert all(np.isfinite(value).all() for value in weights(model).values())
+    distribute(DENSE, keras.optimizers.Adafactor(0.01))
+
+
 def check_metrics_are_averaged() -> None:
     class Own(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
