@@ -49,7 +49,8 @@ def check_numpy() -> Finding:
 def check_kernels() -> Finding:
     if KERNELS.name == "C++":
         return True, "C++"
-    return True, "NumPy, at about half the speed: for those in C++ install a C++ compiler, and this package again"
+    return True, ("NumPy, in which a step takes three to four times as long: for those in C++ install a C++ "
+                  "compiler, and this package again")
 
 
 def check_horovod() -> Finding:
