@@ -27,8 +27,8 @@ def scalars_to(writer: Any) -> WriteScalar:
     """What writes a scalar to this writer; integrations register writers that have no add_scalar."""
     write: WriteScalar | None = getattr(writer, "add_scalar", None)
     if write is None:
-        raise OptionError("expected a writer with add_scalar(tag, value, step), such as TensorBoard's SummaryWriter, or "
-                          f"with horovod_oktopk.tensorflow imported one of tf.summary; got {writer!r}")
+        raise OptionError("expected a writer with add_scalar(tag, value, step), such as TensorBoard's SummaryWriter, "
+                          f"or with horovod_oktopk.tensorflow imported one of tf.summary; got {writer!r}")
     return write
 
 

@@ -90,7 +90,8 @@ def set_density(target: Any, density: float | None) -> None:
     target: see `step_report`. All ranks must set it before the same step. Raises PluginError where nothing was made
     with `compression=OkTopk(...)`, OptionError where the density is not allowed, or k was given.
     """
-    changed: list[Any] = all_reductions_of(target) or [reducer.flat for reducer in reducers_of(target)]
+    changed: list[Any] = [*all_reductions_of(target)]
+    changed = changed or [reducer.flat for reducer in reducers_of(target)]
     if not changed:
         raise PluginError(f"{target!r} has no reduction made with compression=OkTopk(...), or none yet")
     for each in changed:

@@ -163,7 +163,8 @@ def expect_state(target: Any, path: Any) -> None:
     several, variables = all_reductions_of(target), variables_of(target)
     if not several and not variables:
         raise PluginError(f"{target!r} has neither a reduction made with compression=OkTopk(...) nor variables")
-    for number, gradient_reducer in enumerate(several or [None]):
+    owners: list[GradientReducer | None] = [*several] or [None]
+    for number, gradient_reducer in enumerate(owners):
         expected = _Expected(path, number, None if gradient_reducer is None else weakref.ref(gradient_reducer),
                              [weakref.ref(v) for v in variables])
         for each in (*_OF_TAPES.values(), *several):

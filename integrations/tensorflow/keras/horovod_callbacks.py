@@ -104,7 +104,7 @@ def _difference(theirs: list[list[list[str]]]) -> str:
 
 
 class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Averages an epoch's metrics over the ranks, vectors too. Comes before the callbacks that are to see the mean."""
+    """Averages an epoch's metrics, vectors too. Comes before the callbacks that are to see the mean."""
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if logs:
