@@ -386,8 +386,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--density", type=float, default=0.01)
     parser.add_argument("--tail", type=float, default=1.0,
                         help="how alike the ranks' top-k are, from 0.3 (hardly) to 4 (nearly the same)")
-    parser.add_argument("--latency", default="50us", help="α")
-    parser.add_argument("--bandwidth", default="1gbit", help="of one rank, in each direction")
+    parser.add_argument("--latency", default="50us", help="α, with its unit: 50us, 0.1ms")
+    parser.add_argument("--bandwidth", default="1gbit",
+                        help="of one rank, in each direction, with its unit: 10gbit, 940mbit/s")
     parser.add_argument("--measured", type=Path, help=f"JSON of a cluster: entries with {', '.join(MEASURED_KEYS)}, "
                                                       "and bytes_sent where counted")
     parser.add_argument("--seed", type=int, default=1)

@@ -49,7 +49,8 @@ def check_numpy() -> Finding:
 def check_kernels() -> Finding:
     if KERNELS.name == "C++":
         return True, "C++"
-    return True, "NumPy, at about half the speed: for those in C++ install a C++ compiler, and this package again"
+    return True, ("NumPy, in which a step takes three to four times as long: for those in C++ install a C++ "
+                  "compiler, and this package again")
 
 
 def check_horovod() -> Finding:
@@ -123,8 +124,8 @@ def add_advise(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parameters", type=int, required=True, help="n, gradient elements of the model")
     parser.add_argument("--density", type=float, default=0.01, help="share of them that is selected (0.01)")
     parser.add_argument("--ranks", type=int, help="P")
-    parser.add_argument("--bandwidth", help="of one rank in each direction, such as 10gbit")
-    parser.add_argument("--latency", default="50us", help="of one message (50us)")
+    parser.add_argument("--bandwidth", help="of one rank in each direction, with its unit: 10gbit, 940mbit/s")
+    parser.add_argument("--latency", default="50us", help="of one message, with its unit: 50us, 0.1ms (50us)")
     parser.add_argument("--measure", action="store_true",
                         help="measure bandwidth and latency between the ranks of this job, under horovodrun")
 

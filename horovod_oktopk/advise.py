@@ -58,15 +58,17 @@ class Prediction:
 
 
 def parse_bandwidth(text: str) -> float:
-    """Bits per second of, say, 10gbit, 940mbit or 1e9. Raises OptionError."""
-    found = re.fullmatch(r"([0-9.eE+]+?)\s*([kmgt]?)(?:bit(?:/s)?|bps)?", text.strip().lower())
-    return _positive(text, found and found[1], BITS[found[2]] if found else 1.0, "a bandwidth such as 10gbit")
+    """Bits per second of, say, 10gbit, 940mbit/s or 1e9bps. Raises OptionError, without a unit too."""
+    found = re.fullmatch(r"([0-9.eE+]+?)\s*([kmgt]?)(?:bit(?:/s)?|bps)", text.strip().lower())
+    return _positive(text, found and found[1], BITS[found[2]] if found else 1.0,
+                     "a bandwidth in bits with its unit, such as 10gbit, 940mbit/s or 25Gbps")
 
 
 def parse_latency(text: str) -> float:
-    """Seconds of, say, 50us, 0.1ms or 5e-5s. Raises OptionError."""
+    """Seconds of, say, 50us, 0.1ms or 5e-5s. Raises OptionError, without a unit too."""
     found = re.fullmatch(r"([0-9.eE+-]+?)\s*(s|ms|us|ns)", text.strip().lower())
-    return _positive(text, found and found[1], SECONDS[found[2]] if found else 1.0, "a latency such as 50us")
+    return _positive(text, found and found[1], SECONDS[found[2]] if found else 1.0,
+                     "a latency with its unit, such as 50us, 0.1ms or 1e-6s")
 
 
 def _positive(text: str, number: str | None, unit: float, what: str) -> float:

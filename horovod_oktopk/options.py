@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any, Literal, NoReturn, Protocol, get_args
@@ -22,6 +22,8 @@ from .schemes.topkdsa import TopkDSAAllreduce
 from .selection.accumulator import Accumulator
 from .transport.base import TransportName
 from .transport.counting import CountingTransport
+
+DEFAULT_DENSITY = 0.01
 
 
 class Algorithm(Protocol):
@@ -58,7 +60,8 @@ class Compression:
 class Scheme(Compression):
     """What every scheme's options have in common. Options compare by identity.
 
-    density: fraction of the elements that a step selects, in (0, 1]; k = max(1, round(density * n)).
+    density: fraction of the elements that a step selects, in (0, 1]; k = max(1, round(density * n)). 0.01, if
+        neither it nor k is given; None, if k is.
     k: that number itself, instead of a density; from 1 to n.
     transport: "mpi" (mpi4py), "horovod" (Horovod's own alltoall and allgather), or "auto": MPI where
         Horovod runs on it, and Horovod's collectives elsewhere.
@@ -69,16 +72,21 @@ class Scheme(Compression):
     Raises OptionError where a value is not allowed.
     """
 
-    density: float = 0.01
+    density: float | None = None
     k: int | None = None
     transport: TransportName = "auto"
     bucket_bytes: int | Literal["auto"] | None = None
+    _given_density: float | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _check_real("density", self.density, "in (0, 1]", lambda x: 0 < x <= 1)
+        if self.density is None and self.k is None:
+            object.__setattr__(self, "density", DEFAULT_DENSITY)
+        object.__setattr__(self, "_given_density", self.density)
+        if self.density is not None:
+            _check_real("density", self.density, "in (0, 1]", lambda x: 0 < x <= 1)
         if self.k is not None:
             _check_integer("k", self.k)
-            if self.density != type(self).density:
+            if self.density is not None:
                 raise OptionError(f"density and k exclude each other; got density={self.density!r}, k={self.k!r}")
         if self.bucket_bytes is not None:
             if self.bucket_bytes != "auto":
@@ -92,6 +100,7 @@ class Scheme(Compression):
     def k_of(self, n: int) -> int:
         """The number of elements to select of n. Raises OptionError where k exceeds n."""
         if self.k is None:
+            assert self.density is not None
             return max(1, round(self.density * n))
         if self.k > n:
             raise OptionError(f"k must be at most n, the number of gradient elements: got k={self.k}, n={n}")
@@ -99,13 +108,18 @@ class Scheme(Compression):
 
     def settings(self) -> Mapping[str, Any]:
         """All options by name."""
-        return asdict(self)
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
 
-    def with_density(self, density: float) -> Scheme:
-        """The same options with another density. Raises OptionError where k was given as a number."""
+    def with_density(self, density: float | None) -> Scheme:
+        """The same options with another density; None: that which was given at first, however often it has changed.
+
+        Raises OptionError where k was given as a number.
+        """
         if self.k is not None:
             raise OptionError(f"the density can be changed only where it was given; got k={self.k}")
-        return replace(self, density=density)
+        changed = replace(self, density=self._given_density if density is None else density)
+        object.__setattr__(changed, "_given_density", self._given_density)
+        return changed
 
     def build(self, description: str) -> Algorithm:
         """The algorithm, with these options.
@@ -143,7 +157,8 @@ def as_options(compression: Any) -> Scheme | Partial | None:
 class OkTopk(Scheme):
     """Ok-Topk (Li and Hoefler, PPoPP 2022): u = Topk(Σ Topk(residual + gradient)) in at most 6k(P-1)/P words.
 
-    density: fraction of the elements that a step selects, in (0, 1]; k = max(1, round(density * n)).
+    density: fraction of the elements that a step selects, in (0, 1]; k = max(1, round(density * n)). 0.01, if
+        neither it nor k is given; None, if k is.
     k: that number itself, instead of a density; from 1 to n.
     selection: "exact": the global top-k is exact at every step, as the local one always is; "reuse": the paper's,
         which reuses the global threshold between evaluations, and saves one short message.
@@ -257,9 +272,9 @@ class GaussianK(Scheme):
 class DenseSum(Scheme):
     """`Dense` under `Partial`: all elements are sent over our own transport, and nothing stays in the residual."""
 
-    density: float = 1.0
+    density: float | None = 1.0
 
-    def with_density(self, density: float) -> NoReturn:
+    def with_density(self, density: float | None) -> NoReturn:
         """Refuses."""
         raise OptionError(f"Dense sends all elements, and has no density; got {density!r}")
 

@@ -66,8 +66,8 @@ def test_at_the_crossing_dense_and_the_best_scheme_take_the_same_time():
     assert at["dense"].seconds == pytest.approx(at["OkTopk"].seconds, rel=0.02)
 
 
-@pytest.mark.parametrize(("text", "value"), [("10gbit", 1e10), ("940mbit/s", 9.4e8), ("1e9", 1e9), ("1 Gbps", 1e9),
-                                             ("2.5Gbit", 2.5e9)])
+@pytest.mark.parametrize(("text", "value"), [("10gbit", 1e10), ("940mbit/s", 9.4e8), ("1e9bit", 1e9), ("1 Gbps", 1e9),
+                                             ("2.5Gbit", 2.5e9), ("25GBIT", 2.5e10)])
 def test_bandwidths(text, value):
     assert advise.parse_bandwidth(text) == value
 
@@ -77,7 +77,7 @@ def test_latencies(text, value):
     assert advise.parse_latency(text) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("text", ["", "fast", "0gbit", "-1gbit", "10gb", "nan", "1e999gbit"])
+@pytest.mark.parametrize("text", ["", "fast", "0gbit", "-1gbit", "10gb", "nan", "1e999gbit", "10", "1e9", "10g"])
 def test_a_bandwidth_that_makes_no_sense_is_refused(text):
     with pytest.raises(OptionError, match="10gbit"):
         advise.parse_bandwidth(text)
@@ -116,7 +116,8 @@ def test_the_command_prints_the_table():
     (["--parameters", "0", "--ranks", "8", "--bandwidth", "1gbit"], "--parameters must be at least 1"),
     (["--parameters", "9", "--ranks", "0", "--bandwidth", "1gbit"], "--ranks must be at least 1"),
     (["--parameters", "9", "--ranks", "2", "--bandwidth", "1gbit", "--density", "0"], "density must be in (0, 1]"),
-    (["--parameters", "9", "--ranks", "2", "--bandwidth", "x"], "10gbit"),
+    (["--parameters", "9", "--ranks", "2", "--bandwidth", "10"], "with its unit, such as 10gbit"),
+    (["--parameters", "9", "--ranks", "2", "--bandwidth", "1gbit", "--latency", "5"], "with its unit, such as 50us"),
     (["--parameters", "9"], "--ranks and --bandwidth are needed")])
 def test_the_command_says_what_is_wrong(arguments, message):
     done = command(*arguments)

@@ -85,7 +85,7 @@ class PartialReducer(FlatReducer[L]):
             start = time.perf_counter()
             self._hand_in(pieces)
             self._accumulating.seconds = time.perf_counter() - start
-            return [self._wished.density, *settings]
+            return [self._wished.density or 0.0, *settings]  # 0 with k, which no density changes
 
         return self.start().arrive(contribute)
 
@@ -136,7 +136,7 @@ class PartialReducer(FlatReducer[L]):
         if not all(outcome.report.finite for outcome in outcomes):
             logger.warning("a round was skipped, as some rank's gradient was not finite (step %d)", last.step)
 
-    def set_density(self, density: float) -> None:
+    def set_density(self, density: float | None) -> None:
         """From this rank's next contribution on; a round has the density of the rank that its settings are of."""
         self._wished = self._wished.with_density(density)
 

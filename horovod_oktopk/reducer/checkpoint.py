@@ -28,10 +28,11 @@ CHUNK = 1 << 28
 """Bytes in one message: MPI counts in 32 bits."""
 
 
-def save(reducers: Sequence[FlatReducer[Any]], path: PathLike, **marks: Any) -> None:
+def save(reducers: Sequence[FlatReducer[Any]], path: PathLike, optimizers: Sequence[int] = (), **marks: Any) -> None:
     """Writes the state of all ranks' reducers; called on all ranks together.
 
-    marks: plain values, to be stored beside it. The file appears whole or not at all.
+    optimizers: which optimizer each reducer is of, by number; if not given, one has them all. marks: plain values,
+    to be stored beside it. The file appears whole or not at all.
     """
     path = Path(path)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
@@ -39,7 +40,8 @@ def save(reducers: Sequence[FlatReducer[Any]], path: PathLike, **marks: Any) -> 
     archive = zipfile.ZipFile(part, "w") if writes else None
     records = [_save_one(reducer, index, archive) for index, reducer in enumerate(reducers)]
     if archive is not None:
-        archive.writestr("records.json", json.dumps({"marks": marks, "reductions": records}))
+        owners = list(optimizers) or [0] * len(records)
+        archive.writestr("records.json", json.dumps({"marks": marks, "optimizers": owners, "reductions": records}))
         archive.close()
         part.replace(path)
     for reducer in reducers:
@@ -53,14 +55,14 @@ def read_marks(path: PathLike) -> dict[str, Any]:
     return marks
 
 
-def load(reducer: FlatReducer[Any], index: int, path: PathLike) -> None:
-    """Gives every rank its share of the state of the index-th reducer in the file; called on all ranks together.
+def load(reducer: FlatReducer[Any], index: int, path: PathLike, optimizer: int = 0) -> None:
+    """Gives every rank its share of the state of an optimizer's index-th reducer; called on all ranks together.
 
     Raises OptionError on every rank where the first one cannot read it, or where it is of another model.
     """
     transport = reducer.connect()
     reducer.check_agreement(f"{reducer.description}\nstate: loaded from a file")  # or some would wait in vain
-    source = _Source(reducer, index, path) if transport.rank == 0 else None
+    source = _Source(reducer, index, path, optimizer) if transport.rank == 0 else None
     failure = _tell(transport, source and source.failure)
     if failure is not None:
         raise OptionError(f"no state for these parameters could be loaded from {path}: {failure}")
@@ -75,12 +77,15 @@ def load(reducer: FlatReducer[Any], index: int, path: PathLike) -> None:
 class _Source:
     """The file, on the rank that reads it. failure: why it cannot be; None where it can."""
 
-    def __init__(self, reducer: FlatReducer[Any], index: int, path: PathLike) -> None:
+    def __init__(self, reducer: FlatReducer[Any], index: int, path: PathLike, optimizer: int) -> None:
         self.failure: str | None = None
         self._layout = reducer.layout
         try:
             self._archive = zipfile.ZipFile(path)
-            self._records: list[Record] = json.loads(self._archive.read("records.json"))["reductions"][index]
+            saved = json.loads(self._archive.read("records.json"))
+            own = [records for owner, records in zip(saved["optimizers"], saved["reductions"], strict=True)
+                   if owner == optimizer]
+            self._records: list[Record] = own[index]
         except (OSError, ValueError, LookupError, zipfile.BadZipFile) as error:
             self.failure = f"{type(error).__name__}: {error}"
             return

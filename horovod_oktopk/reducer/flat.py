@@ -155,14 +155,13 @@ class FlatReducer(Generic[L]):
 
     # Which buckets, and how much of them: changed between steps, on all ranks together.
 
-    def set_density(self, density: float) -> None:
-        """From the next step on, another fraction of the elements is selected.
+    def set_density(self, density: float | None) -> None:
+        """From the next step on, another fraction of the elements is selected; None: that of the options again.
 
         Raises OptionError for a density that is not allowed, and where k was given as a number.
         """
-        changed = density != self.options.density
-        self.options = self.options.with_density(density)
-        if changed:
+        before, self.options = self.options.density, self.options.with_density(density)
+        if self.options.density != before:
             self._begin_trial()
         self._describe()
 

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import singledispatch
 from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errors import OptionError
 
 if TYPE_CHECKING:
     from ..transport.counting import Traffic
+
+WriteScalar = Callable[[str, float, int], object]
+"""Takes a name, a value and a step."""
 
 
 class ScalarWriter(Protocol):
     """The one method needed of a TensorBoard SummaryWriter."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object: ...
+
+
+@singledispatch
+def scalars_to(writer: Any) -> WriteScalar:
+    """What writes a scalar to this writer; integrations register writers that have no add_scalar."""
+    write: WriteScalar | None = getattr(writer, "add_scalar", None)
+    if write is None:
+        raise OptionError("expected a writer with add_scalar(tag, value, step), such as TensorBoard's SummaryWriter, "
+                          f"or with horovod_oktopk.tensorflow imported one of tf.summary; got {writer!r}")
+    return write
 
 
 @dataclass
@@ -99,10 +115,14 @@ class StepReport:
             figures |= {f"{name}/{key}": value for key, value in vars(traffic).items()}
         return figures
 
-    def write(self, writer: ScalarWriter, prefix: str = "oktopk") -> None:
-        """Writes all figures to a TensorBoard SummaryWriter (or whatever has its add_scalar)."""
+    def write(self, writer: ScalarWriter | Any, prefix: str = "oktopk") -> None:
+        """Writes all figures to a TensorBoard SummaryWriter (or whatever has its add_scalar), or one of tf.summary.
+
+        Raises OptionError for another writer.
+        """
+        write = scalars_to(writer)
         for name, value in self.scalars().items():
-            writer.add_scalar(f"{prefix}/{name}", float(value), self.step)
+            write(f"{prefix}/{name}", float(value), self.step)
 
 
 def sum_of_phases(several: Sequence[Mapping[str, Traffic]]) -> dict[str, Traffic]:

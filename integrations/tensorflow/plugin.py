@@ -24,12 +24,13 @@ from ..errors import PluginError
 from ..options import Partial, as_options
 from ..partial.reducer import end_before, in_turn
 from ..reducer.checks import check_arguments, check_horovod, refuse_join
-from ..schemes.report import StepReport
+from ..schemes.report import StepReport, WriteScalar, scalars_to
 from ..transport.ending import before_shutdown
+from .models import check_optimizer
 from .registry import (
     GradientReducer,
     gradient_reducer_for,
-    gradient_reducer_of,
+    gradient_reducers_of,
     in_use,
     reducers_of,
     tensor_of,
@@ -63,27 +64,36 @@ def install() -> None:
     hvd._oktopk_installed = True
 
 
+@scalars_to.register
+def _(writer: tf.summary.SummaryWriter) -> WriteScalar:
+    def write(name: str, value: float, step: int) -> None:
+        with writer.as_default():
+            tf.summary.scalar(name, value, step=step)
+
+    return write
+
+
 def step_report(target: Any) -> StepReport | None:
     """What the last reduction did on this rank; None before the first.
 
     target: an optimizer or a model; for gradients of a tape, the model, or the list of variables.
-    Where it has several reductions, the report is of the one that has taken most steps.
+    Where it has several reductions or optimizers, the report is of the one that has taken most steps.
     Raises PluginError for an optimizer that was not made with `compression=OkTopk(...)`.
     """
-    if gradient_reducer_of(target) is None and not variables_of(target):
+    if not gradient_reducers_of(target) and not variables_of(target):
         raise PluginError(f"{target!r} was not made with compression=OkTopk(...), so it has no step report")
     reports = (reducer.flat.last_report for reducer in reducers_of(target))
     return max((report for report in reports if report), key=attrgetter("step"), default=None)
 
 
-def set_density(target: Any, density: float) -> None:
-    """From the next step on, another fraction of the elements is selected; see `step_report` for the target.
+def set_density(target: Any, density: float | None) -> None:
+    """From the next step on, another fraction of the elements is selected; None: that of the options again.
 
-    All ranks must set it before the same step. Raises PluginError where nothing was made with
-    `compression=OkTopk(...)`, OptionError where the density is not allowed, or k was given.
+    target: see `step_report`. All ranks must set it before the same step. Raises PluginError where nothing was made
+    with `compression=OkTopk(...)`, OptionError where the density is not allowed, or k was given.
     """
-    gradient_reducer = gradient_reducer_of(target)
-    changed: list[Any] = [gradient_reducer] if gradient_reducer else [reducer.flat for reducer in reducers_of(target)]
+    changed: list[Any] = [*gradient_reducers_of(target)]
+    changed = changed or [reducer.flat for reducer in reducers_of(target)]
     if not changed:
         raise PluginError(f"{target!r} has no reduction made with compression=OkTopk(...), or none yet")
     for each in changed:
@@ -96,7 +106,7 @@ def synchronize_replicas(*targets: Any) -> None:
     targets: all such optimizers, or their models. A rank that is here serves the others' rounds until all are. Before
     evaluation, checkpoints, any collective of your own, and after the last step. Without `Partial` it does nothing.
     """
-    found = [each for each in map(gradient_reducer_of, targets) if each is not None]
+    found = list(dict.fromkeys(each for target in targets for each in gradient_reducers_of(target)))
     in_turn([each.synchronize_replicas() for each in found])
     for each in found:
         each.after_synchronizing()
@@ -179,12 +189,14 @@ def _wrap_create(create: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(create)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         asked = signature.bind(*args, **kwargs).arguments
-        if as_options(asked["compression"]) is None:
+        options = as_options(asked["compression"])
+        if options is None:
             return create(*args, **kwargs)
         if KERAS_3 and isinstance(asked["optimizer"], tf.keras.optimizers.Optimizer):
             raise PluginError(f"{KERAS} does not call Horovod's optimizer, and ranks would train apart. Use "
                               "horovod_oktopk.tensorflow.keras.DistributedOptimizer, which is made for it, or "
                               "tf-keras (TF_USE_LEGACY_KERAS=1)")
+        check_optimizer(asked["optimizer"], options)
         optimizer = create(*args, **kwargs)
         optimizer._compute_gradients = _wrap_compute(optimizer._compute_gradients)
         return optimizer

@@ -20,6 +20,7 @@ from ..errors import PluginError
 from ..options import Scheme
 from ..reducer import checkpoint
 from ..reducer.checks import check_arguments
+from .models import optimizers_of
 from .reducer import Reducer, Signature, describe, is_dense, refuse_xla
 
 _ALL: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
@@ -104,7 +105,7 @@ class GradientReducer:
     def after_synchronizing(self) -> None:
         """What is to be done together then."""
 
-    def set_density(self, density: float) -> None:
+    def set_density(self, density: float | None) -> None:
         """See FlatReducer.set_density; for the reducers that there are, and those to come."""
         self.options = self.options.with_density(density)
         for reducer in self.reducers.values():
@@ -131,13 +132,25 @@ def gradient_reducer_of(target: Any) -> GradientReducer | None:
     return next((found for each in inner if each is not None and (found := gradient_reducer_of(each))), None)
 
 
-def reducers_of(target: Any) -> list[Reducer]:
+def gradient_reducers_of(target: Any) -> list[GradientReducer]:
+    """Of an optimizer; or of all optimizers that a model has."""
+    holders = optimizers_of(target) if isinstance(target, tf.keras.Model) else [target]
+    found = [gradient_reducer_of(holder) for holder in holders]
+    return [gradient_reducer for gradient_reducer in found if gradient_reducer is not None]
+
+
+def reducers_by_optimizer(target: Any) -> list[list[Reducer]]:
     """Of an optimizer or a model; or those that tapes have of a model's variables, or of a list of variables."""
-    gradient_reducer = gradient_reducer_of(target)
-    if gradient_reducer is not None:
-        return list(gradient_reducer.reducers.values())
+    several = gradient_reducers_of(target)
+    if several:
+        return [list(gradient_reducer.reducers.values()) for gradient_reducer in several]
     wanted = {id(variable) for variable in variables_of(target)}
-    return [reducer for each in _OF_TAPES.values() for key, reducer in each.reducers.items() if wanted & set(key)]
+    return [[reducer for each in _OF_TAPES.values() for key, reducer in each.reducers.items() if wanted & set(key)]]
+
+
+def reducers_of(target: Any) -> list[Reducer]:
+    """Those of all optimizers, together."""
+    return [reducer for reducers in reducers_by_optimizer(target) for reducer in reducers]
 
 
 def variables_of(target: Any) -> list[Any]:
@@ -149,22 +162,28 @@ def variables_of(target: Any) -> list[Any]:
 
 def expect_state(target: Any, path: Any) -> None:
     """The target's reducers load their state from a file when they next step: those there are, and those to come."""
-    gradient_reducer, variables = gradient_reducer_of(target), variables_of(target)
-    if gradient_reducer is None and not variables:
+    several, variables = gradient_reducers_of(target), variables_of(target)
+    if not several and not variables:
         raise PluginError(f"{target!r} has neither a reduction made with compression=OkTopk(...) nor variables")
-    expected = _Expected(path, weakref.ref(gradient_reducer) if gradient_reducer else None,
-                         [weakref.ref(v) for v in variables])
-    for each in (*_OF_TAPES.values(), *([gradient_reducer] if gradient_reducer else [])):
-        for key, reducer in each.reducers.items():
-            expected.hand_to(each, reducer, key)
-    _EXPECTED.append(expected)
+    owners: list[GradientReducer | None] = [*several] or [None]
+    for number, gradient_reducer in enumerate(owners):
+        expected = _Expected(path, number, None if gradient_reducer is None else weakref.ref(gradient_reducer),
+                             [weakref.ref(v) for v in variables])
+        for each in (*_OF_TAPES.values(), *several):
+            for key, reducer in each.reducers.items():
+                expected.hand_to(each, reducer, key)
+        _EXPECTED.append(expected)
 
 
 @dataclass
 class _Expected:
-    """A file, and whom its state is for: an optimizer's GradientReducer, or those of tapes over some variables."""
+    """A file, and whom its state is for: an optimizer's GradientReducer, or those of tapes over some variables.
+
+    number: of the optimizer among those of the target.
+    """
 
     path: Any
+    number: int
     gradient_reducer: weakref.ref[GradientReducer] | None
     variables: list[weakref.ref[Any]]
     handed: int = 0
@@ -176,7 +195,7 @@ class _Expected:
             known = {id(ref()) for ref in self.variables}
             wanted = gradient_reducer in _OF_TAPES.values() and bool(key) and known.issuperset(key)
         if wanted:
-            reducer.before_step = partial(checkpoint.load, index=self.handed, path=self.path)
+            reducer.before_step = partial(checkpoint.load, index=self.handed, path=self.path, optimizer=self.number)
             self.handed += 1
 
 

@@ -17,7 +17,7 @@ from ..errors import PluginError
 from ..reducer import checkpoint
 from ..transport.connect import count_resets
 from .plugin import synchronize_replicas
-from .registry import expect_state, reducers_of
+from .registry import expect_state, reducers_by_optimizer, reducers_of
 
 PathLike = str | os.PathLike[str]
 
@@ -38,10 +38,11 @@ def save_state(target: Any, path: PathLike, **marks: Any) -> None:
     Raises PluginError where nothing has been reduced yet.
     """
     synchronize_replicas(target)
-    reducers = reducers_of(target)
-    if not reducers:
+    several = reducers_by_optimizer(target)
+    if not any(several):
         raise PluginError(f"there is no state to save: no gradient of {target!r} has been reduced with OkTopk yet")
-    checkpoint.save([reducer.flat for reducer in reducers], path, **marks)
+    numbers = [number for number, reducers in enumerate(several) for _ in reducers]
+    checkpoint.save([reducer.flat for reducers in several for reducer in reducers], path, numbers, **marks)
 
 
 def load_state(target: Any, path: PathLike) -> None:

@@ -87,7 +87,7 @@ class PartialReducer(Reducer):
 
     # What differs from a synchronous reduction.
 
-    def set_density(self, density: float) -> None:
+    def set_density(self, density: float | None) -> None:
         """From this rank's next step on; see FlatPartialReducer."""
         self.options = self.options.with_density(density)
         if self.flat is not None:

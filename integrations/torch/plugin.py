@@ -76,8 +76,8 @@ def step_report(optimizer: torch.optim.Optimizer) -> StepReport | None:
     return _reducer(optimizer).report
 
 
-def set_density(optimizer: torch.optim.Optimizer, density: float) -> None:
-    """From the next step on, another fraction of the elements is selected.
+def set_density(optimizer: torch.optim.Optimizer, density: float | None) -> None:
+    """From the next step on, another fraction of the elements is selected; None: that of the options again.
 
     All ranks must set it before the same step. Raises PluginError for an optimizer that was not made with
     `compression=OkTopk(...)`, OptionError where the density is not allowed, or k was given.

@@ -104,7 +104,7 @@ class Reducer:
         """Horovod's process set of the optimizer."""
         return self._optimizer.process_set
 
-    def set_density(self, density: float) -> None:
+    def set_density(self, density: float | None) -> None:
         """See FlatReducer.set_density; where gradients are on their way already, for those after them."""
         self.options = self.options.with_density(density)
         if not self._pending:

@@ -15,8 +15,7 @@ from .registry import reducer_of
 class DensitySchedule:
     """Sets the density of every epoch; on all ranks alike. It is set at once, and then by `step()` after every epoch.
 
-    optimizer: made with `compression=OkTopk(...)`. The density that it has now is the one after the schedule, so
-        one schedule is made for each optimizer.
+    optimizer: made with `compression=OkTopk(...)`, whose density is the one after the schedule.
     schedule: densities of the first epochs; or a function of the epoch (from 0) that gives a density, or None for
         that after the schedule. By default gTop-k's, 25 %, 7.25 %, 1.5 % and 0.4 %: made for final ones of less.
     epoch: the epoch that trains next, from 0; a resumed run gives the one at which it goes on.
@@ -28,8 +27,6 @@ class DensitySchedule:
                  ) -> None:
         self._optimizer = optimizer
         self._density_of = density_of_epoch(schedule)
-        reducer = reducer_of(optimizer)
-        self._final = 1.0 if reducer is None else reducer.options.density  # where it is None, set_density refuses
         self.set_epoch(epoch)
 
     def step(self) -> None:
@@ -39,10 +36,16 @@ class DensitySchedule:
     def set_epoch(self, epoch: int) -> None:
         """This epoch begins, as where an elastic job goes back to its last commit."""
         epoch = check_epoch(epoch)
-        density = self._density_of(epoch)
-        density = self._final if density is None else density
-        set_density(self._optimizer, density)
-        self.epoch, self.density = epoch, density
+        set_density(self._optimizer, self._density_of(epoch))
+        self.epoch = epoch
+
+    @property
+    def density(self) -> float:
+        """That of the present epoch."""
+        reducer = reducer_of(self._optimizer)
+        assert reducer is not None  # set_density would have refused
+        assert reducer.options.density is not None  # it would have refused k as well
+        return reducer.options.density
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""

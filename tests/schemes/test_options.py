@@ -11,7 +11,7 @@ from horovod_oktopk.errors import OkTopkError, OptionError, PluginError
 INTEGER = "an integer of at least 1"
 NOT_INTEGERS = [0, -3, 1.5, True, "8", float("nan")]
 BAD = [
-    *[("density", value, "(0, 1]") for value in (0, -1, 1.5, float("nan"), float("inf"), "a", True, None, [0.1])],
+    *[("density", value, "(0, 1]") for value in (0, -1, 1.5, float("nan"), float("inf"), "a", True, [0.1])],
     *[(name, value, INTEGER) for name in ("k", "threshold_interval", "region_interval", "messages_in_flight")
       for value in NOT_INTEGERS],
     *[(name, None, INTEGER) for name in ("threshold_interval", "region_interval", "messages_in_flight")],
@@ -33,8 +33,14 @@ def test_a_bad_value_is_refused_by_name(name, value, allowed):
 
 
 def test_density_and_k_exclude_each_other():
-    with pytest.raises(OptionError, match=r"exclude each other.*density=0\.5, k=7"):
-        OkTopk(density=0.5, k=7)
+    for density in (0.5, 0.01):  # the default, too, if it is given
+        with pytest.raises(OptionError, match=rf"exclude each other.*density={density}, k=7"):
+            OkTopk(density=density, k=7)
+
+
+def test_the_density_is_the_default_unless_k_is_given():
+    assert OkTopk().density == OkTopk(density=None).density == OkTopk().settings()["density"] == 0.01
+    assert OkTopk(k=7).density is None
 
 
 def test_an_unknown_option_is_a_type_error():
@@ -78,6 +84,14 @@ def test_settings_hold_all_options_by_name():
         "density": 0.2, "k": None, "transport": "auto", "bucket_bytes": None, "selection": "exact",
         "strategy": "split", "value_dtype": None, "threshold_interval": 32, "region_interval": 64,
         "messages_in_flight": 8, "balance_trigger": 4.0, "threshold_guard": 0.25}
+
+
+def test_the_density_that_was_given_comes_back():
+    options = OkTopk(density=0.2, messages_in_flight=3)
+    changed = options.with_density(0.5).with_density(0.3)
+    assert (changed.density, changed.messages_in_flight) == (0.3, 3)
+    assert changed.with_density(None).density == 0.2
+    assert changed.settings() == OkTopk(density=0.3, messages_in_flight=3).settings()
 
 
 def test_a_lone_tensor_is_refused_instead_of_going_dense():

@@ -13,10 +13,12 @@ import horovod.tensorflow as hvd
 
 import tensorflow as tf
 
+from ...errors import OptionError
 from ...schedule import GTOPK_DENSITIES, Schedule, density_of_epoch
 from ...schemes.report import StepReport
+from ..models import optimizers_of
 from ..plugin import set_density, step_report, synchronize_replicas
-from ..registry import gradient_reducer_of, reducers_of
+from ..registry import gradient_reducers_of, reducers_of
 from ..state import load_state, read_marks, save_state
 from ..versions import KERAS_3
 
@@ -50,14 +52,9 @@ class DensityWarmup(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, schedule: Schedule = GTOPK_DENSITIES) -> None:
         super().__init__()
         self._density_of = density_of_epoch(schedule)
-        self._final: float | None = None
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        if self._final is None:
-            gradient_reducer = gradient_reducer_of(self.model)
-            self._final = None if gradient_reducer is None else gradient_reducer.options.density
-        density = self._density_of(epoch)
-        set_density(self.model, density if density is not None else self._final or 0.0)
+        set_density(self.model, self._density_of(epoch))
 
 
 class SynchronizeReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -68,12 +65,12 @@ class SynchronizeReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Logs = None) -> None:
         self._steps = 0
-        partial = getattr(gradient_reducer_of(self.model), "partial", None)
-        self._interval = None if partial is None else partial.model_sync_interval
+        partials = [getattr(gradient_reducer, "partial", None) for gradient_reducer in gradient_reducers_of(self.model)]
+        self._intervals = [each.model_sync_interval for each in partials if each and each.model_sync_interval]
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         self._steps += 1
-        if self._interval is not None and self._steps % self._interval == 0:
+        if any(self._steps % interval == 0 for interval in self._intervals):
             synchronize_replicas(self.model)
 
     def on_test_begin(self, logs: Logs = None) -> None:
@@ -129,9 +126,10 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Saves residuals and counters after every epoch, and takes them back when training begins.
 
     It goes with ModelCheckpoint or BackupAndRestore, which save the model, and comes after them in the
-    list. filepath: of the file on rank 0's disk; "{epoch}" stands for the epoch, from 1.
+    list. filepath: of the file on rank 0's disk; "{epoch}" stands for the epoch, from 1, and "{loss:.2f}" for what
+        rank 0's logs have, as in ModelCheckpoint. Raises OptionError on all ranks for a name that they do not have.
     restore: the file to load when training begins, of this callback or of `save_state`; by default filepath, which
-        with "{epoch}" in it is none. It is taken if its step, where it tells that, is the model's.
+        with such names in it is none. It is taken if its step, where it tells that, is the model's.
     """
 
     def __init__(self, filepath: str | os.PathLike[str], restore: str | os.PathLike[str] | None = None) -> None:
@@ -145,11 +143,26 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
         if found is None:
             load_state(self.model, self._restore)
         elif found:
-            logger.warning("residuals start at zero: %s", found)
+            kept = "stay as they are" if reducers_of(self.model) else "start at zero"
+            logger.warning("residuals %s: %s", kept, found)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        if reducers_of(self.model):
-            save_state(self.model, self._path.format(epoch=epoch + 1), iterations=self._iterations())
+        if not reducers_of(self.model):
+            logger.warning("no residuals were saved: no optimizer that the model has as an attribute, and no tape "
+                           "over its variables, has reduced a gradient with compression=OkTopk(...) yet")
+        else:
+            path, wrong = hvd.broadcast_object(self._file_of(epoch, logs), root_rank=0, name="horovod_oktopk.path")
+            if wrong:
+                raise OptionError(wrong)
+            save_state(self.model, path, iterations=self._iterations())
+
+    def _file_of(self, epoch: int, logs: Logs) -> tuple[str, str | None]:
+        """The path, and why there is none."""
+        try:
+            return self._path.format(**{**(logs or {}), "epoch": epoch + 1}), None
+        except (LookupError, TypeError, ValueError) as error:
+            return "", (f"the path {self._path!r} of StateCheckpoint cannot be filled in ({type(error).__name__}: "
+                        f"{error}): this epoch has {['epoch', *sorted(logs or {})]}")
 
     def _look(self) -> str | None:
         """None where the file is to be loaded; else why not, or "" where that is no surprise."""
@@ -164,4 +177,4 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
         return None
 
     def _iterations(self) -> int:
-        return int(self.model.optimizer.iterations.numpy())
+        return sum(int(optimizer.iterations.numpy()) for optimizer in optimizers_of(self.model))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from itertools import chain, zip_longest
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -9,45 +11,110 @@ import numpy as np
 
 import tensorflow as tf
 
-from ...errors import OptionError
+from ...errors import AgreementError, OptionError
+from ..models import optimizers_of
+from ..plugin import synchronize_replicas
 from ..registry import tensor_of
+from .optimizer import is_distributed
 
+logger = logging.getLogger("horovod_oktopk")
 Logs = dict[str, Any] | None
 
 
 class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """All ranks take the root's weights and optimizer state when training begins; random seeds stay their own."""
+    """All ranks take the root's weights and optimizer state when training begins; random seeds stay their own.
+
+    Of the model, and of all optimizers that it has, a GAN's own ones too. Variables that are made by the first batch
+    are taken after it, and those that come later, with a warning, at the end of their epoch. Raises AgreementError
+    on all ranks, if then they have different ones.
+    """
 
     def __init__(self, root_rank: int) -> None:
         super().__init__()
         self._root_rank = root_rank
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        self._done = False
-        if self.model.built and not self.model.optimizer.built:
-            self.model.optimizer.build(self.model.trainable_variables)
-        self._broadcast()
+        self._sent: set[Any] = set()
+        self._is_first_batch = True
+        optimizer = self.model.optimizer
+        if self.model.built and is_distributed(optimizer) and not optimizer.built:
+            optimizer.build(self.model.trainable_variables)
+        self._broadcast(must_agree=False)  # what only some ranks have restored waits for the others' first batch
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        self._broadcast()  # of a model that was built in the first batch only
+        if self._is_first_batch:
+            self._is_first_batch = False
+            self._broadcast()
 
-    def _broadcast(self) -> None:
-        if self._done or not (self.model.built and self.model.optimizer.built):
-            return
-        variables = [tensor_of(v) for v in (*self.model.weights, *self.model.optimizer.variables)]
-        hvd.broadcast_variables(variables, root_rank=self._root_rank)
-        self._done = True
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        late = [variable.name for variable in self._broadcast()]
+        if late:
+            logger.warning("%d variables were made after the first batch (%s): the ranks had their own until the end "
+                           "of epoch %d, and have those of rank %d now", len(late), ", ".join(late[:4]), epoch + 1,
+                           self._root_rank)
+
+    def _broadcast(self, must_agree: bool = True) -> list[Any]:
+        """Broadcasts what has not been yet, owner by owner, and returns it; all ranks send the same."""
+        fresh = self._not_sent()
+        theirs = hvd.allgather_object([list(map(_described, each)) for each in fresh],
+                                      name="horovod_oktopk.broadcast")
+        alike = [all(each == of_owner[0] for each in of_owner) for of_owner in zip_longest(*theirs)]
+        if must_agree and not all(alike):
+            raise AgreementError(_difference(theirs))
+        variables = [v for each, agreed in zip(fresh, alike, strict=False) if agreed for v in each]
+        if variables:
+            synchronize_replicas(self.model)  # with Partial, replicas that have seen other rounds would take these again
+            _broadcast_by_position(variables, self._root_rank)
+            self._sent.update(v.ref() for v in variables)
+        return variables
+
+    def _not_sent(self) -> list[list[Any]]:
+        """Of the model, and of each optimizer."""
+        owners = [self.model.weights, *(optimizer.variables for optimizer in optimizers_of(self.model))]
+        known = set(self._sent)
+        fresh: list[list[Any]] = []
+        for variables in owners:
+            fresh.append([v for v in map(tensor_of, variables) if v.ref() not in known])
+            known.update(v.ref() for v in fresh[-1])
+        return fresh
+
+
+def _broadcast_by_position(variables: list[Any], root_rank: int) -> None:
+    """As hvd.broadcast_variables, which would wait for ever where ranks have other names for a variable."""
+    def broadcast() -> None:
+        for index, variable in enumerate(variables):
+            name = f"horovod_oktopk.variable.{index}"
+            variable.assign(hvd.broadcast(variable, root_rank, name=name, ignore_name_scope=True))
+
+    tf.function(broadcast, autograph=False)()
+
+
+def _described(variable: Any) -> str:
+    """Without its name, which may hold a counter of all layers that a rank has made."""
+    return f"{variable.dtype.name} of shape {tuple(variable.shape)}"
+
+
+def _difference(theirs: list[list[list[str]]]) -> str:
+    every = zip_longest(*(chain.from_iterable(owners) for owners in theirs), fillvalue="none")
+    number, differing = next(((i, each) for i, each in enumerate(every) if len(set(each)) > 1), (0, ()))
+    found = "; ".join(f"rank {rank}: {variable}" for rank, variable in enumerate(differing))
+    return ("the variables of the model and its optimizers differ between the ranks, and cannot be broadcast (of "
+            f"those that have not been, number {number} is {found}). Make the same layers and optimizers on all "
+            "ranks")
 
 
 class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Averages an epoch's metrics over the ranks. Comes before the callbacks that are to see the mean."""
+    """Averages an epoch's metrics, vectors too. Comes before the callbacks that are to see the mean."""
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if logs:
             names = sorted(logs)
-            values = np.array([float(logs[name]) for name in names])
-            means = hvd.allreduce(tf.constant(values), op=hvd.Average, name="horovod_oktopk.metrics").numpy()
-            logs |= dict(zip(names, means.tolist(), strict=True))
+            values = [np.asarray(logs[name], np.float64) for name in names]
+            mine = np.concatenate([value.ravel() for value in values])
+            means = hvd.allreduce(tf.constant(mine), op=hvd.Average, name="horovod_oktopk.metrics").numpy()
+            parts = np.split(means, np.cumsum([value.size for value in values])[:-1])
+            for name, value, mean in zip(names, values, parts, strict=True):
+                logs[name] = mean.reshape(value.shape) if value.ndim else float(mean[0])
 
 
 class LearningRateWarmupCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from ...errors import PluginError
 from ...options import Partial, as_options
+from ..models import check_optimizer
 from ..registry import GradientReducer, tensor_of
 from ..versions import KERAS
 from .partial import PartialGradientReducer
@@ -35,6 +36,8 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
     if is_distributed(optimizer):
         raise PluginError(f"{type(optimizer).__name__} is distributed already")
     options = as_options(compression)
+    if options is not None:
+        check_optimizer(optimizer, options)
     if isinstance(options, Partial):
         _check_partial(optimizer, backward_passes_per_step)
     plain = type(optimizer)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+from contextlib import closing
 
 import horovod.tensorflow as hvd
 import numpy as np
+import tensorflow as tf
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import OptionError, PluginError
@@ -114,6 +116,31 @@ def check_callbacks_put_the_report_into_the_logs() -> None:
     np.testing.assert_allclose(history["oktopk_bytes_sent"][1], np.mean(everywhere(hvd, mine)), rtol=1e-6)
 
 
+def check_a_report_goes_to_a_tf_summary_writer() -> None:
+    model = compiled(make_model(), distribute(OkTopk(density=0.1)))
+    fit(model, epochs=1)
+    with shared_folder(hvd) as folder:
+        mine = folder / str(hvd.rank())
+        with closing(tf.summary.create_file_writer(str(mine))) as writer:
+            step_report(model).write(writer)
+        events = [event for file in mine.iterdir() for event in tf.compat.v1.train.summary_iterator(str(file))]
+    found = {value.tag: (event.step, float(tf.make_ndarray(value.tensor))) for event in events
+             for value in event.summary.value}
+    assert found["oktopk/k"] == (4, step_report(model).k)
+    raised_everywhere(hvd, OptionError, lambda: step_report(model).write(object()))
+
+
+def check_adafactor_is_refused_where_sparse_updates_would_make_it_nan() -> None:
+    message = raised_everywhere(hvd, PluginError,
+                                lambda: distribute(OkTopk(density=0.01), keras.optimizers.Adafactor(0.01)))[0]
+    assert "epsilon_1=1e-12" in message
+    adafactor = keras.optimizers.Adafactor(0.01, epsilon_1=1e-12)
+    model = compiled(make_model(), distribute(OkTopk(density=0.01), adafactor))
+    fit(model)
+    assert all(np.isfinite(value).all() for value in weights(model).values())
+    distribute(DENSE, keras.optimizers.Adafactor(0.01))
+
+
 def check_metrics_are_averaged() -> None:
     class Own(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
@@ -123,6 +150,19 @@ def check_metrics_are_averaged() -> None:
     history = fit(model, [Own(), hvd_keras.callbacks.MetricAverageCallback()])
     np.testing.assert_allclose(history["rank"], (hvd.size() - 1) / 2)
     assert len(set(everywhere(hvd, tuple(map(float, history["loss"]))))) == 1
+
+
+def check_metrics_that_are_vectors_are_averaged() -> None:
+    model = compiled(make_model(), distribute(DENSE))
+    seen: list[np.ndarray] = []
+
+    class Own(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
+            logs["by_class"] = tf.constant([[1.0, 2.0], [3.0, 4.0]]) * (1.0 + hvd.rank())
+
+    spy = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(logs["by_class"]))
+    fit(model, [Own(), hvd_keras.callbacks.MetricAverageCallback(), spy], epochs=1)
+    np.testing.assert_allclose(seen[0], np.array([[1.0, 2.0], [3.0, 4.0]]) * (1 + hvd.size()) / 2)
 
 
 def check_learning_rate_warms_up() -> None:
@@ -151,6 +191,18 @@ def check_density_warms_up() -> None:
     assert "k=7" in message
     plain = compiled(make_model(), distribute(hvd.Compression.none))
     raised_everywhere(hvd, PluginError, lambda: fit(plain, [hvd_keras.callbacks.DensityWarmup()]))
+
+
+def check_the_options_density_holds_after_every_warm_up() -> None:
+    """In a second fit, and with a callback that is made in the middle of a warm-up."""
+    def train(schedule: list[float], epochs: int) -> list[float]:
+        callbacks = [hvd_keras.callbacks.DensityWarmup(schedule), hvd_keras.callbacks.StepReportLogger()]
+        return fit(model, callbacks, epochs=epochs)["oktopk_k"]
+
+    model = compiled(make_model(), distribute(OkTopk(density=0.1)))
+    ks = [train([0.5, 0.25], 1), train([0.4], 3)]
+    n = step_report(model).n
+    assert ks == [[round(0.5 * n)], [round(0.4 * n), round(0.1 * n), round(0.1 * n)]]
 
 
 def check_partial_optimizer_leaves_local_layers_alone() -> None:

@@ -13,12 +13,21 @@ import tensorflow as tf
 from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
+from horovod_oktopk import OptionError
 from horovod_oktopk.tensorflow import OkTopk, load_state, save_state, step_report
 from horovod_oktopk.tensorflow.registry import reducers_of
 from horovod_oktopk.tensorflow.versions import KERAS_3
-from tests.scenarios.common import assert_equal_everywhere, everywhere, flat, shared_folder
+from tests.scenarios.common import assert_equal_everywhere, everywhere, flat, raised_everywhere, shared_folder
 from tests.tensorflow.driver import Kind
-from tests.tensorflow.scenarios.common import compiled, distribute, keras, make_data, make_model, weights
+from tests.tensorflow.scenarios.common import (
+    compiled,
+    distribute,
+    keras,
+    make_data,
+    make_model,
+    warnings_of_the_plugin,
+    weights,
+)
 
 OPTIONS = OkTopk(density=0.1, threshold_interval=4, region_interval=5, threshold_guard=0.9)
 
@@ -181,9 +190,35 @@ def check_checkpoint_files_carry_the_epoch_and_leave_nothing_else() -> None:
         assert sorted(path.name for path in Path(folder).iterdir()) == ["residuals.01", "residuals.02"]
 
 
+def check_checkpoint_files_carry_the_logs() -> None:
+    with shared_folder(hvd) as folder:
+        losses: list[float] = []
+        spy = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: losses.append(float(logs["loss"])))
+        train(fresh_model(), range(1), [spy, hvd_keras.callbacks.StateCheckpoint(folder / "{epoch}-{loss:.4f}")])
+        assert [path.name for path in Path(folder).iterdir()] == [f"1-{everywhere(hvd, losses)[0][0]:.4f}"]
+        callbacks = [hvd_keras.callbacks.StateCheckpoint(folder / "{los:.2f}")]
+        message = raised_everywhere(hvd, OptionError, lambda: train(fresh_model(), range(1), callbacks))[0]
+    assert "KeyError: 'los'" in message
+    assert "'loss'" in message
+
+
+def check_a_file_that_is_not_taken_leaves_residuals_as_they_are() -> None:
+    with shared_folder(hvd) as folder:
+        model = fresh_model()
+        train(model, range(2), [hvd_keras.callbacks.StateCheckpoint(folder / "residuals")])
+        train(model, range(2, 3))
+        held = residual(model)
+        with warnings_of_the_plugin() as messages:
+            callback = hvd_keras.callbacks.StateCheckpoint(folder / "other", restore=folder / "residuals")
+            train(model, range(3, 4), [callback])
+        everywhere(hvd, "done")
+    assert held.any()
+    assert step_report(model).step == 4
+    if hvd.rank() == 0:
+        assert any("residuals stay as they are" in message and "is of step 2" in message for message in messages)
+
+
 def check_a_file_that_is_not_there_is_an_error_on_all_ranks() -> None:
-    from horovod_oktopk import OptionError
-    from tests.scenarios.common import raised_everywhere
     with shared_folder(hvd) as folder:
         weight = tf.Variable(tf.ones(3), name="weight")
         load_state([weight], folder / "nothing")
