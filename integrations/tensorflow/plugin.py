@@ -132,7 +132,7 @@ def _wrap_optimizer(make: Callable[..., Any]) -> Callable[..., Any]:
         if as_options(asked.get("compression")) is None or isinstance(asked["optimizer"], hvd._LegacyOptimizer):
             return make(*args, **kwargs)
         import horovod.tensorflow.keras as hvd_keras
-        check_arguments(hvd, asked.get("op", hvd.Average), asked.get("process_set", hvd.global_process_set))
+        check_arguments(hvd, asked.get("op", hvd.Average))
         asked.pop("use_locking", None)
         return hvd_keras.DistributedOptimizer(**asked)
 
@@ -164,7 +164,7 @@ def _wrap_adasum(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
         if as_options(signature.bind(self, *args, **kwargs).arguments.get("compression")) is not None:
-            check_arguments(hvd, hvd.Adasum, hvd.global_process_set)
+            check_arguments(hvd, hvd.Adasum)
         init(self, *args, **kwargs)
 
     return wrapped

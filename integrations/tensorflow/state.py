@@ -17,7 +17,7 @@ from ..errors import PluginError
 from ..reducer import checkpoint
 from ..transport.connect import count_resets
 from .plugin import synchronize_replicas
-from .registry import expect_state, reducers_of
+from .registry import expect_state, gradient_reducer_of, reducers_of
 
 PathLike = str | os.PathLike[str]
 
@@ -37,6 +37,9 @@ def save_state(target: Any, path: PathLike, **marks: Any) -> None:
     marks: plain values to be stored beside it, which `read_marks` (of `horovod_oktopk.tensorflow.state`) gives back.
     Raises PluginError where nothing has been reduced yet.
     """
+    gradient_reducer = gradient_reducer_of(target)
+    if gradient_reducer is not None and not gradient_reducer.takes_part:
+        return
     synchronize_replicas(target)
     reducers = reducers_of(target)
     if not reducers:

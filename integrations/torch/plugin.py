@@ -22,7 +22,7 @@ from horovod.common.elastic import State
 import torch
 
 from ..errors import PluginError
-from ..options import Partial, as_options
+from ..options import Partial, Scheme, as_options
 from ..partial.reducer import end_before
 from ..reducer.checks import check_arguments, check_horovod, refuse_join
 from ..schemes.report import StepReport
@@ -103,18 +103,27 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
             return
         call.arguments["compression"] = options
         call.apply_defaults()
-        check_arguments(hvd, call.arguments["op"], call.arguments["process_set"])
+        check_arguments(hvd, call.arguments["op"])
         init(*call.args, **call.kwargs)
-        reducer = PartialReducer(self, options) if isinstance(options, Partial) else Reducer(self, options)
+        reducer = _make_reducer(self, options)
         register(self, reducer)
         attach_state(self, reducer)
-        if not self._grad_accs:  # alone, stock registers no hooks: the semantics should not depend on P
+        if reducer.takes_part and not self._grad_accs:  # alone, stock registers none: semantics must not depend on P
             self._register_hooks()
         _live.add(self)
         if os.environ.get("HOROVOD_AUTOTUNE") == "1":
             logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own traffic, and has no effect on OkTopk")
 
     return wrapped
+
+
+def _make_reducer(optimizer: Any, options: Scheme | Partial) -> Reducer:
+    """On a rank outside the process set the optimizer is local, as in stock: its reducer is never asked to reduce."""
+    if isinstance(options, Scheme):
+        return Reducer(optimizer, options)
+    if not optimizer.process_set.included():
+        return Reducer(optimizer, options.inner)
+    return PartialReducer(optimizer, options)
 
 
 def _wrap_allreduce(allreduce: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,7 +179,7 @@ def _wrap_adasum(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
         if as_options(signature.bind(self, *args, **kwargs).arguments["compression"]) is not None:
-            check_arguments(hvd, hvd.Adasum, hvd.global_process_set)
+            check_arguments(hvd, hvd.Adasum)
         init(self, *args, **kwargs)
 
     return wrapped

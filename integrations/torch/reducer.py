@@ -104,6 +104,11 @@ class Reducer:
         """Horovod's process set of the optimizer."""
         return self._optimizer.process_set
 
+    @property
+    def takes_part(self) -> bool:
+        """Whether this rank is in the process set; if not, its optimizer is local."""
+        return bool(self.process_set.included())
+
     def set_density(self, density: float) -> None:
         """See FlatReducer.set_density; where gradients are on their way already, for those after them."""
         self.options = self.options.with_density(density)

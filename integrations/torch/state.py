@@ -52,7 +52,7 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     if reducer is None:
         raise PluginError("gather_state_dict needs an optimizer made with compression=OkTopk(...)")
     records = state_dict[KEY]
-    if not records:
+    if not records or not reducer.takes_part:
         return state_dict
     own = records[0]
     plain = {name: value for name, value in own.items() if name != "residual"}
