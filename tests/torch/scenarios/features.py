@@ -192,6 +192,28 @@ def check_non_contiguous_gradients() -> None:
     assert torch.equal(weight.detach(), -2 * sum(values))
 
 
+def check_the_reduced_gradient_has_the_layout_of_the_one_that_came() -> None:
+    """Fused optimizers go through parameters and gradients as they lie in memory."""
+    shapes = {"conv": (4, 3, 2, 2), "turned": (5, 3)}
+    grads = [{name: torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(rank)).float()
+              for name, shape in shapes.items()} for rank in range(hvd.size())]
+    for dtype in (torch.float32, torch.bfloat16):
+        tensors = {"conv": torch.zeros(4, 3, 2, 2).to(memory_format=torch.channels_last),
+                   "turned": torch.zeros(3, 5).t()}
+        params = {name: torch.nn.Parameter(tensor.to(dtype)) for name, tensor in tensors.items()}
+        inner = torch.optim.SGD(params.values(), lr=1.0, fused=dtype is torch.float32)
+        optimizer = hvd.DistributedOptimizer(inner, named_parameters=params.items(), op=hvd.Sum, compression=DENSE)
+        for _ in range(2):
+            optimizer.zero_grad()
+            backward(params, {name: g.to(dtype) for name, g in grads[hvd.rank()].items()})
+            strides = {name: p.grad.stride() for name, p in params.items()}
+            optimizer.step()
+            assert {name: p.grad.stride() for name, p in params.items()} == strides
+        for name, p in params.items():
+            assert p.stride() == strides[name] != torch.empty(p.shape).stride()
+            assert torch.equal(p.detach().float(), -2 * sum(each[name] for each in grads))
+
+
 def check_broadcast_of_parameters_and_state() -> None:
     params = {name: torch.nn.Parameter(torch.full(p.shape, float(hvd.rank()))) for name, p in parameters().items()}
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params.values(), lr=1.0 + hvd.rank(), momentum=0.5),
