@@ -6,7 +6,7 @@ sparse updates that it gets back into its framework's tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import Any, Generic, NoReturn
 
@@ -50,6 +50,8 @@ class FlatReducer(Generic[L]):
         self.report: StepReport | None = None
         self.residual_scale: float | None = None
         """The loss scale that the residual's unit holds; None where gradients are not scaled."""
+        self.frozen: Set[int] = frozenset()
+        """The gradients whose residual this rank holds back from the next step on, by their places in the layout."""
         self._average = average
         self._signature = layout.describe() if signature is None else signature
         self._order = list(range(len(layout.entries)))[::-1] if order is None else list(order)
@@ -78,6 +80,7 @@ class FlatReducer(Generic[L]):
         if index == 0:
             self.connect()
             self._undo()  # a step that was begun and not finished
+            self.buckets.hold_back(self.frozen)
             self._results, self._scale, self._before = [], scale, self.buckets.state()
         elif len(self._results) < index or not self._results[-1].report.finite:
             return
@@ -112,6 +115,8 @@ class FlatReducer(Generic[L]):
             for bucket, result in zip(self.buckets, self._results, strict=True):
                 if bucket.layout.n:
                     self._commit(bucket, result)
+            if self._scale and self.residual_scale and self._scale != self.residual_scale:
+                self.buckets.rescale_held(self._scale / self.residual_scale)
             self.residual_scale = self._scale or self.residual_scale
         return updates
 

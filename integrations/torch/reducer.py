@@ -152,7 +152,7 @@ class Reducer:
         if self.options is not self.flat.options:
             self.flat.set_density(self.options.density)
             self.options = self.flat.options
-        self._scale = self._gradient_scale(self.flat)
+        self._observe(self.flat)
         self.flat.reset_if_membership_changed()
         if len(self.flat.buckets) > 1 and self.flat.is_connected:  # ranks connect in the order of their steps
             self._missing = [len(bucket.members) for bucket in self.flat.buckets]
@@ -224,8 +224,13 @@ class Reducer:
         if self._when_flat is not None:
             self._when_flat(self.flat)
             self._when_flat = None
-        self._scale = self._gradient_scale(self.flat)
+        self._observe(self.flat)
         return self.flat
+
+    def _observe(self, flat: FlatReducer[TorchLayout]) -> None:
+        """What holds for this step: the scale of its gradients, and which parameters are frozen on this rank."""
+        self._scale = self._gradient_scale(flat)
+        flat.frozen = {place for place, p in enumerate(flat.layout.parameters) if not p.requires_grad}
 
     def _make_flat(self, layout: TorchLayout) -> FlatReducer[TorchLayout]:
         place = {p: index for index, p in enumerate(layout.parameters)}
