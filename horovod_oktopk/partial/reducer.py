@@ -97,6 +97,10 @@ class PartialReducer(FlatReducer[L]):
         """
         return self.start().part(for_good)
 
+    def discard(self) -> None:
+        """Refuses: rounds are applied in the step that they belong to."""
+        raise PluginError("with Partial an update cannot be discarded: a step applies all rounds since the last one")
+
     def end(self) -> None:
         """After `synchronize_replicas` for good, on all ranks together: no rank needs the others' service any more."""
         if self._allreduce is not None:

@@ -115,6 +115,12 @@ class Buckets(Generic[L]):
         for values in self._held.values():
             np.multiply(values, ratio, out=values)
 
+    def revert(self, state: dict[str, Any]) -> bool:
+        """Undoes the last step of all; state: what `state` gave before it. Says whether all residuals were there."""
+        self.load_state(state)
+        were_there = [bucket.accumulator.revert() for bucket in self._buckets if bucket.layout.n]
+        return all(were_there)
+
     def read_residual(self) -> Values:
         """A copy of all residuals, in the layout's order; what is held back is in it."""
         if len(self) == 1:

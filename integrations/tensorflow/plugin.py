@@ -88,6 +88,24 @@ def set_density(target: Any, density: float) -> None:
         each.set_density(density)
 
 
+@tf.autograph.experimental.do_not_convert  # type: ignore[misc]
+def discard_update(target: Any) -> None:
+    """Undoes the last reduction, as if its gradients had never been computed; see `step_report` for the target.
+
+    To be called on all ranks together, in place of applying the reduced gradients: eagerly, or in a tf.function where
+    it depends on them, as in an `if` on their norm. Without it what was not sent would stay in the residual, and
+    come back. It needs the residual of before the step, n elements, which are kept from the first call on (in a
+    tf.function: from when it is traced): the first eager call drops the whole residual instead, with a warning.
+    Raises PluginError where nothing was reduced with `compression=OkTopk(...)`; AgreementError, on all ranks, where
+    some take their next step instead.
+    """
+    gradient_reducer, reducers = gradient_reducer_of(target), reducers_of(target)
+    if not reducers and (gradient_reducer is None or gradient_reducer.takes_part):
+        raise PluginError(f"there is no update to discard: nothing of {target!r} has been reduced with OkTopk yet")
+    for reducer in reducers:
+        reducer.discard()
+
+
 def synchronize_replicas(*targets: Any) -> None:
     """Makes the replicas of `Partial` optimizers equal; called on all ranks together, outside of any tf.function.
 

@@ -83,6 +83,17 @@ def set_density(optimizer: torch.optim.Optimizer, density: float) -> None:
     _reducer(optimizer).set_density(density)
 
 
+def discard_update(optimizer: torch.optim.Optimizer) -> None:
+    """Drops the gradients that the next `optimizer.step()` would apply, as if they had never been computed.
+
+    To be called on all ranks together, in place of `optimizer.step()`. If they have been reduced already (by
+    `optimizer.synchronize()`), the reduction is undone: residual and thresholds are those of before. Without this
+    call what it did not send would stay in the residual, and come back.
+    Raises PluginError for an optimizer that was not made with `compression=OkTopk(...)`; AgreementError, on all ranks, where some take their next step instead.
+    """
+    _reducer(optimizer).discard()
+
+
 def _reducer(optimizer: torch.optim.Optimizer) -> Reducer:
     reducer = reducer_of(optimizer)
     if reducer is None:

@@ -137,6 +137,23 @@ class Reducer:
         self._started.clear()
         self._results.clear()
 
+    def discard(self) -> None:
+        """Drops gradients that were computed; where they are reduced and not applied yet, undoes that."""
+        if self._optimizer._synchronized and self.flat is not None and self.takes_part:
+            self.flat.discard()
+        self.abandon_step()
+
+    def abandon_step(self) -> None:
+        """Has the optimizer wait for new gradients, whatever was submitted."""
+        self.drop()
+        optimizer = self._optimizer
+        optimizer._handles.clear()
+        optimizer._synchronized = False
+        for p in optimizer._allreduce_delay:
+            optimizer._allreduce_delay[p] = optimizer.backward_passes_per_step
+        for bucket in optimizer._group_counts:
+            optimizer._group_counts[bucket] = 0
+
     # The step.
 
     def _result(self, p: torch.Tensor) -> torch.Tensor:

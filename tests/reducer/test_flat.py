@@ -328,3 +328,31 @@ def test_what_the_residual_holds_of_a_frozen_gradient_waits(bucket_bytes):
     found = on_ranks(3, program)
     total = sum(first for first, _ in found)
     assert all(np.array_equal(applied, total) for _, applied in found)
+
+
+@pytest.mark.parametrize("bucket_bytes", [None, 64])
+def test_a_discarded_step_leaves_no_trace(bucket_bytes):
+    options = OkTopk(density=0.1, threshold_interval=4, threshold_guard=0.9, bucket_bytes=bucket_bytes)
+
+    def program(transport, discards):
+        reducer = make(transport, options=options)
+        take_steps(reducer, transport.rank, range(3))
+        if discards:
+            assert take_step(reducer, np.full(N, 1e6, np.float32), scale=2.0) is not None
+            reducer.discard()
+            assert take_step(reducer, np.full(N, np.nan, np.float32)) is None
+            reducer.discard()  # nothing has changed
+        total = take_steps(reducer, transport.rank, range(3, 8))
+        return total.tobytes(), reducer.read_residual().tobytes(), reducer.report.step, reducer.residual_scale
+
+    assert on_ranks(3, partial(program, discards=True)) == on_ranks(3, partial(program, discards=False))
+
+
+def test_a_step_that_one_rank_alone_discards_is_an_error_on_all():
+    def program(transport):
+        reducer = make(transport)
+        take_steps(reducer, transport.rank, range(2))
+        with pytest.raises(AgreementError, match="the last update: discarded"):
+            reducer.discard() if transport.rank == 1 else take_steps(reducer, transport.rank, range(2, 3))
+
+    on_ranks(3, program)
