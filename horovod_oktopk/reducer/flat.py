@@ -233,7 +233,7 @@ class FlatReducer(Generic[L]):
 
     def record(self) -> Record:
         """This rank's residual (a copy, NumPy) and counters, as `load` takes them: of the last finished step."""
-        return record(*self.network.membership()[:2], self.read_residual(), self.residual_scale,
+        return record(*self.network.membership()[:2], self.layout, self.read_residual(), self.residual_scale,
                       self._before or self.buckets.state())
 
     def load(self, records: Sequence[Record]) -> None:

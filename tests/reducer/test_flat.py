@@ -356,3 +356,37 @@ def test_a_step_that_one_rank_alone_discards_is_an_error_on_all():
             reducer.discard() if transport.rank == 1 else take_steps(reducer, transport.rank, range(2, 3))
 
     on_ranks(3, program)
+
+
+@pytest.mark.parametrize(("others", "warning"), [
+    ([("b", (50, 2), "float32"), ("a", (3,), "float32")], None),
+    ([("c", (3,), "float32"), ("a", (50, 2), "float32")], None),
+    ([("b", (3,), "float32"), ("a", (50, 2), "float32")], "matched by name"),
+    ([("x", (50, 2), "float32"), ("b", (3,), "float32")], "matched by their order"),
+])
+def test_residuals_go_to_the_parameters_of_their_names(others, warning, tmp_path):
+    def before(transport):
+        reducer = make(transport)
+        take_steps(reducer, transport.rank, range(3))
+        checkpoint.save([reducer], tmp_path / "state")
+        return reducer.read_residual()
+
+    def after(transport):
+        reducer = make(transport, others)
+        if warning is None:
+            with pytest.raises(OptionError, match="other parameters"):
+                checkpoint.load(reducer, 0, tmp_path / "state")
+            return None
+        checkpoint.load(reducer, 0, tmp_path / "state")
+        return reducer.read_residual()
+
+    saved = on_ranks(2, before)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = on_ranks(2, after)
+    assert warning is None or any(warning in str(w.message) for w in caught)
+    for old, new in zip(saved, found, strict=True):
+        if warning == "matched by name":
+            assert np.array_equal(new, np.concatenate([old[100:], old[:100]]))
+        elif warning is not None:
+            assert np.array_equal(new, old)
