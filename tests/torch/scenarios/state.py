@@ -146,3 +146,25 @@ def check_one_rank_alone_discards() -> None:
             take_steps(optimizer, params, range(3, 4))
 
     assert "discarded" in raised_everywhere(AgreementError, step)[0]
+
+
+class OnADevice(torch.Tensor):
+    """Stands for a tensor on a GPU, which torch.load(map_location="cuda") gives: NumPy cannot read it there."""
+
+    def numpy(self, *, force: bool = False) -> np.ndarray:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    def cpu(self, *_: Any, **__: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+def check_a_checkpoint_that_was_loaded_to_a_device() -> None:
+    params = parameters()
+    optimizer = distribute(params, OPTIONS)
+    take_steps(optimizer, params, range(3))
+    state = optimizer.state_dict()
+    residual = state["horovod_oktopk"][0]["residual"].clone()
+    for loading in (optimizer, distribute(parameters(), OPTIONS)):  # in the middle, and before the first step
+        state["horovod_oktopk"][0]["residual"] = residual.clone().as_subclass(OnADevice)
+        loading.load_state_dict(state)
+        assert np.array_equal(loading.state_dict()["horovod_oktopk"][0]["residual"].numpy(), residual.numpy())
