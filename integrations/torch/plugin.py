@@ -42,6 +42,7 @@ _SIGNATURES = {
     "_sparse_allreduce_grad_async": ["self", "p", "name"],
     "_register_hooks": ["self"],
     "step": ["self", "closure"],
+    "synchronize": ["self"],
 }
 
 _live: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -57,6 +58,7 @@ def install() -> None:
     cls._allreduce_grad_async = _wrap_allreduce(cls._allreduce_grad_async)
     cls._grouped_allreduce_grad_async = _wrap_grouped_allreduce(cls._grouped_allreduce_grad_async)
     cls.step = _wrap_step(cls.step)
+    cls.synchronize = _wrap_optimizer_synchronize(cls.synchronize)
     adasum = stock._DistributedAdasumOptimizer
     adasum.__init__ = _wrap_adasum(adasum.__init__)
     stock.synchronize = _wrap_synchronize(stock.synchronize)
@@ -89,7 +91,8 @@ def discard_update(optimizer: torch.optim.Optimizer) -> None:
     To be called on all ranks together, in place of `optimizer.step()`. If they have been reduced already (by
     `optimizer.synchronize()`), the reduction is undone: residual and thresholds are those of before. Without this
     call what it did not send would stay in the residual, and come back.
-    Raises PluginError for an optimizer that was not made with `compression=OkTopk(...)`; AgreementError, on all ranks, where some take their next step instead.
+    Raises PluginError for an optimizer that was not made with `compression=OkTopk(...)`; AgreementError, on all
+    ranks, where some take their next step instead.
     """
     _reducer(optimizer).discard()
 
@@ -119,8 +122,8 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
         reducer = _make_reducer(self, options)
         register(self, reducer)
         attach_state(self, reducer)
-        if reducer.takes_part and not self._grad_accs:  # alone, stock registers none: semantics must not depend on P
-            self._register_hooks()
+        if reducer.takes_part and not self._grad_accs:  # alone, stock registers no hooks, and reduces nothing
+            _reduce_in_synchronize(self)
         _live.add(self)
         if os.environ.get("HOROVOD_AUTOTUNE") == "1":
             logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own traffic, and has no effect on OkTopk")
@@ -135,6 +138,14 @@ def _make_reducer(optimizer: Any, options: Scheme | Partial) -> Reducer:
     if not optimizer.process_set.included():
         return Reducer(optimizer, options.inner)
     return PartialReducer(optimizer, options)
+
+
+def _reduce_in_synchronize(optimizer: Any) -> None:
+    """One rank alone reduces as well, for the semantics not to depend on P. Without hooks, as in stock: any number of
+    backward passes may come before a step."""
+    optimizer._groups = None  # they change nothing
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    optimizer._requires_update.update(p for p in parameters if p.requires_grad)
 
 
 def _wrap_allreduce(allreduce: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,6 +182,21 @@ def _wrap_step(step: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         reducer = reducer_of(self)
         return reducer.step(closure) if isinstance(reducer, PartialReducer) else step(self, closure)
+
+    return wrapped
+
+
+def _wrap_optimizer_synchronize(synchronize: Callable[..., None]) -> Callable[..., None]:
+    """An optimizer's own: after an error its gradients are gone, and the next step begins anew."""
+    @functools.wraps(synchronize)
+    def wrapped(self: Any) -> None:
+        reducer = reducer_of(self)
+        try:
+            synchronize(self)
+        except Exception:
+            if reducer is not None:
+                reducer.abandon_step()
+            raise
 
     return wrapped
 

@@ -9,7 +9,8 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from horovod_oktopk.torch import OkTopk, Partial, synchronize_replicas
+from horovod_oktopk import AgreementError
+from horovod_oktopk.torch import OkTopk, Partial, set_density, synchronize_replicas
 from tests.torch.scenarios.common import (
     DENSE,
     assert_equal_everywhere,
@@ -19,6 +20,7 @@ from tests.torch.scenarios.common import (
     flat,
     gradients,
     parameters,
+    raised_everywhere,
 )
 
 Params = dict[str, torch.nn.Parameter]
@@ -80,7 +82,42 @@ def check_unnamed_parameters() -> None:
     assert np.array_equal(flat(params), -total)
 
 
+def check_two_backward_passes_alone() -> None:
+    """Stock registers no hooks on one rank, so that any number of passes may come before a step."""
+    if hvd.size() > 1:
+        return
+
+    def take_step(optimizer: Any, params: Params, step: int) -> None:
+        optimizer.zero_grad()
+        backward(params, gradients(step, 0))
+        optimizer.zero_grad()
+        for each in range(2):
+            backward(params, gradients(10 * step + each, 0))
+        optimizer.step()
+
+    assert_like_stock(take_step=take_step)
+    assert_like_stock(take_step=take_step, arguments=lambda _: {"groups": 2})
+
+
+def check_training_goes_on_after_an_error() -> None:
+    if hvd.size() == 1:
+        return
+    for arguments in ({}, {"groups": 2}, {"backward_passes_per_step": 2}):
+        params, expected = parameters(), parameters()
+        optimizer = distribute(params, DENSE, op=hvd.Sum, **arguments)
+        reference = distribute(expected, DENSE, op=hvd.Sum)
+        set_density(optimizer, 0.5 if hvd.rank() == 0 else 1.0)
+        raised_everywhere(AgreementError, lambda step=plain_step, made=(optimizer, params): step(*made, 0))
+        set_density(optimizer, 1.0)
+        for step in range(1, 3):
+            plain_step(optimizer, params, step)
+            plain_step(reference, expected, step)
+        assert np.array_equal(flat(params), flat(expected))
+
+
 def check_zero_grad_before_step_is_refused_as_in_stock() -> None:
+    if hvd.size() == 1:
+        return
     params = parameters()
     optimizer = distribute(params, DENSE)
     optimizer.zero_grad()
