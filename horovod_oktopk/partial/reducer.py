@@ -97,6 +97,10 @@ class PartialReducer(FlatReducer[L]):
         """
         return self.start().part(for_good)
 
+    def discard(self) -> None:
+        """Refuses: rounds are applied in the step that they belong to."""
+        raise PluginError("with Partial an update cannot be discarded: a step applies all rounds since the last one")
+
     def end(self) -> None:
         """After `synchronize_replicas` for good, on all ranks together: no rank needs another's service any more."""
         if self._allreduce is not None:
@@ -162,6 +166,7 @@ class PartialReducer(FlatReducer[L]):
         pending, self._is_pending = self._is_pending, False  # also where what follows fails
         if pending:
             accumulator.commit(NOWHERE)
+        self.buckets.hold_back(self.frozen)
         self._is_pending = accumulator.accumulate(pieces)
         self._is_finite = self._is_finite and self._is_pending
 
@@ -195,7 +200,8 @@ class PartialReducer(FlatReducer[L]):
 
     def read_residual(self) -> Values:
         """See FlatReducer."""
-        residual = self.buckets[0].accumulator.values().copy() if self._is_pending else super().read_residual()
+        pending = self.buckets[0].accumulator.values().copy() if self._is_pending else None
+        residual = super().read_residual() if pending is None else self.buckets.add_held(pending)
         for remainder in self._remainders:
             residual[remainder.indices] += remainder.values
         return residual

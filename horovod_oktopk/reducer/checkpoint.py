@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import OptionError
 from ..transport.base import Transport
 from ..vectors.sparse import Values
-from .state import Record, share_of
+from .state import Record, match_parameters, share_of
 
 if TYPE_CHECKING:
     from .flat import FlatReducer
@@ -86,12 +86,10 @@ class _Source:
             own = [records for owner, records in zip(saved["optimizers"], saved["reductions"], strict=True)
                    if owner == optimizer]
             self._records: list[Record] = own[index]
+            for record in self._records:
+                match_parameters(record, reducer.layout)
         except (OSError, ValueError, LookupError, zipfile.BadZipFile) as error:
             self.failure = f"{type(error).__name__}: {error}"
-            return
-        lengths = {record["residual"]["n"] for record in self._records}
-        if lengths != {reducer.layout.n}:
-            self.failure = f"its residuals have {sorted(lengths)} elements, these parameters {reducer.layout.n}"
 
     def share(self, rank: int, size: int) -> Record:
         return share_of(self._records, rank, size, self._layout, self._read)

@@ -24,14 +24,11 @@ def check_horovod(version: str, signatures: Mapping[Callable[..., Any], list[str
             raise PluginError(f"{ADVICE}; its {function.__qualname__} should take {expected}, and takes {found}")
 
 
-def check_arguments(hvd: Any, op: Any, process_set: Any) -> None:
-    """Raises PluginError where op or process_set is one that cannot be served. hvd: a framework's Horovod."""
+def check_arguments(hvd: Any, op: Any) -> None:
+    """Raises PluginError where op is one that cannot be served. hvd: a framework's Horovod."""
     if op not in (hvd.Average, hvd.Sum):
         raise PluginError(f"sparse compressions work with op=hvd.Average or op=hvd.Sum; got op={op!r}"
                           + (" (Adasum)" if op == hvd.Adasum else ""))
-    if not process_set.included():
-        raise PluginError(f"rank {hvd.rank()} is not in the process set {process_set.ranks} of its optimizer; "
-                          "build the optimizer on the ranks of the set only")
 
 
 def refuse_join(in_use: Callable[[], bool], join: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,8 @@ sparse updates that it gets back into its framework's tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import Any, Generic, NoReturn
 
@@ -24,6 +25,8 @@ from ..vectors.sparse import DenseVector, SparseVector, Values
 from .bucket_trial import BucketTrial, Sample
 from .buckets import Bucket, Buckets, L, split
 from .state import THIS_PROCESS, Record, record, share_of
+
+logger = logging.getLogger("horovod_oktopk")
 
 Update = SparseVector | DenseVector
 Piece = tuple[int, Any]
@@ -51,6 +54,8 @@ class FlatReducer(Generic[L]):
         self.report: StepReport | None = None
         self.residual_scale: float | None = None
         """The loss scale that the residual's unit holds; None where gradients are not scaled."""
+        self.frozen: Set[int] = frozenset()
+        """The gradients whose residual this rank holds back from the next step on, by their places in the layout."""
         self._average = average
         self._signature = layout.describe() if signature is None else signature
         self._order = list(range(len(layout.entries)))[::-1] if order is None else list(order)
@@ -59,6 +64,8 @@ class FlatReducer(Generic[L]):
         self._scale: float | None = None
         self._results: list[StepResult] = []
         self._before: dict[str, Any] | None = None
+        self._last: tuple[dict[str, Any], float | None] | None = None
+        """Algorithms' state and residual's scale before the last step, while that can be undone."""
         options.k_of(max(1, layout.n))
         self.buckets = Buckets(layout, options, make_accumulator, split(layout, self._order, options.bucket_bytes))
         self.trial: BucketTrial | None = None
@@ -79,7 +86,8 @@ class FlatReducer(Generic[L]):
         if index == 0:
             self.connect()
             self._undo()  # a step that was begun and not finished
-            self._results, self._scale, self._before = [], scale, self.buckets.state()
+            self.buckets.hold_back(self.frozen)
+            self._results, self._scale, self._before, self._last = [], scale, self.buckets.state(), None
         elif len(self._results) < index or not self._results[-1].report.finite:
             return
         transport, bucket = self._transport, self.buckets[index]
@@ -109,12 +117,35 @@ class FlatReducer(Generic[L]):
                 self.report.finite, self.report.n = False, self.layout.n
                 self.report.k = sum(self.options.k_of(bucket.layout.n) for bucket in self.buckets if bucket.layout.n)
                 return None
+            assert self._before is not None
+            self._last = self._before, self.residual_scale
             self._before = None
             for bucket, result in zip(self.buckets, self._results, strict=True):
                 if bucket.layout.n:
                     self._commit(bucket, result)
-            self.residual_scale = self._scale or self.residual_scale
+            self._take_scale(self._scale or self.residual_scale)
         return updates
+
+    def _take_scale(self, scale: float | None) -> None:
+        """The residual is in another unit now."""
+        if scale and self.residual_scale and scale != self.residual_scale:
+            self.buckets.rescale_held(scale / self.residual_scale)
+        self.residual_scale = scale
+
+    def discard(self) -> None:
+        """Undoes the last step, as if its gradients had never come; on all ranks together.
+
+        Where it was not finite, or is undone already, nothing is done. Raises AgreementError where some ranks go on
+        with their next step instead; they raise it as well.
+        """
+        self.connect()
+        self.check_agreement(f"{self.description}\nthe last update: discarded")
+        if self._last is not None:
+            (state, scale), self._last = self._last, None
+            if not self.buckets.revert(state):
+                logger.warning("the residual of before the discarded step was overwritten, so all that was not sent "
+                               "yet is dropped. From now on it is kept, in memory of its own")
+            self._take_scale(scale)
 
     def _commit(self, bucket: Bucket[L], result: StepResult) -> None:
         bucket.accumulator.commit(result.contributed, result.remainder)
@@ -202,7 +233,7 @@ class FlatReducer(Generic[L]):
 
     def record(self) -> Record:
         """This rank's residual (a copy, NumPy) and counters, as `load` takes them: of the last finished step."""
-        return record(*self.network.membership()[:2], self.read_residual(), self.residual_scale,
+        return record(*self.network.membership()[:2], self.layout, self.read_residual(), self.residual_scale,
                       self._before or self.buckets.state())
 
     def load(self, records: Sequence[Record]) -> None:
@@ -211,7 +242,7 @@ class FlatReducer(Generic[L]):
 
     def take(self, share: Record) -> None:
         """Takes what `share_of` has worked out for this rank."""
-        self._before = None
+        self._before = self._last = None
         self.buckets.load_state(share["algorithm"])
         self.buckets.load_residual(share["residual"])
         self.residual_scale = share["residual_scale"]
@@ -240,7 +271,7 @@ class FlatReducer(Generic[L]):
     def reset_if_membership_changed(self) -> None:
         """Before a step: where elastic training has changed who the ranks are, forgets what depends on them."""
         if self._connected is not None and not self.is_connected:
-            self._connected = self._before = None
+            self._connected = self._before = self._last = None
             self._begin_trial()
             self._describe()
             for bucket in self.buckets:

@@ -1,7 +1,7 @@
 """The residual and the counters as records, one for each rank: what checkpoints and elastic jobs keep.
 
-A record holds `residual` (NumPy, shape (n,)) and, in plain numbers, strings and lists: `rank`, `size`,
-`process`, `residual_scale`, and the `algorithm`'s own state.
+A record holds `residual` (NumPy, shape (n,)) and, in plain numbers, strings and lists: `rank`, `size`, `process`,
+`parameters` (name and shape of each, in the residual's order), `residual_scale`, and the `algorithm`'s own state.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,16 @@ Read = Callable[[Record], Values]
 THIS_PROCESS = uuid.uuid4().hex
 
 
-def record(rank: int, size: int, residual: Values, residual_scale: float | None, algorithm: dict[str, Any]) -> Record:
+def record(rank: int, size: int, layout: Layout, residual: Values, residual_scale: float | None,
+           algorithm: dict[str, Any]) -> Record:
     """One rank's state."""
-    return {"rank": rank, "size": size, "process": THIS_PROCESS, "residual": residual,
-            "residual_scale": residual_scale, "algorithm": algorithm}
+    return {"rank": rank, "size": size, "process": THIS_PROCESS, "parameters": parameters_of(layout),
+            "residual": residual, "residual_scale": residual_scale, "algorithm": algorithm}
+
+
+def parameters_of(layout: Layout) -> list[list[Any]]:
+    """Name and shape of each, as a record has them."""
+    return [[name, list(shape)] for name, shape, _ in layout.entries]
 
 
 def share_of(records: Sequence[Record], rank: int, size: int, layout: Layout,
@@ -42,22 +49,59 @@ def share_of(records: Sequence[Record], rank: int, size: int, layout: Layout,
     own = [r for r in records if (r["rank"], r["size"]) == (rank, size)]
     own += [r for r in records if r["process"] == process and len(records) == 1]
     if own:
-        algorithm = own[0]["algorithm"] if own[0]["size"] == size else {"step": step}
-        return record(rank, size, _checked(read(own[0]), layout), scale, algorithm)
+        is_whole = own[0]["size"] == size and own[0]["parameters"] == parameters_of(layout)
+        algorithm = own[0]["algorithm"] if is_whole else {"step": step}
+        return record(rank, size, layout, fitted(own[0], layout, read), scale, algorithm)
     residual = np.zeros(layout.n, layout.dtype)
     for r in records:
         if r["rank"] % size == rank and r["size"] != size:
-            np.add(residual, _checked(read(r), layout), out=residual)
+            np.add(residual, fitted(r, layout, read), out=residual)
     if records:
         _warn(records, size)
-    return record(rank, size, residual, scale, {"step": step})
+    return record(rank, size, layout, residual, scale, {"step": step})
 
 
-def _checked(residual: Values, layout: Layout) -> Values:
-    if len(residual) != layout.n:
-        raise OptionError(f"the checkpoint's residual has {len(residual)} elements; these parameters "
-                          f"have {layout.n}")
-    return residual
+def fitted(saved: Record, layout: Layout, read: Read) -> Values:
+    """A record's residual in the layout's order. Raises OptionError where it is of other parameters."""
+    places = match_parameters(saved, layout)
+    residual = read(saved)
+    if places == list(range(len(places))):
+        return residual
+    lengths = [int(np.prod(shape, dtype=np.int64)) for _, shape in saved["parameters"]]
+    parts = np.split(residual, np.cumsum(lengths)[:-1])
+    return np.concatenate([parts[place] for place in places])
+
+
+def match_parameters(saved: Record, layout: Layout) -> list[int]:
+    """For each gradient of the layout its place in the record: by name; or by order, if names are others, and those
+    that both have are at the same places.
+
+    Warns where names are in another order, or are others. Raises OptionError where it is of other parameters.
+    """
+    theirs, ours = saved["parameters"], parameters_of(layout)
+    if theirs == ours:
+        return list(range(len(ours)))
+    place_of = {name: place for place, (name, _) in enumerate(theirs)}
+    if len(place_of) == len(theirs) and sorted(theirs) == sorted(ours):
+        warnings.warn("the checkpoint has the parameters in another order: residuals were matched by name, but the "
+                      "bits of the next steps may differ", stacklevel=2)
+        return [place_of[name] for name, _ in ours]
+    shapes_agree = [shape for _, shape in theirs] == [shape for _, shape in ours]
+    if shapes_agree and all(place_of.get(name, place) == place for place, (name, _) in enumerate(ours)):
+        warnings.warn("the checkpoint has other names for the parameters, with the same shapes: residuals were "
+                      f"matched by their order, {_difference(theirs, ours)}", stacklevel=2)
+        return list(range(len(ours)))
+    raise OptionError(f"the checkpoint's residual is of other parameters ({_length(theirs)} elements; these "
+                      f"have {layout.n}): {_difference(theirs, ours)}")
+
+
+def _length(parameters: Sequence[Sequence[Any]]) -> int:
+    return sum(int(np.prod(shape, dtype=np.int64)) for _, shape in parameters)
+
+
+def _difference(theirs: Sequence[Sequence[Any]], ours: Sequence[Sequence[Any]]) -> str:
+    came, expected = next((a, b) for a, b in zip_longest(theirs, ours, fillvalue=["nothing", []]) if a != b)
+    return f"it has '{came[0]}' {tuple(came[1])} where this model has '{expected[0]}' {tuple(expected[1])}"
 
 
 def _warn(records: Sequence[Record], size: int) -> None:

@@ -3,7 +3,7 @@ and optimizers, and in those of horovod.tensorflow.keras. For Keras 3, see `horo
 
 from ..options import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from . import amp, plugin, state
-from .plugin import set_density, step_report, synchronize_replicas
+from .plugin import discard_update, set_density, step_report, synchronize_replicas
 from .state import load_state, save_state
 
 plugin.install()
@@ -17,6 +17,7 @@ __all__ = [
            "OkTopk",
            "TopkA",
            "TopkDSA",
+           "discard_update",
            "load_state",
            "save_state",
            "set_density",

@@ -100,6 +100,24 @@ def set_density(target: Any, density: float | None) -> None:
         each.set_density(density)
 
 
+@tf.autograph.experimental.do_not_convert  # type: ignore[misc]
+def discard_update(target: Any) -> None:
+    """Undoes the last reduction, as if its gradients had never been computed; see `step_report` for the target.
+
+    To be called on all ranks together, in place of applying the reduced gradients: eagerly, or in a tf.function where
+    it depends on them, as in an `if` on their norm. Without it what was not sent would stay in the residual, and
+    come back. It needs the residual of before the step, n elements, which are kept from the first call on (in a
+    tf.function: from when it is traced): the first eager call drops the whole residual instead, with a warning.
+    Raises PluginError where nothing was reduced with `compression=OkTopk(...)`; AgreementError, on all ranks, where
+    some take their next step instead.
+    """
+    owners, reducers = gradient_reducers_of(target), reducers_of(target)
+    if not reducers and (not owners or any(each.takes_part for each in owners)):
+        raise PluginError(f"there is no update to discard: nothing of {target!r} has been reduced with OkTopk yet")
+    for reducer in reducers:
+        reducer.discard()
+
+
 def synchronize_replicas(*targets: Any) -> None:
     """Makes the replicas of `Partial` optimizers equal; called on all ranks together, outside of any tf.function.
 
@@ -144,7 +162,7 @@ def _wrap_optimizer(make: Callable[..., Any]) -> Callable[..., Any]:
         if as_options(asked.get("compression")) is None or isinstance(asked["optimizer"], hvd._LegacyOptimizer):
             return make(*args, **kwargs)
         import horovod.tensorflow.keras as hvd_keras
-        check_arguments(hvd, asked.get("op", hvd.Average), asked.get("process_set", hvd.global_process_set))
+        check_arguments(hvd, asked.get("op", hvd.Average))
         asked.pop("use_locking", None)
         return hvd_keras.DistributedOptimizer(**asked)
 
@@ -176,7 +194,7 @@ def _wrap_adasum(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
         if as_options(signature.bind(self, *args, **kwargs).arguments.get("compression")) is not None:
-            check_arguments(hvd, hvd.Adasum, hvd.global_process_set)
+            check_arguments(hvd, hvd.Adasum)
         init(self, *args, **kwargs)
 
     return wrapped

@@ -64,6 +64,17 @@ class Reducer:
         with tf.control_dependencies(done):
             return call(self._finish, [], [g.dtype for g in gradients], [g.shape for g in gradients])
 
+    def discard(self) -> None:
+        """Undoes the last step, now or when the graph runs."""
+        def undo() -> list[Array]:
+            self.flat.discard()
+            return [np.array(0, np.int32)]
+
+        call(undo, [], [tf.int32])
+        for bucket in self.flat.buckets:  # once it is undone: what was lent before is gone
+            if isinstance(bucket.accumulator, LendingAccumulator):
+                bucket.accumulator.keep_residual()
+
     def refuse(self, gradients: Sequence[tf.Tensor], signature: Signature, message: str) -> list[tf.Tensor]:
         """For a step that cannot be taken: it raises PluginError, on ranks that do take it AgreementError."""
         def step(*_: Array) -> list[Array]:

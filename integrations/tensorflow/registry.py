@@ -35,7 +35,7 @@ class GradientReducer:
     """
 
     def __init__(self, options: Scheme, op: Any, process_set: Any, sparse_as_dense: bool, sparse: Any) -> None:
-        check_arguments(hvd, op, process_set)
+        check_arguments(hvd, op)
         self.options = options
         self.op = op
         self.process_set = process_set
@@ -45,10 +45,17 @@ class GradientReducer:
         self._sparse = sparse
         _ALL.add(self)
 
+    @property
+    def takes_part(self) -> bool:
+        """Whether this rank is in the process set; if not, its gradients stay as they are, as in stock."""
+        return bool(self.process_set.included())
+
     @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
     def __call__(self, grads: Sequence[Any], vars: Sequence[Any] | None = None,
                  use_generic_names: bool = False) -> list[Any]:
         """The reduced gradients; None where there is none. vars: the gradients' tf.Variables."""
+        if not self.takes_part:
+            return list(grads)
         refuse_xla()
         variables = [tensor_of(v) for v in vars or ()]
         _check_variables(variables, grads)

@@ -17,7 +17,7 @@ from ..errors import PluginError
 from ..reducer import checkpoint
 from ..transport.connect import count_resets
 from .plugin import synchronize_replicas
-from .registry import expect_state, reducers_by_optimizer, reducers_of
+from .registry import expect_state, gradient_reducers_of, reducers_by_optimizer, reducers_of
 
 PathLike = str | os.PathLike[str]
 
@@ -37,6 +37,9 @@ def save_state(target: Any, path: PathLike, **marks: Any) -> None:
     marks: plain values to be stored beside it, which `read_marks` (of `horovod_oktopk.tensorflow.state`) gives back.
     Raises PluginError where nothing has been reduced yet.
     """
+    owners = gradient_reducers_of(target)
+    if owners and not any(each.takes_part for each in owners):
+        return
     synchronize_replicas(target)
     several = reducers_by_optimizer(target)
     if not any(several):

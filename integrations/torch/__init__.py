@@ -4,7 +4,7 @@
 from ..options import Dense, GaussianK, GTopk, OkTopk, Partial, TopkA, TopkDSA
 from . import amp, plugin
 from .partial import synchronize_replicas
-from .plugin import set_density, step_report
+from .plugin import discard_update, set_density, step_report
 from .schedule import DensitySchedule
 from .state import gather_state_dict
 
@@ -20,6 +20,7 @@ __all__ = [
            "Partial",
            "TopkA",
            "TopkDSA",
+           "discard_update",
            "gather_state_dict",
            "set_density",
            "step_report",

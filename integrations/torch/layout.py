@@ -13,6 +13,7 @@ import torch
 from ..errors import PluginError
 from ..reducer.flat import Update
 from ..reducer.layout import Layout, scatter
+from ..vectors.sparse import SparseVector
 
 if TYPE_CHECKING:
     from typing import Self  # not in Python 3.10
@@ -56,24 +57,36 @@ class TorchLayout(Layout):
 
     def write(self, update: Update | None, gradients: list[torch.Tensor],
               cleared: bool = False) -> list[torch.Tensor]:
-        """The update as dense tensors, in place where a gradient is contiguous; all NaN where there is none.
+        """The update as dense tensors, in the gradients' own memory and so in their layout (channels_last stays so);
+        all NaN where there is none.
 
-        cleared: whether gradients of the layout's dtype are zero already.
+        cleared: whether contiguous gradients of the layout's dtype are zero already.
         """
+        outputs = [_memory_of(gradient) for gradient in gradients]
         if update is None:
-            return [tensor.fill_(float("nan")) for tensor in gradients]
+            return [out.fill_(float("nan")) for out in outputs]
         own_dtype = torch.float64 if self.dtype == np.float64 else torch.float32
-        outputs = []
-        for p, part, gradient in zip(self.parameters, self.parts(update), gradients, strict=True):
-            in_place = gradient.is_contiguous()
-            out = gradient if in_place else torch.empty(p.shape, dtype=p.dtype, device=p.device)
-            zero = cleared and in_place and out.dtype is own_dtype
-            if out.device.type == "cpu" and out.dtype in (torch.float32, torch.float64):
-                scatter(out.view(-1).numpy(), part, zero)
-            else:
-                indices, values = torch.from_numpy(part.indices), torch.from_numpy(part.values)
-                if not zero:
-                    out.zero_()
-                out.view(-1)[indices.to(out.device)] = values.to(out.device, out.dtype)
-            outputs.append(out)
+        for out, part in zip(outputs, self.parts(update), strict=True):
+            _write(out, part, cleared and out.is_contiguous() and out.dtype is own_dtype)
         return outputs
+
+
+def _memory_of(gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient itself; other memory where its elements share theirs (an expanded tensor)."""
+    strides = zip(gradient.stride(), gradient.shape, strict=True)
+    is_expanded = any(stride == 0 and size > 1 for stride, size in strides)
+    return torch.empty_like(gradient) if is_expanded else gradient
+
+
+def _write(out: torch.Tensor, part: SparseVector, zero: bool) -> None:
+    """Writes a gradient's part of the update over the gradient. zero: whether it is zero already."""
+    if out.device.type == "cpu" and out.dtype in (torch.float32, torch.float64) and out.is_contiguous():
+        scatter(out.view(-1).numpy(), part, zero)
+        return
+    indices, values = torch.from_numpy(part.indices).to(out.device), torch.from_numpy(part.values).to(out.device)
+    if not zero:
+        out.zero_()
+    if out.is_contiguous():
+        out.view(-1)[indices] = values.to(out.dtype)
+    else:
+        out[torch.unravel_index(indices, out.shape)] = values.to(out.dtype)

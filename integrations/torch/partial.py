@@ -55,6 +55,7 @@ class PartialReducer(Reducer):
             self._is_stepping = False
         self._optimizer._synchronized = False
         assert self.flat is not None
+        self._observe(self.flat)
         pieces = self.flat.layout.pieces([self._gradients[p] for p in self.flat.layout.parameters])
         self._apply(self.flat.arrive(pieces, self._hyperparameters.read()))
         self._steps += 1

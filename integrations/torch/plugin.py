@@ -22,7 +22,7 @@ from horovod.common.elastic import State
 import torch
 
 from ..errors import PluginError
-from ..options import Partial, as_options
+from ..options import Partial, Scheme, as_options
 from ..partial.reducer import end_before
 from ..reducer.checks import check_arguments, check_horovod, refuse_join
 from ..schemes.report import StepReport
@@ -43,6 +43,7 @@ _SIGNATURES = {
     "_sparse_allreduce_grad_async": ["self", "p", "name"],
     "_register_hooks": ["self"],
     "step": ["self", "closure"],
+    "synchronize": ["self"],
 }
 
 _live: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -58,6 +59,7 @@ def install() -> None:
     cls._allreduce_grad_async = _wrap_allreduce(cls._allreduce_grad_async)
     cls._grouped_allreduce_grad_async = _wrap_grouped_allreduce(cls._grouped_allreduce_grad_async)
     cls.step = _wrap_step(cls.step)
+    cls.synchronize = _wrap_optimizer_synchronize(cls.synchronize)
     adasum = stock._DistributedAdasumOptimizer
     adasum.__init__ = _wrap_adasum(adasum.__init__)
     stock.synchronize = _wrap_synchronize(stock.synchronize)
@@ -85,6 +87,18 @@ def set_density(optimizer: torch.optim.Optimizer, density: float | None) -> None
     _reducer(optimizer).set_density(density)
 
 
+def discard_update(optimizer: torch.optim.Optimizer) -> None:
+    """Drops the gradients that the next `optimizer.step()` would apply, as if they had never been computed.
+
+    To be called on all ranks together, in place of `optimizer.step()`. If they have been reduced already (by
+    `optimizer.synchronize()`), the reduction is undone: residual and thresholds are those of before. Without this
+    call what it did not send would stay in the residual, and come back.
+    Raises PluginError for an optimizer that was not made with `compression=OkTopk(...)`; AgreementError, on all
+    ranks, where some take their next step instead.
+    """
+    _reducer(optimizer).discard()
+
+
 def _reducer(optimizer: torch.optim.Optimizer) -> Reducer:
     reducer = reducer_of(optimizer)
     if reducer is None:
@@ -105,18 +119,35 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
             return
         call.arguments["compression"] = options
         call.apply_defaults()
-        check_arguments(hvd, call.arguments["op"], call.arguments["process_set"])
+        check_arguments(hvd, call.arguments["op"])
         init(*call.args, **call.kwargs)
-        reducer = PartialReducer(self, options) if isinstance(options, Partial) else Reducer(self, options)
+        reducer = _make_reducer(self, options)
         register(self, reducer)
         attach_state(self, reducer)
-        if not self._grad_accs:  # alone, stock registers no hooks: the semantics should not depend on P
-            self._register_hooks()
+        if reducer.takes_part and not self._grad_accs:  # alone, stock registers no hooks, and reduces nothing
+            _reduce_in_synchronize(self)
         _live.add(self)
         if os.environ.get("HOROVOD_AUTOTUNE") == "1":
             logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own traffic, and has no effect on OkTopk")
 
     return wrapped
+
+
+def _make_reducer(optimizer: Any, options: Scheme | Partial) -> Reducer:
+    """On a rank outside the process set the optimizer is local, as in stock: its reducer is never asked to reduce."""
+    if isinstance(options, Scheme):
+        return Reducer(optimizer, options)
+    if not optimizer.process_set.included():
+        return Reducer(optimizer, options.inner)
+    return PartialReducer(optimizer, options)
+
+
+def _reduce_in_synchronize(optimizer: Any) -> None:
+    """One rank alone reduces as well, for the semantics not to depend on P. Without hooks, as in stock: any number of
+    backward passes may come before a step."""
+    optimizer._groups = None  # they change nothing
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    optimizer._requires_update.update(p for p in parameters if p.requires_grad)
 
 
 def _wrap_allreduce(allreduce: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,6 +188,21 @@ def _wrap_step(step: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def _wrap_optimizer_synchronize(synchronize: Callable[..., None]) -> Callable[..., None]:
+    """An optimizer's own: after an error its gradients are gone, and the next step begins anew."""
+    @functools.wraps(synchronize)
+    def wrapped(self: Any) -> None:
+        reducer = reducer_of(self)
+        try:
+            synchronize(self)
+        except Exception:
+            if reducer is not None:
+                reducer.abandon_step()
+            raise
+
+    return wrapped
+
+
 def _wrap_synchronize(synchronize: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Horovod's module-level synchronize, which on the grouped path does not call handles."""
     @functools.wraps(synchronize)
@@ -172,7 +218,7 @@ def _wrap_adasum(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
         if as_options(signature.bind(self, *args, **kwargs).arguments["compression"]) is not None:
-            check_arguments(hvd, hvd.Adasum, hvd.global_process_set)
+            check_arguments(hvd, hvd.Adasum)
         init(self, *args, **kwargs)
 
     return wrapped

@@ -104,6 +104,11 @@ class Reducer:
         """Horovod's process set of the optimizer."""
         return self._optimizer.process_set
 
+    @property
+    def takes_part(self) -> bool:
+        """Whether this rank is in the process set; if not, its optimizer is local."""
+        return bool(self.process_set.included())
+
     def set_density(self, density: float | None) -> None:
         """See FlatReducer.set_density; where gradients are on their way already, for those after them."""
         self.options = self.options.with_density(density)
@@ -132,6 +137,23 @@ class Reducer:
         self._started.clear()
         self._results.clear()
 
+    def discard(self) -> None:
+        """Drops gradients that were computed; where they are reduced and not applied yet, undoes that."""
+        if self._optimizer._synchronized and self.flat is not None and self.takes_part:
+            self.flat.discard()
+        self.abandon_step()
+
+    def abandon_step(self) -> None:
+        """Has the optimizer wait for new gradients, whatever was submitted."""
+        self.drop()
+        optimizer = self._optimizer
+        optimizer._handles.clear()
+        optimizer._synchronized = False
+        for p in optimizer._allreduce_delay:
+            optimizer._allreduce_delay[p] = optimizer.backward_passes_per_step
+        for bucket in optimizer._group_counts:
+            optimizer._group_counts[bucket] = 0
+
     # The step.
 
     def _result(self, p: torch.Tensor) -> torch.Tensor:
@@ -147,7 +169,7 @@ class Reducer:
         if self.options is not self.flat.options:
             self.flat.set_density(self.options.density)
             self.options = self.flat.options
-        self._scale = self._gradient_scale(self.flat)
+        self._observe(self.flat)
         self.flat.reset_if_membership_changed()
         if len(self.flat.buckets) > 1 and self.flat.is_connected:  # ranks connect in the order of their steps
             self._missing = [len(bucket.members) for bucket in self.flat.buckets]
@@ -219,8 +241,13 @@ class Reducer:
         if self._when_flat is not None:
             self._when_flat(self.flat)
             self._when_flat = None
-        self._scale = self._gradient_scale(self.flat)
+        self._observe(self.flat)
         return self.flat
+
+    def _observe(self, flat: FlatReducer[TorchLayout]) -> None:
+        """What holds for this step: the scale of its gradients, and which parameters are frozen on this rank."""
+        self._scale = self._gradient_scale(flat)
+        flat.frozen = {place for place, p in enumerate(flat.layout.parameters) if not p.requires_grad}
 
     def _make_flat(self, layout: TorchLayout) -> FlatReducer[TorchLayout]:
         place = {p: index for index, p in enumerate(layout.parameters)}

@@ -31,7 +31,7 @@ def attach_state(optimizer: Any, reducer: Reducer) -> None:
         state_dict[KEY] = [_to_torch(reducer.flat.record())] if reducer.flat is not None else waiting[:]
 
     def load(_optimizer: Any, state_dict: dict[str, Any]) -> None:
-        waiting[:] = state_dict.get(KEY, [])
+        waiting[:] = [{**record, "residual": record["residual"].cpu()} for record in state_dict.get(KEY, [])]
         reducer.drop()  # first, as a group may be on its way
         reducer.when_flat(lambda flat: flat.load([_to_numpy(record) for record in waiting]))
 
@@ -52,7 +52,7 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     if reducer is None:
         raise PluginError("gather_state_dict needs an optimizer made with compression=OkTopk(...)")
     records = state_dict[KEY]
-    if not records:
+    if not records or not reducer.takes_part:
         return state_dict
     own = records[0]
     plain = {name: value for name, value in own.items() if name != "residual"}

@@ -300,3 +300,93 @@ def test_where_elastic_training_begins_anew_what_depends_on_the_ranks_is_forgott
         return before is not None, after is None, bool(held.any()), reducer.report.step
 
     assert on_ranks(2, program) == [(True, True, True, 3)] * 2
+
+
+@pytest.mark.parametrize("bucket_bytes", [None, 64])
+def test_what_the_residual_holds_of_a_frozen_gradient_waits(bucket_bytes):
+    options = OkTopk(density=0.1, bucket_bytes=bucket_bytes)
+
+    def program(transport):
+        reducer = make(transport, options=options)
+        rng = np.random.default_rng(transport.rank)
+        first = rng.integers(-64, 65, N).astype(np.float32)
+        applied = take_step(reducer, first, scale=2.0)
+        waiting = reducer.read_residual()[:100]
+        reducer.frozen = {0}
+        for _ in range(60):
+            update = take_step(reducer, np.zeros(N, np.float32), scale=4.0)
+            assert not update[:100].any()
+            applied += update / 2
+        assert np.array_equal(reducer.read_residual()[:100], 2 * waiting)
+        reducer.load([reducer.record()])
+        assert not take_step(reducer, np.zeros(N, np.float32), scale=4.0).any()
+        reducer.frozen = set()
+        for _ in range(60):
+            applied += take_step(reducer, np.zeros(N, np.float32), scale=4.0) / 2
+        return first, applied
+
+    found = on_ranks(3, program)
+    total = sum(first for first, _ in found)
+    assert all(np.array_equal(applied, total) for _, applied in found)
+
+
+@pytest.mark.parametrize("bucket_bytes", [None, 64])
+def test_a_discarded_step_leaves_no_trace(bucket_bytes):
+    options = OkTopk(density=0.1, threshold_interval=4, threshold_guard=0.9, bucket_bytes=bucket_bytes)
+
+    def program(transport, discards):
+        reducer = make(transport, options=options)
+        take_steps(reducer, transport.rank, range(3))
+        if discards:
+            assert take_step(reducer, np.full(N, 1e6, np.float32), scale=2.0) is not None
+            reducer.discard()
+            assert take_step(reducer, np.full(N, np.nan, np.float32)) is None
+            reducer.discard()  # nothing has changed
+        total = take_steps(reducer, transport.rank, range(3, 8))
+        return total.tobytes(), reducer.read_residual().tobytes(), reducer.report.step, reducer.residual_scale
+
+    assert on_ranks(3, partial(program, discards=True)) == on_ranks(3, partial(program, discards=False))
+
+
+def test_a_step_that_one_rank_alone_discards_is_an_error_on_all():
+    def program(transport):
+        reducer = make(transport)
+        take_steps(reducer, transport.rank, range(2))
+        with pytest.raises(AgreementError, match="the last update: discarded"):
+            reducer.discard() if transport.rank == 1 else take_steps(reducer, transport.rank, range(2, 3))
+
+    on_ranks(3, program)
+
+
+@pytest.mark.parametrize(("others", "warning"), [
+    ([("b", (50, 2), "float32"), ("a", (3,), "float32")], None),
+    ([("c", (3,), "float32"), ("a", (50, 2), "float32")], None),
+    ([("b", (3,), "float32"), ("a", (50, 2), "float32")], "matched by name"),
+    ([("x", (50, 2), "float32"), ("b", (3,), "float32")], "matched by their order"),
+])
+def test_residuals_go_to_the_parameters_of_their_names(others, warning, tmp_path):
+    def before(transport):
+        reducer = make(transport)
+        take_steps(reducer, transport.rank, range(3))
+        checkpoint.save([reducer], tmp_path / "state")
+        return reducer.read_residual()
+
+    def after(transport):
+        reducer = make(transport, others)
+        if warning is None:
+            with pytest.raises(OptionError, match="other parameters"):
+                checkpoint.load(reducer, 0, tmp_path / "state")
+            return None
+        checkpoint.load(reducer, 0, tmp_path / "state")
+        return reducer.read_residual()
+
+    saved = on_ranks(2, before)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = on_ranks(2, after)
+    assert warning is None or any(warning in str(w.message) for w in caught)
+    for old, new in zip(saved, found, strict=True):
+        if warning == "matched by name":
+            assert np.array_equal(new, np.concatenate([old[100:], old[:100]]))
+        elif warning is not None:
+            assert np.array_equal(new, old)

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from horovod_oktopk import Partial
 from tests import scenarios
-from tests.scenarios.common import DENSE, SHAPES, assert_equal_everywhere, flat, gradients, total
+from tests.scenarios.common import DENSE, SHAPES, assert_equal_everywhere, flat, gradients, shared_folder, total
 from tests.scenarios.driver import Kind
 
 
@@ -72,6 +73,35 @@ def check_process_set(kind: Kind) -> None:
     trainer = kind(DENSE, op=hvd.Sum, process_set=mine)
     trainer.step(gradients(0, hvd.rank()))
     assert np.array_equal(flat(trainer.values()), -sum(flat(gradients(0, rank)) for rank in mine.ranks))
+
+
+def check_a_rank_outside_the_process_set_trains_alone(kind: Kind) -> None:
+    hvd = kind.hvd
+    if hvd.size() == 1:
+        return
+    inside = scenarios.SETS[0]
+    own = inside.ranks if inside.included() else [hvd.rank()]
+    expected = -sum(flat(gradients(step, rank)) for step in range(2) for rank in own)
+    has_partial = hvd.size() == 2 and hvd.mpi_enabled() and kind.supports("partial")
+    partial = [Partial(DENSE, policy="solo")] if has_partial else []
+    for compression in (hvd.Compression.none, DENSE, *partial):
+        trainer = kind(compression, op=hvd.Sum, process_set=inside)
+        for step in range(2):
+            trainer.step(gradients(step, hvd.rank()))
+        trainer.synchronize_replicas()
+        assert np.array_equal(flat(trainer.values()), expected)
+    for options in (DENSE, *partial):
+        _report_set_density_and_save(kind, options)
+
+
+def _report_set_density_and_save(kind: Kind, options: Any) -> None:
+    trainer = kind(options, process_set=scenarios.SETS[0])
+    trainer.step(gradients(0, kind.hvd.rank()))
+    assert (trainer.report() is None) == (not scenarios.SETS[0].included())
+    if kind.name not in ("tape", "function"):  # which know reducers by their variables alone
+        trainer.set_density(0.5)
+        with shared_folder(kind.hvd) as folder:
+            trainer.save(f"{folder}/state")
 
 
 def check_half_precision(kind: Kind) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from horovod_oktopk import OkTopk, OptionError, Partial, PluginError
-from tests import scenarios
 from tests.scenarios.common import DENSE, SHAPES, N, assert_disagreement, gradients, is_last, raised_everywhere
 from tests.scenarios.driver import Kind
 
@@ -23,15 +22,6 @@ def check_adasum_min_and_product_are_refused(kind: Kind) -> None:
         messages = raised_everywhere(hvd, kind.op_error, lambda op=op: one_step(kind, DENSE, op=op))
         assert "Average" in messages[0]
         assert "Sum" in messages[0]
-
-
-def check_a_process_set_without_this_rank_is_refused(kind: Kind) -> None:
-    hvd = kind.hvd
-    if hvd.size() == 1:
-        return
-    others = scenarios.SETS[1] if hvd.rank() < hvd.size() - 1 else scenarios.SETS[0]
-    messages = raised_everywhere(hvd, PluginError, lambda: one_step(kind, DENSE, process_set=others))
-    assert f"rank {hvd.rank()} is not in the process set" in messages[hvd.rank()]
 
 
 def check_join_is_refused(kind: Kind) -> None:

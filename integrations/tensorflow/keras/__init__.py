@@ -5,7 +5,7 @@ Under Keras 3, which Horovod's own optimizer and callbacks cannot drive, these a
 """
 
 from ...options import Dense, GaussianK, GTopk, OkTopk, Partial, TopkA, TopkDSA
-from .. import load_state, save_state, set_density, step_report, synchronize_replicas
+from .. import discard_update, load_state, save_state, set_density, step_report, synchronize_replicas
 from ..versions import KERAS_3
 from . import callbacks
 
@@ -28,6 +28,7 @@ __all__ = [
     "TopkA",
     "TopkDSA",
     "callbacks",
+    "discard_update",
     "load_model",
     "load_state",
     "save_state",

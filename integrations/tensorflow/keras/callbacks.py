@@ -65,7 +65,7 @@ class SynchronizeReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Logs = None) -> None:
         self._steps = 0
-        partials = [getattr(gradient_reducer, "partial", None) for gradient_reducer in gradient_reducers_of(self.model)]
+        partials = [getattr(each, "partial", None) for each in gradient_reducers_of(self.model)]
         self._intervals = [each.model_sync_interval for each in partials if each and each.model_sync_interval]
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:

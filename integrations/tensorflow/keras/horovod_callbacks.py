@@ -63,7 +63,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
             raise AgreementError(_difference(theirs))
         variables = [v for each, agreed in zip(fresh, alike, strict=False) if agreed for v in each]
         if variables:
-            synchronize_replicas(self.model)  # with Partial, replicas that have seen other rounds would take these again
+            synchronize_replicas(self.model)  # with Partial, some may have seen more rounds than others
             _broadcast_by_position(variables, self._root_rank)
             self._sent.update(v.ref() for v in variables)
         return variables

@@ -45,6 +45,9 @@ class PartialGradientReducer(GradientReducer):
     @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
     def apply(self, grads: Sequence[Any], variables: Sequence[Any], update: Update) -> None:
         """One step, in a graph or eagerly."""
+        if not self.takes_part:
+            update(list(grads))
+            return
         refuse_xla()
         if self._sparse_as_dense:
             grads = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]

@@ -14,10 +14,17 @@ from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import OptionError
-from horovod_oktopk.tensorflow import OkTopk, load_state, save_state, step_report
+from horovod_oktopk.tensorflow import OkTopk, discard_update, load_state, save_state, step_report
 from horovod_oktopk.tensorflow.registry import reducers_of
 from horovod_oktopk.tensorflow.versions import KERAS_3
-from tests.scenarios.common import assert_equal_everywhere, everywhere, flat, raised_everywhere, shared_folder
+from tests.scenarios.common import (
+    assert_equal_everywhere,
+    everywhere,
+    flat,
+    gradients,
+    raised_everywhere,
+    shared_folder,
+)
 from tests.tensorflow.driver import Kind
 from tests.tensorflow.scenarios.common import (
     compiled,
@@ -229,3 +236,42 @@ def check_a_file_that_is_not_there_is_an_error_on_all_ranks() -> None:
             hvd.DistributedGradientTape(tape, compression=OkTopk(k=1)).gradient(loss, [weight])
 
         assert "nothing" in raised_everywhere(hvd, OptionError, step)[0]
+
+
+def check_what_is_discarded_does_not_come_back() -> None:
+    trainer = Kind("function")(OPTIONS)
+    variables = list(trainer.variables.values())
+
+    @tf.function
+    def step(grads: dict[str, tf.Tensor], limit: float) -> None:
+        with tf.GradientTape() as tape:
+            loss = trainer.loss(grads)
+        reduced = hvd.DistributedGradientTape(tape, compression=OPTIONS).gradient(loss, variables)
+        if tf.linalg.global_norm(reduced) > limit:
+            discard_update(variables)
+        else:
+            for variable, gradient in zip(variables, reduced, strict=True):
+                variable.assign_sub(gradient)
+
+    def take(number: int, factor: float = 1.0) -> None:
+        grads = {name: tf.constant(factor * g) for name, g in gradients(number, hvd.rank()).items()}
+        step(grads, tf.constant(1e4))
+
+    for number in range(3):
+        take(number)
+        before, values = trainer.residual(), trainer.values()
+        assert before.any()
+        take(50, 1e6)
+        assert np.array_equal(trainer.residual(), before)
+        assert all(np.array_equal(values[name], value) for name, value in trainer.values().items())
+    assert trainer.report() is not None
+
+
+def check_the_first_eager_discard_drops_the_residual() -> None:
+    trainer = Kind("tape")(OPTIONS)
+    for number in range(3):
+        trainer.step(gradients(number, hvd.rank()))
+        before = trainer.residual()
+        trainer.step(gradients(50, hvd.rank()))
+        discard_update(list(trainer.variables.values()))
+        assert np.array_equal(trainer.residual(), before if number else np.zeros_like(before))

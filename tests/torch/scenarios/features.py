@@ -9,14 +9,18 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
+from horovod_oktopk import AgreementError
+from horovod_oktopk.torch import OkTopk, Partial, set_density, synchronize_replicas
 from tests.torch.scenarios.common import (
     DENSE,
     assert_equal_everywhere,
     backward,
     distribute,
+    everywhere,
     flat,
     gradients,
     parameters,
+    raised_everywhere,
 )
 
 Params = dict[str, torch.nn.Parameter]
@@ -78,7 +82,42 @@ def check_unnamed_parameters() -> None:
     assert np.array_equal(flat(params), -total)
 
 
+def check_two_backward_passes_alone() -> None:
+    """Stock registers no hooks on one rank, so that any number of passes may come before a step."""
+    if hvd.size() > 1:
+        return
+
+    def take_step(optimizer: Any, params: Params, step: int) -> None:
+        optimizer.zero_grad()
+        backward(params, gradients(step, 0))
+        optimizer.zero_grad()
+        for each in range(2):
+            backward(params, gradients(10 * step + each, 0))
+        optimizer.step()
+
+    assert_like_stock(take_step=take_step)
+    assert_like_stock(take_step=take_step, arguments=lambda _: {"groups": 2})
+
+
+def check_training_goes_on_after_an_error() -> None:
+    if hvd.size() == 1:
+        return
+    for arguments in ({}, {"groups": 2}, {"backward_passes_per_step": 2}):
+        params, expected = parameters(), parameters()
+        optimizer = distribute(params, DENSE, op=hvd.Sum, **arguments)
+        reference = distribute(expected, DENSE, op=hvd.Sum)
+        set_density(optimizer, 0.5 if hvd.rank() == 0 else 1.0)
+        raised_everywhere(AgreementError, lambda step=plain_step, made=(optimizer, params): step(*made, 0))
+        set_density(optimizer, 1.0)
+        for step in range(1, 3):
+            plain_step(optimizer, params, step)
+            plain_step(reference, expected, step)
+        assert np.array_equal(flat(params), flat(expected))
+
+
 def check_zero_grad_before_step_is_refused_as_in_stock() -> None:
+    if hvd.size() == 1:
+        return
     params = parameters()
     optimizer = distribute(params, DENSE)
     optimizer.zero_grad()
@@ -119,6 +158,55 @@ def check_frozen_parameter() -> None:
     optimizer.step()
     assert not params["b.weight"].any()
     assert torch.equal(params["d"].detach(), -sum(gradients(0, rank)["d"] for rank in range(hvd.size())))
+
+
+def check_a_parameter_frozen_in_mid_training_stands_still() -> None:
+    half = [Partial(OkTopk(density=0.2), policy="solo")] if hvd.mpi_enabled() else []
+    for compression in (OkTopk(density=0.2), OkTopk(density=0.2, bucket_bytes=64), *half):
+        params = parameters()
+        optimizer = distribute(params, compression, op=hvd.Sum)
+        for step in range(2):
+            plain_step(optimizer, params, step)
+        synchronize_replicas(optimizer)
+        frozen = params["b.weight"].requires_grad_(False)
+        before = frozen.detach().clone()
+        empty_the_residuals(optimizer, params)
+        assert torch.equal(frozen.detach(), before)
+        computed = sum(flat(gradients(step, rank)) for rank in range(hvd.size()) for step in range(2))
+        assert np.array_equal(sum(everywhere(residual_of(optimizer))) - flat(params), computed)
+        frozen.requires_grad_(True)
+        empty_the_residuals(optimizer, params)
+        assert np.array_equal(-flat(params), computed)
+
+
+def residual_of(optimizer: Any) -> np.ndarray:
+    return optimizer.state_dict()["horovod_oktopk"][0]["residual"].numpy()
+
+
+def empty_the_residuals(optimizer: Any, params: Params) -> None:
+    """By steps without gradients."""
+    for _ in range(40):
+        optimizer.zero_grad()
+        backward(params, {name: torch.zeros_like(p) for name, p in params.items() if p.requires_grad})
+        optimizer.step()
+    synchronize_replicas(optimizer)
+
+
+def check_a_parameter_frozen_on_one_rank_is_trained_by_the_others() -> None:
+    params = parameters()
+    optimizer = distribute(params, OkTopk(density=0.2), op=hvd.Sum)
+    plain_step(optimizer, params, 0)
+    held = residual_of(optimizer)
+    if hvd.rank() == 0:
+        params["b.weight"].requires_grad_(False)
+    empty_the_residuals(optimizer, params)
+    weight = slice(11, 46)  # it comes after a.bias in the order of names
+    if hvd.rank() == 0:
+        assert held[weight].any()
+        assert np.array_equal(residual_of(optimizer)[weight], held[weight])
+    assert_equal_everywhere(params.values())
+    total = sum(flat(gradients(0, rank)) for rank in range(hvd.size()))
+    assert np.array_equal(sum(everywhere(residual_of(optimizer))) - flat(params), total)
 
 
 def check_tied_parameters() -> None:
@@ -190,6 +278,28 @@ def check_non_contiguous_gradients() -> None:
         assert not weight.grad.is_contiguous()
         optimizer.step()
     assert torch.equal(weight.detach(), -2 * sum(values))
+
+
+def check_the_reduced_gradient_has_the_layout_of_the_one_that_came() -> None:
+    """Fused optimizers go through parameters and gradients as they lie in memory."""
+    shapes = {"conv": (4, 3, 2, 2), "turned": (5, 3)}
+    grads = [{name: torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(rank)).float()
+              for name, shape in shapes.items()} for rank in range(hvd.size())]
+    for dtype in (torch.float32, torch.bfloat16):
+        tensors = {"conv": torch.zeros(4, 3, 2, 2).to(memory_format=torch.channels_last),
+                   "turned": torch.zeros(3, 5).t()}
+        params = {name: torch.nn.Parameter(tensor.to(dtype)) for name, tensor in tensors.items()}
+        inner = torch.optim.SGD(params.values(), lr=1.0, fused=dtype is torch.float32)
+        optimizer = hvd.DistributedOptimizer(inner, named_parameters=params.items(), op=hvd.Sum, compression=DENSE)
+        for _ in range(2):
+            optimizer.zero_grad()
+            backward(params, {name: g.to(dtype) for name, g in grads[hvd.rank()].items()})
+            strides = {name: p.grad.stride() for name, p in params.items()}
+            optimizer.step()
+            assert {name: p.grad.stride() for name, p in params.items()} == strides
+        for name, p in params.items():
+            assert p.stride() == strides[name] != torch.empty(p.shape).stride()
+            assert torch.equal(p.detach().float(), -2 * sum(each[name] for each in grads))
 
 
 def check_broadcast_of_parameters_and_state() -> None:

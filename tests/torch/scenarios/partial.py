@@ -96,6 +96,8 @@ def check_settle_without_partial_does_nothing() -> None:
 
 
 def check_settle_between_backward_and_step_is_refused() -> None:
+    if hvd.size() == 1:  # nothing is taken note of before the step
+        return
     model = torch.nn.Linear(4, 2)
     optimizer = made(model)
     model(torch.ones(3, 4)).sum().backward()

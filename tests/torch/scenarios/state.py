@@ -10,8 +10,17 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from horovod_oktopk.torch import OkTopk, step_report
-from tests.torch.scenarios.common import backward, distribute, everywhere, flat, gradients, parameters
+from horovod_oktopk import AgreementError
+from horovod_oktopk.torch import OkTopk, discard_update, step_report
+from tests.torch.scenarios.common import (
+    backward,
+    distribute,
+    everywhere,
+    flat,
+    gradients,
+    parameters,
+    raised_everywhere,
+)
 
 OPTIONS = OkTopk(density=0.1, threshold_interval=4, region_interval=5, threshold_guard=0.9)
 """A loose guard, so that what is selected depends on the thresholds of the steps before."""
@@ -101,3 +110,61 @@ def check_elastic_state_restores_residual_and_counter() -> None:
     assert step_report(optimizer).step == 7
     assert np.array_equal(flat(named), expected)
     assert torch.equal(optimizer.state_dict()["horovod_oktopk"][0]["residual"], residual)
+
+
+def check_what_is_discarded_does_not_come_back() -> None:
+    params = parameters()
+    optimizer = distribute(params, OPTIONS)
+    take_steps(optimizer, params, range(6))
+    for reduces in (True, False):
+        optimizer.zero_grad()
+        backward(params, {name: 1e6 * g for name, g in gradients(50, hvd.rank()).items()})
+        if reduces:
+            optimizer.synchronize()
+        discard_update(optimizer)
+    take_steps(optimizer, params, range(6, 12))  # and zero_grad is no error
+    assert np.array_equal(flat(params), uninterrupted())
+    assert step_report(optimizer).step == 12
+
+
+def check_one_rank_alone_discards() -> None:
+    if hvd.size() == 1:
+        return
+    params = parameters()
+    optimizer = distribute(params, OPTIONS)
+    take_steps(optimizer, params, range(2))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        backward(params, gradients(2, hvd.rank()))
+        optimizer.synchronize()
+        if hvd.rank() == 0:
+            discard_update(optimizer)
+        else:
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            take_steps(optimizer, params, range(3, 4))
+
+    assert "discarded" in raised_everywhere(AgreementError, step)[0]
+
+
+class OnADevice(torch.Tensor):
+    """Stands for a tensor on a GPU, which torch.load(map_location="cuda") gives: NumPy cannot read it there."""
+
+    def numpy(self, *, force: bool = False) -> np.ndarray:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    def cpu(self, *_: Any, **__: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+def check_a_checkpoint_that_was_loaded_to_a_device() -> None:
+    params = parameters()
+    optimizer = distribute(params, OPTIONS)
+    take_steps(optimizer, params, range(3))
+    state = optimizer.state_dict()
+    residual = state["horovod_oktopk"][0]["residual"].clone()
+    for loading in (optimizer, distribute(parameters(), OPTIONS)):  # in the middle, and before the first step
+        state["horovod_oktopk"][0]["residual"] = residual.clone().as_subclass(OnADevice)
+        loading.load_state_dict(state)
+        assert np.array_equal(loading.state_dict()["horovod_oktopk"][0]["residual"].numpy(), residual.numpy())
