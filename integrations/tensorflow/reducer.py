@@ -52,14 +52,17 @@ class Reducer:
                    ) -> FlatReducer[TensorLayout]:
         return FlatReducer(options, average, layout, LendingAccumulator, network(process_set), self.signature)
 
-    def reduce(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The reduced dense gradients."""
+    def reduce(self, gradients: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices] = ()) -> list[tf.Tensor]:
+        """The reduced dense gradients; all NaN where one is not finite on some rank, or one of the slices, which go
+        another way."""
         scale = amp.scale_of_gradients()
         scale = tf.constant(0.0) if scale is None else tf.cast(scale, tf.float32)
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(each.values)) for each in slices] or [True])
         done: list[tf.Tensor] = []
         for index, bucket in enumerate(self.flat.buckets):  # one after the other, in the same order on all ranks
             with tf.control_dependencies(done):
-                inputs = [scale, *(gradients[i] for i in bucket.members)]
+                is_last = index == len(self.flat.buckets) - 1  # the others need not wait for the slices
+                inputs = [scale, finite if is_last else tf.constant(True), *(gradients[i] for i in bucket.members)]
                 done = call(partial(self._reduce, index), inputs, [tf.int32])
         with tf.control_dependencies(done):
             return call(self._finish, [], [g.dtype for g in gradients], [g.shape for g in gradients])
@@ -70,12 +73,12 @@ class Reducer:
             self.flat.refuse(signature, message)
         return call(step, [], [g.dtype for g in gradients], [g.shape for g in gradients])
 
-    def _reduce(self, index: int, scale: Array, *gradients: Array) -> list[Array]:
+    def _reduce(self, index: int, scale: Array, slices_finite: Array, *gradients: Array) -> list[Array]:
         if index == 0 and self.before_step is not None:
             action, self.before_step = self.before_step, None
             action(self.flat)
         pieces = self.flat.buckets[index].layout.pieces(gradients)
-        self.flat.reduce(index, pieces, float(scale) or None)
+        self.flat.reduce(index, pieces, float(scale) or None, others_finite=bool(slices_finite))
         return [np.array(index, np.int32)]
 
     def _finish(self) -> list[Array]:

@@ -56,10 +56,10 @@ class GradientReducer:
                 grads = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
             outputs = list(grads)
             dense = [index for index, g in enumerate(grads) if is_dense(g)]
-            reduced = self._reduce(list(vars or ()), grads, [grads[i] for i in dense])
+            slices = [i for i, g in enumerate(grads) if isinstance(g, tf.IndexedSlices)]
+            reduced = self._reduce(list(vars or ()), grads, [grads[i] for i in dense], [grads[i] for i in slices])
             for index, gradient in zip(dense, reduced, strict=True):
                 outputs[index] = gradient
-            slices = [i for i, g in enumerate(grads) if isinstance(g, tf.IndexedSlices)]
             if slices:
                 with tf.control_dependencies(reduced):  # the roll call comes first: then no rank waits in vain
                     gathered = self._sparse([grads[i] for i in slices], [variables[i] for i in slices],
@@ -68,9 +68,9 @@ class GradientReducer:
                     outputs[index] = gradient
             return outputs
 
-    def _reduce(self, variables: list[Any], grads: Sequence[Any], dense: list[Any]) -> list[Any]:
+    def _reduce(self, variables: list[Any], grads: Sequence[Any], dense: list[Any], slices: list[Any]) -> list[Any]:
         reducer, signature, reason = self.reducer_for(variables, grads)
-        return reducer.refuse(dense, signature, reason) if reason else reducer.reduce(dense)
+        return reducer.refuse(dense, signature, reason) if reason else reducer.reduce(dense, slices)
 
     def reducer_for(self, variables: list[Any], grads: Sequence[Any]) -> tuple[Reducer, Signature, str | None]:
         """That of these variables, the gradients' description, and why the reducer cannot take them, if so."""

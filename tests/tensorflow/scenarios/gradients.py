@@ -59,6 +59,33 @@ def check_sparse_gradients() -> None:
             np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
 
 
+def check_nan_in_a_sparse_gradient_alone_undoes_the_step() -> None:
+    """As a step is skipped whole, what the dense gradients would have sent must stay in the residual."""
+    for in_graph, options in ((False, OkTopk(density=0.5)), (True, OkTopk(density=0.5, bucket_bytes=8))):
+        table = tf.Variable(tf.ones((20, 3)), name="table")
+        dense = [tf.Variable(tf.ones(4), name=name) for name in "ab"]
+
+        def step(factor: tf.Tensor, table: Any = table, dense: Any = dense, options: Any = options) -> Any:
+            def loss() -> tf.Tensor:
+                return factor * tf.reduce_sum(tf.gather(table, [1, 2])) + tf.add_n(
+                    [tf.reduce_sum(each * [1.0, 2.0, 3.0, 4.0]) for each in dense])
+            return reduced([table, *dense], loss, options)
+
+        run = tf.function(step) if in_graph else step
+        run(tf.constant(1.0))
+        flat = reducers_of(dense)[0].flat
+        held = flat.read_residual()
+        assert held.any()
+        for poison in (np.inf, np.nan):
+            _, *grads = run(tf.constant(poison if is_last(hvd) else 1.0))
+            assert all(np.isnan(gradient.numpy()).all() for gradient in grads)
+            assert np.array_equal(flat.read_residual(), held)
+            assert not step_report(dense).finite
+        run(tf.constant(1.0))
+        assert step_report(dense).finite
+        assert step_report(dense).step == 2
+
+
 def check_a_gradient_that_is_none_everywhere_stays_none() -> None:
     first, second = pair()
     for _ in range(2):
