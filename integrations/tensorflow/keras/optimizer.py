@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from ...errors import PluginError
 from ...options import Partial, as_options
+from .. import amp
 from ..registry import GradientReducer, tensor_of
 from ..versions import KERAS
 from .partial import PartialGradientReducer
@@ -107,7 +108,8 @@ class _Distributed:
         if isinstance(self._allreduce_grads, PartialGradientReducer):
             self._allreduce_grads.apply(grads, variables, lambda reduced: update(reduced, variables))
             return
-        reduced = self.reduce(grads, variables)
+        with amp.gradients_for(self):
+            reduced = self.reduce(grads, variables)
         if self._aggregation is None:
             update(reduced, variables)
         else:
@@ -162,7 +164,8 @@ def _wrap_scaled_apply(apply: Callable[..., None]) -> Callable[..., None]:
             raise PluginError("backward_passes_per_step needs DistributedOptimizer(LossScaleOptimizer(...)), not the "
                               "other way round")
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
-        reduced = inner.reduce(grads, variables)
+        with amp.gradients_for(self):
+            reduced = inner.reduce(grads, variables)
         inner._is_reduced = True
         try:
             apply(self, reduced, variables)
