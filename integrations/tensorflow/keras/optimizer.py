@@ -28,7 +28,8 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
 
     compression: OkTopk(...), or one of Horovod's for a dense allreduce. The other arguments are those of
     horovod.tensorflow.keras.DistributedOptimizer, without its names, devices, groups and predivision. A saved
-    model holds the plain optimizer; see `load_model`.
+    model holds the plain optimizer; see `load_model`. Copies made in memory are distributed, with residuals of their
+    own.
     Raises PluginError for what is not a Keras 3 optimizer, or is distributed already.
     """
     if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
@@ -39,7 +40,11 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
     if isinstance(options, Partial):
         _check_partial(optimizer, backward_passes_per_step)
     plain = type(optimizer)
-    optimizer.__class__ = type(plain.__name__, (_Distributed, plain), {"__module__": plain.__module__})
+    optimizer.__class__ = _distributed_class(plain, {
+        "compression": compression, "op": op, "sparse_as_dense": sparse_as_dense,
+        "backward_passes_per_step": backward_passes_per_step,
+        "average_aggregated_gradients": average_aggregated_gradients, "process_set": process_set,
+        "scale_local_gradients": scale_local_gradients})
     optimizer._allreduce_grads = (
         PartialGradientReducer(options, op, process_set, sparse_as_dense, optimizer) if isinstance(options, Partial) else
         hvd._make_allreduce_grads_fn(f"Distributed{plain.__name__}", "", "", compression, sparse_as_dense, op, 1.0,
@@ -50,6 +55,18 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
     optimizer._process_set, optimizer._scale_local_gradients = process_set, scale_local_gradients
     optimizer._local_vars, optimizer._is_reduced = set(), False
     return optimizer
+
+
+def _distributed_class(plain: type, arguments: dict[str, Any]) -> type:
+    """The class of one distributed optimizer, which Keras writes into files as the plain one."""
+    cls = type(plain.__name__, (_Distributed, plain), {"__module__": plain.__module__, "_arguments": arguments})
+    saving = tf.keras.utils
+    registered = saving.get_registered_name(plain)
+    if registered != plain.__name__:
+        package, name = registered.split(">", 1)
+        for each in (cls, plain):  # both have the name, and the name stands for the plain one
+            saving.register_keras_serializable(package, name)(each)
+    return cls
 
 
 def load_model(filepath: Any, custom_objects: Any = None, **arguments: Any) -> Any:
@@ -64,7 +81,13 @@ def load_model(filepath: Any, custom_objects: Any = None, **arguments: Any) -> A
 
 def is_distributed(optimizer: Any) -> bool:
     """Whether an optimizer, or the one inside it that loss scaling has wrapped, reduces gradients."""
-    return any(isinstance(each, _Distributed) for each in (optimizer, getattr(optimizer, "inner_optimizer", None)))
+    return distributed_part(optimizer) is not None
+
+
+def distributed_part(optimizer: Any) -> Any:
+    """The one of both that reduces gradients; None where none does."""
+    both = (optimizer, getattr(optimizer, "inner_optimizer", None))
+    return next((each for each in both if isinstance(each, _Distributed)), None)
 
 
 def install() -> None:
@@ -80,12 +103,20 @@ def install() -> None:
 class _Distributed:
     """Comes before a Keras optimizer's own class."""
 
+    _arguments: dict[str, Any]
+    """What DistributedOptimizer was given."""
     _allreduce_grads: Any
     _aggregation: Any
     _process_set: Any
     _scale_local_gradients: bool
     _local_vars: set[Any]
     _is_reduced: bool
+
+    @classmethod
+    def from_config(cls, *args: Any, **kwargs: Any) -> Any:
+        """A distributed optimizer from what `get_config` gave."""
+        plain: Any = cls.__bases__[1]
+        return DistributedOptimizer(plain.from_config(*args, **kwargs), **cls._arguments)
 
     def register_local_var(self: Any, variable: Any) -> None:
         """The gradient of this variable is not reduced (but divided by P, if scale_local_gradients)."""
