@@ -31,6 +31,7 @@ from .registry import (
     gradient_reducer_for,
     gradient_reducer_of,
     in_use,
+    is_overwritten,
     reducers_of,
     tensor_of,
     variables_of,
@@ -146,6 +147,9 @@ def _wrap_gradient(gradient: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(self._allreduce_grads, GradientReducer):
             return gradient(self, target, sources, *args, **kwargs)
+        if any(map(is_overwritten, sources)):
+            raise PluginError("float8 layers have variables whose gradients are their next values, which a tape "
+                              "cannot tell: use horovod_oktopk.tensorflow.keras.DistributedOptimizer")
         with amp.gradients_of(target):
             return gradient(self, target, [tensor_of(source) for source in sources], *args, **kwargs)
 

@@ -188,6 +188,11 @@ def tensor_of(variable: Any) -> Any:
     return variable if callable(value) else value
 
 
+def is_overwritten(variable: Any) -> bool:
+    """Whether its "gradient" is its next value: the scales of Keras' float8 layers."""
+    return getattr(variable, "overwrite_with_gradient", False) is True
+
+
 def _check_variables(variables: Sequence[Any], grads: Sequence[Any]) -> None:
     if len(variables) != len(grads):
         raise PluginError(f"OkTopk needs the variable of every gradient, to keep what is not sent: got {len(grads)} "

@@ -15,7 +15,7 @@ import tensorflow as tf
 from ...errors import PluginError
 from ...options import Partial, as_options
 from .. import amp
-from ..registry import GradientReducer, tensor_of
+from ..registry import GradientReducer, is_overwritten, tensor_of
 from ..versions import KERAS
 from .partial import PartialGradientReducer
 
@@ -137,6 +137,7 @@ class _Distributed:
         if not self.built:
             self.build(variables)
         if isinstance(self._allreduce_grads, PartialGradientReducer):
+            _check_overwritten(self, variables)
             self._allreduce_grads.apply(grads, variables, lambda reduced: update(reduced, variables))
             return
         with amp.gradients_for(self):
@@ -148,10 +149,15 @@ class _Distributed:
 
     def reduce(self: Any, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The gradients, reduced but for those of local variables."""
+        _check_overwritten(self, variables)
         if self._aggregation is not None:
             return list(self._aggregation.compute_gradients(tuple(grads), tuple(map(tensor_of, variables))))
         reduced = list(grads)
         shared = [i for i, v in enumerate(variables) if tensor_of(v).ref() not in self._local_vars]
+        for index in filter(lambda i: is_overwritten(variables[i]), shared):
+            reduced[index] = hvd.allreduce(grads[index], op=hvd.Max, name=f"horovod_oktopk.overwritten.{index}",
+                                           process_set=self._process_set)
+        shared = [i for i in shared if not is_overwritten(variables[i])]
         given = [variables[i] for i in shared]
         if not isinstance(self._allreduce_grads, GradientReducer):  # Horovod's own does not know Keras 3's variables
             given = [tensor_of(variable) for variable in given]
@@ -160,7 +166,7 @@ class _Distributed:
             reduced[index] = output
         if self._scale_local_gradients:
             for index in set(range(len(reduced))) - set(shared):
-                if reduced[index] is not None:
+                if reduced[index] is not None and not is_overwritten(variables[index]):
                     reduced[index] = reduced[index] / self._process_set.size()
         return reduced
 
@@ -175,6 +181,13 @@ def _check_partial(optimizer: Any, backward_passes_per_step: int) -> None:
     if backward_passes_per_step != 1:
         raise PluginError("Partial takes backward_passes_per_step=1; got "
                           f"{backward_passes_per_step!r}. Keras' gradient_accumulation_steps can be used")
+
+
+def _check_overwritten(optimizer: Any, variables: Sequence[Any]) -> None:
+    several = isinstance(optimizer._allreduce_grads, PartialGradientReducer) or optimizer._aggregation is not None
+    if several and any(map(is_overwritten, variables)):
+        raise PluginError("float8 training writes new scales over the variables at every step, which neither Partial "
+                          "nor backward_passes_per_step can add up: use DistributedOptimizer without them")
 
 
 def _nothing(*_: Any) -> tf.Tensor:
