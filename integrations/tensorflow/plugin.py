@@ -27,7 +27,7 @@ from ..reducer.checks import check_arguments, check_horovod, refuse_join
 from ..schemes.report import StepReport
 from . import amp
 from .registry import (
-    GradientReducer,
+    TapeReductions,
     gradient_reducer_for,
     gradient_reducer_of,
     in_use,
@@ -145,7 +145,7 @@ def _wrap_gradient(gradient: Callable[..., Any]) -> Callable[..., Any]:
     """A tape's gradient, which does not know Keras 3's variables."""
     @functools.wraps(gradient)
     def wrapped(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(self._allreduce_grads, GradientReducer):
+        if not isinstance(self._allreduce_grads, TapeReductions):
             return gradient(self, target, sources, *args, **kwargs)
         if any(map(is_overwritten, sources)):
             raise PluginError("float8 layers have variables whose gradients are their next values, which a tape "

@@ -42,6 +42,7 @@ class Reducer:
             raise PluginError("bucket_bytes='auto' works in PyTorch only: TensorFlow's graph is made before it is "
                               "known when gradients are ready. Give a number of bytes, such as 32_000_000")
         self.signature = describe(variables, gradients)
+        self._asked_density = options.density
         layout = TensorLayout((name_of(v), tuple(v.shape), g.dtype.name)
                               for v, g in zip(variables, gradients, strict=True) if is_dense(g))
         self.flat: FlatReducer[TensorLayout] = self._make_flat(options, op == hvd.Average, layout, process_set)
@@ -52,9 +53,10 @@ class Reducer:
                    ) -> FlatReducer[TensorLayout]:
         return FlatReducer(options, average, layout, LendingAccumulator, network(process_set), self.signature)
 
-    def reduce(self, gradients: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices] = ()) -> list[tf.Tensor]:
+    def reduce(self, gradients: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices] = (),
+               density: float | None = None) -> list[tf.Tensor]:
         """The reduced dense gradients; all NaN where one is not finite on some rank, or one of the slices, which go
-        another way."""
+        another way. density: from here on, where the caller asks for another than at the step before."""
         scale = amp.scale_of_gradients()
         scale = tf.constant(0.0) if scale is None else tf.cast(scale, tf.float32)
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(each.values)) for each in slices] or [True])
@@ -63,7 +65,7 @@ class Reducer:
             with tf.control_dependencies(done):
                 is_last = index == len(self.flat.buckets) - 1  # the others need not wait for the slices
                 inputs = [scale, finite if is_last else tf.constant(True), *(gradients[i] for i in bucket.members)]
-                done = call(partial(self._reduce, index), inputs, [tf.int32])
+                done = call(partial(self._reduce, index, density), inputs, [tf.int32])
         with tf.control_dependencies(done):
             return call(self._finish, [], [g.dtype for g in gradients], [g.shape for g in gradients])
 
@@ -73,7 +75,11 @@ class Reducer:
             self.flat.refuse(signature, message)
         return call(step, [], [g.dtype for g in gradients], [g.shape for g in gradients])
 
-    def _reduce(self, index: int, scale: Array, slices_finite: Array, *gradients: Array) -> list[Array]:
+    def _reduce(self, index: int, density: float | None, scale: Array, slices_finite: Array, *gradients: Array,
+                ) -> list[Array]:
+        if index == 0 and density is not None and density != self._asked_density:  # else `set_density` holds
+            self.flat.set_density(density)
+            self._asked_density = density
         if index == 0 and self.before_step is not None:
             action, self.before_step = self.before_step, None
             action(self.flat)

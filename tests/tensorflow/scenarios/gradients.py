@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from horovod_oktopk import PluginError
-from horovod_oktopk.tensorflow import OkTopk, step_report
+from horovod_oktopk.tensorflow import OkTopk, set_density, step_report
 from horovod_oktopk.tensorflow.registry import reducers_of
 from tests.scenarios.common import (
     DENSE,
@@ -158,6 +158,39 @@ def check_options_written_inline_keep_their_residual() -> None:
         grads = reduced([first], lambda: tf.reduce_sum(first * [1.0, 2.0, 4.0]), OkTopk(k=1))
     assert step_report([first]).step == 2
     assert grads[0].numpy().tolist() == [0.0, 4.0 * hvd.size(), 0.0]  # 2 + 2; a tie goes to the lower index
+
+
+def check_a_tape_with_another_density_keeps_the_residual() -> None:
+    for in_graph in (False, True):
+        first, _ = pair()
+
+        def step(density: float, variable: Any = first) -> Any:
+            return reduced([variable], lambda: tf.reduce_sum(variable * [1.0, 2.0, 4.0]), OkTopk(density=density))[0]
+
+        run = tf.function(step) if in_graph else step
+        run(0.33)
+        assert run(0.67).numpy().tolist() == [0.0, 4.0 * hvd.size(), 4.0 * hvd.size()]
+        assert run(0.33).numpy().tolist() == [0.0, 0.0, 4.0 * hvd.size()]  # traced before
+        assert [step_report([first]).step, step_report([first]).k] == [3, 1]
+        set_density([first], 1.0)  # which holds while the tape's own is the same
+        assert run(0.33).numpy().tolist() == [4.0 * hvd.size(), 4.0 * hvd.size(), 4.0 * hvd.size()]
+
+
+def check_heads_that_take_turns() -> None:
+    """What the error advises: what every step trains in one call, and a head in another."""
+    trunk, first, second = (tf.Variable(tf.ones(3), name=name) for name in ("trunk", "first", "second"))
+
+    def step(head: tf.Variable, together: bool) -> list[Any]:
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_sum(trunk * head)
+        tape = hvd.DistributedGradientTape(tape, compression=DENSE, op=hvd.Sum)
+        return tape.gradient(loss, [trunk, head]) if together else [*tape.gradient(loss, [trunk]),
+                                                                    *tape.gradient(loss, [head])]
+
+    for head in (first, second, first):
+        assert [g.numpy().tolist() for g in step(head, together=False)] == [[float(hvd.size())] * 3] * 2
+    message = raised_everywhere(hvd, PluginError, lambda: step(first, together=True))[0]
+    assert "persistent tape" in message
 
 
 def check_no_trainable_variable() -> None:
