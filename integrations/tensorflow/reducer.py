@@ -25,6 +25,7 @@ from ..reducer.flat import FlatReducer
 from . import amp
 from .accumulator import LendingAccumulator
 from .layout import TensorLayout
+from .session import Step, in_session, in_turn
 from .transport import network
 
 logger = logging.getLogger("horovod_oktopk")
@@ -42,6 +43,7 @@ class Reducer:
             raise PluginError("bucket_bytes='auto' works in PyTorch only: TensorFlow's graph is made before it is "
                               "known when gradients are ready. Give a number of bytes, such as 32_000_000")
         self.signature = describe(variables, gradients)
+        self.process_set = process_set
         self._asked_density = options.density
         layout = TensorLayout((name_of(v), tuple(v.shape), g.dtype.name)
                               for v, g in zip(variables, gradients, strict=True) if is_dense(g))
@@ -60,6 +62,9 @@ class Reducer:
         scale = amp.scale_of_gradients()
         scale = tf.constant(0.0) if scale is None else tf.cast(scale, tf.float32)
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(each.values)) for each in slices] or [True])
+        if in_session():
+            return in_turn(call, partial(self._whole_step, density), [scale, finite, *gradients], list(gradients),
+                           self.process_set)
         done: list[tf.Tensor] = []
         for index, bucket in enumerate(self.flat.buckets):  # one after the other, in the same order on all ranks
             with tf.control_dependencies(done):
@@ -73,7 +78,15 @@ class Reducer:
         """For a step that cannot be taken: it raises PluginError, on ranks that do take it AgreementError."""
         def step(*_: Array) -> list[Array]:
             self.flat.refuse(signature, message)
+        if in_session():
+            return in_turn(call, step, [], list(gradients), self.process_set)
         return call(step, [], [g.dtype for g in gradients], [g.shape for g in gradients])
+
+    def _whole_step(self, density: float | None, scale: Array, slices_finite: Array, *gradients: Array,
+                    ) -> list[Array]:
+        for index, bucket in enumerate(self.flat.buckets):
+            self._reduce(index, density, scale, slices_finite, *(gradients[i] for i in bucket.members))
+        return self._finish()
 
     def _reduce(self, index: int, density: float | None, scale: Array, slices_finite: Array, *gradients: Array,
                 ) -> list[Array]:
@@ -99,7 +112,7 @@ class Reducer:
         return [outputs[index] for index in sorted(outputs)]
 
 
-def call(step: Callable[..., list[Array]], inputs: list[tf.Tensor], dtypes: list[tf.DType],
+def call(step: Step, inputs: list[tf.Tensor], dtypes: list[tf.DType],
          shapes: Sequence[tf.TensorShape] | None = None) -> list[tf.Tensor]:
     """Runs the step on the tensors' values, now or when the graph runs."""
     if tf.executing_eagerly():
@@ -112,7 +125,7 @@ def call(step: Callable[..., list[Array]], inputs: list[tf.Tensor], dtypes: list
     return list(outputs)
 
 
-def _guarded(step: Callable[..., list[Array]], *inputs: Array) -> list[Array]:
+def _guarded(step: Step, *inputs: Array) -> list[Array]:
     """The step inside a graph; its errors, as TensorFlow passes them on.
 
     Elastic training takes up again after an UnknownError that names HorovodAllreduce, and takes any

@@ -272,17 +272,3 @@ def check_memory_that_nobody_holds_is_used_again() -> None:
     for _ in range(5):
         step()
     assert {accumulator.residual.base.ctypes.data, accumulator._acc.base.ctypes.data} == memory
-
-
-def check_a_session_of_tensorflow_1() -> None:
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        weight = tf.compat.v1.get_variable("weight", initializer=tf.zeros(4))
-        scale = tf.compat.v1.placeholder(tf.float32, [])
-        optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), op=hvd.Sum,
-                                             compression=OkTopk(k=2))
-        train = optimizer.minimize(scale * tf.reduce_sum(weight * [1.0, 2.0, 3.0, 4.0]), var_list=[weight])
-        session.run(tf.compat.v1.global_variables_initializer())
-        session.run(train, {scale: hvd.rank() + 1.0})
-        total = sum(range(1, hvd.size() + 1))
-        assert session.run(weight).tolist() == [0.0, 0.0, -3.0 * total, -4.0 * total]
-        assert step_report(optimizer).step == 1
