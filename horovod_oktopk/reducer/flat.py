@@ -75,11 +75,14 @@ class FlatReducer(Generic[L]):
 
     # A step.
 
-    def reduce(self, index: int, pieces: Iterable[Piece], scale: float | None = None, clear: bool = False) -> None:
+    def reduce(self, index: int, pieces: Iterable[Piece], scale: float | None = None, clear: bool = False,
+               others_finite: bool = True) -> None:
         """Reduces one bucket, for `finish`. All ranks take the buckets in the same order, from the first.
 
         pieces: this rank's gradients of the bucket; they may change afterwards. scale: the loss scale that they hold.
         clear: leaves zeros in pieces of the layout's dtype, so that `finish`'s update can be written there.
+        others_finite: whether all is finite that this rank reduces in this step by other means (sparse gradients): if
+        not, the roll call tells all ranks, and the step changes nothing.
         Where an earlier bucket of this step failed, or is not finite, nothing is done.
         Raises AgreementError where the ranks differ, TransportError where communication fails.
         """
@@ -93,18 +96,19 @@ class FlatReducer(Generic[L]):
         transport, bucket = self._transport, self.buckets[index]
         transport.reset()
         if bucket.layout.n == 0:
-            self._results.append(self._reduce_nothing(bucket))
+            self._results.append(self._reduce_nothing(bucket, others_finite))
             return
         with transport.phase("accumulate"):
             ratio = scale / self.residual_scale if scale and self.residual_scale else 1.0
             finite = bucket.accumulator.accumulate(pieces, ratio, clear)
         k = self.options.k_of(bucket.layout.n)
-        self._results.append(bucket.algorithm.reduce(bucket.accumulator, k, finite, transport))
+        self._results.append(bucket.algorithm.reduce(bucket.accumulator, k, finite and others_finite, transport))
 
-    def _reduce_nothing(self, bucket: Bucket[L]) -> StepResult:
-        self.check_agreement(bucket.algorithm.description)
-        report = StepReport(step=bucket.algorithm.step, n=0, k=0, phases=self._transport.phases)
-        return StepResult(SparseVector.empty(bucket.layout.dtype), np.empty(0, np.int64), report)
+    def _reduce_nothing(self, bucket: Bucket[L], finite: bool) -> StepResult:
+        finite = self.check_agreement(bucket.algorithm.description, finite)
+        report = StepReport(step=bucket.algorithm.step, n=0, k=0, phases=self._transport.phases, finite=finite)
+        update = SparseVector.empty(bucket.layout.dtype) if finite else None
+        return StepResult(update, np.empty(0, np.int64), report)
 
     def finish(self) -> list[Update] | None:
         """The buckets' updates; None where one is not finite on every rank: then nothing has changed."""
@@ -297,9 +301,9 @@ class FlatReducer(Generic[L]):
     def leave(self) -> None:
         """After the transport was used for other ends than a step; on all ranks together."""
 
-    def check_agreement(self, description: str) -> None:
-        """A roll call alone."""
+    def check_agreement(self, description: str, finite: bool = True) -> bool:
+        """A roll call alone; whether it is `finite` on all ranks."""
         first = self.buckets[0]
         k = self.options.k_of(first.layout.n) if first.layout.n else 0
-        roll_call(self._transport, description, k, first.algorithm.step, finite=True, state=0,
-                  counts=np.zeros(self._transport.size, np.int64))
+        return roll_call(self._transport, description, k, first.algorithm.step, finite, state=0,
+                         counts=np.zeros(self._transport.size, np.int64)).finite

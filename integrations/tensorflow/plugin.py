@@ -26,12 +26,14 @@ from ..partial.reducer import end_before, in_turn
 from ..reducer.checks import check_arguments, check_horovod, refuse_join
 from ..schemes.report import StepReport, WriteScalar, scalars_to
 from ..transport.ending import before_shutdown
+from . import amp
 from .models import check_optimizer
 from .registry import (
-    GradientReducer,
+    TapeReductions,
     gradient_reducer_for,
     gradient_reducers_of,
     in_use,
+    is_overwritten,
     reducers_of,
     tensor_of,
     variables_of,
@@ -173,9 +175,13 @@ def _wrap_gradient(gradient: Callable[..., Any]) -> Callable[..., Any]:
     """A tape's gradient, which does not know Keras 3's variables."""
     @functools.wraps(gradient)
     def wrapped(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(self._allreduce_grads, GradientReducer):
-            sources = [tensor_of(source) for source in sources]
-        return gradient(self, target, sources, *args, **kwargs)
+        if not isinstance(self._allreduce_grads, TapeReductions):
+            return gradient(self, target, sources, *args, **kwargs)
+        if any(map(is_overwritten, sources)):
+            raise PluginError("float8 layers have variables whose gradients are their next values, which a tape "
+                              "cannot tell: use horovod_oktopk.tensorflow.keras.DistributedOptimizer")
+        with amp.gradients_of(target):
+            return gradient(self, target, [tensor_of(source) for source in sources], *args, **kwargs)
 
     return wrapped
 
@@ -223,11 +229,12 @@ def _wrap_create(create: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wrap_compute(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """What Horovod's Keras optimizers do with no variable at all is to stumble over it."""
+    """The gradients of Horovod's Keras optimizers, which stumble over no variable at all."""
     @functools.wraps(compute)
     def wrapped(loss: Any, var_list: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(var_list, list | tuple) and not var_list:
             raise PluginError("the model has no trainable variable, so there is nothing to reduce and to train")
-        return compute(loss, var_list, *args, **kwargs)
+        with amp.gradients_of(loss):
+            return compute(loss, var_list, *args, **kwargs)
 
     return wrapped

@@ -25,6 +25,7 @@ from ..reducer.flat import FlatReducer
 from . import amp
 from .accumulator import LendingAccumulator
 from .layout import TensorLayout
+from .session import Step, in_session, in_turn
 from .transport import network
 
 logger = logging.getLogger("horovod_oktopk")
@@ -42,6 +43,8 @@ class Reducer:
             raise PluginError("bucket_bytes='auto' works in PyTorch only: TensorFlow's graph is made before it is "
                               "known when gradients are ready. Give a number of bytes, such as 32_000_000")
         self.signature = describe(variables, gradients)
+        self.process_set = process_set
+        self._asked_density = options.density
         layout = TensorLayout((name_of(v), tuple(v.shape), g.dtype.name)
                               for v, g in zip(variables, gradients, strict=True) if is_dense(g))
         self.flat: FlatReducer[TensorLayout] = self._make_flat(options, op == hvd.Average, layout, process_set)
@@ -52,15 +55,22 @@ class Reducer:
                    ) -> FlatReducer[TensorLayout]:
         return FlatReducer(options, average, layout, LendingAccumulator, network(process_set), self.signature)
 
-    def reduce(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The reduced dense gradients."""
+    def reduce(self, gradients: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices] = (),
+               density: float | None = None) -> list[tf.Tensor]:
+        """The reduced dense gradients; all NaN where one is not finite on some rank, or one of the slices, which go
+        another way. density: from here on, where the caller asks for another than at the step before."""
         scale = amp.scale_of_gradients()
         scale = tf.constant(0.0) if scale is None else tf.cast(scale, tf.float32)
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(each.values)) for each in slices] or [True])
+        if in_session():
+            return in_turn(call, partial(self._whole_step, density), [scale, finite, *gradients], list(gradients),
+                           self.process_set)
         done: list[tf.Tensor] = []
         for index, bucket in enumerate(self.flat.buckets):  # one after the other, in the same order on all ranks
             with tf.control_dependencies(done):
-                inputs = [scale, *(gradients[i] for i in bucket.members)]
-                done = call(partial(self._reduce, index), inputs, [tf.int32])
+                is_last = index == len(self.flat.buckets) - 1  # the others need not wait for the slices
+                inputs = [scale, finite if is_last else tf.constant(True), *(gradients[i] for i in bucket.members)]
+                done = call(partial(self._reduce, index, density), inputs, [tf.int32])
         with tf.control_dependencies(done):
             return call(self._finish, [], [g.dtype for g in gradients], [g.shape for g in gradients])
 
@@ -79,14 +89,26 @@ class Reducer:
         """For a step that cannot be taken: it raises PluginError, on ranks that do take it AgreementError."""
         def step(*_: Array) -> list[Array]:
             self.flat.refuse(signature, message)
+        if in_session():
+            return in_turn(call, step, [], list(gradients), self.process_set)
         return call(step, [], [g.dtype for g in gradients], [g.shape for g in gradients])
 
-    def _reduce(self, index: int, scale: Array, *gradients: Array) -> list[Array]:
+    def _whole_step(self, density: float | None, scale: Array, slices_finite: Array, *gradients: Array,
+                    ) -> list[Array]:
+        for index, bucket in enumerate(self.flat.buckets):
+            self._reduce(index, density, scale, slices_finite, *(gradients[i] for i in bucket.members))
+        return self._finish()
+
+    def _reduce(self, index: int, density: float | None, scale: Array, slices_finite: Array, *gradients: Array,
+                ) -> list[Array]:
+        if index == 0 and density is not None and density != self._asked_density:  # else `set_density` holds
+            self.flat.set_density(density)
+            self._asked_density = density
         if index == 0 and self.before_step is not None:
             action, self.before_step = self.before_step, None
             action(self.flat)
         pieces = self.flat.buckets[index].layout.pieces(gradients)
-        self.flat.reduce(index, pieces, float(scale) or None)
+        self.flat.reduce(index, pieces, float(scale) or None, others_finite=bool(slices_finite))
         return [np.array(index, np.int32)]
 
     def _finish(self) -> list[Array]:
@@ -101,7 +123,7 @@ class Reducer:
         return [outputs[index] for index in sorted(outputs)]
 
 
-def call(step: Callable[..., list[Array]], inputs: list[tf.Tensor], dtypes: list[tf.DType],
+def call(step: Step, inputs: list[tf.Tensor], dtypes: list[tf.DType],
          shapes: Sequence[tf.TensorShape] | None = None) -> list[tf.Tensor]:
     """Runs the step on the tensors' values, now or when the graph runs."""
     if tf.executing_eagerly():
@@ -114,7 +136,7 @@ def call(step: Callable[..., list[Array]], inputs: list[tf.Tensor], dtypes: list
     return list(outputs)
 
 
-def _guarded(step: Callable[..., list[Array]], *inputs: Array) -> list[Array]:
+def _guarded(step: Step, *inputs: Array) -> list[Array]:
     """The step inside a graph; its errors, as TensorFlow passes them on.
 
     Elastic training takes up again after an UnknownError that names HorovodAllreduce, and takes any

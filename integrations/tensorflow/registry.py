@@ -52,8 +52,8 @@ class GradientReducer:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
     def __call__(self, grads: Sequence[Any], vars: Sequence[Any] | None = None,
-                 use_generic_names: bool = False) -> list[Any]:
-        """The reduced gradients; None where there is none. vars: the gradients' tf.Variables."""
+                 use_generic_names: bool = False, density: float | None = None) -> list[Any]:
+        """The reduced gradients; None where there is none. vars: the gradients' tf.Variables. density: a tape's."""
         if not self.takes_part:
             return list(grads)
         refuse_xla()
@@ -64,10 +64,13 @@ class GradientReducer:
                 grads = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
             outputs = list(grads)
             dense = [index for index, g in enumerate(grads) if is_dense(g)]
-            reduced = self._reduce(list(vars or ()), grads, [grads[i] for i in dense])
+            slices = [i for i, g in enumerate(grads) if isinstance(g, tf.IndexedSlices)]
+            reducer, signature, reason = self.reducer_for(list(vars or ()), grads)
+            given = [grads[i] for i in dense]
+            reduced = (reducer.refuse(given, signature, reason) if reason else
+                       reducer.reduce(given, [grads[i] for i in slices], density))
             for index, gradient in zip(dense, reduced, strict=True):
                 outputs[index] = gradient
-            slices = [i for i, g in enumerate(grads) if isinstance(g, tf.IndexedSlices)]
             if slices:
                 with tf.control_dependencies(reduced):  # the roll call comes first: then no rank waits in vain
                     gathered = self._sparse([grads[i] for i in slices], [variables[i] for i in slices],
@@ -75,10 +78,6 @@ class GradientReducer:
                 for index, gradient in zip(slices, gathered, strict=True):
                     outputs[index] = gradient
             return outputs
-
-    def _reduce(self, variables: list[Any], grads: Sequence[Any], dense: list[Any]) -> list[Any]:
-        reducer, signature, reason = self.reducer_for(variables, grads)
-        return reducer.refuse(dense, signature, reason) if reason else reducer.reduce(dense)
 
     def reducer_for(self, variables: list[Any], grads: Sequence[Any]) -> tuple[Reducer, Signature, str | None]:
         """That of these variables, the gradients' description, and why the reducer cannot take them, if so."""
@@ -119,15 +118,34 @@ class GradientReducer:
             reducer.flat.set_density(density)
 
 
+@dataclass(frozen=True)
+class TapeReductions:
+    """What a tape asks for: the GradientReducer of all tapes of its kind, and its own density."""
+
+    gradient_reducer: GradientReducer
+    density: float | None
+
+    def __call__(self, grads: Sequence[Any], vars: Sequence[Any] | None = None,
+                 use_generic_names: bool = False) -> list[Any]:
+        """See GradientReducer."""
+        reduced: list[Any] = self.gradient_reducer(grads, vars, use_generic_names, self.density)
+        return reduced
+
+
 def gradient_reducer_for(name: str, options: Scheme, op: Any, process_set: Any, sparse_as_dense: bool,
-                         sparse: Any) -> GradientReducer:
-    """New ones for an optimizer; for a tape, those of all tapes of which the same was asked. name: Horovod's."""
+                         sparse: Any) -> GradientReducer | TapeReductions:
+    """New ones for an optimizer; for a tape, those of all tapes of which the same was asked, but for the density.
+
+    name: Horovod's.
+    """
     if "Tape" not in name:
         return GradientReducer(options, op, process_set, sparse_as_dense, sparse)
-    key = (type(options), tuple(options.settings().items()), op, process_set.process_set_id, sparse_as_dense)
+    density = options.density if options.k is None else None
+    settings = tuple(item for item in options.settings().items() if item[0] != "density")
+    key = (type(options), settings, op, process_set.process_set_id, sparse_as_dense)
     if key not in _OF_TAPES:
         _OF_TAPES[key] = GradientReducer(options, op, process_set, sparse_as_dense, sparse)
-    return _OF_TAPES[key]
+    return TapeReductions(_OF_TAPES[key], density)
 
 
 def gradient_reducer_of(target: Any) -> GradientReducer | None:
@@ -217,6 +235,11 @@ def tensor_of(variable: Any) -> Any:
     return variable if callable(value) else value
 
 
+def is_overwritten(variable: Any) -> bool:
+    """Whether its "gradient" is its next value: the scales of Keras' float8 layers."""
+    return getattr(variable, "overwrite_with_gradient", False) is True
+
+
 def _check_variables(variables: Sequence[Any], grads: Sequence[Any]) -> None:
     if len(variables) != len(grads):
         raise PluginError(f"OkTopk needs the variable of every gradient, to keep what is not sent: got {len(grads)} "
@@ -232,4 +255,5 @@ def _other_variables(before: Sequence[str], now: Sequence[str]) -> str:
     changed += [f"new or changed: '{line}'" for line in now if line not in before]
     return (f"the gradients differ from those of the first step, so their residual has no place: "
             f"{'; '.join(changed[:4]) or 'another order'}. A gradient must be there, or None, or sparse at every "
-            "step alike; other variables need an optimizer, or a tape with OkTopk(...), of their own")
+            "step alike. Where steps train different variables, reduce those that every step has in one call, and "
+            "the others in another: of a persistent tape's gradient(), or of an optimizer's apply()")

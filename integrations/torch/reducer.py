@@ -50,6 +50,7 @@ class Reducer:
         self._ready: dict[torch.Tensor, float] = {}  # when each gradient was submitted
         self._missing: list[int] = []  # gradients of each bucket that were not, where buckets may start
         self._started: list[Future[None]] = []
+        self._others_finite: dict[torch.Tensor, torch.Tensor] = {}  # of each excluded gradient
 
     # What Horovod's optimizer calls.
 
@@ -71,7 +72,9 @@ class Reducer:
 
     def exclude(self, p: torch.Tensor) -> None:
         """Leaves the (sparse) gradient of p to Horovod's own reduction."""
+        assert p.grad is not None
         self._excluded.add(p)
+        self._others_finite[p] = torch.isfinite(p.grad._values()).all()
 
     def no_gradient(self, p: torch.Tensor) -> torch.Tensor:
         """What stands for a gradient that this rank has not computed: zeros, sparse where it is sparse elsewhere."""
@@ -136,6 +139,7 @@ class Reducer:
             self._end({**gradients, **{p: torch.zeros_like(p) for p in absent}}, self.flat)
         self._started.clear()
         self._results.clear()
+        self._others_finite.clear()
 
     def discard(self) -> None:
         """Drops gradients that were computed; where they are reduced and not applied yet, undoes that."""
@@ -179,7 +183,8 @@ class Reducer:
     def _start_what_is_complete(self) -> None:
         """Hands complete buckets to the thread, in their order, which is the same on all ranks."""
         assert self.flat is not None
-        while len(self._started) < len(self._missing) and not self._missing[len(self._started)]:
+        ready = len(self._missing) - bool(self._excluded)  # the last waits until it is known that those are finite
+        while len(self._started) < ready and not self._missing[len(self._started)]:
             self._started.append(self._start(self.flat, len(self._started), self._pending))
 
     def _reduce(self) -> None:
@@ -200,31 +205,33 @@ class Reducer:
     def _end(self, gradients: dict[torch.Tensor, torch.Tensor], flat: FlatReducer[TorchLayout]) -> list[Future[None]]:
         """Starts the buckets that have not been, and waits for all: until then gradients are still being read."""
         started, self._started = self._started, []
+        others, self._others_finite = self._others_finite, {}
+        finite = all(map(bool, others.values()))
         for index in range(len(started), len(flat.buckets)):
-            started.append(self._start(flat, index, gradients))
+            started.append(self._start(flat, index, gradients, finite))
         wait(started)
         return started
 
     def _start(self, flat: FlatReducer[TorchLayout], index: int, gradients: dict[torch.Tensor, torch.Tensor],
-               ) -> Future[None]:
+               others_finite: bool = True) -> Future[None]:
         layout = flat.buckets[index].layout
         tensors = [gradients[p] for p in layout.parameters]
         if len(flat.buckets) == 1:  # nobody else can touch the gradients before they are written
-            flat.reduce(index, layout.pieces(tensors), self._scale, clear=True)
+            flat.reduce(index, layout.pieces(tensors), self._scale, clear=True, others_finite=others_finite)
             return _done()
         self._thread = self._thread or ThreadPoolExecutor(1, "horovod_oktopk")
         if layout.device.type != "cuda":
-            return self._thread.submit(flat.reduce, index, layout.pieces(tensors), self._scale)
+            return self._thread.submit(flat.reduce, index, layout.pieces(tensors), self._scale, False, others_finite)
         # A stream of its own: in the default one it would wait for the whole backward pass.
         ready = torch.cuda.current_stream(layout.device).record_event()
         self._stream = self._stream or torch.cuda.Stream(layout.device)  # type: ignore[no-untyped-call]
-        return self._thread.submit(self._reduce_on_stream, flat, index, tensors, ready)
+        return self._thread.submit(self._reduce_on_stream, flat, index, tensors, ready, others_finite)
 
     def _reduce_on_stream(self, flat: FlatReducer[TorchLayout], index: int, tensors: list[torch.Tensor], ready: Any,
-                          ) -> None:
+                          others_finite: bool) -> None:
         with torch.cuda.stream(self._stream):
             ready.wait()
-            flat.reduce(index, flat.buckets[index].layout.pieces(tensors), self._scale)
+            flat.reduce(index, flat.buckets[index].layout.pieces(tensors), self._scale, False, others_finite)
             assert self._stream is not None
             self._stream.synchronize()
 

@@ -14,8 +14,9 @@ import tensorflow as tf
 
 from ...errors import PluginError
 from ...options import Partial, as_options
+from .. import amp
 from ..models import check_optimizer
-from ..registry import GradientReducer, tensor_of
+from ..registry import GradientReducer, is_overwritten, tensor_of
 from ..versions import KERAS
 from .partial import PartialGradientReducer
 
@@ -28,7 +29,8 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
 
     compression: OkTopk(...), or one of Horovod's for a dense allreduce. The other arguments are those of
     horovod.tensorflow.keras.DistributedOptimizer, without its names, devices, groups and predivision. A saved
-    model holds the plain optimizer; see `load_model`.
+    model holds the plain optimizer; see `load_model`. Copies made in memory are distributed, with residuals of their
+    own.
     Raises PluginError for what is not a Keras 3 optimizer, or is distributed already.
     """
     if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
@@ -41,7 +43,11 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
     if isinstance(options, Partial):
         _check_partial(optimizer, backward_passes_per_step)
     plain = type(optimizer)
-    optimizer.__class__ = type(plain.__name__, (_Distributed, plain), {"__module__": plain.__module__})
+    optimizer.__class__ = _distributed_class(plain, {
+        "compression": compression, "op": op, "sparse_as_dense": sparse_as_dense,
+        "backward_passes_per_step": backward_passes_per_step,
+        "average_aggregated_gradients": average_aggregated_gradients, "process_set": process_set,
+        "scale_local_gradients": scale_local_gradients})
     optimizer._allreduce_grads = (
         PartialGradientReducer(options, op, process_set, sparse_as_dense, optimizer)
         if isinstance(options, Partial) else
@@ -53,6 +59,18 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
     optimizer._process_set, optimizer._scale_local_gradients = process_set, scale_local_gradients
     optimizer._local_vars, optimizer._is_reduced = set(), False
     return optimizer
+
+
+def _distributed_class(plain: type, arguments: dict[str, Any]) -> type:
+    """The class of one distributed optimizer, which Keras writes into files as the plain one."""
+    cls = type(plain.__name__, (_Distributed, plain), {"__module__": plain.__module__, "_arguments": arguments})
+    saving = tf.keras.utils
+    registered = saving.get_registered_name(plain)
+    if registered != plain.__name__:
+        package, name = registered.split(">", 1)
+        for each in (cls, plain):  # both have the name, and the name stands for the plain one
+            saving.register_keras_serializable(package, name)(each)
+    return cls
 
 
 def load_model(filepath: Any, custom_objects: Any = None, **arguments: Any) -> Any:
@@ -67,7 +85,13 @@ def load_model(filepath: Any, custom_objects: Any = None, **arguments: Any) -> A
 
 def is_distributed(optimizer: Any) -> bool:
     """Whether an optimizer, or the one inside it that loss scaling has wrapped, reduces gradients."""
-    return any(isinstance(each, _Distributed) for each in (optimizer, getattr(optimizer, "inner_optimizer", None)))
+    return distributed_part(optimizer) is not None
+
+
+def distributed_part(optimizer: Any) -> Any:
+    """The one of both that reduces gradients; None where none does."""
+    both = (optimizer, getattr(optimizer, "inner_optimizer", None))
+    return next((each for each in both if isinstance(each, _Distributed)), None)
 
 
 def install() -> None:
@@ -83,12 +107,20 @@ def install() -> None:
 class _Distributed:
     """Comes before a Keras optimizer's own class."""
 
+    _arguments: dict[str, Any]
+    """What DistributedOptimizer was given."""
     _allreduce_grads: Any
     _aggregation: Any
     _process_set: Any
     _scale_local_gradients: bool
     _local_vars: set[Any]
     _is_reduced: bool
+
+    @classmethod
+    def from_config(cls, *args: Any, **kwargs: Any) -> Any:
+        """A distributed optimizer from what `get_config` gave."""
+        plain: Any = cls.__bases__[1]
+        return DistributedOptimizer(plain.from_config(*args, **kwargs), **cls._arguments)
 
     def register_local_var(self: Any, variable: Any) -> None:
         """The gradient of this variable is not reduced (but divided by P, if scale_local_gradients)."""
@@ -109,9 +141,11 @@ class _Distributed:
         if not self.built:
             self.build(variables)
         if isinstance(self._allreduce_grads, PartialGradientReducer):
+            _check_overwritten(self, variables)
             self._allreduce_grads.apply(grads, variables, lambda reduced: update(reduced, variables))
             return
-        reduced = self.reduce(grads, variables)
+        with amp.gradients_for(self):
+            reduced = self.reduce(grads, variables)
         if self._aggregation is None:
             update(reduced, variables)
         else:
@@ -119,10 +153,15 @@ class _Distributed:
 
     def reduce(self: Any, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The gradients, reduced but for those of local variables."""
+        _check_overwritten(self, variables)
         if self._aggregation is not None:
             return list(self._aggregation.compute_gradients(tuple(grads), tuple(map(tensor_of, variables))))
         reduced = list(grads)
         shared = [i for i, v in enumerate(variables) if tensor_of(v).ref() not in self._local_vars]
+        for index in filter(lambda i: is_overwritten(variables[i]), shared):
+            reduced[index] = hvd.allreduce(grads[index], op=hvd.Max, name=f"horovod_oktopk.overwritten.{index}",
+                                           process_set=self._process_set)
+        shared = [i for i in shared if not is_overwritten(variables[i])]
         given = [variables[i] for i in shared]
         if not isinstance(self._allreduce_grads, GradientReducer):  # Horovod's own does not know Keras 3's variables
             given = [tensor_of(variable) for variable in given]
@@ -131,7 +170,7 @@ class _Distributed:
             reduced[index] = output
         if self._scale_local_gradients:
             for index in set(range(len(reduced))) - set(shared):
-                if reduced[index] is not None:
+                if reduced[index] is not None and not is_overwritten(variables[index]):
                     reduced[index] = reduced[index] / self._process_set.size()
         return reduced
 
@@ -146,6 +185,13 @@ def _check_partial(optimizer: Any, backward_passes_per_step: int) -> None:
     if backward_passes_per_step != 1:
         raise PluginError("Partial takes backward_passes_per_step=1; got "
                           f"{backward_passes_per_step!r}. Keras' gradient_accumulation_steps can be used")
+
+
+def _check_overwritten(optimizer: Any, variables: Sequence[Any]) -> None:
+    several = isinstance(optimizer._allreduce_grads, PartialGradientReducer) or optimizer._aggregation is not None
+    if several and any(map(is_overwritten, variables)):
+        raise PluginError("float8 training writes new scales over the variables at every step, which neither Partial "
+                          "nor backward_passes_per_step can add up: use DistributedOptimizer without them")
 
 
 def _nothing(*_: Any) -> tf.Tensor:
@@ -166,7 +212,8 @@ def _wrap_scaled_apply(apply: Callable[..., None]) -> Callable[..., None]:
             raise PluginError("backward_passes_per_step needs DistributedOptimizer(LossScaleOptimizer(...)), not the "
                               "other way round")
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
-        reduced = inner.reduce(grads, variables)
+        with amp.gradients_for(self):
+            reduced = inner.reduce(grads, variables)
         inner._is_reduced = True
         try:
             apply(self, reduced, variables)

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from horovod_oktopk import PluginError
-from horovod_oktopk.tensorflow import OkTopk, step_report
+from horovod_oktopk.tensorflow import OkTopk, set_density, step_report
 from horovod_oktopk.tensorflow.registry import reducers_of
 from tests.scenarios.common import (
     DENSE,
@@ -57,6 +57,33 @@ def check_sparse_gradients() -> None:
                     assert step_report([table, weight]).n == (63 if as_dense else 3)
                 assert_equal_everywhere(hvd, {"all": results[-1]})
             np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
+
+
+def check_nan_in_a_sparse_gradient_alone_undoes_the_step() -> None:
+    """As a step is skipped whole, what the dense gradients would have sent must stay in the residual."""
+    for in_graph, options in ((False, OkTopk(density=0.5)), (True, OkTopk(density=0.5, bucket_bytes=8))):
+        table = tf.Variable(tf.ones((20, 3)), name="table")
+        dense = [tf.Variable(tf.ones(4), name=name) for name in "ab"]
+
+        def step(factor: tf.Tensor, table: Any = table, dense: Any = dense, options: Any = options) -> Any:
+            def loss() -> tf.Tensor:
+                return factor * tf.reduce_sum(tf.gather(table, [1, 2])) + tf.add_n(
+                    [tf.reduce_sum(each * [1.0, 2.0, 3.0, 4.0]) for each in dense])
+            return reduced([table, *dense], loss, options)
+
+        run = tf.function(step) if in_graph else step
+        run(tf.constant(1.0))
+        flat = reducers_of(dense)[0].flat
+        held = flat.read_residual()
+        assert held.any()
+        for poison in (np.inf, np.nan):
+            _, *grads = run(tf.constant(poison if is_last(hvd) else 1.0))
+            assert all(np.isnan(gradient.numpy()).all() for gradient in grads)
+            assert np.array_equal(flat.read_residual(), held)
+            assert not step_report(dense).finite
+        run(tf.constant(1.0))
+        assert step_report(dense).finite
+        assert step_report(dense).step == 2
 
 
 def check_a_gradient_that_is_none_everywhere_stays_none() -> None:
@@ -131,6 +158,39 @@ def check_options_written_inline_keep_their_residual() -> None:
         grads = reduced([first], lambda: tf.reduce_sum(first * [1.0, 2.0, 4.0]), OkTopk(k=1))
     assert step_report([first]).step == 2
     assert grads[0].numpy().tolist() == [0.0, 4.0 * hvd.size(), 0.0]  # 2 + 2; a tie goes to the lower index
+
+
+def check_a_tape_with_another_density_keeps_the_residual() -> None:
+    for in_graph in (False, True):
+        first, _ = pair()
+
+        def step(density: float, variable: Any = first) -> Any:
+            return reduced([variable], lambda: tf.reduce_sum(variable * [1.0, 2.0, 4.0]), OkTopk(density=density))[0]
+
+        run = tf.function(step) if in_graph else step
+        run(0.33)
+        assert run(0.67).numpy().tolist() == [0.0, 4.0 * hvd.size(), 4.0 * hvd.size()]
+        assert run(0.33).numpy().tolist() == [0.0, 0.0, 4.0 * hvd.size()]  # traced before
+        assert [step_report([first]).step, step_report([first]).k] == [3, 1]
+        set_density([first], 1.0)  # which holds while the tape's own is the same
+        assert run(0.33).numpy().tolist() == [4.0 * hvd.size(), 4.0 * hvd.size(), 4.0 * hvd.size()]
+
+
+def check_heads_that_take_turns() -> None:
+    """What the error advises: what every step trains in one call, and a head in another."""
+    trunk, first, second = (tf.Variable(tf.ones(3), name=name) for name in ("trunk", "first", "second"))
+
+    def step(head: tf.Variable, together: bool) -> list[Any]:
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_sum(trunk * head)
+        tape = hvd.DistributedGradientTape(tape, compression=DENSE, op=hvd.Sum)
+        return tape.gradient(loss, [trunk, head]) if together else [*tape.gradient(loss, [trunk]),
+                                                                    *tape.gradient(loss, [head])]
+
+    for head in (first, second, first):
+        assert [g.numpy().tolist() for g in step(head, together=False)] == [[float(hvd.size())] * 3] * 2
+    message = raised_everywhere(hvd, PluginError, lambda: step(first, together=True))[0]
+    assert "persistent tape" in message
 
 
 def check_no_trainable_variable() -> None:
@@ -212,17 +272,3 @@ def check_memory_that_nobody_holds_is_used_again() -> None:
     for _ in range(5):
         step()
     assert {accumulator.residual.base.ctypes.data, accumulator._acc.base.ctypes.data} == memory
-
-
-def check_a_session_of_tensorflow_1() -> None:
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        weight = tf.compat.v1.get_variable("weight", initializer=tf.zeros(4))
-        scale = tf.compat.v1.placeholder(tf.float32, [])
-        optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), op=hvd.Sum,
-                                             compression=OkTopk(k=2))
-        train = optimizer.minimize(scale * tf.reduce_sum(weight * [1.0, 2.0, 3.0, 4.0]), var_list=[weight])
-        session.run(tf.compat.v1.global_variables_initializer())
-        session.run(train, {scale: hvd.rank() + 1.0})
-        total = sum(range(1, hvd.size() + 1))
-        assert session.run(weight).tolist() == [0.0, 0.0, -3.0 * total, -4.0 * total]
-        assert step_report(optimizer).step == 1

@@ -8,10 +8,11 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
+from horovod_oktopk import PluginError
 from horovod_oktopk.tensorflow import OkTopk, step_report
 from horovod_oktopk.tensorflow.registry import reducers_of
 from horovod_oktopk.tensorflow.versions import KERAS_3
-from tests.scenarios.common import assert_equal_everywhere, everywhere
+from tests.scenarios.common import assert_equal_everywhere, everywhere, raised_everywhere
 from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_model, weights
 
 Scaler = keras.mixed_precision.LossScaleOptimizer
@@ -29,14 +30,14 @@ def scaled_loss(scaler: Any, loss: tf.Tensor) -> tf.Tensor:
 class Training:
     """One variable whose gradient is given; a tape, or a distributed optimizer inside or around a scaler."""
 
-    def __init__(self, strategy: str, scaled: bool, in_graph: bool) -> None:
+    def __init__(self, strategy: str, scaled: bool, in_graph: bool, initial_scale: float = 4.0) -> None:
         if strategy == "tape" or not KERAS_3:
             self.weight = tf.Variable(tf.zeros(40), name="weight")
         else:
             import keras as keras_3
             self.weight = keras_3.Variable(np.zeros(40), dtype="float32", name="weight")
         plain = keras.optimizers.SGD(1.0)
-        growth = {"initial_scale": 4.0, "dynamic_growth_steps": 1}
+        growth = {"initial_scale": initial_scale, "dynamic_growth_steps": 1}
         if strategy == "tape":
             self.optimizer = Scaler(plain, **growth) if scaled else plain
         elif strategy == "inside":
@@ -52,9 +53,16 @@ class Training:
         if self.strategy != "tape" and not KERAS_3:
             self.optimizer.minimize(lambda: tf.reduce_sum(self.weight * gradient), [self.weight])
             return
+        self.finish(*self.begin(gradient))
+
+    def begin(self, gradient: tf.Tensor) -> tuple[tf.GradientTape, tf.Tensor]:
+        """The loss, scaled, on a tape."""
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.convert_to_tensor(self.weight) * gradient)
-            loss = scaled_loss(self.optimizer, loss) if self.scaled else loss
+            return tape, scaled_loss(self.optimizer, loss) if self.scaled else loss
+
+    def finish(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
+        """Its gradients, reduced and applied."""
         if self.strategy != "tape":
             self.optimizer.apply(tape.gradient(loss, [self.weight]), [self.weight])
             return
@@ -91,6 +99,49 @@ def check_residual_keeps_its_unit_while_the_scale_grows() -> None:
         assert scale_of(training.optimizer) == 4.0 * 2**6, strategy
         assert np.abs(results[0]).max() > 0
         assert np.array_equal(*results), f"{strategy}, {in_graph=}"
+
+
+def check_losses_of_two_scalers_that_are_scaled_before_either_is_reduced() -> None:
+    """As the usual training step of a GAN has it."""
+    for strategy, in_graph in ways():
+        if strategy == "inside" and not KERAS_3:
+            continue  # whose optimizer scales and reduces at once
+        results = []
+        for scaled in (False, True):
+            pair = [Training(strategy, scaled, False, initial_scale) for initial_scale in (4.0, 64.0)]
+
+            def both(gradient: tf.Tensor, pair: Any = pair) -> None:
+                begun = [training.begin(gradient * (index + 1.0)) for index, training in enumerate(pair)]
+                for training, (tape, loss) in zip(pair, begun, strict=True):
+                    training.finish(tape, loss)
+
+            run = tf.function(both) if in_graph else both
+            for step in range(5):
+                gradient = np.random.default_rng((step, hvd.rank())).integers(-64, 65, 40).astype(np.float32)
+                if scaled and step == 3:  # of one the step is skipped, and its scale goes down
+                    pair[0].step(99, poison=True)
+                run(tf.constant(gradient))
+            results.append([training.value() for training in pair])
+        assert [scale_of(training.optimizer) for training in pair] == [4.0 * 2**4, 64.0 * 2**5], strategy
+        assert np.array_equal(*results), f"{strategy}, {in_graph=}"
+
+
+def check_a_loss_that_one_of_two_scalers_may_have_scaled_is_refused() -> None:
+    pair = [Training("tape", True, False) for _ in range(2)]
+    with tf.GradientTape() as tape:
+        losses = [scaled_loss(training.optimizer, tf.reduce_sum(training.weight)) for training in pair]
+        part = 0.5 * losses[0]
+    distributed = hvd.DistributedGradientTape(tape, compression=OPTIONS)
+    message = raised_everywhere(hvd, PluginError, lambda: distributed.gradient(part, [pair[0].weight]))[0]
+    assert "scaled loss itself" in message
+
+
+def check_a_part_of_a_scaled_loss_has_its_scale() -> None:
+    training = Training("tape", True, False)
+    with tf.GradientTape() as tape:
+        part = 0.5 * scaled_loss(training.optimizer, tf.reduce_sum(training.weight))
+    hvd.DistributedGradientTape(tape, compression=OPTIONS).gradient(part, [training.weight])
+    assert reducers_of([training.weight])[0].flat.residual_scale == 4.0
 
 
 def check_overflow_on_one_rank_skips_the_step_on_all() -> None:

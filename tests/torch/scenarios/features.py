@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from horovod_oktopk import AgreementError
-from horovod_oktopk.torch import OkTopk, Partial, set_density, synchronize_replicas
+from horovod_oktopk.torch import OkTopk, Partial, set_density, step_report, synchronize_replicas
+from horovod_oktopk.torch.registry import reducer_of
 from tests.torch.scenarios.common import (
     DENSE,
     assert_equal_everywhere,
@@ -250,6 +251,32 @@ def check_sparse_gradients() -> None:
             results.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
             assert_equal_everywhere(model.parameters())
         torch.testing.assert_close(results[1], results[0])
+
+
+def check_nan_in_a_sparse_gradient_alone_undoes_the_step() -> None:
+    """As a step is skipped whole, what the dense gradients would have sent must stay in the residual."""
+    for options in (OkTopk(density=0.5), OkTopk(density=0.5, bucket_bytes=8)):
+        params = {"table": torch.nn.Parameter(torch.ones(20, 3)), **parameters(shapes={"a": (4,), "b": (4,)})}
+        optimizer = distribute(params, options)
+
+        def step(factor: float, params: Any = params, optimizer: Any = optimizer) -> Any:
+            optimizer.zero_grad()
+            rows = torch.nn.functional.embedding(torch.tensor([1, 2]), params["table"], sparse=True)
+            weights = torch.tensor([1.0, 2.0, 3.0, 4.0])
+            (factor * rows.sum() + sum((params[name] * weights).sum() for name in "ab")).backward()
+            optimizer.synchronize()
+            return reducer_of(optimizer).flat.read_residual()
+
+        for _ in range(2):  # from the second step on, groups start in hooks
+            held = step(1.0)
+        assert held.any()
+        for poison in (float("inf"), float("nan")):
+            assert np.array_equal(step(poison if hvd.rank() == hvd.size() - 1 else 1.0), held)
+            assert all(params[name].grad.isnan().all() for name in "ab")
+            assert not step_report(optimizer).finite
+        step(1.0)
+        assert step_report(optimizer).finite
+        assert step_report(optimizer).step == 3
 
 
 def check_a_sparse_gradient_missing_on_some_ranks() -> None:
