@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn, Protocol, get_args
 
 from .errors import OptionError, PluginError
 from .kernels.half_precision import HalfDtype
-from .partial.rounds import Policy
+from .partial.states import Policy
 from .schemes.auto import AutoAllreduce
 from .schemes.dense import DenseAllreduce
 from .schemes.gaussiank import GaussianKAllreduce

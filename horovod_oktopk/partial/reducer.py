@@ -30,7 +30,8 @@ from ..selection.accumulator import Accumulator, EmptyAccumulator
 from ..transport.connect import Network
 from ..transport.counting import Traffic
 from ..vectors.sparse import SparseVector, Values, sum_of
-from .rounds import PartialAllreduce, Presence, Round
+from .rounds import PartialAllreduce, Round
+from .states import Presence
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -95,7 +96,7 @@ class PartialReducer(FlatReducer[L]):
         Then all that was handed in has been in a round, and all ranks have seen the same ones. To be exhausted; of
         several, `in_turn`. for_good: before `end`.
         """
-        return self.start().part(for_good)
+        return self.start().synchronize(for_good)
 
     def end(self) -> None:
         """After `synchronize_replicas` for good, on all ranks together: no rank needs another's service any more."""
