@@ -109,7 +109,7 @@ class RankState:
     taken: int = 0
     """Those of them that the program has taken."""
     ahead: int = 0
-    """By how many the rounds that it has taken exceed its steps; for so many steps it neither starts nor awaits one."""
+    """By how many the rounds that it has taken exceed its steps; so many steps neither start nor await one."""
     synchronized: int = 0
     """The last round of the last synchronization: what all ranks take before they go on."""
     training: tuple[int, ...] | None = None

@@ -22,7 +22,8 @@ import tensorflow as tf
 
 from ..errors import PluginError
 from ..options import Partial, as_options
-from ..partial.reducer import end_before, in_turn
+from ..partial.reducer import end_before
+from ..partial.replicas import synchronize
 from ..reducer.checks import check_arguments, check_horovod, refuse_join
 from ..schemes.report import StepReport
 from .registry import (
@@ -94,10 +95,7 @@ def synchronize_replicas(*targets: Any) -> None:
     targets: all such optimizers, or their models. A rank that is here serves the others' rounds until all are. Before
     evaluation, checkpoints, any collective of your own, and after the last step. Without `Partial` it does nothing.
     """
-    found = [each for each in map(gradient_reducer_of, targets) if each is not None]
-    in_turn([each.synchronize_replicas() for each in found])
-    for each in found:
-        each.after_synchronizing()
+    synchronize([each for each in map(gradient_reducer_of, targets) if each is not None])
 
 
 def _wrap_make(make: Callable[..., Any]) -> Callable[..., Any]:
