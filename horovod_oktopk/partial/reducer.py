@@ -1,7 +1,7 @@
-"""`Partial`, in every integration: a residual that gradients are handed in to, and rounds that take from it.
+"""`Partial`, in every integration: gradients are added to a residual, and rounds take from it.
 
-With error feedback the two ideas are one: what a late rank could not contribute waits in its residual, so the sum of
-all gradients equals what was applied plus what the residuals hold.
+So error feedback serves late ranks as well: what such a rank could not contribute waits in its residual, and the sum
+of all gradients equals what was applied plus what the residuals hold.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PartialReducer(FlatReducer[L]):
 
     A step is `arrive`, and then the updates that it returns are applied, in order. The other arguments are
     FlatReducer's.
-    settings: names of the numbers that every rank gives with its gradients, and that a round has from one of them.
+    settings: names of the numbers that every rank gives with its gradients; a round uses those of one rank.
     """
 
     def __init__(self, options: Partial, average: bool, layout: L, make_accumulator: Callable[[L], Accumulator],
@@ -82,8 +82,8 @@ class PartialReducer(FlatReducer[L]):
     def synchronize_replicas(self, for_good: bool = False) -> Iterator[list[RoundUpdate]]:
         """Serves rounds until all ranks are here; yields the updates to be applied, as they come.
 
-        Then all that was handed in has been in a round, and all ranks have seen the same ones. To be exhausted; of
-        several, `in_turn`. for_good: this rank takes no more steps, and `end` follows.
+        Then all that was handed in has been in a round, and all ranks have seen the same rounds. The caller must
+        exhaust it; several `in_turn`. for_good: this rank takes no more steps, and `end` follows.
         """
         for rounds in self.start().synchronize(for_good):
             yield self._take_note(rounds) if rounds else []

@@ -1,8 +1,8 @@
-"""Partial allreduce (Li et al., PPoPP 2020): a round runs without those who have not come, and without their help.
+"""Partial allreduce (Li et al., PPoPP 2020): a round runs without the ranks that are late, and without their help.
 
-*Solo*: whoever comes first starts the round for all. *Majority*: a rank that is drawn anew for every round does, so
-that half of the ranks, on average, have come. Each rank has a thread that serves rounds; they start together as an
-activation spreads, and what a round reduces, and how, is the caller's. When what happens is decided in `states.py`.
+*Solo*: the first rank that comes starts the round for all. *Majority*: a rank that is drawn for each round does, so
+half of the ranks, on average, have come. Each rank has a thread that serves rounds. They start together as an
+activation spreads. The caller says what a round reduces, and how; `states.py` decides what happens when.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Round(Generic[T]):
     staleness: tuple[int, ...]
     """By rank: how many rounds had begun that it had not seen."""
     busy: tuple[float, ...]
-    """By rank: seconds that its steps took which it has ended since the round before, without any waiting."""
+    """By rank: seconds of the steps that it has ended since the round before, without any waiting."""
     seconds: float
     """Since the round before, on rank 0."""
     settings: tuple[float, ...]
-    """Those with which it was run: of the first of the ranks that had come for it, or that contributed."""
+    """Of the first rank that had come for this round; if none had, of the first that contributed."""
     outcome: T | None
-    """None where nobody had anything to contribute: then nothing was run."""
+    """None if no rank contributed: then nothing was run."""
 
     @property
     def active(self) -> int:
@@ -60,20 +60,19 @@ class Round(Generic[T]):
 
     @property
     def seconds_saved(self) -> float:
-        """By how much sooner this round came than if every step had waited for the slowest; negative where later."""
+        """How much sooner this round came than if every step had waited for the slowest rank; negative if later."""
         return max(self.busy) - self.seconds
 
 
 class PartialAllreduce(Generic[T]):
     """Rounds of one reduction among the ranks; one object on each rank.
 
-    run: reduces once over the transport, in this object's thread; it is told whether this rank has come, and if not,
-        contributes nothing; and the round's settings. All ranks run each round, in the same order.
-    settings: how many numbers there are of them.
+    run: reduces once over the transport, in this object's thread. Its arguments: whether this rank contributes, and
+        the round's settings. All ranks run each round, in the same order.
+    settings: how many numbers each rank gives with a contribution.
     seed: of the draws of "majority"; the same on all ranks.
     max_staleness: how many rounds may have begun that a rank has not seen; the next waits for it.
-    timeout: for how many seconds, before it fails on all ranks; and after which a round is started without the rank
-        that was drawn.
+    timeout: seconds after which that wait fails, on all ranks, and after which a round starts without the drawn rank.
     Raises OptionError for another policy.
     """
 
@@ -103,13 +102,12 @@ class PartialAllreduce(Generic[T]):
         return self._state
 
     def arrive(self, contribute: Callable[[], Sequence[float]]) -> list[Round[T]]:
-        """This rank has come: what it has is handed in, and all rounds that it has not seen are returned, in order.
+        """This rank has come: hands in its values, and returns all rounds that it has not seen, in order.
 
-        contribute: makes this rank's values ready for the next `run`, and gives its settings for that round; called
-        while none runs with this rank's.
-        There is one round for a step: a rank that comes when that has begun without it is late, takes what there is,
-        perhaps nothing, and what it has handed in waits for the next round. Any other waits for its round, and starts
-        it where the policy says so. Raises what a round raised, and TransportError if other ranks have exited.
+        contribute: makes this rank's values ready for the next `run`, and gives its settings; called while no round
+        reads them. There is one round for a step. A rank is late if its step's round has begun without it: it takes
+        the rounds that there are, perhaps none, and its values wait for the next round. Any other rank waits for its
+        round, and starts it if the policy says so. Raises what a round raised; TransportError if ranks have exited.
         """
         busy = time.monotonic() - self._last_return
         with self._changed:
@@ -123,11 +121,11 @@ class PartialAllreduce(Generic[T]):
         return rounds
 
     def synchronize(self, for_good: bool = False) -> Iterator[list[Round[T]]]:
-        """Serves rounds until all ranks are here as well; yields those that this rank has not seen, as they end.
+        """Serves rounds until all ranks are here as well; yields the rounds that this rank has not seen, as they end.
 
-        Then all have the same rounds, and all that was handed in has been in one. To be exhausted. What it yields may
-        be empty: so whoever waits for several can take turns. for_good: this rank exits, and `end` follows; the ranks
-        that still train get an error at their next call, instead of waiting for it.
+        Then all ranks have the same rounds, and all that was handed in has been in one. The caller must exhaust it.
+        What it yields may be empty, so a caller can wait for several in turns. for_good: this rank exits, and `end`
+        follows; ranks that still train get an error at their next call, instead of waiting.
         """
         if for_good and self._state.exited:  # so nothing has come since
             return
@@ -150,7 +148,7 @@ class PartialAllreduce(Generic[T]):
             yield
 
     def end(self) -> None:
-        """Ends the thread; after `synchronize`, when no rank needs it any more."""
+        """Ends the thread; after `synchronize`, if no rank needs it any more."""
         with self._changed:
             self._is_over = True
         self._thread.join()

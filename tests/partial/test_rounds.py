@@ -189,7 +189,7 @@ def test_what_a_round_raises_is_raised_by_the_next_call_on_every_rank():
 
 
 @pytest.mark.parametrize("policy", ["solo", "majority"])
-def test_training_goes_on_after_all_have_parted(policy):
+def test_training_goes_on_after_a_synchronization(policy):
     def program(transport):
         rank, random = Rank(transport, policy, steps=30), np.random.default_rng(transport.rank)
         seen = []
@@ -303,7 +303,7 @@ def test_another_policy_is_refused():
         run_ranks(1, lambda transport: Rank(transport, "all"))
 
 
-def test_majority_goes_on_without_the_drawn_rank_after_patience():
+def test_majority_goes_on_without_the_drawn_rank_after_the_timeout():
     come = threading.Event()
 
     def program(transport):
@@ -319,7 +319,7 @@ def test_majority_goes_on_without_the_drawn_rank_after_patience():
     assert run_ranks(3, program) == [2, 2, 2]
 
 
-def test_parting_ends_with_the_same_round_on_all_ranks():
+def test_a_synchronization_ends_with_the_same_round_on_all_ranks():
     """However slowly a rank takes them, and though another goes on at once."""
     def program(transport):
         rank, seen = Rank(transport, "solo", steps=30), []
@@ -357,9 +357,9 @@ def test_ranks_that_go_on_learn_that_another_has_ended():
 
 
 @pytest.mark.parametrize("policy", ["solo", "majority"])
-def test_several_are_parted_from_in_turn(policy):
+def test_several_are_synchronized_in_turn(policy):
     """Where ranks take different numbers of steps of two of them, one rank needs the service of another in the
-    second while that is parting from the first."""
+    second while that is synchronizing the first."""
     another = LocalWorld(3)
 
     def program(transport):
@@ -387,7 +387,7 @@ def test_one_rank_that_is_left_takes_a_round_at_each_step():
             left.set()
         else:
             assert left.wait(20)
-            wait_until(lambda: rank.partial.state.finished >= 7)  # the last of them tells that rank 0 has parted
+            wait_until(lambda: rank.partial.state.finished >= 7)  # the last of them tells that rank 0 synchronizes
             counts = []
             for step in range(4):
                 before = len(rank.rounds)
