@@ -294,7 +294,7 @@ class Partial(Compression):
     Rounds of reduction run without the ranks that are late. What those have computed joins their next contribution,
     and every rank applies every round's update, in order, so that replicas that have seen the same rounds are equal.
 
-    inner: what a round runs: Dense(), OkTopk(...) or another scheme, in one bucket.
+    inner: what a round runs: Dense(), OkTopk(...) or another scheme, in one bucket; a class takes its defaults.
     policy: "solo": whoever comes first starts a round; "majority": a rank that is drawn anew for each, so that half
         of the ranks, on average, have come.
     seed: of the draws.
