@@ -51,7 +51,7 @@ def measure(kind: str, elements: int, skew: float, iterations: int) -> Result:
             active += [each.active for each in partial.arrive(lambda: ())]
         latencies.append(time.perf_counter() - start)
     if partial is not None:
-        list(partial.part(for_good=True))
+        list(partial.synchronize(for_good=True))
         partial.end()
     everyone = world.allgather(latencies)
     return {"kind": kind, "elements": elements, "active": statistics.mean(active),

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from numbers import Integral, Real
-from typing import Any, Literal, NoReturn, Protocol, get_args
+from typing import Any, Literal, NoReturn, Protocol, get_args, overload
 
 from .errors import OptionError, PluginError
 from .kernels.half_precision import HalfDtype
-from .partial.rounds import Policy
+from .partial.states import Policy
 from .schemes.auto import AutoAllreduce
 from .schemes.dense import DenseAllreduce
 from .schemes.gaussiank import GaussianKAllreduce
@@ -283,6 +283,25 @@ class DenseSum(Scheme):
         return DenseAllreduce(description)
 
 
+class _Inner:
+    """Partial's first field: it takes what users write, and gives the scheme that a round runs."""
+
+    @overload
+    def __get__(self, options: None, _owner: type[Partial]) -> type[OkTopk]: ...
+
+    @overload
+    def __get__(self, options: Partial, _owner: type[Partial]) -> Scheme: ...
+
+    def __get__(self, options: Partial | None, _owner: type[Partial]) -> Scheme | type[OkTopk]:
+        if options is None:  # the field's default
+            return OkTopk
+        scheme: Scheme = options.__dict__["inner"]
+        return scheme
+
+    def __set__(self, options: Partial, inner: Scheme | Dense | type[Scheme | Dense]) -> None:
+        options.__dict__["inner"] = _inner_scheme(inner)
+
+
 @dataclass(frozen=True, eq=False)
 class Partial(Compression):
     """Eager-SGD (Li et al., PPoPP 2020): a step does not wait for the slowest rank; needs MPI.
@@ -290,19 +309,19 @@ class Partial(Compression):
     Rounds of reduction run without the ranks that are late. What those have computed joins their next contribution,
     and every rank applies every round's update, in order, so that replicas that have seen the same rounds are equal.
 
-    inner: what a round runs: Dense(), OkTopk(...) or another scheme, in one bucket.
+    inner: what a round runs: Dense(), OkTopk(...) or another scheme, in one bucket; a class takes its defaults.
     policy: "solo": whoever comes first starts a round; "majority": a rank that is drawn anew for each, so that half
         of the ranks, on average, have come.
     seed: of the draws.
     max_staleness: how many rounds may run that a rank has not seen; then they wait for it. A rank keeps their
         updates until it comes: of OkTopk 2k words each, of Dense n.
-    patience: seconds after which that fails, on all ranks, and after which a round starts without the drawn rank.
+    timeout: seconds after which that fails, on all ranks, and after which a round starts without the drawn rank.
     model_sync_interval: None, or the paper's way: a late rank applies the latest round's update alone, replicas
         drift apart, and are averaged every so many of a rank's own steps.
     Raises OptionError where a value is not allowed.
     """
 
-    inner: Scheme | Any = field(default_factory=OkTopk)
+    inner: _Inner = _Inner()
     policy: Policy = "majority"
     seed: int = 0
     max_staleness: int = 16
@@ -317,13 +336,11 @@ class Partial(Compression):
         _check_real("timeout", self.timeout, "above 0", lambda x: x > 0)
         if self.model_sync_interval is not None:
             _check_integer("model_sync_interval", self.model_sync_interval)
-        scheme = _inner_scheme(self.inner)
-        if scheme.bucket_bytes is not None:
+        if self.inner.bucket_bytes is not None:
             raise OptionError("Partial reduces all gradients in one bucket; got an inner scheme with "
-                              f"bucket_bytes={scheme.bucket_bytes!r}")
-        if scheme.transport == "horovod":
+                              f"bucket_bytes={self.inner.bucket_bytes!r}")
+        if self.inner.transport == "horovod":
             raise OptionError(f"{NEEDS_MPI}; got an inner scheme with transport='horovod'")
-        object.__setattr__(self, "inner", scheme)
 
     def settings(self) -> Mapping[str, Any]:
         """Its own options by name, without the scheme's."""

@@ -1,7 +1,7 @@
-"""`Partial`, in every integration: a residual that gradients are handed in to, and rounds that take from it.
+"""`Partial`, in every integration: gradients are added to a residual, and rounds take from it.
 
-With error feedback the two ideas are one: what a late rank could not contribute waits in its residual, so the sum of
-all gradients equals what was applied plus what the residuals hold.
+So error feedback serves late ranks as well: what such a rank could not contribute waits in its residual, and the sum
+of all gradients equals what was applied plus what the residuals hold.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -22,39 +23,28 @@ import numpy as np
 from ..errors import OkTopkError, PluginError
 from ..options import NEEDS_MPI, Partial
 from ..reducer.buckets import Bucket, L
-from ..reducer.flat import FlatReducer, Piece, Update
+from ..reducer.flat import FlatReducer, Piece
 from ..reducer.state import Record
-from ..schemes.report import StepReport, sum_of_phases
+from ..schemes.report import StepReport
 from ..schemes.step_result import StepResult
 from ..selection.accumulator import Accumulator, EmptyAccumulator
 from ..transport.connect import Network
 from ..transport.counting import Traffic
 from ..vectors.sparse import SparseVector, Values, sum_of
-from .rounds import PartialAllreduce, Presence, Round
+from .outcomes import Outcome, Rounds, RoundUpdate, report_of, updates_of
+from .rounds import PartialAllreduce
 
 logger = logging.getLogger("horovod_oktopk")
 
 NOWHERE = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Of a round. update: None where some rank's gradient was not finite; then nothing has changed but that it is
-    gone."""
-
-    update: Update | None
-    report: StepReport
-
-
-Rounds = list[Round[Outcome]]
-
-
 class PartialReducer(FlatReducer[L]):
     """Reduces the gradients of one layout in partial rounds; one object on each rank.
 
-    A step is `arrive`, and then the updates of all rounds that it returns are applied, in order. The other arguments
-    are FlatReducer's.
-    settings: names of the numbers that every rank gives with its gradients, and that a round has from one of them.
+    A step is `arrive`, and then the updates that it returns are applied, in order. The other arguments are
+    FlatReducer's.
+    settings: names of the numbers that every rank gives with its gradients; a round uses those of one rank.
     """
 
     def __init__(self, options: Partial, average: bool, layout: L, make_accumulator: Callable[[L], Accumulator],
@@ -75,8 +65,8 @@ class PartialReducer(FlatReducer[L]):
         self._remainders: list[SparseVector] = []
         """What rounding has left over in rounds to which this rank contributed nothing; for its next commit."""
 
-    def arrive(self, pieces: Iterable[Piece], settings: Sequence[float] = ()) -> Rounds:
-        """Hands in this rank's gradients; returns the rounds that it has not seen, in order; there may be none.
+    def arrive(self, pieces: Iterable[Piece], settings: Sequence[float] = ()) -> list[RoundUpdate]:
+        """Hands in this rank's gradients; returns the updates to be applied, in order; there may be none.
 
         Raises PluginError where there is no MPI, AgreementError where the ranks differ, TransportError where
         communication fails: on all ranks together in the first step, later with their next.
@@ -87,22 +77,31 @@ class PartialReducer(FlatReducer[L]):
             self._accumulating.seconds = time.perf_counter() - start
             return [self._wished.density or 0.0, *settings]  # 0 with k, which no density changes
 
-        return self.start().arrive(contribute)
+        return self._take_note(self.start().arrive(contribute))
 
-    def synchronize_replicas(self, for_good: bool = False) -> Iterator[Rounds]:
-        """Serves rounds until all ranks are here; yields those that this rank has not seen, as they end.
+    def synchronize_replicas(self, for_good: bool = False) -> Iterator[list[RoundUpdate]]:
+        """Serves rounds until all ranks are here; yields the updates to be applied, as they come.
 
-        Then all that was handed in has been in a round, and all ranks have seen the same ones. To be exhausted; of
-        several, `in_turn`. for_good: before `end`.
+        Then all that was handed in has been in a round, and all ranks have seen the same rounds. The caller must
+        exhaust it; several `in_turn`. for_good: this rank takes no more steps, and `end` follows.
         """
-        return self.start().part(for_good)
+        for rounds in self.start().synchronize(for_good):
+            yield self._take_note(rounds) if rounds else []
+
+    @contextmanager
+    def applying(self) -> Iterator[None]:
+        """What happens inside counts as the step's write-back."""
+        start = time.perf_counter()
+        yield
+        assert self._step_report is not None
+        self._step_report.phases["write_back"].seconds += time.perf_counter() - start
 
     def discard(self) -> None:
         """Refuses: rounds are applied in the step that they belong to."""
         raise PluginError("with Partial an update cannot be discarded: a step applies all rounds since the last one")
 
     def end(self) -> None:
-        """After `synchronize_replicas` for good, on all ranks together: no rank needs another's service any more."""
+        """On all ranks together, once all have exited by `synchronize_replicas`: none needs another's service."""
         if self._allreduce is not None:
             allreduce, self._allreduce = self._allreduce, None
             allreduce.end()
@@ -124,22 +123,6 @@ class PartialReducer(FlatReducer[L]):
         sys.stderr.flush()
         getattr(self._transport.inner, "abort", lambda: None)()
 
-    def take_note(self, rounds: Rounds, write_back: float) -> None:
-        """Makes the report of a step whose rounds have been applied. write_back: seconds that writing them took."""
-        outcomes = [each.outcome for each in rounds if each.outcome is not None]
-        last = outcomes[-1].report if outcomes else self._step_report
-        if last is None:
-            return
-        own = {"accumulate": self._accumulating, "write_back": Traffic(seconds=write_back)}
-        self._accumulating = Traffic()
-        self._step_report = replace(
-            last, phases=sum_of_phases([*(outcome.report.phases for outcome in outcomes), own]), rounds=len(rounds),
-            active=tuple(presence == Presence.FRESH for each in rounds[-1:] for presence in each.presences),
-            staleness=rounds[-1].staleness if rounds else (),
-            seconds_saved=sum(each.seconds_saved for each in rounds))
-        if not all(outcome.report.finite for outcome in outcomes):
-            logger.warning("a round was skipped, as some rank's gradient was not finite (step %d)", last.step)
-
     def set_density(self, density: float | None) -> None:
         """From this rank's next contribution on; a round has the density of the rank that its settings are of."""
         self._wished = self._wished.with_density(density)
@@ -158,6 +141,15 @@ class PartialReducer(FlatReducer[L]):
                                                options.seed, options.max_staleness, options.timeout)
             _serve(self)
         return self._allreduce
+
+    def _take_note(self, rounds: Rounds) -> list[RoundUpdate]:
+        self._step_report = report_of(rounds, self._step_report, self._accumulating)
+        if self._step_report is not None:
+            self._accumulating = Traffic()
+        for each in rounds:
+            if each.outcome is not None and each.outcome.update is None:
+                logger.warning("round %d was skipped, as some rank's gradient was not finite", each.number)
+        return updates_of(rounds, only_latest=self.partial.model_sync_interval is not None)
 
     # In rounds.
 

@@ -1,8 +1,8 @@
-"""Partial allreduce (Li et al., PPoPP 2020): a round runs without those who have not come, and without their help.
+"""Partial allreduce (Li et al., PPoPP 2020): a round runs without the ranks that are late, and without their help.
 
-*Solo*: whoever comes first starts the round for all. *Majority*: a rank that is drawn anew for every round does, so
-that half of the ranks, on average, have come. Each rank has a thread that serves rounds; they start together as an
-activation spreads, and what a round reduces, and how, is the caller's.
+*Solo*: the first rank that comes starts the round for all. *Majority*: a rank that is drawn for each round does, so
+half of the ranks, on average, have come. Each rank has a thread that serves rounds. They start together as an
+activation spreads. The caller says what a round reduces, and how; `states.py` decides what happens when.
 """
 
 from __future__ import annotations
@@ -12,44 +12,26 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
+from typing import Generic, TypeVar, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import OptionError, TransportError
-
-if TYPE_CHECKING:
-    from ..transport.base import Signals, Transport
+from ..transport.base import Signals, Transport
+from .states import Activity, Policy, Presence, RankState, Rules, Run, Service, Step
 
 T = TypeVar("T")
-Policy = Literal["solo", "majority"]
+Headers = NDArray[np.void]
 
 BREATH = 0.05
 """Seconds for which a thread waits for a signal before it looks whether it is to end."""
 
-HEADER = 6
-"""Numbers that a rank tells the others when a round begins, before its settings."""
 
-
-class Presence(IntEnum):
-    """What a rank is to a round."""
-
-    ABSENT = 0
-    """It has not come since the last one, and contributes nothing."""
-    STALE = 1
-    """It came too late for the last one, and contributes what it had then."""
-    FRESH = 2
-    """It has come, waits for this round, and contributes."""
-    GIVEN_UP = 3
-
-
-class Parting(IntEnum):
-    """Whether a rank serves rounds until all are here."""
-
-    NOT = 0
-    FOR_NOW = 1
-    FOR_GOOD = 2
+def header_dtype(settings: int) -> np.dtype[np.void]:
+    """What a rank tells the others when a round begins; busy, elapsed: seconds. All fields have 8 bytes."""
+    return np.dtype([("number", np.int64), ("presence", np.int64), ("activity", np.int64), ("staleness", np.int64),
+                     ("busy", np.float64), ("elapsed", np.float64), ("settings", np.float64, (settings,))])
 
 
 @dataclass(frozen=True)
@@ -63,13 +45,13 @@ class Round(Generic[T]):
     staleness: tuple[int, ...]
     """By rank: how many rounds had begun that it had not seen."""
     busy: tuple[float, ...]
-    """By rank: seconds that its steps took which it has ended since the round before, without any waiting."""
+    """By rank: seconds of the steps that it has ended since the round before, without any waiting."""
     seconds: float
     """Since the round before, on rank 0."""
     settings: tuple[float, ...]
-    """Those with which it was run: of the first of the ranks that had come for it, or that contributed."""
+    """Of the first rank that had come for this round; if none had, of the first that contributed."""
     outcome: T | None
-    """None where nobody had anything to contribute: then nothing was run."""
+    """None if no rank contributed: then nothing was run."""
 
     @property
     def active(self) -> int:
@@ -78,20 +60,19 @@ class Round(Generic[T]):
 
     @property
     def seconds_saved(self) -> float:
-        """By how much sooner this round came than if every step had waited for the slowest; negative where later."""
+        """How much sooner this round came than if every step had waited for the slowest rank; negative if later."""
         return max(self.busy) - self.seconds
 
 
 class PartialAllreduce(Generic[T]):
     """Rounds of one reduction among the ranks; one object on each rank.
 
-    run: reduces once over the transport, in this object's thread; it is told whether this rank has come, and if not,
-        contributes nothing; and the round's settings. All ranks run each round, in the same order.
-    settings: how many numbers there are of them.
+    run: reduces once over the transport, in this object's thread. Its arguments: whether this rank contributes, and
+        the round's settings. All ranks run each round, in the same order.
+    settings: how many numbers each rank gives with a contribution.
     seed: of the draws of "majority"; the same on all ranks.
     max_staleness: how many rounds may have begun that a rank has not seen; the next waits for it.
-    patience: for how many seconds, before it fails on all ranks; and after which a round is started without the rank
-        that was drawn.
+    timeout: seconds after which that wait fails, on all ranks, and after which a round starts without the drawn rank.
     Raises OptionError for another policy.
     """
 
@@ -100,121 +81,111 @@ class PartialAllreduce(Generic[T]):
                  timeout: float = 600.0) -> None:
         if policy not in get_args(Policy):
             raise OptionError(f"policy must be one of {get_args(Policy)}; got {policy!r}")
-        self.policy = policy
         self._run = run
         self._transport = transport
         self._signals = signals
-        self._seed = seed
-        self._max_staleness = max_staleness
         self._timeout = timeout
         self._changed = threading.Condition()
         # Under the condition's lock:
-        self._has_come = self._waits = self._contributes = self._ended = False
-        self._parting = Parting.NOT
-        self._started = self._finished = self._taken = 0
-        self._closing = 0  # the last round of the last parting
-        self._gone: list[int] = []  # who parted for good in it, where others did not
-        self._ahead = 0  # by how many the rounds that this rank has seen exceed its steps
-        self._left = self._began = time.monotonic()
-        self._busy = 0.0
-        self._settings = (0.0,) * settings
-        self._rounds: list[Round[T]] = []
-        self._candidates: tuple[int, ...] = tuple(range(transport.size))
+        self._state = RankState(Rules(transport.rank, transport.size, policy, seed, max_staleness))
+        self._rounds: list[Round[T]] = []  # that have ended, and were not taken
         self._failure: BaseException | None = None
+        self._is_over = False
+        self._header = np.zeros(1, header_dtype(settings))  # of the next round, or of the one that runs
+        self._last_return = self._last_begin = time.monotonic()
         self._thread = threading.Thread(target=self._serve, name="horovod_oktopk.partial", daemon=True)
         self._thread.start()
 
-    def arrive(self, contribute: Callable[[], Sequence[float]]) -> list[Round[T]]:
-        """This rank has come: what it has is handed in, and all rounds that it has not seen are returned, in order.
+    @property
+    def state(self) -> RankState:
+        """At present."""
+        return self._state
 
-        contribute: makes this rank's values ready for the next `run`, and gives its settings for that round; called
-        while none runs with this rank's.
-        There is one round for a step: a rank that comes when that has begun without it is late, takes what there is,
-        perhaps nothing, and what it has handed in waits for the next round. Any other waits for its round, and starts
-        it where the policy says so. Raises what a round raised, and TransportError where ranks have parted for good.
+    def arrive(self, contribute: Callable[[], Sequence[float]]) -> list[Round[T]]:
+        """This rank has come: hands in its values, and returns all rounds that it has not seen, in order.
+
+        contribute: makes this rank's values ready for the next `run`, and gives its settings; called while no round
+        reads them. There is one round for a step. A rank is late if its step's round has begun without it: it takes
+        the rounds that there are, perhaps none, and its values wait for the next round. Any other rank waits for its
+        round, and starts it if the policy says so. Raises what a round raised; TransportError if ranks have exited.
         """
-        busy = time.monotonic() - self._left
+        busy = time.monotonic() - self._last_return
         with self._changed:
             self._check_all_are_there()
-            self._busy += busy
-            self._wait_for(lambda: not self._contributes)
-            self._settings = tuple(contribute())
-            self._has_come = True
-            unseen = self._started > self._taken
-            self._waits = not unseen and not self._ahead
-            if self._waits and self._initiates():
-                self._activate(self._taken + 1)
-            self._changed.notify_all()  # a round may wait for this rank
-            if unseen or self._waits:
-                self._wait_for_round()
-            rounds = self._take(self._finished)
-            self._ahead = min(max(0, self._ahead + len(rounds) - 1), self._max_staleness)
-            if len(self._candidates) < self._transport.size:  # those that were ahead may be gone
-                self._ahead = 0
-        self._left = time.monotonic()
+            self._header["busy"] += busy
+            self._wait_for(lambda: self._state.may_arrive)
+            self._header["settings"] = contribute()
+            self._do(self._state.arrived())
+            rounds = self._await_rounds() if self._state.activity == Activity.WAITING else []
+        self._last_return = time.monotonic()
         return rounds
 
-    def part(self, for_good: bool = False) -> Iterator[list[Round[T]]]:
-        """Serves rounds until all ranks are here as well; yields those that this rank has not seen, as they end.
+    def synchronize(self, for_good: bool = False) -> Iterator[list[Round[T]]]:
+        """Serves rounds until all ranks are here as well; yields the rounds that this rank has not seen, as they end.
 
-        Then all have the same rounds, and all that was handed in has been in one. To be exhausted. What it yields may
-        be empty: so whoever waits for several can take turns. for_good: before `end`; a rank that comes once more
-        learns of it by an error.
+        Then all ranks have the same rounds, and all that was handed in has been in one. The caller must exhaust it.
+        What it yields may be empty, so a caller can wait for several in turns. for_good: this rank exits, and `end`
+        follows; ranks that still train get an error at their next call, instead of waiting.
         """
-        if for_good and self._gone:  # so nothing has come since
+        if for_good and self._state.exited:  # so nothing has come since
             return
         with self._changed:
             self._check_all_are_there()
-            self._parting = Parting.FOR_GOOD if for_good else Parting.FOR_NOW
-            self._activate(self._started + 1)  # a last round, in which the others learn it
-            self._changed.notify_all()
-        parting = True
-        while parting:
+            self._do(self._state.synchronizes(exits=for_good))
+        while self._state.activity != Activity.COMPUTING:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._failure or self._rounds or not self._parting), BREATH)
+                self._changed.wait_for(self._has_news, BREATH)
                 self._check()
-                parting = bool(self._parting)
-                rounds = self._take(self._finished if parting else self._closing)
+                rounds = self._take()
             yield rounds
-        self._left, self._ahead = time.monotonic(), 0
+        self._last_return = time.monotonic()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """No round runs inside."""
         with self._changed:
-            self._wait_for(lambda: self._started == self._finished)
+            self._wait_for(lambda: not self._state.is_running)
             yield
 
     def end(self) -> None:
-        """Ends the thread; after `part`, when no rank needs it any more."""
+        """Ends the thread; after `synchronize`, if no rank needs it any more."""
         with self._changed:
-            self._ended = True
+            self._is_over = True
         self._thread.join()
 
     # Under the lock.
 
-    def _initiates(self) -> bool:
-        """Whether this rank, which has come, is to start the next round."""
-        if self.policy == "solo":
-            return True
-        draw = np.random.default_rng((self._seed, self._finished + 1)).integers(len(self._candidates))
-        return self._candidates[int(draw)] == self._transport.rank
-
-    def _wait_for_round(self) -> None:
-        def has_ended() -> bool:
-            return self._finished > self._taken and self._finished == self._started
-
-        self._changed.wait_for(lambda: self._failure is not None or has_ended(), self._timeout)
-        if self._started == self._taken and self._failure is None:  # the drawn rank does not come
-            self._activate(self._taken + 1)
-        self._wait_for(has_ended)
-
-    def _take(self, last: int) -> list[Round[T]]:
-        """The rounds up to this number."""
-        count = last - self._taken
-        rounds, self._rounds = self._rounds[:count], self._rounds[count:]
-        self._taken, self._waits = last, False
+    def _do(self, step: Step) -> None:
+        """Makes a step of the state, and what it asks for; a round that is to run begins in the thread."""
+        self._state, actions = step
+        for action in actions:
+            if isinstance(action, Run):
+                self._write_header(action)
+            else:
+                for rank in action.ranks:
+                    self._signals.send(rank, action.number)
         self._changed.notify_all()
+
+    def _write_header(self, begun: Run) -> None:
+        now = time.monotonic()
+        for name in ("number", "presence", "activity", "staleness"):
+            self._header[name] = getattr(begun, name)
+        self._header["elapsed"], self._last_begin = now - self._last_begin, now
+
+    def _await_rounds(self) -> list[Round[T]]:
+        if not self._changed.wait_for(lambda: self._failure is not None or self._state.may_take, self._timeout):
+            self._do(self._state.overdue())
+        self._wait_for(lambda: self._state.may_take)
+        return self._take()
+
+    def _has_news(self) -> bool:
+        return bool(self._failure or self._rounds or self._state.activity == Activity.SYNCHRONIZED)
+
+    def _take(self) -> list[Round[T]]:
+        before = self._state.taken
+        self._do(self._state.took())
+        count = self._state.taken - before
+        rounds, self._rounds = self._rounds[:count], self._rounds[count:]
         return rounds
 
     def _check(self) -> None:
@@ -223,17 +194,14 @@ class PartialAllreduce(Generic[T]):
 
     def _check_all_are_there(self) -> None:
         self._check()
-        if self._gone:
-            raise TransportError(f"ranks {self._gone} have ended (hvd.shutdown, or the end of the program) where "
-                                 "this one goes on, and serve no more rounds: all ranks must call "
+        if self._state.exited:
+            raise TransportError(f"ranks {list(self._state.exited)} have ended (hvd.shutdown, or the end of the "
+                                 "program) where this one goes on, and serve no more rounds: all ranks must call "
                                  "synchronize_replicas equally often")
 
     def _wait_for(self, condition: Callable[[], bool]) -> None:
         self._changed.wait_for(lambda: self._failure is not None or condition())
         self._check()
-
-    def _activate(self, number: int) -> None:
-        self._signals.send(self._transport.rank, number)
 
     # The thread.
 
@@ -247,75 +215,50 @@ class PartialAllreduce(Generic[T]):
                 self._changed.notify_all()
 
     def _await_activation(self) -> bool:
-        """Waits until the next round is started, here or elsewhere, and passes it on. False: there will be none."""
-        following = self._finished + 1
-        while not self._ended:
-            if self._signals.receive(BREATH) == following:  # others are of rounds that have been
-                self._spread(following)
-                return True
+        """Waits until the next round is activated, here or elsewhere. False: there will be none."""
+        while not self._is_over:
+            number = self._signals.receive(BREATH)
+            if number is not None:
+                with self._changed:
+                    self._do(self._state.activated(number))
+                    if self._state.service != Service.IDLE:
+                        return True
         return False
 
-    def _spread(self, number: int) -> None:
-        """In ⌈log₂ P⌉ hops all know it, whoever and however many began."""
-        rank, size = self._transport.rank, self._transport.size
-        for hop in range((size - 1).bit_length()):
-            self._signals.send((rank + (1 << hop)) % size, number)
-
     def _serve_round(self) -> None:
+        headers = self._exchange_headers(self._begin())
+        self._compare(headers)
+        presences = headers["presence"]
+        first = int(presences.argmax())
+        settings = tuple(headers["settings"][first].tolist())
+        contributes = self._state.service == Service.CONTRIBUTING
+        outcome = self._run(contributes, settings) if presences[first] else None
+        number, seconds = self._state.started, float(headers["elapsed"][0])
         with self._changed:
-            presence = self._begin_round()
-            parting = self._parting
-            now = time.monotonic()
-            times = [round(1e9 * self._busy), round(1e9 * (now - self._began))]
-            header = [self._started, presence, parting, self._started - 1 - self._taken, *times]
-            settings, self._busy, self._began = self._settings, 0.0, now
-        rows = self._transport.allgather(np.concatenate([np.array(header, np.int64), _as_integers(settings)]))
-        self._compare(rows)
-        first = int(rows[:, 1].argmax())
-        chosen = tuple(rows[first, HEADER:].copy().view(np.float64).tolist())
-        outcome = self._run(self._contributes, chosen) if rows[first, 1] else None
+            self._rounds.append(Round(number, tuple(map(Presence, presences.tolist())),
+                                      tuple(headers["staleness"].tolist()), tuple(headers["busy"].tolist()), seconds,
+                                      settings, outcome))
+            self._do(self._state.ended([Activity(activity) for activity in headers["activity"]]))
+
+    def _begin(self) -> Headers:
+        """Waits where the round is held; gives what this rank tells the others."""
         with self._changed:
-            self._finished += 1
-            self._contributes = False
-            self._rounds.append(Round(self._finished, tuple(map(Presence, rows[:, 1].tolist())),
-                                      tuple(rows[:, 3].tolist()), tuple((rows[:, 4] / 1e9).tolist()),
-                                      float(rows[0, 5] / 1e9), chosen, outcome))
-            self._note_parting(rows[:, 2], announced=parting)
-            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: self._state.is_running, self._timeout):
+                self._do(self._state.gave_up())
+            header = self._header.copy()
+            self._header["busy"] = 0
+        return header
 
-    def _begin_round(self) -> Presence:
-        """Settles what this rank is to the round; waits where too many have begun that it has not seen."""
-        is_here = self._changed.wait_for(
-            lambda: self._started - self._taken < self._max_staleness or bool(self._parting) or self._ended,
-            self._timeout)
-        self._started += 1
-        self._contributes, self._has_come = self._has_come, False
-        if not is_here:
-            return Presence.GIVEN_UP
-        if self._contributes:
-            return Presence.FRESH if self._waits else Presence.STALE
-        return Presence.ABSENT
+    def _exchange_headers(self, header: Headers) -> Headers:
+        """Of all ranks, shape (P,)."""
+        return self._transport.allgather(header.view(np.int64)).view(header.dtype)[:, 0]
 
-    def _compare(self, rows: np.ndarray[Any, Any]) -> None:
-        if (rows[:, 0] != rows[0, 0]).any():
-            raise TransportError(f"the ranks are in different rounds: {rows[:, 0].tolist()}")
-        gone = np.flatnonzero(rows[:, 1] == Presence.GIVEN_UP).tolist()
+    def _compare(self, headers: Headers) -> None:
+        numbers = headers["number"]
+        if (numbers != numbers[0]).any():
+            raise TransportError(f"the ranks are in different rounds: {numbers.tolist()}")
+        gone = np.flatnonzero(headers["presence"] == Presence.GIVEN_UP).tolist()
         if gone:
-            raise TransportError(f"ranks {gone} have not come for {self._max_staleness} rounds, and then for "
-                                 f"{self._timeout:g} s; before a collective of its own, or where it has no more "
+            raise TransportError(f"ranks {gone} have not come for {self._state.rules.max_staleness} rounds, and then "
+                                 f"for {self._timeout:g} s; before a collective of its own, or where it has no more "
                                  "steps to take, a rank must serve the others' rounds (synchronize_replicas)")
-
-    def _note_parting(self, parting: np.ndarray[Any, Any], announced: Parting) -> None:
-        remaining: Sequence[int] = np.flatnonzero(parting == Parting.NOT).tolist()
-        self._candidates = tuple(remaining) or tuple(range(self._transport.size))
-        if not remaining:
-            if (parting == Parting.FOR_NOW).any():
-                self._gone = np.flatnonzero(parting == Parting.FOR_GOOD).tolist()
-            self._parting, self._closing = Parting.NOT, self._finished
-        elif self._parting and not announced:
-            self._activate(self._finished + 1)
-
-
-def _as_integers(settings: Sequence[float]) -> np.ndarray[Any, Any]:
-    """The same bits."""
-    return np.array(settings, np.float64).view(np.int64)

@@ -22,7 +22,8 @@ import tensorflow as tf
 
 from ..errors import PluginError
 from ..options import Partial, as_options
-from ..partial.reducer import end_before, in_turn
+from ..partial.reducer import end_before
+from ..partial.replicas import synchronize
 from ..reducer.checks import check_arguments, check_horovod, refuse_join
 from ..schemes.report import StepReport, WriteScalar, scalars_to
 from ..transport.ending import before_shutdown
@@ -126,10 +127,7 @@ def synchronize_replicas(*targets: Any) -> None:
     targets: all such optimizers, or their models. A rank that is here serves the others' rounds until all are. Before
     evaluation, checkpoints, any collective of your own, and after the last step. Without `Partial` it does nothing.
     """
-    found = list(dict.fromkeys(each for target in targets for each in gradient_reducers_of(target)))
-    in_turn([each.synchronize_replicas() for each in found])
-    for each in found:
-        each.after_synchronizing()
+    synchronize(list(dict.fromkeys(each for target in targets for each in gradient_reducers_of(target))))
 
 
 def _wrap_make(make: Callable[..., Any]) -> Callable[..., Any]:

@@ -105,11 +105,11 @@ class GradientReducer:
         return reducer
 
     def synchronize_replicas(self) -> Iterator[None]:
-        """What is under way between steps ends as this is exhausted: here, nothing is."""
+        """See Replica in partial/replicas.py. Without `Partial` nothing is under way between steps."""
         return iter(())
 
-    def after_synchronizing(self) -> None:
-        """What is to be done together then."""
+    def average_models(self) -> None:
+        """See Replica. Without `Partial` models are equal."""
 
     def set_density(self, density: float | None) -> None:
         """See FlatReducer.set_density; for the reducers that there are, and those to come."""

@@ -14,9 +14,8 @@ import torch
 
 from ..errors import PluginError
 from ..reducer.flat import FlatReducer
+from .loss_scale import note_scaler
 from .registry import reducer_of
-
-_last_scaler: Any = None
 
 
 def install() -> None:
@@ -30,17 +29,11 @@ def install() -> None:
     cls._oktopk_installed = True  # type: ignore[attr-defined]
 
 
-def last_scale() -> float | None:
-    """The present scale of the scaler that last scaled a loss; None where there was none."""
-    return None if _last_scaler is None else float(_last_scaler.get_scale())
-
-
 def _wrap_scale(scale: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(scale)
     def wrapped(self: Any, outputs: Any) -> Any:
-        global _last_scaler
         if self.is_enabled():
-            _last_scaler = self
+            note_scaler(self)
         return scale(self, outputs)
     return wrapped
 

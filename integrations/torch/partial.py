@@ -6,7 +6,6 @@ like are the same on all ranks as well.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,9 +17,10 @@ import torch
 
 from ..errors import PluginError
 from ..options import Partial
-from ..partial.reducer import Outcome, in_turn
+from ..partial.outcomes import RoundUpdate
 from ..partial.reducer import PartialReducer as FlatPartialReducer
-from ..partial.rounds import Round
+from ..partial.replicas import synchronize
+from ..reducer.flat import Update
 from .accumulator import make_accumulator
 from .layout import TorchLayout
 from .reducer import Reducer
@@ -66,9 +66,8 @@ class PartialReducer(Reducer):
         """Serves rounds until all ranks are here, and applies them as they end; to be exhausted."""
         flat = self._laid_out()
         kept = {p: p.grad for p in flat.layout.parameters}
-        for rounds in flat.synchronize_replicas():
-            if rounds:
-                self._apply(rounds)
+        for updates in flat.synchronize_replicas():
+            self._apply(updates)
             yield
         for p, gradient in kept.items():
             p.grad = gradient
@@ -129,23 +128,17 @@ class PartialReducer(Reducer):
 
     # Updates.
 
-    def _apply(self, rounds: list[Round[Outcome]]) -> None:
+    def _apply(self, updates: list[RoundUpdate]) -> None:
         assert self.flat is not None
-        seconds = 0.0
-        for each in rounds[-1:] if self.partial.model_sync_interval else rounds:
-            if each.outcome is not None and each.outcome.update is not None:
-                start = time.perf_counter()
-                self._write(each.outcome)
-                seconds += time.perf_counter() - start
-                with self._hyperparameters.set_to(each.settings[1:]):
-                    super(type(self._optimizer), self._optimizer).step()  # type: ignore[misc]
-        self.flat.take_note(rounds, seconds)
+        for each in updates:
+            with self.flat.applying():
+                self._write(each.update, self.flat.layout)
+            with self._hyperparameters.set_to(each.settings):
+                super(type(self._optimizer), self._optimizer).step()  # type: ignore[misc]
 
-    def _write(self, outcome: Outcome) -> None:
-        assert self.flat is not None
-        layout = self.flat.layout
+    def _write(self, update: Update, layout: TorchLayout) -> None:
         tensors = [self._gradients[p] if p in self._gradients else torch.empty_like(p) for p in layout.parameters]
-        for p, gradient in zip(layout.parameters, layout.write(outcome.update, tensors), strict=True):
+        for p, gradient in zip(layout.parameters, layout.write(update, tensors), strict=True):
             p.grad = gradient
 
 
@@ -163,9 +156,7 @@ def synchronize_replicas(*optimizers: torch.optim.Optimizer) -> None:
     reducers = [reducer for reducer in map(reducer_of, optimizers) if isinstance(reducer, PartialReducer)]
     for reducer in reducers:
         reducer.check_handed_in()
-    in_turn([reducer.synchronize_replicas() for reducer in reducers])
-    for reducer in reducers:
-        reducer.average_models()
+    synchronize(reducers)
 
 
 class Hyperparameters:

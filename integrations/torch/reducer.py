@@ -23,8 +23,8 @@ from ..reducer.bucket_trial import Sample
 from ..reducer.flat import FlatReducer
 from ..schemes.report import StepReport
 from .accumulator import make_accumulator
-from .amp import last_scale
 from .layout import TorchLayout
+from .loss_scale import last_scale
 from .transport import network
 
 

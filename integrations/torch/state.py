@@ -7,7 +7,7 @@ with rank 0's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import horovod.torch as hvd
 
@@ -15,10 +15,8 @@ import torch
 
 from ..errors import PluginError
 from .partial import synchronize_replicas
+from .reducer import Reducer
 from .registry import reducer_of
-
-if TYPE_CHECKING:
-    from .reducer import Reducer
 
 KEY = "horovod_oktopk"
 

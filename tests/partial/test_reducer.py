@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from horovod_oktopk import OkTopk, Partial
+from horovod_oktopk.partial.outcomes import RoundUpdate
 from horovod_oktopk.partial.reducer import PartialReducer
 from horovod_oktopk.reducer.layout import Layout
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
@@ -24,11 +25,10 @@ def made(transport: Transport, options: Partial) -> PartialReducer:
                           ThreadNetwork(transport))
 
 
-def applied(rounds: list) -> np.ndarray:
+def applied(updates: list[RoundUpdate]) -> np.ndarray:
     total = np.zeros(N, np.float32)
-    for each in rounds:
-        if each.outcome is not None and each.outcome.update is not None:
-            total[each.outcome.update.indices] += each.outcome.update.values
+    for each in updates:
+        total[each.update.indices] += each.update.values
     return total
 
 
@@ -49,7 +49,7 @@ def test_what_rounding_leaves_over_is_kept_by_a_rank_that_does_not_come(value_dt
             gradient = random.integers(-9999, 9999, N).astype(np.float32)
             computed += gradient
             seen += applied(reducer.arrive([(0, gradient)]))
-        seen += sum(applied(rounds) for rounds in reducer.synchronize_replicas(for_good=True))
+        seen += sum(applied(updates) for updates in reducer.synchronize_replicas(for_good=True))
         residual, record = reducer.read_residual(), reducer.record()["residual"]
         reducer.end()
         return computed, seen, residual, record
@@ -81,7 +81,7 @@ def test_gradients_that_cannot_be_read_leave_what_was_handed_in():
                 reducer.arrive(broken())
             done.set()
         assert done.wait(20)
-        seen += sum(applied(rounds) for rounds in reducer.synchronize_replicas(for_good=True))
+        seen += sum(applied(updates) for updates in reducer.synchronize_replicas(for_good=True))
         kept = reducer.read_residual()
         reducer.end()
         return seen, kept

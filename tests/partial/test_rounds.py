@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from horovod_oktopk import OptionError, TransportError
-from horovod_oktopk.partial.rounds import PartialAllreduce, Presence
+from horovod_oktopk.partial.rounds import PartialAllreduce
+from horovod_oktopk.partial.states import Presence
 from horovod_oktopk.transport.local import LocalTransport, LocalWorld, run_ranks
 
 STEPS = 12
@@ -42,8 +43,8 @@ class Rank:
 
         self.rounds += self.partial.arrive(contribute)
 
-    def part(self, for_good: bool = False) -> None:
-        for rounds in self.partial.part(for_good):
+    def synchronize(self, for_good: bool = False) -> None:
+        for rounds in self.partial.synchronize(for_good):
             self.rounds += rounds
 
 
@@ -66,7 +67,7 @@ def train(size: int, policy: str, steps: Callable[[int], int] = lambda _: STEPS,
         for step in range(steps(transport.rank)):
             time.sleep(random.exponential(0.001 * (1 + transport.rank)))
             rank.arrive(step)
-        rank.part(for_good=True)
+        rank.synchronize(for_good=True)
         rank.partial.end()
         return rank.rounds
 
@@ -95,8 +96,8 @@ def test_quorum_of_solo_is_whoever_comes_first(size):
         rank = Rank(transport, "solo")
         if rank.rank == size - 1:
             rank.arrive(0)
-        wait_until(lambda: rank.partial._finished >= 1)
-        rank.part()
+        wait_until(lambda: rank.partial.state.finished >= 1)
+        rank.synchronize()
         return [each.presences for each in rank.rounds]
 
     alone = (Presence.ABSENT,) * (size - 1) + (Presence.FRESH,)
@@ -115,34 +116,20 @@ def test_quorum_of_majority_is_the_drawn_rank_and_those_before_it(seed):
         rank = ranks[transport.rank] = Rank(transport, "majority", seed=seed)
         turn.wait(20)
         place = order.index(rank.rank)
-        wait_until(lambda: all(ranks[other].partial._has_come or ranks[other].partial._finished
+        wait_until(lambda: all(ranks[other].partial.state.handed_in or ranks[other].partial.state.finished
                                for other in order[:place]))
         if rank.rank in before:
-            assert rank.partial._started == 0, "the round has begun before the drawn rank came"
+            assert rank.partial.state.started == 0, "the round has begun before the drawn rank came"
         else:
-            wait_until(lambda: rank.partial._finished >= 1)
+            wait_until(lambda: rank.partial.state.finished >= 1)
         rank.arrive(0)
         first = rank.rounds[0]
         assert first.active == len(before)
-        rank.part()
+        rank.synchronize()
         return first.presences
 
     expected = tuple(Presence.FRESH if rank in before else Presence.ABSENT for rank in range(size))
     assert run_ranks(size, program) == [expected] * size
-
-
-def test_majority_draws_one_rank_for_a_round_and_all_about_equally():
-    world = LocalWorld(8)
-    ranks = [Rank(LocalTransport(world, rank), "majority") for rank in range(8)]
-    draws = []
-    for finished in range(800):
-        for rank in ranks:
-            rank.partial._finished = finished
-        draws += [rank.rank for rank in ranks if rank.partial._initiates()]
-    assert len(draws) == 800
-    assert np.bincount(draws, minlength=8).min() > 60
-    for rank in ranks:
-        rank.partial.end()
 
 
 @pytest.mark.parametrize("max_staleness", [1, 3])
@@ -159,9 +146,9 @@ def test_staleness_is_bounded(max_staleness):
             rank.arrive(max_staleness)  # returns when rank 1 has come
         else:
             waiting.wait(20)
-            assert rank.partial._started == max_staleness
+            assert rank.partial.state.started == max_staleness
             rank.arrive(0)
-        rank.part()
+        rank.synchronize()
         return [each.presences for each in rank.rounds[:max_staleness + 1]]
 
     fresh, stale, absent = Presence.FRESH, Presence.STALE, Presence.ABSENT
@@ -180,7 +167,7 @@ def test_a_rank_that_does_not_come_is_an_error_on_all():
         with pytest.raises(TransportError, match=r"ranks \[1\] have not come for 2 rounds, and then for 0.1 s"):
             rank.arrive(2)
         with pytest.raises(TransportError, match="have not come"):
-            rank.part()
+            rank.synchronize()
 
     run_ranks(2, program)
 
@@ -202,7 +189,7 @@ def test_what_a_round_raises_is_raised_by_the_next_call_on_every_rank():
 
 
 @pytest.mark.parametrize("policy", ["solo", "majority"])
-def test_training_goes_on_after_all_have_parted(policy):
+def test_training_goes_on_after_a_synchronization(policy):
     def program(transport):
         rank, random = Rank(transport, policy, steps=30), np.random.default_rng(transport.rank)
         seen = []
@@ -210,7 +197,7 @@ def test_training_goes_on_after_all_have_parted(policy):
             for step in range(10 * epoch, 10 * epoch + 10 - transport.rank):
                 time.sleep(random.exponential(0.0005))
                 rank.arrive(step)
-            rank.part()
+            rank.synchronize()
             seen.append((len(rank.rounds), sum(map(table, rank.rounds)).tobytes()))
         rank.partial.end()
         return seen
@@ -231,14 +218,14 @@ def test_settings_are_of_the_first_rank_that_has_come_for_the_round():
         rank = Rank(transport, "solo")
         if rank.rank == 1:
             rank.arrive(0)
-        wait_until(lambda: rank.partial._finished >= 1)
+        wait_until(lambda: rank.partial.state.finished >= 1)
         if rank.rank != 1:
             rank.arrive(7)
         late.wait(20)
         if rank.rank == 1:
             rank.arrive(1)
-        wait_until(lambda: rank.partial._finished >= 2)
-        rank.part()
+        wait_until(lambda: rank.partial.state.finished >= 2)
+        rank.synchronize()
         assert [each.settings for each in rank.rounds[:2]] == [(0, 0.1), (1, 0.1)]
         assert [each.presences for each in rank.rounds[:2]] == [
             (Presence.ABSENT, Presence.FRESH, Presence.ABSENT), (Presence.STALE, Presence.FRESH, Presence.STALE)]
@@ -258,12 +245,12 @@ def test_a_round_tells_who_lags_by_how_many_rounds_and_what_was_saved():
             rank.arrive(1)
             rank.arrive(2)
         else:
-            wait_until(lambda: rank.partial._finished >= 1)
+            wait_until(lambda: rank.partial.state.finished >= 1)
             missed.set()
-            wait_until(lambda: rank.partial._finished >= 3)
+            wait_until(lambda: rank.partial.state.finished >= 3)
             time.sleep(0.05)
             rank.arrive(0)
-        rank.part()
+        rank.synchronize()
         assert [each.staleness for each in rank.rounds[:3]] == [(0, 0), (0, 1), (0, 2)]
         assert [each.busy[1] for each in rank.rounds[:3]] == [0, 0, 0]
         assert sum(each.busy[1] for each in rank.rounds) > 0.05
@@ -284,7 +271,7 @@ def test_there_is_one_round_for_a_step():
             for step in range(3):
                 rank.arrive(step)
             late.set()
-            wait_until(lambda: rank.partial._finished >= 4)
+            wait_until(lambda: rank.partial.state.finished >= 4)
         else:
             assert late.wait(20)
             seen = []
@@ -293,7 +280,7 @@ def test_there_is_one_round_for_a_step():
                 seen.append(len(rank.rounds))
             assert seen == [3, 3, 3, 4]
             assert rank.rounds[3].presences == (Presence.ABSENT, Presence.FRESH)
-        rank.part()
+        rank.synchronize()
         return sum(map(table, rank.rounds))
 
     tables = run_ranks(2, program)
@@ -304,7 +291,7 @@ def test_there_is_one_round_for_a_step():
 def test_where_nobody_contributes_nothing_is_run():
     def program(transport):
         rank = Failing(transport, "solo")
-        rank.part()
+        rank.synchronize()
         assert rank.rounds
         assert all(each.outcome is None and not any(each.presences) for each in rank.rounds)
 
@@ -316,7 +303,7 @@ def test_another_policy_is_refused():
         run_ranks(1, lambda transport: Rank(transport, "all"))
 
 
-def test_majority_goes_on_without_the_drawn_rank_after_patience():
+def test_majority_goes_on_without_the_drawn_rank_after_the_timeout():
     come = threading.Event()
 
     def program(transport):
@@ -326,13 +313,13 @@ def test_majority_goes_on_without_the_drawn_rank_after_patience():
         else:
             rank.arrive(0)
             come.set()
-        rank.part()
+        rank.synchronize()
         return sum(map(table, rank.rounds)).sum()
 
     assert run_ranks(3, program) == [2, 2, 2]
 
 
-def test_parting_ends_with_the_same_round_on_all_ranks():
+def test_a_synchronization_ends_with_the_same_round_on_all_ranks():
     """However slowly a rank takes them, and though another goes on at once."""
     def program(transport):
         rank, seen = Rank(transport, "solo", steps=30), []
@@ -340,7 +327,7 @@ def test_parting_ends_with_the_same_round_on_all_ranks():
             for step in range(6 if transport.rank else 1):
                 rank.arrive(6 * epoch + step)
                 time.sleep(0.005)
-            for rounds in rank.partial.part():
+            for rounds in rank.partial.synchronize():
                 time.sleep(0.01 * (transport.rank == 0))
                 rank.rounds += rounds
             seen.append(rank.rounds[-1].number)
@@ -355,14 +342,14 @@ def test_ranks_that_go_on_learn_that_another_has_ended():
     def program(transport):
         rank = Rank(transport, "solo")
         rank.arrive(0)
-        rank.part(for_good=rank.rank == 0)
+        rank.synchronize(for_good=rank.rank == 0)
         if rank.rank > 0:
             with pytest.raises(TransportError, match=r"ranks \[0\] have ended .* equally often"):
                 rank.arrive(1)
             with pytest.raises(TransportError, match=r"ranks \[0\] have ended"):
-                rank.part()
+                rank.synchronize()
             assert not rank.pending.any()
-            rank.part(for_good=True)  # so that it can end as well
+            rank.synchronize(for_good=True)  # so that it can end as well
         rank.partial.end()
         return sum(map(table, rank.rounds))[:, 0].tolist()
 
@@ -370,9 +357,9 @@ def test_ranks_that_go_on_learn_that_another_has_ended():
 
 
 @pytest.mark.parametrize("policy", ["solo", "majority"])
-def test_several_are_parted_from_in_turn(policy):
+def test_several_are_synchronized_in_turn(policy):
     """Where ranks take different numbers of steps of two of them, one rank needs the service of another in the
-    second while that is parting from the first."""
+    second while that is synchronizing the first."""
     another = LocalWorld(3)
 
     def program(transport):
@@ -381,7 +368,7 @@ def test_several_are_parted_from_in_turn(policy):
         for step in range(5 + 10 * transport.rank):
             first.arrive(step)
             second.arrive(step)
-        for some, others in zip_longest(first.partial.part(), second.partial.part(), fillvalue=()):
+        for some, others in zip_longest(first.partial.synchronize(), second.partial.synchronize(), fillvalue=()):
             first.rounds += some
             second.rounds += others
         return [sum(map(table, each.rounds)).sum(axis=1).tolist() for each in (first, second)]
@@ -400,13 +387,13 @@ def test_one_rank_that_is_left_takes_a_round_at_each_step():
             left.set()
         else:
             assert left.wait(20)
-            wait_until(lambda: rank.partial._finished >= 7)  # the last of them tells that rank 0 has parted
+            wait_until(lambda: rank.partial.state.finished >= 7)  # the last of them tells that rank 0 synchronizes
             counts = []
             for step in range(4):
                 before = len(rank.rounds)
                 rank.arrive(step)
                 counts.append(len(rank.rounds) - before)
             assert counts == [7, 1, 1, 1]
-        rank.part()
+        rank.synchronize()
 
     run_ranks(2, program)

@@ -2,7 +2,7 @@
 
 killed, raising: the last rank dies, or raises, at its third step. shutdown, unsynchronized: all ranks come to their
 end after different numbers of steps, with rounds pending; they call hvd.shutdown(), or do not. ending: the last
-rank ends where the others settle, and go on.
+rank ends while the others synchronize their replicas and train on.
 """
 
 from __future__ import annotations

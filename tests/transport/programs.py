@@ -202,7 +202,7 @@ def partial_rounds_while_another_thread_trains(transport: Any) -> None:
         for _ in range(10):
             time.sleep(0.001 * transport.rank)
             rounds += partial.arrive(contribute)
-        for some in partial.part(for_good=True):
+        for some in partial.synchronize(for_good=True):
             rounds += some
         partial.end()
         expected = 10 * sum(1 << (4 * rank) for rank in range(transport.size))

@@ -4,7 +4,6 @@ last, each as a step of the plain optimizer with the learning rate that belongs 
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +19,8 @@ import tensorflow as tf
 
 from ...errors import PluginError
 from ...options import Partial
-from ...partial.reducer import Outcome
+from ...partial.outcomes import RoundUpdate
 from ...partial.reducer import PartialReducer as FlatPartialReducer
-from ...partial.rounds import Round
 from ...selection.accumulator import NumpyAccumulator
 from ..layout import TensorLayout
 from ..reducer import Reducer, call, is_dense, refuse_xla
@@ -61,7 +59,7 @@ class PartialGradientReducer(GradientReducer):
         reducer.step(grads, self._rate(), update)
 
     def synchronize_replicas(self) -> Iterator[None]:
-        """Serves rounds until all ranks are here, and applies them as they end; to be exhausted."""
+        """See Replica."""
         rate = self._rate()
         mine = None if rate is None else tf.identity(rate)
         for _ in zip_longest(*(reducer.synchronize_replicas(rate) for reducer in self._partial_reducers())):
@@ -69,8 +67,8 @@ class PartialGradientReducer(GradientReducer):
         if rate is not None:
             rate.assign(mine)
 
-    def after_synchronizing(self) -> None:
-        """Where replicas drift apart, averages them."""
+    def average_models(self) -> None:
+        """See Replica."""
         if self.partial.model_sync_interval:
             for reducer in self._partial_reducers():
                 reducer.average_models()
@@ -102,7 +100,7 @@ class PartialReducer(Reducer):
         self._variables = [weakref.ref(tensor_of(variable)) for variable in variables]
         self._is_dense = [is_dense(g) for g in gradients]
         self._update: Update
-        self._rounds: deque[Round[Outcome]] = deque()
+        self._updates: deque[RoundUpdate] = deque()
         super().__init__(options.inner, op, process_set, variables, gradients)
 
     def _make_flat(self, _options: Any, average: bool, layout: TensorLayout, process_set: Any,
@@ -127,11 +125,10 @@ class PartialReducer(Reducer):
             rate.assign(tf.cast(mine, rate.dtype))
 
     def synchronize_replicas(self, rate: tf.Variable | None) -> Iterator[None]:
-        """See PartialReductions; leaves the last round's learning rate."""
-        for rounds in self.flat.synchronize_replicas():
-            if rounds:
-                self._take(rounds)
-            while self._rounds:
+        """See Replica; leaves the last round's learning rate."""
+        for updates in self.flat.synchronize_replicas():
+            self._updates.extend(updates)
+            while self._updates:
                 self._apply_next(rate)
             yield
 
@@ -139,13 +136,8 @@ class PartialReducer(Reducer):
         if self.before_step is not None:
             self.before_step(self.flat)
             self.before_step = None
-        self._take(self.flat.arrive(self.flat.layout.pieces(gradients), [float(rate)]))
-        return [np.array(len(self._rounds), np.int32)]
-
-    def _take(self, rounds: list[Round[Outcome]]) -> None:
-        self.flat.take_note(rounds, 0.0)
-        wanted = rounds[-1:] if self.partial.model_sync_interval else rounds
-        self._rounds.extend(each for each in wanted if each.outcome is not None and each.outcome.update is not None)
+        self._updates.extend(self.flat.arrive(self.flat.layout.pieces(gradients), [float(rate)]))
+        return [np.array(len(self._updates), np.int32)]
 
     def _apply_next(self, rate: tf.Variable | None, after: Any = None) -> Any:
         """One update. after: how many there have been in this step, in a graph; returns one more."""
@@ -158,18 +150,15 @@ class PartialReducer(Reducer):
         return None if after is None else after + 1
 
     def _next(self, *_: Array) -> list[Array]:
-        each = self._rounds.popleft()
-        assert each.outcome is not None
-        start = time.perf_counter()
-        entries = zip(self._shapes, self._dtypes, strict=True)
-        memory = [np.empty(shape.as_list(), dtype.as_numpy_dtype) for shape, dtype in entries]
-        arrays = self.flat.layout.write(each.outcome.update, memory.__getitem__)
-        assert self.flat.last_report is not None
-        self.flat.last_report.phases["write_back"].seconds += time.perf_counter() - start
-        return [np.array(each.settings[1]), *arrays]
+        each = self._updates.popleft()
+        with self.flat.applying():
+            entries = zip(self._shapes, self._dtypes, strict=True)
+            memory = [np.empty(shape.as_list(), dtype.as_numpy_dtype) for shape, dtype in entries]
+            arrays = self.flat.layout.write(each.update, memory.__getitem__)
+        return [np.array(each.settings[0]), *arrays]
 
     def average_models(self) -> None:
-        """See PartialReductions."""
+        """See Replica."""
         for index, ref in enumerate(self._variables):
             variable = ref()
             if variable is not None:

@@ -89,7 +89,7 @@ def check_eager_steps_and_a_report() -> None:
     assert "write_back" in report.phases
 
 
-def check_two_models_settle_together() -> None:
+def check_two_models_are_synchronized_together() -> None:
     """Ranks take different numbers of steps, so one may need another's service for the second model when that is
     through with the first."""
     partial = Partial(Dense(), policy="solo", max_staleness=1, timeout=60)

@@ -87,7 +87,7 @@ def check_adam_and_every_number_of_its_groups() -> None:
     assert all(each == everyone[0] for each in everyone)
 
 
-def check_settle_without_partial_does_nothing() -> None:
+def check_synchronizing_without_partial_does_nothing() -> None:
     model = torch.nn.Linear(4, 2)
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
     synchronize_replicas(plain)
@@ -95,7 +95,7 @@ def check_settle_without_partial_does_nothing() -> None:
                                                   compression=OkTopk(density=0.5)))
 
 
-def check_settle_between_backward_and_step_is_refused() -> None:
+def check_synchronizing_between_backward_and_step_is_refused() -> None:
     if hvd.size() == 1:  # nothing is taken note of before the step
         return
     model = torch.nn.Linear(4, 2)
@@ -106,7 +106,7 @@ def check_settle_between_backward_and_step_is_refused() -> None:
     synchronize_replicas(optimizer)
 
 
-def check_two_optimizers_settle_together() -> None:
+def check_two_optimizers_are_synchronized_together() -> None:
     """Ranks take different numbers of steps, so one may need another's service in the second when that is through
     with the first."""
     torch.manual_seed(5)
