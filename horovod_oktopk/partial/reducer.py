@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from ..errors import OkTopkError, PluginError
-from ..options import NEEDS_MPI, Partial
 from ..reducer.buckets import Bucket, L
 from ..reducer.flat import FlatReducer, Piece, Update
 from ..reducer.state import Record
@@ -30,6 +29,7 @@ from ..selection.accumulator import Accumulator, EmptyAccumulator
 from ..transport.connect import Network
 from ..transport.counting import Traffic
 from ..vectors.sparse import SparseVector, Values, sum_of
+from .options import NEEDS_MPI, Partial
 from .rounds import PartialAllreduce, Presence, Round
 
 logger = logging.getLogger("horovod_oktopk")

@@ -13,8 +13,7 @@ from typing import Any, Generic, NoReturn
 import numpy as np
 
 from ..errors import PluginError, TransportError
-from ..options import Scheme
-from ..phases.agreement import roll_call
+from ..schemes.base import Scheme
 from ..schemes.report import StepReport
 from ..schemes.step_result import StepResult
 from ..selection.accumulator import Accumulator
@@ -271,5 +270,4 @@ class FlatReducer(Generic[L]):
         """A roll call alone."""
         first = self.buckets[0]
         k = self.options.k_of(first.layout.n) if first.layout.n else 0
-        roll_call(self._transport, description, k, first.algorithm.step, finite=True, state=0,
-                  counts=np.zeros(self._transport.size, np.int64))
+        first.algorithm.check_agreement(description, k, self._transport)

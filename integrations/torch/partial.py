@@ -17,7 +17,7 @@ import horovod.torch as hvd
 import torch
 
 from ..errors import PluginError
-from ..options import Partial
+from ..partial.options import Partial
 from ..partial.reducer import Outcome, in_turn
 from ..partial.reducer import PartialReducer as FlatPartialReducer
 from ..partial.rounds import Round

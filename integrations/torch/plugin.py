@@ -22,7 +22,7 @@ from horovod.common.elastic import State
 import torch
 
 from ..errors import PluginError
-from ..options import Partial, as_options
+from ..partial.options import Partial, as_options
 from ..partial.reducer import end_before
 from ..reducer.checks import check_arguments, check_horovod, refuse_join
 from ..schemes.report import StepReport

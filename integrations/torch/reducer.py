@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from ..errors import PluginError
-from ..options import Scheme
 from ..reducer.bucket_trial import Sample
 from ..reducer.flat import FlatReducer
+from ..schemes.base import Scheme
 from ..schemes.report import StepReport
 from .accumulator import make_accumulator
 from .amp import last_scale

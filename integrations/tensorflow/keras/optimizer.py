@@ -13,7 +13,7 @@ from horovod.tensorflow.gradient_aggregation_eager import LocalGradientAggregati
 import tensorflow as tf
 
 from ...errors import PluginError
-from ...options import Partial, as_options
+from ...partial.options import Partial, as_options
 from ..registry import GradientReducer, tensor_of
 from ..versions import KERAS
 from .partial import PartialGradientReducer

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 import tensorflow as tf
 
 from ...errors import PluginError
-from ...options import Partial
+from ...partial.options import Partial
 from ...partial.reducer import Outcome
 from ...partial.reducer import PartialReducer as FlatPartialReducer
 from ...partial.rounds import Round
