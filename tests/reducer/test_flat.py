@@ -6,7 +6,7 @@ import json
 import warnings
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -300,3 +300,14 @@ def test_where_elastic_training_begins_anew_what_depends_on_the_ranks_is_forgott
         return before is not None, after is None, bool(held.any()), reducer.report.step
 
     assert on_ranks(2, program) == [(True, True, True, 3)] * 2
+
+
+def test_what_follows_a_step_is_not_in_its_report():
+    def program(transport):
+        reducer = make(transport)
+        take_step(reducer, np.arange(N, dtype=np.float32))
+        before = {name: replace(traffic) for name, traffic in reducer.report.phases.items()}
+        reducer.check_agreement(reducer.description)
+        return "write_back" in before, before == reducer.report.phases
+
+    assert on_ranks(2, program) == [(True, True)] * 2

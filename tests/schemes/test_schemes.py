@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -238,11 +240,10 @@ def test_a_roll_call_alone_meets_that_of_a_step(name):
     def program(transport):
         scheme, acc, counting = ALL[name]("sparse: no"), NumpyAccumulator(10), CountingTransport(transport)
         acc.accumulate([(0, np.ones(10, np.float32))])
+        take = partial(scheme.reduce, acc, 2, True, counting)
+        refuse = partial(scheme.check_agreement, "sparse: yes", 2, counting)
         with pytest.raises(AgreementError, match="sparse: yes"):
-            if transport.rank == 1:
-                scheme.check_agreement("sparse: yes", 2, counting)
-            else:
-                scheme.reduce(acc, 2, True, counting)
+            (refuse if transport.rank == 1 else take)()
 
     run_ranks(3, program, timeout=20)
 
