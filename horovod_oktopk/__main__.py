@@ -15,7 +15,7 @@ from pathlib import Path
 
 from . import __version__, advise
 from .errors import OptionError
-from .kernels.kernels import KERNELS
+from .kernels import KERNELS
 from .schemes.oktopk import OkTopk
 
 Finding = tuple[bool, str]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.kernels import KERNELS
+from ..kernels import KERNELS
 from ..transport.base import Transport, allgather_rows
 from ..vectors.sparse import Bits, SparseVector, from_bits, to_bits
 from ..vectors.wire import Bytes

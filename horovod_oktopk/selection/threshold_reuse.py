@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..kernels.kernels import KERNELS
+from ..kernels import KERNELS
 from ..transport.base import Transport
 from ..vectors.sparse import SparseVector, from_bits, to_bits
 from .global_top_k import Counts, ExactThreshold, sketch

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import WireError
+from ..kernels import KERNELS, Kernels
 from ..kernels.half_precision import HalfDtype
-from ..kernels.kernels import KERNELS, Kernels
 from .sparse import SparseVector
 
 Bytes = NDArray[np.uint8]

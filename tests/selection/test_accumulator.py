@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from horovod_oktopk import OkTopk
-from horovod_oktopk.kernels.kernels import NativeKernels, NumpyKernels
+from horovod_oktopk.kernels import NativeKernels, NumpyKernels
 from horovod_oktopk.selection.accumulator import CHUNK, NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import LocalTransport, LocalWorld
