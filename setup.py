@@ -26,7 +26,7 @@ PACKAGES = {
     "horovod_oktopk.tensorflow.keras": "integrations/tensorflow/keras",
 }
 
-KERNELS = "horovod_oktopk/kernels/native.cpp"
+KERNELS = "horovod_oktopk/kernels/native"
 
 
 def extensions() -> list:
@@ -34,7 +34,9 @@ def extensions() -> list:
     if Pybind11Extension is None:
         return []
     # No contraction: a fused multiply-add would round differently from NumPy.
-    return [Pybind11Extension("horovod_oktopk.kernels._native", [KERNELS], cxx_std=17, optional=True,
+    headers = sorted(map(str, Path(KERNELS).glob("*.hpp")))
+    return [Pybind11Extension("horovod_oktopk.kernels._native", [f"{KERNELS}/bindings.cpp"], depends=headers,
+                              cxx_std=17, optional=True,
                               extra_compile_args=["-O3", "-ffp-contract=off"])]
 
 

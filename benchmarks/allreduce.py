@@ -20,7 +20,7 @@ from gradients import Gradients, Recorded, Source
 from mpi4py import MPI
 
 from horovod_oktopk import GaussianK, GTopk, OkTopk, TopkA, TopkDSA
-from horovod_oktopk.kernels.kernels import KERNELS
+from horovod_oktopk.kernels import KERNELS
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport

@@ -28,9 +28,9 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from horovod_oktopk import OkTopk, TopkDSA
-from horovod_oktopk.options import Scheme
 from horovod_oktopk.phases.balance_gather import plan_balance, ring_elements
 from horovod_oktopk.phases.regions import owner_rotation
+from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.schemes.gaussiank import gaussian_threshold
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.schemes.topkdsa import equal_regions

@@ -32,8 +32,8 @@ from rich.table import Table
 from tqdm import tqdm
 
 from horovod_oktopk import OkTopk
-from horovod_oktopk.kernels.kernels import KERNELS, Kernels, NumpyKernels
-from horovod_oktopk.schemes import oktopk
+from horovod_oktopk.kernels import KERNELS, Kernels, NumpyKernels
+from horovod_oktopk.schemes import algorithm
 from horovod_oktopk.selection import global_top_k as global_threshold
 from horovod_oktopk.selection import local_top_k as thresholds
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
@@ -80,7 +80,7 @@ class Step:
     def run(self, gradient: Gradient) -> dict[str, float]:
         """Reduces the gradient in place. Seconds by phase."""
         sparse.KERNELS = global_threshold.KERNELS = thresholds.KERNELS = self.kernels
-        oktopk.WireCodec = partial(WireCodec, kernels=self.kernels)  # type: ignore[assignment, misc]
+        algorithm.WireCodec = partial(WireCodec, kernels=self.kernels)  # type: ignore[assignment, misc]
         self.transport.reset()
         times = [time.perf_counter()]
         finite = self.acc.accumulate([(0, gradient)], clear=True)

@@ -1,7 +1,8 @@
 """O(k) sparse gradient allreduce for Horovod. Import `horovod_oktopk.torch` to plug it into horovod.torch."""
 
 from .errors import AgreementError, OkTopkError, OptionError, PluginError, TransportError, WireError
-from .options import Dense, GaussianK, GTopk, OkTopk, Partial, TopkA, TopkDSA
+from .partial.options import Partial
+from .schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from .schemes.report import StepReport
 
 __version__ = "0.1.0"

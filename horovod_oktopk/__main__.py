@@ -15,8 +15,8 @@ from pathlib import Path
 
 from . import __version__, advise
 from .errors import OptionError
-from .kernels.kernels import KERNELS
-from .options import OkTopk
+from .kernels import KERNELS
+from .schemes.oktopk import OkTopk
 
 Finding = tuple[bool, str]
 """Whether it works, and what was found: a version, or why not and what to do."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,10 +12,9 @@ from .errors import OptionError
 from .schemes import cost
 from .selection.accumulator import NumpyAccumulator
 from .selection.local_top_k import local_top_k
+from .timing import median_seconds, slowest
+from .transport.base import Transport
 from .vectors.wire import WORD, WireCodec
-
-if TYPE_CHECKING:
-    from .transport.base import Transport
 
 MEASURED_ELEMENTS = 1 << 22
 """Selection is measured on at most so many elements; it takes time in proportion."""
@@ -126,22 +124,14 @@ def measure_network(transport: Transport, repeats: int = 20) -> Network:
 
     The slowest rank's figures count, so that every rank gets the same.
     """
-    seconds = [_ring_seconds(transport, length, repeats) for length in (WORD, LARGE)]
-    slowest = transport.allgather((1e9 * np.array(seconds)).astype(np.int64)).max(axis=0) / 1e9
-    latency = max(float(slowest[0]), 1e-9)
-    return Network(latency, 8 * LARGE / max(float(slowest[1] - slowest[0]), 1e-9))
+    short, long = slowest([_ring_seconds(transport, length, repeats) for length in (WORD, LARGE)], transport)
+    return Network(max(short, 1e-9), 8 * LARGE / max(long - short, 1e-9))
 
 
 def _ring_seconds(transport: Transport, length: int, repeats: int) -> float:
     after, before = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
     message = np.zeros(length, np.uint8)
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for _ in transport.exchange({after: message}, {before: length}, 1):
-            pass
-        times.append(time.perf_counter() - start)
-    return sorted(times)[repeats // 2]
+    return median_seconds(lambda: list(transport.exchange({after: message}, {before: length}, 1)), repeats)
 
 
 def report(n: int, size: int, density: float, network: Network, selection_seconds: float) -> str:

@@ -2,7 +2,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .half_precision import HalfBits
-from .kernels import Array, Integers, Words
+from .protocol import Array, Integers, Words
 
 SLACK: int
 SAMPLE: int

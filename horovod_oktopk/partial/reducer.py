@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from ..errors import OkTopkError, PluginError
-from ..options import NEEDS_MPI, Partial
 from ..reducer.buckets import Bucket, L
 from ..reducer.flat import FlatReducer, Piece
 from ..reducer.state import Record
@@ -31,6 +30,7 @@ from ..selection.accumulator import Accumulator, EmptyAccumulator
 from ..transport.connect import Network
 from ..transport.counting import Traffic
 from ..vectors.sparse import SparseVector, Values, sum_of
+from .options import NEEDS_MPI, Partial
 from .outcomes import Outcome, Rounds, RoundUpdate, report_of, updates_of
 from .rounds import PartialAllreduce
 

@@ -7,19 +7,55 @@ noticed before any payload moves, and NaN on one rank is known to all at no extr
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import AgreementError
+from ..transport.base import Transport, allgather_rows
 
-if TYPE_CHECKING:
-    from ..transport.base import Transport
 
-HEADER = 5
+class Memory(NamedTuple):
+    """What a rank remembers of the steps before, in short: ranks in sync have the same."""
+
+    complete: bool = False
+    """Whether it remembers all that a step could need."""
+    strategy: int = 0
+    """How the step is reduced, and since which step it is tried: where there is a choice."""
+    since: int = 0
+
+
+NOTHING = Memory()
+
+
+@dataclass(frozen=True)
+class Attendance:
+    """What one rank says at the roll call.
+
+    description: everything that must be equal on all ranks, one "name: value" a line; so must k.
+    step: its step counter. finite: whether its accumulator is.
+    counts: int64: what the others must know of its selection; as many numbers on every rank.
+    """
+
+    description: str
+    k: int
+    step: int
+    finite: bool = True
+    memory: Memory = NOTHING
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def row(self) -> NDArray[Any]:
+        """A record of whole words of 8 bytes, shape (1,)."""
+        dtype = np.dtype([("description", np.int64), ("k", np.int64), ("step", np.int64), ("since", np.int64),
+                          ("strategy", np.int32), ("complete", np.bool_), ("finite", np.bool_),
+                          ("counts", np.int64, self.counts.shape)], align=True)
+        row = np.zeros(1, dtype)
+        row[0] = (_digest(self.description), self.k, self.step, self.memory.since, self.memory.strategy,
+                  self.memory.complete, self.finite, self.counts)
+        return row
 
 
 @dataclass(frozen=True)
@@ -31,27 +67,26 @@ class RollCall:
     finite: bool
     """Whether every rank's accumulator is finite."""
     in_sync: bool
-    """Whether all ranks are at the same step and hold the state (thresholds, boundaries) of the steps before."""
+    """Whether all ranks are at the same step, and remember the same (thresholds, boundaries) of the steps before."""
     counts: NDArray[np.int64]
-    """int64, shape (P, P): how many elements of rank i lie in region j."""
+    """int64, shape (P, m): every rank's."""
 
 
-def roll_call(transport: Transport, description: str, k: int, step: int, finite: bool, state: int,
-              counts: NDArray[np.int64]) -> RollCall:
+def roll_call(mine: Attendance, transport: Transport) -> RollCall:
     """Compares the ranks' descriptions and k, and shares the rest.
 
-    description: everything that must be equal on all ranks, one "name: value" a line.
-    state: a number for what is remembered of the steps before, 0 for nothing: settled ranks all have the same.
-    counts: int64, shape (P,): this rank's elements by region.
     Raises AgreementError, with the same message on every rank, where the ranks differ.
     """
-    header = np.array([_digest(description), k, step, finite, state], np.int64)
-    rows = transport.allgather(np.concatenate([header, counts]))
-    if (rows[:, :2] != rows[0, :2]).any():
-        raise AgreementError(_difference(transport, f"{description}\nk: {k}"))
-    steps, states = rows[:, 2], rows[:, 4]
-    in_sync = bool(states[0] != 0 and (states == states[0]).all() and (steps == steps[0]).all())
-    return RollCall(step=int(steps[0]), finite=bool(rows[:, 3].all()), in_sync=in_sync, counts=rows[:, HEADER:])
+    rows = allgather_rows(mine.row(), transport)[:, 0]
+    if not _equal(rows, "description", "k"):
+        raise AgreementError(_difference(transport, f"{mine.description}\nk: {mine.k}"))
+    in_sync = bool(rows["complete"].all()) and _equal(rows, "step", "since", "strategy")
+    return RollCall(int(rows["step"][0]), bool(rows["finite"].all()), in_sync, rows["counts"])
+
+
+def _equal(rows: NDArray[Any], *names: str) -> bool:
+    """Whether all ranks said the same."""
+    return all(bool((rows[name] == rows[name][0]).all()) for name in names)
 
 
 def _digest(description: str) -> int:

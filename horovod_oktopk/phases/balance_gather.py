@@ -5,18 +5,16 @@ Positions count the owners in the order of their regions, so that blocks joined 
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..vectors.sparse import Indices, SparseVector, concatenate
-from ..vectors.wire import WireCodec
-
-if TYPE_CHECKING:
-    from ..transport.base import Transport
+from ..vectors.wire import Extent
+from .regions import Regions
+from .sparse_transport import Route, SparseTransport
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,20 @@ class BalancePlan:
         last = np.searchsorted(self.before, self.after[1:], side="left")
         return boundaries[first.clip(0, len(first) - 1)], boundaries[np.maximum(last, first + 1).clip(0, len(first))]
 
+    def extents(self, boundaries: Indices) -> list[Extent]:
+        """Of every position's share after balancing."""
+        starts, stops = self.ranges(boundaries)
+        shares = np.diff(self.after)
+        return [Extent(*each) for each in zip(shares.tolist(), starts.tolist(), stops.tolist(), strict=True)]
+
+    def routes(self, regions: Regions, rank: int) -> tuple[Route, Route]:
+        """What a rank sends, and what it receives, both in the order of the positions."""
+        mine, moves = regions.of(rank), self.moves
+        sent = [(owner, regions.extent(mine, count))
+                for owner, count in zip(regions.owners, moves[mine].tolist(), strict=True)]
+        received = list(zip(regions.owners, regions.extents(moves[:, mine]), strict=True))
+        return sent, received
+
 
 def plan_balance(sizes: NDArray[np.int64]) -> BalancePlan:
     """Equal shares of the global top-k. sizes: int64, shape (P,): what each position holds."""
@@ -61,32 +73,14 @@ def needs_balance(sizes: NDArray[np.int64], trigger: float) -> bool:
     return len(sizes) > 1 and bool(sizes.max() > trigger * sizes.mean())
 
 
-def balance(chosen: SparseVector, plan: BalancePlan, boundaries: Indices, region_order: NDArray[np.int64],
-            messages_in_flight: int, codec: WireCodec, transport: Transport) -> SparseVector:
+def balance(chosen: SparseVector, plan: BalancePlan, regions: Regions, ranks: SparseTransport) -> SparseVector:
     """Moves this rank's elements to where the plan wants them, and returns its share."""
-    position = int(np.flatnonzero(region_order == transport.rank)[0])
-    moves, ends = plan.moves, boundaries.tolist()
-    cuts = np.concatenate([[0], np.cumsum(moves[position])])
-    parts = [chosen[start:stop] for start, stop in itertools.pairwise(cuts)]
-    outgoing = {int(region_order[to]): codec.encode(part, ends[position], ends[position + 1])
-                for to, part in enumerate(parts) if to != position and len(part)}
-    arriving = {int(region_order[source]): (int(moves[source, position]), ends[source], ends[source + 1])
-                for source in range(len(moves)) if source != position and moves[source, position]}
-    incoming = {rank: codec.size(count, stop - start) for rank, (count, start, stop) in arriving.items()}
-    shares = {int(transport.rank): parts[position]}
-    for batch in transport.exchange(outgoing, incoming, messages_in_flight):
-        shares.update((source, codec.decode(message, *arriving[source])) for source, message in batch)
-    return concatenate([shares[rank] for rank in region_order.tolist() if rank in shares], codec.dtype)
+    shares = ranks.exchange(chosen, *plan.routes(regions, ranks.rank))
+    return concatenate(shares, ranks.codec.dtype)
 
 
-def allgatherv(share: SparseVector, sizes: NDArray[np.int64], ranges: tuple[Indices, Indices],
-               region_order: NDArray[np.int64], codec: WireCodec, transport: Transport) -> SparseVector:
-    """The global top-k, from every rank's share. sizes: elements by position; ranges: where they lie, by position."""
-    starts, stops = ranges
-    lengths = np.empty_like(sizes)
-    lengths[region_order] = codec.sizes(sizes, stops - starts)
-    position = int(np.flatnonzero(region_order == transport.rank)[0])
-    messages = transport.allgatherv(codec.encode(share, int(starts[position]), int(stops[position])), lengths)
-    return concatenate([codec.decode(messages[rank], *where) for rank, *where in
-                        zip(region_order.tolist(), sizes.tolist(), starts.tolist(), stops.tolist(), strict=True)],
-                       codec.dtype)
+def allgatherv(share: SparseVector, extents: Sequence[Extent], regions: Regions, ranks: SparseTransport,
+               ) -> SparseVector:
+    """The global top-k, from every rank's share. extents: of the shares, by position."""
+    shares = ranks.allgatherv(share, list(zip(regions.owners, extents, strict=True)))
+    return concatenate(shares, ranks.codec.dtype)

@@ -7,18 +7,63 @@ cuts; and which rank owns which region is the rotation that keeps most elements 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..transport.base import Transport
 from ..vectors.sparse import Indices
-
-if TYPE_CHECKING:
-    from ..transport.base import Transport
+from ..vectors.wire import Extent
 
 SAMPLES_PER_RANK = 16
 """Quantiles per region that each rank contributes: a region is off balance by 1/16 of k at most."""
+
+
+@dataclass(frozen=True)
+class Regions:
+    """The regions of one step, their owners, and what the ranks selected in them; equal on all ranks.
+
+    boundaries: int64, shape (P + 1,): offsets from 0 to n.
+    counts: int64, shape (P, P): elements of rank i in region j.
+    rotation: rank (j + rotation) mod P owns region j.
+    """
+
+    boundaries: Indices
+    counts: NDArray[np.int64]
+    rotation: int = 0
+
+    @classmethod
+    def owned_near(cls, boundaries: Indices, counts: NDArray[np.int64]) -> Regions:
+        """With the owners who keep most elements where they are."""
+        return cls(boundaries, counts, owner_rotation(counts))
+
+    @property
+    def order(self) -> NDArray[np.int64]:
+        """The owners in the order of their regions: int64, shape (P,)."""
+        return (np.arange(len(self.counts)) + self.rotation) % len(self.counts)
+
+    @property
+    def owners(self) -> list[int]:
+        """The same as plain numbers."""
+        return self.order.tolist()  # type: ignore[no-any-return]
+
+    def of(self, rank: int) -> int:
+        """The region that a rank owns."""
+        return (rank - self.rotation) % len(self.counts)
+
+    def extent(self, region: int, count: int) -> Extent:
+        """Of so many elements of a region."""
+        return Extent(count, int(self.boundaries[region]), int(self.boundaries[region + 1]))
+
+    def extents(self, sizes: NDArray[np.int64]) -> list[Extent]:
+        """Of a message of each region; sizes: its elements, by region."""
+        return [self.extent(region, count) for region, count in enumerate(sizes.tolist())]
+
+
+def count_by_region(indices: Indices, boundaries: Indices) -> NDArray[np.int64]:
+    """How many of the ascending indices lie in each region: int64, shape (P,)."""
+    return np.diff(np.searchsorted(indices, boundaries))
 
 
 def space_repartition(indices: Indices, n: int, transport: Transport) -> Indices:
@@ -45,8 +90,9 @@ def consensus(rows: NDArray[np.int64], n: int, size: int) -> Indices:
 
     rows: int64, shape (P, samples + 1): local_quantiles of every rank.
     """
-    weights = np.repeat(rows[:, 0] / (rows.shape[1] - 1), rows.shape[1] - 1)
-    positions = rows[:, 1:].ravel()
+    lengths, quantiles = rows[:, 0], rows[:, 1:]
+    weights = np.repeat(lengths / quantiles.shape[1], quantiles.shape[1])
+    positions = quantiles.ravel()
     total = weights.sum()
     if total == 0:
         return np.array([n * region // size for region in range(size + 1)], np.int64)

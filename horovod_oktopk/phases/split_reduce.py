@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import NDArray
-
-from ..vectors.sparse import Indices, SparseVector, sum_of
-from ..vectors.wire import WireCodec
-
-if TYPE_CHECKING:
-    from ..transport.base import Transport
+from ..vectors.sparse import SparseVector, sum_of
+from .regions import Regions
+from .sparse_transport import Route, SparseTransport
 
 
-def split_and_reduce(selection: SparseVector, boundaries: Indices, counts: NDArray[np.int64], rotation: int,
-                     messages_in_flight: int, codec: WireCodec, transport: Transport) -> SparseVector:
-    """The sum, over all ranks, of what they selected in this rank's region.
+def split_and_reduce(selection: SparseVector, regions: Regions, ranks: SparseTransport) -> SparseVector:
+    """The sum, over all ranks, of what they selected in this rank's region. selection: this rank's local top-k."""
+    return sum_of(ranks.exchange(selection, *plan_split(regions, ranks.rank)))
 
-    selection: this rank's local top-k. boundaries: int64, shape (P + 1,).
-    counts: int64, shape (P, P): elements of rank i in region j. Rank (j + rotation) mod P owns region j.
-    """
-    rank, size = transport.rank, transport.size
-    region = (rank - rotation) % size
-    ends = boundaries.tolist()
-    start, stop = ends[region], ends[region + 1]
-    parts = selection.split(boundaries)
-    outgoing = {(j + rotation) % size: codec.encode(part, ends[j], ends[j + 1])
-                for j, part in enumerate(parts) if j != region and len(part)}
-    sizes = codec.sizes(counts[:, region], np.full(size, stop - start))
-    incoming = {source: int(sizes[source]) for source in range(size) if source != rank and counts[source, region]}
-    received = {rank: parts[region]}
-    for batch in transport.exchange(outgoing, incoming, messages_in_flight):
-        received.update((source, codec.decode(message, int(counts[source, region]), start, stop))
-                        for source, message in batch)
-    return sum_of([received[source] for source in sorted(received)])
+
+def plan_split(regions: Regions, rank: int) -> tuple[Route, Route]:
+    """What a rank sends, in the order of the regions, and what it receives, in the order of the ranks."""
+    mine = regions.of(rank)
+    sent = list(zip(regions.owners, regions.extents(regions.counts[rank]), strict=True))
+    received = [(rank, regions.extent(mine, count)) for rank, count in enumerate(regions.counts[:, mine].tolist())]
+    return sent, received

@@ -7,26 +7,20 @@ before the bucket ahead of it is through. So merging two buckets saves α, and m
 from __future__ import annotations
 
 import logging
-import time
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..timing import SAMPLES, WARM_UP, Seconds, median_seconds, seconds_of_ranks
+from ..transport.base import Transport
 from .buckets import Partition
 from .layout import Layout
 
-if TYPE_CHECKING:
-    from ..transport.base import Transport
-
 logger = logging.getLogger("horovod_oktopk")
 
-Seconds = NDArray[np.float64]
-
-WARM_UP, SAMPLES = 3, 5
-"""Steps with new buckets before they are timed, and steps that are."""
 ROUNDS = 5
 """Rounds of messages that a reduction takes at least."""
 
@@ -104,9 +98,7 @@ class BucketTrial:
     @staticmethod
     def _medians(samples: Sequence[Sequence[float]], transport: Transport) -> Seconds:
         """All ranks' medians of what was timed: float64, shape (P, number of samples)."""
-        mine = np.array([np.median(each[WARM_UP:]) for each in samples])
-        seconds: Seconds = transport.allgather((1e9 * np.minimum(mine, 1e6)).astype(np.int64)) / 1e9
-        return seconds
+        return seconds_of_ranks([statistics.median(each[WARM_UP:]) for each in samples], transport)
 
     def _partition(self, ends: Sequence[int]) -> Partition:
         """Buckets that end at these places of the order."""
@@ -116,13 +108,8 @@ class BucketTrial:
 
 def _seconds_of_a_round(transport: Transport) -> float:
     """The shortest time of any rank for a short message to all, equal on all ranks."""
-    seconds = []
-    for _ in range(WARM_UP + SAMPLES):
-        start = time.perf_counter()
-        transport.allgather(np.zeros(1, np.int64))
-        seconds.append(time.perf_counter() - start)
-    shortest = transport.allgather(np.array([1e9 * np.median(seconds)], np.int64))
-    return float(shortest.min()) / 1e9
+    mine = median_seconds(lambda: transport.allgather(np.zeros(1, np.int64)), WARM_UP + SAMPLES)
+    return float(seconds_of_ranks([mine], transport).min())
 
 
 def plan(ready: Seconds, lengths: NDArray[np.int64], latency: float, per_element: float) -> list[int]:

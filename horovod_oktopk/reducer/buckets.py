@@ -10,7 +10,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ..options import Algorithm, Scheme
+from ..schemes.algorithm import Algorithm
+from ..schemes.base import Scheme
 from ..selection.accumulator import Accumulator
 from ..vectors.sparse import Values
 from .layout import Layout

@@ -11,17 +11,15 @@ import os
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..errors import OptionError
 from ..transport.base import Transport
 from ..vectors.sparse import Values
+from .flat import FlatReducer
 from .state import Record, match_parameters, share_of
-
-if TYPE_CHECKING:
-    from .flat import FlatReducer
 
 PathLike = str | os.PathLike[str]
 CHUNK = 1 << 28

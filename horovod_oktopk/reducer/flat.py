@@ -7,16 +7,15 @@ sparse updates that it gets back into its framework's tensors.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence, Set
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic, NoReturn
 
 import numpy as np
 
 from ..errors import PluginError, TransportError
-from ..options import Scheme
-from ..phases.agreement import roll_call
-from ..schemes.report import StepReport
+from ..schemes.base import Scheme
+from ..schemes.report import StepReport, sum_of_phases
 from ..schemes.step_result import StepResult
 from ..selection.accumulator import Accumulator
 from ..transport.connect import Network
@@ -113,7 +112,6 @@ class FlatReducer(Generic[L]):
     def finish(self) -> list[Update] | None:
         """The buckets' updates; None where one is not finite on every rank: then nothing has changed."""
         self.report = StepReport.of_buckets([result.report for result in self._results])
-        self._transport.phases = self.report.phases
         with self.writing():
             updates = self._updates()
             if updates is None:
@@ -177,7 +175,17 @@ class FlatReducer(Generic[L]):
 
     def writing(self) -> AbstractContextManager[None]:
         """What happens inside counts as the step's write-back."""
-        return self._transport.phase("write_back")
+        return self._reported("write_back")
+
+    @contextmanager
+    def _reported(self, phase: str) -> Iterator[None]:
+        """What happens inside is added to the last step's report, which shares nothing with the transport."""
+        assert self.report is not None
+        self._transport.reset()
+        with self._transport.phase(phase):
+            yield
+        self.report.phases = sum_of_phases([self.report.phases, self._transport.phases])
+        self._transport.reset()
 
     def refuse(self, signature: Sequence[str], message: str) -> NoReturn:
         """Raises PluginError for a step that cannot be taken; the ranks that do take it raise AgreementError.
@@ -205,7 +213,7 @@ class FlatReducer(Generic[L]):
         assert self.report is not None
         if self.is_trying and self.report.finite:  # as all ranks know
             assert self.trial is not None
-            with self._transport.phase("trial"):
+            with self._reported("trial"):
                 partition = self.trial.learn(sample, self._transport)
             if partition is not None:
                 self._split_anew(partition)
@@ -305,5 +313,4 @@ class FlatReducer(Generic[L]):
         """A roll call alone; whether it is `finite` on all ranks."""
         first = self.buckets[0]
         k = self.options.k_of(first.layout.n) if first.layout.n else 0
-        return roll_call(self._transport, description, k, first.algorithm.step, finite, state=0,
-                         counts=np.zeros(self._transport.size, np.int64)).finite
+        return first.algorithm.check_agreement(description, k, self._transport, finite)

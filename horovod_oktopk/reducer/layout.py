@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError
-from ..kernels.kernels import KERNELS
+from ..kernels import KERNELS
 from ..vectors.sparse import DenseVector, SparseVector
 from ..vectors.wire import MAX_ELEMENTS
 

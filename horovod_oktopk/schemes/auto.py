@@ -12,21 +12,21 @@ import logging
 import statistics
 import time
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..selection.accumulator import Accumulator
+from ..kernels.half_precision import HalfDtype
+from ..phases.agreement import Memory
+from ..timing import SAMPLES, WARM_UP, median_seconds, slowest
+from ..transport.base import Transport
 from ..vectors.sparse import SparseVector, sum_of
+from .algorithm import Algorithm, Step
 from .dense import reduce_densely
 from .gtopk import nonzero_top_k
-from .oktopk import OkTopkAllreduce
-from .report import StepReport
 from .step_result import StepResult
 from .topka import gather
-
-if TYPE_CHECKING:
-    from ..transport.counting import CountingTransport
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -40,121 +40,118 @@ class Strategy(IntEnum):
     DENSE = 2
 
 
-WARM_UP, SAMPLES = 3, 5
-"""Steps of a strategy before it is timed, and steps that are."""
 TRIAL = 2 * (WARM_UP + SAMPLES)
 """Steps, half of them split and half gathered; then the dense allreduce is timed, and the fastest is taken."""
 DENSE_SAMPLE = 1 << 18
 """Elements with which a dense allreduce is timed first, if there are as many."""
 
 
-class AutoAllreduce(OkTopkAllreduce):
-    """Ok-Topk, gathering or dense, whichever a trial over the first steps found fastest; the arguments are Ok-Topk's.
+class AutoAllreduce(Algorithm):
+    """Splitting, gathering or dense, whichever a trial over the first steps found fastest.
 
     All ranks take the same strategy at every step. Where k, the ranks or their states change, there is a new trial.
+    split: Ok-Topk's algorithm. value_dtype: of its options.
     """
 
-    strategy = Strategy.SPLIT
-    k = since = 0  # of the present trial: its k, and its first step
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, split: Algorithm, value_dtype: HalfDtype | None) -> None:
+        super().__init__(split.description)
+        self.split = split
+        self.value_dtype = value_dtype
+        self.strategy = Strategy.SPLIT
+        self.k = self.since = 0  # of the present trial: its k, and its first step
         self._seconds: dict[Strategy, list[float]] = {strategy: [] for strategy in Strategy}
 
-    def reduce(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport) -> StepResult:
-        """See OkTopkAllreduce."""
-        if k != self.k:
-            self.forget()
-            self.k = k
-        self._reset_if_size_changed(transport.size)
-        report = StepReport(step=self.step + 1, n=acc.n, k=k, phases=transport.phases)
-        selected = SparseVector.empty(acc.dtype)
-        if self.strategy != Strategy.DENSE:
-            selected = self._select(acc, k, finite, report, transport)
-        call = self._roll_call(selected, k, finite, transport)
-        if call.finite and not call.in_sync:
+    def exchange(self, step: Step) -> StepResult:
+        self.k = step.k
+        if not step.call.in_sync:
             if self.strategy == Strategy.DENSE:
-                selected = self._select(acc, k, finite, report, transport)
-            self._begin(call.step + 1)
+                step.selected = self.split.select(step)
+            self._begin_trial(step.t)
         start = time.perf_counter()
-        if not call.finite or self.strategy == Strategy.SPLIT:
-            result = self._reduce_agreed(selected, k, call, acc.n, report, transport)
-        else:
-            self.step = report.step = call.step + 1
-            report.strategy = self.strategy.name.lower()
-            result = (reduce_densely(acc, report, transport) if self.strategy == Strategy.DENSE
-                      else self._gather(selected, call.counts[:, 0], k, acc.n, report, transport))
-        if call.finite and self.step < self.since + TRIAL:
-            self._learn(time.perf_counter() - start, acc, transport)
+        result = self._reduce(step)
+        if step.t < self.since + TRIAL:
+            self._learn(time.perf_counter() - start, step)
         return result
 
-    def state(self) -> dict[str, Any]:
-        """See OkTopkAllreduce."""
-        return {**super().state(), "strategy": int(self.strategy), "k": self.k, "since": self.since,
-                "seconds": [list(self._seconds[strategy]) for strategy in Strategy]}
+    def _reduce(self, step: Step) -> StepResult:
+        if self.strategy == Strategy.SPLIT:
+            return self.split.exchange(step)
+        return reduce_densely(step) if self.strategy == Strategy.DENSE else self._gather(step)
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """See OkTopkAllreduce."""
-        super().load_state(state)
-        self.strategy, self.k, self.since = Strategy(state["strategy"]), state["k"], state["since"]
-        self._seconds = {each: list(samples) for each, samples in zip(Strategy, state["seconds"], strict=True)}
+    def _gather(self, step: Step) -> StepResult:
+        ranks = step.ranks(self.value_dtype)
+        selection = ranks.codec.round(step.selected)
+        with step.phase("allgatherv"):
+            parts = gather(selection, step, ranks)
+        with step.phase("global_select"):
+            update = nonzero_top_k(sum_of(parts), step.k)
+            sent = selection.positions_in(update)
+        step.report.strategy = "gather"
+        remainder = step.selected.take(sent).minus(selection.take(sent)) if self.value_dtype else None
+        return step.result(update, selection.indices[sent], remainder)
 
-    def forget(self) -> None:
-        """See OkTopkAllreduce; there will be a new trial."""
-        super().forget()
-        self._begin(0)
+    # The trial.
 
-    def _begin(self, step: int) -> None:
+    def _begin_trial(self, step: int) -> None:
         self.strategy, self.since = Strategy.SPLIT, step
         for samples in self._seconds.values():
             samples.clear()
 
-    def _state_code(self) -> int:
-        in_sync = self.strategy != Strategy.SPLIT or super()._state_code()
-        return 1 + len(Strategy) * self.since + self.strategy if in_sync else 0
-
-    def _counts(self, selected: SparseVector, size: int) -> np.ndarray[Any, Any]:
-        if self.strategy == Strategy.SPLIT:
-            return super()._counts(selected, size)
-        return np.full(size, len(selected))
-
-    def _gather(self, selected: SparseVector, lengths: np.ndarray[Any, Any], k: int, n: int, report: StepReport,
-                transport: CountingTransport) -> StepResult:
-        codec = self._codec(selected.values.dtype)
-        selection = codec.round(selected)
-        with transport.phase("allgatherv"):
-            parts = gather(selection, lengths, n, codec, transport)
-        with transport.phase("global_select"):
-            update = nonzero_top_k(sum_of(parts), k)
-            sent = selection.positions_in(update)
-        report.local_selected, report.global_selected = len(selection), len(update)
-        remainder = selected.take(sent).minus(selection.take(sent)) if codec.value_dtype else None
-        return StepResult(update, selection.indices[sent], report, remainder)
-
-    def _learn(self, seconds: float, acc: Accumulator, transport: CountingTransport) -> None:
+    def _learn(self, seconds: float, step: Step) -> None:
         """Takes note of what this step took, and goes on to the next part of the trial."""
-        age = self.step - self.since
+        age = step.t - self.since
         if age % (TRIAL // 2) >= WARM_UP:
-            self._seconds[self.strategy].append(seconds + transport.phases["select"].seconds)
+            self._seconds[self.strategy].append(seconds + step.transport.phases["select"].seconds)
         if age == TRIAL // 2 - 1:
             self.strategy = Strategy.GATHER
         elif age == TRIAL - 1:
-            with transport.phase("trial"):
-                self.strategy = self._fastest(acc, transport)
+            with step.phase("trial"):
+                self.strategy = self._fastest(step)
 
-    def _fastest(self, acc: Accumulator, transport: CountingTransport) -> Strategy:
+    def _fastest(self, step: Step) -> Strategy:
         mine = [statistics.median(self._seconds[each] or [np.inf]) for each in (Strategy.SPLIT, Strategy.GATHER)]
-        seconds = _slowest(mine, transport)
-        seconds.append(dense_seconds(acc.n, acc.dtype, min(seconds), transport))
+        seconds = slowest(mine, step.transport)
+        seconds.append(dense_seconds(step.n, step.acc.dtype, min(seconds), step.transport))
         strategy = Strategy(int(np.argmin(seconds)))
-        if transport.rank == 0:
+        if step.transport.rank == 0:
             logger.info("strategy='auto' takes %s for n = %d, k = %d: split %.3g s, gather %.3g s, "
-                        "dense %s%.3g s", strategy.name.lower(), acc.n, self.k, *seconds[:2],
+                        "dense %s%.3g s", strategy.name.lower(), step.n, step.k, *seconds[:2],
                         "" if strategy == Strategy.DENSE else "at least ", seconds[Strategy.DENSE])
         return strategy
 
+    # What is remembered.
 
-def dense_seconds(n: int, dtype: Any, limit: float, transport: CountingTransport) -> float:
+    def fits(self, k: int, size: int) -> bool:
+        return k == self.k and self.split.fits(k, size)
+
+    def select(self, step: Step) -> SparseVector:
+        return SparseVector.empty(step.acc.dtype) if self.strategy == Strategy.DENSE else self.split.select(step)
+
+    def counts(self, selected: SparseVector, n: int, size: int) -> NDArray[np.int64]:
+        if self.strategy == Strategy.SPLIT:
+            return self.split.counts(selected, n, size)
+        return np.full(size, len(selected))
+
+    def memory(self) -> Memory:
+        complete = self.strategy != Strategy.SPLIT or self.split.memory().complete
+        return Memory(complete, self.strategy, self.since)
+
+    def state(self) -> dict[str, Any]:
+        return {**self.split.state(), **super().state(), "strategy": int(self.strategy), "k": self.k,
+                "since": self.since, "seconds": [list(self._seconds[strategy]) for strategy in Strategy]}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self.split.load_state(state)
+        self.strategy, self.k, self.since = Strategy(state["strategy"]), state["k"], state["since"]
+        self._seconds = {each: list(samples) for each, samples in zip(Strategy, state["seconds"], strict=True)}
+
+    def forget(self) -> None:
+        self.split.forget()
+        self._begin_trial(0)
+
+
+def dense_seconds(n: int, dtype: Any, limit: float, transport: Transport) -> float:
     """Seconds of a dense allreduce of n elements on the slowest rank; or of fewer, if those take more than the limit.
 
     Lengths double up to n. From a few short ones the time of n cannot be told: a delay or a switch's buffer, and it
@@ -162,24 +159,12 @@ def dense_seconds(n: int, dtype: Any, limit: float, transport: CountingTransport
     """
     length = min(n, DENSE_SAMPLE)
     while True:
-        seconds = _slowest([_allreduce_seconds(length, dtype, transport)], transport)[0]
+        seconds = slowest([_allreduce_seconds(length, dtype, transport)], transport)[0]
         if length == n or seconds > limit:
             return seconds
         length = min(n, 2 * length)
 
 
-def _slowest(seconds: list[float], transport: CountingTransport) -> list[float]:
-    """Of each entry the largest of all ranks."""
-    rows = transport.allgather((1e9 * np.minimum(seconds, 1e6)).astype(np.int64))
-    slowest: list[float] = (rows.max(axis=0) / 1e9).tolist()
-    return slowest
-
-
-def _allreduce_seconds(length: int, dtype: Any, transport: CountingTransport) -> float:
-    zeros, seconds = np.zeros(length, dtype), []
-    for _ in range(1 + SAMPLES):
-        transport.allgather(np.zeros(1, np.int64))  # so that nobody's time holds another's delay
-        start = time.perf_counter()
-        transport.allreduce(zeros)
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[1:])
+def _allreduce_seconds(length: int, dtype: Any, transport: Transport) -> float:
+    zeros, barrier = np.zeros(length, dtype), np.zeros(1, np.int64)  # so that nobody's time holds another's delay
+    return median_seconds(lambda: transport.allreduce(zeros), before=lambda: transport.allgather(barrier))

@@ -1,75 +1,120 @@
-"""What TopkA, TopkDSA, gTopk and Gaussiank have in common: select locally, hold the roll call, exchange."""
+"""What the options of all schemes have in common: what users write as `compression=`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from math import isfinite
+from numbers import Integral, Real
+from typing import Any, Literal, NoReturn, get_args
 
-import numpy as np
-from numpy.typing import NDArray
+from ..errors import OptionError, PluginError
+from ..transport.base import TransportName
+from .algorithm import Algorithm
 
-from ..phases.agreement import roll_call
-from ..selection.accumulator import Accumulator
-from ..selection.local_top_k import local_top_k
-from ..vectors.sparse import Indices, SparseVector
-from .report import StepReport
-from .step_result import StepResult
-
-if TYPE_CHECKING:
-    from ..transport.counting import CountingTransport
+DEFAULT_DENSITY = 0.01
 
 
-class TopkScheme:
-    """A sparse allreduce without memory of earlier steps, but for the step counter; one object on each rank.
+class Compression:
+    """Horovod's Compressor interface. Its methods are reached only where the plugin has no hold."""
 
-    description: what must be equal on all ranks, one "name: value" a line.
-    A scheme gives `counts` and `exchange`, and `select` where it does not select the exact top-k.
+    def compress(self, _tensor: Any) -> NoReturn:
+        """Refuses: a lone tensor cannot be compressed, and must not go dense."""
+        raise PluginError(
+            f"{type(self).__name__} acts inside hvd.DistributedOptimizer and hvd.DistributedGradientTape, after "
+            "`import horovod_oktopk.torch` or `import horovod_oktopk.tensorflow`; "
+            "hvd.allreduce(..., compression=...) and optimizers built without that import cannot use it")
+
+    def decompress(self, tensor: Any, _context: Any) -> Any:
+        """The tensor itself: reduced gradients arrive ready."""
+        return tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Scheme(Compression):
+    """What every scheme's options have in common. Options compare by identity.
+
+    density: fraction of the elements that a step selects, in (0, 1]; k = max(1, round(density * n)). 0.01, if
+        neither it nor k is given; None, if k is.
+    k: that number itself, instead of a density; from 1 to n.
+    transport: "mpi" (mpi4py), "horovod" (Horovod's own alltoall and allgather), or "auto": MPI where
+        Horovod runs on it, and Horovod's collectives elsewhere.
+    bucket_bytes: the gradients are split into buckets of about so many bytes, the last ones first, and a bucket is
+        reduced while the backward pass still computes the next; each has a k of its own, by the density. "auto" (in
+        PyTorch): buckets are planned over the first steps, and taken where they are faster. None: one bucket, after
+        the backward pass.
+    Raises OptionError where a value is not allowed.
     """
 
-    def __init__(self, description: str) -> None:
-        self.description = description
-        self.step = 0
+    density: float | None = None
+    k: int | None = None
+    transport: TransportName = "auto"
+    bucket_bytes: int | Literal["auto"] | None = None
+    _given_density: float | None = field(init=False, repr=False)
 
-    def reduce(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport) -> StepResult:
-        """One step. The caller commits `contributed` to acc, or drops the step.
+    def __post_init__(self) -> None:
+        if self.density is None and self.k is None:
+            object.__setattr__(self, "density", DEFAULT_DENSITY)
+        object.__setattr__(self, "_given_density", self.density)
+        if self.density is not None:
+            check_real("density", self.density, "in (0, 1]", lambda x: 0 < x <= 1)
+        if self.k is not None:
+            check_integer("k", self.k)
+            if self.density is not None:
+                raise OptionError(f"density and k exclude each other; got density={self.density!r}, k={self.k!r}")
+        if self.bucket_bytes is not None:
+            if self.bucket_bytes != "auto":
+                check_integer("bucket_bytes", self.bucket_bytes, ', or "auto"')
+            if self.k is not None:
+                raise OptionError("bucket_bytes splits the gradients into buckets, each with a k of its own: give a "
+                                  f"density; got k={self.k!r}, bucket_bytes={self.bucket_bytes!r}")
+        if self.transport not in get_args(TransportName):
+            raise OptionError(f"transport must be one of {get_args(TransportName)}; got {self.transport!r}")
 
-        finite: whether this rank's acc is. Raises AgreementError or TransportError, on every rank.
+    def k_of(self, n: int) -> int:
+        """The number of elements to select of n. Raises OptionError where k exceeds n."""
+        if self.k is None:
+            assert self.density is not None
+            return max(1, round(self.density * n))
+        if self.k > n:
+            raise OptionError(f"k must be at most n, the number of gradient elements: got k={self.k}, n={n}")
+        return self.k
+
+    def settings(self) -> Mapping[str, Any]:
+        """All options by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+
+    def with_density(self, density: float | None) -> Scheme:
+        """The same options with another density; None: that which was given at first, however often it has changed.
+
+        Raises OptionError where k was given as a number.
         """
-        report = StepReport(step=self.step + 1, n=acc.n, k=k, phases=transport.phases)
-        with transport.phase("select"):
-            threshold, selection = self.select(acc, k) if finite else (0.0, SparseVector.empty(acc.dtype))
-        with transport.phase("agree"):
-            call = roll_call(transport, self.description, k, self.step, finite, state=1,
-                             counts=self.counts(selection, acc.n, transport.size))
-        report.step = call.step + 1
-        if not call.finite:
-            report.finite = False
-            return StepResult(None, np.empty(0, np.int64), report)
-        update, contributed = self.exchange(selection, call.counts, k, acc.n, transport)
-        self.step = report.step
-        report.local_selected, report.global_selected = len(selection), len(update)
-        report.local_threshold = threshold
-        return StepResult(update, contributed, report)
+        if self.k is not None:
+            raise OptionError(f"the density can be changed only where it was given; got k={self.k}")
+        changed = replace(self, density=self._given_density if density is None else density)
+        object.__setattr__(changed, "_given_density", self._given_density)
+        return changed
 
-    def select(self, acc: Accumulator, k: int) -> tuple[float, SparseVector]:
-        """The threshold, and what this rank selects: the exact top-k."""
-        return local_top_k(acc, k)
+    def build(self, description: str) -> Algorithm:
+        """The algorithm, with these options.
 
-    def counts(self, selection: SparseVector, _n: int, _size: int) -> NDArray[np.int64]:
-        """What the others must know of the selection before they exchange: its length."""
-        return np.array([len(selection)], np.int64)
-
-    def exchange(self, selection: SparseVector, counts: NDArray[np.int64], k: int, n: int,
-                 transport: CountingTransport) -> tuple[SparseVector, Indices]:
-        """The update, and the indices of this rank's selection that are in it. counts: everyone's, shape (P, ...)."""
+        description: what must be equal on all ranks, one "name: value" a line.
+        """
         raise NotImplementedError
 
-    def state(self) -> dict[str, Any]:
-        """What a resumed run needs to go on with the same bits: plain numbers."""
-        return {"step": self.step}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Takes what `state` gave."""
-        self.step = state["step"]
+def check_integer(name: str, value: Any, otherwise: str = "", least: int = 1) -> None:
+    """Raises OptionError for what is no integer of at least so much. otherwise: what else is allowed, in words."""
+    allowed = f"an integer of at least {least}{otherwise}"
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise OptionError(f"{name} must be {allowed}; got {value!r} of type {type(value).__name__}")
+    if value < least:
+        raise OptionError(f"{name} must be {allowed}; got {value!r}")
 
-    def forget(self) -> None:
-        """Nothing depends on who the ranks are."""
+
+def check_real(name: str, value: Any, allowed: str, is_allowed: Callable[[float], bool]) -> None:
+    """Raises OptionError for what is no finite number, or not allowed. allowed: which are, in words."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise OptionError(f"{name} must be a number {allowed}; got {value!r} of type {type(value).__name__}")
+    if not isfinite(value) or not is_allowed(value):
+        raise OptionError(f"{name} must be {allowed}; got {value!r}")

@@ -1,41 +1,69 @@
-"""The dense allreduce, as a scheme beside the sparse ones: all n elements, and nothing stays in the residual."""
+"""The dense allreduce: Horovod's own, or as a scheme beside the sparse ones."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..phases.agreement import roll_call
-from ..selection.accumulator import Accumulator
-from ..vectors.sparse import DenseVector
-from .base import TopkScheme
-from .report import StepReport
+from ..errors import OptionError
+from ..vectors.sparse import DenseVector, SparseVector
+from .algorithm import Algorithm, Step
+from .base import Scheme
 from .step_result import EVERYTHING, StepResult
 
-if TYPE_CHECKING:
-    from ..transport.counting import CountingTransport
+
+class Dense:
+    """Horovod's own dense allreduce, overlapped with the backward pass, behind the same argument; no options.
+
+    Over MPI it is as fast as MPI's algorithm; `docs/benchmarks.md` says how to choose it.
+    """
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, None]:
+        """The tensor itself."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, _context: Any) -> Any:
+        """The tensor itself."""
+        return tensor
 
 
-class DenseAllreduce(TopkScheme):
+@dataclass(frozen=True, eq=False)
+class DenseSum(Scheme):
+    """`Dense` under `Partial`: all elements are sent over our own transport, and nothing stays in the residual."""
+
+    density: float | None = 1.0
+
+    def with_density(self, density: float | None) -> NoReturn:
+        """Refuses."""
+        raise OptionError(f"Dense sends all elements, and has no density; got {density!r}")
+
+    def build(self, description: str) -> DenseAllreduce:
+        """The algorithm."""
+        return DenseAllreduce(description)
+
+
+class DenseAllreduce(Algorithm):
     """u = Σ acc. A rank sends 2n(P-1)/P words."""
 
-    def reduce(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport) -> StepResult:
-        report = StepReport(step=self.step + 1, n=acc.n, k=k, phases=transport.phases)
-        with transport.phase("agree"):
-            call = roll_call(transport, self.description, k, self.step, finite, state=1, counts=np.empty(0, np.int64))
-        report.step = call.step + 1
-        if not call.finite:
-            report.finite = False
-            return StepResult(None, np.empty(0, np.int64), report)
-        self.step = report.step
-        return reduce_densely(acc, report, transport)
+    def select(self, step: Step) -> SparseVector:
+        return SparseVector.empty(step.acc.dtype)
+
+    def counts(self, selected: SparseVector, n: int, size: int) -> NDArray[np.int64]:  # noqa: ARG002
+        return np.empty(0, np.int64)
+
+    def exchange(self, step: Step) -> StepResult:
+        return reduce_densely(step)
 
 
-def reduce_densely(acc: Accumulator, report: StepReport, transport: CountingTransport) -> StepResult:
-    """The sum of all elements of all ranks, once they have agreed on the step."""
-    report.strategy = "dense"
-    with transport.phase("allreduce"):
-        total = transport.allreduce(acc.values())
-    report.local_selected = report.global_selected = acc.n
-    return StepResult(DenseVector(total), EVERYTHING, report)
+def reduce_densely(step: Step) -> StepResult:
+    """The sum of all elements of all ranks."""
+    with step.phase("allreduce"):
+        total = DenseVector(step.transport.allreduce(step.acc.values()))
+    step.report.strategy = "dense"
+    step.report.local_selected = step.report.global_selected = step.n
+    return StepResult(total, EVERYTHING, step.report)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from statistics import NormalDist
 
 from ..selection.accumulator import Accumulator
 from ..selection.local_top_k import BUFFER_FACTOR, top_k
 from ..vectors.sparse import SparseVector
+from .base import Scheme
 from .topka import TopkAAllreduce
 
 LOWERED = 0.9
@@ -15,13 +17,25 @@ ATTEMPTS = 64
 """Then the threshold is about a thousandth of the first one, and all elements are selected."""
 
 
+@dataclass(frozen=True, eq=False)
+class GaussianK(Scheme):
+    """Gaussiank (Shi et al., 2019): TopkA with a threshold estimated from mean and deviation; see Scheme.
+
+    The threshold is lowered until more than 3k/4 elements pass; of more than k, the k largest are sent.
+    """
+
+    def build(self, description: str) -> GaussianKAllreduce:
+        """The algorithm, with these options."""
+        return GaussianKAllreduce(description)
+
+
 class GaussianKAllreduce(TopkAAllreduce):
     """TopkA with an estimated threshold, lowered until more than 3k/4 elements pass (Ok-Topk, Section 5.4).
 
     Where it lets more than k pass, the k largest are sent: the volume keeps to TopkA's bound.
     """
 
-    def select(self, acc: Accumulator, k: int) -> tuple[float, SparseVector]:
+    def local_selection(self, acc: Accumulator, k: int) -> tuple[float, SparseVector]:
         threshold = gaussian_threshold(*acc.moments(), k / acc.n)
         for _ in range(ATTEMPTS):
             selection = acc.select(threshold, limit=acc.n)

@@ -9,58 +9,68 @@ in one bit each: their elements stay in the residual, so nothing is lost.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import WireError
+from ..errors import OptionError, WireError
 from ..selection.local_top_k import top_k
+from ..transport.base import Transport
 from ..vectors.sparse import Indices, SparseVector, sum_of
 from ..vectors.wire import WORD, Bytes, WireCodec
-from .base import TopkScheme
+from .algorithm import Algorithm, Step
+from .base import Scheme
+from .step_result import StepResult
 from .topka import gather
-
-if TYPE_CHECKING:
-    from ..transport.counting import CountingTransport
 
 Mask = NDArray[np.bool_]
 
 
-class NaiveGTopkAllreduce(TopkScheme):
+@dataclass(frozen=True, eq=False)
+class GTopk(Scheme):
+    """gTop-k (Shi et al., ICDCS 2019): the top-k of sums, merged along a tree; its root sends and receives
+    4k⌈log2 P⌉ words.
+
+    collective: "tree" (Algorithm 4), or "allgather" (Algorithm 2, the naive one), in 2k(P-1) words. The rest: see
+        Scheme.
+    """
+
+    collective: Literal["tree", "allgather"] = "tree"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.collective not in ("tree", "allgather"):
+            raise OptionError(f"collective must be 'tree' or 'allgather'; got {self.collective!r}")
+
+    def build(self, description: str) -> GTopkAllreduce | NaiveGTopkAllreduce:
+        """The algorithm, with these options."""
+        return (GTopkAllreduce if self.collective == "tree" else NaiveGTopkAllreduce)(description)
+
+
+class NaiveGTopkAllreduce(Algorithm):
     """Algorithm 2: everyone gathers everyone's top-k, and selects of the sum. A rank sends 2k(P-1) words."""
 
-    def exchange(self, selection: SparseVector, counts: NDArray[np.int64], k: int, n: int,
-                 transport: CountingTransport) -> tuple[SparseVector, Indices]:
-        with transport.phase("allgatherv"):
-            parts = gather(selection, counts[:, 0], n, WireCodec(selection.values.dtype), transport)
-        with transport.phase("sum"):
-            update = nonzero_top_k(sum_of(parts), k)
-        return update, selection.indices[selection.positions_in(update)]
+    def exchange(self, step: Step) -> StepResult:
+        with step.phase("allgatherv"):
+            parts = gather(step.selected, step, step.ranks())
+        with step.phase("sum"):
+            update = nonzero_top_k(sum_of(parts), step.k)
+        return step.result(update, step.selected.indices[step.selected.positions_in(update)])
 
 
-class GTopkAllreduce(TopkScheme):
+class GTopkAllreduce(Algorithm):
     """Algorithm 3 over a binomial tree, for any P. A rank sends or receives at most 4k log2 P words, rounded up."""
 
-    def exchange(self, selection: SparseVector, _counts: NDArray[np.int64], k: int, n: int,
-                 transport: CountingTransport) -> tuple[SparseVector, Indices]:
-        merged = selection
-        dropped: dict[int, Indices] = {}  # by the distance of the partner
-        with transport.phase("reduce_tree"):
-            for distance in tree_distances(transport.size):
-                received = _up(merged, distance, k, n, transport)
-                if received is not None:
-                    total = sum_of([merged, received])
-                    merged = nonzero_top_k(total, k)
-                    dropped[distance] = np.setdiff1d(total.indices, merged.indices, assume_unique=True)
-        update, lost = merged, np.zeros(len(merged), np.bool_)
-        with transport.phase("broadcast_tree"):
-            for distance in reversed(tree_distances(transport.size)):
-                if distance in dropped:
-                    lost |= np.isin(update.indices, dropped[distance], assume_unique=True)
-                update, lost = _down(update, lost, distance, k, n, transport)
+    def exchange(self, step: Step) -> StepResult:
+        tree = _Tree(step.transport, PaddedCodec(WireCodec(step.acc.dtype), step.k, step.n))
+        with step.phase("reduce_tree"):
+            merged, dropped = tree.merge(step.selected)
+        with step.phase("broadcast_tree"):
+            update, lost = tree.broadcast(merged, dropped)
         sent = update.compress(~lost)
-        return update, selection.indices[selection.positions_in(sent)]
+        return step.result(update, step.selected.indices[step.selected.positions_in(sent)])
 
 
 def nonzero_top_k(total: SparseVector, k: int) -> SparseVector:
@@ -73,64 +83,92 @@ def tree_distances(size: int) -> list[int]:
     return [1 << i for i in range((size - 1).bit_length())]
 
 
-def _partners(distance: int, transport: CountingTransport) -> tuple[int | None, int | None]:
-    """(the child that sends to this rank, the parent that it sends to) on the way up at a distance."""
-    rank = transport.rank
-    if rank % (2 * distance) == distance:
-        return None, rank - distance
-    if rank % (2 * distance) == 0 and rank + distance < transport.size:
-        return rank + distance, None
-    return None, None
+@dataclass(frozen=True)
+class PaddedCodec:
+    """Vectors of up to k elements of n, in messages of one length: so a receiver knows it beforehand."""
 
+    codec: WireCodec
+    k: int
+    n: int
 
-def _up(merged: SparseVector, distance: int, k: int, n: int, transport: CountingTransport) -> SparseVector | None:
-    child, parent = _partners(distance, transport)
-    codec = WireCodec(merged.values.dtype)
-    outgoing = {} if parent is None else {parent: _pad(merged, k, n, codec)}
-    messages = _swap(outgoing, {} if child is None else {child: _padded_bytes(k, n, codec)}, transport)
-    return _unpad(messages[0], n, codec) if messages else None
+    @property
+    def size(self) -> int:
+        """Bytes of a message."""
+        return WORD + self.codec.size(self.k, self.n)
 
+    @property
+    def mask_size(self) -> int:
+        """Bytes of a bit for each element."""
+        return WORD * -(-self.k // 32)
 
-def _down(update: SparseVector, lost: Mask, distance: int, k: int, n: int, transport: CountingTransport,
-          ) -> tuple[SparseVector, Mask]:
-    child, parent = _partners(distance, transport)
-    codec = WireCodec(update.values.dtype)
-    vector_bytes, mask_bytes = _padded_bytes(k, n, codec), WORD * -(-k // 32)
-    outgoing = {}
-    if child is not None:
-        bits = np.zeros(mask_bytes, np.uint8)
-        packed = np.packbits(lost)
+    def encode(self, vector: SparseVector) -> Bytes:
+        """The vector's length, the vector, and zeros."""
+        message = np.zeros(self.size, np.uint8)
+        message[:WORD].view(np.uint32)[0] = len(vector)
+        encoded = self.codec.encode(vector, 0, self.n)
+        message[WORD:WORD + len(encoded)] = encoded
+        return message
+
+    def decode(self, message: Bytes) -> SparseVector:
+        """The vector. Raises WireError where it cannot be in there."""
+        count = int(message[:WORD].copy().view(np.uint32)[0])
+        size = self.codec.size(count, self.n) if count <= self.n else len(message)
+        if WORD + size > len(message):
+            raise WireError(f"a message of {len(message)} bytes cannot hold {count} elements")
+        return self.codec.decode(message[WORD:WORD + size], count, 0, self.n)
+
+    def encode_mask(self, mask: Mask) -> Bytes:
+        """The bits, and zeros."""
+        bits = np.zeros(self.mask_size, np.uint8)
+        packed = np.packbits(mask)
         bits[:len(packed)] = packed
-        outgoing[child] = np.concatenate([_pad(update, k, n, codec), bits])
-    messages = _swap(outgoing, {} if parent is None else {parent: vector_bytes + mask_bytes}, transport)
-    if messages:
-        update = _unpad(messages[0][:vector_bytes], n, codec)
-        lost = np.unpackbits(messages[0][vector_bytes:])[:len(update)].astype(np.bool_)
-    return update, lost
+        return bits
 
 
-def _swap(outgoing: Mapping[int, Bytes], incoming: Mapping[int, int], transport: CountingTransport,
-          ) -> list[Bytes]:
-    """One round; all ranks take part, as a transport may do it by a collective."""
-    return [message for batch in transport.exchange(outgoing, incoming, 1) for _, message in batch]
+@dataclass(frozen=True)
+class _Tree:
+    """The way up, in which vectors are merged, and the way down."""
 
+    transport: Transport
+    codec: PaddedCodec
 
-def _padded_bytes(k: int, n: int, codec: WireCodec) -> int:
-    return WORD + codec.size(k, n)
+    def merge(self, selection: SparseVector) -> tuple[SparseVector, dict[int, Indices]]:
+        """What has come together at this rank, and the indices that its merges dropped, by the partner's distance."""
+        merged, dropped = selection, {}
+        for distance in tree_distances(self.transport.size):
+            child, parent = self._partners(distance)
+            outgoing = {} if parent is None else {parent: self.codec.encode(merged)}
+            messages = self._swap(outgoing, {} if child is None else {child: self.codec.size})
+            if messages:
+                total = sum_of([merged, self.codec.decode(messages[0])])
+                merged = nonzero_top_k(total, self.codec.k)
+                dropped[distance] = np.setdiff1d(total.indices, merged.indices, assume_unique=True)
+        return merged, dropped
 
+    def broadcast(self, merged: SparseVector, dropped: Mapping[int, Indices]) -> tuple[SparseVector, Mask]:
+        """The root's vector, and which of its elements a merge between this rank and the root had dropped."""
+        update, lost = merged, np.zeros(len(merged), np.bool_)
+        for distance in reversed(tree_distances(self.transport.size)):
+            if distance in dropped:
+                lost |= np.isin(update.indices, dropped[distance], assume_unique=True)
+            child, parent = self._partners(distance)
+            outgoing = {} if child is None else {
+                child: np.concatenate([self.codec.encode(update), self.codec.encode_mask(lost)])}
+            incoming = {} if parent is None else {parent: self.codec.size + self.codec.mask_size}
+            for message in self._swap(outgoing, incoming):
+                update = self.codec.decode(message[:self.codec.size])
+                lost = np.unpackbits(message[self.codec.size:])[:len(update)].astype(np.bool_)
+        return update, lost
 
-def _pad(vector: SparseVector, k: int, n: int, codec: WireCodec) -> Bytes:
-    """Its length, and room for k elements: so its receiver knows the message's length beforehand."""
-    message = np.zeros(_padded_bytes(k, n, codec), np.uint8)
-    message[:WORD].view(np.uint32)[0] = len(vector)
-    encoded = codec.encode(vector, 0, n)
-    message[WORD:WORD + len(encoded)] = encoded
-    return message
+    def _partners(self, distance: int) -> tuple[int | None, int | None]:
+        """(the child that sends to this rank, the parent that it sends to) on the way up at a distance."""
+        rank = self.transport.rank
+        if rank % (2 * distance) == distance:
+            return None, rank - distance
+        if rank % (2 * distance) == 0 and rank + distance < self.transport.size:
+            return rank + distance, None
+        return None, None
 
-
-def _unpad(message: Bytes, n: int, codec: WireCodec) -> SparseVector:
-    count = int(message[:WORD].copy().view(np.uint32)[0])
-    size = codec.size(count, n) if count <= n else len(message)
-    if WORD + size > len(message):
-        raise WireError(f"a message of {len(message)} bytes cannot hold {count} elements")
-    return codec.decode(message[WORD:WORD + size], count, 0, n)
+    def _swap(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int]) -> list[Bytes]:
+        """One round; all ranks take part, as a transport may do it by a collective."""
+        return [message for batch in self.transport.exchange(outgoing, incoming, 1) for _, message in batch]

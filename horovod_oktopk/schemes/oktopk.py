@@ -1,209 +1,179 @@
-"""Algorithm 1, O(k) sparse allreduce: the conductor. `docs/algorithm.md` sets it beside the paper's lines."""
+"""Ok-Topk, the O(k) sparse allreduce: Algorithm 1. `docs/algorithm.md` sets it beside the paper's lines."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import OptionError
 from ..kernels.half_precision import HalfDtype
-from ..phases.agreement import RollCall, roll_call
-from ..phases.balance_gather import allgatherv, balance, needs_balance, plan_balance, ring_elements
-from ..phases.regions import owner_rotation, space_repartition
+from ..phases.agreement import Memory
+from ..phases.balance_gather import allgatherv, balance, needs_balance, plan_balance
+from ..phases.regions import Regions, count_by_region, space_repartition
+from ..phases.sparse_transport import SparseTransport
 from ..phases.split_reduce import split_and_reduce
-from ..selection.accumulator import Accumulator
-from ..selection.local_top_k import local_top_k
+from ..phases.volume import Volume
 from ..selection.threshold_reuse import ReusedThreshold
 from ..vectors.sparse import Indices, SparseVector, sum_of
-from ..vectors.wire import WireCodec
+from .algorithm import Algorithm, Step
+from .auto import AutoAllreduce
+from .base import Scheme, check_integer, check_real
 from .cost import oktopk_bound
-from .report import StepReport
 from .step_result import StepResult
-
-if TYPE_CHECKING:
-    from ..transport.counting import CountingTransport
 
 Selection = Literal["exact", "reuse"]
 
 
-class OkTopkAllreduce:
-    """The O(k) sparse allreduce of one flat vector over the steps; one object on each rank.
+@dataclass(frozen=True, eq=False)
+class OkTopk(Scheme):
+    """Ok-Topk (Li and Hoefler, PPoPP 2022): u = Topk(Σ Topk(residual + gradient)) in at most 6k(P-1)/P words.
 
-    description: what must be equal on all ranks, one "name: value" a line.
-    The other arguments are those of `options.OkTopk`, which documents them.
+    density: fraction of the elements that a step selects, in (0, 1]; k = max(1, round(density * n)). 0.01, if
+        neither it nor k is given; None, if k is.
+    k: that number itself, instead of a density; from 1 to n.
+    selection: "exact": the global top-k is exact at every step, as the local one always is; "reuse": the paper's,
+        which reuses the global threshold between evaluations, and saves one short message.
+    strategy: "split": Ok-Topk's own; "auto": over the first steps Ok-Topk, an allgather of everyone's top-k with the
+        same outcome, and a dense allreduce are timed, and the fastest is taken; for small models and fast networks.
+    value_dtype: "float16" or "bfloat16": values travel in 16 bits, and what rounding leaves over stays in the
+        residual; None: they travel as they are. float16 holds magnitudes of about 6e-5 to 65504 well.
+    threshold_interval: τ′, steps between exact evaluations of the global threshold, where it is reused.
+    region_interval: τ, steps between repartitions of the regions.
+    messages_in_flight: how many messages fly at once while what came before them is decoded.
+    balance_trigger: balance before the allgatherv where the largest block exceeds this multiple of the mean.
+    threshold_guard: relative deviation from k past which a reused global threshold is replaced, in [0, 1).
+    transport: "mpi" (mpi4py), "horovod" (Horovod's own alltoall and allgather), or "auto": MPI where
+        Horovod runs on it, and Horovod's collectives elsewhere.
+    bucket_bytes: the gradients are split into buckets of about so many bytes, the last ones first, and a bucket is
+        reduced while the backward pass still computes the next; each has a k of its own, by the density. "auto" (in
+        PyTorch): buckets are planned over the first steps, and taken where they are faster. None: one bucket, after
+        the backward pass.
+    Raises OptionError where a value is not allowed.
     """
 
-    def __init__(self, description: str, selection: Selection = "exact", value_dtype: HalfDtype | None = None,
-                 threshold_interval: int = 32, region_interval: int = 64, messages_in_flight: int = 8,
-                 balance_trigger: float = 4.0, threshold_guard: float = 0.25) -> None:
-        self.description = description
-        self.selection = selection
-        self.value_dtype = value_dtype
-        self.threshold_interval = threshold_interval
-        self.region_interval = region_interval
-        self.messages_in_flight = messages_in_flight
-        self.balance_trigger = balance_trigger
-        self.step = 0
-        self.global_ = ReusedThreshold(threshold_guard)
+    selection: Selection = "exact"
+    strategy: Literal["split", "auto"] = "split"
+    value_dtype: HalfDtype | None = None
+    threshold_interval: int = 32
+    region_interval: int = 64
+    messages_in_flight: int = 8
+    balance_trigger: float = 4.0
+    threshold_guard: float = 0.25
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, allowed in (("selection", get_args(Selection)), ("strategy", ("split", "auto")),
+                              ("value_dtype", (None, *get_args(HalfDtype)))):
+            if getattr(self, name) not in allowed:
+                raise OptionError(f"{name} must be one of {allowed}; got {getattr(self, name)!r}")
+        for name in ("threshold_interval", "region_interval", "messages_in_flight"):
+            check_integer(name, getattr(self, name))
+        check_real("balance_trigger", self.balance_trigger, "at least 1", lambda x: x >= 1)
+        check_real("threshold_guard", self.threshold_guard, "in [0, 1)", lambda x: 0 <= x < 1)
+
+    def build(self, description: str) -> OkTopkAllreduce | AutoAllreduce:
+        """See Scheme."""
+        algorithm = OkTopkAllreduce(description, self)
+        return AutoAllreduce(algorithm, self.value_dtype) if self.strategy == "auto" else algorithm
+
+
+class OkTopkAllreduce(Algorithm):
+    """Algorithm 1. Regions and the global threshold are remembered from step to step."""
+
+    def __init__(self, description: str, options: OkTopk) -> None:
+        super().__init__(description)
+        self.options = options
+        self.global_ = ReusedThreshold(options.threshold_guard)
         self.boundaries: Indices | None = None
 
-    def reduce(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport) -> StepResult:
-        """One step, t = self.step + 1. The caller commits `contributed` to acc, or drops the step.
-
-        finite: whether this rank's acc is. Raises AgreementError or TransportError, on every rank.
-        """
-        t = self.step + 1
-        report = StepReport(step=t, n=acc.n, k=k, phases=transport.phases)
-        self._reset_if_size_changed(transport.size)
-        selected = self._select(acc, k, finite, report, transport)
-        call = self._roll_call(selected, k, finite, transport)
-        return self._reduce_agreed(selected, k, call, acc.n, report, transport)
-
-    def _select(self, acc: Accumulator, k: int, finite: bool, report: StepReport,
-                transport: CountingTransport) -> SparseVector:
-        with transport.phase("select"):  # lines 2-4
-            if not finite:
-                return SparseVector.empty(acc.dtype)
-            report.local_threshold, selected = local_top_k(acc, k)
-            return selected
-
-    def _reduce_agreed(self, selected: SparseVector, k: int, call: RollCall, n: int, report: StepReport,
-                       transport: CountingTransport) -> StepResult:
-        if not call.finite:
-            report.finite = False
-            return StepResult(None, np.empty(0, np.int64), report)
-        codec = self._codec(selected.values.dtype)
-        selection = codec.round(selected)
-        with transport.phase("agree"):
-            t = report.step = call.step + 1
-            counts = self._regions(selection, k, t, call, report, n, transport)  # lines 5-7
-        assert self.boundaries is not None
-        rotation = owner_rotation(counts)
-        region_order = (np.arange(transport.size) + rotation) % transport.size
-        with transport.phase("split_and_reduce"):  # line 8
-            reduced = split_and_reduce(selection, self.boundaries, counts, rotation, self.messages_in_flight, codec,
-                                       transport)
-        volume = _Volume(counts, region_order, k)
-        with transport.phase("global_select"):  # lines 9-12
-            summed, sizes = self._select_globally(reduced, k, t, call.in_sync, n, volume, transport)
-            chosen = codec.round(summed)
-        # Line 13.
-        update = self._balance_and_allgatherv(chosen, sizes[region_order], volume, codec, report, transport)
+    def exchange(self, step: Step) -> StepResult:
+        """Lines 5 to 15; before them, lines 2 to 4 have selected."""
+        ranks = step.ranks(self.options.value_dtype, self.options.messages_in_flight)
+        selection = ranks.codec.round(step.selected)
+        with step.phase("agree"):
+            regions = self._divide(selection, step)  # lines 5-7
+        with step.phase("split_and_reduce"):
+            reduced = split_and_reduce(selection, regions, ranks)  # line 8
+        volume = Volume(regions, oktopk_bound(step.k, ranks.size))
+        with step.phase("global_select"):
+            summed, sizes = self._select_globally(reduced, step, volume)  # lines 9-12
+            chosen = ranks.codec.round(summed)
+        update = self._balance_and_allgatherv(chosen, sizes[regions.order], step, volume, ranks)  # line 13
         sent = selection.positions_in(update)  # line 14
-        self.step = t
-        report.local_selected, report.global_selected = len(selection), len(update)
-        report.global_threshold = self.global_.value or 0.0
-        remainder = None if codec.value_dtype is None else sum_of(
-            [selected.take(sent).minus(selection.take(sent)), summed.minus(chosen)])
-        return StepResult(update, selection.indices[sent], report, remainder)
+        step.report.global_threshold = self.global_.value or 0.0
+        remainder = None if ranks.codec.value_dtype is None else sum_of(
+            [step.selected.take(sent).minus(selection.take(sent)), summed.minus(chosen)])
+        return step.result(update, selection.indices[sent], remainder)
+
+    def _divide(self, selection: SparseVector, step: Step) -> Regions:
+        """The regions of this step: those of the last one, while they are balanced."""
+        if step.call.in_sync and not _due(step.t, self.options.region_interval):
+            assert self.boundaries is not None
+            regions = Regions.owned_near(self.boundaries, step.call.counts)
+            if Volume(regions, oktopk_bound(step.k, step.transport.size)).fits_regions(step.k):
+                return regions
+        step.report.repartitioned = True
+        self.boundaries = space_repartition(selection.indices, step.n, step.transport)
+        counts = step.transport.allgather(count_by_region(selection.indices, self.boundaries))
+        return Regions.owned_near(self.boundaries, counts)
+
+    def _select_globally(self, reduced: SparseVector, step: Step, volume: Volume,
+                         ) -> tuple[SparseVector, NDArray[np.int64]]:
+        """This rank's share of the global top-k, and how many elements each rank's has."""
+        order = volume.regions.order
+        due = _due(step.t, self.options.threshold_interval) or step.k == step.n  # with k = n all is to be sent
+        if self.options.selection == "reuse" and step.call.in_sync and not due:
+            return self.global_.select_again(reduced, step.k, order, volume.fits_direct, step.transport)
+        return self.global_.select(reduced, step.k, order, step.transport)
+
+    def _balance_and_allgatherv(self, chosen: SparseVector, sizes: NDArray[np.int64], step: Step, volume: Volume,
+                                ranks: SparseTransport) -> SparseVector:
+        """The whole update. sizes: elements by region."""
+        regions, extents = volume.regions, volume.regions.extents(sizes)
+        if needs_balance(sizes, self.options.balance_trigger) and volume.fits_balanced(sizes):
+            step.report.balanced = True
+            plan = plan_balance(sizes)
+            with step.phase("balance"):
+                chosen = balance(chosen, plan, regions, ranks)
+            extents = plan.extents(regions.boundaries)
+        with step.phase("allgatherv"):
+            return allgatherv(chosen, extents, regions, ranks)
+
+    # What is remembered.
+
+    def fits(self, k: int, size: int) -> bool:  # noqa: ARG002
+        return self.boundaries is None or len(self.boundaries) == size + 1
+
+    def select(self, step: Step) -> SparseVector:
+        selected = super().select(step)
+        step.report.local_threshold = step.threshold  # also of a step that is skipped
+        return selected
+
+    def counts(self, selected: SparseVector, n: int, size: int) -> NDArray[np.int64]:  # noqa: ARG002
+        """Elements by region, as far as they are known."""
+        if self.boundaries is None:
+            return np.zeros(size, np.int64)
+        return count_by_region(selected.indices, self.boundaries)
+
+    def memory(self) -> Memory:
+        return Memory(complete=self.boundaries is not None and self.global_.value is not None)
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs to go on with the same bits: plain numbers and lists."""
-        return {"step": self.step, "global_threshold": self.global_.value,
+        return {**super().state(), "global_threshold": self.global_.value,
                 "boundaries": None if self.boundaries is None else self.boundaries.tolist()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Takes what `state` gave on the same rank of as many ranks."""
-        self.step = state["step"]
+        super().load_state(state)
         self.global_.value = state["global_threshold"]
         boundaries = state["boundaries"]
         self.boundaries = None if boundaries is None else np.array(boundaries, np.int64)
 
     def forget(self) -> None:
-        """Drops what depends on who the ranks are: threshold and boundaries; the next step re-evaluates them."""
         self.global_.value = self.boundaries = None
-
-    def _reset_if_size_changed(self, size: int) -> None:
-        if self.boundaries is not None and len(self.boundaries) != size + 1:
-            self.forget()
-
-    def _codec(self, dtype: Any) -> WireCodec:
-        return WireCodec(dtype, self.value_dtype)
-
-    def _roll_call(self, selected: SparseVector, k: int, finite: bool, transport: CountingTransport) -> RollCall:
-        with transport.phase("agree"):
-            return roll_call(transport, self.description, k, self.step, finite, self._state_code(),
-                             self._counts(selected, transport.size))
-
-    def _state_code(self) -> int:
-        """For the roll call; 0 where nothing is remembered."""
-        return int(self.boundaries is not None and self.global_.value is not None)
-
-    def _counts(self, selected: SparseVector, size: int) -> NDArray[np.int64]:
-        """Elements by region, int64, shape (P,)."""
-        if self.boundaries is None:
-            return np.zeros(size, np.int64)
-        return np.diff(np.searchsorted(selected.indices, self.boundaries))
-
-    def _regions(self, selection: SparseVector, k: int, t: int, call: RollCall, report: StepReport, n: int,
-                 transport: CountingTransport) -> NDArray[np.int64]:
-        """Settles the boundaries, and returns everyone's elements by region: int64, shape (P, P)."""
-        if call.in_sync and not _due(t, self.region_interval) and _is_balanced(call.counts, k):
-            return call.counts
-        report.repartitioned = True
-        self.boundaries = space_repartition(selection.indices, n, transport)
-        return transport.allgather(self._counts(selection, transport.size))
-
-    def _select_globally(self, reduced: SparseVector, k: int, t: int, in_sync: bool, n: int, volume: _Volume,
-                         transport: CountingTransport) -> tuple[SparseVector, NDArray[np.int64]]:
-        """This rank's share of the global top-k, and how many elements each rank's has."""
-        reusable = in_sync and k < n and not _due(t, self.threshold_interval)  # with k = n all is to be sent
-        if self.selection == "reuse" and reusable:
-            return self.global_.select_again(reduced, k, volume.region_order, volume.fits_direct, transport)
-        return self.global_.select(reduced, k, volume.region_order, transport)
-
-    def _balance_and_allgatherv(self, chosen: SparseVector, sizes: NDArray[np.int64], volume: _Volume,
-                                codec: WireCodec, report: StepReport, transport: CountingTransport) -> SparseVector:
-        assert self.boundaries is not None
-        plan = plan_balance(sizes)
-        ranges = self.boundaries[:-1], self.boundaries[1:]
-        if needs_balance(sizes, self.balance_trigger) and volume.fits_balanced(sizes):
-            report.balanced = True
-            with transport.phase("balance"):
-                chosen = balance(chosen, plan, self.boundaries, volume.region_order, self.messages_in_flight, codec,
-                                 transport)
-            sizes, ranges = np.diff(plan.after), plan.ranges(self.boundaries)
-        with transport.phase("allgatherv"):
-            return allgatherv(chosen, sizes, ranges, volume.region_order, codec, transport)
-
-
-@dataclass(frozen=True)
-class _Volume:
-    """Words that every position sends in this step, to be held against the bound of Equation 3.
-
-    All ranks know all the numbers, so all decide alike.
-    """
-
-    counts: NDArray[np.int64]
-    region_order: NDArray[np.int64]
-    k: int
-
-    def fits_direct(self, sizes: NDArray[np.int64]) -> bool:
-        """Whether an allgatherv without balancing keeps to the bound; sizes: elements by rank."""
-        return self._fits(ring_elements(sizes[self.region_order], self.region_order))
-
-    def fits_balanced(self, sizes: NDArray[np.int64]) -> bool:
-        """Whether balancing and allgatherv keep to it; sizes: elements by position."""
-        plan = plan_balance(sizes)
-        moved = sizes - np.diagonal(plan.moves)
-        return self._fits(moved + ring_elements(np.diff(plan.after), self.region_order))
-
-    def _fits(self, gathered: NDArray[np.int64]) -> bool:
-        rows = self.counts[self.region_order]
-        split = rows.sum(axis=1) - np.diagonal(rows)
-        return bool((2 * (split + gathered)).max() <= oktopk_bound(self.k, len(gathered)))
 
 
 def _due(t: int, interval: int) -> bool:
     return (t - 1) % interval == 0
-
-
-def _is_balanced(counts: NDArray[np.int64], k: int) -> bool:
-    """Whether each owner receives so little that, with all of u, it keeps to the bound of Equation 3."""
-    size = len(counts)
-    regions = (np.arange(size) - owner_rotation(counts)) % size
-    received = counts.sum(axis=0)[regions] - counts[np.arange(size), regions]
-    limit = max(oktopk_bound(k, size) / 2 - k, k) + size
-    return bool(received.max() <= limit)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ..errors import OptionError
-
-if TYPE_CHECKING:
-    from ..transport.counting import Traffic
+from ..transport.counting import Traffic
 
 WriteScalar = Callable[[str, float, int], object]
 """Takes a name, a value and a step."""

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..vectors.sparse import Indices, SparseVector, sum_of
-from ..vectors.wire import WireCodec
-from .base import TopkScheme
-
-if TYPE_CHECKING:
-    from ..transport.counting import CountingTransport
+from ..phases.sparse_transport import SparseTransport
+from ..vectors.sparse import SparseVector, sum_of
+from ..vectors.wire import Extent
+from .algorithm import Algorithm, Step
+from .base import Scheme
+from .step_result import StepResult
 
 
-class TopkAAllreduce(TopkScheme):
+@dataclass(frozen=True, eq=False)
+class TopkA(Scheme):
+    """Everyone gathers everyone's top-k: u = Σ Topk(residual + gradient), in 2k(P-1) words; see Scheme."""
+
+    def build(self, description: str) -> TopkAAllreduce:
+        """The algorithm, with these options."""
+        return TopkAAllreduce(description)
+
+
+class TopkAAllreduce(Algorithm):
     """u = Σ Topk(acc), of up to Pk elements. A rank sends 2k(P-1) words."""
 
-    def exchange(self, selection: SparseVector, counts: NDArray[np.int64], _k: int, n: int,
-                 transport: CountingTransport) -> tuple[SparseVector, Indices]:
-        with transport.phase("allgatherv"):
-            parts = gather(selection, counts[:, 0], n, WireCodec(selection.values.dtype), transport)
-        with transport.phase("sum"):
-            return sum_of(parts), selection.indices
+    def exchange(self, step: Step) -> StepResult:
+        with step.phase("allgatherv"):
+            parts = gather(step.selected, step, step.ranks())
+        with step.phase("sum"):
+            update = sum_of(parts)
+        return step.result(update, step.selected.indices)
 
 
-def gather(selection: SparseVector, lengths: NDArray[np.int64], n: int, codec: WireCodec,
-           transport: CountingTransport) -> list[SparseVector]:
-    """Everyone's selection, by rank. lengths: of each, int64, shape (P,)."""
-    messages = transport.allgatherv(codec.encode(selection, 0, n), codec.sizes(lengths, np.full(len(lengths), n)))
-    return [codec.decode(message, int(count), 0, n) for message, count in zip(messages, lengths, strict=True)]
+def gather(selection: SparseVector, step: Step, ranks: SparseTransport) -> list[SparseVector]:
+    """Everyone's selection, by rank; the roll call has told their lengths."""
+    lengths = step.call.counts[:, 0].tolist()
+    return ranks.allgatherv(selection, [(rank, Extent(count, 0, step.n)) for rank, count in enumerate(lengths)])

@@ -2,44 +2,62 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..phases.regions import Regions, count_by_region
+from ..phases.sparse_transport import SparseTransport
 from ..phases.split_reduce import split_and_reduce
 from ..vectors.sparse import Indices, SparseVector, concatenate
-from ..vectors.wire import Bytes, WireCodec
-from .base import TopkScheme
+from ..vectors.wire import Bytes
+from .algorithm import Algorithm, Step
+from .base import Scheme, check_integer
+from .step_result import StepResult
 
-if TYPE_CHECKING:
-    from ..transport.counting import CountingTransport
 
+@dataclass(frozen=True, eq=False)
+class TopkDSA(Scheme):
+    """SparCML (Renggli et al., SC 2019): u = Σ Topk(residual + gradient), summed by regions, sparse or dense.
 
-class TopkDSAAllreduce(TopkScheme):
-    """u = Σ Topk(acc), summed by regions of n/P elements. A rank sends 4k(P-1)/P to (2k + n)(P-1)/P words.
-
-    messages_in_flight: how many messages fly at once while what came before them is decoded.
+    It sends 4k(P-1)/P to (2k + n)(P-1)/P words, by how far the ranks' selections differ.
+    messages_in_flight: how many messages fly at once while what came before them is decoded. The rest: see Scheme.
     """
 
-    def __init__(self, description: str, messages_in_flight: int = 8) -> None:
+    messages_in_flight: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("messages_in_flight", self.messages_in_flight)
+
+    def build(self, description: str) -> TopkDSAAllreduce:
+        """The algorithm, with these options."""
+        return TopkDSAAllreduce(description, self)
+
+
+class TopkDSAAllreduce(Algorithm):
+    """u = Σ Topk(acc), summed by regions of n/P elements. A rank sends 4k(P-1)/P to (2k + n)(P-1)/P words."""
+
+    def __init__(self, description: str, options: TopkDSA) -> None:
         super().__init__(description)
-        self.messages_in_flight = messages_in_flight
+        self.options = options
 
-    def counts(self, selection: SparseVector, n: int, size: int) -> NDArray[np.int64]:
+    def counts(self, selected: SparseVector, n: int, size: int) -> NDArray[np.int64]:
         """Elements by region."""
-        return np.diff(np.searchsorted(selection.indices, equal_regions(n, size)))
+        return count_by_region(selected.indices, equal_regions(n, size))
 
-    def exchange(self, selection: SparseVector, counts: NDArray[np.int64], _k: int, n: int,
-                 transport: CountingTransport) -> tuple[SparseVector, Indices]:
-        boundaries = equal_regions(n, transport.size)
-        with transport.phase("split_and_reduce"):
-            reduced = split_and_reduce(selection, boundaries, counts, 0, self.messages_in_flight,
-                                       WireCodec(selection.values.dtype), transport)
-        with transport.phase("agree"):
-            sizes = transport.allgather(np.array([len(reduced)], np.int64))[:, 0]
-        with transport.phase("allgatherv"):
-            return allgather_smaller(reduced, sizes, boundaries, transport), selection.indices
+    def exchange(self, step: Step) -> StepResult:
+        ranks = step.ranks(messages_in_flight=self.options.messages_in_flight)
+        regions = Regions(equal_regions(step.n, ranks.size), step.call.counts)
+        with step.phase("split_and_reduce"):
+            reduced = split_and_reduce(step.selected, regions, ranks)
+        with step.phase("agree"):
+            sizes = step.transport.allgather(np.array([len(reduced)], np.int64)).ravel()
+        with step.phase("allgatherv"):
+            update = allgather_smaller(reduced, sizes, regions.boundaries, ranks)
+        return step.result(update, step.selected.indices)
 
 
 def equal_regions(n: int, size: int) -> Indices:
@@ -47,17 +65,17 @@ def equal_regions(n: int, size: int) -> Indices:
     return (np.arange(size + 1, dtype=np.int64) * n) // size
 
 
-def allgather_smaller(reduced: SparseVector, sizes: NDArray[np.int64], boundaries: Indices,
-                      transport: CountingTransport) -> SparseVector:
+def allgather_smaller(reduced: SparseVector, sizes: NDArray[np.int64], boundaries: Indices, ranks: SparseTransport,
+                      ) -> SparseVector:
     """All regions, each as it takes fewer bytes: sparse, or as all of its values. sizes: elements by region."""
-    codec, lengths = WireCodec(reduced.values.dtype), np.diff(boundaries)
+    codec, lengths = ranks.codec, np.diff(boundaries)
     sparse_bytes, dense_bytes = codec.sizes(sizes, lengths), lengths * reduced.values.dtype.itemsize
     is_dense = dense_bytes < sparse_bytes
     ends = boundaries.tolist()
-    start, stop = ends[transport.rank], ends[transport.rank + 1]
-    message = (_dense(reduced, start, stop - start).view(np.uint8) if is_dense[transport.rank]
+    start, stop = ends[ranks.rank], ends[ranks.rank + 1]
+    message = (_dense(reduced, start, stop - start).view(np.uint8) if is_dense[ranks.rank]
                else codec.encode(reduced, start, stop))
-    messages = transport.allgatherv(message, np.where(is_dense, dense_bytes, sparse_bytes))
+    messages = ranks.transport.allgatherv(message, np.where(is_dense, dense_bytes, sparse_bytes))
     parts = [_from_dense(message, codec.dtype, ends[region]) if is_dense[region]
              else codec.decode(message, int(sizes[region]), ends[region], ends[region + 1])
              for region, message in enumerate(messages)]

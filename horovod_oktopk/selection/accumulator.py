@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.kernels import CHUNK, KERNELS, CandidateBuffer, Kernels
+from ..kernels import CHUNK, KERNELS, CandidateBuffer, Kernels
 from ..vectors.sparse import Indices, SparseVector, Values, concatenate
 from .allocator import keep_freed_memory
 

@@ -10,18 +10,14 @@ four (float64: eight) allreduces of 256 counts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.kernels import KERNELS
+from ..kernels import KERNELS
+from ..transport.base import Transport, allgather_rows
 from ..vectors.sparse import Bits, SparseVector, from_bits, to_bits
 from ..vectors.wire import Bytes
 from .local_top_k import kth_magnitude
-
-if TYPE_CHECKING:
-    from ..transport.base import Transport
 
 Counts = NDArray[np.int64]
 
@@ -61,7 +57,7 @@ def _kth_by_sketches(reduced: SparseVector, k: int, transport: Transport) -> tup
     entries = sketch_entries(k, transport.size)
     step = -(-REACH * k // (transport.size * entries))
     ascending = KERNELS.sorted(to_bits(_top(reduced, step * entries).values))  # further down no sketch reaches
-    sketches = _share(sketch(ascending, step, entries), transport)
+    sketches = allgather_rows(sketch(ascending, step, entries), transport)
     bracket = _bracket(sketches, step, k)
     if bracket is None:
         return None
@@ -120,8 +116,8 @@ def _bracket(sketches: Bits, step: int, k: int) -> tuple[int, int, Counts] | Non
 
 def _kth_by_radix(bits: Bits, k: int, transport: Transport) -> tuple[int, Counts, Counts]:
     threshold = radix_kth_magnitude(bits, k, transport)
-    rows = transport.allgather(np.array([(bits > threshold).sum(), (bits == threshold).sum()], np.int64))
-    return threshold, rows[:, 0], rows[:, 1]
+    above, equal = transport.allgather(np.array([(bits > threshold).sum(), (bits == threshold).sum()], np.int64)).T
+    return threshold, above, equal
 
 
 def radix_kth_magnitude(bits: Bits, k: int, transport: Transport) -> int:
@@ -141,11 +137,6 @@ def radix_kth_magnitude(bits: Bits, k: int, transport: Transport) -> int:
         prefix = prefix << DIGIT_BITS | digit
         bits = bits[digits == digit]
     return prefix
-
-
-def _share(row: Bits, transport: Transport) -> Bits:
-    """Everyone's row, of whole words of 8 bytes: shape (P, m)."""
-    return transport.allgather(row.view(np.int64)).view(row.dtype)
 
 
 def _gather(row: Bits, lengths: Counts, transport: Transport) -> list[Bits]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..kernels.kernels import KERNELS
+from ..kernels import KERNELS
 from ..vectors.sparse import SparseVector, Values
 from .accumulator import Accumulator
 

@@ -6,17 +6,14 @@ A reused threshold costs one message fewer than an exact one, and selects more o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..kernels.kernels import KERNELS
+from ..kernels import KERNELS
+from ..transport.base import Transport
 from ..vectors.sparse import SparseVector, from_bits, to_bits
 from .global_top_k import Counts, ExactThreshold, sketch
 from .local_top_k import top_k
-
-if TYPE_CHECKING:
-    from ..transport.base import Transport
 
 SKETCH = 64
 """Magnitudes that a rank tells of its largest 4k/P reduced elements, at equal steps of k/(16 P) elements."""
@@ -44,12 +41,13 @@ class ReusedThreshold(ExactThreshold):
         step = -(-k // (SKETCH // 4 * transport.size))
         mine = sketch(KERNELS.sorted(to_bits(magnitudes)), step, SKETCH)
         rows = transport.allgather(np.append(passes.sum(), mine.astype(np.int64)))
-        if abs(int(rows[:, 0].sum()) - k) <= self.guard * k and fits(rows[:, 0]):
-            return reduced.compress(passes), rows[:, 0]
-        taken = _take_from_sketches(rows[:, 1:], k // step)
+        sizes, sketches = rows[:, 0], rows[:, 1:]
+        if abs(int(sizes.sum()) - k) <= self.guard * k and fits(sizes):
+            return reduced.compress(passes), sizes
+        taken = _take_from_sketches(sketches, k // step)
         if k < step or not taken.any() or taken.max() == SKETCH:
             return self.select(reduced, k, region_order, transport)
-        last = rows[:, 1:][np.arange(len(taken)), taken - 1][taken > 0].min()
+        last = sketches[np.arange(len(taken)), taken - 1][taken > 0].min()
         self.value = from_bits(int(last), magnitudes.dtype)
         return top_k(reduced, int(taken[transport.rank]) * step), taken * step
 

@@ -51,6 +51,11 @@ class Signals(Protocol):
         """The next number, from whomever; None where none came for so many seconds. Called by one thread."""
 
 
+def allgather_rows(row: NDArray[Any], transport: Transport) -> NDArray[Any]:
+    """Short rows of any dtype, of whole words of 8 bytes, of all ranks: shape (P, m). row: shape (m,)."""
+    return transport.allgather(row.view(np.int64)).view(row.dtype)
+
+
 def rotated_batches(rank: int, size: int, messages_in_flight: int) -> Iterator[list[tuple[int, int]]]:
     """(destination, source) of each step, in batches (Figure 2): no step has two senders to one rank."""
     steps = [((rank + step) % size, (rank - step) % size) for step in range(1, size)]

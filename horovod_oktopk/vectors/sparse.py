@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.kernels import KERNELS
+from ..kernels import KERNELS
 
 Indices = NDArray[np.int64]
 Values = NDArray[Any]

@@ -9,14 +9,14 @@ a few elements lie in a wide region, plain uint32 are shorter, and taken.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import WireError
+from ..kernels import KERNELS, Kernels
 from ..kernels.half_precision import HalfDtype
-from ..kernels.kernels import KERNELS, Kernels
 from .sparse import SparseVector
 
 Bytes = NDArray[np.uint8]
@@ -27,6 +27,18 @@ MAX_ELEMENTS = 2**32
 WORD = 4
 """Bytes of a word, the unit of the paper's volumes: an index or a float32 value is one. Messages are whole words."""
 WORD_BITS = 8 * WORD
+
+
+class Extent(NamedTuple):
+    """What both ends know of a message beforehand: how many elements it holds, and that they lie in [start, stop)."""
+
+    length: int
+    start: int
+    stop: int
+
+    @property
+    def span(self) -> int:
+        return self.stop - self.start
 
 
 @dataclass(frozen=True)

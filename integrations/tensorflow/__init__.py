@@ -1,7 +1,7 @@
 """Ok-Topk inside horovod.tensorflow: importing this module makes `compression=OkTopk(...)` work in its tapes
 and optimizers, and in those of horovod.tensorflow.keras. For Keras 3, see `horovod_oktopk.tensorflow.keras`."""
 
-from ..options import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
+from ..schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from . import amp, plugin, state
 from .plugin import discard_update, set_density, step_report, synchronize_replicas
 from .state import load_state, save_state

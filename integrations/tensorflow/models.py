@@ -8,7 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from ..errors import PluginError
-from ..options import Partial, Scheme
+from ..partial.options import Partial
+from ..schemes.base import Scheme
 from .versions import KERAS_3
 
 _KINDS = (tf.keras.optimizers.Optimizer, *(() if KERAS_3 else (tf.keras.optimizers.legacy.Optimizer,)))

@@ -21,7 +21,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from ..errors import PluginError
-from ..options import Partial, as_options
+from ..partial.options import Partial, as_options
 from ..partial.reducer import end_before
 from ..partial.replicas import synchronize
 from ..reducer.checks import check_arguments, check_horovod, refuse_join

@@ -20,8 +20,8 @@ import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from ..errors import PluginError, TransportError
-from ..options import Scheme
 from ..reducer.flat import FlatReducer
+from ..schemes.base import Scheme
 from . import amp
 from .accumulator import LendingAccumulator
 from .layout import TensorLayout

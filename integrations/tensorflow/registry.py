@@ -17,9 +17,9 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from ..errors import PluginError
-from ..options import Scheme
 from ..reducer import checkpoint
 from ..reducer.checks import check_arguments
+from ..schemes.base import Scheme
 from .models import optimizers_of
 from .reducer import Reducer, Signature, describe, is_dense, refuse_xla
 

@@ -1,7 +1,8 @@
 """Ok-Topk inside horovod.torch: importing this module makes `compression=OkTopk(...)` work in
 `hvd.DistributedOptimizer`, whichever way that was, or will be, imported."""
 
-from ..options import Dense, GaussianK, GTopk, OkTopk, Partial, TopkA, TopkDSA
+from ..partial.options import Partial
+from ..schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from . import amp, plugin
 from .partial import synchronize_replicas
 from .plugin import discard_update, set_density, step_report

@@ -16,7 +16,7 @@ import horovod.torch as hvd
 import torch
 
 from ..errors import PluginError
-from ..options import Partial
+from ..partial.options import Partial
 from ..partial.outcomes import RoundUpdate
 from ..partial.reducer import PartialReducer as FlatPartialReducer
 from ..partial.replicas import synchronize

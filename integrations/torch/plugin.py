@@ -22,9 +22,10 @@ from horovod.common.elastic import State
 import torch
 
 from ..errors import PluginError
-from ..options import Partial, Scheme, as_options
+from ..partial.options import Partial, as_options
 from ..partial.reducer import end_before
 from ..reducer.checks import check_arguments, check_horovod, refuse_join
+from ..schemes.base import Scheme
 from ..schemes.report import StepReport
 from ..transport.connect import count_resets
 from ..transport.ending import before_shutdown

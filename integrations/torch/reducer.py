@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from ..errors import PluginError
-from ..options import Scheme
 from ..reducer.bucket_trial import Sample
 from ..reducer.flat import FlatReducer
+from ..schemes.base import Scheme
 from ..schemes.report import StepReport
 from .accumulator import make_accumulator
 from .layout import TorchLayout
@@ -42,7 +42,7 @@ class Reducer:
         self._excluded: set[torch.Tensor] = set()
         self._pending: dict[torch.Tensor, torch.Tensor] = {}
         self._results: dict[torch.Tensor, torch.Tensor] = {}
-        self._when_flat: Callable[[FlatReducer[TorchLayout]], None] | None = None
+        self._when_flat: list[Callable[[FlatReducer[TorchLayout]], None]] = []
         self._thread: ThreadPoolExecutor | None = None
         self._stream: torch.cuda.Stream | None = None
         # Of the present step:
@@ -126,7 +126,7 @@ class Reducer:
         if self.flat is not None:
             action(self.flat)
         else:
-            self._when_flat = action
+            self._when_flat.append(action)
 
     def drop(self) -> None:
         """Forgets gradients that were submitted and not reduced, as after a failed step; on all ranks together.
@@ -245,9 +245,9 @@ class Reducer:
         parameters = [p for p in self._optimizer._requires_update if p not in self._excluded]
         layout = TorchLayout({names[p]: p for p in sorted(parameters, key=names.__getitem__)})
         self.flat = self._make_flat(layout)
-        if self._when_flat is not None:
-            self._when_flat(self.flat)
-            self._when_flat = None
+        for action in self._when_flat:
+            action(self.flat)
+        self._when_flat.clear()
         self._observe(self.flat)
         return self.flat
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horovod_oktopk.kernels import half_precision
-from horovod_oktopk.kernels.kernels import NativeKernels, NumpyKernels
+from horovod_oktopk.kernels import NativeKernels, NumpyKernels, half_precision
 
 BOTH = [NumpyKernels(), NativeKernels()]
 with_both = pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)

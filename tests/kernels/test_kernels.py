@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horovod_oktopk.kernels import kernels
-from horovod_oktopk.kernels.kernels import CHUNK, CandidateBuffer, NativeKernels, NumpyKernels
+from horovod_oktopk import kernels
+from horovod_oktopk.kernels import CHUNK, CandidateBuffer, NativeKernels, NumpyKernels, _native
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.selection.local_top_k import local_top_k
 
@@ -48,9 +48,9 @@ def bits(values):
 @pytest.fixture(scope="module", params=[True, False], ids=["AVX-512", "no AVX-512"])
 def instructions(request):
     """What there is on every processor is tested on one that has more, too."""
-    before = kernels._native.use_avx512(request.param)
+    before = _native.use_avx512(request.param)
     yield
-    kernels._native.use_avx512(before)
+    _native.use_avx512(before)
 
 
 @pytest.mark.usefixtures("instructions")
@@ -293,7 +293,7 @@ def test_candidates_of_another_step_are_not_taken_for_this_one():
 
 def test_the_extension_is_there_and_in_use():
     assert kernels.KERNELS.name == "C++"
-    assert kernels._native.SLACK == CandidateBuffer.SLACK
+    assert _native.SLACK == CandidateBuffer.SLACK
 
 
 def test_without_the_extension_the_package_works():

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from horovod_oktopk import Dense, OkTopk, OptionError, Partial, TopkA
-from horovod_oktopk.options import DenseSum
+from horovod_oktopk.schemes.dense import DenseSum
 
 
 @pytest.mark.parametrize(("options", "kind"), [

@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod_oktopk.phases.balance_gather import balance, needs_balance, plan_balance
+from horovod_oktopk.phases.regions import Regions
+from horovod_oktopk.phases.sparse_transport import SparseTransport
 from horovod_oktopk.transport.local import run_ranks
 from horovod_oktopk.vectors.sparse import SparseVector
 from horovod_oktopk.vectors.wire import WireCodec
@@ -53,16 +55,16 @@ def test_balance_is_wanted_past_a_multiple_of_the_mean(sizes, trigger, expected)
 @settings(deadline=None, max_examples=60)
 def test_balanced_shares_are_the_same_elements_in_the_same_order(sizes, rotation, messages_in_flight):
     size, total = len(sizes), int(sizes.sum())
-    order = (np.arange(size) + rotation) % size
     everything = SparseVector(np.arange(total) * 3, np.arange(total, dtype=np.float32))
     plan = plan_balance(sizes)
     boundaries = np.append(3 * plan.before[:-1], 3 * total + 1)
     starts, stops = plan.ranges(boundaries)
 
     def program(transport):
-        position = int(np.flatnonzero(order == transport.rank)[0])
+        position = (transport.rank - rotation) % size
         chosen = everything[plan.before[position]:plan.before[position + 1]]
-        return position, balance(chosen, plan, boundaries, order, messages_in_flight, WireCodec("float32"), transport)
+        ranks = SparseTransport(transport, WireCodec("float32"), messages_in_flight)
+        return position, balance(chosen, plan, Regions(boundaries, plan.moves, rotation), ranks)
 
     shares = dict(run_ranks(size, program, timeout=10))
     assert [len(shares[position]) for position in range(size)] == np.diff(plan.after).tolist()

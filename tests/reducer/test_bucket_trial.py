@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod_oktopk import OkTopk
-from horovod_oktopk.reducer.bucket_trial import SAMPLES, WARM_UP, BucketTrial, Sample, plan
+from horovod_oktopk.reducer.bucket_trial import BucketTrial, Sample, plan
 from horovod_oktopk.reducer.layout import Layout
+from horovod_oktopk.timing import SAMPLES, WARM_UP
 from tests.reducer.test_flat import N, ThreadNetwork, make, on_ranks, take_step
 
 STEPS = WARM_UP + SAMPLES

@@ -6,7 +6,7 @@ import json
 import warnings
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -390,3 +390,12 @@ def test_residuals_go_to_the_parameters_of_their_names(others, warning, tmp_path
             assert np.array_equal(new, np.concatenate([old[100:], old[:100]]))
         elif warning is not None:
             assert np.array_equal(new, old)
+def test_what_follows_a_step_is_not_in_its_report():
+    def program(transport):
+        reducer = make(transport)
+        take_step(reducer, np.arange(N, dtype=np.float32))
+        before = {name: replace(traffic) for name, traffic in reducer.report.phases.items()}
+        reducer.check_agreement(reducer.description)
+        return "write_back" in before, before == reducer.report.phases
+
+    assert on_ranks(2, program) == [(True, True)] * 2

@@ -103,14 +103,12 @@ def check_auto_takes_one_way_on_all_ranks_and_conserves(kind: Kind) -> None:
 
 def check_a_dense_step_of_auto_is_horovods(kind: Kind) -> None:
     class Dense(AutoAllreduce):
-        strategy = Strategy.DENSE
-
-        def _begin(self, step: int) -> None:
-            self.since = step - TRIAL
+        def _begin_trial(self, step: int) -> None:
+            self.strategy, self.since = Strategy.DENSE, step - TRIAL
 
     class Options(OkTopk):
         def build(self, description: str) -> AutoAllreduce:
-            return Dense(description)
+            return Dense(super().build(description), self.value_dtype)
 
     for op in (kind.hvd.Sum, kind.hvd.Average):
         ours, stock = kind(Options(), op=op), kind(kind.hvd.Compression.none, op=op)

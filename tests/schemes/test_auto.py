@@ -7,11 +7,14 @@ import json
 import numpy as np
 import pytest
 
-from horovod_oktopk import OkTopk
+from horovod_oktopk import OkTopk, timing
 from horovod_oktopk.schemes import auto
-from horovod_oktopk.schemes.auto import SAMPLES, TRIAL, AutoAllreduce, Strategy, dense_seconds
+from horovod_oktopk.schemes.algorithm import Step
+from horovod_oktopk.schemes.auto import TRIAL, AutoAllreduce, Strategy, dense_seconds
 from horovod_oktopk.schemes.oktopk import OkTopkAllreduce
+from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
+from horovod_oktopk.timing import SAMPLES
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import run_ranks
 
@@ -23,13 +26,14 @@ CASE = Case("steady", 400, 30, 5, TRIAL + 8, seed=8)
 HALF = TRIAL // 2
 
 
-def taking(strategy):
-    """An algorithm that takes this way after its trial."""
-    class Chosen(AutoAllreduce):
-        def _fastest(self, acc, transport):
-            return strategy
+def taking(strategy, **options):
+    """Makes algorithms that take this way after their trial."""
+    def make(description):
+        algorithm = OkTopk(strategy="auto", **options).build(description)
+        algorithm._fastest = lambda step: strategy
+        return algorithm
 
-    return Chosen
+    return make
 
 
 def ways(run):
@@ -52,7 +56,7 @@ def test_the_trial_splits_then_gathers_and_then_the_fastest_way_is_taken(strateg
 @pytest.mark.parametrize("strategy", [Strategy.SPLIT, Strategy.GATHER])
 def test_splitting_and_gathering_have_the_bits_of_oktopk(strategy):
     run = simulate(CASE.gradients(), CASE.k, make=taking(strategy))
-    assert same_runs(run, simulate(CASE.gradients(), CASE.k, make=OkTopkAllreduce))
+    assert same_runs(run, simulate(CASE.gradients(), CASE.k))
     assert_lawful(run, CASE.k)
 
 
@@ -65,7 +69,7 @@ def test_a_dense_step_applies_everything_and_leaves_nothing():
 @pytest.mark.parametrize("value_dtype", ["float16", "bfloat16"])
 def test_gathering_values_in_16_bits_conserves(value_dtype):
     gradients = np.random.default_rng(0).integers(-2**15, 2**15, (TRIAL + 2, 3, 300)).astype(np.float32) / 2**12
-    for ranks in simulate(gradients, 20, make=taking(Strategy.GATHER), value_dtype=value_dtype)[HALF:]:
+    for ranks in simulate(gradients, 20, make=taking(Strategy.GATHER, value_dtype=value_dtype))[HALF:]:
         assert_replicas_agree(ranks)
         update = ranks[0].update
         before = np.sum([record.acc.astype(np.float64) for record in ranks], axis=0)
@@ -157,10 +161,11 @@ def test_the_slowest_rank_decides(seconds, expected, monkeypatch):
     monkeypatch.setattr(auto, "dense_seconds", lambda n, dtype, limit, transport: max(row[2] for row in seconds))
 
     def program(transport):
-        algorithm = AutoAllreduce("a: 1")
+        algorithm = OkTopk(strategy="auto").build("a: 1")
         split, gather = seconds[transport.rank][:2]
         algorithm._seconds |= {Strategy.SPLIT: [split], Strategy.GATHER: [gather]}
-        return algorithm._fastest(NumpyAccumulator(10), CountingTransport(transport))
+        step = Step(NumpyAccumulator(10), 1, True, CountingTransport(transport), StepReport(1, 10, 1))
+        return algorithm._fastest(step)
 
     assert run_ranks(2, program) == [expected] * 2
 
@@ -184,13 +189,13 @@ class Slow:
 @pytest.mark.parametrize("n", [10, 1 << 18, 10_000_000])
 def test_a_dense_allreduce_is_timed_whole_before_it_is_taken(n, monkeypatch):
     slow = Slow()
-    monkeypatch.setattr(auto.time, "perf_counter", lambda: slow.now)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: slow.now)
     assert dense_seconds(n, np.float32, 1e3, slow) == pytest.approx(1 + 1e-5 * max(0, n - slow.buffer))
 
 
 def test_no_more_is_timed_than_tells_that_dense_is_slower(monkeypatch):
     slow = Slow()
-    monkeypatch.setattr(auto.time, "perf_counter", lambda: slow.now)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: slow.now)
     assert dense_seconds(100_000_000, np.float32, 5.0, slow) > 5
     assert slow.longest == 1 << 20
 
@@ -202,7 +207,7 @@ def test_the_option_chooses_the_algorithm():
 
 def test_a_sum_that_nobody_forced_is_conserved_too():
     """With the real clock, whatever is fastest here."""
-    run = simulate(CASE.gradients(), CASE.k, make=AutoAllreduce)
+    run = simulate(CASE.gradients(), CASE.k, strategy="auto")
     for ranks in run:
         for record in ranks:
             if record.report.strategy == "dense":

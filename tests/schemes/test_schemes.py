@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from horovod_oktopk import GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from horovod_oktopk.errors import WireError
 from horovod_oktopk.schemes.cost import gtopk_volume, topka_volume, topkdsa_volume
-from horovod_oktopk.schemes.gaussiank import GaussianKAllreduce, gaussian_threshold
-from horovod_oktopk.schemes.gtopk import GTopkAllreduce, NaiveGTopkAllreduce, _pad, _unpad, tree_distances
-from horovod_oktopk.schemes.oktopk import OkTopkAllreduce
-from horovod_oktopk.schemes.topka import TopkAAllreduce
-from horovod_oktopk.schemes.topkdsa import TopkDSAAllreduce
+from horovod_oktopk.schemes.gaussiank import gaussian_threshold
+from horovod_oktopk.schemes.gtopk import PaddedCodec, tree_distances
 from horovod_oktopk.vectors.sparse import SparseVector
 from horovod_oktopk.vectors.wire import WireCodec
 
@@ -22,12 +22,11 @@ from ..support.oracle import rank_order_sum, topk_mask
 from ..support.simulation import advance, dense, new_ranks, same_bits, same_runs
 from .test_conservation import assert_conserved, assert_replicas_agree, assert_update_is_what_was_cleared
 
-SUMMING = {"TopkA": TopkAAllreduce, "TopkDSA": TopkDSAAllreduce}
+SUMMING = {"TopkA": TopkA().build, "TopkDSA": TopkDSA().build}
 """u is the sum of all that is selected."""
-SELECTING = {"GTopk": GTopkAllreduce, "naive GTopk": NaiveGTopkAllreduce,
-             "OkTopk": OkTopkAllreduce}
+SELECTING = {"GTopk": GTopk().build, "naive GTopk": GTopk(collective="allgather").build, "OkTopk": OkTopk().build}
 """u is a top-k of it."""
-ALL = {**SUMMING, **SELECTING, "GaussianK": GaussianKAllreduce}
+ALL = {**SUMMING, **SELECTING, "GaussianK": GaussianK().build}
 by_name = pytest.mark.parametrize("name", ALL)
 
 
@@ -230,11 +229,30 @@ def test_differing_descriptions_are_an_error_on_all_ranks(name):
     run_ranks(3, program, timeout=20)
 
 
+@by_name
+def test_a_roll_call_alone_meets_that_of_a_step(name):
+    """One rank refuses its step: the others, who take theirs, hear why."""
+    from horovod_oktopk import AgreementError
+    from horovod_oktopk.selection.accumulator import NumpyAccumulator
+    from horovod_oktopk.transport.counting import CountingTransport
+    from horovod_oktopk.transport.local import run_ranks
+
+    def program(transport):
+        scheme, acc, counting = ALL[name]("sparse: no"), NumpyAccumulator(10), CountingTransport(transport)
+        acc.accumulate([(0, np.ones(10, np.float32))])
+        take = partial(scheme.reduce, acc, 2, True, counting)
+        refuse = partial(scheme.check_agreement, "sparse: yes", 2, counting)
+        with pytest.raises(AgreementError, match="sparse: yes"):
+            (refuse if transport.rank == 1 else take)()
+
+    run_ranks(3, program, timeout=20)
+
+
 @pytest.mark.parametrize("count", [6, 100, 2**32 - 1])
 def test_a_padded_message_that_cannot_hold_what_it_says_is_refused(count):
-    codec = WireCodec(np.dtype("float32"))
-    message = _pad(SparseVector(np.arange(5), np.ones(5, np.float32)), 5, 90, codec)
-    assert len(_unpad(message, 90, codec)) == 5
+    codec = PaddedCodec(WireCodec(np.dtype("float32")), k=5, n=90)
+    message = codec.encode(SparseVector(np.arange(5), np.ones(5, np.float32)))
+    assert len(codec.decode(message)) == 5
     message[:4].view(np.uint32)[0] = count
     with pytest.raises(WireError, match=f"cannot hold {count} elements"):
-        _unpad(message, 90, codec)
+        codec.decode(message)

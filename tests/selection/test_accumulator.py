@@ -7,8 +7,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from horovod_oktopk.kernels.kernels import NativeKernels, NumpyKernels
-from horovod_oktopk.schemes.oktopk import OkTopkAllreduce
+from horovod_oktopk import OkTopk
+from horovod_oktopk.kernels import NativeKernels, NumpyKernels
 from horovod_oktopk.selection.accumulator import CHUNK, NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import LocalTransport, LocalWorld
@@ -118,7 +118,7 @@ def test_a_sample_is_every_stride_th_magnitude():
 
 def peaks(n, k, steps):
     """Largest number of bytes allocated at once, in each step of one rank."""
-    acc, scheme = NumpyAccumulator(n), OkTopkAllreduce("test: yes")
+    acc, scheme = NumpyAccumulator(n), OkTopk().build("test: yes")
     transport = CountingTransport(LocalTransport(LocalWorld(1), 0))
     found = []
     for step in range(steps):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from horovod_oktopk.kernels import _native
-from horovod_oktopk.kernels.kernels import NativeKernels, NumpyKernels
+from horovod_oktopk.kernels import NativeKernels, NumpyKernels, _native
 from horovod_oktopk.selection import local_top_k as thresholds
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.selection.local_top_k import (

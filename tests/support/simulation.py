@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_oktopk.schemes.oktopk import OkTopkAllreduce
+from horovod_oktopk import OkTopk
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport
@@ -48,8 +48,10 @@ class Rank:
         return self.records[-1]
 
 
-def new_ranks(size: int, n: int, dtype: Any = np.float32, make: Any = OkTopkAllreduce, **options: Any) -> list[Rank]:
-    return [Rank(make("test: yes", **options), NumpyAccumulator(n, dtype)) for _ in range(size)]
+def new_ranks(size: int, n: int, dtype: Any = np.float32, make: Any = None, **options: Any) -> list[Rank]:
+    """options: those of OkTopk, unless `make` makes the algorithm."""
+    make = make or OkTopk(**options).build
+    return [Rank(make("test: yes"), NumpyAccumulator(n, dtype)) for _ in range(size)]
 
 
 def advance(ranks: list[Rank], gradients: np.ndarray, k: int) -> list[list[Record]]:
@@ -63,7 +65,7 @@ def advance(ranks: list[Rank], gradients: np.ndarray, k: int) -> list[list[Recor
 
 
 def simulate(gradients: np.ndarray, k: int, **options: Any) -> list[list[Record]]:
-    """A whole run from nothing: [step][rank]. options: the algorithm's, and `make`, which makes another one."""
+    """A whole run from nothing: [step][rank]. See new_ranks."""
     _, size, n = gradients.shape
     return advance(new_ranks(size, n, gradients.dtype, **options), gradients, k)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod_oktopk.errors import WireError
-from horovod_oktopk.kernels.kernels import KERNELS, NumpyKernels
+from horovod_oktopk.kernels import KERNELS, NumpyKernels
 from horovod_oktopk.vectors.sparse import SparseVector
 from horovod_oktopk.vectors.wire import WireCodec
 

@@ -4,7 +4,8 @@ Under Keras 3, which Horovod's own optimizer and callbacks cannot drive, these a
 (TF_USE_LEGACY_KERAS=1) they are Horovod's.
 """
 
-from ...options import Dense, GaussianK, GTopk, OkTopk, Partial, TopkA, TopkDSA
+from ...partial.options import Partial
+from ...schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from .. import discard_update, load_state, save_state, set_density, step_report, synchronize_replicas
 from ..versions import KERAS_3
 from . import callbacks

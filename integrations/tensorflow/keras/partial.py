@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import tensorflow as tf
 
 from ...errors import PluginError
-from ...options import Partial
+from ...partial.options import Partial
 from ...partial.outcomes import RoundUpdate
 from ...partial.reducer import PartialReducer as FlatPartialReducer
 from ...selection.accumulator import NumpyAccumulator

@@ -1,0 +1,61 @@
+// The kernels in C++, as NativeKernels has them: the same results as NumPy's, bit for bit.
+
+#include "collect.hpp"
+#include "common.hpp"
+#include "half_precision.hpp"
+#include "indices.hpp"
+#include "select.hpp"
+#include "sums.hpp"
+#include "write.hpp"
+
+namespace {
+
+// For tests: whether to use AVX-512 where there is it; says whether it was used until now.
+bool use_avx512(bool wanted) {
+#ifdef WITH_AVX512
+    const bool before = avx512;
+    avx512 = wanted && __builtin_cpu_supports("avx512f");
+    return before;
+#else
+    return wanted && false;
+#endif
+}
+
+template <class T> void define(py::module_ &module) {
+    module.def("add_and_collect", &add_and_collect<T>, py::arg("residual").noconvert(),
+               py::arg("gradient").noconvert(), py::arg("out").noconvert(), py::arg("scale"), py::arg("threshold"),
+               py::arg("first"), py::arg("indices").noconvert(), py::arg("values").noconvert(), py::arg("count"),
+               py::arg("stream"), py::arg("clear"));
+    module.def("collect", &collect<T>, py::arg("acc").noconvert(), py::arg("threshold"), py::arg("first"),
+               py::arg("indices").noconvert(), py::arg("values").noconvert(), py::arg("count"));
+    module.def("clear", &clear<T>, py::arg("out").noconvert(), py::arg("indices").noconvert());
+    module.def("add", &add<T>, py::arg("out").noconvert(), py::arg("indices").noconvert(),
+               py::arg("values").noconvert());
+    module.def("scatter", &scatter<T>, py::arg("out").noconvert(), py::arg("indices").noconvert(),
+               py::arg("values").noconvert(), py::arg("zero"));
+    module.def("passing", &passing<T>, py::arg("indices").noconvert(), py::arg("values").noconvert(),
+               py::arg("threshold"));
+    module.def("to_half", &to_half<T>, py::arg("values").noconvert(), py::arg("brain"));
+    module.def("kth_magnitude", &kth_magnitude<T>, py::arg("values").noconvert(), py::arg("k"));
+    module.def("sum_parts", &sum_parts<T>, py::arg("indices").noconvert(), py::arg("values").noconvert());
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, module) {
+    module.doc() = "The kernels in C++.";
+    module.attr("SLACK") = SLACK;
+    module.attr("SAMPLE") = SAMPLE;
+    module.def("use_avx512", &use_avx512, py::arg("wanted"));
+    define<float>(module);
+    define<double>(module);
+    module.def("pack_indices", &pack_indices, py::arg("indices").noconvert(), py::arg("start"), py::arg("low_bits"),
+               py::arg("low_words"), py::arg("upper_words"));
+    module.def("unpack_indices", &unpack_indices, py::arg("words").noconvert(), py::arg("count"), py::arg("start"),
+               py::arg("stop"), py::arg("low_bits"), py::arg("low_words"));
+    module.def("single_from_half", &from_half<float>, py::arg("halves").noconvert(), py::arg("brain"));
+    module.def("double_from_half", &from_half<double>, py::arg("halves").noconvert(), py::arg("brain"));
+    module.def("sorted", &sorted<uint32_t>, py::arg("numbers").noconvert());
+    module.def("sorted", &sorted<uint64_t>, py::arg("numbers").noconvert());
+    module.def("common_positions", &common_positions, py::arg("mine").noconvert(), py::arg("other").noconvert());
+}

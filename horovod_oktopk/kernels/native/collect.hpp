@@ -1,0 +1,213 @@
+// One pass over all elements: residual + gradient, whether all is finite, and what passes the threshold.
+#pragma once
+
+#include "common.hpp"
+
+namespace {
+
+template <class T> struct CandidateBuffer {  // room for capacity + SLACK elements; full once count > capacity
+    int64_t *indices;
+    T *values;
+    int64_t count, capacity;
+};
+
+// Writes past the cache, which a large vector would only wash out: a third less traffic than through it.
+template <class T> INLINE void store(const T *block, T *out, int64_t length, bool stream) {
+#if defined(__SSE2__)
+    if (stream && length == BLOCK && reinterpret_cast<uintptr_t>(out) % 16 == 0) {
+        for (size_t i = 0; i < BLOCK * sizeof(T) / 16; ++i)
+            _mm_stream_si128(reinterpret_cast<__m128i *>(out) + i, reinterpret_cast<const __m128i *>(block)[i]);
+        return;
+    }
+#endif
+    for (int64_t i = 0; i < length; ++i) out[i] = block[i];
+}
+
+// What is read and written: out = scale * residual + gradient, or, where nothing is added, out alone.
+template <class T> struct Terms {
+    const T *residual;
+    T *gradient, *out;
+    T scale;
+    bool stream, clear;  // past the cache; the gradient is zero afterwards, which costs nothing while it is in the cache
+
+    INLINE Terms from(int64_t start) const {
+        return {residual + start, gradient + start, out + start, scale, stream, clear};
+    }
+};
+
+// One block; returns its largest magnitude.
+template <bool ADD, class T>
+INLINE auto block(const Terms<T> &terms, int64_t length, typename Integer<T>::type bound, int64_t first,
+                  CandidateBuffer<T> &buffer) {
+    using Int = typename Integer<T>::type;
+    alignas(64) T values[BLOCK];
+    Int largest = 0;
+    for (int64_t i = 0; i < length; ++i) {
+        values[i] = ADD ? terms.scale * terms.residual[i] + terms.gradient[i] : terms.out[i];
+        largest = std::max(largest, magnitude(values[i]));
+    }
+    if (ADD) store(values, terms.out, length, terms.stream);
+    if (ADD && terms.clear) std::memset(terms.gradient, 0, sizeof(T) * length);
+    if (largest >= bound && buffer.count <= buffer.capacity) {
+        const Int infinity = magnitude(std::numeric_limits<T>::infinity());
+        uint32_t passes = 0;
+        for (int64_t i = 0; i < length; ++i) {
+            const Int mine = magnitude(values[i]);
+            passes |= static_cast<uint32_t>((mine >= bound) & (mine <= infinity)) << i;
+        }
+        for (; passes; passes &= passes - 1) {
+            const int i = __builtin_ctz(passes);
+            buffer.indices[buffer.count] = first + i;
+            buffer.values[buffer.count++] = values[i];
+        }
+    }
+    return largest;
+}
+
+template <bool ADD, class T>
+INLINE bool pass(const Terms<T> &terms, int64_t length, T threshold, int64_t first, CandidateBuffer<T> &buffer) {
+    using Int = typename Integer<T>::type;
+    const Int bound = threshold > 0 ? magnitude(threshold) : 1;  // 1: the least number that is not zero
+    Int largest = 0;
+    int64_t start = 0;
+    const auto next = [&](int64_t count) INLINE_LAMBDA {
+        largest = std::max(largest, block<ADD, T>(terms.from(start), count, bound, first + start, buffer));
+        start += count;
+    };
+    const int64_t past = reinterpret_cast<uintptr_t>(terms.out) / sizeof(T) % BLOCK;
+    if (past && length > BLOCK) next(BLOCK - past);  // then whole blocks are aligned
+    while (start + BLOCK <= length) next(BLOCK);
+    if (start < length) next(length - start);
+    return largest < magnitude(std::numeric_limits<T>::infinity());
+}
+
+FOR_EACH_PROCESSOR bool add_pass_anywhere(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
+                                          CandidateBuffer<float> &buffer) {
+    return pass<true>(terms, length, threshold, first, buffer);
+}
+FOR_EACH_PROCESSOR bool add_pass(const Terms<double> &terms, int64_t length, double threshold, int64_t first,
+                                 CandidateBuffer<double> &buffer) {
+    return pass<true>(terms, length, threshold, first, buffer);
+}
+FOR_EACH_PROCESSOR bool read_pass_anywhere(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
+                                           CandidateBuffer<float> &buffer) {
+    return pass<false>(terms, length, threshold, first, buffer);
+}
+FOR_EACH_PROCESSOR bool read_pass(const Terms<double> &terms, int64_t length, double threshold, int64_t first,
+                                  CandidateBuffer<double> &buffer) {
+    return pass<false>(terms, length, threshold, first, buffer);
+}
+
+#ifdef WITH_AVX512
+// The pass over whole registers of float32, with what passes compressed in them. Stores are what it could wait for: so
+// nearly always four elements are written, which hold all that passes, and no branch depends on how many those are.
+template <bool ADD>
+INLINE WITH_AVX512 bool compress_pass(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
+                                      CandidateBuffer<float> &all) {
+    constexpr int FEW = 4;
+    const Terms<float> t = terms;  // copies, as nothing that is stored can change them
+    CandidateBuffer<float> buffer = all;
+    const __m512 scales = _mm512_set1_ps(t.scale);
+    const __m512i sign = _mm512_set1_epi32(0x7fffffff), infinity = _mm512_set1_epi32(0x7f800000);
+    const __m512i bound = _mm512_set1_epi32(threshold > 0 ? magnitude(threshold) : 1);
+    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    __m512i largest = _mm512_setzero_si512();
+    for (int64_t at = 0; at < length; at += LANES) {
+        __m512 values;
+        if (ADD) {
+            values = _mm512_add_ps(_mm512_mul_ps(scales, _mm512_loadu_ps(t.residual + at)),
+                                   _mm512_loadu_ps(t.gradient + at));
+            if (t.stream) _mm512_stream_ps(t.out + at, values);
+            else _mm512_storeu_ps(t.out + at, values);
+            if (t.clear) _mm512_storeu_ps(t.gradient + at, _mm512_setzero_ps());
+        } else {
+            values = _mm512_loadu_ps(t.out + at);
+        }
+        const __m512i mine = _mm512_and_si512(_mm512_castps_si512(values), sign);
+        largest = _mm512_max_epi32(largest, mine);
+        if (buffer.count > buffer.capacity) continue;
+        const __mmask16 passes = _mm512_mask_cmple_epi32_mask(_mm512_cmpge_epi32_mask(mine, bound), mine, infinity);
+        const int count = __builtin_popcount(passes);
+        const __m512 found = _mm512_maskz_compress_ps(passes, values);
+        const __m512i where = _mm512_maskz_compress_epi32(passes, lanes), start = _mm512_set1_epi64(first + at);
+        const __m512i low = _mm512_add_epi64(_mm512_cvtepi32_epi64(_mm512_castsi512_si256(where)), start);
+        if (count > FEW) {
+            const __m512i high = _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64(where, 1));
+            _mm512_storeu_ps(buffer.values + buffer.count, found);
+            _mm512_storeu_si512(buffer.indices + buffer.count, low);
+            _mm512_storeu_si512(buffer.indices + buffer.count + LANES / 2, _mm512_add_epi64(high, start));
+        } else {
+            _mm_storeu_ps(buffer.values + buffer.count, _mm512_castps512_ps128(found));
+            _mm256_storeu_si256(reinterpret_cast<__m256i *>(buffer.indices + buffer.count), _mm512_castsi512_si256(low));
+        }
+        buffer.count += count;
+    }
+    all.count = buffer.count;
+    return _mm512_reduce_max_epi32(largest) < 0x7f800000;
+}
+
+WITH_AVX512 bool compress_add(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
+                              CandidateBuffer<float> &buffer) {
+    return compress_pass<true>(terms, length, threshold, first, buffer);
+}
+WITH_AVX512 bool compress_read(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
+                               CandidateBuffer<float> &buffer) {
+    return compress_pass<false>(terms, length, threshold, first, buffer);
+}
+#endif
+
+bool add_pass(const Terms<float> &terms, int64_t length, float threshold, int64_t first, CandidateBuffer<float> &buffer) {
+    bool finite = true;
+    int64_t done = 0;
+#ifdef WITH_AVX512
+    if (avx512) {
+        const int64_t past = reinterpret_cast<uintptr_t>(terms.out) / sizeof(float) % LANES;
+        const int64_t head = std::min(length, (LANES - past) % LANES), whole = (length - head) / LANES * LANES;
+        finite = add_pass_anywhere(terms, head, threshold, first, buffer);
+        finite &= compress_add(terms.from(head), whole, threshold, first + head, buffer);
+        done = head + whole;
+    }
+#endif
+    return finite & add_pass_anywhere(terms.from(done), length - done, threshold, first + done, buffer);
+}
+bool read_pass(const Terms<float> &terms, int64_t length, float threshold, int64_t first, CandidateBuffer<float> &buffer) {
+    int64_t done = 0;
+#ifdef WITH_AVX512
+    if (avx512) {
+        done = length / LANES * LANES;
+        compress_read(terms, done, threshold, first, buffer);
+    }
+#endif
+    return read_pass_anywhere(terms.from(done), length - done, threshold, first + done, buffer);
+}
+
+template <class T> CandidateBuffer<T> buffer_of(Array<int64_t> &indices, Array<T> &values, int64_t count) {
+    if (indices.size() != values.size() || indices.size() < SLACK || count < 0)
+        throw std::invalid_argument("room: indices and values of one length, SLACK more than its capacity");
+    return {indices.mutable_data(), values.mutable_data(), count, indices.size() - SLACK};
+}
+
+template <class T>
+std::pair<bool, int64_t> add_and_collect(const Array<T> &residual, Array<T> &gradient, Array<T> &out, T scale,
+                                         T threshold, int64_t first, Array<int64_t> &indices, Array<T> &values,
+                                         int64_t count, bool stream, bool clear) {
+    if (residual.size() != gradient.size() || out.size() != gradient.size())
+        throw std::invalid_argument("residual, gradient and sum must have one length");
+    CandidateBuffer<T> buffer = buffer_of(indices, values, count);
+    T *read = clear ? gradient.mutable_data() : const_cast<T *>(gradient.data());  // not written, if not to be cleared
+    const Terms<T> terms{residual.data(), read, out.mutable_data(), scale, stream, clear};
+    py::gil_scoped_release released;
+    const bool finite = add_pass(terms, gradient.size(), threshold, first, buffer);
+    return {finite, buffer.count};
+}
+
+template <class T>
+int64_t collect(Array<T> &acc, T threshold, int64_t first, Array<int64_t> &indices, Array<T> &values, int64_t count) {
+    CandidateBuffer<T> buffer = buffer_of(indices, values, count);
+    T *data = acc.mutable_data();
+    py::gil_scoped_release released;
+    read_pass({data, data, data, 1, false, false}, acc.size(), threshold, first, buffer);
+    return buffer.count;
+}
+
+}  // namespace

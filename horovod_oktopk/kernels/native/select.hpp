@@ -1,0 +1,167 @@
+// Selecting of few elements: those that pass, the k-th magnitude, and sorting.
+#pragma once
+
+#include <functional>
+
+#include "common.hpp"
+
+namespace {
+
+template <class T>
+int64_t keep_passing(const int64_t *index, const T *value, int64_t size, T threshold, int64_t *to_index, T *to_value) {
+    using Int = typename Integer<T>::type;
+    const Int bound = threshold > 0 ? magnitude(threshold) : 1;
+    const Int infinity = magnitude(std::numeric_limits<T>::infinity());
+    int64_t count = 0;
+    for (int64_t i = 0; i < size; ++i) {  // no branches: they could not be predicted
+        const Int mine = magnitude(value[i]);
+        to_index[count] = index[i];
+        to_value[count] = value[i];
+        count += (mine >= bound) & (mine <= infinity);
+    }
+    return count;
+}
+
+#ifdef WITH_AVX512
+WITH_AVX512 int64_t compress_passing(const int64_t *index, const float *value, int64_t size, float threshold,
+                                     int64_t *to_index, float *to_value) {
+    const __m512i sign = _mm512_set1_epi32(0x7fffffff), infinity = _mm512_set1_epi32(0x7f800000);
+    const __m512i bound = _mm512_set1_epi32(threshold > 0 ? magnitude(threshold) : 1);
+    int64_t count = 0, done = 0;
+    for (; done + LANES <= size; done += LANES) {
+        const __m512 values = _mm512_loadu_ps(value + done);
+        const __m512i mine = _mm512_and_si512(_mm512_castps_si512(values), sign);
+        const __mmask16 passes = _mm512_mask_cmple_epi32_mask(_mm512_cmpge_epi32_mask(mine, bound), mine, infinity);
+        _mm512_storeu_ps(to_value + count, _mm512_maskz_compress_ps(passes, values));
+        for (int half = 0; half < 2; ++half) {
+            const __mmask8 here = static_cast<__mmask8>(passes >> 8 * half);
+            const __m512i indices = _mm512_loadu_si512(index + done + 8 * half);
+            _mm512_storeu_si512(to_index + count, _mm512_maskz_compress_epi64(here, indices));
+            count += __builtin_popcount(here);
+        }
+    }
+    return count + keep_passing(index + done, value + done, size - done, threshold, to_index + count,
+                                to_value + count);
+}
+#endif
+
+int64_t find_passing(const int64_t *index, const float *value, int64_t size, float threshold, int64_t *to_index,
+                     float *to_value) {
+#ifdef WITH_AVX512
+    if (avx512) return compress_passing(index, value, size, threshold, to_index, to_value);
+#endif
+    return keep_passing(index, value, size, threshold, to_index, to_value);
+}
+int64_t find_passing(const int64_t *index, const double *value, int64_t size, double threshold, int64_t *to_index,
+                     double *to_value) {
+    return keep_passing(index, value, size, threshold, to_index, to_value);
+}
+
+template <class T>
+std::pair<Array<int64_t>, Array<T>> passing(const Array<int64_t> &indices, const Array<T> &values, T threshold) {
+    const int64_t size = values.size();
+    if (indices.size() != size) throw std::invalid_argument("as many indices as values");
+    Array<int64_t> out_indices(size + SLACK);
+    Array<T> out_values(size + SLACK);
+    int64_t *to_index = out_indices.mutable_data(), count = 0;
+    T *to_value = out_values.mutable_data();
+    {
+        py::gil_scoped_release released;
+        count = find_passing(indices.data(), values.data(), size, threshold, to_index, to_value);
+    }
+    out_indices.resize({count}, false);
+    out_values.resize({count}, false);
+    return {out_indices, out_values};
+}
+
+// Ascending, by radix: from the lowest digit to the highest, as the order within equal digits is kept.
+template <class U> Array<U> sorted(const Array<U> &numbers) {
+    constexpr int BITS = 11, DIGITS = (8 * sizeof(U) + BITS - 1) / BITS;
+    const int64_t count = numbers.size();
+    Array<U> result(count), spare(count);
+    const U *from = numbers.data();
+    U *to = result.mutable_data(), *other = spare.mutable_data();
+    bool swapped = false;
+    {
+        py::gil_scoped_release released;
+        std::vector<int64_t> starts(DIGITS << BITS);
+        for (int64_t i = 0; i < count; ++i)
+            for (int digit = 0; digit < DIGITS; ++digit)
+                ++starts[(digit << BITS) + (from[i] >> (BITS * digit) & ((1 << BITS) - 1))];
+        for (int digit = 0; digit < DIGITS; ++digit) {
+            int64_t *start = &starts[digit << BITS], before = 0;
+            for (int value = 0; value < 1 << BITS; ++value) before += std::exchange(start[value], before);
+            for (int64_t i = 0; i < count; ++i) to[start[from[i] >> (BITS * digit) & ((1 << BITS) - 1)]++] = from[i];
+            from = to;
+            std::swap(to, other);
+        }
+        swapped = from != result.data();
+    }
+    return swapped ? spare : result;
+}
+
+constexpr int64_t SAMPLE = 512, MARGIN = 40;  // of ranks: 3.5 standard deviations of one in a sample, or more
+constexpr int TURNS = 8;                      // of which few are needed where magnitudes differ
+
+// Two magnitudes between which the k-th largest most likely lies: those around its place in a sample.
+template <class Int> std::pair<Int, Int> likely_bounds(const Int *magnitudes, int64_t count, int64_t k) {
+    Int sample[SAMPLE];
+    for (int64_t i = 0; i < SAMPLE; ++i) sample[i] = magnitudes[i * count / SAMPLE];
+    std::sort(sample, sample + SAMPLE, std::greater<Int>());
+    const int64_t rank = k * SAMPLE / count;
+    return {rank + MARGIN < SAMPLE ? sample[rank + MARGIN] : 0,
+            rank >= MARGIN ? sample[rank - MARGIN] : std::numeric_limits<Int>::max()};
+}
+
+// Keeps what lies in [least, most]; (how many, how many lie above).
+template <class Int>
+INLINE std::pair<int64_t, int64_t> keep_between(const Int *numbers, int64_t count, Int least, Int most, Int *kept) {
+    int64_t within = 0, above = 0;
+    for (int64_t start = 0; start < count; start += BLOCK) {
+        const int64_t length = std::min(BLOCK, count - start);
+        uint32_t here = 0, larger = 0;
+        for (int64_t i = 0; i < length; ++i) {
+            const Int number = numbers[start + i];
+            here |= static_cast<uint32_t>((number >= least) & (number <= most)) << i;
+            larger += number > most;
+        }
+        above += larger;
+        for (; here; here &= here - 1) kept[within++] = numbers[start + __builtin_ctz(here)];
+    }
+    return {within, above};
+}
+FOR_EACH_PROCESSOR std::pair<int64_t, int64_t> between(const int32_t *numbers, int64_t count, int32_t least,
+                                                       int32_t most, int32_t *kept) {
+    return keep_between(numbers, count, least, most, kept);
+}
+FOR_EACH_PROCESSOR std::pair<int64_t, int64_t> between(const int64_t *numbers, int64_t count, int64_t least,
+                                                       int64_t most, int64_t *kept) {
+    return keep_between(numbers, count, least, most, kept);
+}
+
+// Of the values the k-th largest magnitude, k from 1: what lies between likely bounds is searched on (Floyd and
+// Rivest, 1975), and where it does not lie there, all.
+template <class T> T kth_magnitude(const Array<T> &values, int64_t k) {
+    using Int = typename Integer<T>::type;
+    int64_t count = values.size();
+    if (k < 1 || k > count) throw std::invalid_argument("k from 1 to the length");
+    const T *value = values.data();
+    Array<Int> first(count), second(count);
+    Int *left = first.mutable_data(), *kept = second.mutable_data();
+    py::gil_scoped_release released;
+    for (int64_t i = 0; i < count; ++i) left[i] = magnitude(value[i]);
+    for (int turn = 0; turn < TURNS && count > 4 * SAMPLE; ++turn) {
+        const auto [least, most] = likely_bounds(left, count, k);
+        const auto [within, above] = between(left, count, least, most, kept);
+        if (k <= above || k > above + within) break;
+        k -= above;
+        count = within;
+        std::swap(left, kept);
+    }
+    std::nth_element(left, left + k - 1, left + count, std::greater<Int>());
+    T result;
+    std::memcpy(&result, &left[k - 1], sizeof result);
+    return result;
+}
+
+}  // namespace

@@ -1,0 +1,120 @@
+"""The kernels in NumPy, for machines without a C++ compiler; and what the C++ ones are tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from . import half_precision
+from .half_precision import HalfBits, HalfDtype
+from .protocol import CHUNK, Array, CandidateBuffer, Integers, Words
+
+
+def _where_passing(values: Array, threshold: float) -> Integers:
+    magnitudes = np.abs(values)
+    return np.flatnonzero(magnitudes >= values.dtype.type(threshold) if threshold > 0 else magnitudes > 0)
+
+
+def _check_within(out: Array, indices: Integers) -> None:
+    if len(indices) and not (indices.min() >= 0 and indices.max() < len(out)):
+        raise IndexError("an index lies outside of the array")
+
+
+class NumpyKernels:
+    """In NumPy, chunk by chunk."""
+
+    name = "NumPy"
+
+    def add_and_collect(self, residual: Array, gradient: Array, out: Array, scale: float, threshold: float,
+                        first: int, buffer: CandidateBuffer, stream: bool, clear: bool) -> bool:  # noqa: ARG002
+        finite = True
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in range(0, len(out), CHUNK):
+                part = slice(start, start + CHUNK)
+                terms = residual[part] if scale == 1.0 else residual[part] * out.dtype.type(scale)
+                np.add(terms, gradient[part], out=out[part])
+                # A sum is finite only if its terms are; it may overflow though they are.
+                finite = finite and bool(np.isfinite(out[part].sum()) or np.isfinite(out[part]).all())
+                self._collect(out[part], threshold, first + start, buffer)
+                if clear:
+                    gradient[part] = 0
+        return finite
+
+    def collect(self, acc: Array, threshold: float, first: int, buffer: CandidateBuffer) -> None:
+        for start in range(0, len(acc), CHUNK):
+            self._collect(acc[start:start + CHUNK], threshold, first + start, buffer)
+
+    def _collect(self, chunk: Array, threshold: float, first: int, buffer: CandidateBuffer) -> None:
+        if buffer.count > buffer.capacity:
+            return
+        found = _where_passing(chunk, threshold)[:buffer.capacity + 1 - buffer.count]
+        stop = buffer.count + len(found)
+        buffer.indices[buffer.count:stop] = found + first
+        buffer.values[buffer.count:stop] = chunk[found]
+        buffer.count = stop
+
+    def clear(self, out: Array, indices: Integers) -> None:
+        _check_within(out, indices)
+        out[indices] = 0
+
+    def add(self, out: Array, indices: Integers, values: Array) -> None:
+        _check_within(out, indices)
+        out[indices] += values
+
+    def scatter(self, out: Array, indices: Integers, values: Array, zero: bool = False) -> None:
+        if len(indices) and not (indices[0] >= 0 and indices[-1] < len(out) and (np.diff(indices) > 0).all()):
+            raise IndexError("the indices must ascend, and lie within the array")
+        if not zero:
+            out.fill(0)
+        out[indices] = values
+
+    def passing(self, indices: Integers, values: Array, threshold: float) -> tuple[Integers, Array]:
+        found = _where_passing(values, threshold)
+        return indices[found], values[found]
+
+    def sum_parts(self, indices: Sequence[Integers], values: Sequence[Array]) -> tuple[Integers, Array]:
+        union = np.unique(np.concatenate(indices))
+        total = np.zeros(len(union), values[0].dtype)
+        for part, mine in zip(indices, values, strict=True):
+            total[np.searchsorted(union, part)] += mine
+        return union, total
+
+    def sorted(self, numbers: Array) -> Array:
+        return np.sort(numbers)
+
+    def kth_magnitude(self, values: Array, k: int) -> float:
+        return float(np.partition(np.abs(values), len(values) - k)[len(values) - k])
+
+    def common_positions(self, mine: Integers, other: Integers) -> Integers:
+        if not len(other):
+            return np.empty(0, np.int64)
+        at = np.searchsorted(other, mine)
+        at[at == len(other)] = 0
+        return np.flatnonzero(other[at] == mine)
+
+    def pack_indices(self, indices: Integers, start: int, low_bits: int, low_words: int, upper_words: int) -> Words:
+        offsets = indices - start
+        low = np.zeros(32 * low_words, np.uint8)
+        low[:len(indices) * low_bits] = (offsets[:, None] >> np.arange(low_bits) & 1).ravel()
+        upper = np.zeros(32 * upper_words, np.uint8)
+        upper[(offsets >> low_bits) + np.arange(len(indices))] = 1
+        return np.packbits(np.concatenate([low, upper]), bitorder="little").view(np.uint32)
+
+    def unpack_indices(self, words: Words, count: int, start: int, stop: int, low_bits: int,
+                       low_words: int) -> Integers:
+        bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+        upper = np.flatnonzero(bits[32 * low_words:])
+        if len(upper) != count:
+            return np.empty(0, np.int64)
+        low = bits[:count * low_bits].reshape(count, low_bits) @ (1 << np.arange(low_bits))
+        offsets = (upper - np.arange(count)) << low_bits | low
+        valid = (np.diff(offsets, prepend=-1) > 0).all() and (offsets < stop - start).all()
+        return offsets + start if valid else np.empty(0, np.int64)
+
+    def to_half(self, values: Array, name: HalfDtype) -> HalfBits:
+        return half_precision.to_half(values, name)
+
+    def from_half(self, bits: HalfBits, name: HalfDtype, dtype: Any) -> Array:
+        return half_precision.from_half(bits, name, dtype)

@@ -1,0 +1,96 @@
+"""The loops over many elements: what they do. In C++ and in NumPy they give the same bits.
+
+"Passing" means to be a number that is not zero, infinity included, with a magnitude of at least the threshold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .half_precision import HalfBits, HalfDtype
+
+Array = NDArray[Any]
+Integers = NDArray[np.int64]
+Words = NDArray[np.uint32]
+
+CHUNK = 1 << 16
+"""Elements handled at a time: small enough that temporaries stay in the second-level cache."""
+
+
+class CandidateBuffer:
+    """Where passing elements are collected, up to `capacity`. Of more, not all are here, and `count` exceeds it.
+
+    indices: int64, values: dtype; both shape (capacity + SLACK,), of which the first `count` are in use.
+    """
+
+    SLACK = 64
+
+    def __init__(self, capacity: int, dtype: Any) -> None:
+        self.capacity = capacity
+        self.indices: Integers = np.empty(capacity + self.SLACK, np.int64)
+        self.values: Array = np.empty(capacity + self.SLACK, dtype)
+        self.count = 0
+
+
+class Kernels(Protocol):
+    """What is done with many elements."""
+
+    name: str
+
+    def add_and_collect(self, residual: Array, gradient: Array, out: Array, scale: float, threshold: float,
+                        first: int, buffer: CandidateBuffer, stream: bool, clear: bool) -> bool:
+        """out = scale * residual + gradient; says whether all of out is finite, and collects what passes.
+
+        All arrays: float32 or float64, one dtype, contiguous, one length. first: the index of their first element.
+        stream: a hint, that out need not stay in the cache. clear: the gradient is zero afterwards, which costs least
+        while it is in the cache.
+        """
+
+    def collect(self, acc: Array, threshold: float, first: int, buffer: CandidateBuffer) -> None:
+        """Collects the elements of acc that pass."""
+
+    def clear(self, out: Array, indices: Integers) -> None:
+        """out[indices] = 0. Raises IndexError where an index lies outside of out, which then is as it was."""
+
+    def add(self, out: Array, indices: Integers, values: Array) -> None:
+        """out[indices] += values, of indices that differ. Raises IndexError like `clear`."""
+
+    def scatter(self, out: Array, indices: Integers, values: Array, zero: bool = False) -> None:
+        """out = 0, but for out[indices] = values. zero: whether out is zero already.
+
+        Raises IndexError where the indices do not ascend within out, which then is as it was.
+        """
+
+    def passing(self, indices: Integers, values: Array, threshold: float) -> tuple[Integers, Array]:
+        """The elements of a sparse vector that pass, in memory of their own."""
+
+    def sum_parts(self, indices: Sequence[Integers], values: Sequence[Array]) -> tuple[Integers, Array]:
+        """The sum of sparse parts, each of ascending indices; values are added to zero in the order of the parts."""
+
+    def sorted(self, numbers: Array) -> Array:
+        """Unsigned integers of 32 or 64 bits, ascending."""
+
+    def kth_magnitude(self, values: Array, k: int) -> float:
+        """The k-th largest magnitude, k from 1, of float32 or float64 values, none of them NaN."""
+
+    def common_positions(self, mine: Integers, other: Integers) -> Integers:
+        """Positions in `mine` of the indices that `other` has too; both strictly ascending."""
+
+    def pack_indices(self, indices: Integers, start: int, low_bits: int, low_words: int, upper_words: int) -> Words:
+        """Elias-Fano code of m strictly ascending indices >= start: of their offsets from it, the lower bits one
+        after the other in low_words of 32 bits; then, in upper_words, a one at bit (offset >> low_bits) + i for the
+        i-th. Lowest bits first."""
+
+    def unpack_indices(self, words: Words, count: int, start: int, stop: int, low_bits: int,
+                       low_words: int) -> Integers:
+        """The indices; none at all where the words do not hold `count`, strictly ascending within [start, stop)."""
+
+    def to_half(self, values: Array, name: HalfDtype) -> HalfBits:
+        """The nearest numbers of 16 bits to finite ones; see `half_precision.to_half`."""
+
+    def from_half(self, bits: HalfBits, name: HalfDtype, dtype: Any) -> Array:
+        """The numbers that these bits stand for: float32 or float64."""

@@ -1,0 +1,97 @@
+"""What users write: `compression=Partial(OkTopk(density=0.01))`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, get_args, overload
+
+from ..errors import OptionError
+from ..schemes.base import Compression, Scheme, check_integer, check_real
+from ..schemes.dense import Dense, DenseSum
+from ..schemes.oktopk import OkTopk
+from .states import Policy
+
+NEEDS_MPI = ("Partial needs MPI (horovodrun --mpi): its rounds run without the help of ranks that are late, and "
+             "Horovod's own collectives wait for everyone")
+
+
+class _Inner:
+    """Partial's first field: it takes what users write, and gives the scheme that a round runs."""
+
+    @overload
+    def __get__(self, options: None, _owner: type[Partial]) -> type[OkTopk]: ...
+
+    @overload
+    def __get__(self, options: Partial, _owner: type[Partial]) -> Scheme: ...
+
+    def __get__(self, options: Partial | None, _owner: type[Partial]) -> Scheme | type[OkTopk]:
+        if options is None:  # the field's default
+            return OkTopk
+        scheme: Scheme = options.__dict__["inner"]
+        return scheme
+
+    def __set__(self, options: Partial, inner: Scheme | Dense | type[Scheme | Dense]) -> None:
+        options.__dict__["inner"] = _inner_scheme(inner)
+
+
+@dataclass(frozen=True, eq=False)
+class Partial(Compression):
+    """Eager-SGD (Li et al., PPoPP 2020): a step does not wait for the slowest rank; needs MPI.
+
+    Rounds of reduction run without the ranks that are late. What those have computed joins their next contribution,
+    and every rank applies every round's update, in order, so that replicas that have seen the same rounds are equal.
+
+    inner: what a round runs: Dense(), OkTopk(...) or another scheme, in one bucket; a class takes its defaults.
+    policy: "solo": whoever comes first starts a round; "majority": a rank that is drawn anew for each, so that half
+        of the ranks, on average, have come.
+    seed: of the draws.
+    max_staleness: how many rounds may run that a rank has not seen; then they wait for it. A rank keeps their
+        updates until it comes: of OkTopk 2k words each, of Dense n.
+    timeout: seconds after which that fails, on all ranks, and after which a round starts without the drawn rank.
+    model_sync_interval: None, or the paper's way: a late rank applies the latest round's update alone, replicas
+        drift apart, and are averaged every so many of a rank's own steps.
+    Raises OptionError where a value is not allowed.
+    """
+
+    inner: _Inner = _Inner()
+    policy: Policy = "majority"
+    seed: int = 0
+    max_staleness: int = 16
+    timeout: float = 600.0
+    model_sync_interval: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy not in get_args(Policy):
+            raise OptionError(f"policy must be one of {get_args(Policy)}; got {self.policy!r}")
+        check_integer("seed", self.seed, least=0)
+        check_integer("max_staleness", self.max_staleness)
+        check_real("timeout", self.timeout, "above 0", lambda x: x > 0)
+        if self.model_sync_interval is not None:
+            check_integer("model_sync_interval", self.model_sync_interval)
+        if self.inner.bucket_bytes is not None:
+            raise OptionError("Partial reduces all gradients in one bucket; got an inner scheme with "
+                              f"bucket_bytes={self.inner.bucket_bytes!r}")
+        if self.inner.transport == "horovod":
+            raise OptionError(f"{NEEDS_MPI}; got an inner scheme with transport='horovod'")
+
+    def settings(self) -> Mapping[str, Any]:
+        """Its own options by name, without the scheme's."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "inner"}
+
+
+def as_options(compression: Any) -> Scheme | Partial | None:
+    """Options of ours (a plain class takes the defaults), or None for anything else."""
+    if isinstance(compression, type) and issubclass(compression, Scheme | Partial):
+        return compression()
+    return compression if isinstance(compression, Scheme | Partial) else None
+
+
+def _inner_scheme(inner: Any) -> Scheme:
+    """What a round of Partial runs. Raises OptionError for what is none of ours."""
+    if isinstance(inner, Dense) or inner is Dense:
+        return DenseSum()
+    scheme = as_options(inner)
+    if not isinstance(scheme, Scheme):
+        raise OptionError(f"Partial takes Dense(), OkTopk(...) or another scheme; got {inner!r}")
+    return scheme

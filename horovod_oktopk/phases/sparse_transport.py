@@ -1,0 +1,62 @@
+"""Sparse vectors between ranks. Messages are encoded and decoded here: a phase has vectors and plans alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..transport.base import Transport
+from ..vectors.sparse import SparseVector
+from ..vectors.wire import Extent, WireCodec
+
+Route = Sequence[tuple[int, Extent]]
+"""(rank, extent) of messages to, or from, the ranks; this rank among them. Their order is that of their elements."""
+
+
+@dataclass(frozen=True)
+class SparseTransport:
+    """A Transport of sparse vectors.
+
+    messages_in_flight: how many messages fly at once while what came before them is decoded.
+    """
+
+    transport: Transport
+    codec: WireCodec
+    messages_in_flight: int = 1
+
+    @property
+    def rank(self) -> int:
+        return self.transport.rank
+
+    @property
+    def size(self) -> int:
+        return self.transport.size
+
+    def exchange(self, vector: SparseVector, sent: Route, received: Route) -> list[SparseVector]:
+        """Sends every rank its part of a vector; returns the parts for this one, in the order of `received`.
+
+        sent: of consecutive parts of the vector. Empty parts do not travel, and this rank's own stays as it is.
+        """
+        ends = np.cumsum([0, *(extent.length for _, extent in sent)]).tolist()
+        parts = {rank: vector[start:stop] for (rank, _), (start, stop)
+                 in zip(sent, itertools.pairwise(ends), strict=True)}
+        outgoing = {rank: self.codec.encode(parts[rank], extent.start, extent.stop)
+                    for rank, extent in sent if rank != self.rank and extent.length}
+        extents = {rank: extent for rank, extent in received if rank != self.rank and extent.length}
+        incoming = {rank: self.codec.size(extent.length, extent.span) for rank, extent in extents.items()}
+        arrived = {self.rank: parts[self.rank]}
+        for batch in self.transport.exchange(outgoing, incoming, self.messages_in_flight):
+            arrived.update((rank, self.codec.decode(message, *extents[rank])) for rank, message in batch)
+        nothing = SparseVector.empty(self.codec.dtype)
+        return [arrived.get(rank, nothing) for rank, _ in received]
+
+    def allgatherv(self, vector: SparseVector, received: Route) -> list[SparseVector]:
+        """All ranks' vectors, in the order of `received`, which holds every rank."""
+        extents = dict(received)
+        sizes = np.array([self.codec.size(extents[rank].length, extents[rank].span) for rank in range(self.size)])
+        mine = extents[self.rank]
+        messages = self.transport.allgatherv(self.codec.encode(vector, mine.start, mine.stop), sizes)
+        return [self.codec.decode(messages[rank], *extent) for rank, extent in received]

@@ -1,0 +1,151 @@
+"""What all schemes have in common: how a step is opened, and what belongs to it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels.half_precision import HalfDtype
+from ..phases.agreement import Attendance, Memory, RollCall, roll_call
+from ..phases.sparse_transport import SparseTransport
+from ..selection.accumulator import Accumulator
+from ..selection.local_top_k import local_top_k
+from ..transport.counting import CountingTransport
+from ..vectors.sparse import DenseVector, Indices, SparseVector
+from ..vectors.wire import WireCodec
+from .report import StepReport
+from .step_result import StepResult
+
+
+@dataclass
+class Step:
+    """One step on one rank: what all of its phases may need to know.
+
+    finite: whether this rank's acc is.
+    """
+
+    acc: Accumulator
+    k: int
+    finite: bool
+    transport: CountingTransport
+    report: StepReport
+    selected: SparseVector = field(init=False)
+    """What this rank has selected of acc."""
+    threshold: float = 0.0
+    """The magnitude by which it was."""
+    call: RollCall = field(init=False)
+    """What all ranks said when they opened the step."""
+
+    @property
+    def n(self) -> int:
+        """The number of elements of acc."""
+        return self.acc.n
+
+    @property
+    def t(self) -> int:
+        """The step counter, from 1; the same on all ranks."""
+        return self.call.step + 1
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """What happens inside is counted, and timed, under this name."""
+        return self.transport.phase(name)
+
+    def ranks(self, value_dtype: HalfDtype | None = None, messages_in_flight: int = 1) -> SparseTransport:
+        """The other ranks, to exchange sparse vectors with."""
+        return SparseTransport(self.transport, WireCodec(self.acc.dtype, value_dtype), messages_in_flight)
+
+    def skipped(self) -> StepResult:
+        """Of a step that some rank could not take, as its gradient was not finite."""
+        self.report.finite = False
+        return StepResult(None, np.empty(0, np.int64), self.report)
+
+    def result(self, update: SparseVector | DenseVector, contributed: Indices | slice,
+               remainder: SparseVector | None = None) -> StepResult:
+        """Of a step that was taken; see StepResult."""
+        self.report.local_selected, self.report.global_selected = len(self.selected), len(update)
+        self.report.local_threshold = self.threshold
+        return StepResult(update, contributed, self.report, remainder)
+
+
+class Algorithm:
+    """A sparse allreduce of one flat vector over the steps; one object on each rank.
+
+    A scheme gives `exchange`, and what else differs: how it selects, what it tells the others at the roll call, and
+    what it remembers of the steps before.
+
+    description: what must be equal on all ranks, one "name: value" a line.
+    """
+
+    def __init__(self, description: str) -> None:
+        self.description = description
+        self.step = 0
+
+    def reduce(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport) -> StepResult:
+        """One step. The caller commits `contributed` to acc, or drops the step.
+
+        finite: whether this rank's acc is. Raises AgreementError or TransportError, on every rank.
+        """
+        step = Step(acc, k, finite, transport, StepReport(self.step + 1, acc.n, k, phases=transport.phases))
+        if not self.fits(k, transport.size):
+            self.forget()
+        step.selected = self.select(step)
+        with step.phase("agree"):
+            mine = Attendance(self.description, k, self.step, finite, self.memory(),
+                              self.counts(step.selected, acc.n, transport.size))
+            step.call = roll_call(mine, transport)
+        step.report.step = step.t
+        if not step.call.finite:
+            return step.skipped()
+        result = self.exchange(step)
+        self.step = step.t
+        return result
+
+    def check_agreement(self, description: str, k: int, transport: CountingTransport, finite: bool = True) -> bool:
+        """A roll call alone, on which the others hear that this rank differs, if so; whether all are `finite`."""
+        nothing = self.counts(SparseVector.empty(np.float32), 0, transport.size)
+        return roll_call(Attendance(description, k, self.step, finite, counts=nothing), transport).finite
+
+    # What schemes give.
+
+    def exchange(self, step: Step) -> StepResult:
+        """The update, once all ranks have agreed on the step."""
+        raise NotImplementedError
+
+    def select(self, step: Step) -> SparseVector:
+        """What this rank selects; nothing where its acc is not finite."""
+        with step.phase("select"):
+            if not step.finite:
+                return SparseVector.empty(step.acc.dtype)
+            step.threshold, selected = self.local_selection(step.acc, step.k)
+            return selected
+
+    def local_selection(self, acc: Accumulator, k: int) -> tuple[float, SparseVector]:
+        """The threshold, and what passes it: the exact top-k."""
+        return local_top_k(acc, k)
+
+    def counts(self, selected: SparseVector, n: int, size: int) -> NDArray[np.int64]:  # noqa: ARG002
+        """What the others must know of the selection before they exchange; its length. int64, shape (m,)."""
+        return np.array([len(selected)], np.int64)
+
+    def memory(self) -> Memory:
+        """What this rank remembers of the steps before."""
+        return Memory(complete=True)
+
+    def fits(self, k: int, size: int) -> bool:  # noqa: ARG002
+        """Whether that is of as many ranks, and of the same k where this matters."""
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs to go on with the same bits: plain numbers, strings and lists."""
+        return {"step": self.step}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Takes what `state` gave on the same rank of as many ranks."""
+        self.step = state["step"]
+
+    def forget(self) -> None:
+        """Drops what depends on who the ranks are; the next step finds it anew."""
