@@ -20,7 +20,7 @@ from tests.launch import ROOT, environment
 
 def start(program: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     outputs = ("--json", str(folder / "out.json"), "--plot", str(folder / "out.png"))
-    return subprocess.run([sys.executable, str(ROOT / "benchmarks" / program), *arguments, *outputs], cwd=ROOT,
+    return subprocess.run([sys.executable, "-m", f"benchmarks.{program}", *arguments, *outputs], cwd=ROOT,
                           env=environment(), text=True, capture_output=True, timeout=120, check=False)
 
 
@@ -38,7 +38,7 @@ FIGURES = ("--ranks", "4", "--densities", "0.01", "--hidden", "16", "--batch-siz
 
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return outcome("figures.py", tmp_path_factory.mktemp("figures"), *FIGURES, "35")
+    return outcome("paper.figures", tmp_path_factory.mktemp("figures"), *FIGURES, "35")
 
 
 def test_oktopk_selects_exactly_k_and_keeps_to_its_guard(figures: dict[str, Any]) -> None:
@@ -77,9 +77,9 @@ def test_balancing_happens_where_it_should_and_moves_what_was_planned(figures: d
 
 
 def test_the_seed_decides(figures: dict[str, Any], tmp_path: Path) -> None:
-    again = outcome("figures.py", tmp_path, *FIGURES, "35")
+    again = outcome("paper.figures", tmp_path, *FIGURES, "35")
     assert {**again, "arguments": {}} == {**figures, "arguments": {}}
-    other = outcome("figures.py", tmp_path, *FIGURES, "1", "--seed", "2")
+    other = outcome("paper.figures", tmp_path, *FIGURES, "1", "--seed", "2")
     assert other["training"]["0.01"]["losses"][0] != figures["training"]["0.01"]["losses"][0]
 
 
@@ -90,7 +90,7 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "measured.json").write_text(json.dumps([
         {**entry, "rate": "1gbit"}, {**entry, "rate": "100mbit"}, {**entry, "rate": "1gbit", "n": 3},
         {**entry, "scheme": "Horovod dense", "rate": "1gbit", "density": None}]))
-    return outcome("simulation.py", folder, "--parameters", "50000", "--density", "0.02", "--ranks", "2", "3", "8",
+    return outcome("paper.simulation", folder, "--parameters", "50000", "--density", "0.02", "--ranks", "2", "3", "8",
                    "72", "--measured", str(folder / "measured.json"))
 
 
@@ -144,14 +144,14 @@ def test_what_was_left_out_is_said(simulation: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("program", "arguments", "message"), [
-    ("figures.py", ["--ranks", "1"], "--ranks must be from 2 to 64; got 1"),
-    ("figures.py", ["--densities", "0.1", "1.5"], "--densities must be in (0, 1]; got 1.5"),
-    ("figures.py", ["--fill-ranks", "6"], "--fill-ranks must be a power of two from 2 to 64; got 6"),
-    ("simulation.py", ["--ranks", "4", "1"], "--ranks must be from 2 to 512; got 1"),
-    ("simulation.py", ["--density", "0.5"], "--density must be in (0, 0.25]; got 0.5"),
-    ("simulation.py", ["--bandwidth", "fast"], "expected a bandwidth such as 10gbit; got 'fast'"),
-    ("simulation.py", ["--measured", "README.md"], "cannot use --measured README.md"),
-    ("simulation.py", ["--schemes", "Topk"], "invalid choice: 'Topk'")])
+    ("paper.figures", ["--ranks", "1"], "--ranks must be from 2 to 64; got 1"),
+    ("paper.figures", ["--densities", "0.1", "1.5"], "--densities must be in (0, 1]; got 1.5"),
+    ("paper.figures", ["--fill-ranks", "6"], "--fill-ranks must be a power of two from 2 to 64; got 6"),
+    ("paper.simulation", ["--ranks", "4", "1"], "--ranks must be from 2 to 512; got 1"),
+    ("paper.simulation", ["--density", "0.5"], "--density must be in (0, 0.25]; got 0.5"),
+    ("paper.simulation", ["--bandwidth", "fast"], "expected a bandwidth such as 10gbit; got 'fast'"),
+    ("paper.simulation", ["--measured", "README.md"], "cannot use --measured README.md"),
+    ("paper.simulation", ["--schemes", "Topk"], "invalid choice: 'Topk'")])
 def test_bad_input_is_told(program: str, arguments: list[str], message: str, tmp_path: Path) -> None:
     job = start(program, tmp_path, *arguments)
     assert job.returncode != 0
@@ -161,7 +161,8 @@ def test_bad_input_is_told(program: str, arguments: list[str], message: str, tmp
 
 
 def test_latency_of_ranks_that_come_one_after_the_other(tmp_path: Path) -> None:
-    found = outcome("partial.py", tmp_path, "--ranks", "3", "--iterations", "4", "--elements", "16", "--skew", "30")
+    found = outcome("stragglers.latency", tmp_path, "--ranks", "3", "--iterations", "4", "--elements", "16", "--skew",
+                    "30")
     active = {each["kind"]: each["active"] for each in found}
     assert sorted(active) == ["MPI_Allreduce", "majority", "solo"]
     assert active["MPI_Allreduce"] == 3
@@ -169,10 +170,9 @@ def test_latency_of_ranks_that_come_one_after_the_other(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def uneven(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The tasks of eager.py."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("uneven")
+def uneven() -> Any:
+    """The tasks of benchmarks.stragglers.training."""
+    return importlib.import_module("benchmarks.stragglers.tasks")
 
 
 @pytest.mark.parametrize("task", ["hyperplane", "digits", "wide", "docstrings"])

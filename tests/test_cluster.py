@@ -15,7 +15,7 @@ import pytest
 
 from tests.launch import ROOT, environment
 
-CLUSTER, TRAINING, SIZES = (str(ROOT / "benchmarks" / name) for name in ("cluster.py", "training.py", "sizes.py"))
+CLUSTER, TRAINING, SIZES = (f"benchmarks.cluster.{name}" for name in ("compare", "training", "sizes"))
 
 
 def can_make_hosts() -> bool:
@@ -32,7 +32,7 @@ needs_root = pytest.mark.skipif(not can_make_hosts(), reason="network namespaces
 
 def start(*arguments: str, script: str = CLUSTER) -> subprocess.Popen[str]:
     # A shell that starts tests in the background has them, and all that they start, ignore Ctrl-C.
-    return subprocess.Popen([sys.executable, script, *arguments], cwd=ROOT, env=environment(), text=True,
+    return subprocess.Popen([sys.executable, "-m", script, *arguments], cwd=ROOT, env=environment(), text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 

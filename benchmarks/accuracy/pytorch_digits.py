@@ -1,6 +1,6 @@
 """Handwritten digits with a convolutional network, data-parallel with Horovod.
 
-    horovodrun -np 4 -H localhost:4 python examples/pytorch_digits.py --compression oktopk
+    horovodrun -np 4 -H localhost:4 python -m benchmarks.accuracy.pytorch_digits --compression oktopk
 
 The data (1,797 images of 8 x 8 pixels) come with scikit-learn.
 """

@@ -1,6 +1,6 @@
 """The cost of one OkTopk step without the network: one rank, one core, the gradient of a VGG-16-sized model.
 
-    python benchmarks/step.py --json runs/step.json --plot runs/step.png
+    python -m benchmarks.local.step --json runs/step.json --plot runs/step.png
 
 Every phase is timed, with the kernels in C++ and, in turns with them, with those in NumPy, and now and
 then what else could be done with the same vector: a memcpy, NumPy's partition, PyTorch's topk.
@@ -25,12 +25,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from gradients import Gradients
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks.data.gradients import Gradients
 from horovod_oktopk import OkTopk
 from horovod_oktopk.kernels.kernels import KERNELS, Kernels, NumpyKernels
 from horovod_oktopk.schemes import oktopk

@@ -1,6 +1,6 @@
 """A character-level language model (LSTM), data-parallel with Horovod.
 
-    horovodrun -np 2 -H localhost:2 python examples/pytorch_text_lstm.py --compression oktopk
+    horovodrun -np 2 -H localhost:2 python -m benchmarks.accuracy.pytorch_text --compression oktopk
 
 The text is English and comes with Python: the topics of its `help()`, about 460,000 characters.
 """

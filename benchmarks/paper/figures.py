@@ -1,6 +1,6 @@
 """The figures of the Ok-Topk paper in small, from a training in one process.
 
-    python benchmarks/figures.py --json runs/figures.json --plot runs/figures.png
+    python -m benchmarks.paper.figures --json runs/figures.json --plot runs/figures.png
 
 A character LSTM on the text of Python's `help()` is trained data-parallel. As replicas are equal, one model serves
 all ranks: every rank's gradient comes from a batch of its own, the ranks reduce as threads with the package's

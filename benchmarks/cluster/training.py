@@ -1,6 +1,6 @@
 """Training steps on a cluster of network namespaces, by scheme: computation, sparsification, communication.
 
-    sudo .venv/bin/python benchmarks/training.py --hosts 8 --rate 1gbit
+    sudo .venv/bin/python -m benchmarks.cluster.training --hosts 8 --rate 1gbit
 
 A VGG-16, an LSTM and a transformer train on real data through hvd.DistributedOptimizer, one rank on each host. It
 needs root and iproute2.
@@ -20,10 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hosts import check_machine, cluster, in_words, run_job
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
+
+from benchmarks.cluster.hosts import check_machine, cluster, in_words, run_job
 
 SCHEMES: dict[str, tuple[str, dict[str, Any]]] = {
     "Dense": ("Dense", {}), "OkTopk": ("OkTopk", {}),
@@ -45,9 +46,9 @@ def train(model_name: str, schemes: list[str], density: float, warm_up: int, ste
     """On one rank: median seconds of a step and of its parts, for computation alone and for each scheme."""
     import horovod.torch as hvd
     import torch
-    from models import WORKLOADS
 
     import horovod_oktopk.torch as plugin
+    from benchmarks.data.models import WORKLOADS
 
     hvd.init()
     torch.set_num_threads(1)
@@ -123,7 +124,8 @@ def measure(arguments: argparse.Namespace) -> list[Result]:
                                                    unit="job"):
         with cluster(arguments.hosts, arguments.rate) as hosts, tempfile.TemporaryDirectory() as folder:
             outcome = Path(folder, "outcome.json")
-            run_job(hosts.mpirun(*settings, sys.executable, __file__, "--rank", "--models", model, "--schemes",
+            run_job(hosts.mpirun(*settings, sys.executable, "-m", __spec__.name, "--rank",
+                                 "--models", model, "--schemes",
                                  *schemes, "--density", str(arguments.density), "--warm-up", str(arguments.warm_up),
                                  "--steps", str(arguments.steps), "--json", str(outcome)), arguments.timeout)
             found += [{**result, "scheme": result["scheme"] + suffix} for result in json.loads(outcome.read_text())]

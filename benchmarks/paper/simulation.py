@@ -1,6 +1,6 @@
 """What the schemes send, and how long that would take, on 2 to 256 ranks: their own code on simulated ranks.
 
-    python benchmarks/simulation.py --latency 50us --bandwidth 1gbit --json runs/simulation.json
+    python -m benchmarks.paper.simulation --latency 50us --bandwidth 1gbit --json runs/simulation.json
 
 Ranks are threads that compute one after the other. A rank holds no n elements, but the 2k largest of its acc;
 which of them others have too follows a power law (--tail), made to resemble the fill-in of a real training.

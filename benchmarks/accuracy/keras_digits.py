@@ -1,6 +1,6 @@
 """Handwritten digits with a convolutional network and Keras' `model.fit`, data-parallel with Horovod.
 
-    horovodrun -np 4 -H localhost:4 python examples/keras_digits.py --compression oktopk
+    horovodrun -np 4 -H localhost:4 python -m benchmarks.accuracy.keras_digits --compression oktopk
 
 The same script runs under Keras 3 and, with TF_USE_LEGACY_KERAS=1, under tf-keras. The data (1,797 images of
 8 x 8 pixels) come with scikit-learn.

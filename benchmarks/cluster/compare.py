@@ -1,7 +1,7 @@
 """One allreduce, by every scheme and by dense allreduces, on a cluster of network namespaces with limited links.
 
-    sudo .venv/bin/python benchmarks/cluster.py --hosts 8 --rate 1gbit
-    sudo .venv/bin/python benchmarks/cluster.py --sweep --gradients runs/vgg16.npy
+    sudo .venv/bin/python -m benchmarks.cluster.compare --hosts 8 --rate 1gbit
+    sudo .venv/bin/python -m benchmarks.cluster.compare --sweep --gradients runs/vgg16.npy
 
 The first compares at one point; the second also varies hosts, density and rate, one at a time. It needs root and
 iproute2. Bytes are counted by the library and by the hosts' interfaces, and both are shown.
@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hosts import Cluster, check_machine, cluster, in_words, run_job
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-PROGRAM = Path(__file__).with_name("allreduce.py")
+from benchmarks.cluster.hosts import Cluster, check_machine, cluster, in_words, run_job
+
+PROGRAM = "benchmarks.cluster.allreduce"
 SPARSE = ("OkTopk", "OkTopk, bfloat16", "OkTopk, reuse", "OkTopk, auto", "GTopk", "TopkDSA", "TopkA", "GaussianK")
 DENSE = ("Horovod dense", "MPI dense")
 ALGORITHMS = {"ring": 4, "segmented ring": 5, "Rabenseifner": 6}
@@ -94,7 +95,7 @@ def run(hosts: Cluster, point: Point, job: Job, arguments: argparse.Namespace) -
     with tempfile.TemporaryDirectory() as folder:
         outcome = Path(folder, "outcome.json")
         recorded = ["--gradients", str(arguments.gradients.resolve())] if arguments.gradients else []
-        run_job(hosts.mpirun(*job.settings(), sys.executable, str(PROGRAM), "--schemes", *job.schemes, "--densities",
+        run_job(hosts.mpirun(*job.settings(), sys.executable, "-m", PROGRAM, "--schemes", *job.schemes, "--densities",
                              *map(str, point.densities), "--parameters", str(arguments.parameters), "--warm-up",
                              str(arguments.warm_up), "--steps", str(arguments.steps), "--json", str(outcome),
                              *recorded), arguments.timeout)
@@ -210,7 +211,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--density", type=float, default=0.01)
     parser.add_argument("--sweep", action="store_true", help="also 2 to 16 hosts, 0.1 to 2 %%, 100mbit to 10gbit")
     parser.add_argument("--parameters", type=int, default=14_728_266, help="synthetic gradients (default: VGG-16)")
-    parser.add_argument("--gradients", type=Path, help="recorded ones instead: python benchmarks/models.py")
+    parser.add_argument("--gradients", type=Path, help="recorded ones instead: python -m benchmarks.data.models")
     parser.add_argument("--warm-up", type=int, default=20, help="steps of a sparse scheme before those timed")
     parser.add_argument("--steps", type=int, default=8, help="timed")
     parser.add_argument("--schemes", nargs="+", choices=(*DENSE, *SPARSE), default=(*DENSE, *SPARSE),
@@ -224,7 +225,7 @@ def parse_arguments() -> argparse.Namespace:
     if arguments.gradients is not None:
         if not arguments.gradients.is_file():
             parser.error(f"--gradients: there is no file {arguments.gradients}; "
-                         f"python benchmarks/models.py --path {arguments.gradients} records them")
+                         f"python -m benchmarks.data.models --path {arguments.gradients} records them")
         arguments.parameters = np.load(arguments.gradients, mmap_mode="r").shape[1]
     return arguments
 

@@ -1,7 +1,7 @@
-"""One rank of benchmarks/cluster.py: times schemes' allreduces one after the other, and counts their bytes.
+"""One rank of benchmarks.cluster.compare: times schemes' allreduces one after the other, and counts their bytes.
 
-Gradients are recorded ones (benchmarks/models.py), or synthetic: a direction that all ranks share, and noise of each
-rank's own, both changing from step to step.
+Gradients are recorded ones (benchmarks.data.models), or synthetic: a direction that all ranks share, and noise of
+each rank's own, both changing from step to step.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gradients import Gradients, Recorded, Source
 from mpi4py import MPI
 
+from benchmarks.data.gradients import Gradients, Recorded, Source
 from horovod_oktopk import GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from horovod_oktopk.kernels.kernels import KERNELS
 from horovod_oktopk.schemes.report import StepReport

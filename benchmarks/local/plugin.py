@@ -1,6 +1,6 @@
 """What a step of the plugin costs inside each framework, without the network: PyTorch beside TensorFlow.
 
-    python benchmarks/plugin.py --json runs/plugin.json --plot runs/plugin.png
+    python -m benchmarks.local.plugin --json runs/plugin.json --plot runs/plugin.png
 
 One rank, one core, the parameters of VGG-16; real Horovod. From all gradients computed to all gradients
 reduced: the time a training step gets longer by. Each framework runs in processes of its own, in turns.
@@ -28,9 +28,10 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from step import Gradients, pin_to_one_core
 from tqdm import tqdm
 
+from benchmarks.data.gradients import Gradients
+from benchmarks.local.step import pin_to_one_core
 from horovod_oktopk.schemes.report import StepReport
 
 WIDTHS = (64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
@@ -187,7 +188,7 @@ def run_in_turns(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def run(framework: str, arguments: argparse.Namespace, outcome: Path) -> dict[str, Any]:
     """What one process measured."""
     launcher = [str(Path(sys.executable).with_name("horovodrun")), "-np", "1", "-H", "localhost:1", "--gloo"]
-    command = [*launcher, sys.executable, __file__, "--framework", framework, "--json", str(outcome),
+    command = [*launcher, sys.executable, "-m", __spec__.name, "--framework", framework, "--json", str(outcome),
                "--density", str(arguments.density), "--steps", str(arguments.steps),
                "--warm-up", str(arguments.warm_up), "--seed", str(arguments.seed)]
     job = subprocess.run(command, capture_output=True, text=True, check=False)

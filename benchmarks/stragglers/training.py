@@ -1,7 +1,8 @@
 """Eager-SGD (Li et al., PPoPP 2020): training with partial allreduces by ranks that are uneven (Figures 10, 12, 13).
 
-    .venv/bin/python benchmarks/eager.py                        # 8 ranks on this machine
-    sudo .venv/bin/python benchmarks/eager.py --tasks wide --methods synchronous majority oktopk both --cluster 1gbit
+    .venv/bin/python -m benchmarks.stragglers.training                        # 8 ranks on this machine
+    sudo .venv/bin/python -m benchmarks.stragglers.training --tasks wide --cluster 1gbit \\
+        --methods synchronous majority oktopk both
 
 Ranks sleep for as long as their device would compute (see uneven.py); everything else is real.
 """
@@ -21,10 +22,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hosts import check_machine, cluster, in_words, run_job
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
+
+from benchmarks.cluster.hosts import check_machine, cluster, in_words, run_job
 
 METHODS = {"synchronous": "synchronous (Horovod)", "solo": "solo", "majority": "majority",
            "oktopk": "OkTopk", "both": "majority, OkTopk", "solo-oktopk": "solo, OkTopk"}
@@ -46,8 +48,8 @@ def train(name: str, method: str, seed: int, scale: float, density: float) -> Ru
     """On one rank: a whole training run."""
     import horovod.torch as hvd
     import torch
-    from uneven import TASKS
 
+    from benchmarks.stragglers.tasks import TASKS
     from horovod_oktopk.torch import step_report, synchronize_replicas
 
     hvd.init()
@@ -128,7 +130,8 @@ def wanted(arguments: argparse.Namespace) -> Iterator[Run]:
 def start(run: Run, arguments: argparse.Namespace) -> Run:
     with tempfile.TemporaryDirectory() as folder:
         outcome = Path(folder, "outcome.json")
-        program = [sys.executable, __file__, "--rank", "--tasks", run["task"], "--methods", run["method"], "--seeds",
+        program = [sys.executable, "-m", __spec__.name, "--rank", "--tasks", run["task"],
+                   "--methods", run["method"], "--seeds",
                    str(run["seed"]), "--scales", str(run["scale"]), "--density", str(run["density"]), "--json",
                    str(outcome)]
         if arguments.cluster is None:
@@ -145,7 +148,7 @@ def of(runs: list[Run], **properties: Any) -> list[Run]:
 
 
 def show(runs: list[Run], arguments: argparse.Namespace, console: Console) -> None:
-    from uneven import TASKS
+    from benchmarks.stragglers.tasks import TASKS
     where = "this machine" if arguments.cluster is None else f"hosts at {in_words(arguments.cluster)}"
     for name in arguments.tasks:
         task = TASKS[name]
@@ -175,7 +178,8 @@ def plot(runs: list[Run], arguments: argparse.Namespace, path: Path) -> None:
     import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot
-    from uneven import TASKS
+
+    from benchmarks.stragglers.tasks import TASKS
     figure, panels = pyplot.subplots(1, len(arguments.tasks), figsize=(4.8 * len(arguments.tasks), 3.8),
                                      layout="constrained", squeeze=False)
     for axes, name in zip(panels[0], arguments.tasks, strict=True):

@@ -1,9 +1,9 @@
 """What a scheme does to accuracy: the PyTorch examples, trained by every scheme and by dense allreduces.
 
-    .venv/bin/python benchmarks/convergence.py
+    .venv/bin/python -m benchmarks.accuracy.convergence
 
-runs examples/pytorch_digits.py on 4 ranks and examples/pytorch_text_lstm.py on 2 under horovodrun (MPI), with several
-seeds each. Runs that --json already holds, with the same arguments, are not repeated.
+runs benchmarks.accuracy.pytorch_digits on 4 ranks and benchmarks.accuracy.pytorch_text on 2 under horovodrun (MPI),
+with several seeds each. Runs that --json already holds, with the same arguments, are not repeated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+PACKAGE = "benchmarks.accuracy"
 SCHEMES = {"none": "dense", "oktopk": "OkTopk", "topka": "TopkA", "topkdsa": "TopkDSA", "gtopk": "GTopk",
            "gaussiank": "GaussianK"}
 COLORS = {"none": "#222222", "oktopk": "#dd8452", "topka": "#4c72b0", "topkdsa": "#55a868", "gtopk": "#c44e52",
@@ -61,9 +61,9 @@ class Task:
 
 
 TASKS = {
-    "digits": Task("Handwritten digits, convolutional network", "pytorch_digits.py", 4, "accuracy",
+    "digits": Task("Handwritten digits, convolutional network", "pytorch_digits", 4, "accuracy",
                    "test accuracy (%)", ()),
-    "text": Task("Characters, LSTM", "pytorch_text_lstm.py", 2, "validation_loss",
+    "text": Task("Characters, LSTM", "pytorch_text", 2, "validation_loss",
                  "validation loss (nats per character)", ("--epochs", "6", "--lr", "1.0"),
                  sparse=("--density-warmup", "3")),
 }
@@ -83,7 +83,7 @@ def train(task: Task, arguments: list[str], timeout: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         outcome = Path(folder, "outcome.json")
         command = [str(Path(sys.executable).with_name("horovodrun")), "-np", str(task.ranks), "-H",
-                   f"localhost:{task.ranks}", "--mpi", sys.executable, str(EXAMPLES / task.script), *arguments,
+                   f"localhost:{task.ranks}", "--mpi", sys.executable, "-m", f"{PACKAGE}.{task.script}", *arguments,
                    "--json", str(outcome)]
         # A session of its own, so that whatever ends this program ends the ranks.
         with subprocess.Popen(command, env=environment(), text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

@@ -54,7 +54,7 @@ class Gradients:
 
 
 class Recorded:
-    """Gradients that `python benchmarks/models.py` wrote: bfloat16 as uint16, shape (count, n).
+    """Gradients that `python -m benchmarks.data.models` wrote: bfloat16 as uint16, shape (count, n).
 
     rank: every rank begins at another one of them.
     """

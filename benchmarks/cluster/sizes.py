@@ -1,7 +1,7 @@
 """One allreduce of vectors from a thousand to many millions of elements on the cluster: where dense wins, and whether
 strategy="auto" keeps up with it.
 
-    sudo .venv/bin/python benchmarks/sizes.py
+    sudo .venv/bin/python -m benchmarks.cluster.sizes
 
 Gradients are synthetic. See cluster.py for what the cluster is and what it needs.
 """
@@ -15,11 +15,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cluster import DENSE, Job, Point, load_pyplot, run
-from hosts import check_machine, cluster, in_words
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
+
+from benchmarks.cluster.compare import DENSE, Job, Point, load_pyplot, run
+from benchmarks.cluster.hosts import check_machine, cluster, in_words
 
 SCHEMES = {"Horovod dense": "#555555", "OkTopk": "#dd8452", "OkTopk, auto": "#da8bc3"}
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 50_000_000, 100_000_000)

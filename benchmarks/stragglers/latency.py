@@ -1,6 +1,6 @@
 """Latency of partial allreduces where ranks come one after the other (Figures 8 and 9 of Li et al., PPoPP 2020).
 
-    .venv/bin/python benchmarks/partial.py
+    .venv/bin/python -m benchmarks.stragglers.latency
 
 Rank i of 8 comes i times 20 ms after a barrier, 64 times; its latency is from there to its result. MPI's allreduce
 waits for the last rank, majority for one that is drawn, solo for none.
@@ -78,7 +78,8 @@ def launch(arguments: argparse.Namespace) -> list[Result]:
     with tempfile.TemporaryDirectory() as folder:
         outcome = Path(folder, "outcome.json")
         command = [MPIRUN, "--allow-run-as-root", "--oversubscribe", "-np", str(arguments.ranks), "--mca",
-                   "mpi_yield_when_idle", "1", sys.executable, __file__, "--rank", "--skew", str(arguments.skew),
+                   "mpi_yield_when_idle", "1", sys.executable, "-m", __spec__.name, "--rank", "--skew",
+                   str(arguments.skew),
                    "--iterations", str(arguments.iterations), "--json", str(outcome), "--elements",
                    *map(str, arguments.elements)]
         subprocess.run(command, check=True)

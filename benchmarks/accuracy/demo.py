@@ -21,8 +21,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-TRAINING = {"pytorch": ("PyTorch", "pytorch_digits.py"), "tensorflow": ("Keras", "keras_digits.py")}
-"""The framework's name, and its script beside this one."""
+TRAINING = {"pytorch": ("PyTorch", "benchmarks.accuracy.pytorch_digits"),
+            "tensorflow": ("Keras", "benchmarks.accuracy.keras_digits")}
+"""The framework's name, and the program that trains."""
 SCHEMES = {"none": "dense", "oktopk": "OkTopk"}
 TAG = re.compile(rb"\[\d+,\d+\]<std(?:out|err)>:")
 """mpirun's mark before the output of each rank; it would tear the progress bar apart."""
@@ -77,10 +78,10 @@ def run_passing_output(command: list[str]) -> int:
 def train(scheme: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """One training run; its results. Exits with the launcher's status if it fails."""
     results = folder / f"{scheme}.json"
-    script = Path(__file__).with_name(TRAINING[arguments.framework][1])
+    script = TRAINING[arguments.framework][1]
     command = [str(Path(sys.executable).with_name("horovodrun")), "-np", str(arguments.ranks),
                "-H", f"localhost:{arguments.ranks}", "--gloo" if arguments.gloo else "--mpi",
-               sys.executable, str(script), "--compression", scheme, "--density", str(arguments.density),
+               sys.executable, "-m", script, "--compression", scheme, "--density", str(arguments.density),
                "--seed", str(arguments.seed), "--json", str(results)]
     status = run_passing_output(command)
     if status or not results.exists():
