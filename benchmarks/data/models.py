@@ -1,18 +1,16 @@
-"""The models that the benchmarks train, on real data that comes with Python packages, and their gradients."""
+"""The large models that the benchmarks train, on real data that comes with Python packages."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from pydoc_data.topics import topics
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-from tqdm import tqdm
+
+from benchmarks.data.characters import load_text
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 VGG_16 = (64, 64, "pool", 128, 128, "pool", 256, 256, 256, "pool", 512, 512, 512, "pool", 512, 512, 512, "pool")
@@ -88,7 +86,7 @@ def digits(size: int, seed: int) -> Iterator[Batch]:
 def text(length: int) -> Callable[[int, int], Iterator[Batch]]:
     """Sequences of the topics of Python's help(), each with the characters that follow."""
     def batches(size: int, seed: int) -> Iterator[Batch]:
-        codes = "\n".join(topics[name] for name in sorted(topics)).encode("ascii", "replace")
+        codes = load_text().encode("ascii", "replace")
         characters = torch.tensor(np.frombuffer(codes, np.uint8).astype(np.int64))
         random = torch.Generator().manual_seed(seed)
         while True:
@@ -102,43 +100,3 @@ def text(length: int) -> Callable[[int, int], Iterator[Batch]]:
 WORKLOADS = {"vgg16": Workload("VGG-16 on digits", vgg16, digits, 2),
              "lstm": Workload("LSTM on text", LSTM, text(16), 1),
              "transformer": Workload("Transformer on text", Transformer, text(64), 1)}
-
-
-def record(workload: Workload, path: Path, count: int, steps: int, batch: int, seed: int) -> None:
-    """Trains for some steps, and then writes the gradients of `count` batches at the same parameters.
-
-    The file holds float32 numbers without their lower 16 bits (bfloat16), uint16, shape (count, n).
-    """
-    torch.manual_seed(seed)
-    model = workload.make()
-    optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9)
-    batches = workload.batches(batch, seed)
-    n = sum(parameter.numel() for parameter in model.parameters())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    recorded = np.lib.format.open_memmap(path, "w+", np.uint16, (count, n))
-    for step in tqdm(range(steps + count), desc=f"recording {workload.title}", unit="step"):
-        optimizer.zero_grad()
-        workload.loss(model, next(batches)).backward()
-        if step < steps:
-            optimizer.step()
-        else:
-            flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])  # type: ignore[union-attr]
-            recorded[step - steps] = (flat.numpy().view(np.uint32) >> 16).astype(np.uint16)
-    recorded.flush()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workload", choices=list(WORKLOADS), default="vgg16")
-    parser.add_argument("--path", type=Path, default=Path("runs/gradients.npy"))
-    parser.add_argument("--count", type=int, default=16, help="batches whose gradients are written")
-    parser.add_argument("--steps", type=int, default=40, help="of training before")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    record(WORKLOADS[arguments.workload], arguments.path, arguments.count, arguments.steps, arguments.batch,
-           arguments.seed)
-
-
-if __name__ == "__main__":
-    main()
