@@ -1,13 +1,11 @@
-"""One rank of benchmarks.cluster.compare: times schemes' allreduces one after the other, and counts their bytes.
+"""One rank of compare.py and sizes.py: times schemes' allreduces one after the other, and counts their bytes.
 
-Gradients are recorded ones (benchmarks.data.models), or synthetic: a direction that all ranks share, and noise of
+Gradients are recorded ones (benchmarks.data.record), or synthetic: a direction that all ranks share, and noise of
 each rank's own, both changing from step to step.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from benchmarks import launch
 from benchmarks.data.gradients import Gradients, Recorded, Source
 from horovod_oktopk import GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from horovod_oktopk.kernels.kernels import KERNELS
@@ -35,18 +34,6 @@ LOCAL_PHASES = ("accumulate", "select", "sum", "write_back")
 Vector = np.ndarray[Any, Any]
 Reduce = Callable[[Vector], StepReport | None]
 """Reduces the gradient in place; what a sparse scheme did."""
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--schemes", nargs="+", required=True)
-    parser.add_argument("--parameters", type=int, required=True)
-    parser.add_argument("--densities", nargs="+", type=float, required=True, help="for each sparse scheme")
-    parser.add_argument("--gradients", type=Path, help="recorded ones, of as many parameters")
-    parser.add_argument("--warm-up", type=int, required=True, help="steps of a sparse scheme before those timed")
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--json", type=Path, required=True, help="rank 0 writes the results here")
-    return parser.parse_args()
 
 
 def horovod_dense() -> Reduce:
@@ -97,10 +84,35 @@ def write(update: SparseVector | DenseVector, gradient: Vector) -> None:
         KERNELS.scatter(gradient, update.indices, update.values, zero=True)
 
 
-def measure(reduce: Reduce, gradients: Source, n: int, warm_up: int, steps: int) -> dict[str, Any]:
-    """Medians of the steps: seconds of the slowest rank, and of the mean rank bytes and seconds on its own."""
-    comm, gradient = MPI.COMM_WORLD, np.zeros(n, np.float32)
-    seconds, interface, reports = [], [], []
+class Steps:
+    """What the timed steps took, on this rank."""
+
+    def __init__(self) -> None:
+        self._seconds: list[float] = []
+        self._interface: list[int] = []
+        self._reports: list[StepReport] = []
+
+    def add(self, seconds: float, interface_bytes: int, report: StepReport | None) -> None:
+        """seconds: of the slowest rank. report: of a sparse scheme."""
+        self._seconds.append(seconds)
+        self._interface.append(interface_bytes)
+        self._reports += [] if report is None else [report]
+
+    def summary(self) -> dict[str, Any]:
+        """Medians of the steps, in the mean over the ranks; `local_seconds` are those of a rank's own passes."""
+        mine = {"seconds": statistics.median(self._seconds), "interface_bytes": statistics.median(self._interface)}
+        if self._reports:
+            mine["bytes_sent"] = statistics.median(report.bytes_sent for report in self._reports)
+            mine["local_seconds"] = statistics.median(
+                sum(report.phases[name].seconds for name in LOCAL_PHASES if name in report.phases)
+                for report in self._reports)
+            mine["selected"] = statistics.mean(report.global_selected / report.k for report in self._reports)
+        everyone = MPI.COMM_WORLD.allgather(mine)
+        return {name: statistics.mean(row[name] for row in everyone) for name in mine}
+
+
+def take_steps(reduce: Reduce, gradients: Source, n: int, warm_up: int, steps: int) -> dict[str, Any]:
+    comm, gradient, timed = MPI.COMM_WORLD, np.zeros(n, np.float32), Steps()
     for step in range(warm_up + steps):
         gradients.fill(gradient)
         comm.Barrier()
@@ -108,36 +120,28 @@ def measure(reduce: Reduce, gradients: Source, n: int, warm_up: int, steps: int)
         report = reduce(gradient)
         elapsed = comm.allreduce(time.perf_counter() - start, op=MPI.MAX)
         if step >= warm_up:
-            seconds.append(elapsed)
-            interface.append(int(INTERFACE.read_text()) - sent)
-            reports.append(report)
-    mine = {"interface_bytes": statistics.median(interface)}
-    told = [report for report in reports if report is not None]
-    if told:
-        mine["bytes_sent"] = statistics.median(report.bytes_sent for report in told)
-        mine["local_seconds"] = statistics.median(
-            sum(report.phases[name].seconds for name in LOCAL_PHASES if name in report.phases) for report in told)
-        mine["selected"] = statistics.mean(report.global_selected / report.k for report in told)
-    everyone = comm.allgather(mine)
-    return {"seconds": statistics.median(seconds),
-            **{name: statistics.mean(row[name] for row in everyone) for name in mine}}
+            timed.add(elapsed, int(INTERFACE.read_text()) - sent, report)
+    return timed.summary()
 
 
-def main() -> None:
-    arguments = parse_arguments()
-    n, rank = arguments.parameters, MPI.COMM_WORLD.rank
+def measure(schemes: list[str], densities: list[float], parameters: int, warm_up: int, steps: int,
+            gradients: str | None) -> list[dict[str, Any]]:
+    """Each scheme, sparse ones with each density. gradients: a file of recorded ones, of as many parameters.
+
+    warm_up: steps of a sparse scheme before those timed.
+    """
+    rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     results = []
-    for scheme in arguments.schemes:
-        for density in arguments.densities if scheme in SPARSE else [None]:
-            gradients = (Recorded(arguments.gradients, rank) if arguments.gradients
-                         else Gradients(n, seed=1, noise_seed=100 + rank))
-            reduce = {"Horovod dense": horovod_dense, "MPI dense": mpi_dense}.get(
-                scheme, lambda s=scheme, d=density: sparse(s, n, d))()
-            found = measure(reduce, gradients, n, arguments.warm_up if scheme in SPARSE else 1, arguments.steps)
-            results.append({"scheme": scheme, "density": density, "ranks": MPI.COMM_WORLD.size, "n": n, **found})
-    if rank == 0:
-        arguments.json.write_text(json.dumps(results))
+    for scheme in schemes:
+        dense = {"Horovod dense": horovod_dense, "MPI dense": mpi_dense}.get(scheme)
+        for density in [None] if dense else densities:
+            source: Source = (Recorded(Path(gradients), rank) if gradients
+                              else Gradients(parameters, seed=1, noise_seed=100 + rank))
+            reduce = sparse(scheme, parameters, density) if dense is None else dense()
+            found = take_steps(reduce, source, parameters, 1 if dense else warm_up, steps)
+            results.append({"scheme": scheme, "density": density, "ranks": size, "n": parameters, **found})
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    launch.run_rank(measure)

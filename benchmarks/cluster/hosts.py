@@ -5,17 +5,19 @@ It needs root and iproute2. The hosts are removed at the end, also after a failu
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks.launch import MPIRUN
 
 SUBNET = "10.213.0"
 BYTES_PER_ELEMENT, BYTES_PER_RANK = 32, 450 << 20
@@ -29,15 +31,15 @@ class Cluster:
     hosts: list[str]
     agent: Path
 
-    def mpirun(self, *arguments: str) -> list[str]:
+    def mpirun(self, *options: str) -> list[str]:
         """The command line before the program's."""
         addresses = ",".join(f"{SUBNET}.{index + 1}:1" for index in range(len(self.hosts)))
         network = f"{SUBNET}.0/24"
         settings = {"plm_rsh_agent": str(self.agent), "btl": "tcp,self", "pml": "ob1", "btl_tcp_if_include": network,
                     "oob_tcp_if_include": network, "mpi_yield_when_idle": "1"}
         mca = [part for name, value in settings.items() for part in ("--mca", name, value)]
-        return [str(Path(sys.executable).with_name("mpirun")), "--allow-run-as-root", "-np", str(len(self.hosts)),
-                "--host", addresses, "--bind-to", "none", *mca, *arguments]
+        return [MPIRUN, "-np", str(len(self.hosts)),
+                "--host", addresses, "--bind-to", "none", *mca, *options]
 
 
 @contextmanager
@@ -58,13 +60,18 @@ def cluster(hosts: int, rate: str) -> Iterator[Cluster]:
             undo.callback(_ip, "link", "del", link, check=False)
             undo.callback(_end_processes, name)  # first, as a namespace lives as long as they do
             _connect(name, link, bridge, f"{SUBNET}.{index + 1}/24", rate)
-        agent = Path(folder, "agent.sh")
-        # The hosts share a disk, and daemons would meet in one session directory: each gets its own.
-        agent.write_text(f'#!/bin/sh\nhost="$1"; shift\nindex=$((${{host##*.}} - 1))\n'
-                         f'export OMPI_MCA_orte_tmpdir_base={folder}/$index\nmkdir -p {folder}/$index\n'
-                         f'exec ip netns exec {mark}-$index sh -c "$*"\n')
-        agent.chmod(0o755)
-        yield Cluster(names, agent)
+        yield Cluster(names, _write_agent(Path(folder), mark))
+
+
+def _write_agent(folder: Path, mark: str) -> Path:
+    """A script with ssh's arguments, which starts a program on a host; the hosts share the machine's disk."""
+    agent = folder / "agent.sh"
+    # Open MPI's daemons would meet in one session directory: each gets its own.
+    agent.write_text(f'#!/bin/sh\nhost="$1"; shift\nindex=$((${{host##*.}} - 1))\n'
+                     f'export OMPI_MCA_orte_tmpdir_base={folder}/$index\nmkdir -p {folder}/$index\n'
+                     f'exec ip netns exec {mark}-$index sh -c "$*"\n')
+    agent.chmod(0o755)
+    return agent
 
 
 def _end_processes(name: str) -> None:
@@ -97,12 +104,7 @@ def _run(*command: str, check: bool = True) -> None:
 
 
 def check_machine(hosts: int, rate: str, parameters: int, bytes_per_element: int = BYTES_PER_ELEMENT) -> None:
-    """Ends with a message where the machine cannot hold this cluster."""
-    if os.geteuid() != 0:
-        raise SystemExit("cluster: network namespaces need root: sudo .venv/bin/python benchmarks/...")
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    if missing:
-        raise SystemExit(f"cluster: {' and '.join(missing)} not found: install iproute2")
+    """Ends with a message where such a cluster cannot be, or not on this machine."""
     if not 2 <= hosts <= 64:
         raise SystemExit(f"cluster: --hosts must be from 2 to 64; got {hosts}")
     if not re.fullmatch(r"[1-9][0-9]*(kbit|mbit|gbit)", rate):
@@ -112,6 +114,11 @@ def check_machine(hosts: int, rate: str, parameters: int, bytes_per_element: int
     if needed > available:
         raise SystemExit(f"cluster: {hosts} ranks of {parameters:,} parameters need about {needed >> 30} GiB; "
                          f"{available >> 30} GiB are free")
+    if os.geteuid() != 0:
+        raise SystemExit("cluster: network namespaces need root: sudo .venv/bin/python -m benchmarks...")
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        raise SystemExit(f"cluster: {' and '.join(missing)} not found: install iproute2")
 
 
 def in_words(rate: str) -> str:
@@ -119,17 +126,9 @@ def in_words(rate: str) -> str:
     return re.sub(r"([kmg])bit", lambda unit: f" {unit[1].replace('m', 'M').replace('g', 'G')}bit/s", rate)
 
 
-def run_job(command: list[str], timeout: float) -> None:
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3",
-                 "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    with subprocess.Popen(command, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          start_new_session=True) as job:
-        try:
-            output, _ = job.communicate(timeout=timeout)
-        except BaseException as error:
-            os.killpg(job.pid, signal.SIGTERM)
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-            raise SystemExit(f"cluster: a job had not ended after {timeout:g} s: {' '.join(command)}") from None
-    if job.returncode:
-        raise SystemExit(f"cluster: a job failed: {' '.join(command)}\n{output}")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of every benchmark on a cluster."""
+    parser.add_argument("--hosts", type=int, default=8)
+    parser.add_argument("--rate", default="1gbit", help="of each host's link, such as 100mbit")
+    parser.add_argument("--density", type=float, default=0.01)
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for each job")

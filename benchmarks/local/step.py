@@ -13,24 +13,23 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"  # read once, when NumPy and PyTorch are imported
 
 import argparse
-import json
 import statistics
 import time
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks import output
 from benchmarks.data.gradients import Gradients
+from benchmarks.output import BLUE, GREEN, GREY, ORANGE, VIOLET
 from horovod_oktopk import OkTopk
 from horovod_oktopk.kernels.kernels import KERNELS, Kernels, NumpyKernels
 from horovod_oktopk.schemes import oktopk
@@ -47,23 +46,10 @@ PHASES = ("accumulate", "select", "reduce", "write-back")
 SPARSIFICATION = ("accumulate", "select", "write-back")
 WITH_TOPK = "all with torch.topk"
 """Sparsification as one would write it in PyTorch."""
-COLORS = dict(zip(PHASES, ("#4c72b0", "#dd8452", "#55a868", "#8172b3"), strict=True))
+COLORS = dict(zip(PHASES, (BLUE, ORANGE, GREEN, VIOLET), strict=True))
 Gradient = NDArray[np.float32]
 Samples = dict[str, list[float]]
 """Milliseconds by name."""
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--n", type=int, default=14_728_266, help="elements (default: VGG-16 for CIFAR-10)")
-    parser.add_argument("--density", type=float, default=0.01)
-    parser.add_argument("--steps", type=int, default=97, help="timed")
-    parser.add_argument("--warm-up", type=int, default=32, help="steps before, in which the residual fills")
-    parser.add_argument("--every", type=int, default=8, help="so many steps, time what is compared with")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, default=Path("runs/step.json"))
-    parser.add_argument("--plot", type=Path, default=Path("runs/step.png"))
-    return parser.parse_args()
 
 
 class Step:
@@ -179,10 +165,8 @@ def summary(values: list[float]) -> dict[str, float]:
 
 
 def show(results: dict[str, Any], console: Console) -> None:
-    table = Table(title=f"One step on one core, n = {results['n']:,}, k = {results['k']:,}; milliseconds")
-    table.add_column("")
-    for heading in ("mean", "median", "max"):
-        table.add_column(heading, justify="right")
+    table = output.make_table(f"One step on one core, n = {results['n']:,}, k = {results['k']:,}; milliseconds",
+                              [""], ["mean", "median", "max"])
     for kind, phases in results["steps"].items():
         for phase, figures in phases.items():
             table.add_row(f"{kind}: {phase}", *(f"{value:.1f}" for value in figures.values()),
@@ -201,35 +185,22 @@ def show(results: dict[str, Any], console: Console) -> None:
                   f"{memory['step_peak_median']:.1f} MiB (median) and {memory['step_peak_max']:.1f} MiB (max).")
 
 
-def plot(results: dict[str, Any], path: Path) -> None:
+def plot(results: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Mean times, as those of the phases add up to that of the step; beside the other operations."""
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    figure, axes = pyplot.subplots(figsize=(8, 3.6), layout="constrained")
-    rows = [f"OkTopk, {kind}" for kind in results["steps"]] + list(results["others"])
-    ends = []
-    for row, phases in enumerate(results["steps"].values()):
-        left = 0.0
-        for phase in PHASES:
-            width = phases[phase]["mean"]
-            axes.barh(row, width, left=left, color=COLORS[phase], label=phase if row == 0 else None)
-            left += width
-        ends.append(left)
-    for row, figures in enumerate(results["others"].values(), start=len(ends)):
-        axes.barh(row, figures["mean"], color="#999999")
-        ends.append(figures["mean"])
-    for row, end in enumerate(ends):
-        axes.annotate(f"{end:.1f}", (end, row), xytext=(4, 0), textcoords="offset points", va="center")
-    axes.set_yticks(range(len(rows)), rows)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.12 * max(ends))
-    axes.set_xlabel("milliseconds (mean)")
-    axes.set_title(f"One step on one core, n = {results['n']:,}, k = {results['k']:,}")
-    axes.spines[["top", "right"]].set_visible(False)
+    figure, axes = output.load_pyplot().subplots(figsize=(8, 3.6), layout="constrained")
+    steps, others = results["steps"], results["others"]
+    rows = [*(f"OkTopk, {kind}" for kind in steps), *others]
+    none = [0.0] * len(others)
+    parts = {phase: [*(phases[phase]["mean"] for phases in steps.values()), *none] for phase in PHASES}
+    ends = output.stacked_bars(axes, rows, parts, COLORS)
+    means = [figures["mean"] for figures in others.values()]
+    axes.barh(range(len(steps), len(rows)), means, color=GREY)
+    ends[len(steps):] = means
+    output.label_ends(axes, ends)
+    axes.set(xlim=(0, 1.12 * max(ends)), xlabel="milliseconds (mean)",
+             title=f"One step on one core, n = {results['n']:,}, k = {results['k']:,}")
     axes.legend(frameon=False, loc="upper right")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    output.save(figure, arguments.plot)
 
 
 def pin_to_one_core() -> None:
@@ -238,8 +209,19 @@ def pin_to_one_core() -> None:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
-def main() -> None:
-    arguments = parse_arguments()
+def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
+    parser = output.make_parser(__doc__, "step")
+    parser.add_argument("--n", type=int, default=14_728_266, help="elements (default: VGG-16 for CIFAR-10)")
+    parser.add_argument("--density", type=float, default=0.01)
+    parser.add_argument("--steps", type=int, default=97, help="timed")
+    parser.add_argument("--warm-up", type=int, default=32, help="steps before, in which the residual fills")
+    parser.add_argument("--every", type=int, default=8, help="so many steps, time what is compared with")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args(line)
+
+
+def main(line: list[str] | None = None) -> None:
+    arguments = parse_arguments(line)
     pin_to_one_core()
     torch.set_num_threads(1)
     gradient = np.zeros(arguments.n, np.float32)
@@ -247,18 +229,14 @@ def main() -> None:
     steps = {kernels.name: Step(arguments.n, arguments.density, kernels) for kernels in (KERNELS, NumpyKernels())}
     step = steps[KERNELS.name]
     kinds, others = measure(steps, Others(arguments.n, step.k), gradients, gradient, arguments)
-    memory = measure_memory(step, gradients, gradient)
-    results = {"n": arguments.n, "k": step.k, "density": arguments.density, "steps": {
-        kind: {name: summary(values) for name, values in samples.items()}
-        for kind, samples in kinds.items()},
-        "others": {name: summary(values) for name, values in others.items()}, "memory_mib": memory}
-    show(results, Console())
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(results, indent=1))
-    try:
-        plot(results, arguments.plot)
-    except ImportError:
-        print("No plot: matplotlib is not installed.")
+    results = {"n": arguments.n, "k": step.k, "density": arguments.density,
+               "steps": {kind: {name: summary(values) for name, values in samples.items()}
+                         for kind, samples in kinds.items()},
+               "others": {name: summary(values) for name, values in others.items()},
+               "memory_mib": measure_memory(step, gradients, gradient)}
+    show(results, output.make_console())
+    output.write_json(arguments.json, results)
+    plot(results, arguments)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tasks whose ranks take unequally long for a step: what the benchmark of eager-SGD trains.
+"""Tasks whose ranks take unequally long for a step: what training.py trains.
 
 Eight ranks on a few cores cannot compute at the same time as eight devices would. So a rank sleeps, and then computes
 the step's gradient for real, for as long together as the task says that the rank's *device* takes.
@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.nn import functional
+
+from benchmarks.data.digits import split_digits
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -98,10 +98,7 @@ class Digits:
 
     def __init__(self, rank: int, size: int, seed: int, scale: float) -> None:
         self.rank, self.size, self.seed, self.apart = rank, size, seed, self.skew * scale
-        images, labels = load_digits(return_X_y=True)
-        images = ((images - images.mean()) / images.std()).astype(np.float32).reshape(-1, 1, 8, 8)
-        parts = train_test_split(images, labels, test_size=0.2, stratify=labels, random_state=seed)
-        self.x, self.test_x, self.y, self.test_y = map(torch.as_tensor, parts)
+        self.x, self.test_x, self.y, self.test_y = map(torch.as_tensor, split_digits(seed, (1, 8, 8)))
 
     def model(self) -> nn.Module:
         return nn.Sequential(
