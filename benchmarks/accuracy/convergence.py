@@ -1,19 +1,16 @@
-"""What a scheme does to accuracy: the PyTorch examples, trained by every scheme and by dense allreduces.
+"""What a scheme does to accuracy: two tasks in PyTorch, trained by every scheme and by dense allreduces.
 
     .venv/bin/python -m benchmarks.accuracy.convergence
 
-runs benchmarks.accuracy.pytorch_digits on 4 ranks and benchmarks.accuracy.pytorch_text on 2 under horovodrun (MPI),
-with several seeds each. Runs that --json already holds, with the same arguments, are not repeated.
+runs pytorch_digits.py on 4 ranks and pytorch_text.py on 2 under horovodrun (MPI), with several seeds
+each. Runs that --json already holds, with the same arguments, are not repeated.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -21,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from tqdm import tqdm
 
-PACKAGE = "benchmarks.accuracy"
+from benchmarks import launch
+from benchmarks.output import band, legend_below, load_pyplot, make_console, make_parser, make_table, save, write_json
+
 SCHEMES = {"none": "dense", "oktopk": "OkTopk", "topka": "TopkA", "topkdsa": "TopkDSA", "gtopk": "GTopk",
            "gaussiank": "GaussianK"}
 COLORS = {"none": "#222222", "oktopk": "#dd8452", "topka": "#4c72b0", "topkdsa": "#55a868", "gtopk": "#c44e52",
@@ -33,20 +31,19 @@ COLORS = {"none": "#222222", "oktopk": "#dd8452", "topka": "#4c72b0", "topkdsa":
 
 @dataclass(frozen=True)
 class Task:
-    """One example. settings: for all schemes; dense, sparse: those of either alone."""
+    """One program. settings: for all schemes; sparse: for all but dense."""
 
     title: str
-    script: str
+    program: str
     ranks: int
     metric: str
     label: str
     settings: tuple[str, ...]
-    dense: tuple[str, ...] = ()
     sparse: tuple[str, ...] = ()
 
     def arguments(self, scheme: str, seed: int, density: float) -> list[str]:
-        """The script's."""
-        own = self.dense if scheme == "none" else (*self.sparse, "--density", str(density))
+        """The program's."""
+        own = () if scheme == "none" else (*self.sparse, "--density", str(density))
         return ["--compression", scheme, "--seed", str(seed), *self.settings, *own]
 
     def shown(self, value: float) -> str:
@@ -69,34 +66,12 @@ TASKS = {
 }
 
 
-def environment() -> dict[str, str]:
-    """This environment, with the launcher's programs on PATH, and Open MPI set for more ranks than cores."""
-    variables = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-                 "OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    if os.geteuid() == 0:
-        variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return variables
-
-
 def train(task: Task, arguments: list[str], timeout: float) -> dict[str, Any]:
-    """One training run; what the script writes."""
+    """One training run; what the program writes."""
     with tempfile.TemporaryDirectory() as folder:
         outcome = Path(folder, "outcome.json")
-        command = [str(Path(sys.executable).with_name("horovodrun")), "-np", str(task.ranks), "-H",
-                   f"localhost:{task.ranks}", "--mpi", sys.executable, "-m", f"{PACKAGE}.{task.script}", *arguments,
-                   "--json", str(outcome)]
-        # A session of its own, so that whatever ends this program ends the ranks.
-        with subprocess.Popen(command, env=environment(), text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, start_new_session=True) as job:
-            try:
-                output, _ = job.communicate(timeout=timeout)
-            except BaseException as error:
-                os.killpg(job.pid, signal.SIGTERM)
-                if not isinstance(error, subprocess.TimeoutExpired):
-                    raise
-                raise SystemExit(f"convergence: not ended after {timeout:g} s: {' '.join(command)}") from None
-        if job.returncode or not outcome.exists():
-            raise SystemExit(f"convergence: a run failed ({job.returncode}): {' '.join(command)}\n{output[-4000:]}")
+        launch.run([*launch.horovodrun(task.ranks), sys.executable, "-m", f"benchmarks.accuracy.{task.program}",
+                    *arguments, "--json", str(outcome)], timeout)
         found: dict[str, Any] = json.loads(outcome.read_text())
     return found
 
@@ -110,21 +85,16 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     with tqdm(total=len(wanted), unit="run") as progress:
         for name, scheme, seed in wanted:
             progress.set_postfix_str(f"{name}, {SCHEMES[scheme]}, seed {seed}")
-            script_arguments = TASKS[name].arguments(scheme, seed, arguments.density)
-            this = {"task": name, "scheme": scheme, "seed": seed, "arguments": script_arguments}
+            line = TASKS[name].arguments(scheme, seed, arguments.density)
+            this = {"task": name, "scheme": scheme, "seed": seed, "arguments": line}
             run = next((run for run in known if this.items() <= run.items()), None)
             if run is None:
-                run = {**this, **train(TASKS[name], script_arguments, arguments.timeout)}
+                run = {**this, **train(TASKS[name], line, arguments.timeout)}
                 known.append(run)
-                write(arguments.json, known)
+                write_json(arguments.json, {"runs": known})
             runs.append(run)
             progress.update()
     return runs
-
-
-def write(path: Path, runs: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"runs": runs}, indent=1))
 
 
 def of(runs: list[dict[str, Any]], task: str, scheme: str) -> list[dict[str, Any]]:
@@ -136,12 +106,10 @@ def show(runs: list[dict[str, Any]], arguments: argparse.Namespace, console: Con
     for name in arguments.tasks:
         task = TASKS[name]
         first = next(run for run in runs if run["task"] == name)
-        table = Table(title=f"{task.title}: {first['parameters']:,} parameters, {task.ranks} ranks, density "
-                            f"{arguments.density:.1%}, seeds {', '.join(map(str, arguments.seeds))}")
-        table.add_column("scheme", no_wrap=True)
-        for heading in (f"mean {task.metric.replace('_', ' ')}", "lowest to highest", "mean to dense's mean",
-                        "bytes per rank and step", "seconds"):
-            table.add_column(heading, justify="right")
+        table = make_table(f"{task.title}: {first['parameters']:,} parameters, {task.ranks} ranks, density "
+                           f"{arguments.density:.1%}, seeds {', '.join(map(str, arguments.seeds))}", ["scheme"],
+                           [f"mean {task.metric.replace('_', ' ')}", "lowest to highest", "mean to dense's mean",
+                            "bytes per rank and step", "seconds"])
         dense = [run[task.metric] for run in of(runs, name, "none")]
         for scheme in arguments.schemes:
             found = of(runs, name, scheme)
@@ -158,11 +126,9 @@ def show(runs: list[dict[str, Any]], arguments: argparse.Namespace, console: Con
 
 
 def plot(runs: list[dict[str, Any]], arguments: argparse.Namespace, path: Path) -> None:
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    figure, rows = pyplot.subplots(len(arguments.tasks), 2, figsize=(11, 4 * len(arguments.tasks)), squeeze=False,
-                                   layout="constrained", sharey="row")
+    figure, rows = load_pyplot().subplots(
+        len(arguments.tasks), 2, figsize=(11, 4 * len(arguments.tasks)), squeeze=False, layout="constrained",
+        sharey="row")
     for name, (by_epoch, by_second) in zip(arguments.tasks, rows, strict=True):
         task = TASKS[name]
         for scheme in arguments.schemes:
@@ -173,14 +139,11 @@ def plot(runs: list[dict[str, Any]], arguments: argparse.Namespace, path: Path) 
         by_second.set(xlabel="seconds, with no network between the ranks")
         zoom(by_epoch, runs, name, task.metric)
         for axes in (by_epoch, by_second):
-            axes.spines[["top", "right"]].set_visible(False)
             axes.grid(alpha=0.25)
-    handles, labels = rows[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    legend_below(figure, rows[0][0])
     figure.suptitle(f"Density {arguments.density:.1%}; lines: means of {len(arguments.seeds)} seeds, "
                     "bands: lowest to highest")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def draw(axes: Any, histories: list[list[dict[str, float]]], x: str, metric: str, scheme: str) -> None:
@@ -190,11 +153,8 @@ def draw(axes: Any, histories: list[list[dict[str, float]]], x: str, metric: str
     values = [[factor * entry[metric] for entry in column] for column in columns]
     places = [statistics.fmean(entry[x] for entry in column) for column in columns]
     front = 3 if scheme in ("none", "oktopk") else 2
-    axes.plot(places, [statistics.fmean(v) for v in values], color=COLORS[scheme], label=SCHEMES[scheme],
-              linewidth=2.2 if front == 3 else 1.3, zorder=front,
-              linestyle="--" if scheme == "topkdsa" else "-")  # it reduces to the same sums as TopkA
-    axes.fill_between(places, [min(v) for v in values], [max(v) for v in values], color=COLORS[scheme], alpha=0.12,
-                      linewidth=0)
+    band(axes, places, values, COLORS[scheme], label=SCHEMES[scheme], linewidth=2.2 if front == 3 else 1.3,
+         zorder=front, linestyle="--" if scheme == "topkdsa" else "-")  # it reduces to the same sums as TopkA
 
 
 def zoom(axes: Any, runs: list[dict[str, Any]], name: str, metric: str) -> None:
@@ -206,25 +166,21 @@ def zoom(axes: Any, runs: list[dict[str, Any]], name: str, metric: str) -> None:
     axes.set_ylim(min(late) - margin, max(late) + margin)
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
+    parser = make_parser(__doc__, "convergence")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="all, if not given")
     parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES), help="all, if not given")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--density", type=float, default=0.02)
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for each run")
-    parser.add_argument("--json", type=Path, default=Path("runs/convergence.json"))
-    parser.add_argument("--plot", type=Path, default=Path("runs/convergence.png"))
-    return parser.parse_args()
+    return parser.parse_args(line)
 
 
-def main() -> None:
-    arguments = parse_arguments()
-    # Otherwise SIGTERM would leave the ranks behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("convergence: terminated"))
+def main(line: list[str] | None = None) -> None:
+    arguments = parse_arguments(line)
+    launch.end_cleanly_on_sigterm()
     runs = measure(arguments)
-    console = Console()
-    show(runs, arguments, console if console.is_terminal else Console(width=120))
+    show(runs, arguments, make_console())
     plot(runs, arguments, arguments.plot)
 
 

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+
+from benchmarks import launch
+from benchmarks.output import make_table
 
 TRAINING = {"pytorch": ("PyTorch", "benchmarks.accuracy.pytorch_digits"),
             "tensorflow": ("Keras", "benchmarks.accuracy.keras_digits")}
@@ -34,30 +36,20 @@ TOLERATED = 0.01
 """Accuracy that OkTopk may lose."""
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--framework", choices=TRAINING, default="pytorch")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--density", type=float, default=0.01)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--gloo", action="store_true", help="run on Gloo instead of MPI")
-    return parser.parse_args()
-
-
-def environment() -> dict[str, str]:
-    """This environment, with the launcher's programs on PATH, and Open MPI set for more ranks than cores."""
-    variables = dict(os.environ)
-    variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{variables.get('PATH', '')}"
-    variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
-    variables.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # horovodrun loads TensorFlow where it is installed
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
-        variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return variables
+    return parser.parse_args(line)
 
 
 def run_passing_output(command: list[str]) -> int:
     """Runs the command, showing what it writes as it comes, without marks and notices; its exit status."""
-    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    with subprocess.Popen(command, env=launch.environment(), cwd=launch.ROOT, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
         held = b""
         while chunk := os.read(process.stdout.fileno(), 1 << 16):
@@ -79,10 +71,9 @@ def train(scheme: str, arguments: argparse.Namespace, folder: Path) -> dict[str,
     """One training run; its results. Exits with the launcher's status if it fails."""
     results = folder / f"{scheme}.json"
     script = TRAINING[arguments.framework][1]
-    command = [str(Path(sys.executable).with_name("horovodrun")), "-np", str(arguments.ranks),
-               "-H", f"localhost:{arguments.ranks}", "--gloo" if arguments.gloo else "--mpi",
-               sys.executable, "-m", script, "--compression", scheme, "--density", str(arguments.density),
-               "--seed", str(arguments.seed), "--json", str(results)]
+    command = [*launch.horovodrun(arguments.ranks, "gloo" if arguments.gloo else "mpi"), sys.executable, "-m", script,
+               "--compression", scheme, "--density", str(arguments.density), "--seed", str(arguments.seed),
+               "--json", str(results)]
     status = run_passing_output(command)
     if status or not results.exists():
         sys.exit(f"demo: training with --compression {scheme} failed (status {status}): {' '.join(command)}")
@@ -92,11 +83,9 @@ def train(scheme: str, arguments: argparse.Namespace, folder: Path) -> dict[str,
 
 def show(framework: str, results: dict[str, dict[str, Any]], console: Console) -> None:
     dense, sparse = results["none"], results["oktopk"]
-    table = Table(title=f"Handwritten digits, {framework}, {dense['ranks']} ranks, "
-                        f"{dense['parameters']:,} parameters, density {sparse['density']:.1%}")
-    table.add_column("scheme")
-    for heading in ("test accuracy", "bytes per rank and step", "seconds per step"):
-        table.add_column(heading, justify="right")
+    table = make_table(f"Handwritten digits, {framework}, {dense['ranks']} ranks, "
+                       f"{dense['parameters']:,} parameters, density {sparse['density']:.1%}", ["scheme"],
+                       ["test accuracy", "bytes per rank and step", "seconds per step"])
     for scheme, outcome in results.items():
         table.add_row(SCHEMES[scheme], f"{outcome['accuracy']:.2%}", f"{outcome['bytes_per_step']:,.0f}",
                       f"{outcome['seconds_per_step']:.4f}")
@@ -107,8 +96,8 @@ def show(framework: str, results: dict[str, dict[str, Any]], console: Console) -
                   "what OkTopk costs here, and nothing of what it saves on a slow network.")
 
 
-def main() -> None:
-    arguments = parse_arguments()
+def main(line: list[str] | None = None) -> None:
+    arguments = parse_arguments(line)
     console = Console()
     with tempfile.TemporaryDirectory() as folder:
         results = {scheme: train(scheme, arguments, Path(folder)) for scheme in SCHEMES}
