@@ -20,9 +20,9 @@ from benchmarks.output import BLUE, GREY, ORANGE
 Scheme = tuple[str, str, dict[str, object]]
 SCHEMES: dict[str, tuple[str, dict[str, object]]] = {
     "Dense": ("Dense", {}), "OkTopk": ("OkTopk", {}),
-    "OkTopk, 8 MB groups": ("OkTopk", {"bucket_bytes": 8_000_000}),
-    "OkTopk, 32 MB groups": ("OkTopk", {"bucket_bytes": 32_000_000}),
-    "OkTopk, auto groups": ("OkTopk", {"bucket_bytes": "auto"}),
+    "OkTopk, 8 MB buckets": ("OkTopk", {"bucket_bytes": 8_000_000}),
+    "OkTopk, 32 MB buckets": ("OkTopk", {"bucket_bytes": 32_000_000}),
+    "OkTopk, auto buckets": ("OkTopk", {"bucket_bytes": "auto"}),
     "GTopk": ("GTopk", {}), "TopkDSA": ("TopkDSA", {}), "TopkA": ("TopkA", {}), "GaussianK": ("GaussianK", {})}
 """By name: the class, and its options beside the density."""
 MODELS = {"vgg16": 14_728_266, "lstm": 27_608_320, "transformer": 10_769_792}
@@ -83,8 +83,8 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
     parser = output.make_parser(__doc__, "training")
     add_arguments(parser)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="all, if not given")
-    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, help="all but those in groups, if not given",
-                        default=[name for name in SCHEMES if "groups" not in name])
+    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, help="all but those in buckets, if not given",
+                        default=[name for name in SCHEMES if "buckets" not in name])
     parser.add_argument("--warm-up", type=int, default=12, help="steps of a sparse scheme before those timed")
     parser.add_argument("--steps", type=int, default=7, help="timed")
     arguments = parser.parse_args(line)

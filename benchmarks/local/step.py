@@ -33,8 +33,7 @@ from benchmarks.output import BLUE, GREEN, GREY, ORANGE, VIOLET
 from horovod_oktopk import OkTopk
 from horovod_oktopk.kernels.kernels import KERNELS, Kernels, NumpyKernels
 from horovod_oktopk.schemes import oktopk
-from horovod_oktopk.selection import global_top_k as global_threshold
-from horovod_oktopk.selection import local_top_k as thresholds
+from horovod_oktopk.selection import global_top_k, local_top_k
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import LocalTransport, LocalWorld
@@ -65,7 +64,7 @@ class Step:
 
     def run(self, gradient: Gradient) -> dict[str, float]:
         """Reduces the gradient in place. Seconds by phase."""
-        sparse.KERNELS = global_threshold.KERNELS = thresholds.KERNELS = self.kernels
+        sparse.KERNELS = global_top_k.KERNELS = local_top_k.KERNELS = self.kernels
         oktopk.WireCodec = partial(WireCodec, kernels=self.kernels)  # type: ignore[assignment, misc]
         self.transport.reset()
         times = [time.perf_counter()]
