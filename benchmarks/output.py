@@ -28,7 +28,7 @@ def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=1))
 
 
-def in_words(arguments: argparse.Namespace) -> dict[str, str]:
+def as_text(arguments: argparse.Namespace) -> dict[str, str]:
     """The arguments as JSON can hold them."""
     return {name: str(value) for name, value in vars(arguments).items()}
 

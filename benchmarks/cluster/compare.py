@@ -44,7 +44,7 @@ def measure(arguments: argparse.Namespace) -> list[Result]:
                     "steps": arguments.steps, "gradients": recorded}
         with cluster(point.hosts, point.rate) as hosts:
             found += [{**result, "rate": point.rate} for result in job.run(hosts, settings, arguments.timeout)]
-        output.write_json(arguments.json, {"arguments": output.in_words(arguments), "results": found})
+        output.write_json(arguments.json, {"arguments": output.as_text(arguments), "results": found})
     return found
 
 

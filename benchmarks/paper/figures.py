@@ -113,7 +113,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         fill = train_topkdsa(arguments, progress.update)
         progress.set_description("skewed")
         crowded = measure_skewed(arguments, progress.update)
-    return {"arguments": output.in_words(arguments), "ranks": arguments.ranks,
+    return {"arguments": output.as_text(arguments), "ranks": arguments.ranks,
             "training": trainings, "fill_in": fill, "skewed": crowded}
 
 

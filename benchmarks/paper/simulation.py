@@ -193,7 +193,7 @@ def main(line: list[str] | None = None) -> None:
                 if size > LARGEST[scheme]]
     if others:
         left_out.append(f"{others} measured points, of another n, density or rate")
-    outcome = {"arguments": output.in_words(arguments), "n": n, "k": gradients.k,
+    outcome = {"arguments": output.as_text(arguments), "n": n, "k": gradients.k,
                "latency": arguments.latency, "bandwidth": arguments.bandwidth,
                "results": [asdict(result) for result in measure(arguments, gradients, network)],
                "table1": table1(arguments.ranks, n, density, network), "measured": measured, "left_out": left_out}
