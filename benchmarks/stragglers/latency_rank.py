@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from mpi4py import MPI
@@ -13,13 +13,15 @@ from benchmarks import launch
 from horovod_oktopk.partial.rounds import PartialAllreduce
 from horovod_oktopk.transport.mpi import MPITransport
 
+Kind = Literal["MPI_Allreduce", "majority", "solo"]
 
-def measure(kinds: list[str], elements: list[int], skew: float, iterations: int) -> list[dict[str, Any]]:
+
+def measure(kinds: list[Kind], elements: list[int], skew: float, iterations: int) -> list[dict[str, Any]]:
     """Each kind of allreduce, of each number of elements. skew: seconds between two ranks."""
     return [measure_kind(kind, count, skew, iterations) for count in elements for kind in kinds]
 
 
-def measure_kind(kind: str, elements: int, skew: float, iterations: int) -> dict[str, Any]:
+def measure_kind(kind: Kind, elements: int, skew: float, iterations: int) -> dict[str, Any]:
     """Mean seconds of the calls of all ranks, and the mean number of active ranks."""
     world, transport = MPI.COMM_WORLD, MPITransport(MPI.COMM_WORLD.Dup(), yield_cpu=kind != "MPI_Allreduce")
     mine, nothing = np.ones(elements, np.float32), np.zeros(elements, np.float32)
