@@ -10,10 +10,10 @@ environment:  ## Build .venv: pinned packages, Open MPI, and Horovod compiled fr
 	@scripts/environment.sh
 
 demo: environment  ## Train on handwritten digits with 4 ranks, dense and with OkTopk, and compare
-	@$(BIN)/python examples/demo.py
+	@$(BIN)/python -m benchmarks.accuracy.demo
 
 demo-tensorflow: environment  ## Train a Keras model in the same way, with TensorFlow
-	@$(BIN)/python examples/demo.py --framework tensorflow
+	@$(BIN)/python -m benchmarks.accuracy.demo --framework tensorflow
 
 test: environment  ## Run all tests
 	@$(BIN)/python -m pytest
@@ -23,12 +23,12 @@ lint: environment  ## Check style and types
 	@scripts/typecheck.sh
 
 bench: environment  ## Measure the cost of a step without the network, of the core and in both frameworks
-	@$(BIN)/python benchmarks/step.py
-	@$(BIN)/python benchmarks/plugin.py
+	@$(BIN)/python -m benchmarks.local.step
+	@$(BIN)/python -m benchmarks.local.plugin
 
 cluster-bench: environment  ## Measure allreduces and training on network namespaces at 1 Gbit/s (needs root, iproute2)
-	@$(BIN)/python benchmarks/cluster.py
-	@$(BIN)/python benchmarks/training.py
+	@$(BIN)/python -m benchmarks.cluster.compare
+	@$(BIN)/python -m benchmarks.cluster.training
 
 clean:  ## Remove the environment and everything that was built (the cached Horovod wheel stays)
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.stragglers.tasks import TASKS, Digits
 from horovod_oktopk.schemes.cost import oktopk_bound
 from horovod_oktopk.selection.global_top_k import sketch_entries
 from horovod_oktopk.vectors.wire import WireCodec
@@ -20,7 +21,7 @@ from tests.launch import ROOT, environment
 
 def start(program: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     outputs = ("--json", str(folder / "out.json"), "--plot", str(folder / "out.png"))
-    return subprocess.run([sys.executable, str(ROOT / "benchmarks" / program), *arguments, *outputs], cwd=ROOT,
+    return subprocess.run([sys.executable, "-m", f"benchmarks.{program}", *arguments, *outputs], cwd=ROOT,
                           env=environment(), text=True, capture_output=True, timeout=120, check=False)
 
 
@@ -38,7 +39,7 @@ FIGURES = ("--ranks", "4", "--densities", "0.01", "--hidden", "16", "--batch-siz
 
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return outcome("figures.py", tmp_path_factory.mktemp("figures"), *FIGURES, "35")
+    return outcome("paper.figures", tmp_path_factory.mktemp("figures"), *FIGURES, "35")
 
 
 def test_oktopk_selects_exactly_k_and_keeps_to_its_guard(figures: dict[str, Any]) -> None:
@@ -77,9 +78,9 @@ def test_balancing_happens_where_it_should_and_moves_what_was_planned(figures: d
 
 
 def test_the_seed_decides(figures: dict[str, Any], tmp_path: Path) -> None:
-    again = outcome("figures.py", tmp_path, *FIGURES, "35")
-    assert {**again, "arguments": {}} == {**figures, "arguments": {}}
-    other = outcome("figures.py", tmp_path, *FIGURES, "1", "--seed", "2")
+    first = {name: values[0] for name, values in figures["training"]["0.01"]["series"].items()}
+    again, other = (outcome("paper.figures", tmp_path, *FIGURES, "1", "--seed", seed) for seed in ("1", "2"))
+    assert {name: [value] for name, value in first.items()} == again["training"]["0.01"]["series"]
     assert other["training"]["0.01"]["losses"][0] != figures["training"]["0.01"]["losses"][0]
 
 
@@ -90,7 +91,7 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "measured.json").write_text(json.dumps([
         {**entry, "rate": "1gbit"}, {**entry, "rate": "100mbit"}, {**entry, "rate": "1gbit", "n": 3},
         {**entry, "scheme": "Horovod dense", "rate": "1gbit", "density": None}]))
-    return outcome("simulation.py", folder, "--parameters", "50000", "--density", "0.02", "--ranks", "2", "3", "8",
+    return outcome("paper.simulation", folder, "--parameters", "50000", "--density", "0.02", "--ranks", "2", "3", "8",
                    "72", "--measured", str(folder / "measured.json"))
 
 
@@ -143,41 +144,59 @@ def test_what_was_left_out_is_said(simulation: dict[str, Any]) -> None:
     assert [(m["scheme"], m["ranks"]) for m in simulation["measured"]] == [("OkTopk", 4), ("dense", 4)]
 
 
-@pytest.mark.parametrize(("program", "arguments", "message"), [
-    ("figures.py", ["--ranks", "1"], "--ranks must be from 2 to 64; got 1"),
-    ("figures.py", ["--densities", "0.1", "1.5"], "--densities must be in (0, 1]; got 1.5"),
-    ("figures.py", ["--fill-ranks", "6"], "--fill-ranks must be a power of two from 2 to 64; got 6"),
-    ("simulation.py", ["--ranks", "4", "1"], "--ranks must be from 2 to 512; got 1"),
-    ("simulation.py", ["--density", "0.5"], "--density must be in (0, 0.25]; got 0.5"),
-    ("simulation.py", ["--bandwidth", "fast"], "expected a bandwidth such as 10gbit; got 'fast'"),
-    ("simulation.py", ["--measured", "README.md"], "cannot use --measured README.md"),
-    ("simulation.py", ["--schemes", "Topk"], "invalid choice: 'Topk'")])
-def test_bad_input_is_told(program: str, arguments: list[str], message: str, tmp_path: Path) -> None:
-    job = start(program, tmp_path, *arguments)
-    assert job.returncode != 0
-    assert message in job.stderr
-    assert "Traceback" not in job.stderr
+BAD_INPUT = [
+    ("paper.figures", "--ranks 1", "--ranks must be from 2 to 64; got 1"),
+    ("paper.figures", "--densities 0.1 1.5", "--densities must be in (0, 1]; got 1.5"),
+    ("paper.figures", "--fill-ranks 6", "--fill-ranks must be a power of two from 2 to 64; got 6"),
+    ("paper.simulation", "--ranks 4 1", "--ranks must be from 2 to 512; got 1"),
+    ("paper.simulation", "--density 0.5", "--density must be in (0, 0.25]; got 0.5"),
+    ("paper.simulation", "--bandwidth fast", "expected a bandwidth such as 10gbit; got 'fast'"),
+    ("paper.simulation", "--measured README.md", "cannot use --measured README.md"),
+    ("paper.simulation", "--schemes Topk", "invalid choice: 'Topk'"),
+    ("cluster.compare", "--hosts 1", "--hosts must be from 2 to 64"),
+    ("cluster.compare", "--rate fast", "--rate must be such as 100mbit"),
+    ("cluster.compare", "--rate 0mbit", "--rate must be"),
+    ("cluster.compare", "--parameters 1000000000000", "GiB are free"),
+    ("cluster.compare", "--schemes Topk", "invalid choice"),
+    ("cluster.compare", "--density 0", "--density must be in (0, 1]; got 0.0"),
+    ("cluster.compare", "--gradients nowhere.npy", "there is no file nowhere.npy"),
+    ("cluster.compare", "--sweep --hosts 99", "got 99"),
+    ("cluster.training", "--hosts 65", "--hosts must be from 2 to 64; got 65"),
+    ("cluster.sizes", "--sizes 1000000000000", "GiB are free"),
+    ("stragglers.training", "--cluster fast", "--rate must be such as 100mbit"),
+    ("accuracy.convergence", "--tasks words", "invalid choice: 'words'")]
+
+
+@pytest.mark.parametrize(("program", "line", "message"), BAD_INPUT)
+def test_bad_input_is_told_before_anything_is_measured(program: str, line: str, message: str, tmp_path: Path,
+                                                       capsys: pytest.CaptureFixture[str]) -> None:
+    module = importlib.import_module(f"benchmarks.{program}")
+    with pytest.raises(SystemExit) as told:
+        module.main([*line.split(), "--json", str(tmp_path / "out.json")])
+    assert message in f"{told.value} {capsys.readouterr().err}"
+    assert told.value.code != 0
     assert not (tmp_path / "out.json").exists()
 
 
+def test_bad_input_ends_a_program_without_a_traceback(tmp_path: Path) -> None:
+    job = start("paper.simulation", tmp_path, "--bandwidth", "fast")
+    assert job.returncode != 0
+    assert "expected a bandwidth such as 10gbit; got 'fast'" in job.stderr
+    assert "Traceback" not in job.stderr
+
+
 def test_latency_of_ranks_that_come_one_after_the_other(tmp_path: Path) -> None:
-    found = outcome("partial.py", tmp_path, "--ranks", "3", "--iterations", "4", "--elements", "16", "--skew", "30")
+    found = outcome("stragglers.latency", tmp_path, "--ranks", "3", "--iterations", "4", "--elements", "16", "--skew",
+                    "30")
     active = {each["kind"]: each["active"] for each in found}
     assert sorted(active) == ["MPI_Allreduce", "majority", "solo"]
     assert active["MPI_Allreduce"] == 3
     assert all(1 <= active[kind] <= 3 and each["latency"] > 0 for kind, each in zip(active, found, strict=True))
 
 
-@pytest.fixture
-def uneven(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The tasks of eager.py."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("uneven")
-
-
 @pytest.mark.parametrize("task", ["hyperplane", "digits", "wide", "docstrings"])
-def test_uneven_ranks_have_as_many_steps_and_samples_of_their_own(uneven: Any, task: str) -> None:
-    ranks = [uneven.TASKS[task](rank, 4, 1, 1.0) for rank in range(4)]
+def test_uneven_ranks_have_as_many_steps_and_samples_of_their_own(task: str) -> None:
+    ranks = [TASKS[task](rank, 4, 1, 1.0) for rank in range(4)]
     shares = [list(rank.steps(0)) for rank in ranks]
     steps = list(zip(*shares, strict=True))
     assert len(steps) > 10
@@ -187,7 +206,7 @@ def test_uneven_ranks_have_as_many_steps_and_samples_of_their_own(uneven: Any, t
     assert all(ranks[0].loss(model, batch).isfinite() for batch, _ in shares[0][:2])
 
 
-def test_uneven_digits_have_all_places_at_each_step(uneven: Any) -> None:
-    for step in zip(*(uneven.Digits(rank, 8, 1, 1.0).steps(3) for rank in range(8)), strict=True):
-        expected = [uneven.Digits.base + uneven.Digits.skew * place for place in range(1, 9)]
+def test_uneven_digits_have_all_places_at_each_step() -> None:
+    for step in zip(*(Digits(rank, 8, 1, 1.0).steps(3) for rank in range(8)), strict=True):
+        expected = [Digits.base + Digits.skew * place for place in range(1, 9)]
         assert sorted(seconds for _, seconds in step) == pytest.approx(expected)

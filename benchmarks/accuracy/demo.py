@@ -1,0 +1,112 @@
+"""Trains on handwritten digits twice, with 4 ranks under horovodrun: dense, and with OkTopk; then compares.
+
+    make demo
+    make demo-tensorflow
+
+Exits with status 1 if OkTopk's test accuracy is more than one point below that of dense training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks import launch
+from benchmarks.output import make_table
+
+TRAINING = {"pytorch": ("PyTorch", "benchmarks.accuracy.pytorch_digits"),
+            "tensorflow": ("Keras", "benchmarks.accuracy.keras_digits")}
+"""The framework's name, and the program that trains."""
+SCHEMES = {"none": "dense", "oktopk": "OkTopk"}
+TAG = re.compile(rb"\[\d+,\d+\]<std(?:out|err)>:")
+"""mpirun's mark before the output of each rank; it would tear the progress bar apart."""
+LONGEST_TAG = 24
+NOTICE = re.compile(rb"(?:WARNING: All log messages before absl|E0000 )[^\n]*\n")
+"""What TensorFlow says in every process before it can be told to be quiet."""
+TOLERATED = 0.01
+"""Accuracy that OkTopk may lose."""
+
+
+def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--framework", choices=TRAINING, default="pytorch")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--density", type=float, default=0.01)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--gloo", action="store_true", help="run on Gloo instead of MPI")
+    return parser.parse_args(line)
+
+
+def run_passing_output(command: list[str]) -> int:
+    """Runs the command, showing what it writes as it comes, without marks and notices; its exit status."""
+    with subprocess.Popen(command, env=launch.environment(), cwd=launch.ROOT, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        held = b""
+        while chunk := os.read(process.stdout.fileno(), 1 << 16):
+            text = NOTICE.sub(b"", TAG.sub(b"", held + chunk))
+            # What may be the first part of a mark, or of a notice, waits for the rest.
+            cut = text.rfind(b"[", max(0, len(text) - LONGEST_TAG))
+            line = text.rfind(b"\n") + 1
+            if text[line:line + 1] in (b"E", b"W"):
+                cut = line
+            text, held = (text, b"") if cut < 0 else (text[:cut], text[cut:])
+            sys.stderr.buffer.write(text)
+            sys.stderr.buffer.flush()
+        sys.stderr.buffer.write(NOTICE.sub(b"", TAG.sub(b"", held)))
+        sys.stderr.buffer.flush()
+    return process.returncode
+
+
+def train(scheme: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """One training run; its results. Exits with the launcher's status if it fails."""
+    results = folder / f"{scheme}.json"
+    script = TRAINING[arguments.framework][1]
+    command = [*launch.horovodrun(arguments.ranks, "gloo" if arguments.gloo else "mpi"), sys.executable, "-m", script,
+               "--compression", scheme, "--density", str(arguments.density), "--seed", str(arguments.seed),
+               "--json", str(results)]
+    status = run_passing_output(command)
+    if status or not results.exists():
+        sys.exit(f"demo: training with --compression {scheme} failed (status {status}): {' '.join(command)}")
+    outcome: dict[str, Any] = json.loads(results.read_text())
+    return outcome
+
+
+def show(framework: str, results: dict[str, dict[str, Any]], console: Console) -> None:
+    dense, sparse = results["none"], results["oktopk"]
+    table = make_table(f"Handwritten digits, {framework}, {dense['ranks']} ranks, "
+                       f"{dense['parameters']:,} parameters, density {sparse['density']:.1%}", ["scheme"],
+                       ["test accuracy", "bytes per rank and step", "seconds per step"])
+    for scheme, outcome in results.items():
+        table.add_row(SCHEMES[scheme], f"{outcome['accuracy']:.2%}", f"{outcome['bytes_per_step']:,.0f}",
+                      f"{outcome['seconds_per_step']:.4f}")
+    console.print(table)
+    fewer = dense["bytes_per_step"] / sparse["bytes_per_step"]
+    console.print(f"OkTopk sent {fewer:.1f} times fewer bytes (counted as sent; the dense ones are computed, "
+                  "2n(P-1)/P words). All ranks share one machine, with no network between them, so the seconds show "
+                  "what OkTopk costs here, and nothing of what it saves on a slow network.")
+
+
+def main(line: list[str] | None = None) -> None:
+    arguments = parse_arguments(line)
+    console = Console()
+    with tempfile.TemporaryDirectory() as folder:
+        results = {scheme: train(scheme, arguments, Path(folder)) for scheme in SCHEMES}
+    show(TRAINING[arguments.framework][0], results, console)
+    lost = results["none"]["accuracy"] - results["oktopk"]["accuracy"]
+    if lost > TOLERATED:
+        console.print(f"OkTopk lost {100 * lost:.2f} points of accuracy; at most {100 * TOLERATED:g} is expected.")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""One rank of compare.py and sizes.py: times schemes' allreduces one after the other, and counts their bytes.
+
+Gradients are recorded ones (benchmarks.data.record), or synthetic: a direction that all ranks share, and noise of
+each rank's own, both changing from step to step.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from benchmarks import launch
+from benchmarks.data.gradients import Gradients, Recorded, Source
+from horovod_oktopk import GaussianK, GTopk, OkTopk, TopkA, TopkDSA
+from horovod_oktopk.kernels import KERNELS
+from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.selection.accumulator import NumpyAccumulator
+from horovod_oktopk.transport.counting import CountingTransport
+from horovod_oktopk.transport.mpi import MPITransport
+from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
+
+INTERFACE = Path("/sys/class/net/eth0/statistics/tx_bytes")
+SPARSE = {"OkTopk": OkTopk, "OkTopk, bfloat16": partial(OkTopk, value_dtype="bfloat16"),
+          "OkTopk, reuse": partial(OkTopk, selection="reuse"), "OkTopk, auto": partial(OkTopk, strategy="auto"),
+          "TopkA": TopkA, "TopkDSA": TopkDSA, "GTopk": GTopk, "GaussianK": GaussianK}
+LOCAL_PHASES = ("accumulate", "select", "sum", "write_back")
+Vector = np.ndarray[Any, Any]
+Reduce = Callable[[Vector], StepReport | None]
+"""Reduces the gradient in place; what a sparse scheme did."""
+
+
+def horovod_dense() -> Reduce:
+    import horovod.torch as hvd
+    import torch
+    hvd.init()
+
+    def reduce(gradient: Vector) -> None:
+        hvd.allreduce_(torch.from_numpy(gradient), name="gradient", op=hvd.Sum)
+
+    return reduce
+
+
+def mpi_dense() -> Reduce:
+    comm = MPI.COMM_WORLD.Dup()
+
+    def reduce(gradient: Vector) -> None:
+        comm.Allreduce(MPI.IN_PLACE, gradient)
+
+    return reduce
+
+
+def sparse(scheme: str, n: int, density: float) -> Reduce:
+    options = SPARSE[scheme](density=density)
+    accumulator = NumpyAccumulator(n)
+    algorithm = options.build("benchmark: allreduce")
+    transport = CountingTransport(MPITransport(MPI.COMM_WORLD.Dup()))
+
+    def reduce(gradient: Vector) -> StepReport:
+        transport.reset()
+        with transport.phase("accumulate"):
+            finite = accumulator.accumulate([(0, gradient)], clear=True)
+        result = algorithm.reduce(accumulator, options.k_of(n), finite, transport)
+        assert result.update is not None
+        with transport.phase("write_back"):
+            accumulator.commit(result.contributed, result.remainder)
+            write(result.update, gradient)
+        return result.report
+
+    return reduce
+
+
+def write(update: SparseVector | DenseVector, gradient: Vector) -> None:
+    """As an integration writes it, over a gradient that the accumulation has cleared."""
+    if isinstance(update, DenseVector):
+        gradient[:] = update.values
+    else:
+        KERNELS.scatter(gradient, update.indices, update.values, zero=True)
+
+
+class Steps:
+    """What the timed steps took, on this rank."""
+
+    def __init__(self) -> None:
+        self._seconds: list[float] = []
+        self._interface: list[int] = []
+        self._reports: list[StepReport] = []
+
+    def add(self, seconds: float, interface_bytes: int, report: StepReport | None) -> None:
+        """seconds: of the slowest rank. report: of a sparse scheme."""
+        self._seconds.append(seconds)
+        self._interface.append(interface_bytes)
+        self._reports += [] if report is None else [report]
+
+    def summary(self) -> dict[str, Any]:
+        """Medians of the steps, in the mean over the ranks; `local_seconds` are those of a rank's own passes."""
+        mine = {"seconds": statistics.median(self._seconds), "interface_bytes": statistics.median(self._interface)}
+        if self._reports:
+            mine["bytes_sent"] = statistics.median(report.bytes_sent for report in self._reports)
+            mine["local_seconds"] = statistics.median(
+                sum(report.phases[name].seconds for name in LOCAL_PHASES if name in report.phases)
+                for report in self._reports)
+            mine["selected"] = statistics.mean(report.global_selected / report.k for report in self._reports)
+        everyone = MPI.COMM_WORLD.allgather(mine)
+        return {name: statistics.mean(row[name] for row in everyone) for name in mine}
+
+
+def take_steps(reduce: Reduce, gradients: Source, n: int, warm_up: int, steps: int) -> dict[str, Any]:
+    comm, gradient, timed = MPI.COMM_WORLD, np.zeros(n, np.float32), Steps()
+    for step in range(warm_up + steps):
+        gradients.fill(gradient)
+        comm.Barrier()
+        sent, start = int(INTERFACE.read_text()), time.perf_counter()
+        report = reduce(gradient)
+        elapsed = comm.allreduce(time.perf_counter() - start, op=MPI.MAX)
+        if step >= warm_up:
+            timed.add(elapsed, int(INTERFACE.read_text()) - sent, report)
+    return timed.summary()
+
+
+def measure(schemes: list[str], densities: list[float], parameters: int, warm_up: int, steps: int,
+            gradients: str | None) -> list[dict[str, Any]]:
+    """Each scheme, sparse ones with each density. gradients: a file of recorded ones, of as many parameters.
+
+    warm_up: steps of a sparse scheme before those timed.
+    """
+    rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    results = []
+    for scheme in schemes:
+        dense = {"Horovod dense": horovod_dense, "MPI dense": mpi_dense}.get(scheme)
+        for density in [None] if dense else densities:
+            source: Source = (Recorded(Path(gradients), rank) if gradients
+                              else Gradients(parameters, seed=1, noise_seed=100 + rank))
+            reduce = sparse(scheme, parameters, density) if dense is None else dense()
+            found = take_steps(reduce, source, parameters, 1 if dense else warm_up, steps)
+            results.append({"scheme": scheme, "density": density, "ranks": size, "n": parameters, **found})
+    return results
+
+
+if __name__ == "__main__":
+    launch.run_rank(measure)

@@ -1,0 +1,134 @@
+"""A cluster on one machine: network namespaces as hosts, on a bridge, each link with a real TCP rate limit.
+
+It needs root and iproute2. The hosts are removed at the end, also after a failure or Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.launch import MPIRUN
+
+SUBNET = "10.213.0"
+BYTES_PER_ELEMENT, BYTES_PER_RANK = 32, 450 << 20
+"""Memory that one rank needs, at most: for each gradient element, and for its libraries."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """hosts: namespaces, in rank order. agent: what mpirun starts instead of ssh."""
+
+    hosts: list[str]
+    agent: Path
+
+    def mpirun(self, *options: str) -> list[str]:
+        """The command line before the program's."""
+        addresses = ",".join(f"{SUBNET}.{index + 1}:1" for index in range(len(self.hosts)))
+        network = f"{SUBNET}.0/24"
+        settings = {"plm_rsh_agent": str(self.agent), "btl": "tcp,self", "pml": "ob1", "btl_tcp_if_include": network,
+                    "oob_tcp_if_include": network, "mpi_yield_when_idle": "1"}
+        mca = [part for name, value in settings.items() for part in ("--mca", name, value)]
+        return [MPIRUN, "-np", str(len(self.hosts)),
+                "--host", addresses, "--bind-to", "none", *mca, *options]
+
+
+@contextmanager
+def cluster(hosts: int, rate: str) -> Iterator[Cluster]:
+    """Makes the hosts, and removes them whatever happens inside."""
+    mark = f"ok{os.getpid()}"
+    names = [f"{mark}-{index}" for index in range(hosts)]
+    with ExitStack() as undo, tempfile.TemporaryDirectory() as folder:
+        bridge = f"{mark}b"
+        _ip("link", "add", bridge, "type", "bridge")
+        undo.callback(_ip, "link", "del", bridge, check=False)
+        _ip("addr", "add", f"{SUBNET}.254/24", "dev", bridge)
+        _ip("link", "set", bridge, "up")
+        for index, name in enumerate(names):
+            link = f"{mark}v{index}"
+            _ip("netns", "add", name)
+            undo.callback(_ip, "netns", "del", name, check=False)
+            undo.callback(_ip, "link", "del", link, check=False)
+            undo.callback(_end_processes, name)  # first, as a namespace lives as long as they do
+            _connect(name, link, bridge, f"{SUBNET}.{index + 1}/24", rate)
+        yield Cluster(names, _write_agent(Path(folder), mark))
+
+
+def _write_agent(folder: Path, mark: str) -> Path:
+    """A script with ssh's arguments, which starts a program on a host; the hosts share the machine's disk."""
+    agent = folder / "agent.sh"
+    # Open MPI's daemons would meet in one session directory: each gets its own.
+    agent.write_text(f'#!/bin/sh\nhost="$1"; shift\nindex=$((${{host##*.}} - 1))\n'
+                     f'export OMPI_MCA_orte_tmpdir_base={folder}/$index\nmkdir -p {folder}/$index\n'
+                     f'exec ip netns exec {mark}-$index sh -c "$*"\n')
+    agent.chmod(0o755)
+    return agent
+
+
+def _end_processes(name: str) -> None:
+    found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
+    for process in found.stdout.split():
+        with suppress(ProcessLookupError):
+            os.kill(int(process), signal.SIGKILL)
+
+
+def _connect(name: str, link: str, bridge: str, address: str, rate: str) -> None:
+    """One host's link to the bridge, limited in both directions."""
+    _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
+    _ip("link", "set", link, "master", bridge, "up")
+    _ip("-n", name, "addr", "add", address, "dev", "eth0")
+    for device in ("lo", "eth0"):
+        _ip("-n", name, "link", "set", device, "up")
+    limit = ["root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
+    _run("tc", "qdisc", "add", "dev", link, *limit)
+    _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", *limit)
+
+
+def _ip(*arguments: str, check: bool = True) -> None:
+    _run("ip", *arguments, check=check)
+
+
+def _run(*command: str, check: bool = True) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise SystemExit(f"cluster: `{' '.join(command)}` failed: {done.stderr.strip()}")
+
+
+def check_machine(hosts: int, rate: str, parameters: int, bytes_per_element: int = BYTES_PER_ELEMENT) -> None:
+    """Ends with a message where such a cluster cannot be, or not on this machine."""
+    if not 2 <= hosts <= 64:
+        raise SystemExit(f"cluster: --hosts must be from 2 to 64; got {hosts}")
+    if not re.fullmatch(r"[1-9][0-9]*(kbit|mbit|gbit)", rate):
+        raise SystemExit(f"cluster: --rate must be such as 100mbit or 1gbit; got {rate!r}")
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    needed = hosts * (parameters * bytes_per_element + BYTES_PER_RANK)
+    if needed > available:
+        raise SystemExit(f"cluster: {hosts} ranks of {parameters:,} parameters need about {needed >> 30} GiB; "
+                         f"{available >> 30} GiB are free")
+    if os.geteuid() != 0:
+        raise SystemExit("cluster: network namespaces need root: sudo .venv/bin/python -m benchmarks...")
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        raise SystemExit(f"cluster: {' and '.join(missing)} not found: install iproute2")
+
+
+def in_words(rate: str) -> str:
+    """1gbit as 1 Gbit/s."""
+    return re.sub(r"([kmg])bit", lambda unit: f" {unit[1].replace('m', 'M').replace('g', 'G')}bit/s", rate)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of every benchmark on a cluster."""
+    parser.add_argument("--hosts", type=int, default=8)
+    parser.add_argument("--rate", default="1gbit", help="of each host's link, such as 100mbit")
+    parser.add_argument("--density", type=float, default=0.01)
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for each job")

@@ -1,0 +1,105 @@
+"""Training steps on a cluster of network namespaces, by scheme: computation, sparsification, communication.
+
+    sudo .venv/bin/python -m benchmarks.cluster.training --hosts 8 --rate 1gbit
+
+A VGG-16, an LSTM and a transformer train on real data through hvd.DistributedOptimizer, one rank on each host. It
+needs root and iproute2.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from tqdm import tqdm
+
+from benchmarks import launch, output
+from benchmarks.cluster.hosts import add_arguments, check_machine, cluster, in_words
+from benchmarks.cluster.jobs import Result, options_of
+from benchmarks.output import BLUE, GREY, ORANGE
+
+Scheme = tuple[str, str, dict[str, object]]
+SCHEMES: dict[str, tuple[str, dict[str, object]]] = {
+    "Dense": ("Dense", {}), "OkTopk": ("OkTopk", {}),
+    "OkTopk, 8 MB buckets": ("OkTopk", {"bucket_bytes": 8_000_000}),
+    "OkTopk, 32 MB buckets": ("OkTopk", {"bucket_bytes": 32_000_000}),
+    "OkTopk, auto buckets": ("OkTopk", {"bucket_bytes": "auto"}),
+    "GTopk": ("GTopk", {}), "TopkDSA": ("TopkDSA", {}), "TopkA": ("TopkA", {}), "GaussianK": ("GaussianK", {})}
+"""By name: the class, and its options beside the density."""
+MODELS = {"vgg16": 14_728_266, "lstm": 27_608_320, "transformer": 10_769_792}
+"""Parameters."""
+PARTS = {"computation": GREY, "sparsification": ORANGE, "communication": BLUE}
+
+
+def plan_jobs(names: list[str]) -> list[tuple[list[Scheme], list[str]]]:
+    """Schemes that one mpirun measures, and its options. Dense allreduces are also measured over MPI's ring."""
+    sparse = [(name, *SCHEMES[name]) for name in names if name != "Dense"]
+    jobs: list[tuple[list[Scheme], list[str]]] = []
+    if "Dense" in names:
+        jobs += [([("Dense", "Dense", {})], []), ([("Dense, ring", "Dense", {})], options_of("ring"))]
+    return [*jobs, (sparse, [])] if sparse else jobs
+
+
+def measure(arguments: argparse.Namespace) -> list[Result]:
+    """One dictionary for each model and scheme."""
+    planned = [(model, *job) for model in arguments.models for job in plan_jobs(arguments.schemes)]
+    found: list[Result] = []
+    for model, schemes, options in tqdm(planned, unit="job"):
+        settings = {"model": model, "schemes": schemes, "density": arguments.density, "warm_up": arguments.warm_up,
+                    "steps": arguments.steps}
+        with cluster(arguments.hosts, arguments.rate) as hosts:
+            found += launch.measured(hosts.mpirun(*options), "benchmarks.cluster.training_rank", settings,
+                                     arguments.timeout)
+    return found
+
+
+def show(results: list[Result], arguments: argparse.Namespace) -> None:
+    table = output.make_table(
+        f"A training step on {arguments.hosts} hosts at {in_words(arguments.rate)}, density {arguments.density:.1%}; "
+        "seconds", ["model", "scheme"], ["step", *PARTS, "MB sent", "steps faster than dense"])
+    for r in results:
+        dense = next((d["step"] for d in results if (d["model"], d["scheme"]) == (r["model"], "Dense")), None)
+        table.add_row(r["model"], r["scheme"], f"{r['step']:.3f}", *(f"{r[part]:.3f}" for part in PARTS),
+                      f"{r['bytes_sent'] / 1e6:.2f}" if r["bytes_sent"] else "-",
+                      f"{dense / r['step']:.1f}" if dense else "-")
+    output.make_console().print(table)
+
+
+def plot(results: list[Result], arguments: argparse.Namespace) -> None:
+    """Stacked bars, a panel for each model."""
+    figure, panels = output.load_pyplot().subplots(
+        1, len(arguments.models), figsize=(4.6 * len(arguments.models), 3.4), layout="constrained", squeeze=False)
+    for axes, model in zip(panels[0], arguments.models, strict=True):
+        mine = [r for r in results if r["model"] == model]
+        ends = output.stacked_bars(axes, [r["scheme"] for r in mine],
+                                   {part: [r[part] for r in mine] for part in PARTS}, PARTS)
+        output.label_ends(axes, ends, "{:.2f}")
+        axes.margins(x=0.15)
+        axes.set(xlabel="seconds of a step", title=f"{model}, n = {MODELS[model]:,}")
+    output.legend_below(figure, panels[0][0])
+    output.save(figure, arguments.plot)
+
+
+def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
+    parser = output.make_parser(__doc__, "training")
+    add_arguments(parser)
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="all, if not given")
+    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, help="all but those in buckets, if not given",
+                        default=[name for name in SCHEMES if "buckets" not in name])
+    parser.add_argument("--warm-up", type=int, default=12, help="steps of a sparse scheme before those timed")
+    parser.add_argument("--steps", type=int, default=7, help="timed")
+    arguments = parser.parse_args(line)
+    check_machine(arguments.hosts, arguments.rate, max(MODELS[model] for model in arguments.models))
+    return arguments
+
+
+def main(line: list[str] | None = None) -> None:
+    arguments = parse_arguments(line)
+    launch.end_cleanly_on_sigterm()
+    results = measure(arguments)
+    output.write_json(arguments.json, results)
+    show(results, arguments)
+    plot(results, arguments)
+
+
+if __name__ == "__main__":
+    main()

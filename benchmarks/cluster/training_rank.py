@@ -1,0 +1,95 @@
+"""One rank of training.py: trains a model by each scheme, and times the steps and their parts."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+import horovod_oktopk.torch as plugin
+from benchmarks import launch
+from benchmarks.data.models import WORKLOADS, Workload
+
+TRIAL = 26
+"""Steps after which automatic buckets are settled."""
+LOCAL_PHASES = ("accumulate", "select", "sum", "write_back")
+Scheme = tuple[str, str, dict[str, Any]]
+"""What it is called in the results; its class, and its options beside the density."""
+Figures = dict[str, float]
+
+
+def measure(model: str, schemes: list[Scheme], density: float, warm_up: int, steps: int) -> list[dict[str, Any]]:
+    """Median seconds of a step and of its parts, for each scheme."""
+    hvd.init()
+    torch.set_num_threads(1)
+    workload = WORKLOADS[model]
+    computation = median_step(make_step(workload, None), warm_up, steps)["step"]
+    found = []
+    for name, kind, options in schemes:
+        dense, automatic = kind == "Dense", options.get("bucket_bytes") == "auto"
+        compression = plugin.Dense if dense else getattr(plugin, kind)(density=density, **options)
+        before = 1 if dense else max(warm_up, TRIAL) if automatic else warm_up
+        figures = of_all_ranks(median_step(make_step(workload, compression), before, steps))
+        found.append({"model": model, "scheme": name,
+                      **parts_of(figures, computation, overlapped=dense or "bucket_bytes" in options)})
+    return found
+
+
+def of_all_ranks(mine: Figures) -> Figures:
+    """The step of the slowest rank; means of everything else."""
+    everyone = {name: hvd.allgather_object(value) for name, value in mine.items()}
+    return {name: max(values) if name == "step" else statistics.mean(values) for name, values in everyone.items()}
+
+
+def parts_of(figures: Figures, computation: float, overlapped: bool) -> dict[str, Any]:
+    """Seconds of a step by part. computation: those of a step without communication.
+
+    overlapped: messages run during the backward pass, so their part is what the step takes longer for them.
+    """
+    step, sparsification = figures["step"], figures.get("sparsification", 0.0)
+    exposed = max(0.0, step - computation - sparsification)
+    communication = exposed if overlapped else figures.get("communication", exposed)
+    return {"step": step, "sparsification": sparsification, "communication": communication,
+            "computation": step - sparsification - communication, "computation_alone": computation,
+            "bytes_sent": figures.get("bytes_sent")}
+
+
+def make_step(workload: Workload, compression: Any) -> Callable[[], Figures]:
+    """One training step of a new model; without a compression, on this rank alone."""
+    torch.manual_seed(1)
+    model = workload.make()
+    optimizer: Any = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    if compression is not None:
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)
+    batches = workload.batches(workload.batch, hvd.rank())
+
+    def step() -> Figures:
+        batch = next(batches)
+        hvd.barrier()
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        workload.loss(model, batch).backward()
+        optimizer.step()
+        figures = {"step": time.perf_counter() - start}
+        report = plugin.step_report(optimizer) if getattr(compression, "density", None) else None
+        if report is not None:
+            local = sum(report.phases[name].seconds for name in LOCAL_PHASES if name in report.phases)
+            figures |= {"sparsification": local, "communication": report.seconds - local,
+                        "bytes_sent": report.bytes_sent}
+        return figures
+
+    return step
+
+
+def median_step(step: Callable[[], Figures], warm_up: int, steps: int) -> Figures:
+    figures = [step() for _ in range(warm_up + steps)][warm_up:]
+    # Floats all: allgather_object names its tensors by the object's type.
+    return {name: float(statistics.median(each[name] for each in figures)) for name in figures[0]}
+
+
+if __name__ == "__main__":
+    launch.run_rank(measure)

@@ -1,0 +1,41 @@
+"""English text that comes with Python, the topics of its `help()` (about 460,000 characters), and a model of it."""
+
+from __future__ import annotations
+
+from pydoc_data.topics import topics
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+def load_text() -> str:
+    """The topics in alphabetical order."""
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
+def load_characters() -> tuple[torch.Tensor, int]:
+    """The text as numbers, int64, and how many different characters there are."""
+    text = load_text()
+    numbers = {character: number for number, character in enumerate(sorted(set(text)))}
+    return torch.tensor([numbers[character] for character in text]), len(numbers)
+
+
+def sequences(characters: torch.Tensor, length: int) -> torch.Tensor:
+    """int64, shape (sequences, length + 1): the last character of one is the first of the next."""
+    return characters.unfold(0, length + 1, length)
+
+
+class CharacterModel(nn.Module):
+    """Predicts each next character."""
+
+    def __init__(self, characters: int, hidden: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(characters, 32)
+        self.lstm = nn.LSTM(32, hidden, batch_first=True)
+        self.output = nn.Linear(hidden, characters)
+
+    def loss(self, batch: torch.Tensor) -> torch.Tensor:
+        """Nats per character, over sequences of shape (batch, length + 1)."""
+        states, _ = self.lstm(self.embedding(batch[:, :-1]))
+        return functional.cross_entropy(self.output(states).flatten(0, 1), batch[:, 1:].flatten())

@@ -1,0 +1,168 @@
+"""Ranks that are simulated by threads: they compute one after the other, and hold only their largest elements."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.transport.base import Bytes, Counts
+from horovod_oktopk.transport.counting import CountingTransport
+from horovod_oktopk.transport.local import LocalTransport, run_ranks
+from horovod_oktopk.vectors.sparse import Indices, SparseVector, Values
+
+T = TypeVar("T")
+
+
+class TopAccumulator:
+    """An Accumulator of which only the largest elements are known; the others count as zero.
+
+    Every step brings its own elements, so there is no residual to keep.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.dtype = np.dtype(np.float32)
+        self.expected = np.inf
+        self._held = SparseVector.empty(self.dtype)
+
+    def accumulate(self, pieces: Iterable[tuple[int, SparseVector]], scale: float = 1.0,  # noqa: ARG002
+                   clear: bool = False) -> bool:  # noqa: ARG002
+        """acc becomes the one piece, which starts at 0."""
+        ((_, self._held),) = pieces
+        return bool(np.isfinite(self._held.values).all())
+
+    def expect(self, threshold: float, limit: int) -> None:  # noqa: ARG002
+        self.expected = threshold
+
+    def select(self, threshold: float, limit: int) -> SparseVector | None:
+        found = self._held.compress(np.abs(self._held.values) >= np.float32(threshold))
+        return found if len(found) <= limit else None
+
+    def sample(self, stride: int) -> Values:
+        magnitudes = np.zeros(-(-self.n // stride), self.dtype)
+        hit = self._held.compress(self._held.indices % stride == 0)
+        magnitudes[hit.indices // stride] = np.abs(hit.values)
+        return magnitudes
+
+    def moments(self) -> tuple[float, float]:
+        raise NotImplementedError("the other elements are not known")
+
+    def commit(self, contributed: Indices) -> None:
+        """Nothing is kept."""
+
+    def read_residual(self) -> Values:
+        raise NotImplementedError("nothing is kept")
+
+    def revert(self) -> bool:
+        raise NotImplementedError("nothing is kept")
+
+    def load_residual(self, values: Values) -> None:
+        raise NotImplementedError("nothing is kept")
+
+
+@dataclass(frozen=True)
+class PopularElements:
+    """What the ranks hold. Element x in the order of popularity is in a rank's top-k with probability ~ x^-tail."""
+
+    n: int
+    k: int
+    tail: float
+    seed: int
+
+    @cached_property
+    def order(self) -> NDArray[np.int32]:
+        """The index of every x. 16 layers have shares of the popular elements that differ up to sixteenfold."""
+        random = np.random.default_rng(self.seed)
+        layers = np.repeat(np.geomspace(0.25, 4, 16), -(-self.n // 16))[:self.n]
+        return np.argsort(random.exponential(layers)).astype(np.int32)
+
+    @cached_property
+    def octaves(self) -> list[tuple[int, int, int]]:
+        """(start, stop, how many a rank selects) of ranges of x that double in length; k are selected in all."""
+        low, high = 1.0, float(self.k)
+        for _ in range(60):  # the first range is selected whole; it is as long as gives k in all
+            middle = (low + high) / 2
+            low, high = (middle, high) if sum(c for *_, c in self._octaves(middle)) < self.k else (low, middle)
+        found = [(start, stop, int(count)) for start, stop, count in self._octaves(high)]
+        for number in range(len(found) - 1, -1, -1):  # what rounding left
+            start, stop, count = found[number]
+            more = min(stop - start - count, self.k - sum(c for *_, c in found))
+            found[number] = (start, stop, count + more)
+        return found
+
+    def _octaves(self, first: float) -> list[tuple[int, int, float]]:
+        found, start, stop, share = [], 0, max(1, round(first)), 1.0
+        while start < self.n:
+            found.append((start, stop, share * (stop - start)))
+            start, stop, share = stop, min(2 * stop, self.n), share / 2**self.tail
+        return found
+
+    def draw(self, rank: int, step: int) -> SparseVector:
+        """A rank's 2k largest elements: k by popularity, above 1, and others anywhere below."""
+        random = np.random.default_rng([self.seed, rank, step])
+        chosen = np.concatenate([start + random.choice(stop - start, count, replace=False, shuffle=False)
+                                 for start, stop, count in self.octaves])
+        selected = self.order[chosen].astype(np.int64)
+        spare = np.setdiff1d(random.integers(self.n, size=min(self.k, self.n - self.k)), selected)
+        signs = np.where(chosen % 2, 1.0, -1.0)  # the ranks agree
+        values = np.concatenate([signs * (1.001 + random.exponential(0.3, len(selected))),
+                                 random.uniform(0.5, 1.0, len(spare))]).astype(np.float32)
+        indices = np.concatenate([selected, spare])
+        ascending = np.argsort(indices)
+        return SparseVector(indices[ascending], values[ascending])
+
+
+class TakeTurns:
+    """A transport around a LocalTransport, with which one rank computes at a time: temporaries of one, not of P."""
+
+    def __init__(self, inner: LocalTransport, turn: threading.Lock) -> None:
+        self.rank, self.size = inner.rank, inner.size
+        self._inner, self._turn = inner, turn
+
+    def allgather(self, row: Counts) -> Counts:
+        return self._wait(lambda: self._inner.allgather(row))
+
+    def allreduce(self, counts: Counts) -> Counts:
+        return self._wait(lambda: self._inner.allreduce(counts))
+
+    def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
+                 messages_in_flight: int) -> Iterator[list[tuple[int, Bytes]]]:
+        yield from self._wait(lambda: list(self._inner.exchange(outgoing, incoming, messages_in_flight)))
+
+    def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
+        return self._wait(lambda: self._inner.allgatherv(message, sizes))
+
+    def _wait(self, call: Callable[[], T]) -> T:
+        self._turn.release()
+        try:
+            return call()
+        finally:
+            self._turn.acquire()
+
+
+def simulate(options: Scheme, size: int, gradients: PopularElements, steps: int, advance: Callable[[], object],
+             ) -> list[list[StepReport]]:
+    """Reports by step and rank."""
+    turn = threading.Lock()
+
+    def program(inner: LocalTransport) -> list[StepReport]:
+        reports = []
+        with turn:
+            transport = CountingTransport(TakeTurns(inner, turn))
+            accumulator, algorithm = TopAccumulator(gradients.n), options.build("benchmark: simulation")
+            for step in range(steps):
+                transport.reset()
+                finite = accumulator.accumulate([(0, gradients.draw(inner.rank, step))])
+                reports.append(algorithm.reduce(accumulator, gradients.k, finite, transport).report)
+                advance()
+        return reports
+
+    return [list(reports) for reports in zip(*run_ranks(size, program, timeout=600.0), strict=True)]
