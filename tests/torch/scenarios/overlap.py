@@ -12,6 +12,7 @@ import torch
 from horovod_oktopk import AgreementError
 from horovod_oktopk.torch import OkTopk, set_density, step_report
 from horovod_oktopk.torch.registry import reducer_of
+from tests.scenarios.common import needs_ranks
 from tests.torch.scenarios import features, mixed_precision
 from tests.torch.scenarios.common import (
     assert_equal_everywhere,
@@ -63,6 +64,7 @@ def check_a_group_is_reduced_while_the_backward_pass_still_runs() -> None:
 
 
 def check_registration_order_must_agree() -> None:
+    needs_ranks(hvd)
     params = parameters()
     if hvd.rank() == hvd.size() - 1:
         params = dict(reversed(params.items()))
@@ -73,20 +75,19 @@ def check_registration_order_must_agree() -> None:
         optimizer.step()
 
     step(OkTopk(density=0.1))  # in one group it does not matter
-    if hvd.size() > 1:
-        assert "group 1 of 4: d" in raised_everywhere(AgreementError, lambda: step(ALONE))[0]
+    assert "group 1 of 4: d" in raised_everywhere(AgreementError, lambda: step(ALONE))[0]
 
 
 def check_a_step_that_failed_leaves_no_group_behind() -> None:
+    needs_ranks(hvd)
     params = parameters()
     optimizer = distribute(params, ALONE, op=hvd.Sum)
     features.plain_step(optimizer, params, 0)
     before = flat(params)
-    if hvd.size() > 1:
-        reducer_of(optimizer).set_density(0.5 if hvd.rank() == 0 else 1.0)
-        raised_everywhere(AgreementError, lambda: features.plain_step(optimizer, params, 1))
-        reducer_of(optimizer).set_density(1.0)
-        optimizer.load_state_dict(optimizer.state_dict())  # as after an error in an elastic job
+    reducer_of(optimizer).set_density(0.5 if hvd.rank() == 0 else 1.0)
+    raised_everywhere(AgreementError, lambda: features.plain_step(optimizer, params, 1))
+    reducer_of(optimizer).set_density(1.0)
+    optimizer.load_state_dict(optimizer.state_dict())  # as after an error in an elastic job
     assert np.array_equal(flat(params), before)
     features.plain_step(optimizer, params, 2)
     expected = before - sum(flat(gradients(2, rank)) for rank in range(hvd.size()))
