@@ -210,7 +210,7 @@ def check_memory_that_nobody_holds_is_used_again() -> None:
         variable.assign_sub(0.1 * reduced([variable], lambda: tf.reduce_sum(variable))[0])
 
     step()
-    accumulator = reducers_of([variable])[0].flat.groups[0].accumulator
+    accumulator = reducers_of([variable])[0].flat.buckets[0].accumulator
     memory = {accumulator.residual.base.ctypes.data, accumulator._acc.base.ctypes.data}
     for _ in range(5):
         step()

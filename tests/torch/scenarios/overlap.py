@@ -52,7 +52,7 @@ def check_a_group_is_reduced_while_the_backward_pass_still_runs() -> None:
 
     def is_one_reduced() -> bool:
         flat = reducer_of(optimizer).flat
-        reduced[-1] = 0 if flat is None else len(flat._reductions)
+        reduced[-1] = 0 if flat is None else len(flat._results)
         return flat is None or reduced[-1] == 1
 
     for _ in range(3):
@@ -162,7 +162,7 @@ def check_auto_settles_on_the_same_groups_everywhere_and_conserves() -> None:
     tried = set()
     for step in range(30):
         features.plain_step(optimizer, params, step)
-        groups = [group.members for group in reducer_of(optimizer).flat.groups]
+        groups = [group.members for group in reducer_of(optimizer).flat.buckets]
         assert len(set(map(str, hvd.allgather_object(groups)))) == 1, f"step {step}"
         tried.add(len(groups))
     assert reducer_of(optimizer).flat.trial.over
@@ -224,4 +224,4 @@ def check_one_rank_alone_loads_a_state_while_groups_are_tried() -> None:
         features.plain_step(optimizer, params, step)
         if step == 9 and hvd.rank() == 0:
             optimizer.load_state_dict(optimizer.state_dict())
-    assert len(reducer_of(optimizer).flat.groups) == 2
+    assert len(reducer_of(optimizer).flat.buckets) == 2
