@@ -38,4 +38,4 @@ cluster-bench: environment  ## Measure allreduces and training on network namesp
 	@$(BIN)/python benchmarks/training.py
 
 clean:  ## Remove the environment and everything that was built (the cached Horovod wheel stays)
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.*
