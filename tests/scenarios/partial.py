@@ -225,7 +225,8 @@ def check_different_options_are_refused(kind: Kind) -> None:
         kind(compression).step({name: np.ones(shape, np.float32) for name, shape in SHAPES.items()})
 
     policy = "solo" if is_last(hvd) else "majority"
-    assert_disagreement(hvd, lambda: one_step(Partial(policy)), "partial policy: solo", "partial policy: majority")
+    assert_disagreement(hvd, lambda: one_step(Partial(policy=policy)), "partial policy: solo",
+                        "partial policy: majority")
     scheme = Dense() if is_last(hvd) else OkTopk(density=0.1)
     assert_disagreement(hvd, lambda: one_step(Partial(scheme)), "DenseSum", "OkTopk")
     either = OkTopk(density=0.1) if is_last(hvd) else Partial(OkTopk(density=0.1))
@@ -252,6 +253,6 @@ def check_a_rank_that_does_not_come(kind: Kind) -> None:
 
 
 def check_a_wrong_inner_scheme_is_refused(kind: Kind) -> None:
-    assert "one group" in raised_everywhere(kind.hvd, OptionError, lambda: Partial(OkTopk(bucket_bytes=9)))[0]
+    assert "one bucket" in raised_everywhere(kind.hvd, OptionError, lambda: Partial(OkTopk(bucket_bytes=9)))[0]
     trainer = kind(Partial(Dense()))
     assert "has no density" in raised_everywhere(kind.hvd, OptionError, lambda: trainer.set_density(0.5))[0]

@@ -75,7 +75,7 @@ def check_registration_order_must_agree() -> None:
         optimizer.step()
 
     step(OkTopk(density=0.1))  # in one group it does not matter
-    assert "group 1 of 4: d" in raised_everywhere(AgreementError, lambda: step(ALONE))[0]
+    assert "bucket 1 of 4: d" in raised_everywhere(AgreementError, lambda: step(ALONE))[0]
 
 
 def check_a_step_that_failed_leaves_no_group_behind() -> None:
