@@ -11,9 +11,8 @@ import importlib
 import json
 import sys
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 from tests.scenarios import all_scenarios, process_sets
 from tests.scenarios.common import Skipped
@@ -33,9 +32,8 @@ def attempt(scenario: Callable[[], None]) -> Outcome:
     return None
 
 
-def vote(hvd: Any, name: str, mine: Outcome) -> Outcome:
-    """What became of it on all ranks together."""
-    everyone: list[Outcome] = hvd.allgather_object(mine, name=f"vote.{name}")
+def together(everyone: Sequence[Outcome]) -> Outcome:
+    """What became of it on all ranks."""
     failures = [outcome for outcome in everyone if isinstance(outcome, str)]
     if failures:
         return failures[0]
@@ -59,7 +57,7 @@ def main() -> None:
         if not is_wanted(name, wanted, scenarios):
             continue
         driver.seed(1234)
-        outcomes[name] = vote(driver.hvd, name, attempt(scenario))
+        outcomes[name] = together(driver.hvd.allgather_object(attempt(scenario), name=f"vote.{name}"))
         if driver.hvd.rank() == 0:
             Path(report).write_text(json.dumps(outcomes))
 

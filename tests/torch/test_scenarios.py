@@ -11,12 +11,16 @@ from tests.scenarios import names
 
 ALL = names("torch")
 WITHOUT_PARTIAL = [name for name in ALL if not name.startswith("partial.")]
-SPARSE = [name for name in ALL if name.startswith("sparse.")]
+SHARED = [name for name in WITHOUT_PARTIAL if name.endswith("]")]
+"""Those of both frameworks."""
+OWN = [name for name in WITHOUT_PARTIAL if name not in SHARED]
+SPARSE = [name for name in SHARED if name.startswith("sparse.")]
 
 JOBS = {
     Job("torch", "mpi", 2, quick=True): ALL,
-    Job("torch", "gloo", 2, quick=True): WITHOUT_PARTIAL,
-    Job("torch", "mpi", 3, quick=True, kernels="numpy"): SPARSE,
+    Job("torch", "gloo", 2, quick=True): SHARED,
+    Job("torch", "mpi", 2, quick=True, kernels="numpy"): SPARSE,
+    Job("torch", "gloo", 2): OWN,
     Job("torch", "mpi", 1): ALL,
     Job("torch", "mpi", 3): WITHOUT_PARTIAL,
     Job("torch", "mpi", 4): ALL,
