@@ -15,8 +15,8 @@ settings.register_profile("quick", deadline=None, max_examples=25)
 settings.register_profile("thorough", deadline=None, max_examples=200)
 settings.load_profile("thorough" if os.environ.get("CI") == "true" else "quick")
 
-SLOW_FILES = ("test_benchmarks.py", "test_cluster.py")
-"""What measures the package, and needs programs beside it."""
+SLOW_FILES = ("test_benchmarks.py", "test_cluster.py", "test_examples.py")
+"""What starts the programs beside the package."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
