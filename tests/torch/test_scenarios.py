@@ -29,7 +29,7 @@ JOBS = {
 now and then: test_failures.py has them."""
 
 
-@pytest.mark.timeout(600)  # the first of a job waits for all of them
+@pytest.mark.timeout(660)  # the first of a job waits for all of them
 @cases(JOBS)
 def test_scenario(job: Job, scenario: str, run_scenario: Callable[[Job, str], None]) -> None:
     run_scenario(job, scenario)
