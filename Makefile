@@ -1,7 +1,7 @@
 # `make demo` and `make test` build the environment on their first run; later runs find it ready.
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help environment demo demo-tensorflow test lint bench cluster-bench clean
+.PHONY: help environment demo demo-tensorflow test test-rest test-all lint bench cluster-bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -15,12 +15,19 @@ demo: environment  ## Train on handwritten digits with 4 ranks, dense and with O
 demo-tensorflow: environment  ## Train a Keras model in the same way, with TensorFlow
 	@$(BIN)/python -m benchmarks.accuracy.demo --framework tensorflow
 
-test: environment  ## Run all tests
-	@$(BIN)/python -m pytest
+test: environment  ## Run the quick tests, of every part of the package (tests/README.md)
+	@$(BIN)/python -m pytest -m "not slow"
 
-lint: environment  ## Check style and types
+test-rest: environment  ## Run the tests that `make test` leaves out
+	@$(BIN)/python -m pytest -m slow
+
+test-all: environment  ## Run all tests, with many examples of each property, and print the lines that were run
+	@$(BIN)/python -m pytest --hypothesis-profile thorough --cov --cov-config pyproject.toml
+
+lint: environment  ## Check style, types, and who imports whom
 	@$(BIN)/ruff check .
 	@scripts/typecheck.sh
+	@scripts/imports.sh
 
 bench: environment  ## Measure the cost of a step without the network, of the core and in both frameworks
 	@$(BIN)/python -m benchmarks.local.step
@@ -31,4 +38,4 @@ cluster-bench: environment  ## Measure allreduces and training on network namesp
 	@$(BIN)/python -m benchmarks.cluster.training
 
 clean:  ## Remove the environment and everything that was built (the cached Horovod wheel stays)
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.*

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,17 +55,3 @@ def _end(job: subprocess.Popen[str]) -> None:
         job.wait(timeout=20)
     except subprocess.TimeoutExpired:
         os.killpg(job.pid, signal.SIGKILL)
-
-
-@functools.cache
-def outcomes(framework: str, backend: str, size: int, wanted: tuple[str, ...], **variables: str,
-             ) -> dict[str, str | None]:
-    """What became of the scenarios of a framework that are wanted, in one job: None, or what went wrong."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "report.json")
-        job = horovodrun(backend, size, "-m", "tests.worker", framework, str(report), *wanted, timeout=540,
-                         extra=variables)
-        found: dict[str, str | None] = json.loads(report.read_text()) if report.exists() else {}
-    for name in wanted:
-        found.setdefault(name, f"did not run; the job ended with status {job.returncode}:\n{job.output[-6000:]}")
-    return found

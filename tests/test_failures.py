@@ -1,4 +1,7 @@
-"""A rank that dies ends the job, or an elastic job goes on without it; nothing hangs. In both frameworks."""
+"""A rank that dies ends the job, or an elastic job goes on without it; nothing hangs. In both frameworks.
+
+Each is a launch of its own, so `make test` has one of them.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,17 @@ TF_KERAS = {"TF_USE_LEGACY_KERAS": "1"}
 
 
 @pytest.mark.parametrize(("framework", "backend", "how"), [
-    *(("torch", backend, how) for backend in ("mpi", "gloo") for how in ("killed", "raising")),
-    ("tensorflow", "mpi", "raising"), ("tensorflow", "gloo", "killed")])
+    ("torch", "mpi", "killed"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("torch", "mpi", "raising"), ("torch", "gloo", "killed"), ("torch", "gloo", "raising"),
+        ("tensorflow", "mpi", "raising"), ("tensorflow", "gloo", "killed")))])
 def test_the_job_ends_with_an_error_when_a_rank_is(framework: str, backend: str, how: str) -> None:
     job = horovodrun(backend, 3, "-m", f"tests.{framework}.faulty_worker", how, timeout=100)
     assert job.returncode > 0, job.output[-3000:]
     assert job.output.count("has reached step 3") == 3, job.output[-3000:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "raising"])
 def test_a_job_of_partial_rounds_ends_with_an_error_when_a_rank_is(how: str) -> None:
     job = horovodrun("mpi", 3, "-m", "tests.torch.partial_worker", how, timeout=100)
@@ -29,6 +35,7 @@ def test_a_job_of_partial_rounds_ends_with_an_error_when_a_rank_is(how: str) -> 
     assert ("a file that cannot be read" in job.output) == (how == "raising")
 
 
+@pytest.mark.slow
 def test_ranks_that_go_on_without_one_that_has_ended_are_told() -> None:
     job = horovodrun("mpi", 3, "-m", "tests.torch.partial_worker", "ending", timeout=100)
     assert job.returncode > 0, job.output[-3000:]
@@ -36,6 +43,7 @@ def test_ranks_that_go_on_without_one_that_has_ended_are_told() -> None:
     assert job.output.count("has come to its end") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["shutdown", "unsynchronized"])
 def test_a_job_of_partial_rounds_ends_well_with_rounds_pending(how: str) -> None:
     job = horovodrun("mpi", 3, "-m", "tests.torch.partial_worker", how, timeout=100)
@@ -44,6 +52,7 @@ def test_a_job_of_partial_rounds_ends_well_with_rounds_pending(how: str) -> None
     assert job.output.count("keeps 0 elements that were in no round") == (3 if how == "shutdown" else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("framework", "variables"), [
     pytest.param("torch", {}, id="torch"), pytest.param("tensorflow", {}, id="keras3"),
     pytest.param("tensorflow", TF_KERAS, id="tf_keras")])

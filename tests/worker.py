@@ -1,4 +1,6 @@
-"""One rank of a test job: runs every scenario of a framework, and writes what became of each.
+"""One rank of a test job: runs scenarios of a framework, and writes what became of each.
+
+    python -m tests.worker FRAMEWORK REPORT [NAME or PART OF A NAME]...
 
 A scenario ends on all ranks, or the ranks vote that it failed on some: then the next can still be trusted.
 """
@@ -9,34 +11,53 @@ import importlib
 import json
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 from tests.scenarios import all_scenarios, process_sets
+from tests.scenarios.common import Skipped
+
+Outcome = str | dict[str, str] | None
+"""None: it passed. A dictionary: it was skipped, with the reason. A string: the traceback."""
 
 
-def run(hvd: Any, name: str, scenario: Callable[[], None]) -> str | None:
-    """None where all was well, or the traceback."""
-    failure = None
+def attempt(scenario: Callable[[], None]) -> Outcome:
+    """What became of it on this rank."""
     try:
         scenario()
+    except Skipped as reason:
+        return {"skipped": str(reason)}
     except Exception:
-        failure = traceback.format_exc()
-    failures = [text for text in hvd.allgather_object(failure, name=f"vote.{name}") if text]
-    return failures[0] if failures else None
+        return traceback.format_exc()
+    return None
+
+
+def together(everyone: Sequence[Outcome]) -> Outcome:
+    """What became of it on all ranks."""
+    failures = [outcome for outcome in everyone if isinstance(outcome, str)]
+    if failures:
+        return failures[0]
+    if any(outcome != everyone[0] for outcome in everyone):
+        return f"the ranks do not agree on what is skipped: {everyone}"
+    return everyone[0]
+
+
+def is_wanted(name: str, wanted: Collection[str], known: Collection[str]) -> bool:
+    """Whether it is named, in full or in part; a name that is another's beginning means that scenario alone."""
+    return not wanted or name in wanted or any(part in name for part in wanted if part not in known)
 
 
 def main() -> None:
     framework, report, *wanted = sys.argv[1:]
     driver = importlib.import_module(f"tests.{framework}.driver")
     driver.start(process_sets(driver.hvd))
-    outcomes: dict[str, str | None] = {}
-    for name, scenario in all_scenarios(framework).items():
-        if wanted and not any(part in name for part in wanted):
+    outcomes: dict[str, Outcome] = {}
+    scenarios = all_scenarios(framework)
+    for name, scenario in scenarios.items():
+        if not is_wanted(name, wanted, scenarios):
             continue
         driver.seed(1234)
-        outcomes[name] = run(driver.hvd, name, scenario)
+        outcomes[name] = together(driver.hvd.allgather_object(attempt(scenario), name=f"vote.{name}"))
         if driver.hvd.rank() == 0:
             Path(report).write_text(json.dumps(outcomes))
 

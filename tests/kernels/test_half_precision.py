@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk.kernels import NativeKernels, NumpyKernels, half_precision
@@ -83,7 +83,6 @@ def test_every_number_of_16_bits_is_the_same_in_both_and_survives(name, dtype):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 40, 3000]))
-@settings(deadline=None, max_examples=60)
 def test_both_round_numbers_of_all_sizes_to_the_same_bits(name, dtype, seed, n):
     """Of any exponent, near the middle between two numbers of 16 bits as often as not, denormals included."""
     rng = np.random.default_rng(seed)

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk import kernels
@@ -57,7 +57,6 @@ def instructions(request):
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 200), st.integers(0, 7), st.sampled_from([1.0, 0.5, 1 / 3, 1e30]),
        st.booleans(), st.booleans(), st.booleans(), st.integers(0, 40))
-@settings(deadline=None, max_examples=300)
 def test_adding_and_collecting_has_numpys_bits(dtype, seed, n, which, scale, finite, stream, clear, shift):
     rng = np.random.default_rng(seed)
     residual, gradient = nasty(rng, n, dtype, finite), nasty(rng, n, dtype, finite)
@@ -80,7 +79,6 @@ def test_adding_and_collecting_has_numpys_bits(dtype, seed, n, which, scale, fin
 @pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 200), st.integers(0, 7))
-@settings(deadline=None, max_examples=100)
 def test_what_is_collected_passes_and_nothing_else_does(kernel, dtype, seed, n, which):
     values, threshold = nasty(np.random.default_rng(seed), n, dtype), thresholds(dtype)[which]
     buffer = CandidateBuffer(n, dtype)
@@ -103,7 +101,6 @@ def test_a_room_that_is_too_small_says_so(kernel, n):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.sampled_from([1, 40, 3000, 10**6, 2**32]))
-@settings(deadline=None, max_examples=200)
 def test_sums_of_parts_have_numpys_bits(dtype, seed, size, n):
     rng = np.random.default_rng(seed)
     parts = [np.unique(rng.integers(0, n, rng.integers(0, 60))) for _ in range(size)]
@@ -146,7 +143,6 @@ def test_zeros_are_put_at_their_indices(kernel, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 150), st.integers(0, 40), st.sampled_from([0.0, 0.02, 0.3, 1.0]))
-@settings(deadline=None, max_examples=60)
 def test_a_sparse_vector_is_written_over_whatever_was_there(dtype, seed, n, offset, density):
     rng = np.random.default_rng(seed)
     indices = np.flatnonzero(rng.random(n) < density)
@@ -181,7 +177,6 @@ def test_indices_that_do_not_fit_write_nothing(kernel, indices):
 @pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 500), st.floats(0, 1))
-@settings(deadline=None, max_examples=60)
 def test_values_are_added_and_cleared_where_the_indices_say(kernel, dtype, seed, n, density):
     rng = np.random.default_rng(seed)
     out, at = nasty(rng, n, dtype, finite=True) / 2, rng.random(n) < density
@@ -197,7 +192,6 @@ def test_values_are_added_and_cleared_where_the_indices_say(kernel, dtype, seed,
 @pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
 @given(st.integers(0, 2**32 - 1), st.integers(0, 300), st.sampled_from([1, 11, 12, 23, 32, 63]))
-@settings(deadline=None, max_examples=60)
 def test_unsigned_integers_are_sorted(kernel, dtype, seed, n, bits):
     rng = np.random.default_rng(seed)
     numbers = rng.integers(0, 1 << bits, n, np.uint64).astype(dtype)
@@ -210,7 +204,6 @@ def test_unsigned_integers_are_sorted(kernel, dtype, seed, n, bits):
 @pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 300), st.integers(0, 7))
-@settings(deadline=None, max_examples=60)
 def test_the_elements_of_a_sparse_vector_that_pass(dtype, seed, n, which):
     rng = np.random.default_rng(seed)
     values, indices, threshold = nasty(rng, n, dtype), np.cumsum(rng.integers(1, 9, n)), thresholds(dtype)[which]
@@ -224,7 +217,6 @@ def test_the_elements_of_a_sparse_vector_that_pass(dtype, seed, n, which):
 
 @pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 50), st.integers(0, 50), st.sampled_from([100, 2**18, 2**32]))
-@settings(deadline=None, max_examples=60)
 def test_positions_are_found_however_wide_the_indices_lie(kernel, seed, size, others, n):
     rng = np.random.default_rng(seed)
     mine = np.unique(rng.integers(0, n, size))
@@ -259,7 +251,6 @@ def test_lengths_that_do_not_fit_are_refused():
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 300), st.sampled_from(["float16", "float32"]))
-@settings(deadline=None, max_examples=60)
 def test_the_top_k_is_exact_whatever_was_expected(seed, k, half):
     """Steps whose scale jumps up and down, so that expectations are met, missed, and exceeded."""
     rng = np.random.default_rng(seed)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk.phases.regions import (
@@ -59,7 +59,6 @@ def heaviest(selected):
 
 
 @given(selections())
-@settings(deadline=None, max_examples=200)
 def test_no_region_is_a_sixteenth_heavier_than_the_mean(drawn):
     n, selected = drawn
     boundaries = cut(selected, n)
@@ -109,7 +108,6 @@ def test_quantiles_are_at_equal_steps():
 
 
 @given(st.integers(1, 9), st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=100)
 def test_the_rotation_keeps_at_least_one_in_p_at_home(size, seed):
     counts = np.random.default_rng(seed).integers(0, 20, (size, size))
     rotation = owner_rotation(counts)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk import OkTopk
@@ -31,7 +31,6 @@ def finish(ends, ready, lengths, latency, per_element):
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), min_size=1, max_size=7), st.integers(0, 12),
        st.integers(0, 3))
-@settings(deadline=None)
 def test_no_other_groups_end_earlier(gradients, latency, per_element):
     ready, lengths = (list(column) for column in zip(*gradients, strict=True))
     m = len(ready)

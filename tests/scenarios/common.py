@@ -17,6 +17,20 @@ DENSE = OkTopk(density=1.0, threshold_interval=1)
 """Selects everything at every step: the result is the dense sum."""
 
 
+class Skipped(Exception):
+    """A scenario does not apply to this job. Raised on all ranks, before they do anything together."""
+
+
+def needs(available: bool, what: str) -> None:
+    """Ends the scenario as skipped if the job does not have what it needs; the same on all ranks."""
+    if not available:
+        raise Skipped(f"needs {what}")
+
+
+def needs_ranks(hvd: Any, least: int = 2) -> None:
+    needs(hvd.size() >= least, f"{least} ranks")
+
+
 def gradients(step: int, rank: int, dtype: Any = np.float32, shapes: Mapping[str, tuple[int, ...]] | None = None,
               ) -> dict[str, np.ndarray]:
     """Integers, so that sums are exact in any order."""

@@ -16,6 +16,7 @@ from tests.scenarios.common import (
     flat,
     gradients,
     is_last,
+    needs_ranks,
     shared_folder,
     topk,
     total,
@@ -101,6 +102,7 @@ def check_an_overflow_in_one_group_undoes_all(kind: Kind) -> None:
 
 
 def check_different_groups_are_a_disagreement(kind: Kind) -> None:
+    needs_ranks(kind.hvd)
     for odd, expected in ((OkTopk(density=0.1, bucket_bytes=61), "bucket_bytes: 61"),
                           (OkTopk(density=0.1), "bucket_bytes: None")):
         trainer = kind(odd if is_last(kind.hvd) else OkTopk(density=0.1, bucket_bytes=60))

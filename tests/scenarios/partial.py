@@ -19,6 +19,7 @@ from tests.scenarios.common import (
     flat,
     gradients,
     is_last,
+    needs_ranks,
     raised_everywhere,
     shared_folder,
 )
@@ -218,6 +219,7 @@ def check_an_exception_in_a_step_is_no_ones_but_its_ranks(kind: Kind) -> None:
 
 def check_different_options_are_refused(kind: Kind) -> None:
     hvd = kind.hvd
+    needs_ranks(hvd)
 
     def one_step(compression: Any) -> None:
         kind(compression).step({name: np.ones(shape, np.float32) for name, shape in SHAPES.items()})
@@ -234,8 +236,7 @@ def check_different_options_are_refused(kind: Kind) -> None:
 def check_a_rank_that_does_not_come(kind: Kind) -> None:
     """The others' rounds wait for it, and then fail on all ranks; there is no hang."""
     hvd = kind.hvd
-    if hvd.size() == 1:
-        return
+    needs_ranks(hvd)
     trainer = kind(Partial(Dense(), policy="solo", max_staleness=2, timeout=0.2))
     trainer.step(gradients(0, hvd.rank()))
     everywhere(hvd, "all have taken a step")

@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 
 from horovod_oktopk import OkTopk, OptionError, Partial, PluginError
-from tests.scenarios.common import DENSE, SHAPES, N, assert_disagreement, gradients, is_last, raised_everywhere
+from tests.scenarios.common import (
+    DENSE,
+    SHAPES,
+    N,
+    assert_disagreement,
+    gradients,
+    is_last,
+    needs,
+    needs_ranks,
+    raised_everywhere,
+)
 from tests.scenarios.driver import Kind
 
 
@@ -37,6 +47,7 @@ def check_k_beyond_n_is_refused(kind: Kind) -> None:
 
 def check_different_options(kind: Kind) -> None:
     hvd = kind.hvd
+    needs_ranks(hvd)
     options = OkTopk(density=0.2 if is_last(hvd) else 0.1)
     assert_disagreement(hvd, lambda: one_step(kind, options), f"rank {hvd.size() - 1} has", "density: 0.2")
     interval = 7 if is_last(hvd) else 8
@@ -48,6 +59,7 @@ def check_different_options(kind: Kind) -> None:
 
 def check_different_names_shapes_and_dtypes(kind: Kind) -> None:
     hvd = kind.hvd
+    needs_ranks(hvd)
     renamed = {("z" if name == "d" and is_last(hvd) else name): shape for name, shape in SHAPES.items()}
     assert_disagreement(hvd, lambda: one_step(kind, OkTopk(k=3), renamed), "parameter d", "parameter z")
     reshaped = {**SHAPES, "a.bias": (12,) if is_last(hvd) else (11,)}
@@ -58,16 +70,15 @@ def check_different_names_shapes_and_dtypes(kind: Kind) -> None:
 
 def check_partial_is_refused_where_it_cannot_work(kind: Kind) -> None:
     hvd = kind.hvd
-    if hvd.size() == 1 or (hvd.mpi_enabled() and kind.supports("partial")):
-        return
+    needs_ranks(hvd)
+    needs(not (hvd.mpi_enabled() and kind.supports("partial")), "a job in which partial rounds cannot work")
     messages = raised_everywhere(hvd, PluginError, lambda: one_step(kind, Partial(policy="solo")))
     assert ("horovodrun --mpi" if kind.supports("partial") else "Keras 3") in messages[0]
 
 
 def check_transports(kind: Kind) -> None:
     hvd = kind.hvd
-    if hvd.size() == 1:
-        return
+    needs_ranks(hvd)
     if hvd.mpi_enabled():
         one_step(kind, OkTopk(transport="mpi"))
         assert_disagreement(hvd, lambda: one_step(kind, OkTopk(transport="mpi" if is_last(hvd) else "horovod")),

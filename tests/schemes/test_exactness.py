@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from ..support.gradients import Case, adversarial, cases
 from ..support.oracle import oracle_run, topk_mask
@@ -22,7 +22,6 @@ def assert_equals_oracle(case, **options):
 
 
 @given(cases(steps=4))
-@settings(deadline=None, max_examples=60)
 def test_exact_steps_equal_the_dense_oracle_bit_for_bit(case):
     assert_equals_oracle(case, region_interval=3)
 
@@ -33,7 +32,6 @@ def test_exact_steps_equal_the_oracle_wherever_the_top_k_lies(case):
 
 
 @given(cases(steps=4))
-@settings(deadline=None, max_examples=20)
 def test_reuse_for_no_step_is_exact_too(case):
     assert_equals_oracle(case, selection="reuse", threshold_interval=1)
 

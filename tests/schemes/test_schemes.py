@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk import GaussianK, GTopk, OkTopk, TopkA, TopkDSA
@@ -41,7 +41,6 @@ def selections(ranks, k):
 
 @pytest.mark.parametrize("name", SUMMING)
 @given(case=cases())
-@settings(deadline=None, max_examples=40)
 def test_u_is_the_sum_of_everyones_top_k(name, case):
     for ranks in run(name, case.gradients(), case.k):
         expected = rank_order_sum(selections(ranks, case.k))
@@ -51,7 +50,6 @@ def test_u_is_the_sum_of_everyones_top_k(name, case):
 
 
 @given(case=cases())
-@settings(deadline=None, max_examples=40)
 def test_naive_gtopk_is_the_top_k_of_the_sum(case):
     for ranks in run("naive GTopk", case.gradients(), case.k):
         total = rank_order_sum(selections(ranks, case.k))
@@ -73,7 +71,6 @@ def tree_oracle(vectors, k):
 
 
 @given(case=cases())
-@settings(deadline=None, max_examples=60)
 def test_gtopk_is_the_tree_of_merges(case):
     for ranks in run("GTopk", case.gradients(), case.k):
         expected = tree_oracle(selections(ranks, case.k), case.k)
@@ -97,7 +94,6 @@ def test_gtopk_keeps_what_a_merge_dropped_though_another_branch_brought_it_in():
 
 @by_name
 @given(case=cases())
-@settings(deadline=None, max_examples=40)
 def test_nothing_is_lost_nothing_counts_twice_and_replicas_agree(name, case):
     for ranks in run(name, case.gradients(), case.k):
         assert_replicas_agree(ranks)
@@ -202,7 +198,6 @@ def test_the_gaussian_threshold_selects_about_k_of_a_normal_distribution(density
 
 
 @given(case=cases(), seed=st.integers(0, 2**16))
-@settings(deadline=None, max_examples=40)
 def test_gaussiank_selects_more_than_three_quarters_of_k_and_at_most_k(case, seed):
     for ranks in run("GaussianK", case.gradients(), case.k):
         for record in ranks:

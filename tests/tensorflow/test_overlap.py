@@ -7,6 +7,7 @@ import pytest
 from tests.launch import horovodrun
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_a_group_is_reduced_while_the_backward_pass_still_runs(backend: str) -> None:
     job = horovodrun(backend, 2, "-m", "tests.tensorflow.overlap_worker", timeout=120)

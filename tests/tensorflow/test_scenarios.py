@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from tests.launch import outcomes
+from tests.jobs import Job, cases
 from tests.scenarios import names
 
-JOBS = {("mpi", 1, "keras3"): ("function",), ("mpi", 2, "tf_keras"): ("keras", "legacy"),
-        ("mpi", 2, "keras3"): ("tape",), ("mpi", 4, "keras3"): ("keras",), ("gloo", 2, "keras3"): ("keras",)}
+KINDS = {
+    Job("tensorflow", "mpi", 2, quick=True): ("tape",),
+    Job("tensorflow", "gloo", 2, quick=True): ("keras",),
+    Job("tensorflow", "mpi", 1): ("function",),
+    Job("tensorflow", "mpi", 2, keras="tf_keras"): ("keras", "legacy"),
+    Job("tensorflow", "mpi", 4): ("keras",),
+}
 """Kinds of training by job: all of them everywhere would take too long."""
 ON_FOUR = ("sparse.", "groups.", "partial.nothing")
 """What depends most on how many ranks there are."""
@@ -16,30 +23,22 @@ ALONE = ("keras_fit.", "refused.", "partial.")
 """Of what TensorFlow has of its own, what one rank is tried with."""
 
 
-def wanted(job: tuple[str, int, str]) -> tuple[str, ...]:
-    """The scenarios of a job; partial rounds need MPI and Keras 3. What TensorFlow has of its own is little concerned
-    with the network: it runs over MPI, on two ranks, and in part on one."""
-    backend, size, keras = job
-
-    def belongs(name: str) -> bool:
-        if name.startswith("partial.") and (backend, keras) != ("mpi", "keras3"):
-            return False
-        if size == 4:
-            return name.startswith(ON_FOUR)
-        if name.endswith("]"):
-            return True
-        return backend == "mpi" and (size > 1 or name.startswith(ALONE))
-
-    return tuple(filter(belongs, names("tensorflow", JOBS[job])))
+def belongs(job: Job, name: str) -> bool:
+    """Whether a job has a scenario. Partial rounds need MPI and Keras 3. What TensorFlow has of its own is little
+    concerned with the network: it runs over MPI, on two ranks, and in part on one."""
+    if name.startswith("partial.") and (job.backend, job.keras) != ("mpi", "keras3"):
+        return False
+    if job.size == 4:
+        return name.startswith(ON_FOUR)
+    if name.endswith("]"):
+        return True
+    return job.backend == "mpi" and (job.size > 1 or name.startswith(ALONE))
 
 
-CASES = [(*job, scenario) for job in JOBS for scenario in wanted(job)]
+JOBS = {job: [name for name in names("tensorflow", kinds) if belongs(job, name)] for job, kinds in KINDS.items()}
 
 
-@pytest.mark.timeout(600)  # the first of a job waits for all of them
-@pytest.mark.parametrize(("backend", "size", "keras", "scenario"), CASES)
-def test_scenario(backend: str, size: int, keras: str, scenario: str) -> None:
-    names_of_job = wanted((backend, size, keras))
-    legacy = str(int(keras == "tf_keras"))
-    found = outcomes("tensorflow", backend, size, names_of_job, TF_USE_LEGACY_KERAS=legacy)
-    assert found[scenario] is None, found[scenario]
+@pytest.mark.timeout(660)  # the first of a job waits for all of them
+@cases(JOBS)
+def test_scenario(job: Job, scenario: str, run_scenario: Callable[[Job, str], None]) -> None:
+    run_scenario(job, scenario)

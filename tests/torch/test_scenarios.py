@@ -1,22 +1,35 @@
-"""Every scenario under real horovodrun, over MPI and Gloo; one launch for each number of ranks."""
+"""Every scenario under real horovodrun, over MPI and Gloo; one launch for each job."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from tests.launch import outcomes
+from tests.jobs import Job, cases
 from tests.scenarios import names
 
-ALL = tuple(names("torch"))
-WITHOUT_PARTIAL = tuple(name for name in ALL if not name.startswith("partial."))
-JOBS = {("mpi", 1): ALL, ("mpi", 2): ALL, ("mpi", 3): WITHOUT_PARTIAL, ("mpi", 4): ALL,
-        ("gloo", 2): WITHOUT_PARTIAL}
+ALL = names("torch")
+WITHOUT_PARTIAL = [name for name in ALL if not name.startswith("partial.")]
+SHARED = [name for name in WITHOUT_PARTIAL if name.endswith("]")]
+"""Those of both frameworks."""
+OWN = [name for name in WITHOUT_PARTIAL if name not in SHARED]
+SPARSE = [name for name in SHARED if name.startswith("sparse.")]
+
+JOBS = {
+    Job("torch", "mpi", 2, quick=True): ALL,
+    Job("torch", "gloo", 2, quick=True): SHARED,
+    Job("torch", "mpi", 2, quick=True, kernels="numpy"): SPARSE,
+    Job("torch", "gloo", 2): OWN,
+    Job("torch", "mpi", 1): ALL,
+    Job("torch", "mpi", 3): WITHOUT_PARTIAL,
+    Job("torch", "mpi", 4): ALL,
+}
 """Scenarios by job. Partial rounds need MPI. Three ranks of Gloo on two cores take a hundred times as long as two,
 now and then: test_failures.py has them."""
 
 
-@pytest.mark.timeout(600)  # the first of a job waits for all of them
-@pytest.mark.parametrize(("backend", "size", "scenario"), [(*job, name) for job in JOBS for name in JOBS[job]])
-def test_scenario(backend: str, size: int, scenario: str) -> None:
-    failure = outcomes("torch", backend, size, JOBS[backend, size])[scenario]
-    assert failure is None, failure
+@pytest.mark.timeout(660)  # the first of a job waits for all of them
+@cases(JOBS)
+def test_scenario(job: Job, scenario: str, run_scenario: Callable[[Job, str], None]) -> None:
+    run_scenario(job, scenario)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk.vectors.sparse import SparseVector, concatenate, sum_of
@@ -18,7 +18,6 @@ def vector(indices):
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6))
-@settings(deadline=None, max_examples=100)
 def test_a_sum_has_the_bits_of_rank_order(seed, size):
     rng = np.random.default_rng(seed)
     parts = np.where(rng.random((size, N)) < 0.4, rng.standard_normal((size, N)) * 10.0 ** rng.integers(-6, 6, N), 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk.errors import WireError
@@ -43,7 +43,6 @@ def same(left, right):
 
 
 @given(vectors(), KERNEL_NAMES, KERNEL_NAMES)
-@settings(deadline=None, max_examples=300)
 def test_a_message_holds_the_vector_bit_for_bit_whoever_wrote_it(case, writer, reader):
     start, stop, vector = case
     dtype = vector.values.dtype
@@ -57,7 +56,6 @@ def test_a_message_holds_the_vector_bit_for_bit_whoever_wrote_it(case, writer, r
 
 
 @given(regions(), st.sampled_from(["float16", "bfloat16"]), st.sampled_from(["float32", "float64"]))
-@settings(deadline=None)
 def test_halves_arrive_as_they_were_rounded(region, value_dtype, dtype):
     start, stop, indices = region
     codec = WireCodec(np.dtype(dtype), value_dtype)
@@ -157,7 +155,6 @@ class TestMalformed:
             codec.decode(message, 40, 0, 4000)
 
     @given(st.data())
-    @settings(deadline=None, max_examples=300)
     def test_whatever_bytes_come_nothing_but_a_lawful_vector_or_an_error_comes_out(self, kernels, data):
         start, stop, indices = data.draw(regions())
         codec, message = message_of(indices, start, stop, kernels)

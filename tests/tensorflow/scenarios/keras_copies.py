@@ -14,7 +14,7 @@ import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk.tensorflow import OkTopk, step_report
 from horovod_oktopk.tensorflow.registry import gradient_reducer_of, reducers_of
 from horovod_oktopk.tensorflow.versions import KERAS_3
-from tests.scenarios.common import assert_equal_everywhere, shared_folder
+from tests.scenarios.common import assert_equal_everywhere, needs, shared_folder
 from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_model, weights
 
 OPTIONS = OkTopk(density=0.1)
@@ -58,8 +58,7 @@ def optimizers() -> list[Any]:
 
 
 def check_copies_of_optimizers_are_distributed() -> None:
-    if not KERAS_3:
-        return
+    needs(KERAS_3, "Keras 3")
     for optimizer in optimizers():
         ways: list[Callable[[Any], Any]] = [copy.deepcopy, pickled]
         if gradient_reducer_of(optimizer) is getattr(optimizer, "_allreduce_grads", None):
@@ -72,8 +71,7 @@ def check_copies_of_optimizers_are_distributed() -> None:
 
 
 def check_copies_of_models_are_distributed() -> None:
-    if not KERAS_3:
-        return
+    needs(KERAS_3, "Keras 3")
     for optimizer in optimizers():
         model = compiled(make_model(), optimizer)
         fit(model, epochs=1)
@@ -84,8 +82,7 @@ def check_copies_of_models_are_distributed() -> None:
 
 
 def check_a_registered_optimizer_is_saved_and_loaded() -> None:
-    if not KERAS_3:
-        return
+    needs(KERAS_3, "Keras 3")
     with shared_folder(hvd) as folder:
         model = compiled(make_model(), distribute(OPTIONS, OwnOptimizer(0.01), op=hvd.Sum))
         fit(model, epochs=1)

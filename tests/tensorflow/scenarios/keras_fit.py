@@ -13,7 +13,14 @@ import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import OptionError, PluginError
 from horovod_oktopk.tensorflow import OkTopk, step_report
 from horovod_oktopk.tensorflow.versions import KERAS_3
-from tests.scenarios.common import DENSE, assert_equal_everywhere, everywhere, raised_everywhere, shared_folder
+from tests.scenarios.common import (
+    DENSE,
+    assert_equal_everywhere,
+    everywhere,
+    needs,
+    raised_everywhere,
+    shared_folder,
+)
 from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_model, weights
 
 
@@ -39,10 +46,10 @@ def check_fit_reduces_as_a_dense_allreduce_does() -> None:
 
 
 def check_jit_compile_auto_does_not_choose_xla() -> None:
-    if KERAS_3:
-        assert compiled(make_model(), distribute(DENSE), jit_compile="auto").jit_compile is False
-        wrapped = keras.mixed_precision.LossScaleOptimizer(distribute(DENSE))
-        assert compiled(make_model(), wrapped).jit_compile is False
+    needs(KERAS_3, "Keras 3")
+    assert compiled(make_model(), distribute(DENSE), jit_compile="auto").jit_compile is False
+    wrapped = keras.mixed_precision.LossScaleOptimizer(distribute(DENSE))
+    assert compiled(make_model(), wrapped).jit_compile is False
 
 
 def check_sparse_fit_learns_and_replicas_are_equal() -> None:
@@ -73,8 +80,7 @@ def check_a_model_that_is_built_by_its_first_batch_starts_alike() -> None:
 
 
 def check_random_seeds_are_not_broadcast() -> None:
-    if not KERAS_3:
-        return
+    needs(KERAS_3, "Keras 3")
     keras.utils.set_random_seed(5 + hvd.rank())
     model = compiled(keras.Sequential([keras.layers.Input((20,)), keras.layers.Dropout(0.5), keras.layers.Dense(4)]),
                      distribute(DENSE))
@@ -206,8 +212,7 @@ def check_the_options_density_holds_after_every_warm_up() -> None:
 
 
 def check_partial_optimizer_leaves_local_layers_alone() -> None:
-    if KERAS_3:
-        return
+    needs(not KERAS_3, "tf-keras")
     import horovod.keras
     model = make_model()
     optimizer = horovod.keras.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), compression=DENSE,
@@ -237,8 +242,7 @@ def float8_model() -> object:
 
 def check_float8_scales_are_not_sparsified() -> None:
     """Their gradients are their next values: all ranks take the largest."""
-    if not KERAS_3:
-        return
+    needs(KERAS_3, "Keras 3")
     model = compiled(float8_model(), distribute(OkTopk(density=0.1)))
     fit(model)
     assert_equal_everywhere(hvd, weights(model))
@@ -248,7 +252,6 @@ def check_float8_scales_are_not_sparsified() -> None:
 
 
 def check_float8_is_refused_where_steps_are_added_up() -> None:
-    if not KERAS_3:
-        return
+    needs(KERAS_3, "Keras 3")
     model = compiled(float8_model(), distribute(DENSE, backward_passes_per_step=2))
     assert "float8" in raised_everywhere(hvd, PluginError, lambda: fit(model))[0]

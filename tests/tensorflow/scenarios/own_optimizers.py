@@ -13,7 +13,16 @@ from horovod_oktopk import AgreementError
 from horovod_oktopk.tensorflow import OkTopk, set_density, step_report
 from horovod_oktopk.tensorflow.registry import reducers_of
 from horovod_oktopk.tensorflow.versions import KERAS_3
-from tests.scenarios.common import DENSE, assert_equal_everywhere, everywhere, flat, raised_everywhere, shared_folder
+from tests.scenarios.common import (
+    DENSE,
+    assert_equal_everywhere,
+    everywhere,
+    flat,
+    needs,
+    needs_ranks,
+    raised_everywhere,
+    shared_folder,
+)
 from tests.tensorflow.scenarios.common import distribute, fit, keras, warnings_of_the_plugin, weights
 
 layers = keras.layers
@@ -89,8 +98,7 @@ def check_a_model_that_is_never_called_starts_alike() -> None:
 
 
 def check_a_gan_starts_alike_with_the_state_of_its_own_optimizers() -> None:
-    if not KERAS_3:  # Horovod's own callback knows model.optimizer alone
-        return
+    needs(KERAS_3, "Keras 3")  # Horovod's own callback knows model.optimizer alone
     keras.utils.set_random_seed(1 + hvd.rank())
     model = Gan(DENSE, rate=0.05 * (1 + hvd.rank()))
     fit(model, [broadcast()])
@@ -101,8 +109,8 @@ def check_a_gan_starts_alike_with_the_state_of_its_own_optimizers() -> None:
 
 
 def check_ranks_with_other_variables_all_raise() -> None:
-    if not KERAS_3 or hvd.size() == 1:
-        return
+    needs(KERAS_3, "Keras 3")
+    needs_ranks(hvd)
     model = Gan(hvd.Compression.none)
     if hvd.rank() == 0:
         model.average = layers.Dense(3, name="average")
@@ -113,8 +121,7 @@ def check_ranks_with_other_variables_all_raise() -> None:
 
 def check_what_one_rank_has_restored_is_taken_after_the_first_batch() -> None:
     """Its variables have other names then."""
-    if not KERAS_3:
-        return
+    needs(KERAS_3, "Keras 3")
     keras.utils.set_random_seed(1 + hvd.rank())
     model = keras.Sequential([layers.Dense(24, activation="relu"), layers.Dense(4)])
     model.compile(distribute(DENSE, keras.optimizers.Adam(0.01)),

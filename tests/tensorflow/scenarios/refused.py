@@ -10,7 +10,7 @@ import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import PluginError
 from horovod_oktopk.tensorflow import OkTopk, load_state, save_state, set_density, step_report
 from horovod_oktopk.tensorflow.versions import KERAS_3
-from tests.scenarios.common import DENSE, raised_everywhere
+from tests.scenarios.common import DENSE, needs, raised_everywhere
 from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_model
 
 
@@ -72,8 +72,7 @@ def check_horovods_keras_optimizer_under_keras_3() -> None:
 
 def check_op_reaches_a_keras_optimizer() -> None:
     """Horovod's own hvd.DistributedOptimizer drops it."""
-    if KERAS_3:
-        return
+    needs(not KERAS_3, "tf-keras")
     weight = tf.Variable(tf.zeros(3))
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=DENSE, op=hvd.Sum)
     optimizer.minimize(lambda: tf.reduce_sum(weight), [weight])
@@ -92,8 +91,7 @@ def check_fit_without_a_trainable_variable() -> None:
 
 
 def check_distributing_twice_or_something_else() -> None:
-    if not KERAS_3:
-        return
+    needs(KERAS_3, "Keras 3")
     optimizer = distribute(DENSE)
     assert "already" in raised_everywhere(hvd, PluginError, lambda: distribute(DENSE, optimizer))[0]
     assert "got 5" in raised_everywhere(hvd, PluginError, lambda: hvd_keras.DistributedOptimizer(5))[0]

@@ -12,6 +12,7 @@ import torch
 from horovod_oktopk import AgreementError
 from horovod_oktopk.torch import OkTopk, Partial, set_density, step_report, synchronize_replicas
 from horovod_oktopk.torch.registry import reducer_of
+from tests.scenarios.common import needs, needs_ranks
 from tests.torch.scenarios.common import (
     DENSE,
     assert_equal_everywhere,
@@ -85,8 +86,7 @@ def check_unnamed_parameters() -> None:
 
 def check_two_backward_passes_alone() -> None:
     """Stock registers no hooks on one rank, so that any number of passes may come before a step."""
-    if hvd.size() > 1:
-        return
+    needs(hvd.size() == 1, "one rank alone")
 
     def take_step(optimizer: Any, params: Params, step: int) -> None:
         optimizer.zero_grad()
@@ -101,8 +101,7 @@ def check_two_backward_passes_alone() -> None:
 
 
 def check_training_goes_on_after_an_error() -> None:
-    if hvd.size() == 1:
-        return
+    needs_ranks(hvd)
     for arguments in ({}, {"groups": 2}, {"backward_passes_per_step": 2}):
         params, expected = parameters(), parameters()
         optimizer = distribute(params, DENSE, op=hvd.Sum, **arguments)
@@ -117,8 +116,7 @@ def check_training_goes_on_after_an_error() -> None:
 
 
 def check_zero_grad_before_step_is_refused_as_in_stock() -> None:
-    if hvd.size() == 1:
-        return
+    needs_ranks(hvd)
     params = parameters()
     optimizer = distribute(params, DENSE)
     optimizer.zero_grad()

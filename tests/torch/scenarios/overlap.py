@@ -12,6 +12,7 @@ import torch
 from horovod_oktopk import AgreementError
 from horovod_oktopk.torch import OkTopk, set_density, step_report
 from horovod_oktopk.torch.registry import reducer_of
+from tests.scenarios.common import needs_ranks
 from tests.torch.scenarios import features, mixed_precision
 from tests.torch.scenarios.common import (
     assert_equal_everywhere,
@@ -51,7 +52,7 @@ def check_a_group_is_reduced_while_the_backward_pass_still_runs() -> None:
 
     def is_one_reduced() -> bool:
         flat = reducer_of(optimizer).flat
-        reduced[-1] = 0 if flat is None else len(flat._reductions)
+        reduced[-1] = 0 if flat is None else len(flat._results)
         return flat is None or reduced[-1] == 1
 
     for _ in range(3):
@@ -63,6 +64,7 @@ def check_a_group_is_reduced_while_the_backward_pass_still_runs() -> None:
 
 
 def check_registration_order_must_agree() -> None:
+    needs_ranks(hvd)
     params = parameters()
     if hvd.rank() == hvd.size() - 1:
         params = dict(reversed(params.items()))
@@ -73,20 +75,19 @@ def check_registration_order_must_agree() -> None:
         optimizer.step()
 
     step(OkTopk(density=0.1))  # in one group it does not matter
-    if hvd.size() > 1:
-        assert "group 1 of 4: d" in raised_everywhere(AgreementError, lambda: step(ALONE))[0]
+    assert "bucket 1 of 4: d" in raised_everywhere(AgreementError, lambda: step(ALONE))[0]
 
 
 def check_a_step_that_failed_leaves_no_group_behind() -> None:
+    needs_ranks(hvd)
     params = parameters()
     optimizer = distribute(params, ALONE, op=hvd.Sum)
     features.plain_step(optimizer, params, 0)
     before = flat(params)
-    if hvd.size() > 1:
-        reducer_of(optimizer).set_density(0.5 if hvd.rank() == 0 else 1.0)
-        raised_everywhere(AgreementError, lambda: features.plain_step(optimizer, params, 1))
-        reducer_of(optimizer).set_density(1.0)
-        optimizer.load_state_dict(optimizer.state_dict())  # as after an error in an elastic job
+    reducer_of(optimizer).set_density(0.5 if hvd.rank() == 0 else 1.0)
+    raised_everywhere(AgreementError, lambda: features.plain_step(optimizer, params, 1))
+    reducer_of(optimizer).set_density(1.0)
+    optimizer.load_state_dict(optimizer.state_dict())  # as after an error in an elastic job
     assert np.array_equal(flat(params), before)
     features.plain_step(optimizer, params, 2)
     expected = before - sum(flat(gradients(2, rank)) for rank in range(hvd.size()))
@@ -161,7 +162,7 @@ def check_auto_settles_on_the_same_groups_everywhere_and_conserves() -> None:
     tried = set()
     for step in range(30):
         features.plain_step(optimizer, params, step)
-        groups = [group.members for group in reducer_of(optimizer).flat.groups]
+        groups = [group.members for group in reducer_of(optimizer).flat.buckets]
         assert len(set(map(str, hvd.allgather_object(groups)))) == 1, f"step {step}"
         tried.add(len(groups))
     assert reducer_of(optimizer).flat.trial.over
@@ -223,4 +224,4 @@ def check_one_rank_alone_loads_a_state_while_groups_are_tried() -> None:
         features.plain_step(optimizer, params, step)
         if step == 9 and hvd.rank() == 0:
             optimizer.load_state_dict(optimizer.state_dict())
-    assert len(reducer_of(optimizer).flat.groups) == 2
+    assert len(reducer_of(optimizer).flat.buckets) == 2

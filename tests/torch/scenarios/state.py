@@ -12,6 +12,7 @@ import torch
 
 from horovod_oktopk import AgreementError
 from horovod_oktopk.torch import OkTopk, discard_update, step_report
+from tests.scenarios.common import needs_ranks
 from tests.torch.scenarios.common import (
     backward,
     distribute,
@@ -128,8 +129,7 @@ def check_what_is_discarded_does_not_come_back() -> None:
 
 
 def check_one_rank_alone_discards() -> None:
-    if hvd.size() == 1:
-        return
+    needs_ranks(hvd)
     params = parameters()
     optimizer = distribute(params, OPTIONS)
     take_steps(optimizer, params, range(2))

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Runs a command where the package lies as it is installed: integrations/<framework> is horovod_oktopk.<framework>.
+#
+#   scripts/package_tree.sh COMMAND [ARGUMENT]...
+#
+# The tree is a copy; PROJECT in the environment of the command is the folder of the original.
+set -euo pipefail
+PROJECT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+export PROJECT
+tree=$(mktemp -d)
+trap 'rm -rf "$tree"' EXIT
+cp -r "$PROJECT/horovod_oktopk" "$tree/"
+for framework in "$PROJECT"/integrations/*/; do cp -r "$framework" "$tree/horovod_oktopk/"; done
+cd "$tree"
+"$@"

@@ -1,0 +1,31 @@
+"""What all tests share: the profiles of hypothesis, what `make test` leaves out, and the launches of jobs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from tests.jobs import Job, launcher
+
+settings.register_profile("quick", deadline=None, max_examples=25)
+settings.register_profile("thorough", deadline=None, max_examples=200)
+settings.load_profile("thorough" if os.environ.get("CI") == "true" else "quick")
+
+SLOW_FILES = ("test_benchmarks.py", "test_cluster.py", "test_examples.py")
+"""What starts the programs beside the package."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(item.path).name in SLOW_FILES:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def run_scenario(request: pytest.FixtureRequest) -> Callable[[Job, str], None]:
+    """See tests.jobs.launcher."""
+    return launcher(request.session.items)

@@ -1,0 +1,81 @@
+"""Jobs: one launch of `horovodrun` in which many scenarios run, each of them a test of its own."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch import horovodrun
+from tests.worker import Outcome
+
+
+@dataclass(frozen=True)
+class Job:
+    """A framework, the network, and the number of ranks.
+
+    quick: whether `make test` has it. keras: "keras3" or "tf_keras"; kernels: "c++" or "numpy".
+    """
+
+    framework: str
+    backend: str
+    size: int
+    quick: bool = False
+    keras: str = "keras3"
+    kernels: str = "c++"
+
+    def __str__(self) -> str:
+        others = [self.keras] if self.framework == "tensorflow" else []
+        others += ["numpy"] if self.kernels == "numpy" else []
+        return "-".join([self.backend, str(self.size), *others])
+
+    def run(self, scenarios: Iterable[str]) -> dict[str, Outcome]:
+        """Launches it for these scenarios, and gives what became of each."""
+        worker = "tests.numpy_worker" if self.kernels == "numpy" else "tests.worker"
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder, "report.json")
+            ended = horovodrun(self.backend, self.size, "-m", worker, self.framework, str(report), *scenarios,
+                               timeout=540, extra={"TF_USE_LEGACY_KERAS": str(int(self.keras == "tf_keras"))})
+            found: dict[str, Outcome] = json.loads(report.read_text()) if report.exists() else {}
+        for name in scenarios:
+            found.setdefault(name, f"did not run; the job ended with status {ended.returncode}:\n"
+                                   f"{ended.output[-6000:]}")
+        return found
+
+
+def cases(jobs: Mapping[Job, Iterable[str]]) -> pytest.MarkDecorator:
+    """Parametrizes a test by the jobs and their scenarios."""
+    return pytest.mark.parametrize(("job", "scenario"), [
+        pytest.param(job, name, id=f"{job}-{name}", marks=() if job.quick else pytest.mark.slow)
+        for job, names in jobs.items() for name in names])
+
+
+def launcher(selected: Iterable[pytest.Item]) -> Callable[[Job, str], None]:
+    """Gives a scenario's outcome as that of the test which calls it.
+
+    A job is launched once, when the first of its scenarios is asked for, and runs those that are selected.
+    """
+    wanted: dict[Job, list[str]] = defaultdict(list)
+    for item in selected:
+        parameters: Mapping[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
+        if isinstance(parameters.get("job"), Job):
+            wanted[parameters["job"]].append(parameters["scenario"])
+
+    found: dict[Job, dict[str, Outcome]] = {}
+
+    def report(job: Job, scenario: str) -> None:
+        if job not in found:
+            found[job] = {}  # stays if pytest ends the launch: it is not tried again for every scenario
+            found[job] = job.run(wanted[job])
+        outcome = found[job].get(scenario, "the launch took too long")
+        if isinstance(outcome, dict):
+            pytest.skip(outcome["skipped"])
+        assert outcome is None, outcome
+
+    return report
