@@ -78,7 +78,8 @@ def main() -> None:
     except ValueError:
         raise
     except Exception as error:
-        print(f"rank {rank} was told: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
+        text = " ".join(str(error).split())  # in TensorFlow a graph's names stand before it
+        print(f"rank {rank} was told: {text[max(text.find('rank '), 0):][:250]}", flush=True)
         return
     print(f"rank {rank} has come to its end", flush=True)
 

@@ -22,8 +22,11 @@ def told(job: Finished) -> dict[int, str]:
 
 
 @pytest.mark.parametrize(("framework", "backend", "how"), [
-    *(("torch", "mpi", how) for how in WAYS), ("torch", "gloo", "normal"), ("torch", "gloo", "raising"),
-    ("tensorflow", "mpi", "normal"), ("tensorflow", "mpi", "raising"), ("tensorflow", "gloo", "shutdown")])
+    ("torch", "mpi", "normal"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        *(("torch", "mpi", how) for how in WAYS if how != "normal"), ("torch", "gloo", "normal"),
+        ("torch", "gloo", "raising"), ("tensorflow", "mpi", "normal"), ("tensorflow", "mpi", "raising"),
+        ("tensorflow", "gloo", "shutdown")))])
 def test_the_ranks_that_go_on_are_told_which_rank_has_ended_and_how(framework: str, backend: str, how: str) -> None:
     job = job_of(framework, backend, how)
     heard = told(job)
@@ -32,6 +35,7 @@ def test_the_ranks_that_go_on_are_told_which_rank_has_ended_and_how(framework: s
     assert (job.returncode == 0) == (how != "raising"), job.output[-4000:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("framework", "backend"), [("torch", "mpi"), ("torch", "gloo"), ("tensorflow", "mpi")])
 def test_ranks_with_equal_numbers_of_steps_end_well(framework: str, backend: str) -> None:
     job = job_of(framework, backend, "even")
@@ -40,6 +44,7 @@ def test_ranks_with_equal_numbers_of_steps_end_well(framework: str, backend: str
     assert told(job) == {}
 
 
+@pytest.mark.slow
 def test_who_is_waited_for_is_named_and_in_the_end_given_up() -> None:
     job = job_of("torch", "mpi", "stalling", STALL="14", HOROVOD_STALL_CHECK_TIME_SECONDS="2",
                  HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="8")
@@ -51,6 +56,7 @@ def test_who_is_waited_for_is_named_and_in_the_end_given_up() -> None:
                for text in heard.values()), heard
 
 
+@pytest.mark.slow
 def test_nobody_is_named_where_the_stall_check_is_disabled() -> None:
     job = job_of("torch", "mpi", "stalling", size=2, STALL="4", HOROVOD_STALL_CHECK_TIME_SECONDS="1",
                  HOROVOD_STALL_CHECK_DISABLE="1")

@@ -86,6 +86,8 @@ class _Source:
             self._records: list[Record] = own[index]
             for record in self._records:
                 match_parameters(record, reducer.layout)
+        except OptionError as error:
+            self.failure = str(error)
         except (OSError, ValueError, LookupError, zipfile.BadZipFile) as error:
             self.failure = f"{type(error).__name__}: {error}"
 

@@ -76,7 +76,7 @@ def check_a_checkpoint_of_another_model_is_refused(kind: Kind) -> None:
             take_steps(kind, other, range(1))
 
         message = raised_everywhere(kind.hvd, OptionError, resume)[0]
-        assert "12" in message
+        assert "12" in message, message
         assert str(N) in message
 
 
