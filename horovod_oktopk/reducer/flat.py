@@ -39,8 +39,7 @@ class FlatReducer(Generic[L]):
     known to be finite on all ranks.
 
     average: whether the sum is divided by the number of ranks. make_accumulator: for a bucket's layout.
-    signature: what of the gradients must be equal on all ranks, one "name: value" each; the layout's description if not
-        given.
+    signature: lines that must be equal on all ranks, "name: value"; the layout's description if not given.
     order: the gradients in the order in which they become ready; from last to first if not given.
     Raises OptionError where the options ask for more elements than there are.
     """
