@@ -39,7 +39,7 @@ class FlatReducer(Generic[L]):
     known to be finite on all ranks.
 
     average: whether the sum is divided by the number of ranks. make_accumulator: for a bucket's layout.
-    lines: what must be equal on all ranks of the gradients, "name: value"; the layout's description if not given.
+    signature: lines that must be equal on all ranks, "name: value"; the layout's description if not given.
     order: the gradients in the order in which they become ready; from last to first if not given.
     Raises OptionError where the options ask for more elements than there are.
     """
@@ -190,7 +190,7 @@ class FlatReducer(Generic[L]):
     def refuse(self, signature: Sequence[str], message: str) -> NoReturn:
         """Raises PluginError for a step that cannot be taken; the ranks that do take it raise AgreementError.
 
-        lines: of the gradients at hand.
+        signature: of the gradients at hand.
         """
         self.connect()
         self.check_agreement(self._description(signature))
