@@ -134,7 +134,6 @@ class PartialReducer(FlatReducer[L]):
             signals = getattr(transport.inner, "signals", None)
             if signals is None:
                 raise PluginError(NEEDS_MPI)
-            self.check_agreement(self.description)
             options = self.partial
             transport.reset()
             self._allreduce = PartialAllreduce(options.policy, self._run, transport, signals(), 1 + self._settings,

@@ -14,6 +14,7 @@ from typing import Any, Generic, NoReturn
 import numpy as np
 
 from ..errors import PluginError, TransportError
+from ..phases.agreement import Attendance, roll_call
 from ..schemes.base import Scheme
 from ..schemes.report import StepReport, sum_of_phases
 from ..schemes.step_result import StepResult
@@ -290,15 +291,19 @@ class FlatReducer(Generic[L]):
                 bucket.algorithm.forget()
 
     def connect(self) -> CountingTransport:
-        """The transport; a new one where elastic training has changed who the ranks are."""
+        """The transport; a new one where elastic training has changed who the ranks are.
+
+        Ranks that differ learn it here: later their messages may differ in length, as schemes do.
+        """
         self.reset_if_membership_changed()
         if self._connected is None:
-            self._membership = self.network.membership()
-            self._connected = CountingTransport(self.network.connect(self.options.transport))
-            rank, size, _ = self._membership
-            if (self._connected.rank, self._connected.size) != (rank, size):
+            self._membership = rank, size, _ = self.network.membership()
+            transport = CountingTransport(self.network.connect(self.options.transport))
+            if (transport.rank, transport.size) != (rank, size):
                 raise TransportError(f"Horovod calls this rank {rank} of {size}; the transport calls it "
-                                     f"{self._connected.rank} of {self._connected.size}")
+                                     f"{transport.rank} of {transport.size}")
+            roll_call(Attendance(self.description, self._first_k, step=0), transport)
+            self._connected = transport
         return self._connected
 
     @property
@@ -311,6 +316,10 @@ class FlatReducer(Generic[L]):
 
     def check_agreement(self, description: str, finite: bool = True) -> bool:
         """A roll call alone; whether it is `finite` on all ranks."""
-        first = self.buckets[0]
-        k = self.options.k_of(first.layout.n) if first.layout.n else 0
-        return first.algorithm.check_agreement(description, k, self._transport, finite)
+        return self.buckets[0].algorithm.check_agreement(description, self._first_k, self._transport, finite)
+
+    @property
+    def _first_k(self) -> int:
+        """k of the first bucket."""
+        n = self.buckets[0].layout.n
+        return self.options.k_of(n) if n else 0

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_oktopk import AgreementError, OkTopk, OptionError, PluginError
+from horovod_oktopk import AgreementError, OkTopk, OptionError, PluginError, TopkA
 from horovod_oktopk.reducer import checkpoint
 from horovod_oktopk.reducer.flat import FlatReducer
 from horovod_oktopk.reducer.layout import Layout
@@ -399,3 +399,14 @@ def test_what_follows_a_step_is_not_in_its_report():
         return "write_back" in before, before == reducer.report.phases
 
     assert on_ranks(2, program) == [(True, True)] * 2
+
+
+def test_ranks_with_other_schemes_all_raise_and_raise_again():
+    def program(transport):
+        options = OkTopk(density=0.1) if transport.rank else TopkA(density=0.1)
+        reducer = make(transport, options=options)
+        for _ in range(2):
+            with pytest.raises(AgreementError, match="compression: TopkA"):
+                take_step(reducer, np.ones(N, np.float32))
+
+    on_ranks(3, program)
