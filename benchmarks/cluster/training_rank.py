@@ -15,7 +15,7 @@ from benchmarks import launch
 from benchmarks.data.models import WORKLOADS, Workload
 
 TRIAL = 26
-"""Steps after which automatic buckets are settled."""
+"""Steps after which automatic buckets are chosen."""
 LOCAL_PHASES = ("accumulate", "select", "sum", "write_back")
 Scheme = tuple[str, str, dict[str, Any]]
 """What it is called in the results; its class, and its options beside the density."""

@@ -51,7 +51,7 @@ class BucketTrial:
 
     @property
     def over(self) -> bool:
-        """Whether the buckets are settled."""
+        """Whether the buckets are chosen."""
         return not self._samples
 
     def learn(self, sample: Sample, transport: Transport) -> Partition | None:

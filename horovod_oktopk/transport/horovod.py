@@ -48,7 +48,7 @@ class HorovodTransport:
         return self._collectives.allreduce(values)
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
-                 _bucket_size: int) -> Iterator[list[tuple[int, Bytes]]]:
+                 _messages_in_flight: int) -> Iterator[list[tuple[int, Bytes]]]:
         """All messages in one batch; their lengths must be multiples of 4 bytes."""
         splits = np.array([len(outgoing.get(to, ())) // WORD for to in range(self.size)], np.int32)
         joined = np.concatenate([np.empty(0, np.uint8), *(outgoing[to] for to in sorted(outgoing))])

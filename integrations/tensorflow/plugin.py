@@ -54,7 +54,7 @@ def install() -> None:
         return
     tape, adasum = hvd._DistributedGradientTape, hvd._DistributedAdasumOptimizer
     check_horovod(horovod.__version__, {hvd._make_allreduce_grads_fn: _MAKE, tape.gradient: _GRADIENT,
-                                            tape.register_local_source: ["self", "source"]})
+                                        tape.register_local_source: ["self", "source"]})
     hvd._make_allreduce_grads_fn = _wrap_make(hvd._make_allreduce_grads_fn)
     hvd.DistributedOptimizer = _wrap_optimizer(hvd.DistributedOptimizer)
     tape.gradient = _wrap_gradient(tape.gradient)

@@ -18,8 +18,10 @@ from ..transport.horovod import Collectives
 
 
 def network(process_set: Any, own_channel: bool = False, yield_cpu: bool = False) -> Network:
-    """The ranks of a process set. own_lane: whether the reduction may run at the same time as others. yield_cpu: see
-    MPITransport."""
+    """The ranks of a process set.
+
+    own_channel: whether the reduction may run at the same time as others. yield_cpu: see MPITransport.
+    """
     return Network(hvd, process_set, TorchCollectives, new_channel(process_set) if own_channel else 0, yield_cpu)
 
 

@@ -37,7 +37,7 @@ def test_reuse_for_no_step_is_exact_too(case):
 
 
 @pytest.mark.parametrize("messages_in_flight", [1, 2, 100])
-def test_the_bucket_size_changes_no_bit(messages_in_flight):
+def test_messages_in_flight_change_no_bit(messages_in_flight):
     assert_equals_oracle(Case("normal", 500, 40, 7, 3, seed=3), messages_in_flight=messages_in_flight)
 
 

@@ -1,4 +1,4 @@
-"""One rank of a job whose backward pass goes on only when the first of two groups has been reduced, or after 20 s."""
+"""One rank of a job whose backward pass goes on only when the first of two buckets is reduced, or after 20 s."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def main() -> None:
 
     for _ in range(3):
         take_step()
-    print(f"groups reduced in the backward pass: {reduced}", flush=True)
+    print(f"buckets reduced in the backward pass: {reduced}", flush=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ KINDS = {
     Job("tensorflow", "mpi", 4): ("keras",),
 }
 """Kinds of training by job: all of them everywhere would take too long."""
-ON_FOUR = ("sparse.", "groups.", "partial.nothing")
+ON_FOUR = ("sparse.", "buckets.", "partial.nothing")
 """What depends most on how many ranks there are."""
 ALONE = ("keras_fit.", "refused.", "partial.")
 """Of what TensorFlow has of its own, what one rank is tried with."""

@@ -1,5 +1,5 @@
 """One rank of a job in which the last rank goes wrong at step 3: killed after the backward pass, or raising in it,
-when the first of two groups is on its way; the argument says which."""
+when the first of two buckets is on its way; the argument says which."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def check_one_optimizer_of_two_can_be_run_alone() -> None:
         assert [step_report(optimizer).step for optimizer in optimizers] == [1, 2]
 
 
-def check_two_optimizers_whose_gradients_are_in_groups() -> None:
+def check_two_optimizers_whose_gradients_are_in_buckets() -> None:
     with tf.Graph().as_default(), session(1) as sess:
         trains, variables = [], []
         for index in range(2):

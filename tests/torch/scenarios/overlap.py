@@ -25,7 +25,7 @@ from tests.torch.scenarios.common import (
 )
 
 ALONE = OkTopk(density=1.0, bucket_bytes=1)
-"""Every gradient is a group of its own."""
+"""Every gradient is a bucket of its own."""
 
 
 class HoldBackward(torch.autograd.Function):
@@ -44,7 +44,7 @@ class HoldBackward(torch.autograd.Function):
         return gradient, None
 
 
-def check_a_group_is_reduced_while_the_backward_pass_still_runs() -> None:
+def check_a_bucket_is_reduced_while_the_backward_pass_still_runs() -> None:
     first, second = (torch.nn.Parameter(torch.ones(50)) for _ in range(2))
     optimizer = distribute({"first": first, "second": second}, ALONE)
     reduced = []
@@ -60,7 +60,7 @@ def check_a_group_is_reduced_while_the_backward_pass_still_runs() -> None:
         optimizer.zero_grad()
         (HoldBackward.apply(2 * first, is_one_reduced) * second).sum().backward()
         optimizer.step()
-    assert reduced == [0, 1, 1], "of the two groups, one is to be reduced before the backward pass has ended"
+    assert reduced == [0, 1, 1], "of the two buckets, one is to be reduced before the backward pass has ended"
 
 
 def check_registration_order_must_agree() -> None:
@@ -74,11 +74,11 @@ def check_registration_order_must_agree() -> None:
         backward(params, gradients(0, hvd.rank()))
         optimizer.step()
 
-    step(OkTopk(density=0.1))  # in one group it does not matter
+    step(OkTopk(density=0.1))  # in one bucket it does not matter
     assert "bucket 1 of 4: d" in raised_everywhere(AgreementError, lambda: step(ALONE))[0]
 
 
-def check_a_step_that_failed_leaves_no_group_behind() -> None:
+def check_a_step_that_failed_leaves_no_bucket_behind() -> None:
     needs_ranks(hvd)
     params = parameters()
     optimizer = distribute(params, ALONE, op=hvd.Sum)
@@ -95,7 +95,7 @@ def check_a_step_that_failed_leaves_no_group_behind() -> None:
 
 
 def check_a_backward_pass_without_a_step_is_dropped() -> None:
-    """Also where some ranks have begun to reduce, and another lacks a gradient of the first group."""
+    """Also where some ranks have begun to reduce, and another lacks a gradient of the first bucket."""
     for lacking in ([], ["d"]):
         params = parameters()
         optimizer = distribute(params, ALONE, op=hvd.Sum)
@@ -110,14 +110,14 @@ def check_a_backward_pass_without_a_step_is_dropped() -> None:
         assert step_report(optimizer).step == 2
 
 
-def check_a_gradient_missing_on_one_rank_ends_its_group_late() -> None:
+def check_a_gradient_missing_on_one_rank_ends_its_bucket_late() -> None:
     params = parameters()
     optimizer = distribute(params, ALONE, op=hvd.Sum)
     for step in range(3):
         optimizer.zero_grad()
         grads = gradients(step, hvd.rank())
         if hvd.rank() == 0:
-            del grads["d"]  # of the first group
+            del grads["d"]  # of the first bucket
         backward(params, grads)
         optimizer.step()
     others = sum(gradients(step, rank)["d"] for step in range(3) for rank in range(1, hvd.size()))
@@ -125,7 +125,7 @@ def check_a_gradient_missing_on_one_rank_ends_its_group_late() -> None:
     assert_equal_everywhere(params.values())
 
 
-def check_a_loss_scale_serves_all_groups() -> None:
+def check_a_loss_scale_serves_all_buckets() -> None:
     results = []
     for scaler in (None, mixed_precision.scaler_of(4.0, interval=1)):
         params = parameters()
@@ -139,7 +139,7 @@ def check_a_loss_scale_serves_all_groups() -> None:
     assert np.array_equal(*results)
 
 
-def check_accumulated_passes_and_sparse_gradients_in_groups() -> None:
+def check_accumulated_passes_and_sparse_gradients_in_buckets() -> None:
     embedding = torch.nn.Embedding(20, 3, sparse=True)
     other = torch.nn.ParameterList([torch.zeros(2), torch.zeros(3)])
     torch.nn.init.zeros_(embedding.weight)
@@ -156,15 +156,15 @@ def check_accumulated_passes_and_sparse_gradients_in_groups() -> None:
     assert step_report(optimizer).step == 3
 
 
-def check_auto_settles_on_the_same_groups_everywhere_and_conserves() -> None:
+def check_auto_agrees_on_the_same_buckets_everywhere_and_conserves() -> None:
     params = parameters()
     optimizer = distribute(params, OkTopk(density=0.1, bucket_bytes="auto"), op=hvd.Sum)
     tried = set()
     for step in range(30):
         features.plain_step(optimizer, params, step)
-        groups = [group.members for group in reducer_of(optimizer).flat.buckets]
-        assert len(set(map(str, hvd.allgather_object(groups)))) == 1, f"step {step}"
-        tried.add(len(groups))
+        buckets = [bucket.members for bucket in reducer_of(optimizer).flat.buckets]
+        assert len(set(map(str, hvd.allgather_object(buckets)))) == 1, f"step {step}"
+        tried.add(len(buckets))
     assert reducer_of(optimizer).flat.trial.over
     assert {1, 2} <= tried
     assert_equal_everywhere(params.values())
@@ -174,7 +174,7 @@ def check_auto_settles_on_the_same_groups_everywhere_and_conserves() -> None:
 
 
 def check_several_optimizers_overlap_with_one_backward_pass() -> None:
-    """Whose gradients come first differs between the ranks, and one optimizer has one group."""
+    """Whose gradients come first differs between the ranks, and one optimizer has one bucket."""
     for options in ((ALONE, ALONE), (ALONE, OkTopk(density=1.0))):
         several = [parameters() for _ in options]
         optimizers = [distribute(params, each, op=hvd.Sum) for params, each in zip(several, options, strict=True)]
@@ -217,7 +217,7 @@ def check_a_density_that_is_set_before_the_step_is_for_the_next() -> None:
         assert step_report(optimizer).k == sum(round(in_force * length) for length in (25, 46)), step
 
 
-def check_one_rank_alone_loads_a_state_while_groups_are_tried() -> None:
+def check_one_rank_alone_loads_a_state_while_buckets_are_tried() -> None:
     params = parameters()
     optimizer = distribute(params, OkTopk(density=0.5, bucket_bytes="auto"), op=hvd.Sum)
     for step in range(12):

@@ -1,4 +1,4 @@
-"""Gradients in several groups: what one group promises holds for all of them together."""
+"""Gradients in several buckets: what one bucket promises holds for all of them together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.scenarios.features import assert_like_stock
 from tests.scenarios.sparse import SCHEMES
 
 ALONE = OkTopk(density=0.2, bucket_bytes=1)
-"""Every gradient is a group of its own."""
+"""Every gradient is a bucket of its own."""
 
 
 def poisoned(kind: Kind, name: str) -> Gradients:
@@ -37,12 +37,12 @@ def poisoned(kind: Kind, name: str) -> Gradients:
     return grads
 
 
-def check_groups_at_density_1_are_like_stock(kind: Kind) -> None:
+def check_buckets_at_density_1_are_like_stock(kind: Kind) -> None:
     for bucket_bytes in (1, 60, 1 << 20):
         assert_like_stock(kind, OkTopk(density=1.0, bucket_bytes=bucket_bytes))
 
 
-def check_every_group_has_its_own_topk_and_residual(kind: Kind) -> None:
+def check_every_bucket_has_its_own_topk_and_residual(kind: Kind) -> None:
     trainer = kind(ALONE, op=kind.hvd.Sum)
     cuts = np.cumsum([np.prod(SHAPES[name]) for name in sorted(SHAPES)])[:-1]
     residuals, expected = np.zeros((kind.hvd.size(), N)), np.zeros(N)
@@ -59,7 +59,7 @@ def check_every_group_has_its_own_topk_and_residual(kind: Kind) -> None:
         assert np.array_equal(trainer.residual(), residuals[kind.hvd.rank()]), f"step {step}"
 
 
-def check_the_report_counts_all_groups(kind: Kind) -> None:
+def check_the_report_counts_all_buckets(kind: Kind) -> None:
     trainer = kind(ALONE)
     trainer.step(gradients(0, kind.hvd.rank()))
     report = trainer.report()
@@ -73,7 +73,7 @@ def check_the_report_counts_all_groups(kind: Kind) -> None:
     assert trainer.report().k == N
 
 
-def check_nan_in_any_group_undoes_all_with_every_scheme(kind: Kind) -> None:
+def check_nan_in_any_bucket_undoes_all_with_every_scheme(kind: Kind) -> None:
     for name, options in SCHEMES.items():
         trainer = kind(replace(options, bucket_bytes=60), op=kind.hvd.Sum)
         for step in range(4):
@@ -91,7 +91,7 @@ def check_nan_in_any_group_undoes_all_with_every_scheme(kind: Kind) -> None:
         assert np.array_equal(held - flat(trainer.values()), sum(total(kind.hvd, step) for step in range(4))), name
 
 
-def check_an_overflow_in_one_group_undoes_all(kind: Kind) -> None:
+def check_an_overflow_in_one_bucket_undoes_all(kind: Kind) -> None:
     shapes = {"a": (4,), "b": (4,)}
     for large in shapes:
         trainer = kind(OkTopk(density=0.5, bucket_bytes=1), dtype="float16", shapes=shapes, op=kind.hvd.Sum)
@@ -101,19 +101,19 @@ def check_an_overflow_in_one_group_undoes_all(kind: Kind) -> None:
         assert int((trainer.residual() == 0).sum()) == (8 if overflows else 4), large
 
 
-def check_different_groups_are_a_disagreement(kind: Kind) -> None:
+def check_different_buckets_are_a_disagreement(kind: Kind) -> None:
     needs_ranks(kind.hvd)
     for odd, expected in ((OkTopk(density=0.1, bucket_bytes=61), "bucket_bytes: 61"),
                           (OkTopk(density=0.1), "bucket_bytes: None")):
         trainer = kind(odd if is_last(kind.hvd) else OkTopk(density=0.1, bucket_bytes=60))
         assert_disagreement(kind.hvd, lambda trainer=trainer: trainer.step(gradients(0, kind.hvd.rank())), expected)
-    shapes = {**SHAPES, "a.bias": (12,)} if is_last(kind.hvd) else SHAPES  # not in the first group
+    shapes = {**SHAPES, "a.bias": (12,)} if is_last(kind.hvd) else SHAPES  # not in the first bucket
     trainer = kind(OkTopk(density=0.1, bucket_bytes=1), shapes=shapes)
     step = gradients(0, kind.hvd.rank(), shapes=shapes)
     assert_disagreement(kind.hvd, lambda: trainer.step(step), "a.bias", "(12,)")
 
 
-def check_a_resumed_run_of_groups_gives_the_same_bits(kind: Kind) -> None:
+def check_a_resumed_run_of_buckets_gives_the_same_bits(kind: Kind) -> None:
     options = OkTopk(density=0.1, selection="reuse", threshold_interval=4, region_interval=5, threshold_guard=0.9,
                      bucket_bytes=60)
     trainer = kind(options, op=kind.hvd.Sum)
