@@ -9,7 +9,7 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -47,11 +47,10 @@ class Network:
         """(rank, size, how often elastic training has begun anew in this process)."""
         return int(self.process_set.rank()), int(self.process_set.size()), _resets
 
-    def barrier(self, purpose: str = "barrier") -> None:
+    def barrier(self, name: str = "barrier") -> None:
         """Waits for all ranks of the process set, by Horovod's own collectives: nothing of MPI is under way here
         when the first of them goes on, and perhaps shuts Horovod down, and MPI with it, on all."""
-        HorovodTransport(self.collectives(self.process_set, f"{self.channel}.{purpose}")).allgather(
-            np.zeros(1, np.int64))
+        HorovodTransport(self.collectives(self.process_set, name)).allgather(np.zeros(1, np.int64))
 
     def connect(self, choice: TransportName) -> Transport:
         """The transport of this rank; called on all ranks of the process set together, by one reduction at a time.
@@ -70,7 +69,7 @@ class Network:
         channel = int(rows[:, 2].max())  # a rank may have made more of them
         if (rows[:, 0] >= 0).all():  # yield_cpu and other collectives do not meet: MPI has them apart
             members = tuple(rows[:, 0].tolist())
-            return _mpi_transport(members, channel, bool(rows[:, 3].any()), replace(self, channel=channel))
+            return _mpi_transport(members, channel, bool(rows[:, 3].any()), self)
         if choice == "mpi":
             raise PluginError(f"transport='mpi' cannot be used: {reason or 'another rank cannot use it'}")
         if choice == "auto" and self.hvd.mpi_enabled():
@@ -140,6 +139,6 @@ def _mpi_transport(members: tuple[int, ...], channel: int, yield_cpu: bool, netw
         from .mpi import MPITransport
         group = MPI.COMM_WORLD.group.Incl(list(members))
         transport = MPITransport(MPI.COMM_WORLD.Create_group(group, channel), yield_cpu, channel)
-        ending.watch(transport, _world_rank(), members, partial(network.barrier, "end"))
+        ending.watch(transport, _world_rank(), members, partial(network.barrier, f"end.{channel}"))
         _mpi_transports[key] = transport
     return _mpi_transports[key]
