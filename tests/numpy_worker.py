@@ -7,7 +7,7 @@ import sys
 
 def main() -> None:
     sys.modules["horovod_oktopk.kernels._native"] = None  # type: ignore[assignment]  # importing it is an ImportError
-    from horovod_oktopk.kernels.kernels import KERNELS, NumpyKernels
+    from horovod_oktopk.kernels import KERNELS, NumpyKernels
     from tests import worker
     assert type(KERNELS) is NumpyKernels
     worker.main()
