@@ -150,7 +150,7 @@ BAD_INPUT = [
     ("paper.figures", "--fill-ranks 6", "--fill-ranks must be a power of two from 2 to 64; got 6"),
     ("paper.simulation", "--ranks 4 1", "--ranks must be from 2 to 512; got 1"),
     ("paper.simulation", "--density 0.5", "--density must be in (0, 0.25]; got 0.5"),
-    ("paper.simulation", "--bandwidth fast", "expected a bandwidth such as 10gbit; got 'fast'"),
+    ("paper.simulation", "--bandwidth fast", "with its unit, such as 10gbit, 940mbit/s or 25Gbps; got 'fast'"),
     ("paper.simulation", "--measured README.md", "cannot use --measured README.md"),
     ("paper.simulation", "--schemes Topk", "invalid choice: 'Topk'"),
     ("cluster.compare", "--hosts 1", "--hosts must be from 2 to 64"),
@@ -181,7 +181,7 @@ def test_bad_input_is_told_before_anything_is_measured(program: str, line: str, 
 def test_bad_input_ends_a_program_without_a_traceback(tmp_path: Path) -> None:
     job = start("paper.simulation", tmp_path, "--bandwidth", "fast")
     assert job.returncode != 0
-    assert "expected a bandwidth such as 10gbit; got 'fast'" in job.stderr
+    assert "with its unit, such as 10gbit, 940mbit/s or 25Gbps; got 'fast'" in job.stderr
     assert "Traceback" not in job.stderr
 
 
