@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from tests.jobs import Job, launcher
 
-settings.register_profile("quick", deadline=None, max_examples=25)
+settings.register_profile("quick", deadline=None, max_examples=10)
 settings.register_profile("thorough", deadline=None, max_examples=200)
 settings.load_profile("thorough" if os.environ.get("CI") == "true" else "quick")
 

@@ -12,6 +12,7 @@ from tests.scenarios import names
 KINDS = {
     Job("tensorflow", "mpi", 2, quick=True): ("tape",),
     Job("tensorflow", "gloo", 2, quick=True): ("keras",),
+    Job("tensorflow", "gloo", 2): ("keras",),
     Job("tensorflow", "mpi", 1): ("function",),
     Job("tensorflow", "mpi", 2, keras="tf_keras"): ("keras", "legacy"),
     Job("tensorflow", "mpi", 4): ("keras",),
@@ -27,6 +28,8 @@ def belongs(job: Job, name: str) -> bool:
     """Whether a job has a scenario. Partial rounds need MPI and Keras 3. What TensorFlow has of its own is little
     concerned with the network: it runs over MPI, on two ranks, and in part on one."""
     if name.startswith("partial.") and (job.backend, job.keras) != ("mpi", "keras3"):
+        return False
+    if job.backend == "gloo" and job.quick != name.startswith("sparse."):
         return False
     if job.size == 4:
         return name.startswith(ON_FOUR)
