@@ -79,7 +79,7 @@ def main() -> None:
         raise
     except Exception as error:
         text = " ".join(str(error).split())  # in TensorFlow a graph's names stand before it
-        print(f"rank {rank} was told: {text[max(text.find('rank '), 0):][:250]}", flush=True)
+        print(f"rank {rank} was told: {text[max(text.find('rank '), 0):][:150]}", flush=True)
         return
     print(f"rank {rank} has come to its end", flush=True)
 

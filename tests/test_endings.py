@@ -17,8 +17,9 @@ def job_of(framework: str, backend: str, how: str, size: int = 3, **variables: s
 
 
 def told(job: Finished) -> dict[int, str]:
-    """What each rank printed that it was told."""
-    return {int(rank): text for rank, text in re.findall(r"rank (\d+) was told: (.*)", job.output)}
+    """What each rank printed that it was told; two may have printed into one line."""
+    found = re.findall(r"rank (\d+) was told: ((?:(?!rank \d+ was told).)*)", job.output)
+    return {int(rank): text for rank, text in found}
 
 
 @pytest.mark.parametrize(("framework", "backend", "how"), [
