@@ -59,8 +59,6 @@ class Watched:
     members: tuple[int, ...]
     meet: Callable[[], None]
     has_stopped: bool = False
-    done: dict[int, int] = field(default_factory=dict)
-    """Of world ranks that have stopped: how many operations they have done."""
     told: dict[int, tuple[int, float]] = field(default_factory=dict)
     """What ranks told last: operations begun, and seconds since they were last in one."""
     asked: float | None = None
@@ -118,7 +116,6 @@ class Watchdog:
         for source, (kind, *content) in control.receive():
             if kind == "stopped":
                 done, ended, reason = content
-                each.done[each.members[source]] = done
                 gate.close(reason, after=done)
                 self._end = self._end or (ended, reason)
             elif kind == "asked":
