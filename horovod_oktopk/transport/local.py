@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,11 +40,15 @@ class LocalWorld:
         """Ends every rank that waits, or will wait, with TransportError."""
         self._barrier.abort()
 
+    def check(self) -> None:
+        """Raises TransportError once a rank has failed."""
+        if self._barrier.broken:
+            raise TransportError(f"another rank failed, or did not arrive within {self.timeout} s")
+
     def _wait(self) -> None:
-        try:
+        with suppress(threading.BrokenBarrierError):
             self._barrier.wait()
-        except threading.BrokenBarrierError:
-            raise TransportError(f"another rank failed, or did not arrive within {self.timeout} s") from None
+        self.check()
 
 
 class LocalTransport:
@@ -88,16 +93,17 @@ class LocalSignals:
     """One rank's end of a LocalWorld's signals."""
 
     def __init__(self, world: LocalWorld, rank: int) -> None:
-        self._all = world.signals
+        self._world = world
         self._rank = rank
 
     def send(self, to: int, number: int) -> None:
-        self._all[to].put(number)
+        self._world.signals[to].put(number)
 
     def receive(self, timeout: float) -> int | None:
         try:
-            return self._all[self._rank].get(timeout=timeout)
+            return self._world.signals[self._rank].get(timeout=timeout)
         except queue.Empty:
+            self._world.check()
             return None
 
 

@@ -43,6 +43,17 @@ def test_one_rank_that_raises_ends_all_with_its_error(bad):
     assert time.monotonic() - start < 5
 
 
+def test_one_rank_that_raises_ends_those_that_wait_for_a_signal():
+    def program(transport):
+        if transport.rank == 1:
+            raise KeyError("of rank", 1)
+        while transport.signals().receive(0.01) is None:
+            pass
+
+    with pytest.raises(KeyError, match="of rank"):
+        run_ranks(2, program, timeout=5)
+
+
 def test_a_rank_that_never_arrives_ends_the_others_in_time():
     start = time.monotonic()
     with pytest.raises(TransportError, match=r"did not arrive within 0\.3 s"):
