@@ -22,10 +22,11 @@ from horovod.common.elastic import State
 import torch
 
 from ..errors import PluginError
-from ..partial.options import Partial, as_options
+from ..partial.options import Partial
 from ..partial.reducer import end_before
 from ..reducer.checks import check_arguments, check_horovod, refuse_join
 from ..schemes.base import Scheme
+from ..schemes.inner import as_options
 from ..schemes.report import StepReport
 from ..transport.connect import count_resets
 from ..transport.ending import before_shutdown
