@@ -34,7 +34,7 @@ from ..schemes.report import StepReport, sum_of_phases
 from ..schemes.step_result import StepResult
 from ..selection.parameter_accumulator import ParameterAccumulator
 from ..transport.connect import Network
-from ..vectors.sparse import DenseVector, SparseVector, Values, sum_of
+from ..vectors.sparse import DenseVector, SparseVector, sum_of
 from .options import StepAhead
 from .replica import Replica
 
@@ -60,7 +60,8 @@ class StepAheadReducer(Generic[L]):
         self.layout = layout
         self.network = network
         self.report: StepReport | None = None
-        self.is_started = self.is_swapped = False
+        self.is_started = self.is_swapped = self._has_agreed = False
+        self._digest = ""  # of w at the start
         self._average = average
         self._accumulator = accumulator
         self._replica = replica
@@ -85,7 +86,9 @@ class StepAheadReducer(Generic[L]):
         if self._connection.lost():
             self._start_anew()
         if not self.is_started:
-            self._start()
+            self.start()
+        if not self._has_agreed:
+            self._agree()
         if self._steps + 1 == self.options.local_steps:
             self.catch_up()
 
@@ -146,16 +149,23 @@ class StepAheadReducer(Generic[L]):
 
     # The beginning, and new ones.
 
-    def _start(self) -> None:
-        """On all ranks together: w is what the model holds, the same everywhere; p is w - residual."""
+    def start(self) -> None:
+        """w is what the model holds, and p becomes w - residual, if a state was loaded; on this rank alone."""
         self._accumulator.start(self._replica.pieces())
-        digest = digest_of(self._accumulator.read_shared())
-        self._connection.connect(f"{self.description}\n{BROADCAST_FIRST}: {digest}", self._k)
-        self._algorithm.description = self.description
-        self._ahead, self._steps, self.is_started = self.coefficient, 0, True
+        self._digest = self._digest_of_shared()
+        self._ahead, self._steps = self.coefficient, 0
+        self.is_started, self._has_agreed = True, False
         share, self._share = self._share, None
         if share is not None:
-            self._take(share, digest)
+            self._take(share, self._digest)
+
+    def _agree(self) -> None:
+        """On all ranks together: w is the same everywhere, and so are the options."""
+        said, is_new = f"{self.description}\n{BROADCAST_FIRST}: {self._digest}", not self._connection.is_current
+        transport = self._connection.connect(said, self._k)
+        if not is_new:
+            self._algorithm.check_agreement(said, self._k, transport)
+        self._has_agreed = True
 
     def _take(self, share: Record, digest: str) -> None:
         if share["shared"] not in (None, digest):
@@ -169,14 +179,21 @@ class StepAheadReducer(Generic[L]):
         residual, saved = share["residual"], share["residual_scale"]
         if saved and saved != self._ahead:
             residual = residual * residual.dtype.type(self._ahead / saved)
-        self._replica.assign(self._accumulator.minus(residual))
+        self._replica.assign(self._accumulator.minus(self._replica.in_memory(residual)))
+
+    def _digest_of_shared(self) -> str:
+        """A short text that differs where one bit of w does."""
+        values = np.ascontiguousarray(self._replica.logical(self._accumulator.read_shared()))
+        return hashlib.blake2b(values.view(np.uint8).data, digest_size=8).hexdigest()
 
     def suspend(self) -> None:
         """The model holds w from now on, until the next step begins anew: what this rank has not sent is kept."""
-        share = self.record()
-        with self.shared():
-            self._share = share
+        if self.is_started:
+            share = self.record()
+            if not self.is_swapped:
+                self._swap()
             self.is_started = self.is_swapped = False
+            self._share = share
 
     def _start_anew(self) -> None:
         """Who the ranks are has changed, so what was under way is lost."""
@@ -186,17 +203,23 @@ class StepAheadReducer(Generic[L]):
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Inside, the model holds w, to be read; this rank's own parameters come back afterwards."""
-        if self.is_swapped or not self.is_started:
+        """Inside, the model holds w, to be read; this rank's own parameters come back afterwards.
+
+        A state may be loaded inside, and the model's w with it: then p is w - residual at the end.
+        """
+        if self.is_swapped:
             yield
             return
-        self.catch_up()
-        self._swap()
+        if self.is_started:
+            self.catch_up()
+            self._swap()
         try:
             yield
         finally:
-            if self.is_swapped:  # if not, another state was loaded meanwhile
+            if self.is_swapped:
                 self._swap()
+        if self._share is not None:
+            self.start()
 
     def _swap(self) -> None:
         self._replica.swap(self._accumulator.shared)
@@ -219,23 +242,23 @@ class StepAheadReducer(Generic[L]):
         self._accumulator.accumulate(self._replica.pieces())
         residual = self._accumulator.values()
         self._replica.assign(self._accumulator.minus(residual))
-        digest = digest_of(self._accumulator.read_shared())
+        digest = self._digest_of_shared()
         if was_swapped:
             self._swap()
-        own = record(*self.network.membership()[:2], self.layout, residual, self._ahead,
+        own = record(*self.network.membership()[:2], self.layout, self._replica.logical(residual), self._ahead,
                      {"step": self._algorithm.step, "own": self._algorithm.state()}, unit="parameters")
         return {**own, "shared": digest, "steps": self._steps}
 
     def load(self, records: Sequence[Record]) -> None:
         """Takes this rank's share of the records that `record` gave on these or other ranks; none starts anew.
 
-        The model is to hold w when the next step begins: the parameters that were shared when the state was saved.
+        The model is to hold w by then: the parameters that were shared when the state was saved.
         """
         self.take(share_of(records, *self.network.membership()[:2], self.layout, process=THIS_PROCESS,
                            unit="parameters"))
 
     def take(self, share: Record) -> None:
-        """Takes what `share_of` has worked out for this rank, when the next step begins."""
+        """Takes what `share_of` has worked out for this rank, when `shared` ends or the next step begins."""
         self._under_way = None
         self.is_started = self.is_swapped = False
         self._share = {"shared": None, "steps": 0, **share}
@@ -277,11 +300,6 @@ def _local_change(update: SparseVector | DenseVector, result: StepResult) -> Spa
     assert isinstance(sent, SparseVector)
     parts = [update.negated(), sent]
     return sum_of(parts if result.remainder is None else [*parts, result.remainder.negated()])
-
-
-def digest_of(values: Values) -> str:
-    """A short text that differs where one bit of the values does."""
-    return hashlib.blake2b(np.ascontiguousarray(values).view(np.uint8).data, digest_size=8).hexdigest()
 
 
 _live: weakref.WeakSet[StepAheadReducer[Any]] = weakref.WeakSet()

@@ -28,6 +28,12 @@ class Replica(Protocol):
     def swap(self, values: Any) -> None:
         """p takes these values, and they take p's; parameter by parameter, in place."""
 
+    def logical(self, values: Values) -> Values:
+        """Values that lie as the parameters in memory (channels_last, say), in the order of indices; on the host."""
+
+    def in_memory(self, values: Values) -> Values:
+        """The reverse."""
+
 
 class HostReplica:
     """A Replica in host memory. read: gives the parameters as flat arrays, in place, in the layout's order."""
@@ -55,6 +61,12 @@ class HostReplica:
             part = values[offset:offset + len(own)]
             before: Values = np.array(own)
             own[:], part[:] = part, before
+
+    def logical(self, values: Values) -> Values:
+        return values
+
+    def in_memory(self, values: Values) -> Values:
+        return values
 
 
 def _conforms(replica: HostReplica) -> Replica:
