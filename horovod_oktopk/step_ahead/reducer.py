@@ -27,18 +27,20 @@ import numpy as np
 from ..errors import NonFiniteError, PluginError
 from ..reducer.buckets import L
 from ..reducer.connection import Connection
-from ..reducer.state import THIS_PROCESS, Record, record, share_of
+from ..reducer.state import THIS_PROCESS, Record, Unit, record, share_of
 from ..schemes.algorithm import Algorithm
 from ..schemes.base import Scheme
 from ..schemes.report import StepReport, sum_of_phases
 from ..schemes.step_result import StepResult
 from ..selection.parameter_accumulator import ParameterAccumulator
 from ..transport.connect import Network
+from ..transport.counting import CountingTransport
 from ..vectors.sparse import DenseVector, SparseVector, sum_of
 from .options import StepAhead
 from .replica import Replica
 
-BROADCAST_FIRST = "the parameters, which must be the same everywhere before the first step (hvd.broadcast_parameters)"
+BROADCAST_FIRST = "the parameters, which must be the same everywhere before the first step (hvd.broadcast_parameters; " \
+    "in Keras BroadcastGlobalVariablesCallback, and a model that is built by then)"
 OTHER_PARAMETERS = ("the model holds other parameters than those that all ranks shared when this state was saved, so "
                     "what this rank had not sent then is dropped: save the model inside shared_parameters(optimizer)")
 NOT_FINITE = ("the parameters of ranks {ranks} are not finite after their own step, though their gradients were. "
@@ -53,6 +55,8 @@ class StepAheadReducer(Generic[L]):
 
     average: whether the ranks' moves are averaged, or summed. accumulator: holds w.
     """
+
+    unit: Unit = "parameters"
 
     def __init__(self, options: StepAhead, average: bool, layout: L, accumulator: ParameterAccumulator,
                  replica: Replica, network: Network) -> None:
@@ -123,6 +127,7 @@ class StepAheadReducer(Generic[L]):
             finite = self._accumulator.accumulate(self._replica.pieces())
         self._algorithm.description = self.description
         step = self._algorithm.begin(self._accumulator, self._k, finite, transport)
+        self._accumulator.release()
         self._thread = self._thread or ThreadPoolExecutor(1, "horovod_oktopk")
         self._under_way = self._thread.submit(self._algorithm.complete, step)
 
@@ -132,6 +137,11 @@ class StepAheadReducer(Generic[L]):
         update = result.update.divided(self._divisor)
         self._accumulator.commit(update)
         self._replica.add(_local_change(update, result))
+
+    @property
+    def last_report(self) -> StepReport | None:
+        """Of the last exchange that was applied; None before the first."""
+        return self.report
 
     @property
     def _divisor(self) -> float:
@@ -241,12 +251,13 @@ class StepAheadReducer(Generic[L]):
         self.catch_up()
         self._accumulator.accumulate(self._replica.pieces())
         residual = self._accumulator.values()
+        self._accumulator.release()
         self._replica.assign(self._accumulator.minus(residual))
         digest = self._digest_of_shared()
         if was_swapped:
             self._swap()
         own = record(*self.network.membership()[:2], self.layout, self._replica.logical(residual), self._ahead,
-                     {"step": self._algorithm.step, "own": self._algorithm.state()}, unit="parameters")
+                     {"step": self._algorithm.step, "own": self._algorithm.state()}, self.unit)
         return {**own, "shared": digest, "steps": self._steps}
 
     def load(self, records: Sequence[Record]) -> None:
@@ -255,13 +266,29 @@ class StepAheadReducer(Generic[L]):
         The model is to hold w by then: the parameters that were shared when the state was saved.
         """
         self.take(share_of(records, *self.network.membership()[:2], self.layout, process=THIS_PROCESS,
-                           unit="parameters"))
+                           unit=self.unit))
 
     def take(self, share: Record) -> None:
         """Takes what `share_of` has worked out for this rank, when `shared` ends or the next step begins."""
         self._under_way = None
         self.is_started = self.is_swapped = False
         self._share = {"shared": None, "steps": 0, **share}
+
+    # The ranks, for other ends than a step: what a checkpoint in one file needs.
+
+    def connect(self) -> CountingTransport:
+        """The transport, once what is under way is applied; on all ranks together."""
+        self.catch_up()
+        if self._connection.lost():
+            self._start_anew()
+        return self._connection.connect(self.description, self._k)
+
+    def check_agreement(self, description: str) -> bool:
+        """A roll call alone; after `connect`."""
+        return self._algorithm.check_agreement(description, self._k, self._connection.transport)
+
+    def leave(self) -> None:
+        """After the transport was used for other ends than a step; on all ranks together."""
 
     # What must be equal on all ranks.
 
