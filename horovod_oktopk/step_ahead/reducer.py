@@ -220,6 +220,7 @@ class StepAheadReducer(Generic[L]):
         if self.is_swapped:
             yield
             return
+        waiting = self._share
         if self.is_started:
             self.catch_up()
             self._swap()
@@ -228,6 +229,11 @@ class StepAheadReducer(Generic[L]):
         finally:
             if self.is_swapped:
                 self._swap()
+        if self._share is not waiting:
+            self.resume()
+
+    def resume(self) -> None:
+        """What was suspended or loaded goes on before the next step: the model holds p = w - residual again."""
         if self._share is not None:
             self.start()
 

@@ -240,6 +240,12 @@ class _Expected:
             self.handed += 1
 
 
+def is_expected(gradient_reducer: GradientReducer) -> bool:
+    """Whether a state waits for the first reducer of an optimizer."""
+    return any(not each.handed and each.gradient_reducer is not None and each.gradient_reducer() is gradient_reducer
+               for each in _EXPECTED)
+
+
 def in_use() -> bool:
     """Whether any reduction of ours is in use."""
     return any(gradient_reducer.reducers for gradient_reducer in _ALL)

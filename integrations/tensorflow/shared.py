@@ -16,13 +16,16 @@ import tensorflow as tf
 
 from ..errors import PluginError
 from .registry import tensor_of
-from .step_ahead import StepAheadReducer, is_in_use, own_steps_of, step_aheads_over
+from .registry import gradient_reducers_of, is_expected
+from .step_ahead import OwnSteps, StepAheadReducer, is_in_use, own_steps_of, step_aheads_over
 
 READERS = ("evaluate", "predict", "test_on_batch", "predict_on_batch", "get_weights", "save", "save_weights", "export",
            "__reduce__", "__deepcopy__")
 """Methods of Keras' models and layers that read weights."""
 WRITERS = ("set_weights", "load_weights", "compile")
 """Those that set weights, or replace the optimizer."""
+TRAINERS = ("train_on_batch",)
+"""Those that take a step, beside `fit`."""
 
 Logs = dict[str, Any] | None
 Method = Callable[..., Any]
@@ -54,10 +57,23 @@ def suspend(*targets: Any) -> None:
         reducer.flat.suspend()
 
 
+def resume(model: Any) -> None:
+    """Before the gradients of a step: what was suspended goes on, and a state that waits is taken, by all ranks.
+
+    A reducer that is still to come has its state with the first step, unless it is of the model's one optimizer.
+    """
+    steps = [each for each in gradient_reducers_of(model) if isinstance(each, OwnSteps)]
+    if len(steps) == 1 and steps[0].takes_part and is_expected(steps[0]) and model.built:
+        steps[0].reducer_over(model.trainable_variables)
+    for reducer in _reducers_of([model]):
+        reducer.resume()
+
+
 def install() -> None:
     """Wraps the methods of Keras' models and layers; once."""
     for cls in (tf.keras.Model, tf.keras.layers.Layer):
-        for names, wrap in ((READERS, _wrap_reader), (WRITERS, _wrap_writer), (("fit",), _wrap_fit)):
+        for names, wrap in ((READERS, _wrap_reader), (WRITERS, _wrap_writer), (TRAINERS, _wrap_trainer),
+                            (("fit",), _wrap_fit)):
             for name in names:
                 _wrap_method(cls, name, wrap)
 
@@ -74,7 +90,11 @@ def _reducers_of(targets: Any) -> list[StepAheadReducer]:
 def _variables_of(target: Any) -> list[Any]:
     if isinstance(target, list | tuple):
         return list(target)
-    return list(target.variables) if getattr(target, "built", False) else []
+    try:
+        found = getattr(target, "variables", ())
+    except ValueError:  # tf-keras: a model that has none yet
+        return []
+    return list(found) if isinstance(found, list | tuple) else []
 
 
 def _wrap_method(cls: Any, name: str, wrap: Callable[[Method], Method]) -> None:
@@ -102,6 +122,15 @@ def _wrap_writer(method: Method) -> Method:
     @functools.wraps(method)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         suspend(self)
+        return method(self, *args, **kwargs)
+
+    return wrapped
+
+
+def _wrap_trainer(method: Method) -> Method:
+    @functools.wraps(method)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        resume(self)
         return method(self, *args, **kwargs)
 
     return wrapped
@@ -135,6 +164,7 @@ class BetweenEpochs(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self.leave()
+        resume(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         self._inside.enter_context(shared_parameters(self.model))

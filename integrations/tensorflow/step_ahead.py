@@ -118,11 +118,17 @@ class StepAheadReducer:
         self.touched = [*tensors, self.coefficient]
         """The variables that a step reads and writes."""
 
-    def begin(self, finite: Array) -> None:
-        """Before the optimizer's own step. finite: whether it is taken."""
+    def resume(self) -> None:
+        """Before the gradients of a step are computed: a state that waits is taken, on all ranks together; and the
+        variables are this rank's own again."""
         if self.before_step is not None:
             action, self.before_step = self.before_step, None
             action(self.flat)
+        self.flat.resume()
+
+    def begin(self, finite: Array) -> None:
+        """Before the optimizer's own step. finite: whether it is taken."""
+        self.resume()
         self.flat.begin_step()
         self.coefficient.assign(self.flat.coefficient)
         if not finite:
