@@ -55,7 +55,8 @@ def test_a_job_of_partial_rounds_ends_well_with_rounds_pending(how: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize(("framework", "variables"), [
     pytest.param("torch", {}, id="torch"), pytest.param("tensorflow", {}, id="keras3"),
-    pytest.param("tensorflow", TF_KERAS, id="tf_keras")])
+    pytest.param("tensorflow", TF_KERAS, id="tf_keras"),
+    pytest.param("tensorflow", {"STEP_AHEAD": "1"}, id="keras3-step_ahead")])
 def test_an_elastic_job_goes_on_when_a_worker_is_killed_and_another_joins(
         framework: str, variables: dict[str, str], tmp_path: Path) -> None:
     hosts = tmp_path / "hosts.sh"

@@ -128,8 +128,12 @@ class StepAheadReducer(Generic[L]):
         self._algorithm.description = self.description
         step = self._algorithm.begin(self._accumulator, self._k, finite, transport)
         self._accumulator.release()
-        self._thread = self._thread or ThreadPoolExecutor(1, "horovod_oktopk")
-        self._under_way = self._thread.submit(self._algorithm.complete, step)
+        if transport.concurrent:
+            self._thread = self._thread or ThreadPoolExecutor(1, "horovod_oktopk")
+            self._under_way = self._thread.submit(self._algorithm.complete, step)
+        else:  # at once; it is applied when it would be otherwise
+            self._under_way = Future()
+            self._under_way.set_result(self._algorithm.complete(step))
 
     def _apply(self, result: StepResult) -> None:
         """What contributed leaves the residual, what rounding left over stays: p = w - residual afterwards."""
