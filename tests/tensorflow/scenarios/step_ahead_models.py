@@ -110,6 +110,7 @@ def check_weights_that_are_set_are_shared() -> None:
         take_steps(model, range(2))
         model.set_weights([value * 0 for value in model.get_weights()])
         assert not own(model).any()
+        assert not shared(model).any()
         take_steps(model, range(2))
     assert_shared_is_equal(model)
 
