@@ -19,6 +19,7 @@ PACKAGES = {
     "horovod_oktopk.phases": "horovod_oktopk/phases",
     "horovod_oktopk.schemes": "horovod_oktopk/schemes",
     "horovod_oktopk.partial": "horovod_oktopk/partial",
+    "horovod_oktopk.step_ahead": "horovod_oktopk/step_ahead",
     "horovod_oktopk.reducer": "horovod_oktopk/reducer",
     "horovod_oktopk.transport": "horovod_oktopk/transport",
     "horovod_oktopk.torch": "integrations/torch",

@@ -22,6 +22,10 @@ class AgreementError(OkTopkError, RuntimeError):
     """The ranks of one reduction differ in options, parameters, shapes or dtypes. Raised on all of them."""
 
 
+class NonFiniteError(OkTopkError, ArithmeticError):
+    """Parameters are NaN or infinite after a local step. Raised on all ranks; what they share is intact."""
+
+
 class TransportError(OkTopkError, RuntimeError):
     """Communication failed: another rank failed, or did not answer in time."""
 

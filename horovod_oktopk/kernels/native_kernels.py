@@ -30,6 +30,12 @@ class NativeKernels:
                                                        buffer.indices, buffer.values, buffer.count, stream, clear)
         return finite
 
+    def subtract_and_collect(self, minuend: Array, subtrahend: Array, threshold: float, first: int,
+                             buffer: CandidateBuffer) -> bool:
+        finite, buffer.count = _native.subtract_and_collect(minuend, subtrahend, threshold, first, buffer.indices,
+                                                            buffer.values, buffer.count)
+        return finite
+
     def collect(self, acc: Array, threshold: float, first: int, buffer: CandidateBuffer) -> None:
         buffer.count = _native.collect(acc, threshold, first, buffer.indices, buffer.values, buffer.count)
 

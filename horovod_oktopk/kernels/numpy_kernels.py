@@ -17,6 +17,11 @@ def _where_passing(values: Array, threshold: float) -> Integers:
     return np.flatnonzero(magnitudes >= values.dtype.type(threshold) if threshold > 0 else magnitudes > 0)
 
 
+def _is_finite(chunk: Array) -> bool:
+    """A sum is finite only if its terms are; it may overflow though they are."""
+    return bool(np.isfinite(chunk.sum()) or np.isfinite(chunk).all())
+
+
 def _check_within(out: Array, indices: Integers) -> None:
     if len(indices) and not (indices.min() >= 0 and indices.max() < len(out)):
         raise IndexError("an index lies outside of the array")
@@ -35,11 +40,20 @@ class NumpyKernels:
                 part = slice(start, start + CHUNK)
                 terms = residual[part] if scale == 1.0 else residual[part] * out.dtype.type(scale)
                 np.add(terms, gradient[part], out=out[part])
-                # A sum is finite only if its terms are; it may overflow though they are.
-                finite = finite and bool(np.isfinite(out[part].sum()) or np.isfinite(out[part]).all())
+                finite = finite and _is_finite(out[part])
                 self._collect(out[part], threshold, first + start, buffer)
                 if clear:
                     gradient[part] = 0
+        return finite
+
+    def subtract_and_collect(self, minuend: Array, subtrahend: Array, threshold: float, first: int,
+                             buffer: CandidateBuffer) -> bool:
+        finite = True
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in range(0, len(minuend), CHUNK):
+                difference = minuend[start:start + CHUNK] - subtrahend[start:start + CHUNK]
+                finite = finite and _is_finite(difference)
+                self._collect(difference, threshold, first + start, buffer)
         return finite
 
     def collect(self, acc: Array, threshold: float, first: int, buffer: CandidateBuffer) -> None:

@@ -50,6 +50,13 @@ class Kernels(Protocol):
         while it is in the cache.
         """
 
+    def subtract_and_collect(self, minuend: Array, subtrahend: Array, threshold: float, first: int,
+                             buffer: CandidateBuffer) -> bool:
+        """Collects what passes of minuend - subtrahend, which is stored nowhere; says whether all of it is finite.
+
+        Arrays as in `add_and_collect`.
+        """
+
     def collect(self, acc: Array, threshold: float, first: int, buffer: CandidateBuffer) -> None:
         """Collects the elements of acc that pass."""
 

@@ -4,35 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, get_args, overload
+from typing import Any, get_args
 
 from ..errors import OptionError
-from ..schemes.base import Compression, Scheme, check_integer, check_real
-from ..schemes.dense import Dense, DenseSum
-from ..schemes.oktopk import OkTopk
+from ..schemes.base import Compression, check_integer, check_real
+from ..schemes.inner import OKTOPK, Inner
 from .states import Policy
 
 NEEDS_MPI = ("Partial needs MPI (horovodrun --mpi): its rounds run without the help of ranks that are late, and "
              "Horovod's own collectives wait for everyone")
-
-
-class _Inner:
-    """Partial's first field: it takes what users write, and gives the scheme that a round runs."""
-
-    @overload
-    def __get__(self, options: None, _owner: type[Partial]) -> type[OkTopk]: ...
-
-    @overload
-    def __get__(self, options: Partial, _owner: type[Partial]) -> Scheme: ...
-
-    def __get__(self, options: Partial | None, _owner: type[Partial]) -> Scheme | type[OkTopk]:
-        if options is None:  # the field's default
-            return OkTopk
-        scheme: Scheme = options.__dict__["inner"]
-        return scheme
-
-    def __set__(self, options: Partial, inner: Scheme | Dense | type[Scheme | Dense]) -> None:
-        options.__dict__["inner"] = _inner_scheme(inner)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +34,7 @@ class Partial(Compression):
     Raises OptionError where a value is not allowed.
     """
 
-    inner: _Inner = _Inner()
+    inner: Inner = OKTOPK
     policy: Policy = "majority"
     seed: int = 0
     max_staleness: int = 16
@@ -78,20 +58,3 @@ class Partial(Compression):
     def settings(self) -> Mapping[str, Any]:
         """Its own options by name, without the scheme's."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "inner"}
-
-
-def as_options(compression: Any) -> Scheme | Partial | None:
-    """Options of ours (a plain class takes the defaults), or None for anything else."""
-    if isinstance(compression, type) and issubclass(compression, Scheme | Partial):
-        return compression()
-    return compression if isinstance(compression, Scheme | Partial) else None
-
-
-def _inner_scheme(inner: Any) -> Scheme:
-    """What a round of Partial runs. Raises OptionError for what is none of ours."""
-    if isinstance(inner, Dense) or inner is Dense:
-        return DenseSum()
-    scheme = as_options(inner)
-    if not isinstance(scheme, Scheme):
-        raise OptionError(f"Partial takes Dense(), OkTopk(...) or another scheme; got {inner!r}")
-    return scheme

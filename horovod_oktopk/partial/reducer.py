@@ -26,7 +26,7 @@ from ..reducer.flat import FlatReducer, Piece
 from ..reducer.state import Record
 from ..schemes.report import StepReport
 from ..schemes.step_result import StepResult
-from ..selection.accumulator import Accumulator, EmptyAccumulator
+from ..selection.accumulator import EmptyAccumulator, ResidualAccumulator
 from ..transport.connect import Network
 from ..transport.counting import Traffic
 from ..vectors.sparse import SparseVector, Values, sum_of
@@ -47,8 +47,9 @@ class PartialReducer(FlatReducer[L]):
     settings: names of the numbers that every rank gives with its gradients; a round uses those of one rank.
     """
 
-    def __init__(self, options: Partial, average: bool, layout: L, make_accumulator: Callable[[L], Accumulator],
-                 network: Network, settings: Sequence[str] = ()) -> None:
+    def __init__(self, options: Partial, average: bool, layout: L,
+                 make_accumulator: Callable[[L], ResidualAccumulator], network: Network,
+                 settings: Sequence[str] = ()) -> None:
         self.partial = options
         self._wished = options.inner
         own = [f"partial {name}: {value}" for name, value in options.settings().items()]

@@ -64,12 +64,17 @@ class RollCall:
 
     step: int
     """The step counter: rank 0's."""
-    finite: bool
-    """Whether every rank's accumulator is finite."""
+    not_finite: tuple[int, ...]
+    """The ranks whose accumulator is not finite."""
     in_sync: bool
     """Whether all ranks are at the same step, and remember the same (thresholds, boundaries) of the steps before."""
     counts: NDArray[np.int64]
     """int64, shape (P, m): every rank's."""
+
+    @property
+    def finite(self) -> bool:
+        """Whether every rank's accumulator is."""
+        return not self.not_finite
 
 
 def roll_call(mine: Attendance, transport: Transport) -> RollCall:
@@ -81,7 +86,8 @@ def roll_call(mine: Attendance, transport: Transport) -> RollCall:
     if not _equal(rows, "description", "k"):
         raise AgreementError(_difference(transport, f"{mine.description}\nk: {mine.k}"))
     in_sync = bool(rows["complete"].all()) and _equal(rows, "step", "since", "strategy")
-    return RollCall(int(rows["step"][0]), bool(rows["finite"].all()), in_sync, rows["counts"])
+    not_finite = tuple(np.flatnonzero(~rows["finite"]).tolist())
+    return RollCall(int(rows["step"][0]), not_finite, in_sync, rows["counts"])
 
 
 def _equal(rows: NDArray[Any], *names: str) -> bool:

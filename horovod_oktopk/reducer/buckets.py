@@ -12,7 +12,7 @@ import numpy as np
 
 from ..schemes.algorithm import Algorithm
 from ..schemes.base import Scheme
-from ..selection.accumulator import Accumulator
+from ..selection.accumulator import ResidualAccumulator
 from ..vectors.sparse import Values
 from .layout import Layout
 
@@ -30,7 +30,7 @@ class Bucket(Generic[L]):
 
     members: tuple[int, ...]
     layout: L
-    accumulator: Accumulator
+    accumulator: ResidualAccumulator
     algorithm: Algorithm
 
 
@@ -40,7 +40,7 @@ class Buckets(Generic[L]):
     options: their scheme's. make_accumulator: for a bucket's layout.
     """
 
-    def __init__(self, layout: L, options: Scheme, make_accumulator: Callable[[L], Accumulator],
+    def __init__(self, layout: L, options: Scheme, make_accumulator: Callable[[L], ResidualAccumulator],
                  partition: Partition) -> None:
         self._layout = layout
         self._options = options

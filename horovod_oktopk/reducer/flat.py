@@ -13,17 +13,17 @@ from typing import Any, Generic, NoReturn
 
 import numpy as np
 
-from ..errors import PluginError, TransportError
-from ..phases.agreement import Attendance, roll_call
+from ..errors import PluginError
 from ..schemes.base import Scheme
 from ..schemes.report import StepReport, sum_of_phases
 from ..schemes.step_result import StepResult
-from ..selection.accumulator import Accumulator
+from ..selection.accumulator import ResidualAccumulator
 from ..transport.connect import Network
 from ..transport.counting import CountingTransport
 from ..vectors.sparse import DenseVector, SparseVector, Values
 from .bucket_trial import BucketTrial, Sample
 from .buckets import Bucket, Buckets, L, split
+from .connection import Connection
 from .state import THIS_PROCESS, Record, record, share_of
 
 logger = logging.getLogger("horovod_oktopk")
@@ -45,9 +45,9 @@ class FlatReducer(Generic[L]):
     Raises OptionError where the options ask for more elements than there are.
     """
 
-    def __init__(self, options: Scheme, average: bool, layout: L, make_accumulator: Callable[[L], Accumulator],
-                 network: Network, signature: Sequence[str] | None = None,
-                 order: Sequence[int] | None = None) -> None:
+    def __init__(self, options: Scheme, average: bool, layout: L,
+                 make_accumulator: Callable[[L], ResidualAccumulator], network: Network,
+                 signature: Sequence[str] | None = None, order: Sequence[int] | None = None) -> None:
         self.options = options
         self.layout = layout
         self.network = network
@@ -59,8 +59,7 @@ class FlatReducer(Generic[L]):
         self._average = average
         self._signature = layout.describe() if signature is None else signature
         self._order = list(range(len(layout.entries)))[::-1] if order is None else list(order)
-        self._connected: CountingTransport | None = None
-        self._membership: tuple[int, int, int] | None = None
+        self._connection = Connection(network, options.transport)
         self._scale: float | None = None
         self._results: list[StepResult] = []
         self._before: dict[str, Any] | None = None
@@ -279,37 +278,25 @@ class FlatReducer(Generic[L]):
     @property
     def is_connected(self) -> bool:
         """Whether there is a transport, and to the ranks that there are now."""
-        return self._connected is not None and self._membership == self.network.membership()
+        return self._connection.is_current
 
     def reset_if_membership_changed(self) -> None:
         """Before a step: where elastic training has changed who the ranks are, forgets what depends on them."""
-        if self._connected is not None and not self.is_connected:
-            self._connected = self._before = self._last = None
+        if self._connection.lost():
+            self._before = self._last = None
             self._begin_trial()
             self._describe()
             for bucket in self.buckets:
                 bucket.algorithm.forget()
 
     def connect(self) -> CountingTransport:
-        """The transport; a new one where elastic training has changed who the ranks are.
-
-        Ranks that differ learn it here: later their messages may differ in length, as schemes do.
-        """
+        """The transport; a new one where elastic training has changed who the ranks are."""
         self.reset_if_membership_changed()
-        if self._connected is None:
-            self._membership = rank, size, _ = self.network.membership()
-            transport = CountingTransport(self.network.connect(self.options.transport))
-            if (transport.rank, transport.size) != (rank, size):
-                raise TransportError(f"Horovod calls this rank {rank} of {size}; the transport calls it "
-                                     f"{transport.rank} of {transport.size}")
-            roll_call(Attendance(self.description, self._first_k, step=0), transport)
-            self._connected = transport
-        return self._connected
+        return self._connection.connect(self.description, self._first_k)
 
     @property
     def _transport(self) -> CountingTransport:
-        assert self._connected is not None
-        return self._connected
+        return self._connection.transport
 
     def leave(self) -> None:
         """After the transport was used for other ends than a step; on all ranks together."""

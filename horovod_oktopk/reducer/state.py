@@ -1,7 +1,8 @@
 """The residual and the counters as records, one for each rank: what checkpoints and elastic jobs keep.
 
 A record holds `residual` (NumPy, shape (n,)) and, in plain numbers, strings and lists: `rank`, `size`, `process`,
-`parameters` (name and shape of each, in the residual's order), `residual_scale`, and the `algorithm`'s own state.
+`parameters` (name and shape of each, in the residual's order), `residual_scale`, `unit`, and the `algorithm`'s own
+state.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,13 +22,17 @@ from .layout import Layout
 Record = dict[str, Any]
 Read = Callable[[Record], Values]
 
+FIELDS = {"unit", "rank", "size", "process", "parameters", "residual", "residual_scale", "algorithm"}
+"""Of every record; what others it has is the same on all ranks."""
+Unit = Literal["gradients", "parameters"]
+
 THIS_PROCESS = uuid.uuid4().hex
 
 
 def record(rank: int, size: int, layout: Layout, residual: Values, residual_scale: float | None,
-           algorithm: dict[str, Any]) -> Record:
-    """One rank's state."""
-    return {"rank": rank, "size": size, "process": THIS_PROCESS, "parameters": parameters_of(layout),
+           algorithm: dict[str, Any], unit: Unit = "gradients") -> Record:
+    """One rank's state. unit: what the residual is measured in."""
+    return {"unit": unit, "rank": rank, "size": size, "process": THIS_PROCESS, "parameters": parameters_of(layout),
             "residual": residual, "residual_scale": residual_scale, "algorithm": algorithm}
 
 
@@ -37,28 +42,34 @@ def parameters_of(layout: Layout) -> list[list[Any]]:
 
 
 def share_of(records: Sequence[Record], rank: int, size: int, layout: Layout,
-             read: Read = lambda r: r["residual"], process: str | None = None) -> Record:  # type: ignore[no-any-return]
+             read: Read = lambda r: r["residual"], process: str | None = None,  # type: ignore[no-any-return]
+             unit: Unit = "gradients") -> Record:
     """What a rank takes of the records: its own; or, of another number of ranks, those equal to it modulo P.
 
     read: gives a record's residual. process: the rank's; a lone record of the same process is its own, whatever
     its rank was, as elastic training renumbers ranks. The algorithm's state is whole only for the same rank.
     Raises OptionError where a record is of another model.
     """
+    if any(r["unit"] != unit for r in records):
+        warnings.warn(f"the checkpoint's residual is in units of {records[0]['unit']}, this optimizer's of {unit}, "
+                      "as only one of the two was made with StepAhead: it is dropped", stacklevel=2)
+        records = []
     step = max([r["algorithm"]["step"] for r in records], default=0)
     scale = records[0]["residual_scale"] if records else None
+    extra = {name: value for name, value in (records[0] if records else {}).items() if name not in FIELDS}
     own = [r for r in records if (r["rank"], r["size"]) == (rank, size)]
     own += [r for r in records if r["process"] == process and len(records) == 1]
     if own:
         is_whole = own[0]["size"] == size and own[0]["parameters"] == parameters_of(layout)
         algorithm = own[0]["algorithm"] if is_whole else {"step": step}
-        return record(rank, size, layout, fitted(own[0], layout, read), scale, algorithm)
+        return {**record(rank, size, layout, fitted(own[0], layout, read), scale, algorithm, unit), **extra}
     residual = np.zeros(layout.n, layout.dtype)
     for r in records:
         if r["rank"] % size == rank and r["size"] != size:
             np.add(residual, fitted(r, layout, read), out=residual)
     if records:
         _warn(records, size)
-    return record(rank, size, layout, residual, scale, {"step": step})
+    return {**record(rank, size, layout, residual, scale, {"step": step}, unit), **extra}
 
 
 def fitted(saved: Record, layout: Layout, read: Read) -> Values:

@@ -61,14 +61,14 @@ class Step:
     def skipped(self) -> StepResult:
         """Of a step that some rank could not take, as its gradient was not finite."""
         self.report.finite = False
-        return StepResult(None, np.empty(0, np.int64), self.report)
+        return StepResult(None, np.empty(0, np.int64), self.report, not_finite=self.call.not_finite)
 
     def result(self, update: SparseVector | DenseVector, contributed: Indices | slice,
                remainder: SparseVector | None = None) -> StepResult:
         """Of a step that was taken; see StepResult."""
         self.report.local_selected, self.report.global_selected = len(self.selected), len(update)
         self.report.local_threshold = self.threshold
-        return StepResult(update, contributed, self.report, remainder)
+        return StepResult(update, contributed, self.report, remainder, self.selected)
 
 
 class Algorithm:
@@ -89,12 +89,21 @@ class Algorithm:
 
         finite: whether this rank's acc is. Raises AgreementError or TransportError, on every rank.
         """
+        return self.complete(self.begin(acc, k, finite, transport))
+
+    def begin(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport) -> Step:
+        """The part of a step that looks at acc: it selects, and communicates with nobody."""
         step = Step(acc, k, finite, transport, StepReport(self.step + 1, acc.n, k, phases=transport.phases))
         if not self.fits(k, transport.size):
             self.forget()
         step.selected = self.select(step)
+        return step
+
+    def complete(self, step: Step) -> StepResult:
+        """The part that communicates."""
+        acc, transport = step.acc, step.transport
         with step.phase("agree"):
-            mine = Attendance(self.description, k, self.step, finite, self.memory(),
+            mine = Attendance(self.description, step.k, self.step, step.finite, self.memory(),
                               self.counts(step.selected, acc.n, transport.size))
             step.call = roll_call(mine, transport)
         step.report.step = step.t

@@ -76,7 +76,7 @@ class AutoAllreduce(Algorithm):
     def _reduce(self, step: Step) -> StepResult:
         if self.strategy == Strategy.SPLIT:
             return self.split.exchange(step)
-        return reduce_densely(step) if self.strategy == Strategy.DENSE else self._gather(step)
+        return reduce_densely(step, step.acc.values()) if self.strategy == Strategy.DENSE else self._gather(step)
 
     def _gather(self, step: Step) -> StepResult:
         ranks = step.ranks(self.value_dtype)

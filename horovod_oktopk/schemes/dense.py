@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError
-from ..vectors.sparse import DenseVector, SparseVector
+from ..vectors.sparse import DenseVector, SparseVector, Values
 from .algorithm import Algorithm, Step
 from .base import Scheme
 from .step_result import EVERYTHING, StepResult
@@ -50,20 +50,25 @@ class DenseSum(Scheme):
 class DenseAllreduce(Algorithm):
     """u = Σ acc. A rank sends 2n(P-1)/P words."""
 
+    def __init__(self, description: str) -> None:
+        super().__init__(description)
+        self._values: Values
+
     def select(self, step: Step) -> SparseVector:
+        self._values = step.acc.values()
         return SparseVector.empty(step.acc.dtype)
 
     def counts(self, selected: SparseVector, n: int, size: int) -> NDArray[np.int64]:  # noqa: ARG002
         return np.empty(0, np.int64)
 
     def exchange(self, step: Step) -> StepResult:
-        return reduce_densely(step)
+        return reduce_densely(step, self._values)
 
 
-def reduce_densely(step: Step) -> StepResult:
-    """The sum of all elements of all ranks."""
+def reduce_densely(step: Step, values: Values) -> StepResult:
+    """The sum of all ranks' values, shape (n,)."""
     with step.phase("allreduce"):
-        total = DenseVector(step.transport.allreduce(step.acc.values()))
+        total = DenseVector(step.transport.allreduce(values))
     step.report.strategy = "dense"
     step.report.local_selected = step.report.global_selected = step.n
-    return StepResult(total, EVERYTHING, step.report)
+    return StepResult(total, EVERYTHING, step.report, selected=DenseVector(values))

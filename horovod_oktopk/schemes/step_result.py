@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..kernels import KERNELS
 from ..vectors.sparse import DenseVector, Indices, SparseVector
 from .report import StepReport
 
@@ -21,3 +22,15 @@ class StepResult:
     report: StepReport
     remainder: SparseVector | None = None
     """What rounding left over of the values sent, for this rank's residual; None where they were sent exactly."""
+    selected: SparseVector | DenseVector | None = None
+    """What this rank has selected of its acc; None where nothing was reduced."""
+
+    not_finite: tuple[int, ...] = ()
+    """The ranks whose acc was not."""
+
+    def sent(self) -> SparseVector | DenseVector:
+        """What contributed to the update, with the values that it has in this rank's acc."""
+        assert self.selected is not None
+        if isinstance(self.selected, DenseVector) or isinstance(self.contributed, slice):
+            return self.selected
+        return self.selected.take(KERNELS.common_positions(self.selected.indices, self.contributed))

@@ -1,4 +1,4 @@
-"""The dense side: residual + gradient, and the only code that touches all n elements.
+"""The dense side: what algorithms select from; and residual + gradient, which touches all n elements.
 
 Two buffers of n change roles: a step writes residual + gradient into the spare one and commits by
 swapping them. So a step that must not count (NaN, overflow) is undone by not committing, bit for bit.
@@ -13,28 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels import CHUNK, KERNELS, CandidateBuffer, Kernels
-from ..vectors.sparse import Indices, SparseVector, Values, concatenate
-from .allocator import keep_freed_memory
+from ..vectors.sparse import Indices, SparseVector, Values
+from .collecting import CollectingAccumulator
 
 CACHE = 1 << 24
 """Bytes of a vector that is taken not to fit the cache."""
 
 
 class Accumulator(Protocol):
-    """acc = residual + gradient, on whatever device holds it. One step: accumulate, select, commit."""
+    """n elements on whatever device holds them, of which a step selects: what the algorithms see."""
 
     n: int
     dtype: Any
     expected: float
     """The threshold of the last `expect`; infinity before the first."""
-
-    def accumulate(self, pieces: Iterable[tuple[int, Any]], scale: float = 1.0, clear: bool = False) -> bool:
-        """acc = scale * residual + gradient; says whether every element of acc is finite.
-
-        pieces: (offset, array) pairs that together cover [0, n), in the gradient's unit.
-        scale: converts the residual where the gradient's unit has changed (loss scaling).
-        clear: leaves zeros in pieces of the accumulator's own dtype, for the update to be written there.
-        """
 
     def expect(self, threshold: float, limit: int) -> None:
         """A hint: from the next `accumulate` on, `select` will ask for about this threshold or more.
@@ -57,6 +49,18 @@ class Accumulator(Protocol):
     def values(self) -> Values:
         """acc itself, on the host: shape (n,), to be read before the commit."""
 
+
+class ResidualAccumulator(Accumulator, Protocol):
+    """acc = residual + gradient. One step: accumulate, select, commit."""
+
+    def accumulate(self, pieces: Iterable[tuple[int, Any]], scale: float = 1.0, clear: bool = False) -> bool:
+        """acc = scale * residual + gradient; says whether every element of acc is finite.
+
+        pieces: (offset, array) pairs that together cover [0, n), in the gradient's unit.
+        scale: converts the residual where the gradient's unit has changed (loss scaling).
+        clear: leaves zeros in pieces of the accumulator's own dtype, for the update to be written there.
+        """
+
     def commit(self, contributed: Indices | slice, remainder: SparseVector | None = None) -> None:
         """The residual becomes acc, with zero at the indices that contributed to the update, plus the remainder."""
 
@@ -73,22 +77,16 @@ class Accumulator(Protocol):
         """The residual takes these values."""
 
 
-class NumpyAccumulator:
-    """An Accumulator in host memory; residual and spare are float32 or float64 arrays of n.
+class NumpyAccumulator(CollectingAccumulator):
+    """A ResidualAccumulator in host memory; residual and spare are float32 or float64 arrays of n.
 
     kernels: what loops over them; C++ where it was built.
     """
 
     def __init__(self, n: int, dtype: Any = np.float32, kernels: Kernels = KERNELS) -> None:
-        keep_freed_memory()
-        self.n = n
-        self.dtype = np.dtype(dtype)
-        self.expected = np.inf
+        super().__init__(n, dtype, kernels)
         self.residual = self._allocate()
         self._acc = self._allocate()
-        self._kernels = kernels
-        self._candidates = CandidateBuffer(0, self.dtype)
-        self._bound: float | None = None  # what the candidates of this acc pass; None: they are of no use
 
     def accumulate(self, pieces: Iterable[tuple[int, NDArray[Any]]], scale: float = 1.0,
                    clear: bool = False) -> bool:
@@ -115,32 +113,8 @@ class NumpyAccumulator:
                                                    self._acc.nbytes > CACHE, clear and is_own) and finite
         return finite
 
-    def expect(self, threshold: float, limit: int) -> None:
-        self.expected, self._bound = threshold, None
-        if limit != self._candidates.capacity:
-            self._candidates = CandidateBuffer(limit, self.dtype)
-
-    def select(self, threshold: float, limit: int) -> SparseVector | None:
-        candidates = self._candidates
-        if self._bound is not None and candidates.count <= candidates.capacity and threshold >= self._bound:
-            found = _collected(candidates)
-            if threshold > self._bound:
-                found = found.passing(threshold)
-            return found if len(found) <= limit else None
-        if self._bound is not None and limit <= candidates.capacity < candidates.count and threshold <= self._bound:
-            return None
-        return self._select_in_a_pass(threshold, limit)
-
-    def _select_in_a_pass(self, threshold: float, limit: int) -> SparseVector | None:
-        buffer, found, count = CandidateBuffer(CHUNK // 2, self.dtype), [], 0
-        for start in range(0, self.n, buffer.capacity):
-            buffer.count = 0
-            self._kernels.collect(self._acc[start:start + buffer.capacity], threshold, start, buffer)
-            count += buffer.count
-            if count > limit:
-                return None
-            found.append(_collected(buffer).copy())
-        return concatenate(found, self.dtype)
+    def _collect(self, start: int, stop: int, threshold: float, buffer: CandidateBuffer) -> None:
+        self._kernels.collect(self._acc[start:stop], threshold, start, buffer)
 
     def sample(self, stride: int) -> Values:
         magnitudes: Values = np.abs(self._acc[::stride])
@@ -192,18 +166,6 @@ class EmptyAccumulator:
         self.dtype = np.dtype(dtype)
         self.expected = np.inf
 
-    def accumulate(self, pieces: Iterable[tuple[int, Any]], scale: float = 1.0, clear: bool = False) -> bool:
-        raise NotImplementedError
-
-    def revert(self) -> bool:
-        raise NotImplementedError
-
-    def read_residual(self) -> Values:
-        raise NotImplementedError
-
-    def load_residual(self, values: Values) -> None:
-        raise NotImplementedError
-
     def expect(self, threshold: float, limit: int) -> None:
         pass
 
@@ -218,10 +180,3 @@ class EmptyAccumulator:
 
     def values(self) -> Values:
         return np.zeros(self.n, self.dtype)
-
-    def commit(self, contributed: Indices | slice, remainder: SparseVector | None = None) -> None:
-        pass
-
-
-def _collected(buffer: CandidateBuffer) -> SparseVector:
-    return SparseVector(buffer.indices[:buffer.count], buffer.values[:buffer.count])

@@ -60,7 +60,11 @@ class SparseVector:
         keep[positions] = False
         return self.compress(keep)
 
-    def divided(self, by: int) -> SparseVector:
+    def negated(self) -> SparseVector:
+        """With the other sign."""
+        return SparseVector(self.indices, -self.values)
+
+    def divided(self, by: float) -> SparseVector:
         """The vector divided by a number, in its own dtype."""
         return SparseVector(self.indices, self.values / self.values.dtype.type(by))
 
@@ -96,7 +100,7 @@ class DenseVector:
         for start, stop in itertools.pairwise(boundaries.tolist()):
             yield SparseVector(np.arange(start, stop), self.values[start:stop])
 
-    def divided(self, by: int) -> DenseVector:
+    def divided(self, by: float) -> DenseVector:
         """The vector divided by a number, in its own dtype."""
         return DenseVector(self.values / self.values.dtype.type(by))
 

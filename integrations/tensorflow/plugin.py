@@ -21,10 +21,11 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from ..errors import PluginError
-from ..partial.options import Partial, as_options
+from ..partial.options import Partial
 from ..partial.reducer import end_before
 from ..partial.replicas import synchronize
 from ..reducer.checks import check_arguments, check_horovod, refuse_join
+from ..schemes.inner import as_options
 from ..schemes.report import StepReport, WriteScalar, scalars_to
 from ..transport.ending import before_shutdown
 from . import amp

@@ -3,10 +3,12 @@
 
 from ..partial.options import Partial
 from ..schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
+from ..step_ahead.options import StepAhead
 from . import amp, plugin
 from .partial import synchronize_replicas
 from .plugin import discard_update, set_density, step_report
 from .schedule import DensitySchedule
+from .shared import shared_parameters
 from .state import gather_state_dict
 
 plugin.install()
@@ -19,11 +21,13 @@ __all__ = [
            "GaussianK",
            "OkTopk",
            "Partial",
+           "StepAhead",
            "TopkA",
            "TopkDSA",
            "discard_update",
            "gather_state_dict",
            "set_density",
+           "shared_parameters",
            "step_report",
            "synchronize_replicas",
 ]

@@ -9,7 +9,7 @@ import numpy as np
 
 import torch
 
-from ..selection.accumulator import Accumulator, NumpyAccumulator
+from ..selection.accumulator import NumpyAccumulator, ResidualAccumulator
 from ..selection.allocator import keep_freed_memory
 from ..vectors.sparse import Indices, SparseVector, Values
 from .layout import TorchLayout
@@ -26,7 +26,7 @@ def make_accumulator(layout: TorchLayout) -> Any:
 
 
 class TorchAccumulator:
-    """An Accumulator in tensors on one device; the same bits as NumpyAccumulator."""
+    """A ResidualAccumulator in tensors on one device; the same bits as NumpyAccumulator."""
 
     def __init__(self, n: int, dtype: Any, device: torch.device) -> None:
         keep_freed_memory()
@@ -95,5 +95,5 @@ class TorchAccumulator:
         self.residual.copy_(torch.from_numpy(values))
 
 
-def _conforms(accumulator: TorchAccumulator) -> Accumulator:
+def _conforms(accumulator: TorchAccumulator) -> ResidualAccumulator:
     return accumulator  # mypy holds the class against the protocol

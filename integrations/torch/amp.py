@@ -15,17 +15,19 @@ import torch
 from ..errors import PluginError
 from ..reducer.flat import FlatReducer
 from .loss_scale import note_scaler
-from .registry import reducer_of
+from .registry import gradient_reducer_of, reducer_of
+from .step_ahead import StepAheadReducer
 
 
 def install() -> None:
-    """Wraps GradScaler's scale, unscale_ and step; once. Other optimizers are left alone."""
+    """Wraps GradScaler's methods; once. Other optimizers are left alone."""
     cls = torch.amp.GradScaler
     if getattr(cls, "_oktopk_installed", False):
         return
     cls.scale = _wrap_scale(cls.scale)  # type: ignore[method-assign]
     cls.unscale_ = _wrap_unscale(cls.unscale_)  # type: ignore[method-assign]
     cls.step = _wrap_step(cls.step)  # type: ignore[method-assign]
+    cls._maybe_opt_step = _wrap_maybe_step(cls._maybe_opt_step)  # type: ignore[method-assign]
     cls._oktopk_installed = True  # type: ignore[attr-defined]
 
 
@@ -41,7 +43,7 @@ def _wrap_scale(scale: Callable[..., Any]) -> Callable[..., Any]:
 def _wrap_unscale(unscale: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(unscale)
     def wrapped(self: Any, optimizer: Any) -> None:
-        reducer = reducer_of(optimizer)
+        reducer = gradient_reducer_of(optimizer)
         if reducer is not None and self.is_enabled():
             _require_synchronized(optimizer)
             reducer.scaler = self
@@ -53,9 +55,22 @@ def _wrap_unscale(unscale: Callable[..., None]) -> Callable[..., None]:
 def _wrap_step(step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(step)
     def wrapped(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if reducer_of(optimizer) is not None and self.is_enabled():
+        if gradient_reducer_of(optimizer) is not None and self.is_enabled():
             _require_synchronized(optimizer)
         return step(self, optimizer, *args, **kwargs)
+    return wrapped
+
+
+def _wrap_maybe_step(maybe_step: Callable[..., Any]) -> Callable[..., Any]:
+    """With StepAhead each rank has a scale of its own, and one that overflows takes part in the exchange alone."""
+    @functools.wraps(maybe_step)
+    def wrapped(self: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
+        reducer = reducer_of(optimizer)
+        if isinstance(reducer, StepAheadReducer) and any(
+                found.item() for found in optimizer_state["found_inf_per_device"].values()):
+            reducer.skip()
+            return None
+        return maybe_step(self, optimizer, optimizer_state, *args, **kwargs)
     return wrapped
 
 
@@ -66,7 +81,7 @@ def _adopt_scale(scale: float, flat: FlatReducer[Any]) -> None:
 
 
 def _require_synchronized(optimizer: Any) -> None:
-    reducer = reducer_of(optimizer)
+    reducer = gradient_reducer_of(optimizer)
     assert reducer is not None
     reducer.check_scaler()
     if not optimizer._synchronized:

@@ -18,21 +18,27 @@ import horovod
 import horovod.torch as hvd
 import horovod.torch.optimizer as stock
 from horovod.common.elastic import State
+from horovod.torch.elastic.state import TorchState
 
 import torch
 
 from ..errors import PluginError
-from ..partial.options import Partial, as_options
+from ..partial.options import Partial
 from ..partial.reducer import end_before
 from ..reducer.checks import check_arguments, check_horovod, refuse_join
 from ..schemes.base import Scheme
+from ..schemes.inner import as_options
 from ..schemes.report import StepReport
+from ..step_ahead.options import StepAhead
+from ..step_ahead.reducer import finish_before
 from ..transport.connect import count_resets
 from ..transport.ending import before_shutdown
+from . import elastic
 from .partial import PartialReducer
 from .reducer import Reducer
-from .registry import reducer_of, register
+from .registry import AnyReducer, gradient_reducer_of, reducer_of, register
 from .state import attach_state
+from .step_ahead import StepAheadReducer
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -66,8 +72,9 @@ def install() -> None:
     stock.synchronize = _wrap_synchronize(stock.synchronize)
     hvd.join = hvd.mpi_ops.join = refuse_join(lambda: len(_live) > 0, hvd.join)
     library = hvd.mpi_ops._basics.MPI_LIB_CTYPES  # whatever name a program calls, this is what is called in the end
-    library.horovod_shutdown = end_before(before_shutdown(library.horovod_shutdown))
+    library.horovod_shutdown = end_before(finish_before(before_shutdown(library.horovod_shutdown)))
     count_resets(State)
+    elastic.install(TorchState)
     stock._oktopk_installed = True
 
 
@@ -93,14 +100,15 @@ def discard_update(optimizer: torch.optim.Optimizer) -> None:
 
     To be called on all ranks together, in place of `optimizer.step()`. If they have been reduced already (by
     `optimizer.synchronize()`), the reduction is undone: residual and thresholds are those of before. Without this
-    call what it did not send would stay in the residual, and come back.
+    call what it did not send would stay in the residual, and come back. With StepAhead nothing is handed over before
+    the step, and there is nothing to do.
     Raises PluginError for an optimizer that was not made with `compression=OkTopk(...)`; AgreementError, on all
     ranks, where some take their next step instead.
     """
     _reducer(optimizer).discard()
 
 
-def _reducer(optimizer: torch.optim.Optimizer) -> Reducer:
+def _reducer(optimizer: torch.optim.Optimizer) -> AnyReducer:
     reducer = reducer_of(optimizer)
     if reducer is None:
         raise PluginError(f"{type(optimizer).__name__} was not made by hvd.DistributedOptimizer(..., "
@@ -121,11 +129,14 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
         call.arguments["compression"] = options
         call.apply_defaults()
         check_arguments(hvd, call.arguments["op"])
+        if isinstance(options, StepAhead):
+            self._register_hooks = lambda: None  # gradients stay the program's own
         init(*call.args, **call.kwargs)
         reducer = _make_reducer(self, options)
         register(self, reducer)
         attach_state(self, reducer)
-        if reducer.takes_part and not self._grad_accs:  # alone, stock registers no hooks, and reduces nothing
+        reduces = isinstance(reducer, Reducer) and reducer.takes_part
+        if reduces and not self._grad_accs:  # alone, stock registers no hooks, and reduces nothing
             _reduce_in_synchronize(self)
         _live.add(self)
         if os.environ.get("HOROVOD_AUTOTUNE") == "1":
@@ -134,8 +145,10 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def _make_reducer(optimizer: Any, options: Scheme | Partial) -> Reducer:
+def _make_reducer(optimizer: Any, options: Scheme | Partial | StepAhead) -> AnyReducer:
     """On a rank outside the process set the optimizer is local, as in stock: its reducer is never asked to reduce."""
+    if isinstance(options, StepAhead):
+        return StepAheadReducer(optimizer, options)
     if isinstance(options, Scheme):
         return Reducer(optimizer, options)
     if not optimizer.process_set.included():
@@ -154,7 +167,7 @@ def _reduce_in_synchronize(optimizer: Any) -> None:
 def _wrap_allreduce(allreduce: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(allreduce)
     def wrapped(self: Any, p: torch.Tensor) -> Any:
-        reducer = reducer_of(self)
+        reducer = gradient_reducer_of(self)
         if reducer is None:
             return allreduce(self, p)
         if p.grad is None:  # another rank may have computed it
@@ -171,7 +184,7 @@ def _wrap_allreduce(allreduce: Callable[..., Any]) -> Callable[..., Any]:
 def _wrap_grouped_allreduce(allreduce: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(allreduce)
     def wrapped(self: Any, ps: tuple[torch.Tensor, ...]) -> Any:
-        reducer = reducer_of(self)
+        reducer = gradient_reducer_of(self)
         if reducer is None:
             return allreduce(self, ps)
         handles = [reducer.submit(p) for p in ps]
@@ -184,7 +197,9 @@ def _wrap_step(step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(step)
     def wrapped(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         reducer = reducer_of(self)
-        return reducer.step(closure) if isinstance(reducer, PartialReducer) else step(self, closure)
+        if isinstance(reducer, PartialReducer | StepAheadReducer):
+            return reducer.step(closure)
+        return step(self, closure)
 
     return wrapped
 
@@ -193,7 +208,7 @@ def _wrap_optimizer_synchronize(synchronize: Callable[..., None]) -> Callable[..
     """An optimizer's own: after an error its gradients are gone, and the next step begins anew."""
     @functools.wraps(synchronize)
     def wrapped(self: Any) -> None:
-        reducer = reducer_of(self)
+        reducer = gradient_reducer_of(self)
         try:
             synchronize(self)
         except Exception:

@@ -20,6 +20,7 @@ import torch
 from ..errors import PluginError
 from ..reducer.bucket_trial import Sample
 from ..reducer.flat import FlatReducer
+from ..reducer.state import Record
 from ..schemes.base import Scheme
 from ..schemes.report import StepReport
 from .accumulator import make_accumulator
@@ -42,6 +43,7 @@ class Reducer:
         self._excluded: set[torch.Tensor] = set()
         self._pending: dict[torch.Tensor, torch.Tensor] = {}
         self._results: dict[torch.Tensor, torch.Tensor] = {}
+        self._waiting: list[Record] = []  # loaded before the first step, when the layout is not known yet
         self._when_flat: list[Callable[[FlatReducer[TorchLayout]], None]] = []
         self._thread: ThreadPoolExecutor | None = None
         self._stream: torch.cuda.Stream | None = None
@@ -127,6 +129,16 @@ class Reducer:
             action(self.flat)
         else:
             self._when_flat.append(action)
+
+    def records(self) -> list[Record]:
+        """This rank's state, for a checkpoint."""
+        return [self.flat.record()] if self.flat is not None else self._waiting
+
+    def load_records(self, records: list[Record]) -> None:
+        """Takes what `records` gave, on these or other ranks."""
+        self._waiting = records
+        self.drop()  # first, as a bucket may be on its way
+        self.when_flat(lambda flat: flat.load(self._waiting))
 
     def drop(self) -> None:
         """Forgets gradients that were submitted and not reduced, as after a failed step; on all ranks together.

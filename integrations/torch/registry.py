@@ -5,16 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from .reducer import Reducer
+from .step_ahead import StepAheadReducer
+
+AnyReducer = Reducer | StepAheadReducer
 
 _ATTRIBUTE = "_oktopk_reducer"
 
 
-def register(optimizer: Any, reducer: Reducer) -> None:
+def register(optimizer: Any, reducer: AnyReducer) -> None:
     """Makes the reducer the optimizer's."""
     setattr(optimizer, _ATTRIBUTE, reducer)
 
 
-def reducer_of(optimizer: Any) -> Reducer | None:
+def reducer_of(optimizer: Any) -> AnyReducer | None:
     """The reducer of an optimizer of ours; None for any other."""
-    reducer: Reducer | None = getattr(optimizer, _ATTRIBUTE, None)
+    reducer: AnyReducer | None = getattr(optimizer, _ATTRIBUTE, None)
     return reducer
+
+
+def gradient_reducer_of(optimizer: Any) -> Reducer | None:
+    """The same, if it reduces gradients; None with StepAhead, which leaves them alone."""
+    reducer = reducer_of(optimizer)
+    return reducer if isinstance(reducer, Reducer) else None

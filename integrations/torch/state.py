@@ -15,23 +15,18 @@ import torch
 
 from ..errors import PluginError
 from .partial import synchronize_replicas
-from .reducer import Reducer
-from .registry import reducer_of
+from .registry import AnyReducer, reducer_of
 
 KEY = "horovod_oktopk"
 
 
-def attach_state(optimizer: Any, reducer: Reducer) -> None:
+def attach_state(optimizer: Any, reducer: AnyReducer) -> None:
     """Makes the optimizer's state_dict carry the reducer's state, and its load_state_dict take it."""
-    waiting: list[dict[str, Any]] = []  # loaded before the first step, when the parameters' layout is not known yet
-
     def save(_optimizer: Any, state_dict: dict[str, Any]) -> None:
-        state_dict[KEY] = [_to_torch(reducer.flat.record())] if reducer.flat is not None else waiting[:]
+        state_dict[KEY] = [_to_torch(record) for record in reducer.records()]
 
     def load(_optimizer: Any, state_dict: dict[str, Any]) -> None:
-        waiting[:] = [{**record, "residual": record["residual"].cpu()} for record in state_dict.get(KEY, [])]
-        reducer.drop()  # first, as a group may be on its way
-        reducer.when_flat(lambda flat: flat.load([_to_numpy(record) for record in waiting]))
+        reducer.load_records([_to_numpy(record) for record in state_dict.get(KEY, [])])
 
     optimizer.register_state_dict_post_hook(save)
     optimizer.register_load_state_dict_pre_hook(load)
@@ -71,4 +66,4 @@ def _to_torch(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _to_numpy(record: dict[str, Any]) -> dict[str, Any]:
-    return {**record, "residual": record["residual"].numpy()}
+    return {**record, "residual": record["residual"].cpu().numpy()}

@@ -26,6 +26,9 @@ template <class T> void define(py::module_ &module) {
                py::arg("gradient").noconvert(), py::arg("out").noconvert(), py::arg("scale"), py::arg("threshold"),
                py::arg("first"), py::arg("indices").noconvert(), py::arg("values").noconvert(), py::arg("count"),
                py::arg("stream"), py::arg("clear"));
+    module.def("subtract_and_collect", &subtract_and_collect<T>, py::arg("minuend").noconvert(),
+               py::arg("subtrahend").noconvert(), py::arg("threshold"), py::arg("first"),
+               py::arg("indices").noconvert(), py::arg("values").noconvert(), py::arg("count"));
     module.def("collect", &collect<T>, py::arg("acc").noconvert(), py::arg("threshold"), py::arg("first"),
                py::arg("indices").noconvert(), py::arg("values").noconvert(), py::arg("count"));
     module.def("clear", &clear<T>, py::arg("out").noconvert(), py::arg("indices").noconvert());

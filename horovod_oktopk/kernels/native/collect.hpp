@@ -1,4 +1,4 @@
-// One pass over all elements: residual + gradient, whether all is finite, and what passes the threshold.
+// One pass over all elements: a sum, a difference, or one array; whether all is finite, and what passes the threshold.
 #pragma once
 
 #include "common.hpp"
@@ -23,7 +23,13 @@ template <class T> INLINE void store(const T *block, T *out, int64_t length, boo
     for (int64_t i = 0; i < length; ++i) out[i] = block[i];
 }
 
-// What is read and written: out = scale * residual + gradient, or, where nothing is added, out alone.
+// What a pass looks at.
+enum class Of {
+    SUM,         // out = scale * residual + gradient, which is written
+    DIFFERENCE,  // residual - gradient, which is written nowhere
+    ARRAY        // out
+};
+
 template <class T> struct Terms {
     const T *residual;
     T *gradient, *out;
@@ -35,19 +41,24 @@ template <class T> struct Terms {
     }
 };
 
+template <Of OF, class T> INLINE T element(const Terms<T> &terms, int64_t i) {
+    if (OF == Of::SUM) return terms.scale * terms.residual[i] + terms.gradient[i];
+    return OF == Of::DIFFERENCE ? terms.residual[i] - terms.gradient[i] : terms.out[i];
+}
+
 // One block; returns its largest magnitude.
-template <bool ADD, class T>
+template <Of OF, class T>
 INLINE auto block(const Terms<T> &terms, int64_t length, typename Integer<T>::type bound, int64_t first,
                   CandidateBuffer<T> &buffer) {
     using Int = typename Integer<T>::type;
     alignas(64) T values[BLOCK];
     Int largest = 0;
     for (int64_t i = 0; i < length; ++i) {
-        values[i] = ADD ? terms.scale * terms.residual[i] + terms.gradient[i] : terms.out[i];
+        values[i] = element<OF>(terms, i);
         largest = std::max(largest, magnitude(values[i]));
     }
-    if (ADD) store(values, terms.out, length, terms.stream);
-    if (ADD && terms.clear) std::memset(terms.gradient, 0, sizeof(T) * length);
+    if (OF == Of::SUM) store(values, terms.out, length, terms.stream);
+    if (OF == Of::SUM && terms.clear) std::memset(terms.gradient, 0, sizeof(T) * length);
     if (largest >= bound && buffer.count <= buffer.capacity) {
         const Int infinity = magnitude(std::numeric_limits<T>::infinity());
         uint32_t passes = 0;
@@ -64,14 +75,14 @@ INLINE auto block(const Terms<T> &terms, int64_t length, typename Integer<T>::ty
     return largest;
 }
 
-template <bool ADD, class T>
+template <Of OF, class T>
 INLINE bool pass(const Terms<T> &terms, int64_t length, T threshold, int64_t first, CandidateBuffer<T> &buffer) {
     using Int = typename Integer<T>::type;
     const Int bound = threshold > 0 ? magnitude(threshold) : 1;  // 1: the least number that is not zero
     Int largest = 0;
     int64_t start = 0;
     const auto next = [&](int64_t count) INLINE_LAMBDA {
-        largest = std::max(largest, block<ADD, T>(terms.from(start), count, bound, first + start, buffer));
+        largest = std::max(largest, block<OF, T>(terms.from(start), count, bound, first + start, buffer));
         start += count;
     };
     const int64_t past = reinterpret_cast<uintptr_t>(terms.out) / sizeof(T) % BLOCK;
@@ -83,25 +94,33 @@ INLINE bool pass(const Terms<T> &terms, int64_t length, T threshold, int64_t fir
 
 FOR_EACH_PROCESSOR bool add_pass_anywhere(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
                                           CandidateBuffer<float> &buffer) {
-    return pass<true>(terms, length, threshold, first, buffer);
+    return pass<Of::SUM>(terms, length, threshold, first, buffer);
 }
 FOR_EACH_PROCESSOR bool add_pass(const Terms<double> &terms, int64_t length, double threshold, int64_t first,
                                  CandidateBuffer<double> &buffer) {
-    return pass<true>(terms, length, threshold, first, buffer);
+    return pass<Of::SUM>(terms, length, threshold, first, buffer);
 }
 FOR_EACH_PROCESSOR bool read_pass_anywhere(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
                                            CandidateBuffer<float> &buffer) {
-    return pass<false>(terms, length, threshold, first, buffer);
+    return pass<Of::ARRAY>(terms, length, threshold, first, buffer);
 }
 FOR_EACH_PROCESSOR bool read_pass(const Terms<double> &terms, int64_t length, double threshold, int64_t first,
                                   CandidateBuffer<double> &buffer) {
-    return pass<false>(terms, length, threshold, first, buffer);
+    return pass<Of::ARRAY>(terms, length, threshold, first, buffer);
+}
+FOR_EACH_PROCESSOR bool subtract_pass_anywhere(const Terms<float> &terms, int64_t length, float threshold,
+                                               int64_t first, CandidateBuffer<float> &buffer) {
+    return pass<Of::DIFFERENCE>(terms, length, threshold, first, buffer);
+}
+FOR_EACH_PROCESSOR bool subtract_pass(const Terms<double> &terms, int64_t length, double threshold, int64_t first,
+                                      CandidateBuffer<double> &buffer) {
+    return pass<Of::DIFFERENCE>(terms, length, threshold, first, buffer);
 }
 
 #ifdef WITH_AVX512
 // The pass over whole registers of float32, with what passes compressed in them. Stores are what it could wait for: so
 // nearly always four elements are written, which hold all that passes, and no branch depends on how many those are.
-template <bool ADD>
+template <Of OF>
 INLINE WITH_AVX512 bool compress_pass(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
                                       CandidateBuffer<float> &all) {
     constexpr int FEW = 4;
@@ -114,12 +133,14 @@ INLINE WITH_AVX512 bool compress_pass(const Terms<float> &terms, int64_t length,
     __m512i largest = _mm512_setzero_si512();
     for (int64_t at = 0; at < length; at += LANES) {
         __m512 values;
-        if (ADD) {
+        if (OF == Of::SUM) {
             values = _mm512_add_ps(_mm512_mul_ps(scales, _mm512_loadu_ps(t.residual + at)),
                                    _mm512_loadu_ps(t.gradient + at));
             if (t.stream) _mm512_stream_ps(t.out + at, values);
             else _mm512_storeu_ps(t.out + at, values);
             if (t.clear) _mm512_storeu_ps(t.gradient + at, _mm512_setzero_ps());
+        } else if (OF == Of::DIFFERENCE) {
+            values = _mm512_sub_ps(_mm512_loadu_ps(t.residual + at), _mm512_loadu_ps(t.gradient + at));
         } else {
             values = _mm512_loadu_ps(t.out + at);
         }
@@ -148,11 +169,15 @@ INLINE WITH_AVX512 bool compress_pass(const Terms<float> &terms, int64_t length,
 
 WITH_AVX512 bool compress_add(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
                               CandidateBuffer<float> &buffer) {
-    return compress_pass<true>(terms, length, threshold, first, buffer);
+    return compress_pass<Of::SUM>(terms, length, threshold, first, buffer);
 }
 WITH_AVX512 bool compress_read(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
                                CandidateBuffer<float> &buffer) {
-    return compress_pass<false>(terms, length, threshold, first, buffer);
+    return compress_pass<Of::ARRAY>(terms, length, threshold, first, buffer);
+}
+WITH_AVX512 bool compress_subtract(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
+                                   CandidateBuffer<float> &buffer) {
+    return compress_pass<Of::DIFFERENCE>(terms, length, threshold, first, buffer);
 }
 #endif
 
@@ -180,6 +205,18 @@ bool read_pass(const Terms<float> &terms, int64_t length, float threshold, int64
 #endif
     return read_pass_anywhere(terms.from(done), length - done, threshold, first + done, buffer);
 }
+bool subtract_pass(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
+                   CandidateBuffer<float> &buffer) {
+    bool finite = true;
+    int64_t done = 0;
+#ifdef WITH_AVX512
+    if (avx512) {
+        done = length / LANES * LANES;
+        finite = compress_subtract(terms, done, threshold, first, buffer);
+    }
+#endif
+    return finite & subtract_pass_anywhere(terms.from(done), length - done, threshold, first + done, buffer);
+}
 
 template <class T> CandidateBuffer<T> buffer_of(Array<int64_t> &indices, Array<T> &values, int64_t count) {
     if (indices.size() != values.size() || indices.size() < SLACK || count < 0)
@@ -198,6 +235,19 @@ std::pair<bool, int64_t> add_and_collect(const Array<T> &residual, Array<T> &gra
     const Terms<T> terms{residual.data(), read, out.mutable_data(), scale, stream, clear};
     py::gil_scoped_release released;
     const bool finite = add_pass(terms, gradient.size(), threshold, first, buffer);
+    return {finite, buffer.count};
+}
+
+template <class T>
+std::pair<bool, int64_t> subtract_and_collect(const Array<T> &minuend, const Array<T> &subtrahend, T threshold,
+                                              int64_t first, Array<int64_t> &indices, Array<T> &values, int64_t count) {
+    if (minuend.size() != subtrahend.size()) throw std::invalid_argument("both arrays must have one length");
+    CandidateBuffer<T> buffer = buffer_of(indices, values, count);
+    T *unwritten = const_cast<T *>(minuend.data());
+    const Terms<T> terms{minuend.data(), const_cast<T *>(subtrahend.data()), unwritten, 1, false, false};
+    const int64_t length = minuend.size();
+    py::gil_scoped_release released;
+    const bool finite = subtract_pass(terms, length, threshold, first, buffer);
     return {finite, buffer.count};
 }
 

@@ -13,7 +13,8 @@ from horovod.tensorflow.gradient_aggregation_eager import LocalGradientAggregati
 import tensorflow as tf
 
 from ...errors import PluginError
-from ...partial.options import Partial, as_options
+from ...partial.options import Partial
+from ...schemes.inner import as_options
 from .. import amp
 from ..models import check_optimizer
 from ..registry import GradientReducer, is_overwritten, tensor_of

@@ -1,0 +1,53 @@
+"""The ranks of one reduction, while elastic training may change who they are."""
+
+from __future__ import annotations
+
+from ..errors import TransportError
+from ..phases.agreement import Attendance, roll_call
+from ..transport.base import TransportName
+from ..transport.connect import Network
+from ..transport.counting import CountingTransport
+
+
+class Connection:
+    """The transport to the ranks of a network, made when it is first needed; one object on each rank."""
+
+    def __init__(self, network: Network, choice: TransportName) -> None:
+        self.network = network
+        self._choice = choice
+        self._transport: CountingTransport | None = None
+        self._membership: tuple[int, int, int] | None = None
+
+    @property
+    def transport(self) -> CountingTransport:
+        """To the present ranks; after `connect`."""
+        assert self._transport is not None
+        return self._transport
+
+    @property
+    def is_current(self) -> bool:
+        """Whether there is a transport, and to the ranks that there are now."""
+        return self._transport is not None and self._membership == self.network.membership()
+
+    def lost(self) -> bool:
+        """Drops a transport to ranks that are not those of today; whether there was one."""
+        if self._transport is None or self.is_current:
+            return False
+        self._transport = None
+        return True
+
+    def connect(self, description: str, k: int) -> CountingTransport:
+        """The transport. A new one begins with a roll call: ranks that differ learn it before their messages do.
+
+        On all ranks together. Raises AgreementError where the ranks differ, TransportError where Horovod and the
+        transport number them differently.
+        """
+        if self._transport is None:
+            self._membership = rank, size, _ = self.network.membership()
+            transport = CountingTransport(self.network.connect(self._choice))
+            if (transport.rank, transport.size) != (rank, size):
+                raise TransportError(f"Horovod calls this rank {rank} of {size}; the transport calls it "
+                                     f"{transport.rank} of {transport.size}")
+            roll_call(Attendance(description, k, step=0), transport)
+            self._transport = transport
+        return self._transport

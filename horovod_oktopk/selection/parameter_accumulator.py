@@ -1,0 +1,122 @@
+"""Step-ahead error feedback: acc = w - p, which is stored nowhere.
+
+w are the parameters that all ranks share, p this rank's own, in the model. Only w is kept here, and a pass over acc
+reads two words for each element and writes none.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels import CHUNK, KERNELS, CandidateBuffer, Kernels
+from ..vectors.sparse import DenseVector, SparseVector, Values
+from .accumulator import Accumulator
+from .collecting import CollectingAccumulator
+
+Pieces = Sequence[tuple[int, Any]]
+"""(offset, flat array on the accumulator's device): p, in ascending order, covering [0, n). It is read in place."""
+
+
+class ParameterAccumulator(Accumulator, Protocol):
+    """acc = w - p. One step: accumulate, select, and later commit. Nothing may change p in between."""
+
+    shared: Any
+    """w: a flat array of n on the accumulator's device; the same bits on all ranks."""
+
+    def start(self, pieces: Pieces) -> None:
+        """w becomes p."""
+
+    def accumulate(self, pieces: Pieces) -> bool:
+        """Looks at acc = w - p; says whether all of it is finite."""
+
+    def commit(self, update: SparseVector | DenseVector) -> None:
+        """w becomes w - update."""
+
+    def read_shared(self) -> Values:
+        """w on the host; not to be changed."""
+
+    def minus(self, values: Values) -> Any:
+        """w - values, which are on the host; on the accumulator's device, in memory of its own."""
+
+
+class NumpyParameterAccumulator(CollectingAccumulator):
+    """A ParameterAccumulator in host memory. The pieces are float32 or float64; w has the wider of their dtypes."""
+
+    def __init__(self, n: int, dtype: Any = np.float32, kernels: Kernels = KERNELS) -> None:
+        super().__init__(n, dtype, kernels)
+        self.shared: NDArray[Any] = np.empty(n, self.dtype)
+        self._pieces: Pieces = ()
+        self._offsets: list[int] = []
+
+    def start(self, pieces: Pieces) -> None:
+        for offset, piece in pieces:
+            self.shared[offset:offset + len(piece)] = piece
+
+    def accumulate(self, pieces: Pieces) -> bool:
+        self._pieces, self._offsets = pieces, [offset for offset, _ in pieces]
+        self._candidates.count, self._bound = 0, self.expected
+        return self._collect(0, self.n, self.expected, self._candidates)
+
+    def _collect(self, start: int, stop: int, threshold: float, buffer: CandidateBuffer) -> bool:
+        finite = True
+        for offset, piece in self._between(start, stop):
+            shared = self.shared[offset:offset + len(piece)]
+            finite = self._kernels.subtract_and_collect(shared, piece, threshold, offset, buffer) and finite
+        return finite
+
+    def _between(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
+        """p[start:stop], in w's dtype."""
+        first = max(bisect_right(self._offsets, start) - 1, 0)
+        for offset, piece in self._pieces[first:]:
+            if offset >= stop:
+                return
+            low, high = max(start - offset, 0), min(stop - offset, len(piece))
+            step = high - low if piece.dtype == self.dtype else CHUNK  # others are widened chunk by chunk
+            for at in range(low, high, max(step, 1)):
+                yield offset + at, np.ascontiguousarray(piece[at:min(at + step, high)], self.dtype)
+
+    def _differences(self) -> Iterator[NDArray[Any]]:
+        for offset, piece in self._pieces:
+            for at in range(0, len(piece), CHUNK):
+                part = piece[at:at + CHUNK]
+                yield self.shared[offset + at:offset + at + len(part)] - part
+
+    def sample(self, stride: int) -> Values:
+        parts = [np.empty(0, self.dtype)]
+        for offset, piece in self._pieces:
+            first = -offset % stride
+            parts.append(np.abs(self.shared[offset + first:offset + len(piece):stride] - piece[first::stride]))
+        return np.concatenate(parts)
+
+    def moments(self) -> tuple[float, float]:
+        total = squares = 0.0
+        for chunk in self._differences():
+            total += float(chunk.sum())
+            squares += float(np.dot(chunk, chunk))
+        mean = total / self.n
+        return mean, float(np.sqrt(max(0.0, squares / self.n - mean**2)))
+
+    def values(self) -> Values:
+        return np.concatenate([np.empty(0, self.dtype), *self._differences()])
+
+    def commit(self, update: SparseVector | DenseVector) -> None:
+        if isinstance(update, DenseVector):
+            self.shared -= update.values
+        else:
+            self._kernels.add(self.shared, update.indices, -update.values)
+
+    def read_shared(self) -> Values:
+        return self.shared
+
+    def minus(self, values: Values) -> NDArray[Any]:
+        difference: NDArray[Any] = self.shared - values
+        return difference
+
+
+def _conforms(accumulator: NumpyParameterAccumulator) -> ParameterAccumulator:
+    return accumulator  # mypy holds the class against the protocol

@@ -1,0 +1,56 @@
+"""What users write: `compression=StepAhead(OkTopk(density=0.01))`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from math import sqrt
+from typing import Any
+
+from ..errors import OptionError
+from ..schemes.base import Compression, check_integer, check_real
+from ..schemes.inner import OKTOPK, Inner
+from ..schemes.oktopk import OkTopk
+
+
+@dataclass(frozen=True, eq=False)
+class StepAhead(Compression):
+    """Step-ahead error feedback (Xu, Huo and Huang, AAAI 2021), over parameters instead of gradients.
+
+    Each rank takes its optimizer's step by itself, on parameters p of its own. What moved them is reduced afterwards:
+    w, the parameters that all ranks share, goes on by the average of what the ranks have selected of w - p, and what
+    was not selected remains in p. So each rank computes its gradients ahead of w, by what it has not sent yet.
+
+    inner: what reduces w - p: OkTopk(...) or another scheme, Dense() too; a class takes its defaults.
+    ahead: λ, the step-ahead coefficient, in (0, 1]: gradients are computed at w - λ · residual. A rank's steps have
+        λ times the learning rate, and the shared parameters move by 1/λ of what they add up to. None: 1/√P.
+    overlap: an exchange runs while the next step is computed, and is applied before the next one begins.
+    local_steps: how many steps of the optimizer an exchange is for.
+    Raises OptionError where a value is not allowed.
+    """
+
+    inner: Inner = OKTOPK
+    ahead: float | None = None
+    overlap: bool = True
+    local_steps: int = 1
+
+    def __post_init__(self) -> None:
+        if self.ahead is not None:
+            check_real("ahead", self.ahead, "in (0, 1]", lambda x: 0 < x <= 1)
+        if not isinstance(self.overlap, bool):
+            raise OptionError(f"overlap must be True or False; got {self.overlap!r}")
+        check_integer("local_steps", self.local_steps)
+        if self.inner.bucket_bytes is not None:
+            raise OptionError("StepAhead hides its exchange behind the whole next step, and has no buckets; got an "
+                              f"inner scheme with bucket_bytes={self.inner.bucket_bytes!r}")
+        if isinstance(self.inner, OkTopk) and self.inner.strategy != "split":
+            raise OptionError("StepAhead hides its exchange behind the next step, so there is no fastest strategy to "
+                              f"look for; got an inner scheme with strategy={self.inner.strategy!r}")
+
+    def coefficient(self, size: int) -> float:
+        """λ among so many ranks."""
+        return 1 / sqrt(size) if self.ahead is None else float(self.ahead)
+
+    def settings(self) -> Mapping[str, Any]:
+        """Its own options by name, without the scheme's."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "inner"}

@@ -1,0 +1,316 @@
+"""Step-ahead error feedback, step after step: what every integration has in common.
+
+Invariant: the residual of this rank is w - p, and is stored nowhere. w has the same bits on all ranks. A step:
+
+    begin_step      what is under way is applied: w -= u / (λP); p += c - u / (λP), where c is what this rank
+                    contributed to u. So w - p is the new residual again.
+    (the optimizer's own local step on p, with λ times its learning rate)
+    end_step        acc = w - p is looked at, and its top k are selected; u = Topk(Σ Topk(acc)) is under way.
+
+Nothing moves p while an exchange is under way, but the program itself: whatever it does to p is a local step.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from contextlib import contextmanager
+from typing import Any, Generic
+
+import numpy as np
+
+from ..errors import NonFiniteError, PluginError
+from ..reducer.buckets import L
+from ..reducer.connection import Connection
+from ..reducer.state import THIS_PROCESS, Record, record, share_of
+from ..schemes.algorithm import Algorithm
+from ..schemes.base import Scheme
+from ..schemes.report import StepReport, sum_of_phases
+from ..schemes.step_result import StepResult
+from ..selection.parameter_accumulator import ParameterAccumulator
+from ..transport.connect import Network
+from ..vectors.sparse import DenseVector, SparseVector, sum_of
+from .options import StepAhead
+from .replica import Replica
+
+BROADCAST_FIRST = "the parameters, which must be the same everywhere before the first step (hvd.broadcast_parameters)"
+OTHER_PARAMETERS = ("the model holds other parameters than those that all ranks shared when this state was saved, so "
+                    "what this rank had not sent then is dropped: save the model inside shared_parameters(optimizer)")
+NOT_FINITE = ("the parameters of ranks {ranks} are not finite after their own step, though their gradients were. "
+              "Training has diverged: try a lower learning rate. The shared parameters are intact: "
+              "shared_parameters(optimizer)")
+LAST_EXCHANGE = 60.0
+"""Seconds for which a rank that shuts Horovod down waits for what is under way."""
+
+
+class StepAheadReducer(Generic[L]):
+    """Keeps the shared parameters w of one model, and exchanges w - p; one object on each rank.
+
+    average: whether the ranks' moves are averaged, or summed. accumulator: holds w.
+    """
+
+    def __init__(self, options: StepAhead, average: bool, layout: L, accumulator: ParameterAccumulator,
+                 replica: Replica, network: Network) -> None:
+        self.options = options
+        self.layout = layout
+        self.network = network
+        self.report: StepReport | None = None
+        self.is_started = self.is_swapped = self._has_agreed = False
+        self._digest = ""  # of w at the start
+        self._average = average
+        self._accumulator = accumulator
+        self._replica = replica
+        self._scheme: Scheme = options.inner
+        self._algorithm: Algorithm = self._scheme.build("")
+        self._connection = Connection(network, self._scheme.transport)
+        self._ahead = 0.0  # λ since the last start
+        self._steps = 0  # of the optimizer, since the last exchange began
+        self._under_way: Future[StepResult] | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._share: Record | None = None  # of a state that was loaded, for the next start
+        self._scheme.k_of(max(1, layout.n))
+        _live.add(self)
+
+    # A step.
+
+    def begin_step(self) -> None:
+        """Before the optimizer's local step. Raises what the exchange under way has raised."""
+        if self.is_swapped:
+            raise PluginError("a step inside shared_parameters: the model holds what all ranks share there, to be "
+                              "evaluated and saved; leave it before the next step")
+        if self._connection.lost():
+            self._start_anew()
+        if not self.is_started:
+            self.start()
+        if not self._has_agreed:
+            self._agree()
+        if self._steps + 1 == self.options.local_steps:
+            self.catch_up()
+
+    def end_step(self) -> None:
+        """After it: begins an exchange, if one is due."""
+        self._steps += 1
+        if self._steps < self.options.local_steps:
+            return
+        self._steps = 0
+        self._begin_exchange()
+        if not self.options.overlap:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Waits for what is under way, and applies it; on this rank alone.
+
+        Raises AgreementError, NonFiniteError or TransportError, where the exchange did.
+        """
+        if self._under_way is not None:
+            under_way, self._under_way = self._under_way, None
+            result = under_way.result()
+            self.report = result.report
+            if result.update is None:
+                raise NonFiniteError(NOT_FINITE.format(ranks=list(result.not_finite)))
+            with self._reported("write_back"):
+                self._apply(result)
+
+    def _begin_exchange(self) -> None:
+        transport = self._connection.transport
+        transport.reset()
+        with transport.phase("accumulate"):
+            finite = self._accumulator.accumulate(self._replica.pieces())
+        self._algorithm.description = self.description
+        step = self._algorithm.begin(self._accumulator, self._k, finite, transport)
+        self._thread = self._thread or ThreadPoolExecutor(1, "horovod_oktopk")
+        self._under_way = self._thread.submit(self._algorithm.complete, step)
+
+    def _apply(self, result: StepResult) -> None:
+        """What contributed leaves the residual, what rounding left over stays: p = w - residual afterwards."""
+        assert result.update is not None
+        update = result.update.divided(self._divisor)
+        self._accumulator.commit(update)
+        self._replica.add(_local_change(update, result))
+
+    @property
+    def _divisor(self) -> float:
+        size = self._connection.transport.size
+        return self.options.coefficient(size) * (size if self._average else 1)
+
+    @contextmanager
+    def _reported(self, phase: str) -> Iterator[None]:
+        transport = self._connection.transport
+        transport.reset()
+        with transport.phase(phase):
+            yield
+        assert self.report is not None
+        self.report.phases = sum_of_phases([self.report.phases, transport.phases])
+
+    # The beginning, and new ones.
+
+    def start(self) -> None:
+        """w is what the model holds, and p becomes w - residual, if a state was loaded; on this rank alone."""
+        self._accumulator.start(self._replica.pieces())
+        self._digest = self._digest_of_shared()
+        self._ahead, self._steps = self.coefficient, 0
+        self.is_started, self._has_agreed = True, False
+        share, self._share = self._share, None
+        if share is not None:
+            self._take(share, self._digest)
+
+    def _agree(self) -> None:
+        """On all ranks together: w is the same everywhere, and so are the options."""
+        said, is_new = f"{self.description}\n{BROADCAST_FIRST}: {self._digest}", not self._connection.is_current
+        transport = self._connection.connect(said, self._k)
+        if not is_new:
+            self._algorithm.check_agreement(said, self._k, transport)
+        self._has_agreed = True
+
+    def _take(self, share: Record, digest: str) -> None:
+        if share["shared"] not in (None, digest):
+            warnings.warn(OTHER_PARAMETERS, stacklevel=2)
+            return
+        self._algorithm.forget()
+        self._algorithm.step = share["algorithm"]["step"]
+        if "own" in share["algorithm"]:  # not of another number of ranks
+            self._algorithm.load_state(share["algorithm"]["own"])
+        self._steps = share["steps"]
+        residual, saved = share["residual"], share["residual_scale"]
+        if saved and saved != self._ahead:
+            residual = residual * residual.dtype.type(self._ahead / saved)
+        self._replica.assign(self._accumulator.minus(self._replica.in_memory(residual)))
+
+    def _digest_of_shared(self) -> str:
+        """A short text that differs where one bit of w does."""
+        values = np.ascontiguousarray(self._replica.logical(self._accumulator.read_shared()))
+        return hashlib.blake2b(values.view(np.uint8).data, digest_size=8).hexdigest()
+
+    def suspend(self) -> None:
+        """The model holds w from now on, until the next step begins anew: what this rank has not sent is kept."""
+        if self.is_started:
+            share = self.record()
+            if not self.is_swapped:
+                self._swap()
+            self.is_started = self.is_swapped = False
+            self._share = share
+
+    def _start_anew(self) -> None:
+        """Who the ranks are has changed, so what was under way is lost."""
+        self._under_way = None
+        self.suspend()
+        self._algorithm.forget()
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Inside, the model holds w, to be read; this rank's own parameters come back afterwards.
+
+        A state may be loaded inside, and the model's w with it: then p is w - residual at the end.
+        """
+        if self.is_swapped:
+            yield
+            return
+        if self.is_started:
+            self.catch_up()
+            self._swap()
+        try:
+            yield
+        finally:
+            if self.is_swapped:
+                self._swap()
+        if self._share is not None:
+            self.start()
+
+    def _swap(self) -> None:
+        self._replica.swap(self._accumulator.shared)
+        self.is_swapped = not self.is_swapped
+
+    # The state.
+
+    def record(self) -> Record | None:
+        """This rank's residual w - p (NumPy) and counters, as `load` takes them; None before the first step.
+
+        What is under way is applied, and p becomes w - residual, as it will be where this is loaded: so that a
+        resumed run has the same bits.
+        """
+        if not self.is_started:
+            return self._share
+        was_swapped = self.is_swapped
+        if was_swapped:
+            self._swap()
+        self.catch_up()
+        self._accumulator.accumulate(self._replica.pieces())
+        residual = self._accumulator.values()
+        self._replica.assign(self._accumulator.minus(residual))
+        digest = self._digest_of_shared()
+        if was_swapped:
+            self._swap()
+        own = record(*self.network.membership()[:2], self.layout, self._replica.logical(residual), self._ahead,
+                     {"step": self._algorithm.step, "own": self._algorithm.state()}, unit="parameters")
+        return {**own, "shared": digest, "steps": self._steps}
+
+    def load(self, records: Sequence[Record]) -> None:
+        """Takes this rank's share of the records that `record` gave on these or other ranks; none starts anew.
+
+        The model is to hold w by then: the parameters that were shared when the state was saved.
+        """
+        self.take(share_of(records, *self.network.membership()[:2], self.layout, process=THIS_PROCESS,
+                           unit="parameters"))
+
+    def take(self, share: Record) -> None:
+        """Takes what `share_of` has worked out for this rank, when `shared` ends or the next step begins."""
+        self._under_way = None
+        self.is_started = self.is_swapped = False
+        self._share = {"shared": None, "steps": 0, **share}
+
+    # What must be equal on all ranks.
+
+    @property
+    def coefficient(self) -> float:
+        """λ: what the optimizer's learning rate is to be multiplied by."""
+        return self.options.coefficient(self.network.membership()[1])
+
+    @property
+    def _k(self) -> int:
+        return self._scheme.k_of(self.layout.n) if self.layout.n else 0
+
+    @property
+    def description(self) -> str:
+        """One "name: value" a line."""
+        options = {**self.options.settings(), **self._scheme.settings()}
+        return "\n".join([f"compression: StepAhead({type(self._scheme).__name__})",
+                          *(f"{name}: {value}" for name, value in options.items()),
+                          f"op: {'Average' if self._average else 'Sum'}", *self.layout.describe()])
+
+    def set_density(self, density: float | None) -> None:
+        """From the next exchange on; see FlatReducer.set_density."""
+        self._scheme = self._scheme.with_density(density)
+
+    def finish(self) -> None:
+        """Before Horovod is shut down: waits for what is under way, and leaves it."""
+        if self._under_way is not None:
+            wait_for([self._under_way], LAST_EXCHANGE)
+
+
+def _local_change(update: SparseVector | DenseVector, result: StepResult) -> SparseVector | DenseVector:
+    """What p changes by: it loses the update, and gets back what this rank has contributed to it."""
+    sent = result.sent()
+    if isinstance(update, DenseVector):
+        return DenseVector(sent.values - update.values)
+    assert isinstance(sent, SparseVector)
+    parts = [update.negated(), sent]
+    return sum_of(parts if result.remainder is None else [*parts, result.remainder.negated()])
+
+
+_live: weakref.WeakSet[StepAheadReducer[Any]] = weakref.WeakSet()
+
+
+def finish_before(shutdown: Callable[..., Any]) -> Callable[..., Any]:
+    """Horovod's shutdown, before which this process's exchanges end."""
+    @functools.wraps(shutdown)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        for reducer in list(_live):
+            reducer.finish()
+        return shutdown(*args, **kwargs)
+
+    return wrapped

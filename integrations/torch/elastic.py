@@ -1,0 +1,40 @@
+"""Elastic Horovod's TorchState with StepAhead: what it saves and broadcasts of a model is what all ranks share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .registry import reducer_of
+from .shared import shared_parameters
+from .step_ahead import StepAheadReducer
+
+
+def install(state: Any) -> None:
+    """Wraps TorchState's save and sync; once."""
+    state.save = _wrap_save(state.save)
+    state.sync = _wrap_sync(state.sync)
+
+
+def _optimizers(state: Any) -> Iterator[Any]:
+    return (handler.value for handler in state._handlers.values())
+
+
+def _wrap_save(save: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(save)
+    def wrapped(self: Any) -> None:
+        with shared_parameters(*_optimizers(self)):
+            save(self)
+    return wrapped
+
+
+def _wrap_sync(sync: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A rank that joins gets what all share, and no residual; the others' stays."""
+    @functools.wraps(sync)
+    def wrapped(self: Any) -> None:
+        for reducer in map(reducer_of, _optimizers(self)):
+            if isinstance(reducer, StepAheadReducer):
+                reducer.suspend()
+        sync(self)
+    return wrapped

@@ -1,0 +1,107 @@
+"""w - p on a CUDA (or any other) device: only what is selected comes to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import torch
+
+from ..selection.allocator import keep_freed_memory
+from ..selection.parameter_accumulator import ParameterAccumulator, Pieces
+from ..vectors.sparse import DenseVector, SparseVector, Values
+from .accumulator import CHUNK
+
+
+class TorchParameterAccumulator:
+    """A ParameterAccumulator in tensors on one device; the same bits as NumpyParameterAccumulator."""
+
+    def __init__(self, n: int, dtype: Any, device: torch.device) -> None:
+        keep_freed_memory()
+        self.n = n
+        self.dtype = np.dtype(dtype)
+        self.expected = np.inf
+        torch_dtype = torch.float64 if self.dtype == np.float64 else torch.float32
+        self.shared = torch.zeros(n, dtype=torch_dtype, device=device)
+        self._pieces: Pieces = ()
+
+    def start(self, pieces: Pieces) -> None:
+        for offset, piece in pieces:
+            self.shared[offset:offset + len(piece)] = piece
+
+    def accumulate(self, pieces: Pieces) -> bool:
+        self._pieces = pieces
+        sums = [chunk.sum() for _, chunk in self._chunks()]
+        # A sum is finite only if its terms are; it may overflow though they are.
+        return not sums or bool(torch.isfinite(torch.stack(sums)).all()) or all(
+            bool(torch.isfinite(chunk).all()) for _, chunk in self._chunks())
+
+    def _chunks(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """acc, part by part: several small parameters, or a part of a large one, so that temporaries stay bounded."""
+        start = 0
+        parts: list[torch.Tensor] = []
+        for offset, piece in self._pieces:
+            for part in piece.split(CHUNK) if len(piece) else ():
+                if parts and offset + len(part) - start > CHUNK:
+                    yield start, self._difference(start, parts)
+                    start, parts = start + sum(len(each) for each in parts), []
+                parts.append(part)
+                offset += len(part)
+        if parts:
+            yield start, self._difference(start, parts)
+
+    def _difference(self, start: int, parts: list[torch.Tensor]) -> torch.Tensor:
+        own = torch.cat([part.to(self.shared.dtype) for part in parts]) if len(parts) > 1 else parts[0]
+        return self.shared[start:start + len(own)] - own
+
+    def expect(self, threshold: float, limit: int) -> None:  # noqa: ARG002 - selecting is a pass of its own here
+        self.expected = threshold
+
+    def select(self, threshold: float, limit: int) -> SparseVector | None:
+        indices, values = [torch.empty(0, dtype=torch.int64, device=self.shared.device)], [self.shared[:0]]
+        count = 0
+        for start, chunk in self._chunks():
+            magnitude = chunk.abs()
+            found = (magnitude >= threshold if threshold > 0 else magnitude > 0).nonzero().view(-1)
+            indices.append(found + start)
+            values.append(chunk[found])
+            count += len(found)
+            if count > limit:
+                return None
+        return SparseVector(torch.cat(indices).cpu().numpy(), torch.cat(values).cpu().numpy())
+
+    def sample(self, stride: int) -> Values:
+        parts = [chunk[-start % stride::stride].abs() for start, chunk in self._chunks()]
+        magnitudes: Values = torch.cat([self.shared[:0], *parts]).cpu().numpy()
+        return magnitudes
+
+    def moments(self) -> tuple[float, float]:
+        sums = torch.zeros(2, dtype=torch.float64, device=self.shared.device)
+        for _, chunk in self._chunks():
+            sums += torch.stack([chunk.sum(dtype=torch.float64), (chunk.double()**2).sum()])
+        mean, square = (sums / self.n).tolist()
+        return mean, max(0.0, square - mean**2) ** 0.5
+
+    def values(self) -> Values:
+        values: Values = torch.cat([self.shared[:0], *(chunk for _, chunk in self._chunks())]).cpu().numpy()
+        return values
+
+    def commit(self, update: SparseVector | DenseVector) -> None:
+        values = torch.from_numpy(update.values).to(self.shared.device)
+        if isinstance(update, DenseVector):
+            self.shared -= values
+        else:
+            self.shared[torch.from_numpy(update.indices).to(self.shared.device)] -= values
+
+    def read_shared(self) -> Values:
+        values: Values = self.shared.cpu().numpy()
+        return values
+
+    def minus(self, values: Values) -> torch.Tensor:
+        return self.shared - torch.from_numpy(values).to(self.shared.device)
+
+
+def _conforms(accumulator: TorchParameterAccumulator) -> ParameterAccumulator:
+    return accumulator  # mypy holds the class against the protocol

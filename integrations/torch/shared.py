@@ -1,0 +1,28 @@
+"""The parameters that all ranks share, with `compression=StepAhead(...)`: to be evaluated and saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from .registry import reducer_of
+from .step_ahead import StepAheadReducer
+
+
+@contextmanager
+def shared_parameters(*optimizers: torch.optim.Optimizer) -> Iterator[None]:
+    """Inside `with shared_parameters(optimizer):` the model holds the parameters that all ranks share.
+
+    To evaluate, to save, and to load: there the model is the same on all ranks. Outside, with
+    `compression=StepAhead(...)`, each rank's model holds parameters of its own, ahead of the shared ones. What is
+    under way is applied first, on this rank alone: no collective is called. Model and optimizer are to be saved
+    inside. If they are loaded inside as well, this rank's own parameters are there when it ends, and a resumed run
+    has the same bits. Optimizers without StepAhead have nothing else, and are left alone.
+    """
+    with ExitStack() as stack:
+        for reducer in map(reducer_of, optimizers):
+            if isinstance(reducer, StepAheadReducer):
+                stack.enter_context(reducer.shared())
+        yield

@@ -1,0 +1,243 @@
+"""`compression=StepAhead(...)`: the optimizer takes its own steps, and what they did to the parameters is reduced.
+
+Gradients stay the program's own: no hook of Horovod's is used, and clipping, loss scaling, closures and fused
+optimizers are as without Horovod.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+
+import torch
+
+from ..errors import OptionError, PluginError
+from ..reducer.state import Record, parameters_of
+from ..schemes.base import Scheme
+from ..schemes.report import StepReport
+from ..selection.parameter_accumulator import NumpyParameterAccumulator
+from ..step_ahead.options import StepAhead
+from ..step_ahead.reducer import StepAheadReducer as Core
+from .layout import TorchLayout
+from .parameter_accumulator import TorchParameterAccumulator
+from .replica import TorchHostReplica, TorchReplica, flat_memory
+from .transport import network
+
+logger = logging.getLogger("horovod_oktopk")
+
+
+class StepAheadReducer:
+    """Takes the steps of one hvd.DistributedOptimizer; on every rank of its process set."""
+
+    def __init__(self, optimizer: Any, options: StepAhead) -> None:
+        self.step_ahead = options
+        self.core: Core[TorchLayout] | None = None
+        """None before the first step."""
+        self._options = options.inner
+        self._optimizer = optimizer
+        self._network = network(optimizer.process_set, own_channel=True, yield_cpu=options.overlap)
+        self._waiting: list[Record] = []
+        self._strides: list[Any] = []
+        self._has_warned = False
+
+    # The step.
+
+    def step(self, closure: Callable[[], Any] | None) -> Any:
+        """In place of Horovod's `step`: the optimizer's own, between an exchange's end and the next one's beginning.
+
+        A rank whose gradients are not finite skips its own step, and takes part in the exchange with what it has.
+        """
+        if not self.takes_part:
+            return self._local_step(closure)
+        core = self._begin()
+        result = None
+        if closure is not None or self._gradients_are_finite():
+            with self._learning_rates_times(core.coefficient):
+                result = self._local_step(closure)
+        else:
+            logger.warning("the gradients of rank %d are not finite, so it takes no step of its own",
+                           self._network.membership()[0])
+        core.end_step()
+        return result
+
+    def skip(self) -> None:
+        """In place of a step that this rank does not take: the others' exchange needs it all the same."""
+        if self.takes_part:
+            self._begin().end_step()
+
+    def _begin(self) -> Core[TorchLayout]:
+        core = self._laid_out()
+        core.begin_step()
+        return core
+
+    def _local_step(self, closure: Callable[[], Any] | None) -> Any:
+        return super(type(self._optimizer), self._optimizer).step(closure)  # type: ignore[misc]
+
+    def _gradients_are_finite(self) -> bool:
+        gradients = [p.grad for p in self._parameters() if p.grad is not None]
+        values = [each._values() if each.is_sparse else each for each in gradients]
+        if not values:
+            return True
+        total = torch.stack([each.sum(dtype=torch.float32).to(values[0].device) for each in values]).sum()
+        # A sum is finite only if its terms are; it may overflow though they are.
+        return bool(torch.isfinite(total)) or all(bool(torch.isfinite(each).all()) for each in values)
+
+    @contextmanager
+    def _learning_rates_times(self, factor: float) -> Iterator[None]:
+        groups = self._optimizer.param_groups
+        if factor != 1 and not all("lr" in group for group in groups):
+            raise OptionError(f"{type(self._optimizer).__name__} has no learning rate (lr) to be multiplied by "
+                              f"StepAhead's coefficient, {factor:g}: give StepAhead(..., ahead=1)")
+        given = [group.get("lr") for group in groups]
+        for group in groups:
+            if factor != 1:
+                group["lr"] = group["lr"] * factor
+        try:
+            yield
+        finally:
+            for group, rate in zip(groups, given, strict=False):
+                if factor != 1:
+                    group["lr"] = rate
+
+    # Which parameters.
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
+
+    def _named(self) -> dict[str, torch.Tensor]:
+        names = self._optimizer._parameter_names
+        named = {names.get(p, f"unnamed.{index}"): p for index, p in enumerate(self._parameters())}
+        return {name: named[name] for name in sorted(named)}
+
+    def _laid_out(self) -> Core[TorchLayout]:
+        """The core of the present parameters: a new one at first, and after `add_param_group`."""
+        core = self.core
+        if core is not None and len(core.layout.parameters) == len(self._parameters()):
+            self._check_unmoved(core)
+            return core
+        named = self._named()
+        _check_dtypes(named)
+        before, self.core = core, self._make_core(TorchLayout(named))
+        if before is not None:
+            before.suspend()
+            self._waiting = [_extended(before.record(), self.core.layout)]
+        if self._waiting:
+            self.core.load(self._waiting)
+            self._waiting = []
+        return self.core
+
+    def _make_core(self, layout: TorchLayout) -> Core[TorchLayout]:
+        names = [name for name, *_ in layout.entries]
+        self._strides = [(p.stride(), p.device) for p in layout.parameters]
+
+        def read() -> list[torch.Tensor]:
+            return [flat_memory(name, p) for name, p in zip(names, layout.parameters, strict=True)]
+
+        average = self._optimizer.op == hvd.Average
+        if layout.device.type == "cpu":
+            replica: Any = TorchHostReplica(layout, read)
+            accumulator: Any = NumpyParameterAccumulator(layout.n, layout.dtype)
+        else:
+            replica = TorchReplica(layout, read)
+            accumulator = TorchParameterAccumulator(layout.n, layout.dtype, layout.device)
+        core = Core(self.step_ahead, average, layout, accumulator, replica, self._network)
+        if self._options is not self.step_ahead.inner:
+            core.set_density(self._options.density)
+        return core
+
+    def _check_unmoved(self, core: Core[TorchLayout]) -> None:
+        for (name, *_), p, then in zip(core.layout.entries, core.layout.parameters, self._strides, strict=True):
+            if (p.stride(), p.device) != then:
+                raise PluginError(f"'{name}' has another memory format or device ({p.stride()}, {p.device}) than at "
+                                  f"the first step ({then[0]}, {then[1]}): move the model before it")
+
+    # What plugin, state and reports need.
+
+    @property
+    def report(self) -> StepReport | None:
+        """Of the last exchange that was applied; None before."""
+        return None if self.core is None else self.core.report
+
+    @property
+    def options(self) -> Scheme:
+        """The scheme, with its present density."""
+        return self._options
+
+    @property
+    def process_set(self) -> Any:
+        """Horovod's process set of the optimizer."""
+        return self._optimizer.process_set
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this rank is in the process set; if not, its optimizer is local."""
+        return bool(self.process_set.included())
+
+    def set_density(self, density: float | None) -> None:
+        """See FlatReducer.set_density."""
+        self._options = self._options.with_density(density)
+        if self.core is not None:
+            self.core.set_density(density)
+
+    def discard(self) -> None:
+        """Nothing was handed in: gradients of a step that is not taken are the program's own."""
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """See shared_parameters."""
+        with ExitStack() as stack:
+            if self.core is not None:
+                stack.enter_context(self.core.shared())
+            yield
+        if self._waiting:
+            with self._laid_out().shared():
+                pass
+
+    def records(self) -> list[Record]:
+        """This rank's state, for a checkpoint; empty before the first step."""
+        if self.core is None:
+            return self._waiting
+        if self.core.is_started and not self.core.is_swapped and not self._has_warned:
+            self._has_warned = True
+            logger.warning("optimizer.state_dict() outside of shared_parameters(optimizer): there the model holds "
+                           "rank %d's own parameters: save the model and the optimizer inside",
+                           self._network.membership()[0])
+        record = self.core.record()
+        return [] if record is None else [record]
+
+    def load_records(self, records: list[Record]) -> None:
+        """Takes what `records` gave, on these or other ranks."""
+        if self.core is None:
+            self._waiting = records
+        else:
+            self.core.load(records)
+
+    def suspend(self) -> None:
+        """See StepAheadReducer.suspend of the core."""
+        if self.core is not None:
+            self.core.suspend()
+
+
+def _extended(record: Record | None, layout: TorchLayout) -> Record:
+    """A record of some of the parameters, as one of all: the others have no residual."""
+    assert record is not None
+    lengths = [int(np.prod(shape, dtype=np.int64)) for _, shape in record["parameters"]]
+    parts = np.split(record["residual"], np.cumsum(lengths)[:-1])
+    known = {name: part for (name, _), part in zip(record["parameters"], parts, strict=True)}
+    residual = [known.get(name, np.zeros(p.numel(), layout.dtype))
+                for (name, *_), p in zip(layout.entries, layout.parameters, strict=True)]
+    return {**record, "parameters": parameters_of(layout), "residual": np.concatenate(residual), "shared": None,
+            "algorithm": {"step": record["algorithm"]["step"]}}
+
+
+def _check_dtypes(named: dict[str, torch.Tensor]) -> None:
+    for name, p in named.items():
+        if p.dtype not in (torch.float32, torch.float64):
+            raise PluginError(f"StepAhead needs float32 or float64 parameters; '{name}' has {p.dtype}. What "
+                              "a rank has not sent yet would be lost to rounding: keep float32 parameters, and "
+                              "compute in torch.autocast")

@@ -1,0 +1,342 @@
+"""Step-ahead error feedback on ranks that are threads: what needs no framework."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from horovod_oktopk import (
+    AgreementError,
+    Dense,
+    GaussianK,
+    GTopk,
+    NonFiniteError,
+    OkTopk,
+    OptionError,
+    PluginError,
+    StepAhead,
+    TopkA,
+    TopkDSA,
+)
+from horovod_oktopk.reducer.layout import Layout
+from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
+from horovod_oktopk.step_ahead.reducer import StepAheadReducer
+from horovod_oktopk.step_ahead.replica import HostReplica
+from horovod_oktopk.transport.local import run_ranks
+
+from ..reducer.test_flat import ThreadNetwork
+from ..support.simulation import same_bits
+
+ENTRIES = [("a", (50, 4), "float32"), ("b", (3,), "float32"), ("c", (97,), "float32")]
+N = 300
+OPTIONS = StepAhead(OkTopk(density=0.05, threshold_interval=4, region_interval=5))
+SCHEMES = [OkTopk(density=0.05), OkTopk(density=0.05, selection="reuse"),
+           OkTopk(density=0.05, value_dtype="bfloat16"), TopkA(density=0.05), TopkDSA(density=0.05),
+           GTopk(density=0.05), GaussianK(density=0.05), Dense()]
+
+
+class Worker:
+    """One rank with a model of three arrays; `step` moves them by what it is given."""
+
+    def __init__(self, transport: Any, options: StepAhead = OPTIONS, start: float = 1.0, average: bool = True,
+                 entries: Any = ENTRIES) -> None:
+        self.network = ThreadNetwork(transport)
+        layout = Layout(entries)
+        random = np.random.default_rng(7)
+        self.parameters = [start * random.standard_normal(int(np.prod(shape))).astype(dtype)
+                           for _, shape, dtype in entries]
+        self.accumulator = NumpyParameterAccumulator(layout.n, layout.dtype)
+        self.reducer = StepAheadReducer(options, average, layout, self.accumulator,
+                                        HostReplica(layout, lambda: self.parameters), self.network)
+        self.moved = np.zeros(layout.n, np.float64)
+
+    @property
+    def p(self) -> np.ndarray:
+        return np.concatenate(self.parameters)
+
+    @property
+    def w(self) -> np.ndarray:
+        return self.accumulator.shared
+
+    def step(self, move: np.ndarray) -> None:
+        """Moves p by -λ · move."""
+        self.reducer.begin_step()
+        before = self.p.astype(np.float64)
+        for offset, own in zip(self.reducer.layout.offsets, self.parameters, strict=False):
+            own -= (self.reducer.coefficient * move[offset:offset + len(own)]).astype(own.dtype)
+        self.moved += self.p - before
+        self.reducer.end_step()
+
+
+def moves(rank: int, steps: int, scale: float = 0.1, n: int = N) -> np.ndarray:
+    return (scale * np.random.default_rng(rank).standard_normal((steps, n)) ** 3).astype(np.float32)
+
+
+def train(size: int, options: StepAhead = OPTIONS, steps: int = 12, **arguments: Any) -> list[Worker]:
+    def program(transport: Any) -> Worker:
+        worker = Worker(transport, options, **arguments)
+        for move in moves(transport.rank, steps):
+            worker.step(move)
+        worker.reducer.catch_up()
+        return worker
+
+    return run_ranks(size, program)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: f"{type(scheme).__name__}")
+@pytest.mark.parametrize("options", [{}, {"overlap": False}, {"local_steps": 3, "ahead": 0.7}], ids=str)
+def test_the_shared_parameters_have_the_same_bits_and_nothing_is_lost(scheme, size, options):
+    workers = train(size, StepAhead(scheme, **options))
+    assert all(same_bits(worker.w, workers[0].w) for worker in workers)
+    start = Worker(None).p.astype(np.float64)
+    weight = size * workers[0].reducer.coefficient
+    moved = sum(worker.moved for worker in workers)
+    applied = weight * (workers[0].w - start) + sum(worker.p.astype(np.float64) - worker.w for worker in workers)
+    assert np.abs(moved).max() > 0.1
+    assert np.allclose(applied, moved, atol=1e-5 * weight)
+
+
+def test_thousands_of_steps_of_very_different_magnitude_do_not_drift():
+    size, steps = 2, 3000
+    scales = np.float32(10.0) ** np.linspace(-4, 2, N, dtype=np.float32)
+
+    def program(transport):
+        worker = Worker(transport, StepAhead(OkTopk(density=0.02)))
+        for move in moves(transport.rank, steps, 1e-3):
+            worker.step(move * scales)
+        worker.reducer.catch_up()
+        return worker
+
+    workers = run_ranks(size, program)
+    assert same_bits(workers[0].w, workers[1].w)
+    weight = size * workers[0].reducer.coefficient
+    start = Worker(None).p.astype(np.float64)
+    error = weight * (workers[0].w - start) - sum(w.moved - (w.p.astype(np.float64) - w.w) for w in workers)
+    # An element is applied at most `steps` times, each with three roundings to half a unit in the last place.
+    largest = np.maximum(np.abs(start), sum(np.abs(w.moved) for w in workers)) + 1
+    assert (np.abs(error) <= weight * np.sqrt(steps) * 8 * np.finfo(np.float32).eps * largest).all()
+
+
+def test_dense_with_a_coefficient_of_one_is_the_average_of_all_moves():
+    workers = train(3, StepAhead(Dense(), ahead=1, overlap=False))
+    expected = Worker(None).p - sum(moves(rank, 12).astype(np.float64).sum(0) for rank in range(3)) / 3
+    for worker in workers:
+        assert np.allclose(worker.w, expected, atol=1e-5)
+        assert np.allclose(worker.p, expected, atol=1e-5)
+
+
+def test_sum_moves_the_shared_parameters_by_all_that_the_ranks_have_done():
+    workers = train(2, StepAhead(Dense(), ahead=1, overlap=False), average=False)
+    expected = Worker(None).p - sum(moves(rank, 12).astype(np.float64).sum(0) for rank in range(2))
+    assert np.allclose(workers[0].w, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_an_exchange_is_applied_at_the_same_step_every_time(overlap):
+    options = replace(OPTIONS, overlap=overlap)
+    runs = [train(3, options) for _ in range(2)]
+    for one, other in zip(*runs, strict=True):
+        assert same_bits(one.p, other.p)
+        assert same_bits(one.w, other.w)
+
+
+def test_with_overlap_an_exchange_is_applied_before_the_next_step():
+    def program(transport):
+        worker = Worker(transport)
+        worker.step(moves(transport.rank, 1)[0])
+        started = worker.w.copy()
+        worker.reducer.begin_step()
+        return same_bits(started, Worker(None).p), same_bits(started, worker.w)
+
+    assert run_ranks(2, program) == [(True, False)] * 2
+
+
+def test_local_steps_exchange_only_every_so_many_steps():
+    def program(transport):
+        worker = Worker(transport, StepAhead(OkTopk(density=0.05), local_steps=3, overlap=False))
+        seen = []
+        for move in moves(transport.rank, 7):
+            worker.step(move)
+            seen.append(None if worker.reducer.report is None else worker.reducer.report.step)
+        return seen
+
+    assert run_ranks(2, program) == [[None, None, 1, 1, 1, 2, 2]] * 2
+
+
+# The beginning.
+
+def test_ranks_that_begin_with_other_parameters_all_learn_it():
+    def program(transport):
+        worker = Worker(transport, start=1.0 + transport.rank)
+        with pytest.raises(AgreementError, match=r"must be the same everywhere .*hvd\.broadcast_parameters"):
+            worker.step(moves(0, 1)[0])
+
+    run_ranks(2, program)
+
+
+@pytest.mark.parametrize("other", [StepAhead(OkTopk(density=0.1)), StepAhead(TopkA(density=0.05)),
+                                   replace(OPTIONS, ahead=0.3), replace(OPTIONS, local_steps=2)], ids=str)
+def test_ranks_with_other_options_all_learn_it(other):
+    def program(transport):
+        worker = Worker(transport, other if transport.rank else OPTIONS)
+        with pytest.raises(AgreementError):
+            worker.step(moves(0, 1)[0])
+
+    run_ranks(2, program)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"ahead": 0}, r"ahead must be in \(0, 1\]"), ({"ahead": 1.5}, r"ahead must be in \(0, 1\]"),
+    ({"local_steps": 0}, "local_steps must be an integer of at least 1"), ({"overlap": 1}, "True or False"),
+    ({"inner": "solo"}, "StepAhead takes Dense"), ({"inner": OkTopk(bucket_bytes=100)}, "no buckets"),
+    ({"inner": OkTopk(strategy="auto")}, "no fastest strategy")])
+def test_options_that_are_not_allowed_are_refused(options, message):
+    with pytest.raises(OptionError, match=message):
+        StepAhead(**options)
+
+
+# What is not finite.
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_parameters_that_are_not_finite_end_the_step_on_all_ranks_and_leave_the_shared_ones(overlap):
+    def program(transport):
+        worker = Worker(transport, replace(OPTIONS, overlap=overlap))
+        worker.step(moves(transport.rank, 1)[0])
+        worker.reducer.catch_up()
+        before = worker.w.copy()
+        with pytest.raises(NonFiniteError, match=r"ranks \[1\] are not finite"):  # noqa: PT012 - now or in the next step
+            worker.step(np.full(N, np.nan if transport.rank == 1 else 0.1, np.float32))
+            worker.reducer.begin_step()
+        return same_bits(before, worker.w) and np.isfinite(worker.w).all()
+
+    assert run_ranks(3, program) == [True] * 3
+
+
+# What all ranks share, to be read.
+
+def test_inside_shared_the_model_holds_what_all_ranks_share_also_where_an_error_ends_it():
+    def program(transport):
+        worker = Worker(transport)
+        for move in moves(transport.rank, 3):
+            worker.step(move)
+        worker.reducer.catch_up()
+        own, shared = worker.p, worker.w.copy()
+        assert not same_bits(own, shared)
+        with pytest.raises(KeyError), worker.reducer.shared():  # noqa: PT012 - what is inside is seen
+            assert same_bits(worker.p, shared)
+            with worker.reducer.shared():
+                assert same_bits(worker.p, shared)
+            with pytest.raises(PluginError, match="inside shared_parameters"):
+                worker.reducer.begin_step()
+            raise KeyError
+        return same_bits(worker.p, own) and same_bits(worker.w, shared)
+
+    assert run_ranks(2, program) == [True, True]
+
+
+# The state.
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("scheme", [OkTopk(density=0.05), TopkA(density=0.05)], ids=str)
+def test_a_resumed_run_has_the_bits_of_one_that_only_saved(scheme, inside):
+    options = StepAhead(scheme, local_steps=2)
+
+    def program(transport):
+        first, second = Worker(transport, options), Worker(transport, options)
+        mine = moves(transport.rank, 13)
+        for move in mine[:7]:
+            first.step(move)
+        if inside:
+            with first.reducer.shared():
+                record = first.reducer.record()
+                second.parameters = [own.copy() for own in first.parameters]
+        else:
+            record = first.reducer.record()
+            with first.reducer.shared():
+                second.parameters = [own.copy() for own in first.parameters]
+        second.reducer.load([record])
+        for worker in (first, second):
+            for move in mine[7:]:
+                worker.step(move)
+            worker.reducer.catch_up()
+        return same_bits(first.w, second.w) and same_bits(first.p, second.p)
+
+    assert run_ranks(2, program) == [True, True]
+
+
+def test_a_state_taken_by_other_ranks_keeps_the_sum_of_what_was_not_sent():
+    before = train(4)
+    records = [worker.reducer.record() for worker in before]
+    missing = sum((worker.w.astype(np.float64) - worker.p) for worker in before) / before[0].reducer.coefficient
+
+    def program(transport):
+        worker = Worker(transport)
+        with before[0].reducer.shared():
+            worker.parameters = [own.copy() for own in before[0].parameters]
+        with pytest.warns(UserWarning, match="the sum of the residuals is kept"):
+            worker.reducer.load(records)
+        worker.reducer.begin_step()
+        return (worker.w.astype(np.float64) - worker.p) / worker.reducer.coefficient
+
+    assert np.allclose(sum(run_ranks(2, program)), missing, atol=1e-4)
+
+
+def test_a_model_saved_with_a_ranks_own_parameters_drops_the_residual_with_a_warning():
+    before = train(2)
+    record = before[0].reducer.record()
+
+    def program(transport):
+        worker = Worker(transport)
+        worker.parameters = [own.copy() for own in before[0].parameters]
+        worker.reducer.load([record])
+        with pytest.warns(UserWarning, match="inside shared_parameters"):
+            worker.reducer.begin_step()
+        return same_bits(worker.p, worker.w)
+
+    assert run_ranks(1, program) == [True]
+
+
+def test_when_the_ranks_change_what_was_not_sent_stays_and_the_model_goes_on_from_what_they_share():
+    def program(transport):
+        worker = Worker(transport)
+        for move in moves(transport.rank, 5):
+            worker.step(move)
+        worker.reducer.catch_up()
+        own, shared = worker.p, worker.w.copy()
+        worker.network.resets += 1
+        worker.reducer.begin_step()
+        return same_bits(worker.w, shared) and np.allclose(worker.p, own, atol=1e-6)
+
+    assert run_ranks(2, program) == [True, True]
+
+
+def test_the_density_can_be_changed_between_steps():
+    def program(transport):
+        worker = Worker(transport, replace(OPTIONS, overlap=False))
+        seen = []
+        for density, move in zip([None, 0.2, 0.01, None], moves(transport.rank, 4), strict=True):
+            worker.reducer.set_density(density)
+            worker.step(move)
+            seen.append(worker.reducer.report.k)
+        return seen
+
+    assert run_ranks(2, program) == [[15, 60, 3, 15]] * 2
+
+
+@settings(max_examples=15, deadline=None)
+@given(size=st.integers(1, 5), density=st.floats(0.005, 1), ahead=st.floats(0.1, 1), overlap=st.booleans(),
+       local_steps=st.integers(1, 3), wide=st.booleans())
+def test_whatever_the_options_replicas_agree_and_nothing_is_lost(size, density, ahead, overlap, local_steps, wide):
+    entries = [ENTRIES[0], ("b", (3,), "float64" if wide else "float32"), ENTRIES[2]]
+    options = StepAhead(OkTopk(density=density), ahead=ahead, overlap=overlap, local_steps=local_steps)
+    workers = train(size, options, steps=5, entries=entries)
+    assert all(same_bits(worker.w, workers[0].w) for worker in workers)
+    start = Worker(None, entries=entries).p.astype(np.float64)
+    applied = size * ahead * (workers[0].w - start) + sum(w.p.astype(np.float64) - w.w for w in workers)
+    assert np.allclose(applied, sum(w.moved for w in workers), atol=1e-4)

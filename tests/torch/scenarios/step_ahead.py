@@ -1,0 +1,401 @@
+"""`compression=StepAhead(...)`: local steps, what they did is reduced, and gradients are the program's own."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from horovod_oktopk import AgreementError, NonFiniteError, OptionError, PluginError
+from horovod_oktopk.torch import (
+    Dense,
+    DensitySchedule,
+    GaussianK,
+    GTopk,
+    OkTopk,
+    StepAhead,
+    TopkA,
+    TopkDSA,
+    gather_state_dict,
+    shared_parameters,
+    step_report,
+)
+from tests.scenarios import SETS
+from tests.scenarios.common import is_last, needs, needs_ranks, shared_folder
+from tests.torch.scenarios.common import assert_equal_everywhere, distribute, everywhere, flat, raised_everywhere
+
+OPTIONS = StepAhead(OkTopk(density=0.05))
+SCHEMES = (OkTopk(density=0.05), OkTopk(density=0.05, value_dtype="bfloat16"), TopkA(density=0.05),
+           TopkDSA(density=0.05), GTopk(density=0.05), GaussianK(density=0.05), Dense())
+
+
+def model_of(seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """The same on all ranks."""
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.Tanh(), torch.nn.Linear(24, 4)).to(dtype)
+
+
+def distributed(model: torch.nn.Module, compression: Any = OPTIONS, optimizer: Any = torch.optim.SGD,
+                **arguments: Any) -> Any:
+    settings = {"lr": 0.1, **({"momentum": 0.9} if optimizer is torch.optim.SGD else {})}
+    return hvd.DistributedOptimizer(optimizer(model.parameters(), **settings), compression=compression,
+                                    named_parameters=model.named_parameters(), **arguments)
+
+
+def loss_of(model: torch.nn.Module, step: int, rank: int | None = None) -> torch.Tensor:
+    """On this rank's own data."""
+    generator = torch.Generator().manual_seed(100 * step + (hvd.rank() if rank is None else rank))
+    dtype = next(model.parameters()).dtype
+    inputs = torch.randn(8, 16, generator=generator).to(dtype)
+    return torch.nn.functional.mse_loss(model(inputs), torch.sin(inputs[:, :4]))
+
+
+def train(model: torch.nn.Module, optimizer: Any, steps: range,
+          before_step: Callable[[], Any] = lambda: None) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        before_step()
+        optimizer.step()
+
+
+def shared_of(model: torch.nn.Module, optimizer: Any) -> dict[str, torch.Tensor]:
+    with shared_parameters(optimizer):
+        return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def assert_shared_is_equal(model: torch.nn.Module, optimizer: Any) -> None:
+    assert_equal_everywhere(shared_of(model, optimizer).values())
+
+
+def check_every_scheme_keeps_the_shared_parameters_equal_at_every_step() -> None:
+    for scheme in SCHEMES:
+        for overlap in (True, False):
+            model = model_of()
+            optimizer = distributed(model, StepAhead(scheme, overlap=overlap))
+            for step in range(4):
+                train(model, optimizer, range(step, step + 1))
+                assert_shared_is_equal(model, optimizer)
+            report = step_report(optimizer)
+            assert report.step == 4
+            assert report.bytes_sent > 0 or hvd.size() == 1
+
+
+def check_dense_equals_horovods_dense_to_rounding() -> None:
+    results = []
+    for compression in (hvd.Compression.none, StepAhead(Dense(), ahead=1, overlap=False),
+                        StepAhead(OkTopk(density=1.0), ahead=1, overlap=False)):
+        model = model_of(dtype=torch.float64)
+        optimizer = distributed(model, compression)
+        train(model, optimizer, range(12))
+        results.append(flat(shared_of(model, optimizer)))
+    assert np.allclose(results[0], results[1], rtol=0, atol=1e-9), np.abs(results[0] - results[1]).max()
+    assert np.allclose(results[0], results[2], rtol=0, atol=1e-9), np.abs(results[0] - results[2]).max()
+
+
+def check_training_comes_near_to_dense() -> None:
+    losses = []
+    for compression in (hvd.Compression.none, StepAhead(OkTopk(density=0.1))):
+        model = model_of()
+        optimizer = distributed(model, compression)
+        first = sum(loss_of(model, step, rank=99).item() for step in range(5))
+        train(model, optimizer, range(150))
+        with shared_parameters(optimizer):
+            losses.append(sum(loss_of(model, step, rank=99).item() for step in range(5)) / first)
+    assert losses[0] < 0.5
+    assert losses[1] < losses[0] + 0.1, losses
+
+
+def check_any_optimizer_takes_the_step() -> None:
+    for make in (lambda p: torch.optim.AdamW(p, lr=0.01), lambda p: torch.optim.SGD(p, lr=0.1, foreach=True),
+                 lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01)),
+                 lambda p: torch.optim.Adam(p, lr=0.01, fused=True), lambda p: torch.optim.RMSprop(p, lr=0.01)):
+        model = model_of()
+        optimizer = hvd.DistributedOptimizer(make(model.parameters()), named_parameters=model.named_parameters(),
+                                             compression=OPTIONS)
+        before = flat(shared_of(model, optimizer))
+        train(model, optimizer, range(3))
+        assert not np.array_equal(before, flat(shared_of(model, optimizer)))
+        assert_shared_is_equal(model, optimizer)
+        assert float(optimizer.param_groups[0]["lr"]) in (0.1, np.float32(0.01), 0.01), "it is the user's again"
+
+
+def check_closures_clipping_and_schedulers_are_as_without_horovod() -> None:
+    model = model_of()
+    optimizer = distributed(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+
+    def closure(step: int) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        return loss
+
+    for step in range(4):
+        assert torch.isfinite(optimizer.step(lambda step=step: closure(step)))
+        scheduler.step()
+    assert np.isclose(optimizer.param_groups[0]["lr"], 0.001)
+    assert_shared_is_equal(model, optimizer)
+
+
+def check_gradients_stay_the_ranks_own() -> None:
+    model = model_of()
+    optimizer = distributed(model)
+    loss_of(model, 0).backward()
+    before = [p.grad.clone() for p in model.parameters()]
+    optimizer.synchronize()
+    assert all(torch.equal(p.grad, gradient) for p, gradient in zip(model.parameters(), before, strict=True))
+    optimizer.step()
+    train(model, optimizer, range(1, 3), lambda: torch.nn.utils.clip_grad_value_(model.parameters(), 0.1))
+    assert_shared_is_equal(model, optimizer)
+
+
+def check_several_backward_passes_add_up() -> None:
+    model = model_of()
+    optimizer = distributed(model, backward_passes_per_step=2)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        loss_of(model, step + 50).backward()
+        optimizer.step()
+    assert_shared_is_equal(model, optimizer)
+
+
+def check_missing_sparse_and_frozen_gradients_are_nobodys_business() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"table": torch.nn.Embedding(30, 4, sparse=True), "out": torch.nn.Linear(4, 1),
+                                 "unused": torch.nn.Linear(2, 2)})
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5),
+                                         named_parameters=model.named_parameters(), compression=OPTIONS)
+    for step in range(5):
+        optimizer.zero_grad()
+        if step == 3:
+            model["out"].weight.requires_grad_(False)
+        words = torch.tensor([hvd.rank(), 5, 7 + step])
+        model["out"](model["table"](words)).square().sum().backward()
+        optimizer.step()
+    assert_shared_is_equal(model, optimizer)
+
+
+def check_what_differs_at_the_beginning_is_told_everywhere() -> None:
+    needs_ranks(hvd)
+    model = model_of(seed=hvd.rank())
+    optimizer = distributed(model)
+    messages = raised_everywhere(AgreementError, lambda: train(model, optimizer, range(1)))
+    assert all("hvd.broadcast_parameters" in message for message in messages), messages
+    model = model_of()
+    optimizer = distributed(model, StepAhead(OkTopk(density=0.05), ahead=0.5 if is_last(hvd) else 0.6))
+    messages = raised_everywhere(AgreementError, lambda: train(model, optimizer, range(1)))
+    assert all("ahead: 0.5" in message for message in messages), messages
+
+
+def check_broadcast_first_as_every_script_does() -> None:
+    model = model_of(seed=hvd.rank())
+    optimizer = distributed(model, optimizer=torch.optim.Adam)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    train(model, optimizer, range(3))
+    assert_shared_is_equal(model, optimizer)
+
+
+def check_a_rank_whose_gradient_is_not_finite_skips_its_own_step_alone() -> None:
+    model = model_of()
+    optimizer = distributed(model, StepAhead(Dense(), ahead=1, overlap=False), optimizer=torch.optim.Adam)
+    train(model, optimizer, range(1))
+    before = flat(shared_of(model, optimizer))
+
+    def spoil() -> None:
+        if is_last(hvd):
+            next(model.parameters()).grad[0, 0] = float("inf")
+
+    logging.getLogger("horovod_oktopk").setLevel(logging.ERROR)
+    train(model, optimizer, range(1, 2), spoil)
+    logging.getLogger("horovod_oktopk").setLevel(logging.WARNING)
+    after = flat(shared_of(model, optimizer))
+    assert np.isfinite(after).all()
+    assert np.array_equal(before, after) == (hvd.size() == 1), "the others went on"
+    assert all(torch.isfinite(state["exp_avg"]).all() for state in optimizer.state.values())
+    assert_shared_is_equal(model, optimizer)
+
+
+def check_parameters_that_are_not_finite_are_told_everywhere() -> None:
+    model = model_of()
+    optimizer = distributed(model)
+    train(model, optimizer, range(2))
+    before = flat(shared_of(model, optimizer))
+
+    def overflow() -> None:
+        if is_last(hvd):
+            next(model.parameters()).data[0, 0] = float("nan")
+
+    messages = raised_everywhere(NonFiniteError, lambda: train(model, optimizer, range(2, 4), overflow))
+    assert all(f"ranks [{hvd.size() - 1}] are not finite" in message for message in messages), messages
+    assert np.isfinite(before).all()
+    assert np.isfinite(flat(shared_of(model, optimizer))).all()
+    assert_shared_is_equal(model, optimizer)
+
+
+def check_every_rank_may_have_a_loss_scale_of_its_own() -> None:
+    model = model_of()
+    optimizer = distributed(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**(10 + hvd.rank()), growth_interval=3)
+    for step in range(6):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, step)).backward()
+        if step == 2 and is_last(hvd):
+            next(model.parameters()).grad[0, 0] = float("inf")
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    assert_shared_is_equal(model, optimizer)
+    assert step_report(optimizer).step == 6, "the rank that overflowed took part in every exchange"
+
+
+def check_a_resumed_run_has_the_same_bits() -> None:
+    for overlap in (True, False):
+        options = StepAhead(OkTopk(density=0.05), overlap=overlap)
+        model = model_of()
+        optimizer = distributed(model, options)
+        train(model, optimizer, range(5))
+        with shared_parameters(optimizer):
+            saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        resumed = model_of(seed=1)
+        again = distributed(resumed, options)
+        with shared_parameters(again):
+            resumed.load_state_dict(saved[0])
+            again.load_state_dict(saved[1])
+        for one, other in ((model, optimizer), (resumed, again)):
+            train(one, other, range(5, 9))
+        assert all(map(torch.equal, model.parameters(), resumed.parameters())), "this rank's own"
+        assert np.array_equal(flat(shared_of(model, optimizer)), flat(shared_of(resumed, again)))
+
+
+def convolution(memory_format: torch.memory_format) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Conv2d(3, 4, 3, bias=False).to(memory_format=memory_format)
+
+
+def convolve(model: Any, optimizer: Any, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(step + hvd.rank()))
+        model(images).square().mean().backward()
+        optimizer.step()
+
+
+def check_one_file_holds_all_ranks_also_in_another_memory_format() -> None:
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        model = convolution(memory_format)
+        optimizer = distributed(model)
+        convolve(model, optimizer, range(4))
+        with shared_folder(hvd) as folder:
+            with shared_parameters(optimizer):
+                state = gather_state_dict(optimizer)
+                if hvd.rank() == 0:
+                    torch.save((model.state_dict(), state), folder / "all.pt")
+            hvd.allgather_object("saved")
+            weights, loaded = torch.load(folder / "all.pt", weights_only=True)
+        resumed = convolution(torch.contiguous_format)
+        again = distributed(resumed)
+        with shared_parameters(again):
+            again.load_state_dict(loaded)
+            resumed.load_state_dict(weights)
+        assert torch.equal(resumed.weight, model.weight.detach().contiguous()), "this rank's own, by index"
+        convolve(model, optimizer, range(4, 6))
+        assert_shared_is_equal(model, optimizer)
+
+
+def check_a_parameter_that_is_added_later_joins() -> None:
+    model = model_of()
+    optimizer = distributed(model)
+    train(model, optimizer, range(3))
+    extra = torch.nn.Parameter(torch.ones(5))
+    optimizer.add_param_group({"params": [extra], "lr": 0.5})
+    for step in range(3, 6):
+        optimizer.zero_grad()
+        (loss_of(model, step) + (extra * (1 + hvd.rank())).sum()).backward()
+        optimizer.step()
+    assert_shared_is_equal(model, optimizer)
+    with shared_parameters(optimizer):
+        assert_equal_everywhere([extra.detach()])
+        assert not torch.equal(extra, torch.ones(5))
+
+
+def check_the_density_follows_a_schedule() -> None:
+    model = model_of()
+    optimizer = distributed(model, StepAhead(OkTopk(density=0.01), overlap=False))
+    schedule = DensitySchedule(optimizer, (0.5, 0.1))
+    seen = []
+    for step in range(3):
+        train(model, optimizer, range(step, step + 1))
+        seen.append(step_report(optimizer).k)
+        schedule.step()
+    n = sum(p.numel() for p in model.parameters())
+    assert seen == [round(0.5 * n), round(0.1 * n), max(1, round(0.01 * n))]
+
+
+def check_two_optimizers_may_take_their_steps_in_another_order_on_each_rank() -> None:
+    models = [model_of(seed) for seed in (0, 1)]
+    optimizers = [distributed(model) for model in models]
+    for step in range(2):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            train(model, optimizer, range(step, step + 1))
+    order = [0, 1] if hvd.rank() % 2 else [1, 0]
+    for step in range(2, 6):
+        for which in order:
+            train(models[which], optimizers[which], range(step, step + 1))
+    for model, optimizer in zip(models, optimizers, strict=True):
+        assert_shared_is_equal(model, optimizer)
+
+
+def check_a_rank_outside_the_process_set_trains_alone() -> None:
+    needs(len(SETS) > 1, "two process sets")
+    model = model_of()
+    optimizer = distributed(model, process_set=SETS[0])
+    train(model, optimizer, range(3))
+    own = flat(dict(model.named_parameters()))
+    with shared_parameters(optimizer):
+        mine = flat(dict(model.named_parameters()))
+    inside = everywhere(mine)[:-1]
+    assert all(np.array_equal(each, inside[0]) for each in inside)
+    assert not is_last(hvd) or np.array_equal(own, mine)
+
+
+def check_what_cannot_work_is_refused_before_anything_is_sent() -> None:
+    model = model_of()
+    half = {name: torch.nn.Parameter(p.detach().bfloat16()) for name, p in model.named_parameters()}
+    optimizer = distribute(half, OPTIONS)
+    raised_everywhere(PluginError, optimizer.step)
+    wide = torch.nn.Parameter(torch.zeros(3, 1).expand(3, 4))
+    raised_everywhere(PluginError, distribute({"wide": wide}, OPTIONS).step)
+    raised_everywhere(PluginError, lambda: distributed(model_of(), op=hvd.Adasum))
+    optimizer = distributed(model_of())
+    for group in optimizer.param_groups:
+        del group["lr"]
+    if hvd.size() > 1:
+        raised_everywhere(OptionError, optimizer.step)
+    optimizer = distributed(model)
+    train(model, optimizer, range(1))
+    with shared_parameters(optimizer):
+        raised_everywhere(PluginError, optimizer.step)
+    train(model, optimizer, range(1, 2))
+    assert_shared_is_equal(model, optimizer)
+
+
+def check_weights_that_the_program_clips_stay_so_and_are_shared() -> None:
+    model = model_of()
+    optimizer = distributed(model, StepAhead(OkTopk(density=0.3), ahead=1))
+    for step in range(30):
+        train(model, optimizer, range(step, step + 1))
+        for p in model.parameters():
+            p.data.clamp_(-0.05, 0.05)
+    with shared_parameters(optimizer):
+        assert max(p.abs().max().item() for p in model.parameters()) < 0.15
+    assert_shared_is_equal(model, optimizer)
