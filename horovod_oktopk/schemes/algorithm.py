@@ -39,6 +39,8 @@ class Step:
     """The magnitude by which it was."""
     call: RollCall = field(init=False)
     """What all ranks said when they opened the step."""
+    global_k: int = field(init=False)
+    """How many elements of the sum are kept at most."""
 
     @property
     def n(self) -> int:
@@ -90,6 +92,7 @@ class Algorithm:
         finite: whether this rank's acc is. Raises AgreementError or TransportError, on every rank.
         """
         step = Step(acc, k, finite, transport, StepReport(self.step + 1, acc.n, k, phases=transport.phases))
+        step.global_k = step.report.global_k = self.global_k(k, acc.n, transport.size)
         if not self.fits(k, transport.size):
             self.forget()
         step.selected = self.select(step)
@@ -110,6 +113,10 @@ class Algorithm:
         return roll_call(Attendance(description, k, self.step, finite, counts=nothing), transport).finite
 
     # What schemes give.
+
+    def global_k(self, k: int, n: int, size: int) -> int:
+        """How many elements of the sum are kept at most, where each of `size` ranks selects k of n: all."""
+        return min(n, k * size)
 
     def exchange(self, step: Step) -> StepResult:
         """The update, once all ranks have agreed on the step."""
