@@ -72,11 +72,11 @@ def test_sums_that_cancel_stay_even_where_all_are_kept():
 @pytest.mark.parametrize("selection", ["exact", "reuse"])
 def test_where_fewer_sums_are_there_than_are_to_be_kept_all_are(selection):
     """All ranks select the same places: k sums in all, of 2k that may be kept."""
-    case = Case("steady", 400, 20, 4, 6, seed=4)
-    for ranks in simulate(case.gradients(), case.k, make=keeping(40, case, selection=selection)):
+    case = Case("steady", 4000, 200, 4, 6, seed=4)
+    for ranks in simulate(case.gradients(), case.k, make=keeping(400, case, selection=selection)):
         for record in ranks:
             assert len(record.contributed) == case.k
-            assert record.report.global_selected < 40
+            assert record.report.global_selected < 400
 
 
 @given(cases_with_global_k(steps=4))
