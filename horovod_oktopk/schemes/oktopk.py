@@ -32,13 +32,13 @@ Selection = Literal["exact", "reuse"]
 class OkTopk(Scheme):
     """Ok-Topk (Li and Hoefler, PPoPP 2022): u = Topk(Σ Topk(residual + gradient)) in at most 6k(P-1)/P words.
 
-    density: fraction of the elements that a step selects, in (0, 1]; k = max(1, round(density * n)). 0.01, if
+    density: fraction of the elements that a rank selects, in (0, 1]; k = max(1, round(density * n)). 0.01, if
         neither it nor k is given; None, if k is.
     k: that number itself, instead of a density; from 1 to n.
-    global_density: fraction of the elements that is kept of the sum, in (0, 1]; k' = max(1, round(global_density * n)),
-        and at most P k, with which nothing that was sent is dropped. None: the density. Where the density is changed
-        later, k' keeps its ratio to k. More cost words, (2k + 4k')(P-1)/P at most, and are what accuracy on many
-        ranks takes.
+    global_density: fraction of the elements that is kept of the sum, in (0, 1]; k' = max(1, round(global_density * n))
+        of them, and at most P k. None: the density; 1.0: all that was sent, with no global selection. More is better for
+        accuracy, above all on many ranks, and costs words: at most (2k + 4k')(P-1)/P if k' is k or more. If the
+        density is changed, k' keeps its ratio to k.
     selection: "exact": the global top-k is exact at every step, as the local one always is; "reuse": the paper's,
         which reuses the global threshold between evaluations, and saves one short message.
     strategy: "split": Ok-Topk's own; "auto": over the first steps Ok-Topk, an allgather of everyone's top-k with the
@@ -87,9 +87,11 @@ class OkTopk(Scheme):
         if self.global_density is None:
             return k
         given = self._given_density
-        is_given = given is None or k == elements(given, n)
-        share = self.global_density if is_given else self.global_density / given * k / n
-        return min(elements(share, n), n, k * size)
+        if given is None or k == elements(given, n):
+            wanted = elements(self.global_density, n)
+        else:  # the density has changed
+            wanted = elements(self.global_density / given, k)
+        return min(wanted, n, k * size)
 
     def settings(self) -> Mapping[str, Any]:
         """See Scheme; a global density with the density that it was given with, as k' follows from both."""

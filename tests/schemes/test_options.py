@@ -82,8 +82,8 @@ def test_the_scheme_gets_the_options():
 def test_settings_hold_all_options_by_name():
     assert OkTopk(density=0.2).settings() == {
         "density": 0.2, "k": None, "transport": "auto", "bucket_bytes": None, "selection": "exact",
-        "strategy": "split", "global_density": None, "value_dtype": None, "threshold_interval": 32, "region_interval": 64,
-        "messages_in_flight": 8, "balance_trigger": 4.0, "threshold_guard": 0.25}
+        "strategy": "split", "global_density": None, "value_dtype": None, "threshold_interval": 32,
+        "region_interval": 64, "messages_in_flight": 8, "balance_trigger": 4.0, "threshold_guard": 0.25}
 
 
 def test_the_density_that_was_given_comes_back():
@@ -98,8 +98,9 @@ def test_the_density_that_was_given_comes_back():
     ({}, 10, 1000, 8, 10), ({"density": 0.01, "global_density": 0.04}, 10, 1000, 8, 40),
     ({"density": 0.01, "global_density": 0.04}, 10, 1000, 3, 30),  # P k: all that is sent
     ({"density": 0.0015, "global_density": 0.004}, 2, 1000, 8, 4),  # of n, not twice and a half of a rounded k
-    ({"density": 0.04, "global_density": 0.01}, 40, 1000, 8, 10), ({"density": 0.5, "global_density": 1e-9}, 5, 9, 2, 1),
-    ({"density": 0.5, "global_density": 1.0}, 5, 10, 8, 10), ({"k": 7, "global_density": 0.02}, 7, 1000, 8, 20),
+    ({"density": 0.04, "global_density": 0.01}, 40, 1000, 8, 10),
+    ({"density": 0.5, "global_density": 1e-9}, 5, 9, 2, 1), ({"density": 0.5, "global_density": 1.0}, 5, 10, 8, 10),
+    ({"k": 7, "global_density": 0.02}, 7, 1000, 8, 20),
     ({"k": 7, "global_density": 0.02}, 7, 1000, 1, 7)])
 def test_k_of_the_sum(options, k, n, size, global_k):
     assert OkTopk(**options).global_k_of(k, n, size) == global_k

@@ -1,6 +1,7 @@
 """The promise of Equation 3, at every rank and every step: at most 6k(P-1)/P words of payload sent.
 
-Where k' elements are kept of the sum, the promise is (2k + 4k')(P-1)/P words. It is held with an index in a word, as the paper counts; what the code of indices saves comes on top of it.
+Where k' elements are kept of the sum, the promise is (2k + 4k')(P-1)/P words. It is held with an index in a word, as
+the paper counts; what the code of indices saves comes on top of it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def mean_bound(k, size, kept):
 
 
 def sent_bound(k, size, kept):
-    """Where fewer than k are kept, phase 1 may be all that a rank has selected, and nobody else can make up for it."""
+    """Where fewer than k are kept, phase 1 may be all that a rank has selected: more than the mean rank's."""
     return mean_bound(k, size, kept) if kept >= k else max(mean_bound(k, size, kept), 2 * k + 2 * kept)
 
 
