@@ -35,8 +35,8 @@ class OkTopk(Scheme):
     density: fraction of the elements that a rank selects, in (0, 1]; k = max(1, round(density * n)). 0.01, if
         neither it nor k is given; None, if k is.
     k: that number itself, instead of a density; from 1 to n.
-    global_density: fraction of the elements that is kept of the sum, in (0, 1]; k' = max(1, round(global_density * n))
-        of them, and at most P k. None: the density; 1.0: all that was sent, with no global selection. More is better for
+    global_density: fraction kept of the sum, in (0, 1]: k' = max(1, round(global_density * n)) of its elements,
+        and at most P k. None: the density; 1.0: all that was sent, with no global selection. More is better for
         accuracy, above all on many ranks, and costs words: at most (2k + 4k')(P-1)/P if k' is k or more. If the
         density is changed, k' keeps its ratio to k.
     selection: "exact": the global top-k is exact at every step, as the local one always is; "reuse": the paper's,
