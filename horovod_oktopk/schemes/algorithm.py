@@ -39,6 +39,8 @@ class Step:
     """The magnitude by which it was."""
     call: RollCall = field(init=False)
     """What all ranks said when they opened the step."""
+    global_k: int = field(init=False)
+    """How many elements of the sum are kept at most."""
 
     @property
     def n(self) -> int:
@@ -94,6 +96,7 @@ class Algorithm:
     def begin(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport) -> Step:
         """The part of a step that looks at acc: it selects, and communicates with nobody."""
         step = Step(acc, k, finite, transport, StepReport(self.step + 1, acc.n, k, phases=transport.phases))
+        step.global_k = step.report.global_k = self.global_k(k, acc.n, transport.size)
         if not self.fits(k, transport.size):
             self.forget()
         step.selected = self.select(step)
@@ -119,6 +122,10 @@ class Algorithm:
         return roll_call(Attendance(description, k, self.step, finite, counts=nothing), transport).finite
 
     # What schemes give.
+
+    def global_k(self, k: int, n: int, size: int) -> int:
+        """How many elements of the sum are kept at most, where each of `size` ranks selects k of n: all."""
+        return min(n, k * size)
 
     def exchange(self, step: Step) -> StepResult:
         """The update, once all ranks have agreed on the step."""

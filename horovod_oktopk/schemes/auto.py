@@ -84,7 +84,7 @@ class AutoAllreduce(Algorithm):
         with step.phase("allgatherv"):
             parts = gather(selection, step, ranks)
         with step.phase("global_select"):
-            update = nonzero_top_k(sum_of(parts), step.k)
+            update = nonzero_top_k(sum_of(parts), step.global_k)
             sent = selection.positions_in(update)
         step.report.strategy = "gather"
         remainder = step.selected.take(sent).minus(selection.take(sent)) if self.value_dtype else None
@@ -123,6 +123,9 @@ class AutoAllreduce(Algorithm):
 
     def fits(self, k: int, size: int) -> bool:
         return k == self.k and self.split.fits(k, size)
+
+    def global_k(self, k: int, n: int, size: int) -> int:
+        return self.split.global_k(k, n, size)
 
     def select(self, step: Step) -> SparseVector:
         return SparseVector.empty(step.acc.dtype) if self.strategy == Strategy.DENSE else self.split.select(step)

@@ -48,6 +48,12 @@ class ExactThreshold:
         surplus = np.flatnonzero(np.abs(chosen.values) == self.value)[quotas[transport.rank]:]
         return chosen.without(surplus), above + quotas
 
+    def select_all(self, reduced: SparseVector, transport: Transport) -> tuple[SparseVector, Counts]:
+        """As `select` with a k that all sums together cannot exceed: no threshold is looked for."""
+        reduced = reduced.compress(reduced.values != 0)
+        self.value = 0.0
+        return reduced, transport.allgather(np.array([len(reduced)], np.int64)).ravel()
+
 
 def _kth_by_sketches(reduced: SparseVector, k: int, transport: Transport) -> tuple[int, Counts, Counts] | None:
     """The k-th magnitude, and how many elements of each rank exceed and equal it: int64, shape (P,) each.

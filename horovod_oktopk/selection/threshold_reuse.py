@@ -29,7 +29,7 @@ class ReusedThreshold(ExactThreshold):
     def select_again(self, reduced: SparseVector, k: int, region_order: Counts, fits: Callable[[Counts], bool],
                      transport: Transport) -> tuple[SparseVector, Counts]:
         """As `select`, by the last threshold, unless it selects less than (1 - guard) k, more than (1 + guard) k, or
-        more than fits the promised volume.
+        more than fits the promised volume. Where there are no more than k, all are selected.
 
         Then the ranks' sketches, which come with the sizes that are gathered anyway, tell what each is to send:
         k elements less k/(16 P) at most, near the exact top-k, without another message.
@@ -40,8 +40,11 @@ class ReusedThreshold(ExactThreshold):
         passes = magnitudes >= magnitudes.dtype.type(self.value)
         step = -(-k // (SKETCH // 4 * transport.size))
         mine = sketch(KERNELS.sorted(to_bits(magnitudes)), step, SKETCH)
-        rows = transport.allgather(np.append(passes.sum(), mine.astype(np.int64)))
-        sizes, sketches = rows[:, 0], rows[:, 1:]
+        rows = transport.allgather(np.append([len(reduced), passes.sum()], mine.astype(np.int64)))
+        lengths, sizes, sketches = rows[:, 0], rows[:, 1], rows[:, 2:]
+        if lengths.sum() <= k:
+            self.value = 0.0
+            return reduced, lengths
         if abs(int(sizes.sum()) - k) <= self.guard * k and fits(sizes):
             return reduced.compress(passes), sizes
         taken = _take_from_sketches(sketches, k // step)

@@ -19,7 +19,7 @@ from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import run_ranks
 
 from ..support.gradients import Case
-from ..support.simulation import Rank, advance, new_ranks, same_bits, same_runs, simulate
+from ..support.simulation import Rank, advance, keeping, new_ranks, same_bits, same_runs, simulate
 from .test_conservation import assert_conserved, assert_lawful, assert_replicas_agree
 
 CASE = Case("steady", 400, 30, 5, TRIAL + 8, seed=8)
@@ -53,10 +53,14 @@ def test_the_trial_splits_then_gathers_and_then_the_fastest_way_is_taken(strateg
     assert all({record.report.strategy for record in ranks} == {ranks[0].report.strategy} for ranks in run)
 
 
+@pytest.mark.parametrize("global_k", [10, 30, 70, 150])
 @pytest.mark.parametrize("strategy", [Strategy.SPLIT, Strategy.GATHER])
-def test_splitting_and_gathering_have_the_bits_of_oktopk(strategy):
-    run = simulate(CASE.gradients(), CASE.k, make=taking(strategy))
-    assert same_runs(run, simulate(CASE.gradients(), CASE.k))
+def test_splitting_and_gathering_have_the_bits_of_oktopk(strategy, global_k):
+    gradients = Case("normal", CASE.n, CASE.k, CASE.size, CASE.steps, seed=3).gradients()
+    run = simulate(gradients, CASE.k, make=taking(strategy, k=CASE.k, global_density=global_k / CASE.n))
+    assert same_runs(run, simulate(gradients, CASE.k, make=keeping(global_k, CASE)))
+    assert len(run[-1][0].update) == global_k or len(run[-1][0].update) < global_k == 150
+    assert run[-1][0].report.global_k == global_k
     assert_lawful(run, CASE.k)
 
 

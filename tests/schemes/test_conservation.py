@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from horovod_oktopk.kernels.half_precision import from_half, to_half
 
-from ..support.gradients import adversarial, cases
+from ..support.gradients import Case, adversarial, cases, cases_with_global_k
 from ..support.oracle import rank_order_sum
-from ..support.simulation import same_bits, same_runs, simulate
+from ..support.simulation import keeping, same_bits, same_runs, simulate
 
 EXACT = {"region_interval": 8}
 REUSE = {"selection": "reuse", "threshold_interval": 4, "region_interval": 8}
@@ -75,6 +75,15 @@ def test_every_step_conserves_wherever_the_top_k_lies(case, selection):
     assert_lawful(simulate(case.gradients(), case.k, **SELECTIONS[selection]), case.k)
 
 
+@given(cases_with_global_k(), st.sampled_from([1.0, 4.0, 1e9]), st.sampled_from([*SELECTIONS]))
+def test_every_step_conserves_whatever_is_kept_of_the_sum(drawn, balance_trigger, selection):
+    case, global_k = drawn
+    make = keeping(global_k, case, balance_trigger=balance_trigger, **SELECTIONS[selection])
+    run = simulate(case.gradients(), case.k, make=make)
+    assert_lawful(run, case.k)
+    assert {record.report.global_k for ranks in run for record in ranks} == {global_k}
+
+
 @pytest.mark.parametrize("case", adversarial(n=900, k=60, size=5), ids=lambda case: case.kind)
 def test_exact_selection_selects_k_at_every_step(case):
     for ranks in simulate(case.gradients(), case.k, **EXACT):
@@ -108,12 +117,15 @@ def coarse(steps, size, n, seed=0):
     return gradients.astype(np.float32) / 2**12
 
 
+@pytest.mark.parametrize("global_k", [25, 40, 80])
 @pytest.mark.parametrize("value_dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("balance_trigger", [1.0, 1e9])
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_with_values_in_16_bits_nothing_is_lost_either(value_dtype, balance_trigger, size):
+def test_with_values_in_16_bits_nothing_is_lost_either(value_dtype, balance_trigger, size, global_k):
     gradients = coarse(5, size, 700)
-    run = simulate(gradients, 40, value_dtype=value_dtype, balance_trigger=balance_trigger, region_interval=3)
+    make = keeping(global_k, Case("coarse", 700, 40, size, 5, seed=0), value_dtype=value_dtype,
+                   balance_trigger=balance_trigger, region_interval=3)
+    run = simulate(gradients, 40, make=make)
     rounded = 0
     for ranks in run:
         assert_replicas_agree(ranks)
@@ -122,7 +134,7 @@ def test_with_values_in_16_bits_nothing_is_lost_either(value_dtype, balance_trig
         after = np.sum([record.residual.astype(np.float64) for record in ranks], axis=0)
         after[update.indices] += update.values
         assert (before == after).all()
-        assert len(update) == 40
+        assert len(update) == ranks[0].report.global_k or len(update) < global_k == 80
         for record in ranks:
             untouched = np.setdiff1d(np.arange(700), update.indices)
             assert same_bits(record.residual[untouched], record.acc[untouched])

@@ -49,6 +49,14 @@ def test_u_is_the_sum_of_everyones_top_k(name, case):
             assert np.array_equal(record.contributed, np.flatnonzero(topk_mask(record.acc, case.k)))
 
 
+@pytest.mark.parametrize(("name", "global_k"), [
+    ("TopkA", 100), ("TopkDSA", 100), ("GaussianK", 100), ("GTopk", 20), ("naive GTopk", 20), ("OkTopk", 20)])
+def test_the_report_tells_how_many_elements_of_the_sum_are_kept(name, global_k):
+    case = Case("normal", 400, 20, 5, 1, seed=1)
+    for record in run(name, case.gradients(), case.k)[0]:
+        assert record.report.global_selected <= record.report.global_k == global_k
+
+
 @given(case=cases())
 def test_naive_gtopk_is_the_top_k_of_the_sum(case):
     for ranks in run("naive GTopk", case.gradients(), case.k):

@@ -99,6 +99,20 @@ def cases(draw, dtypes=("float32", "float64"), steps=10, largest=120):
                 draw(st.integers(0, 2**32 - 1)), draw(st.sampled_from(dtypes)))
 
 
+@st.composite
+def global_ks(draw, case):
+    """Elements to keep of the sum: from 1 to as many as there can be."""
+    most = min(case.n, case.size * case.k)
+    return draw(st.one_of(st.integers(1, most), st.just(most), st.integers(1, min(case.k, most))))
+
+
+@st.composite
+def cases_with_global_k(draw, **options):
+    """(case, elements to keep of the sum)."""
+    case = draw(cases(**options))
+    return case, draw(global_ks(case))
+
+
 def adversarial(n=4000, k=160, size=8, steps=10):
     """One larger case of every kind."""
     return [Case(kind, n, k, size, steps, seed=7) for kind in sorted(KINDS)]
