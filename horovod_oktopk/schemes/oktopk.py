@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError
-from ..kernels.half_precision import HalfDtype
 from ..phases.agreement import Memory
 from ..phases.balance_gather import allgatherv, balance, needs_balance, plan_balance
 from ..phases.regions import Regions, count_by_region, space_repartition
@@ -18,6 +17,7 @@ from ..phases.split_reduce import split_and_reduce
 from ..phases.volume import Volume
 from ..selection.threshold_reuse import ReusedThreshold
 from ..vectors.sparse import Indices, SparseVector, sum_of
+from ..vectors.values import ValueDtype
 from .algorithm import Algorithm, Step
 from .auto import AutoAllreduce
 from .base import Scheme, check_integer, check_real
@@ -38,8 +38,9 @@ class OkTopk(Scheme):
         which reuses the global threshold between evaluations, and saves one short message.
     strategy: "split": Ok-Topk's own; "auto": over the first steps Ok-Topk, an allgather of everyone's top-k with the
         same outcome, and a dense allreduce are timed, and the fastest is taken; for small models and fast networks.
-    value_dtype: "float16" or "bfloat16": values travel in 16 bits, and what rounding leaves over stays in the
-        residual; None: they travel as they are. float16 holds magnitudes of about 6e-5 to 65504 well.
+    value_dtype: "float16" or "bfloat16": values travel in 16 bits; "log4": in 4, a sign and one of eight magnitudes.
+        What rounding leaves over stays in the residual. None: they travel as they are. float16 holds magnitudes of
+        about 6e-5 to 65504 well; the other two any.
     threshold_interval: τ′, steps between exact evaluations of the global threshold, where it is reused.
     region_interval: τ, steps between repartitions of the regions.
     messages_in_flight: how many messages fly at once while what came before them is decoded.
@@ -56,7 +57,7 @@ class OkTopk(Scheme):
 
     selection: Selection = "exact"
     strategy: Literal["split", "auto"] = "split"
-    value_dtype: HalfDtype | None = None
+    value_dtype: ValueDtype | None = None
     threshold_interval: int = 32
     region_interval: int = 64
     messages_in_flight: int = 8
@@ -66,7 +67,7 @@ class OkTopk(Scheme):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, allowed in (("selection", get_args(Selection)), ("strategy", ("split", "auto")),
-                              ("value_dtype", (None, *get_args(HalfDtype)))):
+                              ("value_dtype", (None, *get_args(ValueDtype)))):
             if getattr(self, name) not in allowed:
                 raise OptionError(f"{name} must be one of {allowed}; got {getattr(self, name)!r}")
         for name in ("threshold_interval", "region_interval", "messages_in_flight"):
@@ -100,6 +101,7 @@ class OkTopkAllreduce(Algorithm):
         volume = Volume(regions, oktopk_bound(step.k, ranks.size))
         with step.phase("global_select"):
             summed, sizes = self._select_globally(reduced, step, volume)  # lines 9-12
+            ranks = ranks.spanning(*self.global_.ends)
             chosen = ranks.codec.round(summed)
         update = self._balance_and_allgatherv(chosen, sizes[regions.order], step, volume, ranks)  # line 13
         sent = selection.positions_in(update)  # line 14

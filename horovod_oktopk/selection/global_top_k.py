@@ -28,10 +28,19 @@ REACH = 4
 
 
 class ExactThreshold:
-    """The global threshold, equal on all ranks; value: the last step's, None before the first."""
+    """The global threshold, equal on all ranks; value: the last step's, None before the first.
+
+    largest: the largest magnitude of all ranks' reduced elements in the last step, known to all ranks, too.
+    """
 
     def __init__(self) -> None:
         self.value: float | None = None
+        self.largest = 0.0
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Between which magnitudes the last selection lies; 0 and the largest, where there were no more than k."""
+        return self.value or 0.0, self.largest
 
     def select(self, reduced: SparseVector, k: int, region_order: Counts,
                transport: Transport) -> tuple[SparseVector, Counts]:
@@ -40,24 +49,27 @@ class ExactThreshold:
         region_order: the owners in the order of their regions; ties go to the lower index.
         """
         reduced = reduced.compress(reduced.values != 0)
-        threshold, above, equal = (_kth_by_sketches(reduced, k, transport)
+        entries = sketch_entries(k, transport.size)
+        step = -(-REACH * k // (transport.size * entries))
+        ascending = KERNELS.sorted(to_bits(_top(reduced, step * entries).values))  # further down no sketch reaches
+        rows = allgather_rows(sketch(ascending, step, entries), transport)
+        threshold, above, equal = (_kth_by_sketches(ascending, rows[:, 1:], step, k, transport)
                                    or _kth_by_radix(to_bits(reduced.values), k, transport))
         quotas = _quotas(equal, k - int(above.sum()), region_order)
         self.value = from_bits(threshold, reduced.values.dtype)
+        self.largest = from_bits(int(rows[:, 0].max()), reduced.values.dtype)
         chosen = reduced.passing(self.value)
         surplus = np.flatnonzero(np.abs(chosen.values) == self.value)[quotas[transport.rank]:]
         return chosen.without(surplus), above + quotas
 
 
-def _kth_by_sketches(reduced: SparseVector, k: int, transport: Transport) -> tuple[int, Counts, Counts] | None:
+def _kth_by_sketches(ascending: Bits, sketches: Bits, step: int, k: int,
+                     transport: Transport) -> tuple[int, Counts, Counts] | None:
     """The k-th magnitude, and how many elements of each rank exceed and equal it: int64, shape (P,) each.
 
-    0, where there are no more than k. None where the sketches do not tell, on all ranks alike.
+    ascending: this rank's largest magnitudes. sketches: all ranks', of each `step`-th. 0, where there are no more
+    than k. None where the sketches do not tell, on all ranks alike.
     """
-    entries = sketch_entries(k, transport.size)
-    step = -(-REACH * k // (transport.size * entries))
-    ascending = KERNELS.sorted(to_bits(_top(reduced, step * entries).values))  # further down no sketch reaches
-    sketches = allgather_rows(sketch(ascending, step, entries), transport)
     bracket = _bracket(sketches, step, k)
     if bracket is None:
         return None
@@ -88,10 +100,10 @@ def sketch_entries(k: int, size: int) -> int:
 
 
 def sketch(ascending: Bits, step: int, entries: int) -> Bits:
-    """The step-th largest magnitude, the 2 step-th, ...; 0 past the end: shape (entries,)."""
-    found = ascending[::-1][step - 1::step][:entries]
+    """The largest magnitude; the step-th largest, the 2 step-th, ...; 0 past the end: shape (entries,)."""
+    found = ascending[::-1][step - 1::step][:entries - 1]
     row = np.zeros(entries, ascending.dtype)
-    row[:len(found)] = found
+    row[0], row[1:1 + len(found)] = ascending.max(initial=0), found
     return row
 
 

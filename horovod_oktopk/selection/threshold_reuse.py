@@ -39,9 +39,10 @@ class ReusedThreshold(ExactThreshold):
         magnitudes = np.abs(reduced.values)
         passes = magnitudes >= magnitudes.dtype.type(self.value)
         step = -(-k // (SKETCH // 4 * transport.size))
-        mine = sketch(KERNELS.sorted(to_bits(magnitudes)), step, SKETCH)
+        mine = sketch(KERNELS.sorted(to_bits(magnitudes)), step, 1 + SKETCH)
         rows = transport.allgather(np.append(passes.sum(), mine.astype(np.int64)))
-        sizes, sketches = rows[:, 0], rows[:, 1:]
+        sizes, sketches = rows[:, 0], rows[:, 2:]
+        self.largest = from_bits(int(rows[:, 1].max()), magnitudes.dtype)
         if abs(int(sizes.sum()) - k) <= self.guard * k and fits(sizes):
             return reduced.compress(passes), sizes
         taken = _take_from_sketches(sketches, k // step)
