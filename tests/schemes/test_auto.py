@@ -66,8 +66,8 @@ def test_a_dense_step_applies_everything_and_leaves_nothing():
         assert ranks[0].report.payload_bytes()[0] == 2 * 4 * CASE.n * (CASE.size - 1) // CASE.size
 
 
-@pytest.mark.parametrize("value_dtype", ["float16", "bfloat16"])
-def test_gathering_values_in_16_bits_conserves(value_dtype):
+@pytest.mark.parametrize("value_dtype", ["float16", "bfloat16", "log4"])
+def test_gathering_rounded_values_conserves(value_dtype):
     gradients = np.random.default_rng(0).integers(-2**15, 2**15, (TRIAL + 2, 3, 300)).astype(np.float32) / 2**12
     for ranks in simulate(gradients, 20, make=taking(Strategy.GATHER, value_dtype=value_dtype))[HALF:]:
         assert_replicas_agree(ranks)

@@ -94,6 +94,27 @@ def test_ties_go_to_the_lower_index_whoever_owns_it(region_order, k, copies):
     assert all(sizes == [len(indices) for indices, *_ in found] for _, sizes, *_ in found)
 
 
+@given(st.sampled_from(["float32", "float64"]), st.integers(1, 4), st.integers(1, 60), st.integers(0, 2**32 - 1))
+def test_all_ranks_know_the_ends_of_what_was_selected(dtype, size, k, seed):
+    """Of few elements, for a radix search, and by a reused threshold."""
+    values = np.random.default_rng(seed).standard_normal(40).astype(dtype)
+    parts = [SparseVector(block, values[block]) for block in np.array_split(np.arange(40), size)]
+
+    def program(transport):
+        threshold, found = ReusedThreshold(0.25), []
+        for select in (threshold.select, lambda *rest: threshold.select_again(*rest[:3], lambda _: True, rest[3])):
+            chosen, _ = select(parts[transport.rank], k, np.arange(size), transport)
+            found.append((threshold.ends, np.abs(chosen.values).tolist()))
+        return found
+
+    for by_rank in zip(*run_ranks(size, program, timeout=10), strict=True):
+        assert len({ends for ends, _ in by_rank}) == 1
+        lowest, largest = by_rank[0][0]
+        chosen = [value for _, part in by_rank for value in part]
+        assert largest == max(chosen) == np.abs(values).max()
+        assert lowest == (min(chosen) if k < 40 else 0) or lowest == min(chosen)
+
+
 def test_zero_sums_are_never_selected():
     found = select(regions([0, 1, 0, 0], [0, 1]), 4, [0, 1])
     assert [indices for indices, *_ in found] == [[1], []]
