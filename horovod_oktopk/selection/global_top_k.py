@@ -75,6 +75,9 @@ def _kth_by_sketches(ascending: Bits, sketches: Bits, step: int, k: int,
         return None
     lowest, limit, at_most = bracket
     start, stop = np.searchsorted(ascending, np.array([lowest, limit], ascending.dtype))
+    if limit == lowest + 1:
+        above, equal = transport.allgather(np.array([len(ascending) - stop, stop - start])).T
+        return lowest, above, equal
     row = np.zeros(1 + at_most[transport.rank], ascending.dtype)
     row[0], row[1:1 + stop - start] = len(ascending) - stop, ascending[start:stop]
     rows = _gather(row, 1 + at_most, transport)
@@ -121,7 +124,7 @@ def _bracket(sketches: Bits, step: int, k: int) -> tuple[int, int, Counts] | Non
     at_lowest = (sketches >= sketches.dtype.type(lowest)).sum(axis=1)
     at_limit = (sketches >= sketches.dtype.type(limit)).sum(axis=1)
     at_most: Counts = step * (at_lowest - at_limit) + step - 1
-    if at_lowest.max() == entries or at_most.sum() > 4 * size * step:
+    if at_lowest.max() == entries or (limit > lowest + 1 and at_most.sum() > 4 * size * step):
         return None
     return lowest, limit, at_most
 

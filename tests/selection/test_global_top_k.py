@@ -173,8 +173,14 @@ ONE_RANK = np.concatenate([NORMAL[:1000] * 100, NORMAL[1000:]])
 MANY_EQUAL = np.where(np.arange(8000) % 8 == 0, np.float32(5), np.where(np.arange(8000) % 25 == 1, 9, NORMAL / 9))
 
 
-@pytest.mark.parametrize("values", [ONE_RANK, np.full(8000, 5.0, "f4"), MANY_EQUAL.astype("f4")],
-                         ids=["one rank has all", "all are equal", "many are equal"])
+def test_many_equal_elements_are_counted():
+    """As values of 4 bits are: there is no need to gather them."""
+    for indices, sizes, threshold, sent in select(on_eight(MANY_EQUAL.astype("f4")), 800, list(range(8))):
+        assert (sum(sizes), threshold, sent) == (800, 5, 2 * 7)
+        assert len(indices) in sizes
+
+
+@pytest.mark.parametrize("values", [ONE_RANK, np.full(8000, 5.0, "f4")], ids=["one rank has all", "all are equal"])
 def test_a_radix_search_takes_over_where_sketches_do_not_tell(values):
     exact = np.sort(np.abs(values))[-800]
     for _, sizes, threshold, sent in select(on_eight(values), 800, list(range(8))):
