@@ -128,5 +128,5 @@ class NumpyKernels:
     def from_levels(self, words: Words, count: int, levels: Array, dtype: Any) -> Array:
         pairs = words.view(np.uint8)
         codes = np.stack([pairs & 15, pairs >> 4], axis=1).ravel()[:count]
-        signed: Array = np.concatenate([levels, -levels]).astype(dtype)
-        return signed[codes]
+        values: Array = np.concatenate([levels, -levels]).astype(dtype)[codes]
+        return values

@@ -25,8 +25,7 @@ Ends = tuple[float, float]
 """(lowest, largest): between them lie the magnitudes that are sent. 0 as the lowest: it is not known."""
 
 DEPTH = 8 << 7
-"""Where the lowest is not known: so many bfloat16 numbers, 2**7 to an octave, are between the largest and the least
-level but zero."""
+"""Where the lowest is not known, the levels but zero span 8 octaves, of 2**7 bfloat16 numbers each."""
 FEW = 2
 """Values, up to which bfloat16 takes fewer words than the ends and 4 bits for each."""
 
@@ -101,14 +100,13 @@ class Levels:
         return self._few.words(count) if count <= FEW else 1 + -(-count // 8)
 
     def round(self, values: Values) -> Values:
-        levels = levels_between(self._bits)
-        return self.kernels.from_levels(self.kernels.to_levels(values, levels), len(values), levels, self.dtype)
+        codes = self.kernels.to_levels(values, self._levels)
+        return self.kernels.from_levels(codes, len(values), self._levels, self.dtype)
 
     def pack(self, values: Values) -> Words:
         if len(values) <= FEW:
             return self._few.pack(values)
-        codes = self.kernels.to_levels(values, levels_between(self._bits))
-        return np.concatenate([self._bits.view(np.uint32), codes])
+        return np.concatenate([self._bits.view(np.uint32), self.kernels.to_levels(values, self._levels)])
 
     def unpack(self, words: Words, count: int) -> Values:
         if count <= FEW:
@@ -119,6 +117,10 @@ class Levels:
     @cached_property
     def _bits(self) -> HalfBits:
         return to_half(np.array(self.ends, np.float64), "bfloat16")
+
+    @cached_property
+    def _levels(self) -> NDArray[np.float32]:
+        return levels_between(self._bits)
 
     @property
     def _few(self) -> Halves:
@@ -131,15 +133,12 @@ def levels_between(ends: HalfBits) -> NDArray[np.float32]:
     If the lowest is 0, the first level is 0, and the others lie within 8 octaves below the largest.
     """
     lowest, largest = ends.tolist()
-    if lowest:
-        bits = _evenly(lowest, largest, LEVELS)
-    else:
-        bits = np.append(0, _evenly(max(largest - DEPTH, 0), largest, LEVELS - 1))
-    return from_half(bits.astype(np.uint16), "bfloat16", np.float32)
+    known, unknown = _evenly(lowest, largest, LEVELS), _evenly(max(largest - DEPTH, 0), largest, LEVELS - 1)
+    return from_half(np.array(known if lowest else [0, *unknown], np.uint16), "bfloat16", np.float32)
 
 
-def _evenly(first: int, last: int, count: int) -> NDArray[np.int64]:
-    return first + (last - first) * np.arange(count) // (count - 1)
+def _evenly(first: int, last: int, count: int) -> list[int]:
+    return [first + (last - first) * each // (count - 1) for each in range(count)]
 
 
 def format_of(dtype: Any, value_dtype: ValueDtype | None, ends: Ends, kernels: Kernels) -> ValueFormat:

@@ -13,20 +13,28 @@ inline void check_levels(const Array<float> &levels) {
     if (levels.size() != LEVELS) throw std::invalid_argument("there must be eight levels");
 }
 
-// A tie goes to the larger level.
-template <class T> INLINE void nearest_levels(const T *value, int64_t count, const double *middle, uint32_t *code) {
+// The least numbers of T that are as near to the next level as to this one, or nearer: ties go to the larger level.
+template <class T> void find_limits(const float *level, T *limit) {
+    for (int j = 0; j < LEVELS - 1; ++j) {
+        const double middle = (static_cast<double>(level[j]) + level[j + 1]) / 2;
+        limit[j] = static_cast<T>(middle);
+        if (limit[j] < middle) limit[j] = std::nextafter(limit[j], std::numeric_limits<T>::infinity());
+    }
+}
+
+template <class T> INLINE void nearest_levels(const T *value, int64_t count, const T *limit, uint32_t *code) {
     for (int64_t i = 0; i < count; ++i) {
-        const double size = std::fabs(static_cast<double>(value[i]));
+        const T size = std::fabs(value[i]);
         uint32_t level = 0;
-        for (int j = 0; j < LEVELS - 1; ++j) level += !(size < middle[j]);
+        for (int j = 0; j < LEVELS - 1; ++j) level += !(size < limit[j]);
         code[i] = level + (std::signbit(value[i]) ? SIGN : 0);
     }
 }
-FOR_EACH_PROCESSOR void find_levels(const float *value, int64_t count, const double *middle, uint32_t *code) {
-    nearest_levels(value, count, middle, code);
+FOR_EACH_PROCESSOR void find_levels(const float *value, int64_t count, const float *limit, uint32_t *code) {
+    nearest_levels(value, count, limit, code);
 }
-FOR_EACH_PROCESSOR void find_levels(const double *value, int64_t count, const double *middle, uint32_t *code) {
-    nearest_levels(value, count, middle, code);
+FOR_EACH_PROCESSOR void find_levels(const double *value, int64_t count, const double *limit, uint32_t *code) {
+    nearest_levels(value, count, limit, code);
 }
 
 template <class T> Array<uint32_t> to_levels(const Array<T> &values, const Array<float> &levels) {
@@ -37,12 +45,12 @@ template <class T> Array<uint32_t> to_levels(const Array<T> &values, const Array
     Array<uint32_t> words((count + CODES - 1) / CODES);
     uint32_t *word = words.mutable_data();
     py::gil_scoped_release released;
-    double middle[LEVELS - 1];
-    for (int j = 0; j < LEVELS - 1; ++j) middle[j] = (static_cast<double>(level[j]) + level[j + 1]) / 2;
+    T limit[LEVELS - 1];
+    find_limits(level, limit);
     uint32_t codes[WINDOW];
     for (int64_t start = 0; start < count; start += WINDOW) {
         const int64_t length = std::min(WINDOW, count - start);
-        find_levels(value + start, length, middle, codes);
+        find_levels(value + start, length, limit, codes);
         std::fill(codes + length, codes + (length + CODES - 1) / CODES * CODES, 0);
         for (int64_t i = 0; i < length; i += CODES) {
             uint32_t packed = 0;
