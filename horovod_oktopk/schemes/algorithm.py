@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.half_precision import HalfDtype
 from ..phases.agreement import Attendance, Memory, RollCall, roll_call
 from ..phases.sparse_transport import SparseTransport
 from ..selection.accumulator import Accumulator
 from ..selection.local_top_k import local_top_k
 from ..transport.counting import CountingTransport
 from ..vectors.sparse import DenseVector, Indices, SparseVector
+from ..vectors.values import ValueDtype
 from ..vectors.wire import WireCodec
 from .report import StepReport
 from .step_result import StepResult
@@ -56,9 +56,12 @@ class Step:
         """What happens inside is counted, and timed, under this name."""
         return self.transport.phase(name)
 
-    def ranks(self, value_dtype: HalfDtype | None = None, messages_in_flight: int = 1) -> SparseTransport:
-        """The other ranks, to exchange sparse vectors with."""
-        return SparseTransport(self.transport, WireCodec(self.acc.dtype, value_dtype), messages_in_flight)
+    def ranks(self, value_dtype: ValueDtype | None = None, messages_in_flight: int = 1) -> SparseTransport:
+        """The other ranks, to exchange sparse vectors with: this rank's selection first."""
+        ranks = SparseTransport(self.transport, WireCodec(self.acc.dtype, value_dtype), messages_in_flight)
+        if value_dtype is None:
+            return ranks
+        return ranks.spanning(self.threshold, float(np.abs(self.selected.values).max(initial=0)))
 
     def skipped(self) -> StepResult:
         """Of a step that some rank could not take, as its gradient was not finite."""

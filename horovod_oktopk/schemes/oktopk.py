@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError
-from ..kernels.half_precision import HalfDtype
 from ..phases.agreement import Memory
 from ..phases.balance_gather import allgatherv, balance, needs_balance, plan_balance
 from ..phases.regions import Regions, count_by_region, space_repartition
@@ -19,6 +18,7 @@ from ..phases.split_reduce import split_and_reduce
 from ..phases.volume import Volume
 from ..selection.threshold_reuse import ReusedThreshold
 from ..vectors.sparse import Indices, SparseVector, sum_of
+from ..vectors.values import ValueDtype
 from .algorithm import Algorithm, Step
 from .auto import AutoAllreduce
 from .base import Scheme, check_integer, check_real, elements
@@ -43,8 +43,9 @@ class OkTopk(Scheme):
         which reuses the global threshold between evaluations, and saves one short message.
     strategy: "split": Ok-Topk's own; "auto": over the first steps Ok-Topk, an allgather of everyone's top-k with the
         same outcome, and a dense allreduce are timed, and the fastest is taken; for small models and fast networks.
-    value_dtype: "float16" or "bfloat16": values travel in 16 bits, and what rounding leaves over stays in the
-        residual; None: they travel as they are. float16 holds magnitudes of about 6e-5 to 65504 well.
+    value_dtype: "float16" or "bfloat16": values travel in 16 bits; "log4": in 4, a sign and one of eight magnitudes.
+        What rounding leaves over stays in the residual. None: they travel as they are. float16 holds magnitudes of
+        about 6e-5 to 65504 well; the other two any.
     threshold_interval: τ′, steps between exact evaluations of the global threshold, where it is reused.
     region_interval: τ, steps between repartitions of the regions.
     messages_in_flight: how many messages fly at once while what came before them is decoded.
@@ -62,7 +63,7 @@ class OkTopk(Scheme):
     selection: Selection = "exact"
     strategy: Literal["split", "auto"] = "split"
     global_density: float | None = None
-    value_dtype: HalfDtype | None = None
+    value_dtype: ValueDtype | None = None
     threshold_interval: int = 32
     region_interval: int = 64
     messages_in_flight: int = 8
@@ -72,7 +73,7 @@ class OkTopk(Scheme):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, allowed in (("selection", get_args(Selection)), ("strategy", ("split", "auto")),
-                              ("value_dtype", (None, *get_args(HalfDtype)))):
+                              ("value_dtype", (None, *get_args(ValueDtype)))):
             if getattr(self, name) not in allowed:
                 raise OptionError(f"{name} must be one of {allowed}; got {getattr(self, name)!r}")
         if self.global_density is not None:
@@ -131,6 +132,7 @@ class OkTopkAllreduce(Algorithm):
         volume = Volume(regions, oktopk_bound(step.k, ranks.size, step.global_k))
         with step.phase("global_select"):
             summed, sizes = self._select_globally(reduced, step, volume)  # lines 9-12
+            ranks = ranks.spanning(*self.global_.ends)
             chosen = ranks.codec.round(summed)
         update = self._balance_and_allgatherv(chosen, sizes[regions.order], step, volume, ranks)  # line 13
         sent = selection.positions_in(update)  # line 14
@@ -156,11 +158,12 @@ class OkTopkAllreduce(Algorithm):
         """This rank's share of the global top-k, and how many elements each rank's has."""
         order = volume.regions.order
         if step.global_k >= min(step.n, step.k * step.transport.size):
-            return self.global_.select_all(reduced, step.transport)
+            return self.global_.select_all(reduced, step.transport, step.threshold)
         due = _due(step.t, self.options.threshold_interval)
         if self.options.selection == "reuse" and step.call.in_sync and not due:
-            return self.global_.select_again(reduced, step.global_k, order, volume.fits_direct, step.transport)
-        return self.global_.select(reduced, step.global_k, order, step.transport)
+            return self.global_.select_again(reduced, step.global_k, order, volume.fits_direct, step.transport,
+                                             step.threshold)
+        return self.global_.select(reduced, step.global_k, order, step.transport, step.threshold)
 
     def _balance_and_allgatherv(self, chosen: SparseVector, sizes: NDArray[np.int64], step: Step, volume: Volume,
                                 ranks: SparseTransport) -> SparseVector:

@@ -55,6 +55,7 @@ def check_dense_is_horovods_own_allreduce(kind: Kind) -> None:
 SCHEMES = {"OkTopk": OkTopk(density=0.1, region_interval=4), "TopkA": TopkA(density=0.1),
            "OkTopk, reused thresholds": OkTopk(density=0.1, selection="reuse", threshold_interval=3),
            "OkTopk, bfloat16": OkTopk(density=0.1, value_dtype="bfloat16"),
+           "OkTopk, log4": OkTopk(density=0.1, value_dtype="log4"),
            "TopkDSA": TopkDSA(density=0.1), "GTopk": GTopk(density=0.1),
            "naive GTopk": GTopk(density=0.1, collective="allgather"), "GaussianK": GaussianK(density=0.1)}
 

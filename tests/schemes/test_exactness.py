@@ -50,12 +50,12 @@ def test_more_or_less_is_kept_of_the_sum_wherever_the_top_k_lies(case, global_k)
 
 
 @pytest.mark.parametrize("selection", ["exact", "reuse"])
-def test_where_all_sums_are_kept_only_their_number_is_exchanged(selection):
+def test_where_all_sums_are_kept_three_numbers_are_exchanged(selection):
     case = Case("normal", 300, 20, 4, 3, seed=2)
     for ranks in simulate(case.gradients(), case.k, make=keeping(80, case, selection=selection)):
         for record in ranks:
             traffic = record.report.phases["global_select"]
-            assert (traffic.messages_sent, traffic.bytes_sent) == (3, 3 * 8)
+            assert (traffic.messages_sent, traffic.bytes_sent) == (3, 3 * 3 * 8)
             assert record.report.global_threshold == 0
             assert len(record.contributed) == record.report.local_selected == case.k
 

@@ -20,7 +20,7 @@ BAD = [
     *[("threshold_guard", value, "[0, 1)") for value in (-0.1, 1, float("nan"), "x", False, None)],
     *[("selection", value, "('exact', 'reuse')") for value in ("approximate", None, 1)],
     *[("strategy", value, "('split', 'auto')") for value in ("dense", None, 1)],
-    *[("value_dtype", value, "(None, 'float16', 'bfloat16')") for value in ("float32", np.float16, 16, [])],
+    *[("value_dtype", value, "(None, 'float16', 'bfloat16', 'log4')") for value in ("float32", np.float16, 16, [])],
     *[("transport", value, "('auto', 'mpi', 'horovod')") for value in ("tcp", "", None, 3, [])],
 ]
 

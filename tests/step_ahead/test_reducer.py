@@ -88,7 +88,7 @@ def train(size: int, options: StepAhead = OPTIONS, steps: int = 12, **arguments:
     return run_ranks(size, program)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))])
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: f"{type(scheme).__name__}")
 @pytest.mark.parametrize("options", [{}, {"overlap": False}, {"local_steps": 3, "ahead": 0.7}], ids=str)
 def test_the_shared_parameters_have_the_same_bits_and_nothing_is_lost(scheme, size, options):
@@ -102,6 +102,7 @@ def test_the_shared_parameters_have_the_same_bits_and_nothing_is_lost(scheme, si
     assert np.allclose(applied, moved, atol=1e-5 * weight)
 
 
+@pytest.mark.slow
 def test_thousands_of_steps_of_very_different_magnitude_do_not_drift():
     size, steps = 2, 3000
     scales = np.float32(10.0) ** np.linspace(-4, 2, N, dtype=np.float32)
