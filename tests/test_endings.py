@@ -26,6 +26,7 @@ def told(job: Finished) -> dict[int, str]:
     ("torch", "mpi", "normal"),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
         *(("torch", "mpi", how) for how in WAYS if how != "normal"), ("torch", "gloo", "normal"),
+        ("step_ahead", "mpi", "normal"), ("step_ahead", "mpi", "raising"), ("step_ahead", "gloo", "shutdown"),
         ("torch", "gloo", "raising"), ("tensorflow", "mpi", "normal"), ("tensorflow", "mpi", "raising"),
         ("tensorflow", "gloo", "shutdown")))])
 def test_the_ranks_that_go_on_are_told_which_rank_has_ended_and_how(framework: str, backend: str, how: str) -> None:
@@ -37,7 +38,8 @@ def test_the_ranks_that_go_on_are_told_which_rank_has_ended_and_how(framework: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("framework", "backend"), [("torch", "mpi"), ("torch", "gloo"), ("tensorflow", "mpi")])
+@pytest.mark.parametrize(("framework", "backend"), [("torch", "mpi"), ("torch", "gloo"), ("tensorflow", "mpi"),
+                                                     ("step_ahead", "mpi")])
 def test_ranks_with_equal_numbers_of_steps_end_well(framework: str, backend: str) -> None:
     job = job_of(framework, backend, "even")
     assert job.returncode == 0, job.output[-4000:]

@@ -25,6 +25,7 @@ from typing import Any, Generic
 import numpy as np
 
 from ..errors import NonFiniteError, PluginError
+from ..kernels import KERNELS
 from ..reducer.buckets import L
 from ..reducer.connection import Connection
 from ..reducer.state import THIS_PROCESS, Record, record, share_of
@@ -34,7 +35,7 @@ from ..schemes.report import StepReport, sum_of_phases
 from ..schemes.step_result import StepResult
 from ..selection.parameter_accumulator import ParameterAccumulator
 from ..transport.connect import Network
-from ..vectors.sparse import DenseVector, SparseVector, sum_of
+from ..vectors.sparse import DenseVector, SparseVector
 from .options import StepAhead
 from .replica import Replica
 
@@ -131,7 +132,7 @@ class StepAheadReducer(Generic[L]):
         assert result.update is not None
         update = result.update.divided(self._divisor)
         self._accumulator.commit(update)
-        self._replica.add(_local_change(update, result))
+        self._replica.add(local_change(update, result))
 
     @property
     def _divisor(self) -> float:
@@ -292,14 +293,21 @@ class StepAheadReducer(Generic[L]):
             wait_for([self._under_way], LAST_EXCHANGE)
 
 
-def _local_change(update: SparseVector | DenseVector, result: StepResult) -> SparseVector | DenseVector:
-    """What p changes by: it loses the update, and gets back what this rank has contributed to it."""
+def local_change(update: SparseVector | DenseVector, result: StepResult) -> SparseVector | DenseVector:
+    """What p changes by: it loses the update, and gets back what this rank has contributed to it.
+
+    All that contributed, and all that rounding left over, is at indices of the update.
+    """
     sent = result.sent()
     if isinstance(update, DenseVector):
         return DenseVector(sent.values - update.values)
     assert isinstance(sent, SparseVector)
-    parts = [update.negated(), sent]
-    return sum_of(parts if result.remainder is None else [*parts, result.remainder.negated()])
+    change = -update.values
+    KERNELS.add(change, KERNELS.common_positions(update.indices, sent.indices), sent.values)
+    kept = result.remainder
+    if kept is not None:
+        KERNELS.add(change, KERNELS.common_positions(update.indices, kept.indices), -kept.values)
+    return SparseVector(update.indices, change)
 
 
 _live: weakref.WeakSet[StepAheadReducer[Any]] = weakref.WeakSet()

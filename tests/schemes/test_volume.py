@@ -92,7 +92,7 @@ def test_every_rank_keeps_to_the_bound_at_every_step(case, balance_trigger, opti
 
 
 @pytest.mark.parametrize("options", [EXACT, REUSE], ids=["exact", "reuse"])
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 8))])
 @pytest.mark.parametrize("kind", [case.kind for case in adversarial()])
 def test_no_placement_of_the_top_k_breaks_the_bound(kind, size, options):
     case = next(case for case in adversarial(size=size) if case.kind == kind)
