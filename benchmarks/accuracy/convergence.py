@@ -2,8 +2,8 @@
 
     .venv/bin/python -m benchmarks.accuracy.convergence --studies lstm-4
 
-Every method has the learning rate that is best for it, of the same ones: they are tried with the first seed, and the other
-seeds take the best. Runs that --json already holds are not repeated. There is a plot for each study.
+Every method has the learning rate that is best for it, of the same ones: they are tried with the first seed, and the
+other seeds take the best. Runs that --json already holds are not repeated. There is a plot for each study.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def show(study: Study, found: dict[str, Tuned], seeds: list[int], console: Conso
             "" if name == "dense" else task.difference(tuned.mean(task.metric), dense),
             f"{tuned.mean('bytes_per_step'):,.0f}")
     console.print(table)
-    console.print("Of the last epoch. The learning rate is that of all ranks together. Bytes are means over all steps, "
-                  "a warm-up's included: counted as sent, for dense computed, 2n(P-1)/P words.")
+    console.print("Of the last epoch. The learning rate is that of all ranks together. Bytes are means over all "
+                  "steps, a warm-up's included: counted as sent, for dense computed, 2n(P-1)/P words.")
 
 
 def plot(study: Study, found: dict[str, Tuned], path: Path) -> None:

@@ -19,6 +19,7 @@ from horovod_oktopk.torch import set_density, shared_parameters, step_report, sy
 from horovod_oktopk.transport.base import Transport
 from horovod_oktopk.transport.local import run_ranks
 
+Make = Callable[[Ranks, argparse.Namespace], Setup]
 LONGEST_STEP = 600.0
 """Seconds for which threads wait for each other."""
 
@@ -64,7 +65,7 @@ class HorovodRanks:
         return HorovodOptimizer(optimizer, model, compression)
 
 
-def run(make: Callable[[Ranks, argparse.Namespace], Setup], shown: str, parser: argparse.ArgumentParser,
+def run(make: Make, shown: str, parser: argparse.ArgumentParser,
         line: list[str] | None) -> None:
     """A whole program. make: one rank's setup; with the same model on all ranks, as the seed is.
 
@@ -83,12 +84,11 @@ def run(make: Callable[[Ranks, argparse.Namespace], Setup], shown: str, parser: 
         finish(results, shown.format(**results), arguments.json)
 
 
-def _train_thread(transport: Transport, make: Callable[[Ranks, argparse.Namespace], Setup],
-                  arguments: argparse.Namespace) -> Results:
+def _train_thread(transport: Transport, make: Make, arguments: argparse.Namespace) -> Results:
     return _train(ThreadRanks(transport), make, arguments)
 
 
-def _train(ranks: Ranks, make: Callable[[Ranks, argparse.Namespace], Setup], arguments: argparse.Namespace) -> Results:
+def _train(ranks: Ranks, make: Make, arguments: argparse.Namespace) -> Results:
     torch.set_num_threads(1)
     with ranks.own_randomness():
         torch.manual_seed(arguments.seed)

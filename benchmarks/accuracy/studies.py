@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.output import BLUE, GREEN, GREY, ORANGE, RED, VIOLET
+from benchmarks.output import BLUE, GREEN, ORANGE, RED, VIOLET
 
-BLACK, BROWN, PINK, OLIVE = "#222222", "#937860", "#da8bc3", "#8c8c26"
+BLACK, BROWN = "#222222", "#937860"
 Options = Mapping[str, Any]
 """Those of a program, by name, without their dashes; True: the name alone."""
 
@@ -60,8 +60,8 @@ class Method:
 class Study:
     """Methods by their names, of which "dense" is what they are compared with.
 
-    rates: learning rates to choose from, of all ranks together. threads: whether the ranks are threads of one process;
-    otherwise it is a Horovod job.
+    rates: learning rates to choose from, of all ranks together. threads: whether the ranks are threads of one
+    process; otherwise it is a Horovod job.
     """
 
     title: str
@@ -96,8 +96,6 @@ SAME_BATCHES = Method("dense", BLACK, {"compression": "none"}, ranks=4)
 """On as many ranks as there are batches for, it is the same training, to rounding."""
 GRADIENTS = Method("OkTopk", ORANGE, {"compression": "oktopk"})
 STEP_AHEAD = Method("StepAhead(OkTopk)", BLUE, {"compression": "oktopk", "step-ahead": True})
-STEP_AHEAD_TOPKA = Method("StepAhead(TopkA)", GREEN, {"compression": "topka", "step-ahead": True},
-                          rate_of="step-ahead")
 MOMENTUM_CORRECTION = Method("momentum correction (DGC)", RED, {"compression": "dgc"})
 
 
@@ -109,6 +107,14 @@ def step_ahead(title: str, color: str, line: str = "-", **options: Any) -> Metho
 
 
 IN_TURN = step_ahead("no overlap", BLUE, ":", no_overlap=True)
+
+
+def all_kept(title: str, color: str, density: float, **options: Any) -> Method:
+    """Values in 4 bits, and all sums are kept."""
+    return step_ahead(f"{title}: 4 bits, all sums kept", color, density=density, value_dtype="log4",
+                      global_density=1.0, **options)
+
+
 MAIN = {"gradients": GRADIENTS, "step-ahead": STEP_AHEAD}
 COEFFICIENTS = {"step-ahead": STEP_AHEAD, "ahead-1": step_ahead("ahead=1", RED, ahead=1.0),
                 "ahead-0.5": step_ahead("ahead=0.5", GREEN, ahead=0.5),
@@ -117,15 +123,17 @@ SCHEMES = {"dense": DENSE, "gradients": GRADIENTS, **{
     name.lower(): Method(name, color, {"compression": name.lower()}, line=line) for name, color, line in (
         ("TopkA", BLUE, "-"), ("TopkDSA", GREEN, "--"), ("GTopk", RED, "-"), ("GaussianK", VIOLET, "-"))}}
 
-SGD_RATES, ADAM_RATES = (2.0, 4.0, 6.0), (0.005, 0.01, 0.02)
+SGD_RATES, ADAM_RATES = (2.0, 4.0, 6.0, 8.0), (0.005, 0.01, 0.02)
 ONE_PERCENT = {"density": 0.01}
 
 STUDIES = {
     "lstm-4": Study("SGD with momentum", LSTM, 4, {
         "dense": SAME_BATCHES, **MAIN, "in-turn": IN_TURN,
-        "topka": STEP_AHEAD_TOPKA, "dgc": MOMENTUM_CORRECTION}, SGD_RATES, ONE_PERCENT),
+        "dgc": MOMENTUM_CORRECTION, "same-bytes": all_kept("2.2 %", GREEN, 0.022),
+        "warm-up": all_kept("2.2 %, density warm-up", BROWN, 0.022, density_warmup=2),
+        "tenth": all_kept("0.1 %", VIOLET, 0.001)}, SGD_RATES, ONE_PERCENT),
     "lstm-8": Study("SGD with momentum", LSTM, 8, {
-        "dense": SAME_BATCHES, **MAIN, "topka": STEP_AHEAD_TOPKA}, SGD_RATES, ONE_PERCENT),
+        "dense": SAME_BATCHES, **MAIN, "same-bytes": all_kept("1.25 %", GREEN, 0.0125)}, SGD_RATES, ONE_PERCENT),
     "ahead-4": Study("how far ahead", LSTM, 4, {"dense": SAME_BATCHES, **COEFFICIENTS}, SGD_RATES, ONE_PERCENT),
     "ahead-8": Study("how far ahead", LSTM, 8, {"dense": SAME_BATCHES, **COEFFICIENTS}, SGD_RATES, ONE_PERCENT),
     "lstm-adamw": Study("AdamW", LSTM, 4, {"dense": SAME_BATCHES, **MAIN}, ADAM_RATES,

@@ -1,7 +1,7 @@
 """Ranks that are threads of one process: the package's own reduction, over its transport between threads.
 
-Without launchers, Horovod and MPI, so that many ranks train on few cores: with the bits of a Horovod job, but that a dense
-allreduce adds up in another order.
+Without launchers, Horovod and MPI, so that many ranks train on few cores: with the bits of a Horovod job, but that a
+dense allreduce adds up in another order.
 """
 
 from __future__ import annotations
