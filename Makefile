@@ -9,7 +9,7 @@ help:  ## Show this list
 environment:  ## Build .venv: pinned packages, Open MPI, and Horovod compiled from source
 	@scripts/environment.sh
 
-demo: environment  ## Train on handwritten digits with 4 ranks, dense and with OkTopk, and compare
+demo: environment  ## Train on handwritten digits with 4 ranks: dense, OkTopk and StepAhead; and compare
 	@$(BIN)/python -m benchmarks.accuracy.demo
 
 demo-tensorflow: environment  ## Train a Keras model in the same way, with TensorFlow
