@@ -48,6 +48,8 @@ OTHER_PARAMETERS = ("the model holds other parameters than those that all ranks 
 NOT_FINITE = ("the parameters of ranks {ranks} are not finite after their own step, though their gradients were. "
               "Training has diverged: try a lower learning rate. The shared parameters are intact: "
               "shared_parameters(optimizer)")
+OVERFLOW = ("the ranks' moves are finite, and their sum is not: training has diverged. The shared parameters are "
+            "intact: shared_parameters(optimizer)")
 NEVER_SHARED = ("shared_parameters was never entered: wherever the model was evaluated or saved, it held this rank's "
                 "own parameters, and not those that all ranks share. Write: with shared_parameters(optimizer): ...")
 LAST_EXCHANGE = 60.0
@@ -120,6 +122,8 @@ class StepAheadReducer(Generic[L]):
             self.report = result.report
             if result.update is None:
                 raise NonFiniteError(NOT_FINITE.format(ranks=list(result.not_finite)))
+            if not np.isfinite(result.update.values).all():  # on all ranks alike
+                raise NonFiniteError(OVERFLOW)
             with self._reported("write_back"):
                 self._apply(result)
 
