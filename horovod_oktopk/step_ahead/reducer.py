@@ -5,9 +5,11 @@ Invariant: the residual of this rank is w - p, and is stored nowhere. w has the 
     begin_step      what is under way is applied: w -= u / (λP); p += c - u / (λP), where c is what this rank
                     contributed to u. So w - p is the new residual again.
     (the optimizer's own local step on p, with λ times its learning rate)
-    end_step        acc = w - p is looked at, and its top k are selected; u = Topk(Σ Topk(acc)) is under way.
+    end_step        acc = w - p is looked at, and its top k are selected; u = Topk(Σ Topk(acc)) is under way. Until it
+                    is applied, p has moved by (1 - 1/λ) times what was selected: to where the exchange would take it,
+                    if all ranks had selected the same.
 
-Nothing moves p while an exchange is under way, but the program itself: whatever it does to p is a local step.
+While an exchange is under way only the program itself moves p: whatever it does to p is a local step.
 """
 
 from __future__ import annotations
@@ -80,6 +82,7 @@ class StepAheadReducer(Generic[L]):
         self._rank, self._ahead = 0, 0.0  # and λ, since the last start
         self._steps = 0  # of the optimizer, since the last exchange began
         self._under_way: Future[StepResult] | None = None
+        self._anticipated: SparseVector | None = None  # what p goes back by before it is applied
         self._thread: ThreadPoolExecutor | None = None
         self._share: Record | None = None  # of a state that was loaded, for the next start
         self._scheme.k_of(max(1, layout.n))
@@ -118,7 +121,10 @@ class StepAheadReducer(Generic[L]):
         """
         if self._under_way is not None:
             under_way, self._under_way = self._under_way, None
-            result = under_way.result()
+            try:
+                result = under_way.result()
+            finally:
+                self._take_back()
             self.report = result.report
             if result.update is None:
                 raise NonFiniteError(NOT_FINITE.format(ranks=list(result.not_finite)))
@@ -135,8 +141,26 @@ class StepAheadReducer(Generic[L]):
         if self._scheme is not self._described:  # the roll call under way had the old description
             self._algorithm.description, self._described = self.description, self._scheme
         step = self._algorithm.begin(self._accumulator, self._k, finite, transport)
+        if self.options.overlap:
+            self._anticipate(step.selected)
         self._thread = self._thread or ThreadPoolExecutor(1, "horovod_oktopk")
         self._under_way = self._thread.submit(self._algorithm.complete, step)
+
+    def _anticipate(self, selected: SparseVector) -> None:
+        """Until the exchange is applied, p is where it would be if all ranks had selected what this one has.
+
+        A local step is λ of a step, and the exchange adds 1 - λ. If that came a step late, gradients would be
+        computed at parameters that large learning rates with momentum have long left.
+        """
+        if self.coefficient < 1:
+            factor = selected.values.dtype.type(1 / self.coefficient - 1)
+            self._anticipated = SparseVector(selected.indices, factor * selected.values)
+            self._replica.add(SparseVector(selected.indices, -self._anticipated.values))
+
+    def _take_back(self) -> None:
+        if self._anticipated is not None:
+            self._replica.add(self._anticipated)
+            self._anticipated = None
 
     def _apply(self, result: StepResult) -> None:
         """What contributed leaves the residual, what rounding left over stays: p = w - residual afterwards."""
@@ -210,6 +234,7 @@ class StepAheadReducer(Generic[L]):
     def _start_anew(self) -> None:
         """Who the ranks are has changed, so what was under way is lost."""
         self._under_way = None
+        self._take_back()
         self.suspend()
         self._algorithm.forget()
 
@@ -272,7 +297,7 @@ class StepAheadReducer(Generic[L]):
 
     def take(self, share: Record) -> None:
         """Takes what `share_of` has worked out for this rank, when `shared` ends or the next step begins."""
-        self._under_way = None
+        self._under_way = self._anticipated = None
         self.is_started = self.is_swapped = False
         self._share = {"shared": None, "steps": 0, **share}
 

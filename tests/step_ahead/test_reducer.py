@@ -174,6 +174,18 @@ def test_with_overlap_an_exchange_is_applied_before_the_next_step():
     assert run_ranks(2, program) == [(True, False)] * 2
 
 
+@pytest.mark.parametrize("ahead", [1, 0.5, 0.3])
+def test_with_overlap_ranks_that_move_alike_are_at_once_where_the_exchange_takes_them(ahead):
+    def program(transport):
+        worker = Worker(transport, StepAhead(TopkA(density=1.0), ahead=ahead))
+        worker.step(moves(0, 1)[0])
+        expected = worker.p
+        worker.reducer.catch_up()
+        return np.allclose(expected, worker.w, atol=1e-6)
+
+    assert run_ranks(2, program) == [True, True]
+
+
 def test_local_steps_exchange_only_every_so_many_steps():
     def program(transport):
         worker = Worker(transport, StepAhead(OkTopk(density=0.05), local_steps=3, overlap=False))
