@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -41,12 +42,18 @@ from ..vectors.sparse import DenseVector, SparseVector
 from .options import StepAhead
 from .replica import Replica
 
+logger = logging.getLogger("horovod_oktopk")
+
 BROADCAST_FIRST = "the parameters, which must be the same everywhere before the first step (hvd.broadcast_parameters)"
 OTHER_PARAMETERS = ("the model holds other parameters than those that all ranks shared when this state was saved, so "
                     "what this rank had not sent then is dropped: save the model inside shared_parameters(optimizer)")
 NOT_FINITE = ("the parameters of ranks {ranks} are not finite after their own step, though their gradients were. "
               "Training has diverged: try a lower learning rate. The shared parameters are intact: "
               "shared_parameters(optimizer)")
+OVERFLOW = ("the ranks' moves are finite, and their sum is not: training has diverged. The shared parameters are "
+            "intact: shared_parameters(optimizer)")
+NEVER_SHARED = ("shared_parameters was never entered: wherever the model was evaluated or saved, it held this rank's "
+                "own parameters, and not those that all ranks share. Write: with shared_parameters(optimizer): ...")
 LAST_EXCHANGE = 60.0
 """Seconds for which a rank that shuts Horovod down waits for what is under way."""
 
@@ -63,15 +70,16 @@ class StepAheadReducer(Generic[L]):
         self.layout = layout
         self.network = network
         self.report: StepReport | None = None
-        self.is_started = self.is_swapped = self._has_agreed = False
+        self.is_started = self.is_swapped = self._has_agreed = self._was_shared = False
         self._digest = ""  # of w at the start
         self._average = average
         self._accumulator = accumulator
         self._replica = replica
         self._scheme: Scheme = options.inner
+        self._described: Scheme | None = None
         self._algorithm: Algorithm = self._scheme.build("")
         self._connection = Connection(network, self._scheme.transport)
-        self._ahead = 0.0  # λ since the last start
+        self._rank, self._ahead = 0, 0.0  # and λ, since the last start
         self._steps = 0  # of the optimizer, since the last exchange began
         self._under_way: Future[StepResult] | None = None
         self._anticipated: SparseVector | None = None  # what p goes back by before it is applied
@@ -120,6 +128,8 @@ class StepAheadReducer(Generic[L]):
             self.report = result.report
             if result.update is None:
                 raise NonFiniteError(NOT_FINITE.format(ranks=list(result.not_finite)))
+            if not np.isfinite(result.update.values).all():  # on all ranks alike
+                raise NonFiniteError(OVERFLOW)
             with self._reported("write_back"):
                 self._apply(result)
 
@@ -128,7 +138,8 @@ class StepAheadReducer(Generic[L]):
         transport.reset()
         with transport.phase("accumulate"):
             finite = self._accumulator.accumulate(self._replica.pieces())
-        self._algorithm.description = self.description
+        if self._scheme is not self._described:  # the roll call under way had the old description
+            self._algorithm.description, self._described = self.description, self._scheme
         step = self._algorithm.begin(self._accumulator, self._k, finite, transport)
         if self.options.overlap:
             self._anticipate(step.selected)
@@ -178,7 +189,7 @@ class StepAheadReducer(Generic[L]):
         """w is what the model holds, and p becomes w - residual, if a state was loaded; on this rank alone."""
         self._accumulator.start(self._replica.pieces())
         self._digest = self._digest_of_shared()
-        self._ahead, self._steps = self.coefficient, 0
+        self._rank, self._ahead, self._steps = self.network.membership()[0], self.coefficient, 0
         self.is_started, self._has_agreed = True, False
         share, self._share = self._share, None
         if share is not None:
@@ -233,6 +244,7 @@ class StepAheadReducer(Generic[L]):
 
         A state may be loaded inside, and the model's w with it: then p is w - residual at the end.
         """
+        self._was_shared = True
         if self.is_swapped:
             yield
             return
@@ -316,6 +328,9 @@ class StepAheadReducer(Generic[L]):
         """Before Horovod is shut down: waits for what is under way, and leaves it."""
         if self._under_way is not None:
             wait_for([self._under_way], LAST_EXCHANGE)
+        if self.is_started and not self._was_shared and self._rank == 0:
+            self._was_shared = True  # told once
+            logger.warning(NEVER_SHARED)
 
 
 def local_change(update: SparseVector | DenseVector, result: StepResult) -> SparseVector | DenseVector:
