@@ -28,22 +28,23 @@ Run = dict[str, Any]
 
 @dataclass
 class Runs:
-    """Every run that there is, in a file."""
+    """Every run that there is, in a file. may_train: whether others are made."""
 
     path: Path
     timeout: float
+    may_train: bool = True
     known: list[Run] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.path.exists():
             self.known = json.loads(self.path.read_text())["runs"]
 
-    def of(self, study: Study, name: str, rate: float, seed: int) -> Run:
-        """One run; it is made, and written, if it is not known."""
+    def of(self, study: Study, name: str, rate: float, seed: int) -> Run | None:
+        """One run; it is made, and written, if it is not known. None: it may not be."""
         options = study.options_of(name, rate, seed)
         this = {"program": study.task.program, "ranks": study.ranks_of(name), "options": options}
         run = next((run for run in self.known if this.items() <= run.items()), None)
-        if run is None:
+        if run is None and self.may_train:
             launcher = [] if study.threads else launch.horovodrun(study.ranks)
             run = {**train([*launcher, sys.executable, "-m", f"benchmarks.accuracy.{study.task.program}"], options,
                            self.timeout), **this}
@@ -78,7 +79,7 @@ class Tuned:
 
 
 def measure(study: Study, seeds: list[int], runs: Runs, console: Console) -> dict[str, Tuned]:
-    """All methods of a study, by name."""
+    """All methods of a study, by name; those that have no run are left out."""
     rates: dict[str, float] = {}
     for name, method in study.methods.items():
         rates[name] = rates[method.rate_of] if method.rate_of else best_rate(study, name, seeds[0], runs)
@@ -86,33 +87,32 @@ def measure(study: Study, seeds: list[int], runs: Runs, console: Console) -> dic
     for seed in seeds:
         for name, tuned in found.items():
             run = runs.of(study, name, tuned.rate, seed)
-            tuned.runs.append(run)
-            console.print(f"{study.task.title}, {study.ranks} ranks, seed {seed}, {study.methods[name].title}: "
-                          f"{study.task.shown(run[study.task.metric])}", style="dim")
-    return found
+            if run is not None:
+                tuned.runs.append(run)
+                console.print(f"{study.task.title}, {study.ranks} ranks, seed {seed}, {study.methods[name].title}: "
+                              f"{study.task.shown(run[study.task.metric])}", style="dim")
+    return {name: tuned for name, tuned in found.items() if tuned.runs}
 
 
 def best_rate(study: Study, name: str, seed: int, runs: Runs) -> float:
-    best, value = study.rates[0], None
-    for rate in study.rates if len(study.rates) > 1 else ():
-        reached = runs.of(study, name, rate, seed)[study.task.metric]
-        if value is None or study.task.better(reached, value):
-            best, value = rate, reached
-    return best
+    if len(study.rates) == 1:
+        return study.rates[0]
+    reached = {rate: run[study.task.metric] for rate in study.rates if (run := runs.of(study, name, rate, seed))}
+    best = max if study.task.metric == "accuracy" else min
+    return best(reached, key=reached.__getitem__, default=study.rates[0])
 
 
-def show(study: Study, found: dict[str, Tuned], seeds: list[int], console: Console) -> None:
+def show(study: Study, found: dict[str, Tuned], console: Console) -> None:
     task = study.task
     first = found["dense"].runs[0]
-    table = make_table(f"{task.title}, {study.title}: {first['parameters']:,} parameters, {study.ranks} ranks, seeds "
-                       f"{', '.join(map(str, seeds))}", ["method"],
-                       ["learning rate", f"mean {task.metric.replace('_', ' ')}", "lowest to highest", "to dense",
-                        "bytes per rank and step"])
+    table = make_table(f"{task.title}, {study.title}: {first['parameters']:,} parameters, {study.ranks} ranks",
+                       ["method"], ["seeds", "learning rate", f"mean {task.metric.replace('_', ' ')}",
+                                    "lowest to highest", "to dense", "bytes per rank and step"])
     dense = found["dense"].mean(task.metric)
     for name, tuned in found.items():
         values = tuned.values(task.metric)
         table.add_row(
-            study.methods[name].title, f"{tuned.rate:g}", task.shown(tuned.mean(task.metric)),
+            study.methods[name].title, str(len(values)), f"{tuned.rate:g}", task.shown(tuned.mean(task.metric)),
             f"{task.shown(min(values))} to {task.shown(max(values))}",
             "" if name == "dense" else task.difference(tuned.mean(task.metric), dense),
             f"{tuned.mean('bytes_per_step'):,.0f}")
@@ -138,8 +138,8 @@ def plot(study: Study, found: dict[str, Tuned], path: Path) -> None:
     for axes in (by_epoch, by_bytes):
         axes.grid(alpha=0.25)
     legend_below(figure, by_epoch, columns=3)
-    figure.suptitle(f"{task.title}, {study.title}, {study.ranks} ranks: means of {len(tuned.runs)} seeds, "
-                    "and from lowest to highest")
+    figure.suptitle(f"{task.title}, {study.title}, {study.ranks} ranks: means over the seeds, and from lowest to "
+                    "highest")
     save(figure, path)
 
 
@@ -157,6 +157,7 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
     parser = make_parser(__doc__, "convergence")
     parser.add_argument("--studies", nargs="+", choices=STUDIES, default=list(STUDIES), help="all, if not given")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--no-training", dest="may_train", action="store_false", help="show the runs of --json alone")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each run")
     return parser.parse_args(line)
 
@@ -164,10 +165,10 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
 def main(line: list[str] | None = None) -> None:
     arguments = parse_arguments(line)
     launch.end_cleanly_on_sigterm()
-    runs, console = Runs(arguments.json, arguments.timeout), make_console()
+    runs, console = Runs(arguments.json, arguments.timeout, arguments.may_train), make_console()
     for name in arguments.studies:
         found = measure(STUDIES[name], arguments.seeds, runs, console)
-        show(STUDIES[name], found, arguments.seeds, console)
+        show(STUDIES[name], found, console)
         plot(STUDIES[name], found, arguments.plot.with_stem(f"{arguments.plot.stem}_{name}"))
 
 

@@ -29,9 +29,6 @@ class Task:
         """What the metric is multiplied by in a plot."""
         return 100 if self.metric == "accuracy" else 1
 
-    def better(self, value: float, other: float) -> bool:
-        return value > other if self.metric == "accuracy" else value < other
-
     def shown(self, value: float) -> str:
         """The metric, in the table's unit."""
         return f"{value:.2%}" if self.metric == "accuracy" else f"{value:.4f}"
@@ -123,7 +120,7 @@ SCHEMES = {"dense": DENSE, "gradients": GRADIENTS, **{
     name.lower(): Method(name, color, {"compression": name.lower()}, line=line) for name, color, line in (
         ("TopkA", BLUE, "-"), ("TopkDSA", GREEN, "--"), ("GTopk", RED, "-"), ("GaussianK", VIOLET, "-"))}}
 
-SGD_RATES, ADAM_RATES = (2.0, 4.0, 6.0, 8.0), (0.005, 0.01, 0.02)
+SGD_RATES, ADAM_RATES = (2.0, 4.0, 6.0, 8.0, 12.0), (0.005, 0.01, 0.02)
 ONE_PERCENT = {"density": 0.01}
 
 STUDIES = {
