@@ -11,22 +11,47 @@ import os
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..errors import OptionError
 from ..transport.base import Transport
+from ..transport.connect import Network
+from ..transport.counting import CountingTransport
 from ..vectors.sparse import Values
-from .flat import FlatReducer
-from .state import Record, match_parameters, share_of
+from .layout import Layout
+from .state import Record, Unit, match_parameters, share_of
 
 PathLike = str | os.PathLike[str]
 CHUNK = 1 << 28
 """Bytes in one message: MPI counts in 32 bits."""
 
 
-def save(reducers: Sequence[FlatReducer[Any]], path: PathLike, optimizers: Sequence[int] = (), **marks: Any) -> None:
+class Reduction(Protocol):
+    """What has a state on every rank: a FlatReducer, or a StepAheadReducer."""
+
+    network: Network
+    unit: Unit
+
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def description(self) -> str: ...
+
+    def connect(self) -> CountingTransport: ...
+
+    def check_agreement(self, description: str) -> bool: ...
+
+    def leave(self) -> None: ...
+
+    def record(self) -> Record | None: ...
+
+    def take(self, share: Record) -> None: ...
+
+
+def save(reducers: Sequence[Reduction], path: PathLike, optimizers: Sequence[int] = (), **marks: Any) -> None:
     """Writes the state of all ranks' reducers; called on all ranks together.
 
     optimizers: which optimizer each reducer is of, by number; if not given, one has them all. marks: plain values,
@@ -53,7 +78,7 @@ def read_marks(path: PathLike) -> dict[str, Any]:
     return marks
 
 
-def load(reducer: FlatReducer[Any], index: int, path: PathLike, optimizer: int = 0) -> None:
+def load(reducer: Reduction, index: int, path: PathLike, optimizer: int = 0) -> None:
     """Gives every rank its share of the state of an optimizer's index-th reducer; called on all ranks together.
 
     Raises OptionError on every rank where the first one cannot read it, or where it is of another model.
@@ -75,9 +100,9 @@ def load(reducer: FlatReducer[Any], index: int, path: PathLike, optimizer: int =
 class _Source:
     """The file, on the rank that reads it. failure: why it cannot be; None where it can."""
 
-    def __init__(self, reducer: FlatReducer[Any], index: int, path: PathLike, optimizer: int) -> None:
+    def __init__(self, reducer: Reduction, index: int, path: PathLike, optimizer: int) -> None:
         self.failure: str | None = None
-        self._layout = reducer.layout
+        self._layout, self._unit = reducer.layout, reducer.unit
         try:
             self._archive = zipfile.ZipFile(path)
             saved = json.loads(self._archive.read("records.json"))
@@ -92,7 +117,7 @@ class _Source:
             self.failure = f"{type(error).__name__}: {error}"
 
     def share(self, rank: int, size: int) -> Record:
-        return share_of(self._records, rank, size, self._layout, self._read)
+        return share_of(self._records, rank, size, self._layout, self._read, unit=self._unit)
 
     def _read(self, record: Record) -> Values:
         with self._archive.open(record["residual"]["file"]) as file:
@@ -100,10 +125,11 @@ class _Source:
         return values
 
 
-def _save_one(reducer: FlatReducer[Any], index: int, archive: zipfile.ZipFile | None) -> list[Record]:
+def _save_one(reducer: Reduction, index: int, archive: zipfile.ZipFile | None) -> list[Record]:
     """All ranks' plain records; their residuals go into the archive."""
     transport = reducer.connect()
     own = reducer.record()
+    assert own is not None
     plain = {**own, "residual": {"n": reducer.layout.n, "file": f"{index}.{transport.rank}.npy"}}
     records: list[Record] = [json.loads(text) for text in _gather(transport, json.dumps(plain))]
     for rank, record in enumerate(records):
@@ -126,7 +152,7 @@ def _tell(transport: Transport, value: Any) -> Any:
 
 
 def _move(transport: Transport, source: int, destination: int, residual: Values | None,
-          reducer: FlatReducer[Any]) -> Values | None:
+          reducer: Reduction) -> Values | None:
     """One rank's residual at another; all ranks take part. None elsewhere."""
     if source == destination:
         return residual

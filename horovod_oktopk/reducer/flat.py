@@ -24,7 +24,7 @@ from ..vectors.sparse import DenseVector, SparseVector, Values
 from .bucket_trial import BucketTrial, Sample
 from .buckets import Bucket, Buckets, L, split
 from .connection import Connection
-from .state import THIS_PROCESS, Record, record, share_of
+from .state import THIS_PROCESS, Record, Unit, record, share_of
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -44,6 +44,8 @@ class FlatReducer(Generic[L]):
     order: the gradients in the order in which they become ready; from last to first if not given.
     Raises OptionError where the options ask for more elements than there are.
     """
+
+    unit: Unit = "gradients"
 
     def __init__(self, options: Scheme, average: bool, layout: L,
                  make_accumulator: Callable[[L], ResidualAccumulator], network: Network,

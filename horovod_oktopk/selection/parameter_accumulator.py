@@ -23,7 +23,7 @@ Pieces = Sequence[tuple[int, Any]]
 
 
 class ParameterAccumulator(Accumulator, Protocol):
-    """acc = w - p. One step: accumulate, select, and later commit. Nothing may change p in between."""
+    """acc = w - p. One step: accumulate, select, release, and later commit. Nothing may change p before `release`."""
 
     shared: Any
     """w: a flat array of n on the accumulator's device; the same bits on all ranks."""
@@ -33,6 +33,9 @@ class ParameterAccumulator(Accumulator, Protocol):
 
     def accumulate(self, pieces: Pieces) -> bool:
         """Looks at acc = w - p; says whether all of it is finite."""
+
+    def release(self) -> None:
+        """Lets go of the pieces: a framework may copy what somebody else still holds when it writes there."""
 
     def commit(self, update: SparseVector | DenseVector) -> None:
         """w becomes w - update."""
@@ -103,6 +106,9 @@ class NumpyParameterAccumulator(CollectingAccumulator):
 
     def values(self) -> Values:
         return np.concatenate([np.empty(0, self.dtype), *self._differences()])
+
+    def release(self) -> None:
+        self._pieces = ()
 
     def commit(self, update: SparseVector | DenseVector) -> None:
         if isinstance(update, DenseVector):

@@ -31,20 +31,22 @@ from ..errors import NonFiniteError, PluginError
 from ..kernels import KERNELS
 from ..reducer.buckets import L
 from ..reducer.connection import Connection
-from ..reducer.state import THIS_PROCESS, Record, record, share_of
+from ..reducer.state import THIS_PROCESS, Record, Unit, record, share_of
 from ..schemes.algorithm import Algorithm
 from ..schemes.base import Scheme
 from ..schemes.report import StepReport, sum_of_phases
 from ..schemes.step_result import StepResult
 from ..selection.parameter_accumulator import ParameterAccumulator
 from ..transport.connect import Network
+from ..transport.counting import CountingTransport
 from ..vectors.sparse import DenseVector, SparseVector
 from .options import StepAhead
 from .replica import Replica
 
 logger = logging.getLogger("horovod_oktopk")
 
-BROADCAST_FIRST = "the parameters, which must be the same everywhere before the first step (hvd.broadcast_parameters)"
+BROADCAST_FIRST = ("the parameters, which must be the same everywhere before the first step (hvd.broadcast_parameters; in "
+                   "Keras BroadcastGlobalVariablesCallback, and a model that is built by then)")
 OTHER_PARAMETERS = ("the model holds other parameters than those that all ranks shared when this state was saved, so "
                     "what this rank had not sent then is dropped: save the model inside shared_parameters(optimizer)")
 NOT_FINITE = ("the parameters of ranks {ranks} are not finite after their own step, though their gradients were. "
@@ -63,6 +65,8 @@ class StepAheadReducer(Generic[L]):
 
     average: whether the ranks' moves are averaged, or summed. accumulator: holds w.
     """
+
+    unit: Unit = "parameters"
 
     def __init__(self, options: StepAhead, average: bool, layout: L, accumulator: ParameterAccumulator,
                  replica: Replica, network: Network) -> None:
@@ -141,6 +145,7 @@ class StepAheadReducer(Generic[L]):
         if self._scheme is not self._described:  # the roll call under way had the old description
             self._algorithm.description, self._described = self.description, self._scheme
         step = self._algorithm.begin(self._accumulator, self._k, finite, transport)
+        self._accumulator.release()
         if self.options.overlap:
             self._anticipate(step.selected)
         self._thread = self._thread or ThreadPoolExecutor(1, "horovod_oktopk")
@@ -168,6 +173,11 @@ class StepAheadReducer(Generic[L]):
         update = result.update.divided(self._divisor)
         self._accumulator.commit(update)
         self._replica.add(local_change(update, result))
+
+    @property
+    def last_report(self) -> StepReport | None:
+        """Of the last exchange that was applied; None before the first."""
+        return self.report
 
     @property
     def _divisor(self) -> float:
@@ -248,6 +258,7 @@ class StepAheadReducer(Generic[L]):
         if self.is_swapped:
             yield
             return
+        waiting = self._share
         if self.is_started:
             self.catch_up()
             self._swap()
@@ -256,6 +267,11 @@ class StepAheadReducer(Generic[L]):
         finally:
             if self.is_swapped:
                 self._swap()
+        if self._share is not waiting:
+            self.resume()
+
+    def resume(self) -> None:
+        """What was suspended or loaded goes on before the next step: the model holds p = w - residual again."""
         if self._share is not None:
             self.start()
 
@@ -279,12 +295,13 @@ class StepAheadReducer(Generic[L]):
         self.catch_up()
         self._accumulator.accumulate(self._replica.pieces())
         residual = self._accumulator.values()
+        self._accumulator.release()
         self._replica.assign(self._accumulator.minus(residual))
         digest = self._digest_of_shared()
         if was_swapped:
             self._swap()
         own = record(*self.network.membership()[:2], self.layout, self._replica.logical(residual), self._ahead,
-                     {"step": self._algorithm.step, "own": self._algorithm.state()}, unit="parameters")
+                     {"step": self._algorithm.step, "own": self._algorithm.state()}, self.unit)
         return {**own, "shared": digest, "steps": self._steps}
 
     def load(self, records: Sequence[Record]) -> None:
@@ -293,13 +310,29 @@ class StepAheadReducer(Generic[L]):
         The model is to hold w by then: the parameters that were shared when the state was saved.
         """
         self.take(share_of(records, *self.network.membership()[:2], self.layout, process=THIS_PROCESS,
-                           unit="parameters"))
+                           unit=self.unit))
 
     def take(self, share: Record) -> None:
         """Takes what `share_of` has worked out for this rank, when `shared` ends or the next step begins."""
         self._under_way = self._anticipated = None
         self.is_started = self.is_swapped = False
         self._share = {"shared": None, "steps": 0, **share}
+
+    # The ranks, for other ends than a step: what a checkpoint in one file needs.
+
+    def connect(self) -> CountingTransport:
+        """The transport, once what is under way is applied; on all ranks together."""
+        self.catch_up()
+        if self._connection.lost():
+            self._start_anew()
+        return self._connection.connect(self.description, self._k)
+
+    def check_agreement(self, description: str) -> bool:
+        """A roll call alone; after `connect`."""
+        return self._algorithm.check_agreement(description, self._k, self._connection.transport)
+
+    def leave(self) -> None:
+        """After the transport was used for other ends than a step; on all ranks together."""
 
     # What must be equal on all ranks.
 

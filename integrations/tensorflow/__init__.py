@@ -2,25 +2,30 @@
 and optimizers, and in those of horovod.tensorflow.keras. For Keras 3, see `horovod_oktopk.tensorflow.keras`."""
 
 from ..schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
-from . import amp, plugin, state
+from ..step_ahead.options import StepAhead
+from . import amp, plugin, shared, state
 from .plugin import discard_update, set_density, step_report, synchronize_replicas
+from .shared import shared_parameters
 from .state import load_state, save_state
 
 plugin.install()
 amp.install()
 state.install()
+shared.install()
 
 __all__ = [
            "Dense",
            "GTopk",
            "GaussianK",
            "OkTopk",
+           "StepAhead",
            "TopkA",
            "TopkDSA",
            "discard_update",
            "load_state",
            "save_state",
            "set_density",
+           "shared_parameters",
            "step_report",
            "synchronize_replicas",
 ]

@@ -10,6 +10,7 @@ import tensorflow as tf
 from ..errors import PluginError
 from ..partial.options import Partial
 from ..schemes.base import Scheme
+from ..step_ahead.options import StepAhead
 from .versions import KERAS_3
 
 _KINDS = (tf.keras.optimizers.Optimizer, *(() if KERAS_3 else (tf.keras.optimizers.legacy.Optimizer,)))
@@ -18,12 +19,19 @@ ADAFACTOR_EPSILON = 1e-12
 """The least epsilon_1 whose square is safe in float32."""
 
 
-def check_optimizer(optimizer: Any, options: Scheme | Partial) -> None:
-    """Raises PluginError for Keras' Adafactor, unless its epsilon_1 suits updates that are mostly zeros.
+def check_optimizer(optimizer: Any, options: Scheme | Partial | StepAhead) -> None:
+    """Raises PluginError for Keras' Adafactor, unless its epsilon_1 suits updates that are mostly zeros; and, with
+    StepAhead, for averages of variables.
 
     It divides by the root of a row's mean square times a column's. In rows and columns of zeros these are epsilon_1
-    (1e-30), whose square is 0 in float32: 0 / 0 makes all weights of the variable NaN.
+    (1e-30), whose square is 0 in float32: 0 / 0 makes all weights of the variable NaN. With StepAhead its gradients
+    are dense.
     """
+    if isinstance(options, StepAhead):
+        if getattr(optimizer, "use_ema", False):
+            raise PluginError("use_ema=True averages the variables of each rank, which differ with StepAhead: average "
+                              "what all ranks share, inside shared_parameters(model), or use OkTopk")
+        return
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     density = options.inner.density if isinstance(options, Partial) else options.density
     if density != 1 and isinstance(inner, tf.keras.optimizers.Adafactor) and inner.epsilon_1 < ADAFACTOR_EPSILON:

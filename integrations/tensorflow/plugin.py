@@ -10,12 +10,13 @@ import functools
 import inspect
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
 
 import horovod
 import horovod._keras as stock_keras
+import horovod._keras.callbacks as stock_callbacks
 import horovod.tensorflow as hvd
 
 import tensorflow as tf
@@ -27,8 +28,10 @@ from ..partial.replicas import synchronize
 from ..reducer.checks import check_arguments, check_horovod, refuse_join
 from ..schemes.inner import as_options
 from ..schemes.report import StepReport, WriteScalar, scalars_to
+from ..step_ahead.options import StepAhead
+from ..step_ahead.reducer import finish_before
 from ..transport.ending import before_shutdown
-from . import amp
+from . import amp, legacy_step_ahead
 from .models import check_optimizer
 from .registry import (
     TapeReductions,
@@ -40,6 +43,7 @@ from .registry import (
     tensor_of,
     variables_of,
 )
+from .step_ahead import OwnSteps
 from .versions import KERAS, KERAS_3
 
 logger = logging.getLogger("horovod_oktopk")
@@ -63,8 +67,10 @@ def install() -> None:
     adasum.__init__ = _wrap_adasum(adasum.__init__)
     stock_keras.create_distributed_optimizer = _wrap_create(stock_keras.create_distributed_optimizer)
     library = hvd.mpi_ops._basics.MPI_LIB_CTYPES  # whatever name a program calls, this is what is called in the end
-    library.horovod_shutdown = end_before(before_shutdown(library.horovod_shutdown))
+    library.horovod_shutdown = end_before(finish_before(before_shutdown(library.horovod_shutdown)))
     hvd.join = hvd.mpi_ops.join = refuse_join(in_use, hvd.join)
+    if not KERAS_3:
+        legacy_step_ahead.install(stock_callbacks.BroadcastGlobalVariablesCallbackImpl)
     hvd._oktopk_installed = True
 
 
@@ -145,11 +151,20 @@ def _wrap_make(make: Callable[..., Any]) -> Callable[..., Any]:
                               "Keras 3 alone, in horovod_oktopk.tensorflow.keras.DistributedOptimizer")
         if os.environ.get("HOROVOD_AUTOTUNE") == "1":
             logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own traffic, and has no effect on OkTopk")
+        if isinstance(options, StepAhead):
+            return _own_steps(options, asked)
         sparse = make(**{**asked, "compression": hvd.Compression.none, "groups": None})
         return gradient_reducer_for(asked["name"], options, asked["op"], asked["process_set"],
                                     asked["sparse_as_dense"], sparse)
 
     return wrapped
+
+
+def _own_steps(options: StepAhead, asked: Mapping[str, Any]) -> OwnSteps:
+    if "Tape" in asked["name"]:
+        raise PluginError("a tape has no step to take, and StepAhead reduces what a step did: use "
+                          "hvd.DistributedOptimizer around a Keras optimizer, or OkTopk with a tape")
+    return OwnSteps(options, asked["op"], asked["process_set"])
 
 
 def _wrap_optimizer(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,7 +175,11 @@ def _wrap_optimizer(make: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         call = signature.bind(*args, **kwargs)
         asked = call.arguments
-        if as_options(asked.get("compression")) is None or isinstance(asked["optimizer"], hvd._LegacyOptimizer):
+        options = as_options(asked.get("compression"))
+        if options is None or isinstance(asked["optimizer"], hvd._LegacyOptimizer):
+            if isinstance(options, StepAhead):
+                raise PluginError("StepAhead takes the steps of Keras optimizers, not of tf.compat.v1.train: use "
+                                  f"tf.keras.optimizers, or OkTopk; got {asked['optimizer']!r}")
             return make(*args, **kwargs)
         import horovod.tensorflow.keras as hvd_keras
         check_arguments(hvd, asked.get("op", hvd.Average))
@@ -211,7 +230,8 @@ def _wrap_create(create: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(create)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        asked = signature.bind(*args, **kwargs).arguments
+        call = signature.bind(*args, **kwargs)
+        asked = call.arguments
         options = as_options(asked["compression"])
         if options is None:
             return create(*args, **kwargs)
@@ -220,7 +240,9 @@ def _wrap_create(create: Callable[..., Any]) -> Callable[..., Any]:
                               "horovod_oktopk.tensorflow.keras.DistributedOptimizer, which is made for it, or "
                               "tf-keras (TF_USE_LEGACY_KERAS=1)")
         check_optimizer(asked["optimizer"], options)
-        optimizer = create(*args, **kwargs)
+        if isinstance(options, StepAhead):
+            asked["optimizer"] = legacy_step_ahead.taking_own_steps(asked["optimizer"])
+        optimizer = create(*call.args, **call.kwargs)
         optimizer._compute_gradients = _wrap_compute(optimizer._compute_gradients)
         return optimizer
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -32,6 +32,7 @@ logger = logging.getLogger("horovod_oktopk")
 
 Array = NDArray[Any]
 Signature = tuple[str, ...]
+T = TypeVar("T")
 
 
 class Reducer:
@@ -128,7 +129,7 @@ def call(step: Step, inputs: list[tf.Tensor], dtypes: list[tf.DType],
     """Runs the step on the tensors' values, now or when the graph runs."""
     if tf.executing_eagerly():
         return [tf.convert_to_tensor(output) for output in step(*map(np.asarray, inputs))]
-    outputs = tf.numpy_function(partial(_guarded, step), inputs, dtypes, name="HorovodAllreduce_oktopk")
+    outputs = tf.numpy_function(partial(guarded, step), inputs, dtypes, name="HorovodAllreduce_oktopk")
     if not dtypes:  # TensorFlow gives the operation itself
         return []
     for output, shape in zip(outputs, shapes or (), strict=False):
@@ -136,7 +137,7 @@ def call(step: Step, inputs: list[tf.Tensor], dtypes: list[tf.DType],
     return list(outputs)
 
 
-def _guarded(step: Step, *inputs: Array) -> list[Array]:
+def guarded(step: Callable[..., T], *inputs: Array) -> T:
     """The step inside a graph; its errors, as TensorFlow passes them on.
 
     Elastic training takes up again after an UnknownError that names HorovodAllreduce, and takes any

@@ -7,10 +7,10 @@ asked for, and by the variables.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import horovod.tensorflow as hvd
 
@@ -28,6 +28,20 @@ _OF_TAPES: dict[Any, GradientReducer] = {}
 _EXPECTED: list[_Expected] = []
 
 
+class Served(Protocol):
+    """What serves one list of variables: a Reducer, or a StepAheadReducer."""
+
+    before_step: Callable[[Any], None] | None
+
+    @property
+    def flat(self) -> Any: ...
+
+    def discard(self) -> None: ...
+
+
+S = TypeVar("S", bound=Served)
+
+
 class GradientReducer:
     """What takes the place of Horovod's allreduce_grads: one Reducer for each list of variables.
 
@@ -39,7 +53,7 @@ class GradientReducer:
         self.options = options
         self.op = op
         self.process_set = process_set
-        self.reducers: dict[tuple[int, ...], Reducer] = {}
+        self.reducers: dict[tuple[int, ...], Served] = {}
         """By the identities of the variables, of which none is kept alive."""
         self._sparse_as_dense = sparse_as_dense
         self._sparse = sparse
@@ -87,8 +101,10 @@ class GradientReducer:
         if reducer is None:
             for known, other in self.reducers.items():
                 if set(known) & set(key):
+                    assert isinstance(other, Reducer)
                     return other, signature, _other_variables(other.signature, signature)
             reducer = self._add(key, self._make(variables, grads), variables)
+        assert isinstance(reducer, Reducer)
         if reducer.signature == signature:
             return reducer, signature, None
         return reducer, signature, _other_variables(reducer.signature, signature)
@@ -96,7 +112,7 @@ class GradientReducer:
     def _make(self, variables: list[Any], grads: Sequence[Any]) -> Reducer:
         return Reducer(self.options, self.op, self.process_set, variables, grads)
 
-    def _add(self, key: tuple[int, ...], reducer: Reducer, variables: list[Any]) -> Reducer:
+    def _add(self, key: tuple[int, ...], reducer: S, variables: list[Any]) -> S:
         self.reducers[key] = reducer
         for variable in variables:
             weakref.finalize(tensor_of(variable), self.reducers.pop, key, None)
@@ -163,7 +179,7 @@ def gradient_reducers_of(target: Any) -> list[GradientReducer]:
     return [gradient_reducer for gradient_reducer in found if gradient_reducer is not None]
 
 
-def reducers_by_optimizer(target: Any) -> list[list[Reducer]]:
+def reducers_by_optimizer(target: Any) -> list[list[Served]]:
     """Of an optimizer or a model; or those that tapes have of a model's variables, or of a list of variables."""
     several = gradient_reducers_of(target)
     if several:
@@ -172,7 +188,7 @@ def reducers_by_optimizer(target: Any) -> list[list[Reducer]]:
     return [[reducer for each in _OF_TAPES.values() for key, reducer in each.reducers.items() if wanted & set(key)]]
 
 
-def reducers_of(target: Any) -> list[Reducer]:
+def reducers_of(target: Any) -> list[Served]:
     """Those of all optimizers, together."""
     return [reducer for reducers in reducers_by_optimizer(target) for reducer in reducers]
 
@@ -212,7 +228,7 @@ class _Expected:
     variables: list[weakref.ref[Any]]
     handed: int = 0
 
-    def hand_to(self, gradient_reducer: GradientReducer, reducer: Reducer, key: tuple[int, ...]) -> None:
+    def hand_to(self, gradient_reducer: GradientReducer, reducer: Served, key: tuple[int, ...]) -> None:
         if self.gradient_reducer is not None:
             wanted = self.gradient_reducer() is gradient_reducer
         else:
@@ -221,6 +237,12 @@ class _Expected:
         if wanted:
             reducer.before_step = partial(checkpoint.load, index=self.handed, path=self.path, optimizer=self.number)
             self.handed += 1
+
+
+def is_expected(gradient_reducer: GradientReducer) -> bool:
+    """Whether a state waits for the first reducer of an optimizer."""
+    return any(not each.handed and each.gradient_reducer is not None and each.gradient_reducer() is gradient_reducer
+               for each in _EXPECTED)
 
 
 def in_use() -> bool:

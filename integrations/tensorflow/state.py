@@ -18,6 +18,8 @@ from ..reducer import checkpoint
 from ..transport.connect import count_resets
 from .plugin import synchronize_replicas
 from .registry import expect_state, gradient_reducers_of, reducers_by_optimizer, reducers_of
+from .shared import shared_parameters, suspend
+from .step_ahead import step_aheads_over
 
 PathLike = str | os.PathLike[str]
 
@@ -27,6 +29,7 @@ def install() -> None:
     for cls in (TensorFlowKerasState, TensorFlowState):
         if not hasattr(cls._save_model, "_oktopk_installed"):
             cls._save_model, cls._load_model = wrap_save(cls._save_model), wrap_load(cls._load_model)
+            cls.sync = _wrap_sync(cls.sync)
     count_resets(State)
 
 
@@ -64,15 +67,21 @@ def read_marks(path: PathLike) -> dict[str, Any]:
 
 def _reducers(state: Any) -> list[Any]:
     if isinstance(state, TensorFlowState):
-        return reducers_of(list(state.variables))
+        variables = list(state.variables)
+        return [*reducers_of(variables), *step_aheads_over(variables)]
     return reducers_of(state.optimizer) or reducers_of(state.model)
 
 
+def _trained(state: Any) -> Any:
+    return list(state.variables) if isinstance(state, TensorFlowState) else state.model
+
+
 def wrap_save(save: Callable[[Any], None]) -> Callable[[Any], None]:
-    """An elastic state's method that commits the variables: it commits the residuals as well."""
+    """An elastic state's method that commits the variables, as all ranks share them: it commits the residuals too."""
     @functools.wraps(save)
     def wrapped(self: Any) -> None:
-        save(self)
+        with shared_parameters(_trained(self)):
+            save(self)
         self._oktopk_records = {reducer: reducer.flat.record() for reducer in _reducers(self)}
 
     wrapped._oktopk_installed = True  # type: ignore[attr-defined]
@@ -87,5 +96,15 @@ def wrap_load(load: Callable[[Any], None]) -> Callable[[Any], None]:
         for reducer in _reducers(self):
             saved = self._oktopk_records.get(reducer)
             reducer.flat.load([] if saved is None else [saved])
+
+    return wrapped
+
+
+def _wrap_sync(sync: Callable[[Any], None]) -> Callable[[Any], None]:
+    """With StepAhead a rank that joins gets what all share, and no residual; the others' stays."""
+    @functools.wraps(sync)
+    def wrapped(self: Any) -> None:
+        suspend(_trained(self))
+        sync(self)
 
     return wrapped

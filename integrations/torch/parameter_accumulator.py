@@ -88,6 +88,9 @@ class TorchParameterAccumulator:
         values: Values = torch.cat([self.shared[:0], *(chunk for _, chunk in self._chunks())]).cpu().numpy()
         return values
 
+    def release(self) -> None:
+        self._pieces = ()
+
     def commit(self, update: SparseVector | DenseVector) -> None:
         values = torch.from_numpy(update.values).to(self.shared.device)
         if isinstance(update, DenseVector):

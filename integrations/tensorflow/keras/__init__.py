@@ -6,7 +6,16 @@ Under Keras 3, which Horovod's own optimizer and callbacks cannot drive, these a
 
 from ...partial.options import Partial
 from ...schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
-from .. import discard_update, load_state, save_state, set_density, step_report, synchronize_replicas
+from ...step_ahead.options import StepAhead
+from .. import (
+    discard_update,
+    load_state,
+    save_state,
+    set_density,
+    shared_parameters,
+    step_report,
+    synchronize_replicas,
+)
 from ..versions import KERAS_3
 from . import callbacks
 
@@ -28,6 +37,7 @@ __all__ = [
     "KerasState",
     "OkTopk",
     "Partial",
+    "StepAhead",
     "TopkA",
     "TopkDSA",
     "callbacks",
@@ -36,6 +46,7 @@ __all__ = [
     "load_state",
     "save_state",
     "set_density",
+    "shared_parameters",
     "step_report",
     "synchronize_replicas",
 ]

@@ -15,9 +15,11 @@ import tensorflow as tf
 from ...errors import PluginError
 from ...partial.options import Partial
 from ...schemes.inner import as_options
+from ...step_ahead.options import StepAhead
 from .. import amp
 from ..models import check_optimizer
 from ..registry import GradientReducer, is_overwritten, tensor_of
+from ..step_ahead import OwnSteps
 from ..versions import KERAS
 from .partial import PartialGradientReducer
 
@@ -28,12 +30,16 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
                          scale_local_gradients: bool = True) -> Any:
     """Makes a Keras 3 optimizer reduce gradients over the ranks, and returns it: it is changed in place.
 
-    compression: OkTopk(...), or one of Horovod's for a dense allreduce. The other arguments are those of
+    compression: OkTopk(...), StepAhead(...), or one of Horovod's for a dense allreduce. The other arguments are those of
     horovod.tensorflow.keras.DistributedOptimizer, without its names, devices, groups and predivision. A saved
     model holds the plain optimizer; see `load_model`. Copies made in memory are distributed, with residuals of their
     own.
     Raises PluginError for what is not a Keras 3 optimizer, or is distributed already.
     """
+    arguments = {"compression": compression, "op": op, "sparse_as_dense": sparse_as_dense,
+                 "backward_passes_per_step": backward_passes_per_step,
+                 "average_aggregated_gradients": average_aggregated_gradients, "process_set": process_set,
+                 "scale_local_gradients": scale_local_gradients}
     if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
         raise PluginError(f"expected an optimizer of {KERAS}; got {optimizer!r}")
     if is_distributed(optimizer):
@@ -41,14 +47,13 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
     options = as_options(compression)
     if options is not None:
         check_optimizer(optimizer, options)
+    if isinstance(options, StepAhead) and isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
+        DistributedOptimizer(optimizer.inner_optimizer, **arguments)  # it takes the steps, whose wrapper looks first
+        return optimizer
     if isinstance(options, Partial):
         _check_partial(optimizer, backward_passes_per_step)
     plain = type(optimizer)
-    optimizer.__class__ = _distributed_class(plain, {
-        "compression": compression, "op": op, "sparse_as_dense": sparse_as_dense,
-        "backward_passes_per_step": backward_passes_per_step,
-        "average_aggregated_gradients": average_aggregated_gradients, "process_set": process_set,
-        "scale_local_gradients": scale_local_gradients})
+    optimizer.__class__ = _distributed_class(plain, arguments)
     optimizer._allreduce_grads = (
         PartialGradientReducer(options, op, process_set, sparse_as_dense, optimizer)
         if isinstance(options, Partial) else
@@ -125,15 +130,26 @@ class _Distributed:
 
     def register_local_var(self: Any, variable: Any) -> None:
         """The gradient of this variable is not reduced (but divided by P, if scale_local_gradients)."""
-        if isinstance(self._allreduce_grads, PartialGradientReducer):
+        if isinstance(self._allreduce_grads, PartialGradientReducer | OwnSteps):
             raise PluginError("a local variable cannot be used with Partial, whose steps apply several updates, or "
-                              "none")
+                              "none, nor with StepAhead, which shares all variables of an optimizer: give local layers "
+                              "an optimizer of their own")
         if self._aggregation is not None:
             self._aggregation.register_local_var(tensor_of(variable))
         self._local_vars.add(tensor_of(variable).ref())
 
+    @property
+    def learning_rate(self: Any) -> Any:
+        """As the user has set it; with StepAhead, while a step is taken, times λ."""
+        rate = super().learning_rate  # type: ignore[misc]
+        return self._allreduce_grads.times_coefficient(rate) if isinstance(self._allreduce_grads, OwnSteps) else rate
+
+    @learning_rate.setter
+    def learning_rate(self: Any, rate: Any) -> None:
+        super(_Distributed, type(self)).learning_rate.fset(self, rate)  # type: ignore[misc]
+
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
-        """Reduces the gradients, and applies them."""
+        """Reduces the gradients, and applies them; with StepAhead it applies them as they are."""
         update = super().apply  # type: ignore[misc]
         if self._is_reduced:
             update(grads, trainable_variables)
@@ -147,10 +163,18 @@ class _Distributed:
             return
         with amp.gradients_for(self):
             reduced = self.reduce(grads, variables)
+        take = functools.partial(self._take, reduced, lambda: update(reduced, variables))
         if self._aggregation is None:
-            update(reduced, variables)
+            take()
         else:
-            tf.cond(tf.equal(self._aggregation.counter, 0), lambda: _nothing(update(reduced, variables)), _nothing)
+            tf.cond(tf.equal(self._aggregation.counter, 0), lambda: _nothing(take()), _nothing)
+
+    def _take(self: Any, grads: Sequence[Any], update: Callable[[], object]) -> None:
+        """The optimizer's own step. grads: none where `update` looks for overflow by itself."""
+        if isinstance(self._allreduce_grads, OwnSteps):
+            self._allreduce_grads.step(self._trainable_variables, grads, update)
+        else:
+            update()
 
     def reduce(self: Any, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The gradients, reduced but for those of local variables."""
@@ -189,10 +213,11 @@ def _check_partial(optimizer: Any, backward_passes_per_step: int) -> None:
 
 
 def _check_overwritten(optimizer: Any, variables: Sequence[Any]) -> None:
-    several = isinstance(optimizer._allreduce_grads, PartialGradientReducer) or optimizer._aggregation is not None
-    if several and any(map(is_overwritten, variables)):
+    several = isinstance(optimizer._allreduce_grads, PartialGradientReducer | OwnSteps)
+    if (several or optimizer._aggregation is not None) and any(map(is_overwritten, variables)):
         raise PluginError("float8 training writes new scales over the variables at every step, which neither Partial "
-                          "nor backward_passes_per_step can add up: use DistributedOptimizer without them")
+                          "nor StepAhead nor backward_passes_per_step can add up: use DistributedOptimizer without "
+                          "them")
 
 
 def _nothing(*_: Any) -> tf.Tensor:
@@ -213,11 +238,13 @@ def _wrap_scaled_apply(apply: Callable[..., None]) -> Callable[..., None]:
             raise PluginError("backward_passes_per_step needs DistributedOptimizer(LossScaleOptimizer(...)), not the "
                               "other way round")
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        if not self.built:
+            self.build(variables)
         with amp.gradients_for(self):
             reduced = inner.reduce(grads, variables)
         inner._is_reduced = True
         try:
-            apply(self, reduced, variables)
+            inner._take([], lambda: apply(self, reduced, variables))
         finally:
             inner._is_reduced = False
 

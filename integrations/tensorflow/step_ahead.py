@@ -1,0 +1,200 @@
+"""`compression=StepAhead(...)`: Keras optimizers take their own steps, and what those did to the variables is reduced.
+
+Gradients stay the rank's own. A step is two calls of Python around the optimizer's own, in a graph or eagerly. In a
+graph they have the variables for inputs: so TensorFlow runs them after whatever reads or writes these before, and
+ahead of whatever does afterwards.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+from numpy.typing import NDArray
+
+import tensorflow as tf
+
+from ..errors import PluginError
+from ..selection.parameter_accumulator import NumpyParameterAccumulator
+from ..step_ahead.options import StepAhead
+from ..step_ahead.reducer import StepAheadReducer as Core
+from .layout import TensorLayout
+from .reducer import guarded, name_of, refuse_xla
+from .registry import GradientReducer, gradient_reducer_of, tensor_of
+from .replica import VariableReplica
+from .session import in_session
+from .transport import network
+
+logger = logging.getLogger("horovod_oktopk")
+
+Array = NDArray[Any]
+
+_ALL: weakref.WeakSet[OwnSteps] = weakref.WeakSet()
+
+
+class OwnSteps(GradientReducer):
+    """Takes the steps of one optimizer; on every rank of its process set."""
+
+    def __init__(self, options: StepAhead, op: Any, process_set: Any) -> None:
+        super().__init__(options.inner, op, process_set, sparse_as_dense=False, sparse=None)
+        self.step_ahead = options
+        self._present: StepAheadReducer | None = None
+        _ALL.add(self)
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether the optimizer takes a step of its own, or that is being traced."""
+        return self._present is not None
+
+    def __call__(self, grads: Sequence[Any], *_: Any, **__: Any) -> list[Any]:
+        """What reduces gradients elsewhere: here they stay what they are."""
+        return list(grads)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
+    def step(self, variables: Sequence[Any], grads: Sequence[Any], update: Callable[[], object]) -> None:
+        """The optimizer's own step, between an exchange's end and the next one's beginning.
+
+        variables: all that the optimizer has been built with. grads: where one is not finite, `update` is left out,
+        and this rank takes part in the exchange with what it has; none where `update` looks by itself.
+        """
+        if not self.takes_part:
+            update()
+            return
+        refuse_xla()
+        reducer = self.reducer_over(variables)
+        finite = _all_finite(grads)
+        _in_order(reducer.begin, reducer.touched, finite)
+        self._present = reducer
+        try:
+            _if(finite, update) if len(grads) else update()
+        finally:
+            self._present = None
+        _in_order(reducer.end, reducer.touched)
+
+    def times_coefficient(self, learning_rate: Any) -> Any:
+        """λ times an optimizer's learning rate while it takes its step, and what the user has given otherwise."""
+        if self._present is None:
+            return learning_rate
+        rate = tf.convert_to_tensor(learning_rate)
+        return rate * tf.cast(self._present.coefficient, rate.dtype)
+
+    def reducer_over(self, variables: Sequence[Any]) -> StepAheadReducer:
+        """That of these variables: a new one at first, and the one of more variables for some of them."""
+        key = tuple(id(tensor_of(variable)) for variable in variables)
+        for known, reducer in self.reducers.items():
+            if set(key) <= set(known):
+                return reducer
+            if set(key) & set(known):
+                raise PluginError("StepAhead has no place for variables that join others after the first step: make a "
+                                  "new optimizer, as compile() does, or build it with all variables at first")
+        _check(variables)
+        for before in step_aheads_over(variables):  # of an optimizer that has had these: the model holds w then
+            before.flat.suspend()
+        reducer = StepAheadReducer(self.step_ahead, self.op, self.process_set, variables)
+        if self.options is not self.step_ahead.inner:
+            reducer.flat.set_density(self.options.density)
+        return self._add(key, reducer, list(variables))
+
+
+class StepAheadReducer:
+    """Keeps what all ranks share of one list of variables; on every rank of the process set."""
+
+    def __init__(self, options: StepAhead, op: Any, process_set: Any, variables: Sequence[Any]) -> None:
+        tensors = [tensor_of(v) for v in variables]
+        layout = TensorLayout((name_of(v), tuple(v.shape), tensor.dtype.name)
+                              for v, tensor in zip(variables, tensors, strict=True))
+        self.flat: Core[TensorLayout] = Core(
+            options, op == hvd.Average, layout, NumpyParameterAccumulator(layout.n, layout.dtype),
+            VariableReplica(layout, tensors), network(process_set, own_channel=True, yield_cpu=options.overlap))
+        self.before_step: Callable[[Core[TensorLayout]], None] | None = None
+        """Called once, on all ranks, when the next step is taken."""
+        with tf.init_scope():
+            self.coefficient = tf.Variable(1.0, trainable=False, name="step_ahead_coefficient")
+            """λ of the step at hand."""
+        self.touched = [*tensors, self.coefficient]
+        """The variables that a step reads and writes."""
+
+    def resume(self) -> None:
+        """Before the gradients of a step are computed: a state that waits is taken, on all ranks together; and the
+        variables are this rank's own again."""
+        if self.before_step is not None:
+            action, self.before_step = self.before_step, None
+            action(self.flat)
+        self.flat.resume()
+
+    def begin(self, finite: Array) -> None:
+        """Before the optimizer's own step. finite: whether it is taken."""
+        self.resume()
+        self.flat.begin_step()
+        self.coefficient.assign(self.flat.coefficient)
+        if not finite:
+            logger.warning("the gradients of rank %d are not finite, so it takes no step of its own",
+                           self.flat.network.membership()[0])
+
+    def end(self) -> None:
+        """After it."""
+        self.flat.end_step()
+
+    def discard(self) -> None:
+        """Nothing was handed in: gradients of a step that is not taken are the program's own."""
+
+
+def own_steps_of(optimizer: Any) -> OwnSteps | None:
+    """Of an optimizer, or of the one inside it that loss scaling has wrapped; None with any other compression."""
+    found = gradient_reducer_of(optimizer)
+    return found if isinstance(found, OwnSteps) else None
+
+
+def step_aheads_over(variables: Sequence[Any]) -> list[StepAheadReducer]:
+    """All that train one of these variables, whatever optimizer has them."""
+    wanted = {id(tensor_of(variable)) for variable in variables}
+    return [reducer for steps in list(_ALL) for key, reducer in steps.reducers.items() if not wanted.isdisjoint(key)]
+
+
+def is_in_use() -> bool:
+    """Whether anything trains with StepAhead in this process."""
+    return any(steps.reducers for steps in list(_ALL))
+
+
+def _check(variables: Sequence[Any]) -> None:
+    if in_session():
+        raise PluginError("StepAhead needs TensorFlow 2's eager mode and tf.function, as Keras has them; in a graph of "
+                          "TensorFlow 1 use OkTopk")
+    for variable in variables:
+        if tensor_of(variable).dtype not in (tf.float32, tf.float64):
+            raise PluginError(f"StepAhead needs float32 or float64 variables; '{name_of(variable)}' has "
+                              f"{tensor_of(variable).dtype.name}. What a rank has not sent yet would be lost to "
+                              "rounding: keep float32 variables, as the policy mixed_float16 or mixed_bfloat16 does")
+
+
+def _all_finite(grads: Sequence[Any]) -> tf.Tensor:
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads if g is not None]
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(each)) for each in values] or [True])
+
+
+def _if(condition: tf.Tensor, action: Callable[[], object]) -> None:
+    if not tf.executing_eagerly():
+        tf.cond(condition, lambda: _nothing(action()), _nothing)
+    elif condition:
+        action()
+
+
+def _nothing(*_: Any) -> tf.Tensor:
+    return tf.constant(0)
+
+
+def _in_order(action: Callable[..., None], touched: Sequence[tf.Variable], *inputs: tf.Tensor) -> None:
+    """Calls it with the tensors' values, now; or when the graph runs, in order with what else touches the variables."""
+    if tf.executing_eagerly():
+        action(*map(np.asarray, inputs))
+        return
+
+    def run(*given: tf.Tensor) -> None:
+        guarded(action, *(np.asarray(each) for each in given[:len(inputs)]))
+
+    tf.py_function(run, [*inputs, *(v.handle for v in touched)], [], name="HorovodAllreduce_step_ahead")
+

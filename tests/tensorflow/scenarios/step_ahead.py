@@ -1,0 +1,300 @@
+"""`compression=StepAhead(...)` under both Keras: the optimizer takes its own steps, and what they did is reduced."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from horovod_oktopk import AgreementError, Dense, GaussianK, GTopk, NonFiniteError, OkTopk, StepAhead, TopkA, TopkDSA
+from horovod_oktopk.tensorflow import set_density, shared_parameters, step_report
+from horovod_oktopk.tensorflow.layout import TensorLayout
+from horovod_oktopk.tensorflow.replica import VariableReplica
+from horovod_oktopk.tensorflow.versions import KERAS_3
+from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
+from tests.scenarios import SETS
+from tests.scenarios.common import (
+    assert_equal_everywhere,
+    everywhere,
+    is_last,
+    needs,
+    needs_ranks,
+    raised_everywhere,
+)
+from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_data, make_model
+from tests.tensorflow.scenarios.own_optimizers import Gan
+
+OPTIONS = StepAhead(OkTopk(density=0.05))
+SCHEMES = (OkTopk(density=0.05), OkTopk(density=0.05, value_dtype="bfloat16"), TopkA(density=0.05),
+           TopkDSA(density=0.05), GTopk(density=0.05), GaussianK(density=0.05), Dense())
+Scaler = keras.mixed_precision.LossScaleOptimizer
+
+
+def model_with(compression: Any = OPTIONS, optimizer: Any = None, seed: int = 1, **arguments: Any) -> Any:
+    optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.9)
+    return compiled(make_model(seed), distribute(compression, optimizer), **arguments)
+
+
+def take_steps(model: Any, steps: range, spoilt: bool = False) -> None:
+    """One batch for each step, without `fit`. spoilt: with a gradient that is not finite."""
+    x, y = make_data()
+    for step in steps:
+        part = slice(8 * (step % 8), 8 * (step % 8) + 8)
+        model.train_on_batch(x[part] * (np.float32("inf") if spoilt else 1), y[part])
+
+
+def own(model: Any) -> np.ndarray:
+    """What the variables hold."""
+    return np.concatenate([np.array(tf.convert_to_tensor(v)).ravel() for v in model.trainable_variables])
+
+
+def shared(model: Any) -> np.ndarray:
+    with shared_parameters(model):
+        return own(model)
+
+
+def assert_shared_is_equal(*models: Any) -> None:
+    for model in models:
+        assert_equal_everywhere(hvd, {"w": shared(model)})
+        assert np.isfinite(shared(model)).all()
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    logging.getLogger("horovod_oktopk").setLevel(logging.ERROR)
+    yield
+    logging.getLogger("horovod_oktopk").setLevel(logging.WARNING)
+
+
+def check_every_scheme_keeps_the_shared_parameters_equal_at_every_step() -> None:
+    for scheme in SCHEMES:
+        model = model_with(StepAhead(scheme))
+        for step in range(3):
+            take_steps(model, range(step, step + 1))
+            assert_shared_is_equal(model)
+        assert step_report(model).step == 3
+        assert step_report(model).bytes_sent > 0 or hvd.size() == 1
+
+
+def check_dense_equals_horovods_dense_to_rounding() -> None:
+    results = []
+    for compression in (hvd.Compression.none, StepAhead(Dense(), ahead=1, overlap=False),
+                        StepAhead(OkTopk(density=1.0), ahead=1, overlap=False)):
+        model = model_with(compression)
+        fit(model, epochs=3)
+        results.append(own(model))
+    assert np.allclose(results[0], results[1], rtol=0, atol=1e-6), np.abs(results[0] - results[1]).max()
+    assert np.allclose(results[0], results[2], rtol=0, atol=1e-6), np.abs(results[0] - results[2]).max()
+
+
+def check_graphs_and_eager_steps_have_the_same_bits() -> None:
+    for overlap in (True, False):
+        results = []
+        for arguments in ({}, {"run_eagerly": True}, {"steps_per_execution": 2}):
+            model = model_with(StepAhead(OkTopk(density=0.05), overlap=overlap), **arguments)
+            fit(model)
+            results.append(own(model))
+        np.testing.assert_allclose(results[1], results[0], atol=1e-6)  # eager gradients round in another way
+        assert np.array_equal(results[2], results[0])
+
+
+def check_any_optimizer_takes_the_step() -> None:
+    kinds = keras.optimizers
+    for optimizer in (kinds.Adam(0.01), kinds.AdamW(0.01, weight_decay=0.1), kinds.RMSprop(0.01, clipnorm=0.1),
+                      kinds.Adafactor(0.01), kinds.SGD(kinds.schedules.ExponentialDecay(0.1, 2, 0.5))):
+        model = model_with(optimizer=optimizer)
+        before = own(model)
+        take_steps(model, range(3))
+        assert not np.array_equal(before, shared(model))
+        assert_shared_is_equal(model)
+
+
+def check_the_learning_rate_is_the_users_and_a_step_takes_a_part_of_it() -> None:
+    """With plain SGD, λ = 1/2, and k = n: w goes on by the whole rate times the gradient."""
+    model = model_with(StepAhead(OkTopk(density=1.0), ahead=0.5), keras.optimizers.SGD(1.0))
+    model.optimizer.learning_rate = 0.25
+    x, y = make_data()
+    with tf.GradientTape() as tape:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(y[:8], model(x[:8]))
+    gradients = np.concatenate([np.ravel(g) for g in tape.gradient(loss, model.trainable_variables)])
+    before = own(model)
+    take_steps(model, range(1))
+    assert float(np.asarray(model.optimizer.learning_rate)) == 0.25
+    np.testing.assert_allclose(own(model), before - 0.125 * gradients, atol=1e-6)
+    mean = np.mean(everywhere(hvd, gradients), axis=0)
+    np.testing.assert_allclose(shared(model), before - 0.25 * mean, atol=1e-6)
+
+
+def check_a_learning_rate_schedule_is_multiplied_once() -> None:
+    """tf-keras keeps a schedule's present rate in a variable."""
+    rate = keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.5, 0.25])
+    results = []
+    for optimizer in (keras.optimizers.SGD(rate), keras.optimizers.SGD(0.5)):
+        model = model_with(StepAhead(Dense(), ahead=0.5), optimizer)
+        for step in range(4):
+            if optimizer.get_config()["learning_rate"] == 0.5 and step == 2:
+                model.optimizer.learning_rate = 0.25
+            take_steps(model, range(step, step + 1))
+        results.append(own(model))
+    assert np.array_equal(*results)
+
+
+def check_a_rank_whose_gradient_is_not_finite_skips_its_own_step_alone() -> None:
+    for eagerly in (False, True):
+        model = model_with(StepAhead(Dense(), ahead=1, overlap=False), keras.optimizers.Adam(0.01),
+                           run_eagerly=eagerly)
+        take_steps(model, range(1))
+        before = shared(model)
+        with without_warnings():
+            take_steps(model, range(1, 2), spoilt=is_last(hvd))
+        assert np.array_equal(before, shared(model)) == (hvd.size() == 1), "the others went on"
+        assert all(np.isfinite(np.asarray(v)).all() for v in optimizer_variables(model.optimizer))
+        take_steps(model, range(2, 4))
+        assert_shared_is_equal(model)
+
+
+def optimizer_variables(optimizer: Any) -> list[Any]:
+    return list(optimizer.variables if KERAS_3 else optimizer.variables())
+
+
+def check_parameters_that_are_not_finite_are_told_everywhere() -> None:
+    model = model_with()
+    take_steps(model, range(2))
+
+    def train() -> None:
+        if is_last(hvd):
+            model.trainable_variables[0].assign(np.full((20, 24), np.nan))
+        fit(model)
+
+    message = raised_everywhere(hvd, NonFiniteError, train)[0]
+    assert f"ranks [{hvd.size() - 1}] are not finite" in message, message
+    assert_shared_is_equal(model)
+
+
+def check_every_rank_may_have_a_loss_scale_of_its_own() -> None:
+    scales = {"initial_scale": 2.0**(10 + hvd.rank()), "dynamic_growth_steps": 3}
+    plain = keras.optimizers.SGD
+    ways = [lambda: Scaler(distribute(OPTIONS, plain(0.1)), **scales)]
+    if KERAS_3:
+        ways.append(lambda: distribute(OPTIONS, Scaler(plain(0.1), **scales)))
+    for make in ways:
+        model = compiled(make_model(), make())
+        take_steps(model, range(2))
+        take_steps(model, range(2, 3), spoilt=is_last(hvd))
+        take_steps(model, range(3, 6))
+        assert_shared_is_equal(model)
+        assert step_report(model).step == 6, "the rank that overflowed took part in every exchange"
+        scale = model.optimizer.dynamic_scale if KERAS_3 else model.optimizer.loss_scale
+        grown = 2 if not is_last(hvd) else 1  # times in six steps
+        assert float(np.asarray(scale)) == scales["initial_scale"] * 2**grown / (2 if is_last(hvd) else 1)
+
+
+def check_the_mixed_float16_policy() -> None:
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model = compiled(make_model(dtype="float32"), distribute(OPTIONS))
+        fit(model)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    assert isinstance(model.optimizer, Scaler)
+    assert step_report(model).step == 8
+    assert_shared_is_equal(model)
+
+
+def check_what_differs_at_the_beginning_is_told_everywhere() -> None:
+    needs_ranks(hvd)
+    message = raised_everywhere(hvd, AgreementError, lambda: take_steps(model_with(seed=hvd.rank()), range(1)))[0]
+    assert "BroadcastGlobalVariablesCallback" in message
+    options = StepAhead(OkTopk(density=0.05), ahead=0.5 if is_last(hvd) else 0.6)
+    assert "ahead: 0.5" in raised_everywhere(hvd, AgreementError, lambda: fit(model_with(options)))[0]
+
+
+def check_several_backward_passes_add_up() -> None:
+    model = compiled(make_model(), distribute(OPTIONS, backward_passes_per_step=2))
+    fit(model)
+    assert step_report(model).step == 4
+    assert_shared_is_equal(model)
+
+
+def check_gradients_that_are_missing_or_sparse_are_nobodys_business() -> None:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Embedding(30, 4), keras.layers.Flatten(),
+                              keras.layers.Dense(1)])
+    optimizer = distribute(OPTIONS)
+    trained = model.trainable_variables
+    optimizer.build(trained)
+
+    @tf.function
+    def step(words: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(words) ** 2)
+        gradients = tape.gradient(loss, trained)
+        assert isinstance(gradients[0], tf.IndexedSlices)
+        optimizer.apply_gradients(zip([*gradients[:-1], None], trained, strict=True))
+
+    for number in range(4):
+        step(tf.constant([[hvd.rank(), 5, 7 + number, 1, 2]]))
+    assert_shared_is_equal(model)
+
+
+def check_the_density_is_set() -> None:
+    model = model_with(StepAhead(OkTopk(density=0.01), overlap=False))
+    seen = []
+    for density in (0.5, 0.1, None):
+        set_density(model, density)
+        take_steps(model, range(1))
+        seen.append(step_report(model).k)
+    n = own(model).size
+    assert seen == [round(0.5 * n), round(0.1 * n), round(0.01 * n)]
+
+
+def check_two_optimizers_of_one_model() -> None:
+    keras.utils.set_random_seed(1)
+    model = Gan(OPTIONS)
+    model.generator.build((None, 6))
+    model.critic.build((None, 20))
+    fit(model)
+    assert_shared_is_equal(model.generator, model.critic)
+    assert step_report(model).step == 8
+
+
+def check_a_rank_outside_the_process_set_trains_alone() -> None:
+    needs(len(SETS) > 1, "two process sets")
+    model = compiled(make_model(), distribute(OPTIONS, process_set=SETS[0]))
+    take_steps(model, range(3))
+    before, mine = own(model), shared(model)
+    inside = everywhere(hvd, mine)[:-1]
+    assert all(np.array_equal(each, inside[0]) for each in inside)
+    assert not is_last(hvd) or np.array_equal(before, mine)
+
+
+def check_k_elements_are_written_in_place_unless_somebody_holds_the_variable() -> None:
+    shapes = {"kernel": (3, 3, 8, 8), "bias": (8,), "scale": (), "wide": (7, 5)}
+    variables = [tf.Variable(tf.random.normal(shape, dtype=tf.float64 if name == "wide" else tf.float32))
+                 for name, shape in shapes.items()]
+    layout = TensorLayout((name, shape, v.dtype.name) for (name, shape), v in zip(shapes.items(), variables,
+                                                                                strict=True))
+    replica = VariableReplica(layout, variables)
+    before = np.concatenate([np.array(piece, np.float64) for _, piece in replica.pieces()])
+    indices = np.sort(np.random.default_rng(0).choice(layout.n, 60, replace=False))
+    delta = SparseVector(np.unique([*indices, 576 + 8]), np.ones(len(np.unique([*indices, 576 + 8]))))
+    places = [piece.ctypes.data for _, piece in replica.pieces()]
+    replica.add(delta)
+    assert [piece.ctypes.data for _, piece in replica.pieces()][:2] == places[:2]
+    expected = before.copy()
+    expected[delta.indices] += 1
+    after = np.concatenate([np.array(piece, np.float64) for _, piece in replica.pieces()])
+    np.testing.assert_allclose(after, expected, atol=1e-6)
+    held = tf.identity(variables[0])
+    kept = np.array(held)
+    replica.add(delta)
+    assert np.array_equal(held, kept), "who has read the variable keeps what he read"
+    replica.add(DenseVector(np.ones(layout.n)))
+    expected += 1
+    expected[delta.indices] += 1
+    np.testing.assert_allclose(np.concatenate([piece for _, piece in replica.pieces()]), expected, atol=1e-5)

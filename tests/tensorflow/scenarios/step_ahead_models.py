@@ -1,0 +1,255 @@
+"""`compression=StepAhead(...)`: what models show, save and load is what all ranks share, and the rest is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from horovod.tensorflow.elastic import TensorFlowState
+
+import horovod_oktopk.tensorflow.keras as hvd_keras
+from horovod_oktopk import Dense, OkTopk, PluginError, StepAhead
+from horovod_oktopk.tensorflow import load_state, save_state, shared_parameters, step_report
+from horovod_oktopk.tensorflow.versions import KERAS_3
+from tests.scenarios.common import assert_equal_everywhere, everywhere, needs, raised_everywhere, shared_folder
+from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_data, make_model, weights
+from tests.tensorflow.scenarios.step_ahead import OPTIONS, assert_shared_is_equal, model_with, own, shared, take_steps
+
+
+class Watch(keras.callbacks.Callback):
+    """Comes in no particular place. It notes whether the variables are the same on all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, list[bool]] = {}
+
+    def note(self, when: str) -> None:
+        alike = len(set(everywhere(hvd, own(self.model).tobytes()))) == 1
+        self.seen.setdefault(when, []).append(alike)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.note("training")
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.note("validation")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.note("epoch's end")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.note("training's end")
+
+
+def check_fit_shows_what_ranks_share_in_validation_and_callbacks_and_at_the_end() -> None:
+    x, y = np.random.default_rng(5).standard_normal((32, 20)).astype(np.float32), np.arange(32) % 4
+    with shared_folder(hvd) as folder:
+        path = str(folder / f"{hvd.rank()}-") + "{epoch}.weights.h5"
+        checkpoint = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
+        batches = keras.callbacks.ModelCheckpoint(str(folder / f"{hvd.rank()}-batch.weights.h5"),
+                                                  save_weights_only=True, save_freq=3)
+        model, watch = model_with(), Watch()
+        history = fit(model, [checkpoint, watch, batches], epochs=3, validation_data=(x, y))
+        saved = [make_model() for _ in range(4)]
+        for number, each in enumerate(saved[:3]):
+            each.load_weights(str(folder / f"{hvd.rank()}-{number + 1}.weights.h5"))
+            assert_equal_everywhere(hvd, weights(each))
+        saved[3].load_weights(str(folder / f"{hvd.rank()}-batch.weights.h5"))
+        assert_equal_everywhere(hvd, weights(saved[3]))
+        everywhere(hvd, "read")
+    assert watch.seen == {"training": [hvd.size() == 1] * 12, "validation": [True] * 3, "epoch's end": [True] * 3,
+                          "training's end": [True]}
+    assert np.array_equal(own(model), own(saved[2]))
+    assert len(set(everywhere(hvd, tuple(map(float, history["val_loss"]))))) == 1
+    np.testing.assert_allclose(model.evaluate(x, y, verbose=0)[0], history["val_loss"][-1], rtol=1e-4)
+
+
+def check_a_second_fit_goes_on_with_what_was_not_sent() -> None:
+    results = []
+    for epochs in ((2, 1), (1, 1, 1)):
+        model = model_with()
+        for number in epochs:
+            fit(model, epochs=number)
+        assert step_report(model).step == 12
+        results.append(own(model))
+    np.testing.assert_allclose(*results, atol=1e-5)  # w - (w - p) rounds
+
+
+def check_methods_of_models_read_what_ranks_share() -> None:
+    model, x = model_with(), make_data()[0] * 0 + 1
+    take_steps(model, range(3))
+    part = keras.Sequential([keras.layers.Input((20,)), model.layers[0]])
+    expected, before = shared(model), own(model)
+    readings = [model.predict(x, verbose=0), model.predict_on_batch(x), part.predict(x, verbose=0),
+                np.concatenate([each.ravel() for each in model.get_weights()])]
+    readings.append(copy.deepcopy(model).get_weights()[0])
+    readings.append(pickle.loads(pickle.dumps(model)).get_weights()[0])
+    for value in readings:
+        assert_equal_everywhere(hvd, {"reading": value})
+    assert np.array_equal(readings[3], expected)
+    assert np.array_equal(own(model), before), "this rank's own came back"
+    assert np.array_equal(before, expected) == (hvd.size() == 1 and False)
+
+
+def check_weights_that_are_set_are_shared() -> None:
+    """As EarlyStopping does, which puts back the best."""
+    model = model_with()
+    stop = keras.callbacks.EarlyStopping("loss", mode="max", restore_best_weights=True)  # the first epoch is best
+    first: list[np.ndarray] = []
+    spy = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: first.append(own(model)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit(model, [spy, stop], epochs=5)
+        assert len(first) == 2
+        assert np.array_equal(own(model), first[0])
+        take_steps(model, range(2))
+        model.set_weights([value * 0 for value in model.get_weights()])
+        assert not own(model).any()
+        take_steps(model, range(2))
+    assert_shared_is_equal(model)
+
+
+def check_a_new_optimizer_begins_with_what_ranks_share() -> None:
+    model = model_with()
+    take_steps(model, range(3))
+    compiled(model, distribute(OPTIONS, keras.optimizers.Adam(0.01)))
+    assert_equal_everywhere(hvd, {"w": own(model)})
+    take_steps(model, range(3))
+    other = distribute(OPTIONS)
+    other.build(model.trainable_variables)
+    other.apply_gradients([(tf.ones(v.shape), v) for v in model.trainable_variables])
+    assert_shared_is_equal(model)
+
+
+def check_ranks_start_from_the_weights_of_rank_0() -> None:
+    model = model_with(seed=1 + hvd.rank())
+    fit(model, [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)])
+    assert step_report(model).step == 8
+    assert_equal_everywhere(hvd, weights(model))
+
+
+def check_the_density_warms_up_and_is_reported() -> None:
+    model = model_with(StepAhead(OkTopk(density=0.1), overlap=False))
+    history = fit(model, [hvd_keras.callbacks.DensityWarmup([0.5, 0.25]), hvd_keras.callbacks.StepReportLogger()],
+                  epochs=3)
+    assert history["oktopk_k"] == [round(share * own(model).size) for share in (0.5, 0.25, 0.1)]
+
+
+def check_a_saved_model_resumes_with_the_same_bits() -> None:
+    """A rank's momentum is its own, so each saves its model."""
+    for overlap in (True, False):
+        options = StepAhead(OkTopk(density=0.05), overlap=overlap)
+        with shared_folder(hvd) as folder:
+            path = str(folder / f"{hvd.rank()}{'.keras' if KERAS_3 else '.h5'}")
+            model = model_with(options)
+            fit(model)
+            model.save(path)
+            save_state(model, folder / "state")
+            resumed = hvd_keras.load_model(path, compression=options)
+            load_state(resumed, folder / "state")
+            for each in (model, resumed):
+                fit(each)
+            everywhere(hvd, "done")
+        assert step_report(resumed).step == 16
+        assert np.array_equal(own(model), own(resumed))
+        assert_equal_everywhere(hvd, weights(resumed))
+
+
+def check_checkpoint_callbacks_resume_with_the_same_bits() -> None:
+    def train(epochs: int, folder: Path) -> Any:
+        model = model_with()
+        backup = keras.callbacks.BackupAndRestore(str(folder / f"backup{hvd.rank()}"), delete_checkpoint=False)
+        fit(model, [backup, hvd_keras.callbacks.StateCheckpoint(folder / "residuals")], epochs=epochs)
+        return model
+
+    with shared_folder(hvd) as folder:
+        for name in ("whole", "parts"):
+            (folder / name).mkdir(exist_ok=True)
+        whole = train(4, folder / "whole")
+        train(2, folder / "parts")
+        parts = train(4, folder / "parts")
+        everywhere(hvd, "done")
+    assert step_report(parts).step == 16
+    assert np.array_equal(own(whole), own(parts))
+
+
+def check_elastic_states_keep_what_ranks_share_and_each_residual() -> None:
+    for of_variables in (False, True):
+        model = model_with(StepAhead(OkTopk(density=0.05)), keras.optimizers.SGD(0.1))
+        fit(model, epochs=1)
+        take_steps(model, range(2))
+        state: Any = (TensorFlowState(list(map(tf_variable, model.trainable_variables))) if of_variables
+                      else hvd_keras.KerasState(model))
+        state.save()
+        expected = shared(model)
+        take_steps(model, range(2, 5))
+        after = shared(model)
+        state.restore()
+        assert np.array_equal(shared(model), expected)
+        assert_equal_everywhere(hvd, {"w": own(model)})
+        take_steps(model, range(2, 5))
+        assert np.array_equal(shared(model), after)
+        state.sync()
+        assert_equal_everywhere(hvd, {"w": own(model)})
+        take_steps(model, range(1))
+        assert_shared_is_equal(model)
+
+
+def tf_variable(variable: Any) -> tf.Variable:
+    return variable.value if KERAS_3 else variable
+
+
+def check_copies_train_with_the_others() -> None:
+    needs(KERAS_3, "Keras 3")
+    model = model_with()
+    take_steps(model, range(2))
+    clone = copy.deepcopy(model)
+    assert np.array_equal(own(clone), shared(model))
+    for each in (clone, model):
+        take_steps(each, range(3))
+        assert_shared_is_equal(each)
+    assert step_report(clone).step == 3
+
+
+def check_a_step_inside_is_refused_and_the_next_one_outside_is_not() -> None:
+    model = model_with()
+    take_steps(model, range(1))
+    with shared_parameters(model):
+        assert "inside shared_parameters" in raised_everywhere(hvd, PluginError, lambda: fit(model, epochs=1))[0]
+    take_steps(model, range(1, 3))
+    assert_shared_is_equal(model)
+
+
+def check_what_cannot_work_is_refused() -> None:
+    def message(action: Any) -> str:
+        return raised_everywhere(hvd, PluginError, action)[0]
+
+    weight = tf.Variable(tf.ones(3))
+    with tf.GradientTape() as tape:
+        tf.reduce_sum(weight)
+    assert "DistributedOptimizer" in message(lambda: hvd.DistributedGradientTape(tape, compression=OPTIONS))
+    v1 = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+    assert "tf.keras.optimizers" in message(lambda: hvd.DistributedOptimizer(v1, compression=OPTIONS))
+    assert "use_ema" in message(lambda: distribute(OPTIONS, keras.optimizers.SGD(0.1, use_ema=True)))
+    assert "jit_compile=False" in message(lambda: fit(model_with(jit_compile=True)))
+    model = compiled(make_model(dtype="bfloat16"), distribute(OPTIONS))
+    assert "float32 or float64" in message(lambda: fit(model))
+    assert "tf.function" in message(tf.function(lambda: shared_parameters(model).__enter__()))
+    optimizer = distribute(StepAhead(Dense()))
+    extra = tf.Variable(tf.ones(2))
+    local = distribute(OPTIONS)
+    if KERAS_3:
+        assert "local" in message(lambda: local.register_local_var(weight))
+        return
+    local.register_local_var(weight)
+    assert "local" in message(lambda: local.apply_gradients([(tf.ones(3), weight)]))
+    optimizer.apply_gradients([(tf.ones(3), weight)])
+    assert "after the first step" in message(lambda: optimizer.apply_gradients([(weight, weight), (extra, extra)]))
+    assert "legacy.SGD" in message(lambda: distribute(OPTIONS, keras.optimizers.legacy.SGD(0.1)))
+    scaled = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    assert "comes around" in message(lambda: distribute(OPTIONS, scaled))
