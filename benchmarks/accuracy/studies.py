@@ -96,11 +96,11 @@ STEP_AHEAD = Method("StepAhead(OkTopk)", BLUE, {"compression": "oktopk", "step-a
 MOMENTUM_CORRECTION = Method("momentum correction (DGC)", RED, {"compression": "dgc"})
 
 
-def step_ahead(title: str, color: str, line: str = "-", **options: Any) -> Method:
+def step_ahead(title: str, color: str, line: str = "-", rate_of: str | None = "step-ahead", **options: Any) -> Method:
     """StepAhead(OkTopk), with other options; "_" in their names stands for "-"."""
     return Method(f"StepAhead(OkTopk), {title}", color, {
         **STEP_AHEAD.options, **{name.replace("_", "-"): value for name, value in options.items()}},
-        rate_of="step-ahead", line=line)
+        rate_of=rate_of, line=line)
 
 
 IN_TURN = step_ahead("no overlap", BLUE, ":", no_overlap=True)
@@ -109,7 +109,7 @@ IN_TURN = step_ahead("no overlap", BLUE, ":", no_overlap=True)
 def all_kept(title: str, color: str, density: float, **options: Any) -> Method:
     """Values in 4 bits, and all sums are kept."""
     return step_ahead(f"{title}: 4 bits, all sums kept", color, density=density, value_dtype="log4",
-                      global_density=1.0, **options)
+                      global_density=1.0, rate_of=None, **options)
 
 
 MAIN = {"gradients": GRADIENTS, "step-ahead": STEP_AHEAD}
@@ -126,11 +126,11 @@ ONE_PERCENT = {"density": 0.01}
 STUDIES = {
     "lstm-4": Study("SGD with momentum", LSTM, 4, {
         "dense": SAME_BATCHES, **MAIN, "in-turn": IN_TURN,
-        "dgc": MOMENTUM_CORRECTION, "same-bytes": all_kept("2.2 %", GREEN, 0.022),
-        "warm-up": all_kept("2.2 %, density warm-up", BROWN, 0.022, density_warmup=2),
+        "dgc": MOMENTUM_CORRECTION, "same-bytes": all_kept("1.95 %", GREEN, 0.0195),
+        "warm-up": all_kept("1.95 %, density warm-up", BROWN, 0.0195, density_warmup=2),
         "tenth": all_kept("0.1 %", VIOLET, 0.001)}, SGD_RATES, ONE_PERCENT),
     "lstm-8": Study("SGD with momentum", LSTM, 8, {
-        "dense": SAME_BATCHES, **MAIN, "same-bytes": all_kept("1.25 %", GREEN, 0.0125)}, SGD_RATES, ONE_PERCENT),
+        "dense": SAME_BATCHES, **MAIN, "same-bytes": all_kept("1.2 %", GREEN, 0.012)}, SGD_RATES, ONE_PERCENT),
     "ahead-4": Study("how far ahead", LSTM, 4, {"dense": SAME_BATCHES, **COEFFICIENTS}, SGD_RATES, ONE_PERCENT),
     "ahead-8": Study("how far ahead", LSTM, 8, {"dense": SAME_BATCHES, **COEFFICIENTS}, SGD_RATES, ONE_PERCENT),
     "lstm-adamw": Study("AdamW", LSTM, 4, {"dense": SAME_BATCHES, **MAIN}, ADAM_RATES,
