@@ -45,8 +45,8 @@ from .replica import Replica
 
 logger = logging.getLogger("horovod_oktopk")
 
-BROADCAST_FIRST = ("the parameters, which must be the same everywhere before the first step (hvd.broadcast_parameters; in "
-                   "Keras BroadcastGlobalVariablesCallback, and a model that is built by then)")
+BROADCAST_FIRST = ("the parameters, which must be the same everywhere before the first step "
+                   "(hvd.broadcast_parameters; in Keras BroadcastGlobalVariablesCallback, and a model that is built)")
 OTHER_PARAMETERS = ("the model holds other parameters than those that all ranks shared when this state was saved, so "
                     "what this rank had not sent then is dropped: save the model inside shared_parameters(optimizer)")
 NOT_FINITE = ("the parameters of ranks {ranks} are not finite after their own step, though their gradients were. "

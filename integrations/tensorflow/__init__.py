@@ -3,7 +3,7 @@ and optimizers, and in those of horovod.tensorflow.keras. For Keras 3, see `horo
 
 from ..schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from ..step_ahead.options import StepAhead
-from . import amp, plugin, shared, state
+from . import amp, keras_models, plugin, state
 from .plugin import discard_update, set_density, step_report, synchronize_replicas
 from .shared import shared_parameters
 from .state import load_state, save_state
@@ -11,7 +11,7 @@ from .state import load_state, save_state
 plugin.install()
 amp.install()
 state.install()
-shared.install()
+keras_models.install()
 
 __all__ = [
            "Dense",

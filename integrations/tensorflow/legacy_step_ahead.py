@@ -86,7 +86,7 @@ def _build(optimizer: Any, given: list[tuple[Any, Any]]) -> None:
         optimizer.build([v for _, v in given])
 
 
-def _on_train_begin(self: Any, logs: Any = None) -> None:
+def _on_train_begin(self: Any, _logs: Any = None) -> None:
     """Horovod broadcasts after the first step; with StepAhead ranks must be equal before it."""
     model = self.model
     if own_steps_of(model) is not None and model.built:

@@ -29,8 +29,8 @@ def check_optimizer(optimizer: Any, options: Scheme | Partial | StepAhead) -> No
     """
     if isinstance(options, StepAhead):
         if getattr(optimizer, "use_ema", False):
-            raise PluginError("use_ema=True averages the variables of each rank, which differ with StepAhead: average "
-                              "what all ranks share, inside shared_parameters(model), or use OkTopk")
+            raise PluginError("use_ema=True averages the variables of each rank, which differ with StepAhead: "
+                              "average what all ranks share, inside shared_parameters(model), or use OkTopk")
         return
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     density = options.inner.density if isinstance(options, Partial) else options.density

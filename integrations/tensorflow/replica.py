@@ -90,7 +90,7 @@ def _add(variable: tf.Variable, part: SparseVector) -> None:
         _scatter(variable, part[:0])  # after it the variable shares its memory with nobody
         own = _read(variable)
         memory = (ctypes.c_byte * own.nbytes).from_address(own.ctypes.data)
-        KERNELS.add(np.frombuffer(memory, own.dtype), part.indices, part.values)
+        KERNELS.add(np.frombuffer(memoryview(memory), own.dtype), part.indices, part.values)
     else:
         _scatter(variable, part)
 

@@ -1,4 +1,4 @@
-"""`compression=StepAhead(...)`: Keras optimizers take their own steps, and what those did to the variables is reduced.
+"""`compression=StepAhead(...)`: Keras optimizers take their own steps, and what those did to variables is reduced.
 
 Gradients stay the rank's own. A step is two calls of Python around the optimizer's own, in a graph or eagerly. In a
 graph they have the variables for inputs: so TensorFlow runs them after whatever reads or writes these before, and
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -50,6 +50,10 @@ class OwnSteps(GradientReducer):
         """Whether the optimizer takes a step of its own, or that is being traced."""
         return self._present is not None
 
+    def by_variables(self) -> dict[tuple[int, ...], StepAheadReducer]:
+        """Its reducers, by the identities of their variables."""
+        return cast(dict[tuple[int, ...], StepAheadReducer], self.reducers)
+
     def __call__(self, grads: Sequence[Any], *_: Any, **__: Any) -> list[Any]:
         """What reduces gradients elsewhere: here they stay what they are."""
         return list(grads)
@@ -85,12 +89,12 @@ class OwnSteps(GradientReducer):
     def reducer_over(self, variables: Sequence[Any]) -> StepAheadReducer:
         """That of these variables: a new one at first, and the one of more variables for some of them."""
         key = tuple(id(tensor_of(variable)) for variable in variables)
-        for known, reducer in self.reducers.items():
+        for known, reducer in self.by_variables().items():
             if set(key) <= set(known):
                 return reducer
             if set(key) & set(known):
-                raise PluginError("StepAhead has no place for variables that join others after the first step: make a "
-                                  "new optimizer, as compile() does, or build it with all variables at first")
+                raise PluginError("StepAhead has no place for variables that join others after the first step: make "
+                                  "a new optimizer, as for compile(), or build it with all variables at first")
         _check(variables)
         for before in step_aheads_over(variables):  # of an optimizer that has had these: the model holds w then
             before.flat.suspend()
@@ -152,7 +156,8 @@ def own_steps_of(optimizer: Any) -> OwnSteps | None:
 def step_aheads_over(variables: Sequence[Any]) -> list[StepAheadReducer]:
     """All that train one of these variables, whatever optimizer has them."""
     wanted = {id(tensor_of(variable)) for variable in variables}
-    return [reducer for steps in list(_ALL) for key, reducer in steps.reducers.items() if not wanted.isdisjoint(key)]
+    return [reducer for steps in list(_ALL) for key, reducer in steps.by_variables().items()
+            if not wanted.isdisjoint(key)]
 
 
 def is_in_use() -> bool:
@@ -162,8 +167,8 @@ def is_in_use() -> bool:
 
 def _check(variables: Sequence[Any]) -> None:
     if in_session():
-        raise PluginError("StepAhead needs TensorFlow 2's eager mode and tf.function, as Keras has them; in a graph of "
-                          "TensorFlow 1 use OkTopk")
+        raise PluginError("StepAhead needs TensorFlow 2's eager mode and tf.function, as Keras has them; in a graph "
+                          "of TensorFlow 1 use OkTopk")
     for variable in variables:
         if tensor_of(variable).dtype not in (tf.float32, tf.float64):
             raise PluginError(f"StepAhead needs float32 or float64 variables; '{name_of(variable)}' has "
@@ -188,7 +193,8 @@ def _nothing(*_: Any) -> tf.Tensor:
 
 
 def _in_order(action: Callable[..., None], touched: Sequence[tf.Variable], *inputs: tf.Tensor) -> None:
-    """Calls it with the tensors' values, now; or when the graph runs, in order with what else touches the variables."""
+    """Calls it with the tensors' values: now, or when the graph runs, in order with what else touches the variables.
+    """
     if tf.executing_eagerly():
         action(*map(np.asarray, inputs))
         return

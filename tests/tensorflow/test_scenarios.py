@@ -13,6 +13,7 @@ KINDS = {
     Job("tensorflow", "mpi", 2, quick=True): ("tape",),
     Job("tensorflow", "gloo", 2, quick=True): ("keras",),
     Job("tensorflow", "gloo", 2): ("keras",),
+    Job("tensorflow", "mpi", 2): (),
     Job("tensorflow", "mpi", 1): ("function",),
     Job("tensorflow", "mpi", 2, keras="tf_keras"): ("keras", "legacy"),
     Job("tensorflow", "mpi", 4): ("keras",),
@@ -22,6 +23,9 @@ ON_FOUR = ("sparse.", "buckets.", "partial.nothing")
 """What depends most on how many ranks there are."""
 ALONE = ("keras_fit.", "refused.", "partial.")
 """Of what TensorFlow has of its own, what one rank is tried with."""
+QUICK_AHEAD = ("step_ahead.every_scheme_keeps_the_shared_parameters_equal_at_every_step",
+               "step_ahead_models.fit_shows_what_ranks_share_in_validation_and_callbacks_and_at_the_end")
+"""Of StepAhead, what `make test` has."""
 
 
 def belongs(job: Job, name: str) -> bool:
@@ -30,6 +34,10 @@ def belongs(job: Job, name: str) -> bool:
     if name.startswith("partial.") and (job.backend, job.keras) != ("mpi", "keras3"):
         return False
     if job.backend == "gloo" and job.quick != name.startswith("sparse."):
+        return False
+    if (job.backend, job.size, job.keras) == ("mpi", 2, "keras3") and name.startswith("step_ahead"):
+        return job.quick == (name in QUICK_AHEAD)
+    if job == Job("tensorflow", "mpi", 2):
         return False
     if job.size == 4:
         return name.startswith(ON_FOUR)

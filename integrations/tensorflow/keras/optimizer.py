@@ -30,8 +30,8 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
                          scale_local_gradients: bool = True) -> Any:
     """Makes a Keras 3 optimizer reduce gradients over the ranks, and returns it: it is changed in place.
 
-    compression: OkTopk(...), StepAhead(...), or one of Horovod's for a dense allreduce. The other arguments are those of
-    horovod.tensorflow.keras.DistributedOptimizer, without its names, devices, groups and predivision. A saved
+    compression: OkTopk(...), StepAhead(...), or one of Horovod's for a dense allreduce. The other arguments are those
+    of horovod.tensorflow.keras.DistributedOptimizer, without its names, devices, groups and predivision. A saved
     model holds the plain optimizer; see `load_model`. Copies made in memory are distributed, with residuals of their
     own.
     Raises PluginError for what is not a Keras 3 optimizer, or is distributed already.
@@ -132,8 +132,8 @@ class _Distributed:
         """The gradient of this variable is not reduced (but divided by P, if scale_local_gradients)."""
         if isinstance(self._allreduce_grads, PartialGradientReducer | OwnSteps):
             raise PluginError("a local variable cannot be used with Partial, whose steps apply several updates, or "
-                              "none, nor with StepAhead, which shares all variables of an optimizer: give local layers "
-                              "an optimizer of their own")
+                              "none, nor with StepAhead, which shares all variables of an optimizer: give local "
+                              "layers an optimizer of their own")
         if self._aggregation is not None:
             self._aggregation.register_local_var(tensor_of(variable))
         self._local_vars.add(tensor_of(variable).ref())
