@@ -108,17 +108,24 @@ def show(study: Study, found: dict[str, Tuned], console: Console) -> None:
     table = make_table(f"{task.title}, {study.title}: {first['parameters']:,} parameters, {study.ranks} ranks",
                        ["method"], ["seeds", "learning rate", f"mean {task.metric.replace('_', ' ')}",
                                     "lowest to highest", "to dense", "bytes per rank and step"])
-    dense = found["dense"].mean(task.metric)
     for name, tuned in found.items():
         values = tuned.values(task.metric)
         table.add_row(
             study.methods[name].title, str(len(values)), f"{tuned.rate:g}", task.shown(tuned.mean(task.metric)),
             f"{task.shown(min(values))} to {task.shown(max(values))}",
-            "" if name == "dense" else task.difference(tuned.mean(task.metric), dense),
+            "" if name == "dense" else to_dense(study, tuned, found["dense"]),
             f"{tuned.mean('bytes_per_step'):,.0f}")
     console.print(table)
     console.print("Of the last epoch. The learning rate is that of all ranks together. Bytes are means over all "
                   "steps, a warm-up's included: counted as sent, for dense computed, 2n(P-1)/P words.")
+
+
+def to_dense(study: Study, tuned: Tuned, dense: Tuned) -> str:
+    """Of the seeds that both have."""
+    of = [{run["options"]["seed"]: run[study.task.metric] for run in each.runs} for each in (tuned, dense)]
+    seeds = of[0].keys() & of[1].keys()
+    means = [statistics.fmean(values[seed] for seed in seeds) for values in of] if seeds else []
+    return study.task.difference(*means) if means else ""
 
 
 def plot(study: Study, found: dict[str, Tuned], path: Path) -> None:
@@ -131,6 +138,7 @@ def plot(study: Study, found: dict[str, Tuned], path: Path) -> None:
         draw(by_bytes, study, name, histories, "bytes", 1e-6)
     by_epoch.set(xlabel="epoch", ylabel=task.label)
     by_bytes.set(xlabel="MB sent by a rank so far", xscale="log")
+    by_bytes.xaxis.set_major_formatter("{x:g}")
     late = [task.unit * entry[task.metric] for tuned in found.values() for run in tuned.runs
             for entry in run["history"][len(run["history"]) // 5:]]  # what is before would hide the rest
     margin = 0.05 * (max(late) - min(late))
