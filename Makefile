@@ -21,8 +21,8 @@ test: environment  ## Run the quick tests, of every part of the package (tests/R
 test-rest: environment  ## Run the tests that `make test` leaves out
 	@$(BIN)/python -m pytest -m slow
 
-test-all: environment  ## Run all tests, with more examples of each property, and print the lines that were run
-	@$(BIN)/python -m pytest --hypothesis-profile more --cov --cov-config pyproject.toml
+test-all: environment  ## Run all tests, and print the lines of the package that were run
+	@$(BIN)/python -m pytest --cov --cov-config pyproject.toml
 
 lint: environment  ## Check style, types, and who imports whom
 	@$(BIN)/ruff check .

@@ -7,7 +7,8 @@ import pytest
 from tests.launch import horovodrun
 
 
-@pytest.mark.parametrize("backend", ["mpi", pytest.param("gloo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_the_network_of_a_job_is_measured(backend: str) -> None:
     job = horovodrun(backend, 2, "-m", "horovod_oktopk", "advise", "--parameters", "100000", "--measure", timeout=100)
     assert job.returncode == 0, job.output

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from horovod_oktopk.kernels.half_precision import from_half, to_half
 
-from ..support.gradients import Case, adversarial, cases, cases_with_global_k
+from ..support.gradients import Case, adversarial, cases, cases_with_global_k, each_adversarial
 from ..support.oracle import rank_order_sum
 from ..support.simulation import keeping, same_bits, same_runs, simulate
 
@@ -70,7 +70,7 @@ def test_every_step_conserves_and_replicas_agree(case, balance_trigger, selectio
 
 
 @pytest.mark.parametrize("selection", SELECTIONS)
-@pytest.mark.parametrize("case", adversarial(), ids=lambda case: case.kind)
+@pytest.mark.parametrize("case", each_adversarial())
 def test_every_step_conserves_wherever_the_top_k_lies(case, selection):
     assert_lawful(simulate(case.gradients(), case.k, **SELECTIONS[selection]), case.k)
 
@@ -84,7 +84,7 @@ def test_every_step_conserves_whatever_is_kept_of_the_sum(drawn, balance_trigger
     assert {record.report.global_k for ranks in run for record in ranks} == {global_k}
 
 
-@pytest.mark.parametrize("case", adversarial(n=900, k=60, size=5), ids=lambda case: case.kind)
+@pytest.mark.parametrize("case", each_adversarial(n=900, k=60, size=5))
 def test_exact_selection_selects_k_at_every_step(case):
     for ranks in simulate(case.gradients(), case.k, **EXACT):
         reduced = np.unique(np.concatenate([record.contributed for record in ranks]))
@@ -93,7 +93,7 @@ def test_exact_selection_selects_k_at_every_step(case):
             assert record.report.global_selected == case.k or len(reduced) == record.report.global_selected < case.k
 
 
-@pytest.mark.parametrize("case", adversarial(n=900, k=60, size=5), ids=lambda case: case.kind)
+@pytest.mark.parametrize("case", each_adversarial(n=900, k=60, size=5))
 def test_reuse_selects_within_the_guard(case):
     """Of the elements that there are."""
     for ranks in simulate(case.gradients(), case.k, threshold_guard=0.2, **REUSE):

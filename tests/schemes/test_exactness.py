@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from horovod_oktopk import OkTopk
 
-from ..support.gradients import Case, adversarial, cases, cases_with_global_k
+from ..support.gradients import Case, cases, cases_with_global_k, each_adversarial
 from ..support.oracle import oracle_run, rank_order_sum, topk_mask
 from ..support.simulation import dense, keeping, same_bits, simulate
 
@@ -31,7 +31,7 @@ def test_exact_steps_equal_the_dense_oracle_bit_for_bit(case):
     assert_equals_oracle(case, region_interval=3)
 
 
-@pytest.mark.parametrize("case", adversarial(steps=4), ids=lambda case: case.kind)
+@pytest.mark.parametrize("case", each_adversarial(steps=4))
 def test_exact_steps_equal_the_oracle_wherever_the_top_k_lies(case):
     assert_equals_oracle(case)
 
@@ -44,7 +44,7 @@ def test_any_number_that_is_kept_of_the_sum_equals_the_dense_oracle(drawn, balan
 
 
 @pytest.mark.parametrize("global_k", [1, 40, 500, 800])
-@pytest.mark.parametrize("case", adversarial(steps=4), ids=lambda case: case.kind)
+@pytest.mark.parametrize("case", each_adversarial(steps=4))
 def test_more_or_less_is_kept_of_the_sum_wherever_the_top_k_lies(case, global_k):
     assert_equals_oracle(case, global_k)
 

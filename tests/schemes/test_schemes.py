@@ -17,7 +17,7 @@ from horovod_oktopk.schemes.gtopk import PaddedCodec, tree_distances
 from horovod_oktopk.vectors.sparse import SparseVector
 from horovod_oktopk.vectors.wire import WireCodec
 
-from ..support.gradients import Case, adversarial, cases
+from ..support.gradients import Case, cases, each_adversarial
 from ..support.oracle import rank_order_sum, topk_mask
 from ..support.simulation import advance, dense, new_ranks, same_bits, same_runs
 from .test_conservation import assert_conserved, assert_replicas_agree, assert_update_is_what_was_cleared
@@ -119,7 +119,7 @@ def test_nothing_is_lost_nothing_counts_twice_and_replicas_agree(name, case):
 
 
 @pytest.mark.parametrize("name", ["OkTopk", "naive GTopk"])
-@pytest.mark.parametrize("case", adversarial(), ids=lambda case: case.kind)
+@pytest.mark.parametrize("case", each_adversarial())
 def test_what_selects_of_the_sum_contributes_only_what_is_in_it(name, case):
     for ranks in run(name, case.gradients(), case.k):
         for record in ranks:

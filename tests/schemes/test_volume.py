@@ -6,6 +6,8 @@ the paper counts; what the code of indices saves comes on top of it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ from horovod_oktopk.schemes.cost import oktopk_bound
 from horovod_oktopk.selection.global_top_k import sketch_entries
 from horovod_oktopk.vectors import wire
 
-from ..support.gradients import Case, adversarial, cases, cases_with_global_k
+from ..support.gradients import Case, cases, cases_with_global_k, each_adversarial
 from ..support.simulation import keeping, simulate
 
 WORD = 4
@@ -93,9 +95,9 @@ def test_every_rank_keeps_to_the_bound_at_every_step(case, balance_trigger, opti
 
 @pytest.mark.parametrize("options", [EXACT, REUSE], ids=["exact", "reuse"])
 @pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 8))])
-@pytest.mark.parametrize("kind", [case.kind for case in adversarial()])
-def test_no_placement_of_the_top_k_breaks_the_bound(kind, size, options):
-    case = next(case for case in adversarial(size=size) if case.kind == kind)
+@pytest.mark.parametrize("case", each_adversarial())
+def test_no_placement_of_the_top_k_breaks_the_bound(case, size, options):
+    case = replace(case, size=size)
     assert_within_bounds(simulate(case.gradients(), case.k, **options), case.k, size)
 
 
@@ -120,9 +122,9 @@ def test_the_mean_rank_keeps_to_the_bound_of_the_paper_even_where_less_is_kept(d
 @pytest.mark.parametrize("options", [EXACT, REUSE], ids=["exact", "reuse"])
 @pytest.mark.parametrize("kept", [20, 320, 1280])
 @pytest.mark.parametrize("size", [2, 3, 8])
-@pytest.mark.parametrize("kind", [case.kind for case in adversarial()])
-def test_no_placement_breaks_the_bound_whatever_is_kept(kind, size, kept, options):
-    case = next(case for case in adversarial(size=size) if case.kind == kind)
+@pytest.mark.parametrize("case", each_adversarial())
+def test_no_placement_breaks_the_bound_whatever_is_kept(case, size, kept, options):
+    case = replace(case, size=size)
     kept = min(kept, size * case.k)
     run = simulate(case.gradients(), case.k, make=keeping(kept, case, **options))
     assert_within_bounds(run, case.k, size, kept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 
@@ -113,6 +114,16 @@ def cases_with_global_k(draw, **options):
     return case, draw(global_ks(case))
 
 
+QUICK_KINDS = ("cluster_per_rank", "moving", "ties")
+"""Those that `make test` tries the larger cases of; hypothesis draws from all."""
+
+
 def adversarial(n=4000, k=160, size=8, steps=10):
     """One larger case of every kind."""
     return [Case(kind, n, k, size, steps, seed=7) for kind in sorted(KINDS)]
+
+
+def each_adversarial(**arguments):
+    """Those, to parametrize a test by."""
+    return [pytest.param(case, id=case.kind, marks=() if case.kind in QUICK_KINDS else pytest.mark.slow)
+            for case in adversarial(**arguments)]
