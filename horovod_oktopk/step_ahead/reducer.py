@@ -148,8 +148,11 @@ class StepAheadReducer(Generic[L]):
         self._accumulator.release()
         if self.options.overlap:
             self._anticipate(step.selected)
-        self._thread = self._thread or ThreadPoolExecutor(1, "horovod_oktopk")
-        self._under_way = self._thread.submit(self._algorithm.complete, step)
+        if transport.concurrent:
+            self._thread = self._thread or ThreadPoolExecutor(1, "horovod_oktopk")
+            self._under_way = self._thread.submit(self._algorithm.complete, step)
+        else:  # at once; it is applied when it would be otherwise
+            self._under_way = _done(self._algorithm.complete, step)
 
     def _anticipate(self, selected: SparseVector) -> None:
         """Until the exchange is applied, p is where it would be if all ranks had selected what this one has.
@@ -364,6 +367,16 @@ class StepAheadReducer(Generic[L]):
         if self.is_started and not self._was_shared and self._rank == 0:
             self._was_shared = True  # told once
             logger.warning(NEVER_SHARED)
+
+
+def _done(action: Callable[..., StepResult], *arguments: Any) -> Future[StepResult]:
+    """What the action gives or raises, as that of one that has ended."""
+    future: Future[StepResult] = Future()
+    try:
+        future.set_result(action(*arguments))
+    except Exception as error:
+        future.set_exception(error)
+    return future
 
 
 def local_change(update: SparseVector | DenseVector, result: StepResult) -> SparseVector | DenseVector:

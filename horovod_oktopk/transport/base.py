@@ -22,6 +22,8 @@ class Transport(Protocol):
 
     rank: int
     size: int
+    concurrent: bool
+    """Whether its calls may run on a thread of their own, beside whatever else this process sends."""
 
     def allgather(self, row: Counts) -> Counts:
         """Short rows (int64, same shape (m,) on every rank) of all ranks: int64, shape (P, m)."""

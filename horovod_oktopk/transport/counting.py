@@ -37,6 +37,7 @@ class CountingTransport:
     def __post_init__(self) -> None:
         self.rank = self.inner.rank
         self.size = self.inner.size
+        self.concurrent = self.inner.concurrent
 
     def reset(self) -> None:
         """Starts a new count."""

@@ -21,6 +21,8 @@ class Collectives(Protocol):
 
     rank: int
     size: int
+    concurrent: bool
+    """See Transport."""
 
     def allgather(self, values: NDArray[Any]) -> NDArray[Any]:
         """All ranks' values, shape (their lengths' sum,); lengths may differ."""
@@ -38,6 +40,7 @@ class HorovodTransport:
     def __init__(self, collectives: Collectives) -> None:
         self.rank = collectives.rank
         self.size = collectives.size
+        self.concurrent = collectives.concurrent
         self._collectives = collectives
 
     def allgather(self, row: Counts) -> Counts:

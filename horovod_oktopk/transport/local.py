@@ -55,6 +55,8 @@ class LocalWorld:
 class LocalTransport:
     """One rank's end of a LocalWorld."""
 
+    concurrent = True
+
     def __init__(self, world: LocalWorld, rank: int) -> None:
         self.rank = rank
         self.size = world.size

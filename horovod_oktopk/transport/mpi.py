@@ -38,6 +38,8 @@ class MPITransport:
     Within a step all are there, so `allreduce` and `allgatherv` are MPI's own, which nothing can wake.
     """
 
+    concurrent = True
+
     def __init__(self, comm: Any, yield_cpu: bool = False, channel: int = 0) -> None:
         self.comm = comm
         self.channel = channel

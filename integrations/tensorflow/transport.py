@@ -30,6 +30,8 @@ def network(process_set: Any, own_channel: bool = False, yield_cpu: bool = False
 class TensorFlowCollectives:
     """Calls of a channel are blocking and follow one another, so one name serves for each kind; see Collectives."""
 
+    concurrent = False  # run eagerly, all operations of a kind have one name in TensorFlow, whatever they are given
+
     def __init__(self, process_set: Any, channel: int | str) -> None:
         self.rank = int(process_set.rank())
         self.size = int(process_set.size())

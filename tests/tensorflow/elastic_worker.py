@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
-from horovod_oktopk.tensorflow import OkTopk, step_report
+from horovod_oktopk.tensorflow import OkTopk, StepAhead, step_report
 from horovod_oktopk.tensorflow.registry import reducers_of
 from horovod_oktopk.tensorflow.versions import KERAS_3
 
@@ -30,7 +30,9 @@ def main() -> None:
     hvd.init()
     model = keras.Sequential([keras.layers.Input((200,)),
                               keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
-    options = OkTopk(density=0.05, threshold_interval=3)
+    options: Any = OkTopk(density=0.05, threshold_interval=3)
+    if "step_ahead" in sys.argv:
+        options = StepAhead(options)
     optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=options, op=hvd.Sum)
     optimizer.build(model.trainable_variables)
     model.compile(optimizer=optimizer)
@@ -63,8 +65,8 @@ def main() -> None:
         return "trained"
 
     assert train(state) == "trained", "an error was taken for success"
-    residual = reducers_of(model)[0].flat.read_residual()
     weight = model.get_weights()[0]
+    residual = reducers_of(model)[0].flat.record()["residual"]
     everyone = hvd.allgather_object({"size": hvd.size(), "step": step_report(model).step,
                                      "weight": weight.tobytes().hex(), "held": float(np.abs(residual).sum())})
     if hvd.rank() == 0:

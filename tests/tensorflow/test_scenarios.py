@@ -18,16 +18,16 @@ KINDS = {
     Job("tensorflow", "mpi", 4): ("keras",),
 }
 """Kinds of training by job: all of them everywhere would take too long."""
-ON_FOUR = ("sparse.", "buckets.", "partial.nothing")
+ON_FOUR = ("sparse.", "buckets.", "partial.nothing", "step_ahead.every_scheme", "step_ahead.dense")
 """What depends most on how many ranks there are."""
-ALONE = ("keras_fit.", "refused.", "partial.")
+ALONE = ("keras_fit.", "refused.", "partial.", "step_ahead_models.")
 """Of what TensorFlow has of its own, what one rank is tried with."""
 NOT_QUICK = ("own_optimizers.", "sessions.", "step_ahead")
 """Of what it has of its own, what `make test` leaves out on two ranks over MPI, but for:"""
-QUICK = ("own_optimizers.a_gan_starts_alike_with_the_state_of_its_own_optimizers",
-         "sessions.a_session_of_tensorflow_1", "sessions.two_optimizers_in_one_run",
-         "step_ahead.every_scheme_keeps_the_shared_parameters_equal_at_every_step",
-         "step_ahead_models.fit_shows_what_ranks_share_in_validation_and_callbacks_and_at_the_end")
+QUICK = ("own_optimizers.a_gan_starts_alike", "sessions.a_session", "sessions.two_optimizers_in_one_run",
+         "step_ahead.dense", "step_ahead_models.fit_shows")
+OVER_GLOO = ("step_ahead.dense", "step_ahead_models.fit_shows")
+"""Of what it has of its own, what is concerned with the network."""
 
 
 def belongs(job: Job, name: str) -> bool:
@@ -39,9 +39,11 @@ def belongs(job: Job, name: str) -> bool:
         return name.startswith(ON_FOUR)
     if name.endswith("]"):
         return True
-    if (job.backend, job.size, job.keras) == ("mpi", 2, "keras3"):
-        return job.quick == (name in QUICK or not name.startswith(NOT_QUICK))
-    return job.backend == "mpi" and (job.size > 1 or name.startswith(ALONE))
+    if job.backend == "gloo":
+        return name.startswith(OVER_GLOO)
+    if (job.size, job.keras) == (2, "keras3"):
+        return job.quick == (name.startswith(QUICK) or not name.startswith(NOT_QUICK))
+    return job.size > 1 or name.startswith(ALONE)
 
 
 JOBS = {job: [name for name in names("tensorflow", kinds) if belongs(job, name)] for job, kinds in KINDS.items()}

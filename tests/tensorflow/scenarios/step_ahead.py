@@ -14,6 +14,7 @@ import tensorflow as tf
 from horovod_oktopk import AgreementError, Dense, GaussianK, GTopk, NonFiniteError, OkTopk, StepAhead, TopkA, TopkDSA
 from horovod_oktopk.tensorflow import set_density, shared_parameters, step_report
 from horovod_oktopk.tensorflow.layout import TensorLayout
+from horovod_oktopk.tensorflow.registry import tensor_of
 from horovod_oktopk.tensorflow.replica import VariableReplica
 from horovod_oktopk.tensorflow.versions import KERAS_3
 from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
@@ -298,3 +299,19 @@ def check_k_elements_are_written_in_place_unless_somebody_holds_the_variable() -
     expected += 1
     expected[delta.indices] += 1
     np.testing.assert_allclose(np.concatenate([piece for _, piece in replica.pieces()]), expected, atol=1e-5)
+
+
+def check_no_step_copies_a_variable() -> None:
+    """As TensorFlow would if we held its memory, or had written single elements by its own means."""
+    model = model_with(optimizer=keras.optimizers.SGD(0.1))
+    take_steps(model, range(2))
+    places = [addresses(model)]
+    for step in range(2, 5):
+        take_steps(model, range(step, step + 1))
+        places.append(addresses(model))
+    assert places == [places[0]] * 4
+
+
+def addresses(model: Any) -> list[int]:
+    return [np.asarray(tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=v.dtype)).ctypes.data
+            for v in map(tensor_of, model.trainable_variables)]
