@@ -36,7 +36,7 @@ from horovod_oktopk.schemes import algorithm
 from horovod_oktopk.selection import global_top_k, local_top_k
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
-from horovod_oktopk.step_ahead.reducer import local_change
+from horovod_oktopk.step_ahead.exchange import local_change
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import LocalTransport, LocalWorld
 from horovod_oktopk.vectors import sparse

@@ -20,15 +20,12 @@ import logging
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from typing import Any, Generic
 
 import numpy as np
 
 from ..errors import NonFiniteError, PluginError
-from ..kernels import KERNELS
 from ..reducer.buckets import L
 from ..reducer.connection import Connection
 from ..reducer.state import THIS_PROCESS, Record, Unit, record, share_of
@@ -39,7 +36,8 @@ from ..schemes.step_result import StepResult
 from ..selection.parameter_accumulator import ParameterAccumulator
 from ..transport.connect import Network
 from ..transport.counting import CountingTransport
-from ..vectors.sparse import DenseVector, SparseVector
+from ..vectors.sparse import SparseVector
+from .exchange import Exchange, local_change
 from .options import StepAhead
 from .replica import Replica
 
@@ -85,9 +83,8 @@ class StepAheadReducer(Generic[L]):
         self._connection = Connection(network, self._scheme.transport)
         self._rank, self._ahead = 0, 0.0  # and λ, since the last start
         self._steps = 0  # of the optimizer, since the last exchange began
-        self._under_way: Future[StepResult] | None = None
+        self._exchange = Exchange()
         self._anticipated: SparseVector | None = None  # what p goes back by before it is applied
-        self._thread: ThreadPoolExecutor | None = None
         self._share: Record | None = None  # of a state that was loaded, for the next start
         self._scheme.k_of(max(1, layout.n))
         _live.add(self)
@@ -123,10 +120,9 @@ class StepAheadReducer(Generic[L]):
 
         Raises AgreementError, NonFiniteError or TransportError, where the exchange did.
         """
-        if self._under_way is not None:
-            under_way, self._under_way = self._under_way, None
+        if self._exchange.is_under_way:
             try:
-                result = under_way.result()
+                result = self._exchange.end()
             finally:
                 self._take_back()
             self.report = result.report
@@ -148,11 +144,7 @@ class StepAheadReducer(Generic[L]):
         self._accumulator.release()
         if self.options.overlap:
             self._anticipate(step.selected)
-        if transport.concurrent:
-            self._thread = self._thread or ThreadPoolExecutor(1, "horovod_oktopk")
-            self._under_way = self._thread.submit(self._algorithm.complete, step)
-        else:  # at once; it is applied when it would be otherwise
-            self._under_way = _done(self._algorithm.complete, step)
+        self._exchange.begin(lambda: self._algorithm.complete(step), at_once=not transport.concurrent)
 
     def _anticipate(self, selected: SparseVector) -> None:
         """Until the exchange is applied, p is where it would be if all ranks had selected what this one has.
@@ -246,7 +238,7 @@ class StepAheadReducer(Generic[L]):
 
     def _start_anew(self) -> None:
         """Who the ranks are has changed, so what was under way is lost."""
-        self._under_way = None
+        self._exchange.forget()
         self._take_back()
         self.suspend()
         self._algorithm.forget()
@@ -317,7 +309,8 @@ class StepAheadReducer(Generic[L]):
 
     def take(self, share: Record) -> None:
         """Takes what `share_of` has worked out for this rank, when `shared` ends or the next step begins."""
-        self._under_way = self._anticipated = None
+        self._exchange.forget()
+        self._anticipated = None
         self.is_started = self.is_swapped = False
         self._share = {"shared": None, "steps": 0, **share}
 
@@ -362,38 +355,10 @@ class StepAheadReducer(Generic[L]):
 
     def finish(self) -> None:
         """Before Horovod is shut down: waits for what is under way, and leaves it."""
-        if self._under_way is not None:
-            wait_for([self._under_way], LAST_EXCHANGE)
+        self._exchange.wait(LAST_EXCHANGE)
         if self.is_started and not self._was_shared and self._rank == 0:
             self._was_shared = True  # told once
             logger.warning(NEVER_SHARED)
-
-
-def _done(action: Callable[..., StepResult], *arguments: Any) -> Future[StepResult]:
-    """What the action gives or raises, as that of one that has ended."""
-    future: Future[StepResult] = Future()
-    try:
-        future.set_result(action(*arguments))
-    except Exception as error:
-        future.set_exception(error)
-    return future
-
-
-def local_change(update: SparseVector | DenseVector, result: StepResult) -> SparseVector | DenseVector:
-    """What p changes by: it loses the update, and gets back what this rank has contributed to it.
-
-    All that contributed, and all that rounding left over, is at indices of the update.
-    """
-    sent = result.sent()
-    if isinstance(update, DenseVector):
-        return DenseVector(sent.values - update.values)
-    assert isinstance(sent, SparseVector)
-    change = -update.values
-    KERNELS.add(change, KERNELS.common_positions(update.indices, sent.indices), sent.values)
-    kept = result.remainder
-    if kept is not None:
-        KERNELS.add(change, KERNELS.common_positions(update.indices, kept.indices), -kept.values)
-    return SparseVector(update.indices, change)
 
 
 _live: weakref.WeakSet[StepAheadReducer[Any]] = weakref.WeakSet()
