@@ -15,7 +15,7 @@ from benchmarks.accuracy.pytorch_training import Distributed, Ranks, Setup, trai
 from benchmarks.accuracy.thread_ranks import ThreadRanks
 from benchmarks.accuracy.training import Results, finish
 from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.torch import set_density, shared_parameters, step_report, synchronize_replicas
+from horovod_oktopk.torch import Dense, set_density, shared_parameters, step_report, synchronize_replicas
 from horovod_oktopk.transport.base import Transport
 from horovod_oktopk.transport.local import run_ranks
 
@@ -30,6 +30,7 @@ class HorovodOptimizer:
     def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module, compression: Any) -> None:
         self.optimizer: Any = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
                                                        compression=compression)
+        self._is_dense = isinstance(compression, Dense)
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         hvd.broadcast_optimizer_state(self.optimizer, root_rank=0)
 
@@ -40,7 +41,7 @@ class HorovodOptimizer:
         self.optimizer.step()
 
     def report(self) -> StepReport | None:
-        return step_report(self.optimizer)
+        return None if self._is_dense else step_report(self.optimizer)
 
     def set_density(self, density: float | None) -> None:
         set_density(self.optimizer, density)
