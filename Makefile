@@ -9,7 +9,7 @@ help:  ## Show this list
 environment:  ## Build .venv: pinned packages, Open MPI, and Horovod compiled from source
 	@scripts/environment.sh
 
-demo: environment  ## Train on handwritten digits with 4 ranks, dense and with OkTopk, and compare
+demo: environment  ## Train on handwritten digits with 4 ranks: dense, OkTopk and StepAhead; and compare
 	@$(BIN)/python -m benchmarks.accuracy.demo
 
 demo-tensorflow: environment  ## Train a Keras model in the same way, with TensorFlow
@@ -21,8 +21,8 @@ test: environment  ## Run the quick tests, of every part of the package (tests/R
 test-rest: environment  ## Run the tests that `make test` leaves out
 	@$(BIN)/python -m pytest -m slow
 
-test-all: environment  ## Run all tests, with many examples of each property, and print the lines that were run
-	@$(BIN)/python -m pytest --hypothesis-profile thorough --cov --cov-config pyproject.toml
+test-all: environment  ## Run all tests, and print the lines of the package that were run
+	@$(BIN)/python -m pytest --cov --cov-config pyproject.toml
 
 lint: environment  ## Check style, types, and who imports whom
 	@$(BIN)/ruff check .

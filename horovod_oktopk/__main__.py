@@ -123,6 +123,7 @@ def check() -> int:
 def add_advise(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parameters", type=int, required=True, help="n, gradient elements of the model")
     parser.add_argument("--density", type=float, default=0.01, help="share of them that is selected (0.01)")
+    parser.add_argument("--global-density", type=float, help="share that OkTopk keeps of the sum (the density)")
     parser.add_argument("--ranks", type=int, help="P")
     parser.add_argument("--bandwidth", help="of one rank in each direction, with its unit: 10gbit, 940mbit/s")
     parser.add_argument("--latency", default="50us", help="of one message, with its unit: 50us, 0.1ms (50us)")
@@ -132,7 +133,8 @@ def add_advise(parser: argparse.ArgumentParser) -> None:
 
 def run_advise(arguments: argparse.Namespace) -> int:
     """Prints the prediction, on rank 0; 0."""
-    OkTopk(density=arguments.density).k_of(_at_least_1("--parameters", arguments.parameters))
+    options = OkTopk(density=arguments.density, global_density=arguments.global_density)
+    options.k_of(_at_least_1("--parameters", arguments.parameters))
     selection = advise.measure_selection(arguments.parameters, arguments.density)
     if arguments.measure:
         size, rank, network = _measure()
@@ -142,7 +144,8 @@ def run_advise(arguments: argparse.Namespace) -> int:
         size, rank = _at_least_1("--ranks", arguments.ranks), 0
         network = advise.Network(advise.parse_latency(arguments.latency), advise.parse_bandwidth(arguments.bandwidth))
     if rank == 0:
-        print(advise.report(arguments.parameters, size, arguments.density, network, selection))
+        print(advise.report(arguments.parameters, size, arguments.density, network, selection,
+                            arguments.global_density))
     return 0
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from .errors import OptionError
 from .schemes import cost
+from .schemes.oktopk import OkTopk
 from .selection.accumulator import NumpyAccumulator
 from .selection.local_top_k import local_top_k
 from .timing import median_seconds, slowest
@@ -79,20 +80,23 @@ def _positive(text: str, number: str | None, unit: float, what: str) -> float:
     return value
 
 
-def predict(n: int, size: int, density: float, network: Network, selection_seconds: float) -> list[Prediction]:
+def predict(n: int, size: int, density: float, network: Network, selection_seconds: float,
+            global_density: float | None = None) -> list[Prediction]:
     """Every scheme's step, dense first; costs of Table 1 (Li and Hoefler, 2022), of an interval the upper end.
 
     selection_seconds: what accumulating, selecting and writing back n elements takes.
+    global_density: OkTopk's; it raises OptionError where it is not in (0, 1].
     TopkDSA's fill-in is that of ranks which select independently of one another: the worst case.
     """
-    k = max(1, round(density * n))
+    options = OkTopk(density=density, global_density=global_density)
+    k = options.k_of(n)
     rounds = float(np.ceil(np.log2(size))) if size > 1 else 0.0
     filled = n * (1 - (1 - k / n) ** size)
     share = (size - 1) / size
     coded = WireCodec(np.dtype(np.float32)).size(k, n) / (2 * WORD * k)  # an element's words on the wire, to two
     dsa = (2 * k * coded + min(2 * filled * coded, n)) * share
     table = [("dense", cost.dense_volume(n, size), 2 * rounds),
-             ("OkTopk", coded * cost.oktopk_bound(k, size), 2 * size + 2 * rounds),
+             ("OkTopk", coded * cost.oktopk_bound(k, size, options.global_k_of(k, n, size)), 2 * size + 2 * rounds),
              ("TopkA", coded * cost.topka_volume(k, size), rounds),
              ("TopkDSA", dsa, size + 2 * rounds),
              ("GTopk", coded * cost.gtopk_volume(k, size), 2 * rounds),
@@ -134,9 +138,10 @@ def _ring_seconds(transport: Transport, length: int, repeats: int) -> float:
     return median_seconds(lambda: list(transport.exchange({after: message}, {before: length}, 1)), repeats)
 
 
-def report(n: int, size: int, density: float, network: Network, selection_seconds: float) -> str:
-    """The table, and the verdict."""
-    predictions = predict(n, size, density, network, selection_seconds)
+def report(n: int, size: int, density: float, network: Network, selection_seconds: float,
+           global_density: float | None = None) -> str:
+    """The table, and the verdict; see `predict`."""
+    predictions = predict(n, size, density, network, selection_seconds, global_density)
     dense, best = predictions[0], min(predictions[1:], key=lambda p: p.seconds)
     lines = [f"{n:,} parameters, {size} ranks, density {density:g}; {network.bandwidth / 1e9:g} Gbit/s, "
              f"{1e6 * network.latency:g} us; a step of all ranks, predicted:", "",

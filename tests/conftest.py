@@ -11,9 +11,9 @@ from hypothesis import settings
 
 from tests.jobs import Job, launcher
 
-settings.register_profile("quick", deadline=None, max_examples=10)
-settings.register_profile("thorough", deadline=None, max_examples=200)
-settings.load_profile("thorough" if os.environ.get("CI") == "true" else "quick")
+settings.register_profile("quick", deadline=None, max_examples=6)
+settings.register_profile("more", deadline=None, max_examples=40)
+settings.load_profile("more" if os.environ.get("CI") == "true" else "quick")
 
 SLOW_FILES = ("test_benchmarks.py", "test_cluster.py", "test_examples.py")
 """What starts the programs beside the package."""

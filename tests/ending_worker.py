@@ -14,15 +14,17 @@ from typing import Any
 FEW, MANY = 5, 12
 
 
-def torch_step() -> tuple[Any, Callable[[], None]]:
+def torch_step(ahead: bool = False) -> tuple[Any, Callable[[], None]]:
     import horovod.torch as hvd
     import torch
 
-    from horovod_oktopk.torch import OkTopk
+    from horovod_oktopk.torch import OkTopk, StepAhead
     torch.optim.SGD([torch.zeros(1)], lr=1)  # what it imports takes long: the ranks are to begin together
     hvd.init()
+    torch.manual_seed(0)
     model = torch.nn.Linear(20, 20)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=OkTopk(density=0.1),
+    compression = StepAhead(OkTopk(density=0.1)) if ahead else OkTopk(density=0.1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=compression,
                                          named_parameters=model.named_parameters())
 
     def step() -> None:
@@ -68,7 +70,7 @@ def end(how: str, hvd: Any, step: Callable[[], None]) -> None:
 
 def main() -> None:
     framework, how = sys.argv[1:]
-    hvd, step = torch_step() if framework == "torch" else tensorflow_step()
+    hvd, step = tensorflow_step() if framework == "tensorflow" else torch_step(ahead=framework == "step_ahead")
     rank, is_last = hvd.rank(), hvd.rank() == hvd.size() - 1
     try:
         for _ in range(FEW if is_last and how != "even" else MANY):

@@ -7,6 +7,7 @@ import pytest
 from tests.launch import horovodrun
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_the_network_of_a_job_is_measured(backend: str) -> None:
     job = horovodrun(backend, 2, "-m", "horovod_oktopk", "advise", "--parameters", "100000", "--measure", timeout=100)

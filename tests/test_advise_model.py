@@ -34,6 +34,16 @@ def test_words_are_those_of_table_1_with_coded_indices():
     assert 4 * k * 15 / 16 <= words["TopkDSA"] <= (2 * k + N) * 15 / 16
 
 
+def test_what_is_kept_of_the_sum_counts_in_phase_2():
+    def words(global_density):
+        return {p.scheme: p.words for p in advise.predict(N, P, DENSITY, NETWORK, 0.02, global_density)}
+
+    k, more = DENSITY * N * CODED, words(0.04)
+    assert more["OkTopk"] == pytest.approx((2 * k + 4 * 4 * k) * 15 / 16, rel=1e-3)
+    assert words(1.0)["OkTopk"] == pytest.approx((2 * k + 4 * P * k) * 15 / 16, rel=1e-3)
+    assert {**more, "OkTopk": words(None)["OkTopk"]} == words(None)
+
+
 def test_seconds_are_words_over_bandwidth_and_messages_times_latency():
     dense = predictions()["dense"]
     assert dense.transfer == pytest.approx(2 * N * 15 / 16 * 32 / 1e9)
@@ -116,6 +126,8 @@ def test_the_command_prints_the_table():
     (["--parameters", "0", "--ranks", "8", "--bandwidth", "1gbit"], "--parameters must be at least 1"),
     (["--parameters", "9", "--ranks", "0", "--bandwidth", "1gbit"], "--ranks must be at least 1"),
     (["--parameters", "9", "--ranks", "2", "--bandwidth", "1gbit", "--density", "0"], "density must be in (0, 1]"),
+    (["--parameters", "9", "--ranks", "2", "--bandwidth", "10gbit", "--global-density", "2"],
+     "global_density must be in (0, 1]"),
     (["--parameters", "9", "--ranks", "2", "--bandwidth", "10"], "with its unit, such as 10gbit"),
     (["--parameters", "9", "--ranks", "2", "--bandwidth", "1gbit", "--latency", "5"], "with its unit, such as 50us"),
     (["--parameters", "9"], "--ranks and --bandwidth are needed")])

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.accuracy import convergence, pytorch_text
 from benchmarks.stragglers.tasks import TASKS, Digits
 from horovod_oktopk.schemes.cost import oktopk_bound
 from horovod_oktopk.selection.global_top_k import sketch_entries
@@ -164,7 +165,8 @@ BAD_INPUT = [
     ("cluster.training", "--hosts 65", "--hosts must be from 2 to 64; got 65"),
     ("cluster.sizes", "--sizes 1000000000000", "GiB are free"),
     ("stragglers.training", "--cluster fast", "--rate must be such as 100mbit"),
-    ("accuracy.convergence", "--tasks words", "invalid choice: 'words'")]
+    ("accuracy.convergence", "--studies words", "invalid choice: 'words'"),
+    ("accuracy.pytorch_text", "--compression dgc", "on ranks that are threads: give --threads")]
 
 
 @pytest.mark.parametrize(("program", "line", "message"), BAD_INPUT)
@@ -210,3 +212,54 @@ def test_uneven_digits_have_all_places_at_each_step() -> None:
     for step in zip(*(Digits(rank, 8, 1, 1.0).steps(3) for rank in range(8)), strict=True):
         expected = [Digits.base + Digits.skew * place for place in range(1, 9)]
         assert sorted(seconds for _, seconds in step) == pytest.approx(expected)
+
+
+TINY = ("--threads", "2", "--epochs", "2", "--batch-size", "128", "--hidden", "6", "--sequence", "32", "--lr", "0.5")
+
+
+def train_text(folder: Path, *arguments: str) -> dict[str, Any]:
+    pytorch_text.main([*TINY, *arguments, "--json", str(folder / "out.json")])
+    found: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("method", ["none", "oktopk --density 0.05", "oktopk --density 0.05 --step-ahead",
+                                    "topka --step-ahead --no-overlap --density-warmup 1", "dgc --density 0.05",
+                                    "oktopk --model transformer --optimizer adamw --lr 0.01 --step-ahead"])
+def test_ranks_that_are_threads_learn_the_text_and_count_their_bytes(method: str, tmp_path: Path) -> None:
+    found = train_text(tmp_path, "--compression", *method.split())
+    first, second = found["history"]
+    assert second["validation_loss"] < first["validation_loss"] < 4.63  # that of guessing among 103 characters
+    assert found["ranks"] == 2
+    assert 0 < first["bytes"] < second["bytes"]
+    assert (found["bytes_per_step"] > 4 * found["parameters"]) == (method == "none")
+
+
+def test_step_ahead_with_everything_sent_is_dense_training(tmp_path: Path) -> None:
+    dense = train_text(tmp_path, "--compression", "none")
+    ahead = train_text(tmp_path, "--compression", "oktopk", "--density", "1", "--step-ahead", "--no-overlap",
+                       "--ahead", "1")
+    assert ahead["validation_loss"] == pytest.approx(dense["validation_loss"], rel=1e-4)
+
+
+def test_a_study_tries_the_rates_with_the_first_seed_and_repeats_no_run(tmp_path: Path,
+                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def train(_command: list[str], options: dict[str, Any], _timeout: float) -> dict[str, Any]:
+        made.append((options["compression"], options.get("step-ahead"), options["lr"], options["seed"]))
+        value = abs(options["lr"] - (2.0 if options["compression"] == "none" else 1.0)) + 1
+        entry = {"epoch": 1, "validation_loss": value, "bytes": 1000.0}
+        return {"validation_loss": value, "parameters": 7, "bytes_per_step": 10.0, "history": [entry, entry]}
+
+    monkeypatch.setattr(convergence, "train", train)
+    line = ["--studies", "ahead-4", "--seeds", "1", "2", "--json", str(tmp_path / "out.json"), "--plot",
+            str(tmp_path / "out.png")]
+    convergence.main(line)
+    assert {rate for name, _, rate, seed in made if (name, seed) == ("none", 2)} == {2.0}
+    assert {rate for name, _, rate, seed in made if (name, seed) == ("oktopk", 2)} == {1.0}
+    assert {rate for name, _, rate, seed in made if (name, seed) == ("none", 1)} == {0.5, 1.0, 1.5, 2.0, 3.0}
+    assert (tmp_path / "out_ahead-4.png").stat().st_size > 0
+    count = len(made)
+    convergence.main(line)
+    assert len(made) == count

@@ -22,12 +22,11 @@ def told(job: Finished) -> dict[int, str]:
     return {int(rank): text for rank, text in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("framework", "backend", "how"), [
-    ("torch", "mpi", "normal"),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        *(("torch", "mpi", how) for how in WAYS if how != "normal"), ("torch", "gloo", "normal"),
-        ("torch", "gloo", "raising"), ("tensorflow", "mpi", "normal"), ("tensorflow", "mpi", "raising"),
-        ("tensorflow", "gloo", "shutdown")))])
+    *(("torch", "mpi", how) for how in WAYS), ("torch", "gloo", "normal"), ("torch", "gloo", "raising"),
+    ("step_ahead", "mpi", "normal"), ("step_ahead", "mpi", "raising"), ("step_ahead", "gloo", "shutdown"),
+    ("tensorflow", "mpi", "normal"), ("tensorflow", "mpi", "raising"), ("tensorflow", "gloo", "shutdown")])
 def test_the_ranks_that_go_on_are_told_which_rank_has_ended_and_how(framework: str, backend: str, how: str) -> None:
     job = job_of(framework, backend, how)
     heard = told(job)
@@ -37,7 +36,8 @@ def test_the_ranks_that_go_on_are_told_which_rank_has_ended_and_how(framework: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("framework", "backend"), [("torch", "mpi"), ("torch", "gloo"), ("tensorflow", "mpi")])
+@pytest.mark.parametrize(("framework", "backend"), [("torch", "mpi"), ("torch", "gloo"), ("tensorflow", "mpi"),
+                                                     ("step_ahead", "mpi")])
 def test_ranks_with_equal_numbers_of_steps_end_well(framework: str, backend: str) -> None:
     job = job_of(framework, backend, "even")
     assert job.returncode == 0, job.output[-4000:]

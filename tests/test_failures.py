@@ -53,17 +53,18 @@ def test_a_job_of_partial_rounds_ends_well_with_rounds_pending(how: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("framework", "variables"), [
-    pytest.param("torch", {}, id="torch"), pytest.param("tensorflow", {}, id="keras3"),
-    pytest.param("tensorflow", TF_KERAS, id="tf_keras"),
-    pytest.param("tensorflow", {"STEP_AHEAD": "1"}, id="keras3-step_ahead")])
+@pytest.mark.parametrize(("framework", "mode", "variables"), [
+    pytest.param("torch", "gradients", {}, id="torch"), pytest.param("torch", "step_ahead", {}, id="step_ahead"),
+    pytest.param("tensorflow", "step_ahead", {}, id="keras3-step_ahead"),
+    pytest.param("tensorflow", "gradients", {}, id="keras3"),
+    pytest.param("tensorflow", "gradients", TF_KERAS, id="tf_keras")])
 def test_an_elastic_job_goes_on_when_a_worker_is_killed_and_another_joins(
-        framework: str, variables: dict[str, str], tmp_path: Path) -> None:
+        framework: str, mode: str, variables: dict[str, str], tmp_path: Path) -> None:
     hosts = tmp_path / "hosts.sh"
     hosts.write_text(f"#!/bin/sh\n[ -e {tmp_path}/killed ] && echo localhost:3 || echo localhost:2\n"
                      "echo 127.0.0.1:1\n")
     hosts.chmod(0o755)
-    job = horovodrun("gloo", 3, "-m", f"tests.{framework}.elastic_worker", str(tmp_path), timeout=200,
+    job = horovodrun("gloo", 3, "-m", f"tests.{framework}.elastic_worker", str(tmp_path), mode, timeout=200,
                      flags=("--min-np", "2", "--max-np", "3", "--host-discovery-script", str(hosts)),
                      extra=variables)
     outcome = tmp_path / "outcome.json"

@@ -1,4 +1,4 @@
-"""A character-level language model (LSTM) in PyTorch, data-parallel with Horovod, by any scheme.
+"""A character-level language model in PyTorch, data-parallel with Horovod, by any scheme.
 
     horovodrun -np 2 -H localhost:2 python -m benchmarks.accuracy.pytorch_text --compression oktopk
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 
-import horovod.torch as hvd
 import torch
+from torch import nn
+from torch.nn import functional
 
-from benchmarks.accuracy.pytorch_training import distribute, make_pytorch_parser, train
-from benchmarks.accuracy.training import finish
+from benchmarks.accuracy.pytorch_ranks import run
+from benchmarks.accuracy.pytorch_training import Ranks, Schedule, Setup, make_pytorch_parser
 from benchmarks.data.characters import CharacterModel, load_characters, sequences
+from benchmarks.data.models import Transformer
 
 VALIDATION_SHARE = 0.1
 
@@ -22,53 +24,52 @@ class Text:
 
     metric = "validation_loss"
 
-    def __init__(self, seed: int, batch_size: int, length: int) -> None:
+    def __init__(self, seed: int, batch_size: int, length: int, ranks: Ranks) -> None:
         text, self.characters = load_characters()
         split = int(len(text) * (1 - VALIDATION_SHARE))
         self._training, self._validation = sequences(text[:split], length), sequences(text[split:], length)
-        self._seed, self._batch_size = seed, batch_size
+        self._seed, self._batch_size, self._rank, self._size = seed, batch_size, ranks.rank(), ranks.size()
 
     def batches(self, epoch: int) -> list[torch.Tensor]:
         # All ranks draw the same order, and each takes its own part of it.
         random = torch.Generator().manual_seed(1000 * self._seed + epoch)
         order = torch.randperm(len(self._training), generator=random)
-        count = len(order) // (self._batch_size * hvd.size())
-        mine = order[hvd.rank()::hvd.size()][:count * self._batch_size]
+        count = len(order) // (self._batch_size * self._size)
+        mine = order[self._rank::self._size][:count * self._batch_size]
         return [self._training[part] for part in mine.split(self._batch_size)]
 
-    def loss(self, model: CharacterModel, batch: torch.Tensor) -> torch.Tensor:
-        return model.loss(batch)
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
-    def evaluate(self, model: CharacterModel) -> float:
-        """Nats per character; every rank validates its own part, and the mean is weighted by what each has."""
-        mine = self._validation[hvd.rank()::hvd.size()]
-        total = sum(float(model.loss(batch)) * len(batch) for batch in mine.split(64))
-        sums = hvd.allreduce(torch.tensor([total, float(len(mine))], dtype=torch.float64), op=hvd.Sum,
-                             name="validation")
-        return float(sums[0] / sums[1])
+    def evaluate(self, model: nn.Module) -> tuple[float, int]:
+        """Nats per character."""
+        mine = self._validation[self._rank::self._size]
+        return sum(float(self.loss(model, batch)) * len(batch) for batch in mine.split(64)), len(mine)
 
 
-def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
+def make(ranks: Ranks, arguments: argparse.Namespace) -> Setup:
+    task = Text(arguments.seed, arguments.batch_size, arguments.sequence, ranks)
+    model = (CharacterModel(task.characters, arguments.hidden) if arguments.model == "lstm"
+             else Transformer(arguments.hidden, arguments.sequence, layers=2))
+
+    def schedule(optimizer: torch.optim.Optimizer) -> Schedule:
+        return torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, arguments.lr * ranks.size(), arguments.epochs * len(task.batches(0)), pct_start=0.1,
+            cycle_momentum=False, final_div_factor=1e3)
+
+    return Setup(task, model, schedule, by_step=True)
+
+
+def make_text_parser() -> argparse.ArgumentParser:
     parser = make_pytorch_parser(__doc__, epochs=6, batch_size=16, lr=0.5)
+    parser.add_argument("--model", choices=["lstm", "transformer"], default="lstm")
     parser.add_argument("--sequence", type=int, default=64, help="characters of a sequence")
-    parser.add_argument("--hidden", type=int, default=128)
-    return parser.parse_args(line)
+    parser.add_argument("--hidden", type=int, default=128, help="width of the model; a multiple of 6 for transformer")
+    return parser
 
 
 def main(line: list[str] | None = None) -> None:
-    arguments = parse_arguments(line)
-    hvd.init()
-    torch.set_num_threads(1)
-    torch.manual_seed(arguments.seed)
-    task = Text(arguments.seed, arguments.batch_size, arguments.sequence)
-    model = CharacterModel(task.characters, arguments.hidden)
-    optimizer = distribute(model, arguments)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, arguments.lr * hvd.size(), arguments.epochs * len(task.batches(0)), pct_start=0.1,
-        cycle_momentum=False, final_div_factor=1e3)
-    results = train(task, model, optimizer, schedule, True, arguments)
-    if hvd.rank() == 0:
-        finish(results, f"validation loss {results['validation_loss']:.4f} nats per character", arguments.json)
+    run(make, "validation loss {validation_loss:.4f} nats per character", make_text_parser(), line)
 
 
 if __name__ == "__main__":

@@ -1,37 +1,30 @@
-"""Trains a model in PyTorch with Horovod, by any scheme: what the programs in PyTorch share."""
+"""Trains a model in PyTorch, by any scheme: what the programs in PyTorch share."""
 
 from __future__ import annotations
 
 import argparse
 import time
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-import horovod.torch as hvd
 import torch
 from torch import nn
 from tqdm import tqdm
 
+from benchmarks.accuracy.momentum_correction import MomentumCorrection
 from benchmarks.accuracy.training import Results, Statistics, make_parser
-from horovod_oktopk.torch import (
-    Dense,
-    DensitySchedule,
-    GaussianK,
-    GTopk,
-    OkTopk,
-    Partial,
-    TopkA,
-    TopkDSA,
-    step_report,
-    synchronize_replicas,
-)
+from horovod_oktopk import Dense, GaussianK, GTopk, OkTopk, Partial, StepAhead, TopkA, TopkDSA
+from horovod_oktopk.schemes.report import StepReport
 
 SCHEMES = {"oktopk": OkTopk, "topka": TopkA, "topkdsa": TopkDSA, "gtopk": GTopk, "gaussiank": GaussianK}
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 Schedule = torch.optim.lr_scheduler.LRScheduler
 
 
 class Task(Protocol):
-    """What is trained. metric: the name of what `evaluate` returns, on all ranks together."""
+    """What is trained. metric: the name of what `evaluate` finds."""
 
     metric: str
 
@@ -40,29 +33,87 @@ class Task(Protocol):
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor: ...
 
-    def evaluate(self, model: nn.Module) -> float: ...
+    def evaluate(self, model: nn.Module) -> tuple[float, int]:
+        """The sum of the metric over this rank's part of the validation set, and how many are in it."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One training, on one rank. by_step: the schedule of the learning rate goes on after every step, not epoch."""
+
+    task: Task
+    model: nn.Module
+    schedule: Callable[[torch.optim.Optimizer], Schedule]
+    by_step: bool = False
+
+
+class Distributed(Protocol):
+    """An optimizer whose steps all ranks take together."""
+
+    optimizer: torch.optim.Optimizer
+    """What the schedule of the learning rate goes to."""
+
+    def zero_grad(self) -> None: ...
+
+    def step(self) -> None: ...
+
+    def report(self) -> StepReport | None:
+        """Of the last exchange."""
+
+    def set_density(self, density: float | None) -> None: ...
+
+    def shared(self) -> AbstractContextManager[None]:
+        """Inside, the model holds what all ranks share."""
+
+
+class Ranks(Protocol):
+    """Those of a Horovod job, or threads; the first three are Horovod's own."""
+
+    def rank(self) -> int: ...
+
+    def size(self) -> int: ...
+
+    def allgather_object(self, value: Any) -> list[Any]: ...
+
+    def own_randomness(self) -> AbstractContextManager[None]:
+        """Inside, PyTorch's default generator is this rank's own."""
+
+    def distribute(self, optimizer: torch.optim.Optimizer, model: nn.Module, compression: Any) -> Distributed: ...
 
 
 def make_pytorch_parser(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
-    parser = make_parser(description, SCHEMES, **defaults)
+    parser = make_parser(description, [*SCHEMES, "dgc"], **defaults)
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     parser.add_argument("--density-warmup", type=int, default=0, metavar="EPOCHS",
                         help="the density falls from 25%% to --density over so many epochs")
+    parser.add_argument("--value-dtype", help="of the values that are sent, as OkTopk takes it")
+    parser.add_argument("--global-density", type=float, help="how much of the sum is kept, as OkTopk takes it")
+    parser.add_argument("--step-ahead", action="store_true", help="StepAhead around the scheme")
+    parser.add_argument("--ahead", type=float, help="StepAhead's coefficient")
+    parser.add_argument("--no-overlap", dest="overlap", action="store_false", help="StepAhead without overlap")
     parser.add_argument("--partial", choices=["solo", "majority"], help="do not wait for ranks that are late")
+    parser.add_argument("--threads", type=int, metavar="RANKS",
+                        help="so many ranks as threads of this process, without Horovod; needed for dgc")
     return parser
 
 
-def distribute(model: nn.Module, arguments: argparse.Namespace) -> torch.optim.Optimizer:
-    """SGD with the compression that the arguments name; model and optimizer are the same on all ranks."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr * hvd.size(), momentum=arguments.momentum)
+def compression_of(arguments: argparse.Namespace) -> Any:
+    """What the arguments name."""
+    if arguments.compression == "dgc":
+        return MomentumCorrection(arguments.density, arguments.momentum)
     scheme = SCHEMES.get(arguments.compression)
-    compression = Dense() if scheme is None else scheme(density=arguments.density)
-    if arguments.partial is not None:
-        compression = Partial(compression, policy=arguments.partial)
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
-                                         compression=compression)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    return optimizer
+    options = {name: value for name in ("value_dtype", "global_density")
+               if (value := getattr(arguments, name)) is not None}
+    compression: Any = Dense() if scheme is None else scheme(density=arguments.density, **options)
+    if arguments.step_ahead:
+        compression = StepAhead(compression, ahead=arguments.ahead, overlap=arguments.overlap)
+    return compression if arguments.partial is None else Partial(compression, policy=arguments.partial)
+
+
+def optimizer_of(model: nn.Module, arguments: argparse.Namespace, size: int) -> torch.optim.Optimizer:
+    """The user's own, which knows nothing of other ranks; momentum correction has SGD's momentum itself."""
+    own = {"momentum": arguments.momentum} if arguments.optimizer == "sgd" and arguments.compression != "dgc" else {}
+    return OPTIMIZERS[arguments.optimizer](model.parameters(), lr=arguments.lr * size, **own)
 
 
 def warmup(density: float, epochs: int) -> Callable[[int], float | None]:
@@ -73,11 +124,11 @@ def warmup(density: float, epochs: int) -> Callable[[int], float | None]:
 class Steps:
     """Takes training steps, and keeps their statistics. after: is called after each."""
 
-    def __init__(self, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, compressed: bool,
+    def __init__(self, setup: Setup, ranks: Ranks, optimizer: Distributed, is_dense: bool,
                  after: Callable[[], object]) -> None:
-        self._task, self._model, self._optimizer, self._compressed = task, model, optimizer, compressed
-        self._after = after
-        self.statistics = Statistics(hvd, sum(p.numel() for p in model.parameters()))
+        self._task, self._model, self._ranks, self._optimizer = setup.task, setup.model, ranks, optimizer
+        self._is_dense, self._after = is_dense, after
+        self.statistics = Statistics(ranks, sum(p.numel() for p in setup.model.parameters()))
 
     def run(self, epoch: int) -> float:
         """One epoch; the loss of its last batch."""
@@ -85,37 +136,43 @@ class Steps:
         for batch in self._task.batches(epoch):
             start = time.perf_counter()
             self._optimizer.zero_grad()
-            loss = self._task.loss(self._model, batch)
+            with self._ranks.own_randomness():
+                loss = self._task.loss(self._model, batch)
             loss.backward()
             self._optimizer.step()
-            self.statistics.step(time.perf_counter() - start,
-                                 step_report(self._optimizer) if self._compressed else None)
+            self.statistics.step(time.perf_counter() - start, self._optimizer.report(), self._is_dense)
             self._after()
         return loss.item()
 
+    def evaluate(self) -> dict[str, float]:
+        """The metric, and the bytes so far of the mean rank."""
+        self._model.eval()
+        with torch.no_grad(), self._optimizer.shared():
+            found = self._ranks.allgather_object([*self._task.evaluate(self._model), self.statistics.bytes_sent])
+        total, count, sent = map(sum, zip(*found, strict=True))
+        return {self._task.metric: total / count, "bytes": sent / len(found)}
 
-def train(task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule, by_step: bool,
-          arguments: argparse.Namespace) -> Results:
-    """A whole training. by_step: the learning rate's schedule goes on after every step, not after every epoch."""
-    compressed = arguments.compression != "none"
-    by_epoch = warmup(arguments.density, arguments.density_warmup)
-    densities = DensitySchedule(optimizer, by_epoch) if compressed else None
+
+def train(setup: Setup, ranks: Ranks, arguments: argparse.Namespace) -> Results:
+    """A whole training, on every rank."""
+    optimizer = ranks.distribute(optimizer_of(setup.model, arguments, ranks.size()), setup.model,
+                                 compression_of(arguments))
+    schedule = setup.schedule(optimizer.optimizer)
+    density_of = warmup(arguments.density, arguments.density_warmup)
     history: list[dict[str, float]] = []
     began = time.perf_counter()
-    with tqdm(total=arguments.epochs * len(task.batches(0)), desc=f"{arguments.compression:>9}", unit="step",
-              disable=hvd.rank() != 0, mininterval=0.5) as progress:
-        steps = Steps(task, model, optimizer, compressed,
-                      lambda: (schedule.step() if by_step else None, progress.update()))
+    with tqdm(total=arguments.epochs * len(setup.task.batches(0)), desc=f"{arguments.compression:>9}", unit="step",
+              disable=ranks.rank() != 0, mininterval=0.5) as progress:
+        steps = Steps(setup, ranks, optimizer, arguments.compression == "none",
+                      lambda: (schedule.step() if setup.by_step else None, progress.update()))
         for epoch in range(arguments.epochs):
+            if arguments.density_warmup:
+                optimizer.set_density(density_of(epoch))
             loss = steps.run(epoch)
-            synchronize_replicas(optimizer)  # with --partial: from here on all ranks have the same parameters
-            if not by_step:
+            if not setup.by_step:
                 schedule.step()
-            if densities is not None:
-                densities.step()
-            model.eval()
-            with torch.no_grad():
-                value = task.evaluate(model)
-            history.append({"epoch": epoch + 1, task.metric: value, "seconds": time.perf_counter() - began})
+            history.append({"epoch": epoch + 1, **steps.evaluate(), "seconds": time.perf_counter() - began})
             progress.set_postfix(epoch=epoch + 1, loss=f"{loss:.3f}")
-    return {task.metric: value, "history": history, **steps.statistics.summary(arguments)}
+    with optimizer.shared():
+        return {setup.task.metric: history[-1][setup.task.metric], "history": history,
+                **steps.statistics.summary(arguments)}

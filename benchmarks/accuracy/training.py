@@ -32,7 +32,8 @@ def make_parser(description: str | None, schemes: Iterable[str], epochs: int, ba
 
 
 class Statistics:
-    """Seconds and bytes by step, on this rank. hvd: Horovod's module for the framework."""
+    """Seconds and bytes by step, on this rank. hvd: Horovod's module for the framework, or what has its
+    `size` and `allgather_object`."""
 
     def __init__(self, hvd: Any, parameters: int) -> None:
         self._hvd, self._parameters = hvd, parameters
@@ -40,12 +41,18 @@ class Statistics:
         self._bytes: list[float] = []
         self._counted = False
 
-    def step(self, seconds: float, report: StepReport | None) -> None:
-        """report: of a sparse scheme; the bytes of a dense allreduce are computed."""
+    def step(self, seconds: float, report: StepReport | None, is_dense: bool = True) -> None:
+        """report: of a sparse scheme. Without one the bytes are those of a dense allreduce, computed; none, if the
+        scheme is not dense: its exchange has not ended yet."""
         self._seconds.append(seconds)
-        self._counted |= report is not None
-        dense = 4.0 * dense_volume(self._parameters, self._hvd.size())
+        self._counted |= report is not None or not is_dense
+        dense = 4.0 * dense_volume(self._parameters, self._hvd.size()) if is_dense else 0.0
         self._bytes.append(dense if report is None else float(report.bytes_sent))
+
+    @property
+    def bytes_sent(self) -> float:
+        """By this rank, in all steps."""
+        return sum(self._bytes)
 
     def summary(self, arguments: argparse.Namespace) -> Results:
         """Of all ranks together."""

@@ -28,6 +28,7 @@ from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
 
 INTERFACE = Path("/sys/class/net/eth0/statistics/tx_bytes")
 SPARSE = {"OkTopk": OkTopk, "OkTopk, bfloat16": partial(OkTopk, value_dtype="bfloat16"),
+          "OkTopk, log4": partial(OkTopk, value_dtype="log4"),
           "OkTopk, reuse": partial(OkTopk, selection="reuse"), "OkTopk, auto": partial(OkTopk, strategy="auto"),
           "TopkA": TopkA, "TopkDSA": TopkDSA, "GTopk": GTopk, "GaussianK": GaussianK}
 LOCAL_PHASES = ("accumulate", "select", "sum", "write_back")

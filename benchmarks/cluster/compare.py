@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from benchmarks import launch, output
 from benchmarks.cluster.compare_plots import HOSTS, RATES, Point, at, plot_point, plot_sweep
-from benchmarks.cluster.hosts import add_arguments, check_machine, cluster, in_words
+from benchmarks.cluster.hosts import add_arguments, check_machine, cluster, dilated, in_words
 from benchmarks.cluster.jobs import ALGORITHMS, DENSE, SPARSE, Result, plan_jobs
 from benchmarks.output import make_table
 
@@ -42,10 +42,16 @@ def measure(arguments: argparse.Namespace) -> list[Result]:
     for point, job in tqdm(planned, unit="job"):
         settings = {"densities": point.densities, "parameters": arguments.parameters, "warm_up": arguments.warm_up,
                     "steps": arguments.steps, "gradients": recorded}
-        with cluster(point.hosts, point.rate) as hosts:
-            found += [{**result, "rate": point.rate} for result in job.run(hosts, settings, arguments.timeout)]
+        with cluster(point.hosts, dilated(point.rate, arguments.dilation)) as hosts:
+            found += [{**result, "rate": point.rate, **in_dilated_seconds(result, arguments.dilation)}
+                      for result in job.run(hosts, settings, arguments.timeout)]
         output.write_json(arguments.json, {"arguments": output.as_text(arguments), "results": found})
     return found
+
+
+def in_dilated_seconds(result: Result, dilation: int) -> Result:
+    """The seconds of a result, on the machine that this one stands for."""
+    return {name: result[name] / dilation for name in ("seconds", "local_seconds") if name in result}
 
 
 def show(results: list[Result], point: Point, density: float, console: Console) -> None:

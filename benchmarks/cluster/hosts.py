@@ -126,9 +126,19 @@ def in_words(rate: str) -> str:
     return re.sub(r"([kmg])bit", lambda unit: f" {unit[1].replace('m', 'M').replace('g', 'G')}bit/s", rate)
 
 
+def dilated(rate: str, dilation: int) -> str:
+    """The rate at which a slow machine stands for one that is so many times faster (Gupta et al., NSDI 2006): ranks
+    that have a quarter of a core each, on links of a quarter of the rate, take four times as long in all they do."""
+    number, unit = re.fullmatch(r"([0-9]+)([kmg]bit)", rate).groups()  # type: ignore[union-attr]
+    return f"{int(number) * {'kbit': 1, 'mbit': 10**3, 'gbit': 10**6}[unit] // dilation}kbit"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Those of every benchmark on a cluster."""
     parser.add_argument("--hosts", type=int, default=8)
     parser.add_argument("--rate", default="1gbit", help="of each host's link, such as 100mbit")
+    parser.add_argument("--dilation", type=int, default=1, metavar="D",
+                        help="time dilation: links have 1/D of the rate, and seconds are divided by D. With D ranks "
+                        "on each core: what hosts with a core for each rank would take, but for shared caches")
     parser.add_argument("--density", type=float, default=0.01)
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for each job")

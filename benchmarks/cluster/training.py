@@ -13,7 +13,7 @@ import argparse
 from tqdm import tqdm
 
 from benchmarks import launch, output
-from benchmarks.cluster.hosts import add_arguments, check_machine, cluster, in_words
+from benchmarks.cluster.hosts import add_arguments, check_machine, cluster, dilated, in_words
 from benchmarks.cluster.jobs import Result, options_of
 from benchmarks.output import BLUE, GREY, ORANGE
 
@@ -22,11 +22,13 @@ SCHEMES: dict[str, tuple[str, dict[str, object]]] = {
     "Dense": ("Dense", {}), "OkTopk": ("OkTopk", {}),
     "OkTopk, 8 MB buckets": ("OkTopk", {"bucket_bytes": 8_000_000}),
     "OkTopk, 32 MB buckets": ("OkTopk", {"bucket_bytes": 32_000_000}),
+    "StepAhead(OkTopk)": ("StepAhead", {}), "StepAhead(OkTopk), log4": ("StepAhead", {"value_dtype": "log4"}),
     "OkTopk, auto buckets": ("OkTopk", {"bucket_bytes": "auto"}),
     "GTopk": ("GTopk", {}), "TopkDSA": ("TopkDSA", {}), "TopkA": ("TopkA", {}), "GaussianK": ("GaussianK", {})}
 """By name: the class, and its options beside the density."""
 MODELS = {"vgg16": 14_728_266, "lstm": 27_608_320, "transformer": 10_769_792}
 """Parameters."""
+SECONDS = ("step", "sparsification", "communication", "computation", "computation_alone")
 PARTS = {"computation": GREY, "sparsification": ORANGE, "communication": BLUE}
 
 
@@ -46,21 +48,23 @@ def measure(arguments: argparse.Namespace) -> list[Result]:
     for model, schemes, options in tqdm(planned, unit="job"):
         settings = {"model": model, "schemes": schemes, "density": arguments.density, "warm_up": arguments.warm_up,
                     "steps": arguments.steps}
-        with cluster(arguments.hosts, arguments.rate) as hosts:
-            found += launch.measured(hosts.mpirun(*options), "benchmarks.cluster.training_rank", settings,
-                                     arguments.timeout)
+        with cluster(arguments.hosts, dilated(arguments.rate, arguments.dilation)) as hosts:
+            results = launch.measured(hosts.mpirun(*options), "benchmarks.cluster.training_rank", settings,
+                                      arguments.timeout)
+        found += [{**r, **{name: r[name] / arguments.dilation for name in SECONDS}} for r in results]
     return found
 
 
 def show(results: list[Result], arguments: argparse.Namespace) -> None:
     table = output.make_table(
         f"A training step on {arguments.hosts} hosts at {in_words(arguments.rate)}, density {arguments.density:.1%}; "
-        "seconds", ["model", "scheme"], ["step", *PARTS, "MB sent", "steps faster than dense"])
+        "seconds", ["model", "scheme"],
+        ["step", *PARTS, "MB sent", "steps faster than dense", "longer than computation alone"])
     for r in results:
         dense = next((d["step"] for d in results if (d["model"], d["scheme"]) == (r["model"], "Dense")), None)
         table.add_row(r["model"], r["scheme"], f"{r['step']:.3f}", *(f"{r[part]:.3f}" for part in PARTS),
                       f"{r['bytes_sent'] / 1e6:.2f}" if r["bytes_sent"] else "-",
-                      f"{dense / r['step']:.1f}" if dense else "-")
+                      f"{dense / r['step']:.1f}" if dense else "-", f"{r['step'] / r['computation_alone'] - 1:.0%}")
     output.make_console().print(table)
 
 

@@ -31,12 +31,18 @@ def measure(model: str, schemes: list[Scheme], density: float, warm_up: int, ste
     found = []
     for name, kind, options in schemes:
         dense, automatic = kind == "Dense", options.get("bucket_bytes") == "auto"
-        compression = plugin.Dense if dense else getattr(plugin, kind)(density=density, **options)
+        compression = plugin.Dense if dense else compression_of(kind, density, options)
         before = 1 if dense else max(warm_up, TRIAL) if automatic else warm_up
         figures = of_all_ranks(median_step(make_step(workload, compression), before, steps))
-        found.append({"model": model, "scheme": name,
-                      **parts_of(figures, computation, overlapped=dense or "bucket_bytes" in options)})
+        overlapped = dense or kind == "StepAhead" or "bucket_bytes" in options
+        found.append({"model": model, "scheme": name, **parts_of(figures, computation, overlapped)})
     return found
+
+
+def compression_of(kind: str, density: float, options: dict[str, Any]) -> Any:
+    if kind == "StepAhead":
+        return plugin.StepAhead(plugin.OkTopk(density=density, **options))
+    return getattr(plugin, kind)(density=density, **options)
 
 
 def of_all_ranks(mine: Figures) -> Figures:
@@ -75,7 +81,7 @@ def make_step(workload: Workload, compression: Any) -> Callable[[], Figures]:
         workload.loss(model, batch).backward()
         optimizer.step()
         figures = {"step": time.perf_counter() - start}
-        report = plugin.step_report(optimizer) if getattr(compression, "density", None) else None
+        report = None if compression in (None, plugin.Dense) else plugin.step_report(optimizer)
         if report is not None:
             local = sum(report.phases[name].seconds for name in LOCAL_PHASES if name in report.phases)
             figures |= {"sparsification": local, "communication": report.seconds - local,

@@ -35,7 +35,11 @@ class CharacterModel(nn.Module):
         self.lstm = nn.LSTM(32, hidden, batch_first=True)
         self.output = nn.Linear(hidden, characters)
 
+    def forward(self, characters: torch.Tensor) -> torch.Tensor:
+        """Logits of each next character."""
+        logits: torch.Tensor = self.output(self.lstm(self.embedding(characters))[0])
+        return logits
+
     def loss(self, batch: torch.Tensor) -> torch.Tensor:
         """Nats per character, over sequences of shape (batch, length + 1)."""
-        states, _ = self.lstm(self.embedding(batch[:, :-1]))
-        return functional.cross_entropy(self.output(states).flatten(0, 1), batch[:, 1:].flatten())
+        return functional.cross_entropy(self(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())

@@ -35,6 +35,8 @@ from horovod_oktopk.kernels import KERNELS, Kernels, NumpyKernels
 from horovod_oktopk.schemes import algorithm
 from horovod_oktopk.selection import global_top_k, local_top_k
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
+from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
+from horovod_oktopk.step_ahead.exchange import local_change
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import LocalTransport, LocalWorld
 from horovod_oktopk.vectors import sparse
@@ -46,6 +48,7 @@ SPARSIFICATION = ("accumulate", "select", "write-back")
 WITH_TOPK = "all with torch.topk"
 """Sparsification as one would write it in PyTorch."""
 COLORS = dict(zip(PHASES, (BLUE, ORANGE, GREEN, VIOLET), strict=True))
+AHEAD = "StepAhead"
 Gradient = NDArray[np.float32]
 Samples = dict[str, list[float]]
 """Milliseconds by name."""
@@ -81,6 +84,42 @@ class Step:
         return dict(zip(PHASES, (accumulate, select, reduce - select, write), strict=True))
 
 
+class AheadStep:
+    """The same with StepAhead: a rank's parameters p move, and w - p is reduced."""
+
+    def __init__(self, n: int, density: float) -> None:
+        options = OkTopk(density=density)
+        self.k = options.k_of(n)
+        self.kernels = KERNELS
+        self.acc = NumpyParameterAccumulator(n)
+        self.p = np.zeros(n, np.float32)
+        self.acc.start([(0, self.p)])
+        self.algorithm = options.build("benchmark: step")
+        self.transport = CountingTransport(LocalTransport(LocalWorld(1), 0))
+
+    def run(self, gradient: Gradient) -> dict[str, float]:
+        """Moves the parameters, untimed, and exchanges that. Seconds by phase."""
+        sparse.KERNELS = global_top_k.KERNELS = local_top_k.KERNELS = self.kernels
+        algorithm.WireCodec = WireCodec  # type: ignore[misc]
+        self.p -= gradient
+        self.transport.reset()
+        times = [time.perf_counter()]
+        finite = self.acc.accumulate([(0, self.p)])
+        times.append(time.perf_counter())
+        begun = self.algorithm.begin(self.acc, self.k, finite, self.transport)
+        times.append(time.perf_counter())
+        result = self.algorithm.complete(begun)
+        times.append(time.perf_counter())
+        assert result.update is not None
+        update = result.update.divided(1.0)
+        self.acc.commit(update)
+        delta = local_change(update, result)
+        self.kernels.add(self.p, delta.indices, delta.values)  # type: ignore[union-attr]
+        times.append(time.perf_counter())
+        seconds = [stop - start for start, stop in pairwise(times)]
+        return dict(zip(PHASES, seconds, strict=True))
+
+
 def write_back(update: SparseVector, gradient: Gradient) -> None:
     """The sparse update as a dense gradient, which the accumulation has cleared."""
     sparse.KERNELS.scatter(gradient, update.indices, update.values, zero=True)
@@ -93,6 +132,9 @@ def sparsify_with_topk(residual: torch.Tensor, gradient: torch.Tensor, k: int) -
     gradient.zero_()
     gradient[indices] = residual[indices]
     residual[indices] = 0
+
+
+AnyStep = Step | AheadStep
 
 
 class Others:
@@ -118,7 +160,7 @@ class Others:
         return seconds
 
 
-def measure(steps: dict[str, Step], others: Others, gradients: Gradients, gradient: Gradient,
+def measure(steps: dict[str, AnyStep], others: Others, gradients: Gradients, gradient: Gradient,
             arguments: argparse.Namespace) -> tuple[dict[str, Samples], Samples]:
     """Milliseconds by kind of step and phase, every gradient going to all kinds in turn; and those of the other
     operations, every now and then between steps, as the machine's speed changes."""
@@ -140,7 +182,7 @@ def measure(steps: dict[str, Step], others: Others, gradients: Gradients, gradie
     return kinds, compared
 
 
-def measure_memory(step: Step, gradients: Gradients, gradient: Gradient) -> dict[str, float]:
+def measure_memory(step: AnyStep, gradients: Gradients, gradient: Gradient) -> dict[str, float]:
     """MiB, in steps of their own as tracing slows them down: what is held between steps beyond the
     gradient, and the peak that one step adds to it."""
     peaks = []
@@ -178,10 +220,11 @@ def show(results: dict[str, Any], console: Console) -> None:
         memcpy, topk = (results["others"][name]["mean"] for name in ("memcpy of n", WITH_TOPK))
         console.print(f"{kind}: {', '.join(SPARSIFICATION)} take {mean:.1f} ms in all, {mean / memcpy:.1f} times a "
                       f"memcpy of n; with torch.topk they take {topk / mean:.1f} times as long.")
-    memory = results["memory_mib"]
-    console.print(f"Memory beyond the gradient ({memory['gradient']:.1f} MiB): {memory['resident']:.1f} MiB between "
-                  f"steps ({memory['resident'] / memory['gradient']:.2f} n); a step's temporaries peak at "
-                  f"{memory['step_peak_median']:.1f} MiB (median) and {memory['step_peak_max']:.1f} MiB (max).")
+    for kind, memory in results["memory_mib"].items():
+        console.print(f"{kind}: beside model and gradient ({memory['gradient']:.1f} MiB each) "
+                      f"{memory['resident']:.1f} MiB between steps, {memory['resident'] / memory['gradient']:.2f} n; "
+                      f"a step's temporaries peak at {memory['step_peak_median']:.1f} MiB (median) and "
+                      f"{memory['step_peak_max']:.1f} MiB (max).")
 
 
 def plot(results: dict[str, Any], arguments: argparse.Namespace) -> None:
@@ -225,14 +268,17 @@ def main(line: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     gradient = np.zeros(arguments.n, np.float32)
     gradients = Gradients(arguments.n, arguments.seed)
-    steps = {kernels.name: Step(arguments.n, arguments.density, kernels) for kernels in (KERNELS, NumpyKernels())}
+    steps: dict[str, AnyStep] = {kernels.name: Step(arguments.n, arguments.density, kernels)
+                                 for kernels in (KERNELS, NumpyKernels())}
+    steps[AHEAD] = AheadStep(arguments.n, arguments.density)
     step = steps[KERNELS.name]
     kinds, others = measure(steps, Others(arguments.n, step.k), gradients, gradient, arguments)
     results = {"n": arguments.n, "k": step.k, "density": arguments.density,
                "steps": {kind: {name: summary(values) for name, values in samples.items()}
                          for kind, samples in kinds.items()},
                "others": {name: summary(values) for name, values in others.items()},
-               "memory_mib": measure_memory(step, gradients, gradient)}
+               "memory_mib": {kind: measure_memory(steps[kind], gradients, gradient)
+                              for kind in (KERNELS.name, AHEAD)}}
     show(results, output.make_console())
     output.write_json(arguments.json, results)
     plot(results, arguments)

@@ -32,6 +32,7 @@ from benchmarks.paper.simulation_plots import plot
 from horovod_oktopk import GTopk, OkTopk, TopkA, TopkDSA
 from horovod_oktopk.advise import WORD, Network, parse_bandwidth, parse_latency, predict
 from horovod_oktopk.errors import OptionError
+from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.schemes.cost import oktopk_bound
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.transport.counting import Traffic
@@ -57,6 +58,8 @@ class Result:
     payload_mean: float
     control_most: float
     control_mean: float
+    bound: float
+    """OkTopk's, of the payload; of the others 0."""
     seconds: float
     """Predicted, with trees for the messages of collectives."""
     seconds_ring: float
@@ -65,15 +68,21 @@ class Result:
     """What `seconds` adds up: messages, bytes and seconds."""
 
 
+def options_of(scheme: str, k: int, global_density: float | None) -> Scheme:
+    return OkTopk(k=k, global_density=global_density) if scheme == "OkTopk" else SCHEMES[scheme](k=k)
+
+
 def result_of(scheme: str, step: int, reports: list[StepReport], network: Network) -> Result:
     payload = np.array([report.payload_bytes()[0] for report in reports]) / WORD
     control = np.array([report.bytes_sent for report in reports]) / WORD - payload
+    first = reports[0]
+    bound = oktopk_bound(first.k, len(reports), first.global_k) if scheme == "OkTopk" else 0.0
     phases = {name: slowest([report.phases[name] for report in reports], name, network)
-              for name in reports[0].phases}
+              for name in first.phases}
     ring = sum(figures["counted_messages"] * network.latency + figures["bytes"] * 8 / network.bandwidth
                for figures in phases.values())
-    return Result(scheme, len(reports), step, reports[0].global_selected, float(payload.max()), float(payload.mean()),
-                  float(control.max()), float(control.mean()),
+    return Result(scheme, len(reports), step, first.global_selected, float(payload.max()), float(payload.mean()),
+                  float(control.max()), float(control.mean()), bound,
                   sum(figures["seconds"] for figures in phases.values()), ring, phases)
 
 
@@ -94,7 +103,8 @@ def measure(arguments: argparse.Namespace, gradients: PopularElements, network: 
     with tqdm(total=total, unit="rank") as progress:
         for scheme, size in jobs:
             progress.set_description(f"{scheme}, {size} ranks")
-            reports = simulate(SCHEMES[scheme](k=gradients.k), size, gradients, steps_of(scheme), progress.update)
+            options = options_of(scheme, gradients.k, arguments.global_density)
+            reports = simulate(options, size, gradients, steps_of(scheme), progress.update)
             found += [result_of(scheme, step + 1, of_step, network) for step, of_step in enumerate(reports)]
     return found
 
@@ -109,11 +119,11 @@ def show(outcome: dict[str, Any], console: Console) -> None:
     table = make_table(
         f"Sent in a step, n = {outcome['n']:,}, k = {k:,}; words over k; {outcome['latency']}, "
         f"{outcome['bandwidth']}", ["scheme"],
-        ["ranks", "step", "payload, most", "payload, mean", "6(P-1)/P", "control", "update", "predicted ms",
+        ["ranks", "step", "payload, most", "payload, mean", "bound", "control", "update", "predicted ms",
          "dense, ms"])
     dense = {entry["ranks"]: entry["seconds"] for entry in outcome["table1"] if entry["scheme"] == "dense"}
     for r in outcome["results"]:
-        bound = f"{oktopk_bound(k, r['ranks']) / k:.3f}" if r["scheme"] == "OkTopk" else ""
+        bound = f"{r['bound'] / k:.3f}" if r["bound"] else ""
         table.add_row(r["scheme"], str(r["ranks"]), str(r["step"]), f"{r['payload_most'] / k:.3f}",
                       f"{r['payload_mean'] / k:.3f}", bound, f"{r['control_most'] / k:.3f}",
                       f"{r['selected'] / k:.3f}", f"{1e3 * r['seconds']:.1f}", f"{1e3 * dense[r['ranks']]:.0f}")
@@ -155,6 +165,7 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
     parser.add_argument("--parameters", type=int, default=14_728_266, help="gradient elements (default: VGG-16)")
     parser.add_argument("--density", type=float, default=0.01)
+    parser.add_argument("--global-density", type=float, help="share that OkTopk keeps of the sum (the density)")
     parser.add_argument("--tail", type=float, default=1.0,
                         help="how alike the ranks' top-k are, from 0.3 (hardly) to 4 (nearly the same)")
     parser.add_argument("--latency", default="50us", help="α, with its unit: 50us, 0.1ms")
@@ -178,6 +189,7 @@ def check(arguments: argparse.Namespace) -> Network:
     if not 0.3 <= arguments.tail <= 4:
         raise SystemExit(f"simulation: --tail must be from 0.3 to 4; got {arguments.tail:g}")
     try:
+        OkTopk(global_density=arguments.global_density)
         return Network(parse_latency(arguments.latency), parse_bandwidth(arguments.bandwidth))
     except OptionError as error:
         raise SystemExit(f"simulation: {error}") from None

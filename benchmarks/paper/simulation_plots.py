@@ -7,7 +7,6 @@ from typing import Any
 
 from benchmarks.output import BLUE, GREEN, ORANGE, RED, VIOLET, load_pyplot, save
 from horovod_oktopk.advise import WORD
-from horovod_oktopk.schemes.cost import oktopk_bound
 
 COLORS = {"OkTopk": ORANGE, "GTopk": BLUE, "TopkDSA": GREEN, "TopkA": RED, "dense": "#777777"}
 
@@ -49,7 +48,8 @@ def plot_payload(outcome: dict[str, Any], axes: Any) -> None:
         axes.plot(sizes, values, marker="o", markersize=4, color=COLORS[scheme], label=scheme)
     sizes, words = by_scheme(outcome["table1"], "words", 1 / k)["dense"]
     axes.plot(sizes, words, color=COLORS["dense"], label="dense, 2n(P−1)/P")
-    axes.plot(sizes, [oktopk_bound(k, size) / k for size in sizes], "k--", linewidth=1, label="6k(P−1)/P")
+    for sizes, bounds in by_scheme([r for r in outcome["results"] if r["bound"]], "bound", 1 / k).values():
+        axes.plot(sizes, bounds, "k--", linewidth=1, label="OkTopk's bound")
     axes.set(title="Payload words of the rank that sends most / k")
 
 

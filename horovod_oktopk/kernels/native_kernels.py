@@ -76,3 +76,10 @@ class NativeKernels:
     def from_half(self, bits: HalfBits, name: HalfDtype, dtype: Any) -> Array:
         widen = _native.single_from_half if np.dtype(dtype) == np.float32 else _native.double_from_half
         return widen(np.ascontiguousarray(bits), name == "bfloat16")
+
+    def to_levels(self, values: Array, levels: Array) -> Words:
+        return _native.to_levels(np.ascontiguousarray(values), levels)
+
+    def from_levels(self, words: Words, count: int, levels: Array, dtype: Any) -> Array:
+        look_up = _native.single_from_levels if np.dtype(dtype) == np.float32 else _native.double_from_levels
+        return look_up(words, count, levels)

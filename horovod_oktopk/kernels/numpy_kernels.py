@@ -9,7 +9,7 @@ import numpy as np
 
 from . import half_precision
 from .half_precision import HalfBits, HalfDtype
-from .protocol import CHUNK, Array, CandidateBuffer, Integers, Words
+from .protocol import CHUNK, LEVELS, Array, CandidateBuffer, Integers, Words
 
 
 def _where_passing(values: Array, threshold: float) -> Integers:
@@ -132,3 +132,15 @@ class NumpyKernels:
 
     def from_half(self, bits: HalfBits, name: HalfDtype, dtype: Any) -> Array:
         return half_precision.from_half(bits, name, dtype)
+
+    def to_levels(self, values: Array, levels: Array) -> Words:
+        middles = (levels[1:].astype(np.float64) + levels[:-1]) / 2
+        codes = np.zeros(-(-len(values) // 8) * 8, np.uint8)
+        codes[:len(values)] = np.searchsorted(middles, np.abs(values), side="right") + LEVELS * np.signbit(values)
+        return (codes[::2] | codes[1::2] << 4).view(np.uint32)
+
+    def from_levels(self, words: Words, count: int, levels: Array, dtype: Any) -> Array:
+        pairs = words.view(np.uint8)
+        codes = np.stack([pairs & 15, pairs >> 4], axis=1).ravel()[:count]
+        values: Array = np.concatenate([levels, -levels]).astype(dtype)[codes]
+        return values

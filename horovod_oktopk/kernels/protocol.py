@@ -17,6 +17,8 @@ Array = NDArray[Any]
 Integers = NDArray[np.int64]
 Words = NDArray[np.uint32]
 
+LEVELS = 8
+"""Magnitudes that a code of 4 bits tells apart."""
 CHUNK = 1 << 16
 """Elements handled at a time: small enough that temporaries stay in the second-level cache."""
 
@@ -101,3 +103,13 @@ class Kernels(Protocol):
 
     def from_half(self, bits: HalfBits, name: HalfDtype, dtype: Any) -> Array:
         """The numbers that these bits stand for: float32 or float64."""
+
+    def to_levels(self, values: Array, levels: Array) -> Words:
+        """Codes of 4 bits, eight to a word, lowest bits first; zeros past the end.
+
+        A code is the number of the level that is nearest to the magnitude, plus 8 for negative values. Ties go to
+        the larger level. levels: float32, shape (LEVELS,), ascending from 0 or more, finite.
+        """
+
+    def from_levels(self, words: Words, count: int, levels: Array, dtype: Any) -> Array:
+        """The levels, with their signs, that `count` codes stand for: float32 or float64."""

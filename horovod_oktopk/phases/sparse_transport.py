@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,6 +34,10 @@ class SparseTransport:
     @property
     def size(self) -> int:
         return self.transport.size
+
+    def spanning(self, lowest: float, largest: float) -> SparseTransport:
+        """The same ranks, to which magnitudes in [lowest, largest] are sent; see WireCodec.spanning."""
+        return replace(self, codec=self.codec.spanning(lowest, largest))
 
     def exchange(self, vector: SparseVector, sent: Route, received: Route) -> list[SparseVector]:
         """Sends every rank its part of a vector; returns the parts for this one, in the order of `received`.

@@ -15,7 +15,7 @@ from .regions import Regions
 class Volume:
     """Words that every rank sends in this step, to be held against the bound.
 
-    bound: 6k(P-1)/P words. All ranks know all the numbers, so all decide alike.
+    bound: in words; see `oktopk_bound`. All ranks know all the numbers, so all decide alike.
     """
 
     regions: Regions

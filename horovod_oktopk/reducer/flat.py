@@ -119,7 +119,7 @@ class FlatReducer(Generic[L]):
             if updates is None:
                 self._undo()
                 self.report.finite, self.report.n = False, self.layout.n
-                self.report.k = sum(self.options.k_of(bucket.layout.n) for bucket in self.buckets if bucket.layout.n)
+                self._report_all_k(self.report)
                 return None
             assert self._before is not None
             self._last = self._before, self.residual_scale
@@ -129,6 +129,15 @@ class FlatReducer(Generic[L]):
                     self._commit(bucket, result)
             self._take_scale(self._scale or self.residual_scale)
         return updates
+
+    def _report_all_k(self, report: StepReport) -> None:
+        """Of all buckets, as a step that is not finite may have skipped some."""
+        report.k = report.global_k = 0
+        for bucket in self.buckets:
+            if n := bucket.layout.n:
+                k = self.options.k_of(n)
+                report.k += k
+                report.global_k += bucket.algorithm.global_k(k, n, self._transport.size)
 
     def _take_scale(self, scale: float | None) -> None:
         """The residual is in another unit now."""

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.half_precision import HalfDtype
 from ..phases.agreement import Attendance, Memory, RollCall, roll_call
 from ..phases.sparse_transport import SparseTransport
 from ..selection.accumulator import Accumulator
 from ..selection.local_top_k import local_top_k
 from ..transport.counting import CountingTransport
 from ..vectors.sparse import DenseVector, Indices, SparseVector
+from ..vectors.values import ValueDtype
 from ..vectors.wire import WireCodec
 from .report import StepReport
 from .step_result import StepResult
@@ -39,6 +39,8 @@ class Step:
     """The magnitude by which it was."""
     call: RollCall = field(init=False)
     """What all ranks said when they opened the step."""
+    global_k: int = field(init=False)
+    """How many elements of the sum are kept at most."""
 
     @property
     def n(self) -> int:
@@ -54,9 +56,12 @@ class Step:
         """What happens inside is counted, and timed, under this name."""
         return self.transport.phase(name)
 
-    def ranks(self, value_dtype: HalfDtype | None = None, messages_in_flight: int = 1) -> SparseTransport:
-        """The other ranks, to exchange sparse vectors with."""
-        return SparseTransport(self.transport, WireCodec(self.acc.dtype, value_dtype), messages_in_flight)
+    def ranks(self, value_dtype: ValueDtype | None = None, messages_in_flight: int = 1) -> SparseTransport:
+        """The other ranks, to exchange sparse vectors with: this rank's selection first."""
+        ranks = SparseTransport(self.transport, WireCodec(self.acc.dtype, value_dtype), messages_in_flight)
+        if value_dtype is None:
+            return ranks
+        return ranks.spanning(self.threshold, float(np.abs(self.selected.values).max(initial=0)))
 
     def skipped(self) -> StepResult:
         """Of a step that some rank could not take, as its gradient was not finite."""
@@ -94,6 +99,7 @@ class Algorithm:
     def begin(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport) -> Step:
         """The part of a step that looks at acc: it selects, and communicates with nobody."""
         step = Step(acc, k, finite, transport, StepReport(self.step + 1, acc.n, k, phases=transport.phases))
+        step.global_k = step.report.global_k = self.global_k(k, acc.n, transport.size)
         if not self.fits(k, transport.size):
             self.forget()
         step.selected = self.select(step)
@@ -119,6 +125,10 @@ class Algorithm:
         return roll_call(Attendance(description, k, self.step, finite, counts=nothing), transport).finite
 
     # What schemes give.
+
+    def global_k(self, k: int, n: int, size: int) -> int:
+        """How many elements of the sum are kept at most, where each of `size` ranks selects k of n: all."""
+        return min(n, k * size)
 
     def exchange(self, step: Step) -> StepResult:
         """The update, once all ranks have agreed on the step."""

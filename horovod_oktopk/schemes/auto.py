@@ -2,7 +2,7 @@
 
 Small vectors are bound by latency: there Ok-Topk's five exchanges take longer than two, or than a dense allreduce.
 *Gathering* everyone's top-k and selecting from the sum gives the bits of Ok-Topk (with exact selection, and values of
-full width: of 16 bits, Ok-Topk rounds sums as well), in one allgatherv of 2k(P-1) words; a *dense* allreduce sends
+full width: of fewer bits, Ok-Topk rounds sums as well), in one allgatherv of 2k(P-1) words; a *dense* allreduce sends
 2n(P-1)/P words, and leaves nothing in the residuals.
 """
 
@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.half_precision import HalfDtype
 from ..phases.agreement import Memory
 from ..timing import SAMPLES, WARM_UP, median_seconds, slowest
 from ..transport.base import Transport
 from ..vectors.sparse import SparseVector, sum_of
+from ..vectors.values import ValueDtype
 from .algorithm import Algorithm, Step
 from .dense import reduce_densely
 from .gtopk import nonzero_top_k
@@ -53,7 +53,7 @@ class AutoAllreduce(Algorithm):
     split: Ok-Topk's algorithm. value_dtype: of its options.
     """
 
-    def __init__(self, split: Algorithm, value_dtype: HalfDtype | None) -> None:
+    def __init__(self, split: Algorithm, value_dtype: ValueDtype | None) -> None:
         super().__init__(split.description)
         self.split = split
         self.value_dtype = value_dtype
@@ -84,7 +84,7 @@ class AutoAllreduce(Algorithm):
         with step.phase("allgatherv"):
             parts = gather(selection, step, ranks)
         with step.phase("global_select"):
-            update = nonzero_top_k(sum_of(parts), step.k)
+            update = nonzero_top_k(sum_of(parts), step.global_k)
             sent = selection.positions_in(update)
         step.report.strategy = "gather"
         remainder = step.selected.take(sent).minus(selection.take(sent)) if self.value_dtype else None
@@ -123,6 +123,9 @@ class AutoAllreduce(Algorithm):
 
     def fits(self, k: int, size: int) -> bool:
         return k == self.k and self.split.fits(k, size)
+
+    def global_k(self, k: int, n: int, size: int) -> int:
+        return self.split.global_k(k, n, size)
 
     def select(self, step: Step) -> SparseVector:
         return SparseVector.empty(step.acc.dtype) if self.strategy == Strategy.DENSE else self.split.select(step)

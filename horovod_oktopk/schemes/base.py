@@ -75,7 +75,7 @@ class Scheme(Compression):
         """The number of elements to select of n. Raises OptionError where k exceeds n."""
         if self.k is None:
             assert self.density is not None
-            return max(1, round(self.density * n))
+            return elements(self.density, n)
         if self.k > n:
             raise OptionError(f"k must be at most n, the number of gradient elements: got k={self.k}, n={n}")
         return self.k
@@ -83,6 +83,10 @@ class Scheme(Compression):
     def settings(self) -> Mapping[str, Any]:
         """All options by name."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+
+    def kind(self) -> Mapping[str, Any]:
+        """The options that a change of the density leaves as they are, by name."""
+        return {name: value for name, value in self.settings().items() if name != "density"}
 
     def with_density(self, density: float | None) -> Scheme:
         """The same options with another density; None: that which was given at first, however often it has changed.
@@ -101,6 +105,11 @@ class Scheme(Compression):
         description: what must be equal on all ranks, one "name: value" a line.
         """
         raise NotImplementedError
+
+
+def elements(density: float, n: int) -> int:
+    """So many that this share of n is, but at least 1."""
+    return max(1, round(density * n))
 
 
 def check_integer(name: str, value: Any, otherwise: str = "", least: int = 1) -> None:

@@ -25,6 +25,12 @@ def gtopk_volume(k: int, size: int) -> float:
     return 4 * k * ceil(log2(size))
 
 
-def oktopk_bound(k: int, size: int) -> float:
-    """Ok-Topk, Equation 3: at most 6k(P-1)/P words."""
-    return 6 * k * (size - 1) / size
+def oktopk_bound(k: int, size: int, global_k: int | None = None) -> float:
+    """Ok-Topk, Equation 3: at most 2k(P-1)/P words in phase 1 and 4k'(P-1)/P in phase 2, so 6k(P-1)/P where k' = k.
+
+    global_k: k', elements of the sum that are kept; None: k. With fewer than k, the mean rank keeps to this; one that
+    owns nothing of what it has selected may need 2(k + k') words.
+    """
+    kept = k if global_k is None else global_k
+    bound = 2 * (k + 2 * kept) * (size - 1) / size
+    return bound if kept >= k else max(bound, 2 * (k + kept))

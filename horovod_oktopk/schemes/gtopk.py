@@ -59,6 +59,9 @@ class NaiveGTopkAllreduce(Algorithm):
             update = nonzero_top_k(sum_of(parts), step.k)
         return step.result(update, step.selected.indices[step.selected.positions_in(update)])
 
+    def global_k(self, k: int, n: int, size: int) -> int:  # noqa: ARG002
+        return k
+
 
 class GTopkAllreduce(Algorithm):
     """Algorithm 3 over a binomial tree, for any P. A rank sends or receives at most 4k log2 P words, rounded up."""
@@ -71,6 +74,9 @@ class GTopkAllreduce(Algorithm):
             update, lost = tree.broadcast(merged, dropped)
         sent = update.compress(~lost)
         return step.result(update, step.selected.indices[step.selected.positions_in(sent)])
+
+    def global_k(self, k: int, n: int, size: int) -> int:  # noqa: ARG002
+        return k
 
 
 def nonzero_top_k(total: SparseVector, k: int) -> SparseVector:

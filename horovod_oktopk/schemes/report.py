@@ -38,6 +38,8 @@ class StepReport:
     """The step counter, from 1."""
     n: int
     k: int
+    global_k: int = 0
+    """Of the sum, at most so many elements are kept; see `OkTopk(global_density=...)`."""
     finite: bool = True
     """False: some rank's gradient held NaN or Inf, so nothing was reduced and no residual changed."""
     local_selected: int = 0
@@ -78,7 +80,7 @@ class StepReport:
         return sum(traffic.seconds for traffic in self.phases.values())
 
     def payload_bytes(self) -> tuple[int, int]:
-        """(sent, received) bytes of indices and values: what the 6k(P-1)/P words bound."""
+        """(sent, received) bytes of indices and values: what `oktopk_bound` bounds."""
         payload: list[Traffic] = [self.phases[name] for name in self.PAYLOAD if name in self.phases]
         return sum(t.bytes_sent for t in payload), sum(t.bytes_received for t in payload)
 
@@ -92,7 +94,8 @@ class StepReport:
         def all_of(name: str) -> list[Any]:
             return [getattr(report, name) for report in reports]
 
-        return cls(step=max(all_of("step")), n=sum(all_of("n")), k=sum(all_of("k")), finite=all(all_of("finite")),
+        return cls(step=max(all_of("step")), n=sum(all_of("n")), k=sum(all_of("k")),
+                   global_k=sum(all_of("global_k")), finite=all(all_of("finite")),
                    local_selected=sum(all_of("local_selected")), global_selected=sum(all_of("global_selected")),
                    local_threshold=max(all_of("local_threshold")), global_threshold=max(all_of("global_threshold")),
                    strategy="/".join(sorted(set(all_of("strategy")))), repartitioned=any(all_of("repartitioned")),
@@ -101,7 +104,7 @@ class StepReport:
     def scalars(self) -> Mapping[str, float]:
         """All figures by name, as a logger wants them."""
         figures: dict[str, float] = {
-            "k": self.k, "finite": self.finite,
+            "k": self.k, "global_k": self.global_k, "finite": self.finite,
             "local_selected": self.local_selected, "global_selected": self.global_selected,
             "local_threshold": self.local_threshold, "global_threshold": self.global_threshold,
             "repartitioned": self.repartitioned, "balanced": self.balanced,

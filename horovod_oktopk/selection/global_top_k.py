@@ -10,6 +10,8 @@ four (float64: eight) allreduces of 256 counts.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,41 +30,71 @@ REACH = 4
 
 
 class ExactThreshold:
-    """The global threshold, equal on all ranks; value: the last step's, None before the first."""
+    """The global threshold, equal on all ranks; value: the last step's, None before the first.
+
+    ends: between which magnitudes what was selected last lies, known to all ranks too: from the threshold to the
+        largest. If all was selected, from the least local threshold: smaller sums are few, as terms have to cancel.
+    """
 
     def __init__(self) -> None:
         self.value: float | None = None
+        self.ends = 0.0, 0.0
 
-    def select(self, reduced: SparseVector, k: int, region_order: Counts,
-               transport: Transport) -> tuple[SparseVector, Counts]:
+    def select(self, reduced: SparseVector, k: int, region_order: Counts, transport: Transport,
+               local_threshold: float = 0.0) -> tuple[SparseVector, Counts]:
         """What this rank's reduced elements contribute to the exact global top-k, and every rank's number of them.
 
         region_order: the owners in the order of their regions; ties go to the lower index.
+        local_threshold: what this rank's own selection passed.
         """
         reduced = reduced.compress(reduced.values != 0)
-        threshold, above, equal = (_kth_by_sketches(reduced, k, transport)
+        entries = sketch_entries(k, transport.size)
+        step = -(-REACH * k // (transport.size * entries))
+        ascending = KERNELS.sorted(to_bits(_top(reduced, step * entries).values))  # further down no sketch reaches
+        floor = to_bits(np.array([local_threshold], reduced.values.dtype))
+        rows = allgather_rows(np.concatenate([floor, sketch(ascending, step, entries - 1)]), transport)
+        threshold, above, equal = (_kth_by_sketches(ascending, rows[:, 2:], step, k, transport)
                                    or _kth_by_radix(to_bits(reduced.values), k, transport))
         quotas = _quotas(equal, k - int(above.sum()), region_order)
         self.value = from_bits(threshold, reduced.values.dtype)
+        self._note_ends(rows[:, 0], rows[:, 1], reduced.values.dtype)
         chosen = reduced.passing(self.value)
         surplus = np.flatnonzero(np.abs(chosen.values) == self.value)[quotas[transport.rank]:]
         return chosen.without(surplus), above + quotas
 
+    def select_all(self, reduced: SparseVector, transport: Transport,
+                   local_threshold: float = 0.0) -> tuple[SparseVector, Counts]:
+        """As `select` with a k that all sums together cannot exceed: no threshold is looked for."""
+        reduced = reduced.compress(reduced.values != 0)
+        self.value = 0.0
+        dtype = reduced.values.dtype
+        mine = to_bits(np.array([local_threshold, np.abs(reduced.values).max(initial=0)], dtype))
+        rows = transport.allgather(np.append(len(reduced), mine.astype(np.int64)))
+        self._note_ends(rows[:, 1], rows[:, 2], dtype)
+        return reduced, rows[:, 0]
 
-def _kth_by_sketches(reduced: SparseVector, k: int, transport: Transport) -> tuple[int, Counts, Counts] | None:
+    def _note_ends(self, local_thresholds: Bits, largest: Bits, dtype: Any) -> None:
+        """After `value` is known. The arguments: of all ranks."""
+        known = local_thresholds[local_thresholds > 0]
+        least = from_bits(int(known.min()), dtype) if len(known) else 0.0
+        self.ends = self.value or least, from_bits(int(largest.max()), dtype)
+
+
+def _kth_by_sketches(ascending: Bits, sketches: Bits, step: int, k: int,
+                     transport: Transport) -> tuple[int, Counts, Counts] | None:
     """The k-th magnitude, and how many elements of each rank exceed and equal it: int64, shape (P,) each.
 
-    0, where there are no more than k. None where the sketches do not tell, on all ranks alike.
+    ascending: this rank's largest magnitudes. sketches: all ranks', of each `step`-th. 0, where there are no more
+    than k. None where the sketches do not tell, on all ranks alike.
     """
-    entries = sketch_entries(k, transport.size)
-    step = -(-REACH * k // (transport.size * entries))
-    ascending = KERNELS.sorted(to_bits(_top(reduced, step * entries).values))  # further down no sketch reaches
-    sketches = allgather_rows(sketch(ascending, step, entries), transport)
     bracket = _bracket(sketches, step, k)
     if bracket is None:
         return None
     lowest, limit, at_most = bracket
     start, stop = np.searchsorted(ascending, np.array([lowest, limit], ascending.dtype))
+    if limit == lowest + 1:
+        above, equal = transport.allgather(np.array([len(ascending) - stop, stop - start])).T
+        return lowest, above, equal
     row = np.zeros(1 + at_most[transport.rank], ascending.dtype)
     row[0], row[1:1 + stop - start] = len(ascending) - stop, ascending[start:stop]
     rows = _gather(row, 1 + at_most, transport)
@@ -88,10 +120,10 @@ def sketch_entries(k: int, size: int) -> int:
 
 
 def sketch(ascending: Bits, step: int, entries: int) -> Bits:
-    """The step-th largest magnitude, the 2 step-th, ...; 0 past the end: shape (entries,)."""
-    found = ascending[::-1][step - 1::step][:entries]
+    """The largest magnitude; the step-th largest, the 2 step-th, ...; 0 past the end: shape (entries,)."""
+    found = ascending[::-1][step - 1::step][:entries - 1]
     row = np.zeros(entries, ascending.dtype)
-    row[:len(found)] = found
+    row[0], row[1:1 + len(found)] = ascending.max(initial=0), found
     return row
 
 
@@ -109,7 +141,7 @@ def _bracket(sketches: Bits, step: int, k: int) -> tuple[int, int, Counts] | Non
     at_lowest = (sketches >= sketches.dtype.type(lowest)).sum(axis=1)
     at_limit = (sketches >= sketches.dtype.type(limit)).sum(axis=1)
     at_most: Counts = step * (at_lowest - at_limit) + step - 1
-    if at_lowest.max() == entries or at_most.sum() > 4 * size * step:
+    if at_lowest.max() == entries or (limit > lowest + 1 and at_most.sum() > 4 * size * step):
         return None
     return lowest, limit, at_most
 

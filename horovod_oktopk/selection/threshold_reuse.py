@@ -27,9 +27,9 @@ class ReusedThreshold(ExactThreshold):
         self.guard = guard
 
     def select_again(self, reduced: SparseVector, k: int, region_order: Counts, fits: Callable[[Counts], bool],
-                     transport: Transport) -> tuple[SparseVector, Counts]:
+                     transport: Transport, local_threshold: float = 0.0) -> tuple[SparseVector, Counts]:
         """As `select`, by the last threshold, unless it selects less than (1 - guard) k, more than (1 + guard) k, or
-        more than fits the promised volume.
+        more than fits the promised volume. Where there are no more than k, all are selected.
 
         Then the ranks' sketches, which come with the sizes that are gathered anyway, tell what each is to send:
         k elements less k/(16 P) at most, near the exact top-k, without another message.
@@ -39,16 +39,25 @@ class ReusedThreshold(ExactThreshold):
         magnitudes = np.abs(reduced.values)
         passes = magnitudes >= magnitudes.dtype.type(self.value)
         step = -(-k // (SKETCH // 4 * transport.size))
-        mine = sketch(KERNELS.sorted(to_bits(magnitudes)), step, SKETCH)
-        rows = transport.allgather(np.append(passes.sum(), mine.astype(np.int64)))
-        sizes, sketches = rows[:, 0], rows[:, 1:]
+        mine = sketch(KERNELS.sorted(to_bits(magnitudes)), step, 1 + SKETCH)
+        floor = to_bits(np.array([local_threshold], magnitudes.dtype))
+        counts = np.array([len(reduced), passes.sum()])
+        rows = transport.allgather(np.concatenate([counts, floor.astype(np.int64), mine.astype(np.int64)]))
+        lengths, sizes, floors, largest, sketches = *rows[:, :4].T, rows[:, 4:]
+        keeps_all = lengths.sum() <= k
+        if keeps_all:
+            self.value = 0.0
+        self._note_ends(floors, largest, magnitudes.dtype)
+        if keeps_all:
+            return reduced, lengths
         if abs(int(sizes.sum()) - k) <= self.guard * k and fits(sizes):
             return reduced.compress(passes), sizes
         taken = _take_from_sketches(sketches, k // step)
         if k < step or not taken.any() or taken.max() == SKETCH:
-            return self.select(reduced, k, region_order, transport)
+            return self.select(reduced, k, region_order, transport, local_threshold)
         last = sketches[np.arange(len(taken)), taken - 1][taken > 0].min()
         self.value = from_bits(int(last), magnitudes.dtype)
+        self._note_ends(floors, largest, magnitudes.dtype)
         return top_k(reduced, int(taken[transport.rank]) * step), taken * step
 
 

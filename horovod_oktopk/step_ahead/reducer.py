@@ -5,20 +5,21 @@ Invariant: the residual of this rank is w - p, and is stored nowhere. w has the 
     begin_step      what is under way is applied: w -= u / (λP); p += c - u / (λP), where c is what this rank
                     contributed to u. So w - p is the new residual again.
     (the optimizer's own local step on p, with λ times its learning rate)
-    end_step        acc = w - p is looked at, and its top k are selected; u = Topk(Σ Topk(acc)) is under way.
+    end_step        acc = w - p is looked at, and its top k are selected; u = Topk(Σ Topk(acc)) is under way. Until it
+                    is applied, p has moved by (1 - 1/λ) times what was selected: to where the exchange would take it,
+                    if all ranks had selected the same.
 
-Nothing moves p while an exchange is under way, but the program itself: whatever it does to p is a local step.
+While an exchange is under way only the program itself moves p: whatever it does to p is a local step.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from typing import Any, Generic
 
@@ -35,9 +36,12 @@ from ..schemes.step_result import StepResult
 from ..selection.parameter_accumulator import ParameterAccumulator
 from ..transport.connect import Network
 from ..transport.counting import CountingTransport
-from ..vectors.sparse import DenseVector, SparseVector, sum_of
+from ..vectors.sparse import SparseVector
+from .exchange import Exchange, local_change
 from .options import StepAhead
 from .replica import Replica
+
+logger = logging.getLogger("horovod_oktopk")
 
 BROADCAST_FIRST = ("the parameters, which must be the same everywhere before the first step "
                    "(hvd.broadcast_parameters; in Keras BroadcastGlobalVariablesCallback, and a model that is built)")
@@ -46,6 +50,10 @@ OTHER_PARAMETERS = ("the model holds other parameters than those that all ranks 
 NOT_FINITE = ("the parameters of ranks {ranks} are not finite after their own step, though their gradients were. "
               "Training has diverged: try a lower learning rate. The shared parameters are intact: "
               "shared_parameters(optimizer)")
+OVERFLOW = ("the ranks' moves are finite, and their sum is not: training has diverged. The shared parameters are "
+            "intact: shared_parameters(optimizer)")
+NEVER_SHARED = ("shared_parameters was never entered: wherever the model was evaluated or saved, it held this rank's "
+                "own parameters, and not those that all ranks share. Write: with shared_parameters(optimizer): ...")
 LAST_EXCHANGE = 60.0
 """Seconds for which a rank that shuts Horovod down waits for what is under way."""
 
@@ -64,18 +72,19 @@ class StepAheadReducer(Generic[L]):
         self.layout = layout
         self.network = network
         self.report: StepReport | None = None
-        self.is_started = self.is_swapped = self._has_agreed = False
+        self.is_started = self.is_swapped = self._has_agreed = self._was_shared = False
         self._digest = ""  # of w at the start
         self._average = average
         self._accumulator = accumulator
         self._replica = replica
         self._scheme: Scheme = options.inner
+        self._described: Scheme | None = None
         self._algorithm: Algorithm = self._scheme.build("")
         self._connection = Connection(network, self._scheme.transport)
-        self._ahead = 0.0  # λ since the last start
+        self._rank, self._ahead = 0, 0.0  # and λ, since the last start
         self._steps = 0  # of the optimizer, since the last exchange began
-        self._under_way: Future[StepResult] | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._exchange = Exchange()
+        self._anticipated: SparseVector | None = None  # what p goes back by before it is applied
         self._share: Record | None = None  # of a state that was loaded, for the next start
         self._scheme.k_of(max(1, layout.n))
         _live.add(self)
@@ -111,12 +120,16 @@ class StepAheadReducer(Generic[L]):
 
         Raises AgreementError, NonFiniteError or TransportError, where the exchange did.
         """
-        if self._under_way is not None:
-            under_way, self._under_way = self._under_way, None
-            result = under_way.result()
+        if self._exchange.is_under_way:
+            try:
+                result = self._exchange.end()
+            finally:
+                self._take_back()
             self.report = result.report
             if result.update is None:
                 raise NonFiniteError(NOT_FINITE.format(ranks=list(result.not_finite)))
+            if not np.isfinite(result.update.values).all():  # on all ranks alike
+                raise NonFiniteError(OVERFLOW)
             with self._reported("write_back"):
                 self._apply(result)
 
@@ -125,22 +138,36 @@ class StepAheadReducer(Generic[L]):
         transport.reset()
         with transport.phase("accumulate"):
             finite = self._accumulator.accumulate(self._replica.pieces())
-        self._algorithm.description = self.description
+        if self._scheme is not self._described:  # the roll call under way had the old description
+            self._algorithm.description, self._described = self.description, self._scheme
         step = self._algorithm.begin(self._accumulator, self._k, finite, transport)
         self._accumulator.release()
-        if transport.concurrent:
-            self._thread = self._thread or ThreadPoolExecutor(1, "horovod_oktopk")
-            self._under_way = self._thread.submit(self._algorithm.complete, step)
-        else:  # at once; it is applied when it would be otherwise
-            self._under_way = Future()
-            self._under_way.set_result(self._algorithm.complete(step))
+        if self.options.overlap:
+            self._anticipate(step.selected)
+        self._exchange.begin(lambda: self._algorithm.complete(step), at_once=not transport.concurrent)
+
+    def _anticipate(self, selected: SparseVector) -> None:
+        """Until the exchange is applied, p is where it would be if all ranks had selected what this one has.
+
+        A local step is λ of a step, and the exchange adds 1 - λ. If that came a step late, gradients would be
+        computed at parameters that large learning rates with momentum have long left.
+        """
+        if self.coefficient < 1:
+            factor = selected.values.dtype.type(1 / self.coefficient - 1)
+            self._anticipated = SparseVector(selected.indices, factor * selected.values)
+            self._replica.add(SparseVector(selected.indices, -self._anticipated.values))
+
+    def _take_back(self) -> None:
+        if self._anticipated is not None:
+            self._replica.add(self._anticipated)
+            self._anticipated = None
 
     def _apply(self, result: StepResult) -> None:
         """What contributed leaves the residual, what rounding left over stays: p = w - residual afterwards."""
         assert result.update is not None
         update = result.update.divided(self._divisor)
         self._accumulator.commit(update)
-        self._replica.add(_local_change(update, result))
+        self._replica.add(local_change(update, result))
 
     @property
     def last_report(self) -> StepReport | None:
@@ -167,7 +194,7 @@ class StepAheadReducer(Generic[L]):
         """w is what the model holds, and p becomes w - residual, if a state was loaded; on this rank alone."""
         self._accumulator.start(self._replica.pieces())
         self._digest = self._digest_of_shared()
-        self._ahead, self._steps = self.coefficient, 0
+        self._rank, self._ahead, self._steps = self.network.membership()[0], self.coefficient, 0
         self.is_started, self._has_agreed = True, False
         share, self._share = self._share, None
         if share is not None:
@@ -211,7 +238,8 @@ class StepAheadReducer(Generic[L]):
 
     def _start_anew(self) -> None:
         """Who the ranks are has changed, so what was under way is lost."""
-        self._under_way = None
+        self._exchange.forget()
+        self._take_back()
         self.suspend()
         self._algorithm.forget()
 
@@ -221,6 +249,7 @@ class StepAheadReducer(Generic[L]):
 
         A state may be loaded inside, and the model's w with it: then p is w - residual at the end.
         """
+        self._was_shared = True
         if self.is_swapped:
             yield
             return
@@ -280,7 +309,8 @@ class StepAheadReducer(Generic[L]):
 
     def take(self, share: Record) -> None:
         """Takes what `share_of` has worked out for this rank, when `shared` ends or the next step begins."""
-        self._under_way = None
+        self._exchange.forget()
+        self._anticipated = None
         self.is_started = self.is_swapped = False
         self._share = {"shared": None, "steps": 0, **share}
 
@@ -325,18 +355,10 @@ class StepAheadReducer(Generic[L]):
 
     def finish(self) -> None:
         """Before Horovod is shut down: waits for what is under way, and leaves it."""
-        if self._under_way is not None:
-            wait_for([self._under_way], LAST_EXCHANGE)
-
-
-def _local_change(update: SparseVector | DenseVector, result: StepResult) -> SparseVector | DenseVector:
-    """What p changes by: it loses the update, and gets back what this rank has contributed to it."""
-    sent = result.sent()
-    if isinstance(update, DenseVector):
-        return DenseVector(sent.values - update.values)
-    assert isinstance(sent, SparseVector)
-    parts = [update.negated(), sent]
-    return sum_of(parts if result.remainder is None else [*parts, result.remainder.negated()])
+        self._exchange.wait(LAST_EXCHANGE)
+        if self.is_started and not self._was_shared and self._rank == 0:
+            self._was_shared = True  # told once
+            logger.warning(NEVER_SHARED)
 
 
 _live: weakref.WeakSet[StepAheadReducer[Any]] = weakref.WeakSet()

@@ -24,17 +24,18 @@ class LocalWorld:
     def __init__(self, size: int, timeout: float = 30.0) -> None:
         self.size = size
         self.timeout = timeout
-        self._slots: list[Any] = [None] * size
+        self._slots: list[list[Any]] = [[None] * size, [None] * size]
+        self._turns = [0] * size
         self._barrier = threading.Barrier(size, timeout=timeout)
         self.signals: list[queue.SimpleQueue[int]] = [queue.SimpleQueue() for _ in range(size)]
 
     def swap(self, rank: int, item: Any) -> list[Any]:
         """Everyone's item, in rank order."""
-        self._slots[rank] = item
+        turn = self._turns[rank]
+        self._turns[rank] = 1 - turn  # nobody writes into these slots again before all have read them
+        self._slots[turn][rank] = item
         self._wait()
-        items = list(self._slots)
-        self._wait()
-        return items
+        return list(self._slots[turn])
 
     def abort(self) -> None:
         """Ends every rank that waits, or will wait, with TransportError."""

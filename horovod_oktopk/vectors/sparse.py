@@ -60,10 +60,6 @@ class SparseVector:
         keep[positions] = False
         return self.compress(keep)
 
-    def negated(self) -> SparseVector:
-        """With the other sign."""
-        return SparseVector(self.indices, -self.values)
-
     def divided(self, by: float) -> SparseVector:
         """The vector divided by a number, in its own dtype."""
         return SparseVector(self.indices, self.values / self.values.dtype.type(by))

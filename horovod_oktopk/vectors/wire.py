@@ -8,7 +8,8 @@ a few elements lie in a wide region, plain uint32 are shorter, and taken.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +17,8 @@ from numpy.typing import NDArray
 
 from ..errors import WireError
 from ..kernels import KERNELS, Kernels
-from ..kernels.half_precision import HalfDtype
 from .sparse import SparseVector
+from .values import Ends, ValueDtype, ValueFormat, format_of
 
 Bytes = NDArray[np.uint8]
 Counts = NDArray[np.int64]
@@ -46,23 +47,28 @@ class WireCodec:
     """How vectors of a dtype are written, on all ranks alike.
 
     dtype: of the values in memory, float32 or float64. value_dtype: of those on the wire; None: the same.
+    ends: for "log4", of the magnitudes that are written. A message holds them: its reader need not know them.
     """
 
     dtype: Any
-    value_dtype: HalfDtype | None = None
+    value_dtype: ValueDtype | None = None
     kernels: Kernels = KERNELS
+    ends: Ends = (0.0, 0.0)
+
+    def spanning(self, lowest: float, largest: float) -> WireCodec:
+        """The codec that writes magnitudes in [lowest, largest]; 0 as the lowest: it is not known."""
+        return replace(self, ends=(lowest, largest))
 
     def round(self, vector: SparseVector) -> SparseVector:
         """The vector with the values that arrive; the same one where they are sent as they are."""
         if self.value_dtype is None:
             return vector
-        halves = self.kernels.to_half(vector.values, self.value_dtype)
-        return SparseVector(vector.indices, self.kernels.from_half(halves, self.value_dtype, self.dtype))
+        return SparseVector(vector.indices, self._values.round(vector.values))
 
     def size(self, count: int, span: int) -> int:
         """Bytes of a message of `count` elements within `span` indices."""
         _, low_words, upper_words = _index_words(count, span)
-        return WORD * (self._value_words(count) + low_words + upper_words)
+        return WORD * (self._values.words(count) + low_words + upper_words)
 
     def sizes(self, counts: Counts, spans: Counts) -> Counts:
         """The same for many messages: int64, shape (m,)."""
@@ -71,10 +77,10 @@ class WireCodec:
     def encode(self, vector: SparseVector, start: int, stop: int) -> Bytes:
         """The message for a vector whose indices lie in [start, stop): uint8, shape (size(m, stop - start),)."""
         low_bits, low_words, upper_words = _index_words(len(vector), stop - start)
-        name, words = self.value_dtype, self._value_words(len(vector))
-        values = vector.values if name is None else self.kernels.to_half(vector.values, name)
-        message = np.zeros(words + low_words + upper_words, np.uint32)
-        message[:words].view(np.uint8)[:values.nbytes] = np.ascontiguousarray(values).view(np.uint8)
+        values = self._values.pack(vector.values)
+        words = len(values)
+        message = np.empty(words + low_words + upper_words, np.uint32)
+        message[:words] = values
         if low_bits == WORD_BITS:
             message[words:] = vector.indices - start
         else:
@@ -91,23 +97,17 @@ class WireCodec:
             raise WireError(f"a message of {count} elements within [{start}, {stop}) has {expected} bytes; "
                             f"this one has {len(message)}")
         low_bits, low_words, _ = _index_words(count, stop - start)
-        split = WORD * self._value_words(count)
-        words = message[split:].copy().view(np.uint32)  # copied, as a view would have to be aligned
+        split = WORD * self._values.words(count)
+        values, words = (part.copy().view(np.uint32) for part in (message[:split], message[split:]))  # aligned
         indices = (_plain_indices(words, start, stop) if low_bits == WORD_BITS
                    else self.kernels.unpack_indices(words, count, start, stop, low_bits, low_words))
         if len(indices) != count:
             raise WireError(f"a message's {count} indices should ascend within [{start}, {stop}), and do not")
-        values = message[:self._value_bytes * count].copy()
-        if self.value_dtype is None:
-            return SparseVector(indices, values.view(self.dtype))
-        return SparseVector(indices, self.kernels.from_half(values.view(np.uint16), self.value_dtype, self.dtype))
+        return SparseVector(indices, self._values.unpack(values, count))
 
-    def _value_words(self, count: int) -> int:
-        return _words(8 * self._value_bytes * count)
-
-    @property
-    def _value_bytes(self) -> int:
-        return np.dtype(self.dtype).itemsize if self.value_dtype is None else 2
+    @cached_property
+    def _values(self) -> ValueFormat:
+        return format_of(self.dtype, self.value_dtype, self.ends, self.kernels)
 
 
 def _index_words(count: int, span: int) -> tuple[int, int, int]:

@@ -157,8 +157,7 @@ def gradient_reducer_for(name: str, options: Scheme, op: Any, process_set: Any, 
     if "Tape" not in name:
         return GradientReducer(options, op, process_set, sparse_as_dense, sparse)
     density = options.density if options.k is None else None
-    settings = tuple(item for item in options.settings().items() if item[0] != "density")
-    key = (type(options), settings, op, process_set.process_set_id, sparse_as_dense)
+    key = (type(options), tuple(options.kind().items()), op, process_set.process_set_id, sparse_as_dense)
     if key not in _OF_TAPES:
         _OF_TAPES[key] = GradientReducer(options, op, process_set, sparse_as_dense, sparse)
     return TapeReductions(_OF_TAPES[key], density)

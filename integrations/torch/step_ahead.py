@@ -195,8 +195,7 @@ class StepAheadReducer:
                 stack.enter_context(self.core.shared())
             yield
         if self._waiting:
-            with self._laid_out().shared():
-                pass
+            self._laid_out().resume()
 
     def records(self) -> list[Record]:
         """This rank's state, for a checkpoint; empty before the first step."""

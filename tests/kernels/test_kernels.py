@@ -76,6 +76,26 @@ def test_adding_and_collecting_has_numpys_bits(dtype, seed, n, which, scale, fin
 
 
 @pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 200), st.integers(0, 7), st.booleans(), st.integers(0, 3))
+def test_subtracting_and_collecting_has_numpys_bits(dtype, seed, n, which, finite, shift):
+    rng = np.random.default_rng(seed)
+    minuend, subtrahend = nasty(rng, n + shift, dtype, finite)[shift:], nasty(rng, n, dtype, finite)
+    found = []
+    for kernel in BOTH:
+        buffer, terms = CandidateBuffer(n, dtype), (minuend.copy(), subtrahend.copy())
+        is_finite = kernel.subtract_and_collect(*terms, thresholds(dtype)[which], 7, buffer)
+        found.append((is_finite, collected(buffer)))
+        assert [bits(term) for term in terms] == [bits(minuend), bits(subtrahend)]
+    assert found[0] == found[1]
+    with np.errstate(all="ignore"):
+        difference = minuend - subtrahend
+    buffer = CandidateBuffer(n, dtype)
+    BOTH[0].collect(difference, thresholds(dtype)[which], 7, buffer)
+    assert found[0] == (bool(np.isfinite(difference).all()), collected(buffer))
+
+
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 200), st.integers(0, 7))

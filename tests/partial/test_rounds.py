@@ -263,7 +263,7 @@ def test_a_round_tells_who_lags_by_how_many_rounds_and_what_was_saved():
 
 def test_there_is_one_round_for_a_step():
     """A rank that finds three rounds takes them as those of its next three steps: it starts and awaits none."""
-    late = threading.Event()
+    late, caught_up = threading.Event(), threading.Event()
 
     def program(transport):
         rank = Rank(transport, "solo")
@@ -271,7 +271,7 @@ def test_there_is_one_round_for_a_step():
             for step in range(3):
                 rank.arrive(step)
             late.set()
-            wait_until(lambda: rank.partial.state.finished >= 4)
+            assert caught_up.wait(20)  # to synchronize begins another round
         else:
             assert late.wait(20)
             wait_until(lambda: rank.partial.state.finished >= 3)  # rank 0 may know of a round's end before this one
@@ -279,6 +279,7 @@ def test_there_is_one_round_for_a_step():
             for step in range(4):
                 rank.arrive(step)
                 seen.append(len(rank.rounds))
+            caught_up.set()
             assert seen == [3, 3, 3, 4]
             assert rank.rounds[3].presences == (Presence.ABSENT, Presence.FRESH)
         rank.synchronize()

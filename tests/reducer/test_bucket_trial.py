@@ -14,7 +14,7 @@ from horovod_oktopk import OkTopk
 from horovod_oktopk.reducer.bucket_trial import BucketTrial, Sample, plan
 from horovod_oktopk.reducer.layout import Layout
 from horovod_oktopk.timing import SAMPLES, WARM_UP
-from tests.reducer.test_flat import N, ThreadNetwork, make, on_ranks, take_step
+from tests.reducer.test_flat import N, make, on_ranks, take_step
 
 STEPS = WARM_UP + SAMPLES
 LAYOUT = Layout([(f"p{i}", (100,), "float32") for i in range(6)])
@@ -210,7 +210,7 @@ def test_other_ranks_begin_a_trial_anew():
         for step in range(2 * STEPS):
             take_timed_step(reducer, step, 0)
         held, before = reducer.read_residual(), (reducer.is_connected, len(reducer.buckets), reducer.trial.over)
-        reducer.network = ThreadNetwork(transport, resets=1)
+        reducer.network.resets = 1
         assert reducer.buckets[0].algorithm.boundaries is not None
         after = reducer.is_connected, reducer.connect() and len(reducer.buckets), reducer.trial.over
         assert reducer.buckets[0].algorithm.boundaries is None

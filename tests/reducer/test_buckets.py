@@ -60,14 +60,14 @@ def test_k_cannot_be_given_for_groups():
 @pytest.mark.parametrize("where", [0, N - 1])
 def test_nan_in_either_group_changes_no_residual(where):
     def program(transport):
-        reducer = make(transport, options=GROUPED)
+        reducer = make(transport, options=replace(GROUPED, global_density=0.2))
         take_steps(reducer, transport.rank, range(3))
         before, state, gradient = reducer.read_residual(), reducer.buckets.state(), np.ones(N, np.float32)
         gradient[where] = np.nan if transport.rank == 1 else 1.0
         update = take_step(reducer, gradient)
         same = reducer.read_residual().tobytes() == before.tobytes()
         undone = update is None and not reducer.report.finite and same and reducer.buckets.state() == state
-        assert (reducer.report.n, reducer.report.k) == (N, 11)
+        assert (reducer.report.n, reducer.report.k, reducer.report.global_k) == (N, 11, 21)
         return undone, take_step(reducer, np.ones(N, np.float32)) is not None
 
     assert on_ranks(3, program) == [(True, True)] * 3
@@ -151,7 +151,8 @@ def test_a_report_adds_its_groups_up():
         take_step(alone, gradient[-3:])
         report = whole.report
         assert report.phases["agree"].bytes_sent == 2 * alone.report.phases["agree"].bytes_sent
-        assert (report.n, report.k, report.local_selected, report.global_selected) == (N, 11, 11, 11)
+        assert (report.n, report.k, report.global_k) == (N, 11, 11)
+        assert (report.local_selected, report.global_selected) == (11, 11)
         assert report.local_threshold == alone.report.local_threshold == gradient[-1]  # the larger of the buckets'
         before = report.phases["write_back"].seconds
         with whole.writing():

@@ -55,6 +55,7 @@ def check_dense_is_horovods_own_allreduce(kind: Kind) -> None:
 SCHEMES = {"OkTopk": OkTopk(density=0.1, region_interval=4), "TopkA": TopkA(density=0.1),
            "OkTopk, reused thresholds": OkTopk(density=0.1, selection="reuse", threshold_interval=3),
            "OkTopk, bfloat16": OkTopk(density=0.1, value_dtype="bfloat16"),
+           "OkTopk, log4": OkTopk(density=0.1, value_dtype="log4"),
            "TopkDSA": TopkDSA(density=0.1), "GTopk": GTopk(density=0.1),
            "naive GTopk": GTopk(density=0.1, collective="allgather"), "GaussianK": GaussianK(density=0.1)}
 
@@ -227,3 +228,22 @@ def check_density_changes_from_step_to_step(kind: Kind) -> None:
     if is_last(kind.hvd):
         trainer.set_density(0.2)
     assert_disagreement(kind.hvd, lambda: trainer.step(gradients(9, 0)), "density: 0.3", "density: 0.2")
+
+
+def check_what_is_kept_of_the_sum_keeps_its_ratio_to_the_density(kind: Kind) -> None:
+    size = kind.hvd.size()
+    trainer = kind(OkTopk(density=0.1, global_density=0.15), op=kind.hvd.Sum)
+    residuals, expected = np.zeros((size, N)), np.zeros(N)
+    for step, (density, global_k) in enumerate(((0.1, 0.15 * N), (0.1, 0.15 * N), (0.2, 1.5 * round(0.2 * N)))):
+        if step:
+            trainer.set_density(density)
+        trainer.step(gradients(step, kind.hvd.rank()))
+        k = round(density * N)
+        kept = min(round(global_k), size * k)
+        assert (trainer.report().k, trainer.report().global_k) == (k, kept)
+        residuals += [flat(gradients(step, rank)) for rank in range(size)]
+        local = np.array([topk(row, k) for row in residuals])
+        update = topk(local.sum(axis=0), kept)
+        residuals[(local != 0) & (update != 0)] = 0
+        expected -= update
+        assert np.array_equal(flat(trainer.values()), expected), f"step {step}"

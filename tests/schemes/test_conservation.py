@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from horovod_oktopk.kernels.half_precision import from_half, to_half
 
-from ..support.gradients import adversarial, cases
+from ..support.gradients import Case, adversarial, cases, cases_with_global_k, each_adversarial
 from ..support.oracle import rank_order_sum
-from ..support.simulation import same_bits, same_runs, simulate
+from ..support.simulation import keeping, same_bits, same_runs, simulate
 
 EXACT = {"region_interval": 8}
 REUSE = {"selection": "reuse", "threshold_interval": 4, "region_interval": 8}
@@ -70,12 +70,21 @@ def test_every_step_conserves_and_replicas_agree(case, balance_trigger, selectio
 
 
 @pytest.mark.parametrize("selection", SELECTIONS)
-@pytest.mark.parametrize("case", adversarial(), ids=lambda case: case.kind)
+@pytest.mark.parametrize("case", each_adversarial())
 def test_every_step_conserves_wherever_the_top_k_lies(case, selection):
     assert_lawful(simulate(case.gradients(), case.k, **SELECTIONS[selection]), case.k)
 
 
-@pytest.mark.parametrize("case", adversarial(n=900, k=60, size=5), ids=lambda case: case.kind)
+@given(cases_with_global_k(), st.sampled_from([1.0, 4.0, 1e9]), st.sampled_from([*SELECTIONS]))
+def test_every_step_conserves_whatever_is_kept_of_the_sum(drawn, balance_trigger, selection):
+    case, global_k = drawn
+    make = keeping(global_k, case, balance_trigger=balance_trigger, **SELECTIONS[selection])
+    run = simulate(case.gradients(), case.k, make=make)
+    assert_lawful(run, case.k)
+    assert {record.report.global_k for ranks in run for record in ranks} == {global_k}
+
+
+@pytest.mark.parametrize("case", each_adversarial(n=900, k=60, size=5))
 def test_exact_selection_selects_k_at_every_step(case):
     for ranks in simulate(case.gradients(), case.k, **EXACT):
         reduced = np.unique(np.concatenate([record.contributed for record in ranks]))
@@ -84,7 +93,7 @@ def test_exact_selection_selects_k_at_every_step(case):
             assert record.report.global_selected == case.k or len(reduced) == record.report.global_selected < case.k
 
 
-@pytest.mark.parametrize("case", adversarial(n=900, k=60, size=5), ids=lambda case: case.kind)
+@pytest.mark.parametrize("case", each_adversarial(n=900, k=60, size=5))
 def test_reuse_selects_within_the_guard(case):
     """Of the elements that there are."""
     for ranks in simulate(case.gradients(), case.k, threshold_guard=0.2, **REUSE):
@@ -108,12 +117,15 @@ def coarse(steps, size, n, seed=0):
     return gradients.astype(np.float32) / 2**12
 
 
-@pytest.mark.parametrize("value_dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("global_k", [25, 40, 80])
+@pytest.mark.parametrize("value_dtype", ["float16", "bfloat16", "log4"])
 @pytest.mark.parametrize("balance_trigger", [1.0, 1e9])
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_with_values_in_16_bits_nothing_is_lost_either(value_dtype, balance_trigger, size):
+def test_with_rounded_values_nothing_is_lost_either(value_dtype, balance_trigger, size, global_k):
     gradients = coarse(5, size, 700)
-    run = simulate(gradients, 40, value_dtype=value_dtype, balance_trigger=balance_trigger, region_interval=3)
+    make = keeping(global_k, Case("coarse", 700, 40, size, 5, seed=0), value_dtype=value_dtype,
+                   balance_trigger=balance_trigger, region_interval=3)
+    run = simulate(gradients, 40, make=make)
     rounded = 0
     for ranks in run:
         assert_replicas_agree(ranks)
@@ -122,7 +134,7 @@ def test_with_values_in_16_bits_nothing_is_lost_either(value_dtype, balance_trig
         after = np.sum([record.residual.astype(np.float64) for record in ranks], axis=0)
         after[update.indices] += update.values
         assert (before == after).all()
-        assert len(update) == 40
+        assert len(update) == ranks[0].report.global_k or len(update) < global_k == 80
         for record in ranks:
             untouched = np.setdiff1d(np.arange(700), update.indices)
             assert same_bits(record.residual[untouched], record.acc[untouched])
@@ -136,3 +148,39 @@ def test_values_in_16_bits_are_what_every_rank_applies(value_dtype):
         values = ranks[0].update.values
         assert values.dtype == np.float32
         assert same_bits(from_half(to_half(values, value_dtype), value_dtype, np.float32), values)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("options", [{"balance_trigger": 1.0}, REUSE], ids=["exact", "reuse"])
+def test_values_in_4_bits_are_what_every_rank_applies(options, dtype):
+    """At most eight magnitudes, all of them bfloat16, on all ranks; the owners' remainders with them are the sums."""
+    balanced = False
+    for ranks in simulate(coarse(6, 3, 500).astype(dtype), 30, value_dtype="log4", **options):
+        assert_replicas_agree(ranks)
+        values = ranks[0].update.values
+        assert values.dtype == dtype
+        assert same_bits(from_half(to_half(values, "bfloat16"), "bfloat16", dtype), values)
+        assert len(np.unique(np.abs(values))) <= 8
+        balanced |= ranks[0].report.balanced
+    assert balanced or "balance_trigger" not in options
+
+
+@pytest.mark.parametrize("k", [20, 60])
+def test_what_4_bits_leave_over_follows_in_the_next_steps(k):
+    """All of the sum; with k = n no threshold says how small what is sent may be."""
+    gradients = np.zeros((60, 3, 60))
+    gradients[0] = np.random.default_rng(0).standard_normal((3, 60)) * 10.0 ** np.arange(-3, 3).repeat(10)
+    applied = np.zeros(60)
+    for ranks in simulate(gradients, k, value_dtype="log4"):
+        applied[ranks[0].update.indices] += ranks[0].update.values
+    assert np.allclose(applied, gradients[0].sum(axis=0), rtol=1e-9, atol=1e-12)
+
+
+def test_one_element_a_thousand_times_as_large_starves_nobody_nor_itself():
+    gradients = np.random.default_rng(0).standard_normal((60, 3, 500)).astype(np.float32) + 3
+    gradients[:, :, 7] *= 1000
+    run, plain = (simulate(gradients, 50, value_dtype=value_dtype) for value_dtype in ("log4", None))
+    largest = max(np.abs(record.residual[7]) for record in run[-1])
+    assert largest < np.abs(gradients[-1, :, 7]).max() / 50
+    waiting, usual = (np.mean([np.abs(record.residual).mean() for record in of[-1]]) for of in (run, plain))
+    assert waiting < 1.5 * usual

@@ -5,16 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from ..support.gradients import Case, adversarial, cases
-from ..support.oracle import oracle_run, topk_mask
-from ..support.simulation import dense, same_bits, simulate
+from horovod_oktopk import OkTopk
+
+from ..support.gradients import Case, cases, cases_with_global_k, each_adversarial
+from ..support.oracle import oracle_run, rank_order_sum, topk_mask
+from ..support.simulation import dense, keeping, same_bits, simulate
 
 
-def assert_equals_oracle(case, **options):
+def assert_equals_oracle(case, global_k=None, **options):
     gradients = case.gradients()
+    if global_k:
+        options = {"make": keeping(global_k, case, **options)}
     run = simulate(gradients, case.k, **options)
-    for ranks, (update, mask, residuals) in zip(run, oracle_run(gradients, case.k), strict=True):
+    for ranks, (update, mask, residuals) in zip(run, oracle_run(gradients, case.k, global_k), strict=True):
         for rank, record in enumerate(ranks):
             assert same_bits(record.update.indices, np.flatnonzero(mask))
             assert same_bits(dense(record.update, case.n), update)
@@ -26,9 +31,68 @@ def test_exact_steps_equal_the_dense_oracle_bit_for_bit(case):
     assert_equals_oracle(case, region_interval=3)
 
 
-@pytest.mark.parametrize("case", adversarial(steps=4), ids=lambda case: case.kind)
+@pytest.mark.parametrize("case", each_adversarial(steps=4))
 def test_exact_steps_equal_the_oracle_wherever_the_top_k_lies(case):
     assert_equals_oracle(case)
+
+
+@given(cases_with_global_k(steps=4), st.sampled_from([1.0, 4.0]), st.sampled_from(["exact", "reuse"]))
+def test_any_number_that_is_kept_of_the_sum_equals_the_dense_oracle(drawn, balance_trigger, selection):
+    case, global_k = drawn
+    assert_equals_oracle(case, global_k, region_interval=3, balance_trigger=balance_trigger, selection=selection,
+                         threshold_interval=1)
+
+
+@pytest.mark.parametrize("global_k", [1, 40, 500, 800])
+@pytest.mark.parametrize("case", each_adversarial(steps=4))
+def test_more_or_less_is_kept_of_the_sum_wherever_the_top_k_lies(case, global_k):
+    assert_equals_oracle(case, global_k)
+
+
+@pytest.mark.parametrize("selection", ["exact", "reuse"])
+def test_where_all_sums_are_kept_three_numbers_are_exchanged(selection):
+    case = Case("normal", 300, 20, 4, 3, seed=2)
+    for ranks in simulate(case.gradients(), case.k, make=keeping(80, case, selection=selection)):
+        for record in ranks:
+            traffic = record.report.phases["global_select"]
+            assert (traffic.messages_sent, traffic.bytes_sent) == (3, 3 * 3 * 8)
+            assert record.report.global_threshold == 0
+            assert len(record.contributed) == record.report.local_selected == case.k
+
+
+def test_sums_that_cancel_stay_even_where_all_are_kept():
+    gradient = np.zeros((1, 2, 10), np.float32)
+    gradient[0, :, 3] = 5, -5
+    gradient[0, :, 7] = 1, 1
+    for record in simulate(gradient, 2, make=OkTopk(k=2, global_density=1.0).build)[0]:
+        assert record.update.indices.tolist() == [7]
+        assert abs(record.residual[3]) == 5
+
+
+@pytest.mark.parametrize("selection", ["exact", "reuse"])
+def test_where_fewer_sums_are_there_than_are_to_be_kept_all_are(selection):
+    """All ranks select the same places: k sums in all, of 2k that may be kept."""
+    case = Case("steady", 4000, 200, 4, 6, seed=4)
+    for ranks in simulate(case.gradients(), case.k, make=keeping(400, case, selection=selection)):
+        for record in ranks:
+            assert len(record.contributed) == case.k
+            assert record.report.global_selected < 400
+
+
+@given(cases_with_global_k(steps=4))
+def test_reuse_keeps_the_number_within_the_guard(drawn):
+    case, global_k = drawn
+    for ranks in simulate(case.gradients(), case.k, make=keeping(
+            global_k, case, selection="reuse", threshold_interval=4, threshold_guard=0.2)):
+        sums = sum_of_local_top_k(ranks, case.k)
+        for record in ranks:
+            least = min(global_k, np.count_nonzero(sums))
+            assert least - max(0.2 * least, global_k / 16 + case.size) <= record.report.global_selected
+            assert record.report.global_selected <= 1.2 * global_k
+
+
+def sum_of_local_top_k(ranks, k):
+    return rank_order_sum([np.where(topk_mask(record.acc, k), record.acc, 0) for record in ranks])
 
 
 @given(cases(steps=4))

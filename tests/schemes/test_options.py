@@ -12,6 +12,7 @@ INTEGER = "an integer of at least 1"
 NOT_INTEGERS = [0, -3, 1.5, True, "8", float("nan")]
 BAD = [
     *[("density", value, "(0, 1]") for value in (0, -1, 1.5, float("nan"), float("inf"), "a", True, [0.1])],
+    *[("global_density", value, "(0, 1]") for value in (0, -1, 1.5, float("nan"), "a", True, [0.1])],
     *[(name, value, INTEGER) for name in ("k", "threshold_interval", "region_interval", "messages_in_flight")
       for value in NOT_INTEGERS],
     *[(name, None, INTEGER) for name in ("threshold_interval", "region_interval", "messages_in_flight")],
@@ -19,7 +20,7 @@ BAD = [
     *[("threshold_guard", value, "[0, 1)") for value in (-0.1, 1, float("nan"), "x", False, None)],
     *[("selection", value, "('exact', 'reuse')") for value in ("approximate", None, 1)],
     *[("strategy", value, "('split', 'auto')") for value in ("dense", None, 1)],
-    *[("value_dtype", value, "(None, 'float16', 'bfloat16')") for value in ("float32", np.float16, 16, [])],
+    *[("value_dtype", value, "(None, 'float16', 'bfloat16', 'log4')") for value in ("float32", np.float16, 16, [])],
     *[("transport", value, "('auto', 'mpi', 'horovod')") for value in ("tcp", "", None, 3, [])],
 ]
 
@@ -81,8 +82,8 @@ def test_the_scheme_gets_the_options():
 def test_settings_hold_all_options_by_name():
     assert OkTopk(density=0.2).settings() == {
         "density": 0.2, "k": None, "transport": "auto", "bucket_bytes": None, "selection": "exact",
-        "strategy": "split", "value_dtype": None, "threshold_interval": 32, "region_interval": 64,
-        "messages_in_flight": 8, "balance_trigger": 4.0, "threshold_guard": 0.25}
+        "strategy": "split", "global_density": None, "value_dtype": None, "threshold_interval": 32,
+        "region_interval": 64, "messages_in_flight": 8, "balance_trigger": 4.0, "threshold_guard": 0.25}
 
 
 def test_the_density_that_was_given_comes_back():
@@ -91,6 +92,40 @@ def test_the_density_that_was_given_comes_back():
     assert (changed.density, changed.messages_in_flight) == (0.3, 3)
     assert changed.with_density(None).density == 0.2
     assert changed.settings() == OkTopk(density=0.3, messages_in_flight=3).settings()
+
+
+@pytest.mark.parametrize(("options", "k", "n", "size", "global_k"), [
+    ({}, 10, 1000, 8, 10), ({"density": 0.01, "global_density": 0.04}, 10, 1000, 8, 40),
+    ({"density": 0.01, "global_density": 0.04}, 10, 1000, 3, 30),  # P k: all that is sent
+    ({"density": 0.0015, "global_density": 0.004}, 2, 1000, 8, 4),  # of n, not twice and a half of a rounded k
+    ({"density": 0.04, "global_density": 0.01}, 40, 1000, 8, 10),
+    ({"density": 0.5, "global_density": 1e-9}, 5, 9, 2, 1), ({"density": 0.5, "global_density": 1.0}, 5, 10, 8, 10),
+    ({"k": 7, "global_density": 0.02}, 7, 1000, 8, 20),
+    ({"k": 7, "global_density": 0.02}, 7, 1000, 1, 7)])
+def test_k_of_the_sum(options, k, n, size, global_k):
+    assert OkTopk(**options).global_k_of(k, n, size) == global_k
+
+
+def test_the_global_density_keeps_its_ratio_to_the_density():
+    options = OkTopk(density=0.01, global_density=0.04)
+    dense = options.with_density(1.0)
+    for each in (options, dense, dense.with_density(None), dense.with_density(0.5).with_density(0.002)):
+        assert [each.global_k_of(k, 1000, 8) for k in (2, 10, 100, 500, 1000)] == [8, 40, 400, 1000, 1000]
+    assert options.global_k_of(10, 10, 8) == 10  # density 1, where the density that was given is less than 1 of n
+
+
+def test_settings_tell_global_densities_apart_that_differ_in_their_ratio():
+    one, other = OkTopk(density=0.01, global_density=0.04), OkTopk(density=0.02, global_density=0.04)
+    assert one.with_density(0.02).settings() != other.settings()
+    assert one.settings()["global_density"] == "0.04 at density 0.01"
+    assert OkTopk(k=3, global_density=0.04).settings()["global_density"] == 0.04
+
+
+def test_options_are_of_a_kind_if_the_ratio_of_the_densities_is_the_same():
+    kind = OkTopk(density=0.01, global_density=0.03).kind()
+    assert kind == OkTopk(density=0.1, global_density=0.3).kind()
+    assert kind != OkTopk(density=0.1, global_density=0.2).kind()
+    assert OkTopk(density=0.1).kind() == OkTopk(density=0.2).kind() != OkTopk(density=0.2, selection="reuse").kind()
 
 
 def test_a_lone_tensor_is_refused_instead_of_going_dense():

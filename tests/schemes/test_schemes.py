@@ -17,7 +17,7 @@ from horovod_oktopk.schemes.gtopk import PaddedCodec, tree_distances
 from horovod_oktopk.vectors.sparse import SparseVector
 from horovod_oktopk.vectors.wire import WireCodec
 
-from ..support.gradients import Case, adversarial, cases
+from ..support.gradients import Case, cases, each_adversarial
 from ..support.oracle import rank_order_sum, topk_mask
 from ..support.simulation import advance, dense, new_ranks, same_bits, same_runs
 from .test_conservation import assert_conserved, assert_replicas_agree, assert_update_is_what_was_cleared
@@ -47,6 +47,14 @@ def test_u_is_the_sum_of_everyones_top_k(name, case):
         assert np.array_equal(dense(ranks[0].update, case.n), expected)
         for record in ranks:
             assert np.array_equal(record.contributed, np.flatnonzero(topk_mask(record.acc, case.k)))
+
+
+@pytest.mark.parametrize(("name", "global_k"), [
+    ("TopkA", 100), ("TopkDSA", 100), ("GaussianK", 100), ("GTopk", 20), ("naive GTopk", 20), ("OkTopk", 20)])
+def test_the_report_tells_how_many_elements_of_the_sum_are_kept(name, global_k):
+    case = Case("normal", 400, 20, 5, 1, seed=1)
+    for record in run(name, case.gradients(), case.k)[0]:
+        assert record.report.global_selected <= record.report.global_k == global_k
 
 
 @given(case=cases())
@@ -111,7 +119,7 @@ def test_nothing_is_lost_nothing_counts_twice_and_replicas_agree(name, case):
 
 
 @pytest.mark.parametrize("name", ["OkTopk", "naive GTopk"])
-@pytest.mark.parametrize("case", adversarial(), ids=lambda case: case.kind)
+@pytest.mark.parametrize("case", each_adversarial())
 def test_what_selects_of_the_sum_contributes_only_what_is_in_it(name, case):
     for ranks in run(name, case.gradients(), case.k):
         for record in ranks:

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from ..support.gradients import Case
-from ..support.simulation import advance, new_ranks, same_runs, simulate
+from ..support.simulation import advance, keeping, new_ranks, same_runs, simulate
 from .test_conservation import assert_lawful
 
 CASE = Case("steady", 400, 30, 5, 10, seed=8)
 OPTIONS = {"selection": "reuse", "threshold_interval": 4, "region_interval": 7}
 
 
-def resumed(ranks):
+def resumed(ranks, **options):
     """New objects from what a checkpoint holds: the state as text, and the residual."""
-    fresh = new_ranks(len(ranks), CASE.n, **OPTIONS)
+    fresh = new_ranks(len(ranks), CASE.n, **(options or OPTIONS))
     for old, new in zip(ranks, fresh, strict=True):
         new.scheme.load_state(json.loads(json.dumps(old.scheme.state())))
         new.accumulator.residual[:] = old.accumulator.residual
@@ -32,6 +32,17 @@ def test_a_resumed_run_has_the_same_bits(stop):
     after = advance(resumed(ranks), gradients[stop:], CASE.k)
     assert same_runs(before + after, simulate(gradients, CASE.k, **OPTIONS))
     assert after[-1][0].report.step == 10
+
+
+@pytest.mark.parametrize("global_k", [20, 60, 150])
+def test_a_resumed_run_has_the_same_bits_whatever_it_keeps_of_the_sum(global_k):
+    gradients = Case("normal", CASE.n, CASE.k, CASE.size, CASE.steps, seed=8).gradients()
+    make = keeping(global_k, CASE, **OPTIONS)
+    ranks = new_ranks(CASE.size, CASE.n, make=make)
+    before = advance(ranks, gradients[:5], CASE.k)
+    after = advance(resumed(ranks, make=make), gradients[5:], CASE.k)
+    assert same_runs(before + after, simulate(gradients, CASE.k, make=make))
+    assert not after[0][0].report.repartitioned
 
 
 def test_the_run_that_is_resumed_reuses_its_thresholds():

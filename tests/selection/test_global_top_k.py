@@ -94,6 +94,45 @@ def test_ties_go_to_the_lower_index_whoever_owns_it(region_order, k, copies):
     assert all(sizes == [len(indices) for indices, *_ in found] for _, sizes, *_ in found)
 
 
+@given(st.sampled_from(["float32", "float64"]), st.integers(1, 4), st.integers(1, 60), st.integers(0, 2**32 - 1))
+def test_all_ranks_know_the_ends_of_what_was_selected(dtype, size, k, seed):
+    """Of few elements, for a radix search, and by a reused threshold."""
+    values = np.random.default_rng(seed).standard_normal(40).astype(dtype)
+    parts = [SparseVector(block, values[block]) for block in np.array_split(np.arange(40), size)]
+
+    def program(transport):
+        threshold, found = ReusedThreshold(0.25), []
+        for select in (threshold.select, lambda *rest: threshold.select_again(*rest[:3], lambda _: True, rest[3])):
+            chosen, _ = select(parts[transport.rank], k, np.arange(size), transport)
+            found.append((threshold.ends, np.abs(chosen.values).tolist()))
+        return found
+
+    for by_rank in zip(*run_ranks(size, program, timeout=10), strict=True):
+        assert len({ends for ends, _ in by_rank}) == 1
+        lowest, largest = by_rank[0][0]
+        chosen = [value for _, part in by_rank for value in part]
+        assert largest == max(chosen) == np.abs(values).max()
+        assert lowest == (min(chosen) if k < 40 else 0) or lowest == min(chosen)
+
+
+@pytest.mark.parametrize("select", ["select", "select_again", "select_all"])
+def test_where_all_is_selected_the_ends_begin_with_the_least_local_threshold(select):
+    parts, floors = regions([5, 0.1, 3, 2], [0, 1]), [4.0, 0.0, 2.0]
+
+    def program(transport):
+        threshold, floor = ReusedThreshold(0.25), floors[transport.rank]
+        threshold.value, mine = 1.0, parts[transport.rank] if transport.rank < 2 else SparseVector.empty(np.float32)
+        if select == "select":
+            threshold.select(mine, 10, np.arange(3), transport, floor)
+        elif select == "select_again":
+            threshold.select_again(mine, 10, np.arange(3), lambda _: True, transport, floor)
+        else:
+            threshold.select_all(mine, transport, floor)
+        return threshold.ends
+
+    assert run_ranks(3, program, timeout=10) == [(2.0, 5.0)] * 3
+
+
 def test_zero_sums_are_never_selected():
     found = select(regions([0, 1, 0, 0], [0, 1]), 4, [0, 1])
     assert [indices for indices, *_ in found] == [[1], []]
@@ -152,8 +191,14 @@ ONE_RANK = np.concatenate([NORMAL[:1000] * 100, NORMAL[1000:]])
 MANY_EQUAL = np.where(np.arange(8000) % 8 == 0, np.float32(5), np.where(np.arange(8000) % 25 == 1, 9, NORMAL / 9))
 
 
-@pytest.mark.parametrize("values", [ONE_RANK, np.full(8000, 5.0, "f4"), MANY_EQUAL.astype("f4")],
-                         ids=["one rank has all", "all are equal", "many are equal"])
+def test_many_equal_elements_are_counted():
+    """As values of 4 bits are: there is no need to gather them."""
+    for indices, sizes, threshold, sent in select(on_eight(MANY_EQUAL.astype("f4")), 800, list(range(8))):
+        assert (sum(sizes), threshold, sent) == (800, 5, 2 * 7)
+        assert len(indices) in sizes
+
+
+@pytest.mark.parametrize("values", [ONE_RANK, np.full(8000, 5.0, "f4")], ids=["one rank has all", "all are equal"])
 def test_a_radix_search_takes_over_where_sketches_do_not_tell(values):
     exact = np.sort(np.abs(values))[-800]
     for _, sizes, threshold, sent in select(on_eight(values), 800, list(range(8))):

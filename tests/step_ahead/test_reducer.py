@@ -88,7 +88,7 @@ def train(size: int, options: StepAhead = OPTIONS, steps: int = 12, **arguments:
     return run_ranks(size, program)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))])
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: f"{type(scheme).__name__}")
 @pytest.mark.parametrize("options", [{}, {"overlap": False}, {"local_steps": 3, "ahead": 0.7}], ids=str)
 def test_the_shared_parameters_have_the_same_bits_and_nothing_is_lost(scheme, size, options):
@@ -102,8 +102,9 @@ def test_the_shared_parameters_have_the_same_bits_and_nothing_is_lost(scheme, si
     assert np.allclose(applied, moved, atol=1e-5 * weight)
 
 
+@pytest.mark.slow
 def test_thousands_of_steps_of_very_different_magnitude_do_not_drift():
-    size, steps = 2, 3000
+    size, steps = 2, 2000
     scales = np.float32(10.0) ** np.linspace(-4, 2, N, dtype=np.float32)
 
     def program(transport):
@@ -121,6 +122,22 @@ def test_thousands_of_steps_of_very_different_magnitude_do_not_drift():
     # An element is applied at most `steps` times, each with three roundings to half a unit in the last place.
     largest = np.maximum(np.abs(start), sum(np.abs(w.moved) for w in workers)) + 1
     assert (np.abs(error) <= weight * np.sqrt(steps) * 8 * np.finfo(np.float32).eps * largest).all()
+
+
+@pytest.mark.slow
+def test_the_shared_parameters_have_the_same_bits_after_each_of_many_steps():
+    options = StepAhead(OkTopk(density=0.02, value_dtype="log4", global_density=0.04))
+
+    def program(transport):
+        worker, random, digests = Worker(transport, options), np.random.default_rng(transport.rank), []
+        for _ in range(1000):
+            worker.step(0.01 * random.standard_normal(N, np.float32))
+            digests.append(hash(worker.w.tobytes()))
+        return digests
+
+    runs = run_ranks(3, program)
+    assert runs[0] == runs[1] == runs[2]
+    assert len(set(runs[0])) == 1000, "every step moves them, but the first, which applies nothing"
 
 
 def test_dense_with_a_coefficient_of_one_is_the_average_of_all_moves():
@@ -155,6 +172,18 @@ def test_with_overlap_an_exchange_is_applied_before_the_next_step():
         return same_bits(started, Worker(None).p), same_bits(started, worker.w)
 
     assert run_ranks(2, program) == [(True, False)] * 2
+
+
+@pytest.mark.parametrize("ahead", [1, 0.5, 0.3])
+def test_with_overlap_ranks_that_move_alike_are_at_once_where_the_exchange_takes_them(ahead):
+    def program(transport):
+        worker = Worker(transport, StepAhead(TopkA(density=1.0), ahead=ahead))
+        worker.step(moves(0, 1)[0])
+        expected = worker.p
+        worker.reducer.catch_up()
+        return np.allclose(expected, worker.w, atol=1e-6)
+
+    assert run_ranks(2, program) == [True, True]
 
 
 def test_local_steps_exchange_only_every_so_many_steps():
@@ -218,6 +247,17 @@ def test_parameters_that_are_not_finite_end_the_step_on_all_ranks_and_leave_the_
     assert run_ranks(3, program) == [True] * 3
 
 
+def test_a_sum_that_overflows_leaves_the_shared_parameters():
+    def program(transport):
+        worker = Worker(transport, replace(OPTIONS, ahead=1.0))
+        with pytest.raises(NonFiniteError, match="their sum is not"):  # noqa: PT012 - in the next step
+            worker.step(np.full(N, 3e38, np.float32))
+            worker.reducer.begin_step()
+        return bool(np.isfinite(worker.w).all())
+
+    assert run_ranks(2, program) == [True] * 2
+
+
 # What all ranks share, to be read.
 
 def test_inside_shared_the_model_holds_what_all_ranks_share_also_where_an_error_ends_it():
@@ -238,6 +278,20 @@ def test_inside_shared_the_model_holds_what_all_ranks_share_also_where_an_error_
         return same_bits(worker.p, own) and same_bits(worker.w, shared)
 
     assert run_ranks(2, program) == [True, True]
+
+
+@pytest.mark.parametrize("enters", [True, False])
+def test_a_program_that_never_looked_at_what_is_shared_is_told_at_its_end(enters, caplog):
+    def program(transport):
+        worker = Worker(transport)
+        worker.step(moves(0, 1)[0])
+        if enters:
+            with worker.reducer.shared():
+                pass
+        worker.reducer.finish()
+
+    run_ranks(2, program)
+    assert [record.message[:30] for record in caplog.records] == ["shared_parameters was never en"] * (not enters)
 
 
 # The state.

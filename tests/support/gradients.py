@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 
@@ -99,6 +100,30 @@ def cases(draw, dtypes=("float32", "float64"), steps=10, largest=120):
                 draw(st.integers(0, 2**32 - 1)), draw(st.sampled_from(dtypes)))
 
 
+@st.composite
+def global_ks(draw, case):
+    """Elements to keep of the sum: from 1 to as many as there can be."""
+    most = min(case.n, case.size * case.k)
+    return draw(st.one_of(st.integers(1, most), st.just(most), st.integers(1, min(case.k, most))))
+
+
+@st.composite
+def cases_with_global_k(draw, **options):
+    """(case, elements to keep of the sum)."""
+    case = draw(cases(**options))
+    return case, draw(global_ks(case))
+
+
+QUICK_KINDS = ("cluster_per_rank", "moving", "ties")
+"""Those that `make test` tries the larger cases of; hypothesis draws from all."""
+
+
 def adversarial(n=4000, k=160, size=8, steps=10):
     """One larger case of every kind."""
     return [Case(kind, n, k, size, steps, seed=7) for kind in sorted(KINDS)]
+
+
+def each_adversarial(**arguments):
+    """Those, to parametrize a test by."""
+    return [pytest.param(case, id=case.kind, marks=() if case.kind in QUICK_KINDS else pytest.mark.slow)
+            for case in adversarial(**arguments)]

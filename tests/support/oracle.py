@@ -20,21 +20,24 @@ def rank_order_sum(parts):
     return total
 
 
-def oracle_step(accs, k):
-    """(dense u, mask of u, local masks): one exact step on the accumulators of all ranks."""
+def oracle_step(accs, k, global_k=None):
+    """(dense u, mask of u, local masks): one exact step on the accumulators of all ranks.
+
+    global_k: how many are kept of the sum, if not k.
+    """
     local = [topk_mask(acc, k) for acc in accs]
     total = rank_order_sum([np.where(mask, acc, 0) for mask, acc in zip(local, accs, strict=True)])
-    mask = topk_mask(total, k)
+    mask = topk_mask(total, global_k or k)
     return np.where(mask, total, 0), mask, local
 
 
-def oracle_run(gradients, k):
+def oracle_run(gradients, k, global_k=None):
     """[(dense u, mask of u, residuals)] over the steps; gradients: shape (steps, P, n)."""
     residuals = np.zeros_like(gradients[0])
     history = []
     for step in gradients:
         accs = [residual + gradient for residual, gradient in zip(residuals, step, strict=True)]
-        update, mask, local = oracle_step(accs, k)
+        update, mask, local = oracle_step(accs, k, global_k)
         residuals = np.stack([np.where(sent & mask, 0, acc) for sent, acc in zip(local, accs, strict=True)])
         history.append((update, mask, residuals))
     return history

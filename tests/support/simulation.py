@@ -54,6 +54,11 @@ def new_ranks(size: int, n: int, dtype: Any = np.float32, make: Any = None, **op
     return [Rank(make("test: yes"), NumpyAccumulator(n, dtype)) for _ in range(size)]
 
 
+def keeping(global_k: int, case: Any, **options: Any) -> Any:
+    """Makes algorithms that keep so many elements of the sum; for `make`."""
+    return OkTopk(k=case.k, global_density=global_k / case.n, **options).build
+
+
 def advance(ranks: list[Rank], gradients: np.ndarray, k: int) -> list[list[Record]]:
     """Takes steps with gradients of shape (steps, P, n); gives the records of these steps as [step][rank]."""
     def program(transport):

@@ -31,7 +31,7 @@ def main() -> None:
     model = keras.Sequential([keras.layers.Input((200,)),
                               keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
     options: Any = OkTopk(density=0.05, threshold_interval=3)
-    if "STEP_AHEAD" in os.environ:
+    if "step_ahead" in sys.argv:
         options = StepAhead(options)
     optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=options, op=hvd.Sum)
     optimizer.build(model.trainable_variables)

@@ -9,12 +9,9 @@ import pytest
 from tests.jobs import Job, cases
 from tests.scenarios import names
 
-THE_REST = Job("tensorflow", "mpi", 2)
-"""What takes too long for `make test`: of StepAhead."""
 KINDS = {
-    THE_REST: (),
     Job("tensorflow", "mpi", 2, quick=True): ("tape",),
-    Job("tensorflow", "gloo", 2, quick=True): ("keras",),
+    Job("tensorflow", "mpi", 2): (),
     Job("tensorflow", "gloo", 2): ("keras",),
     Job("tensorflow", "mpi", 1): ("function",),
     Job("tensorflow", "mpi", 2, keras="tf_keras"): ("keras", "legacy"),
@@ -25,37 +22,28 @@ ON_FOUR = ("sparse.", "buckets.", "partial.nothing", "step_ahead.every_scheme", 
 """What depends most on how many ranks there are."""
 ALONE = ("keras_fit.", "refused.", "partial.", "step_ahead_models.")
 """Of what TensorFlow has of its own, what one rank is tried with."""
-STEP_AHEAD = ("step_ahead.", "step_ahead_models.")
-QUICK_STEP_AHEAD = ("step_ahead.dense", "step_ahead_models.fit_shows")
-"""Of StepAhead, what `make test` has, and what is tried over Gloo."""
+NOT_QUICK = ("own_optimizers.", "sessions.", "step_ahead")
+"""Of what it has of its own, what `make test` leaves out on two ranks over MPI, but for:"""
+QUICK = ("own_optimizers.a_gan_starts_alike", "sessions.a_session", "sessions.two_optimizers_in_one_run",
+         "step_ahead.dense", "step_ahead_models.fit_shows")
+OVER_GLOO = ("step_ahead.dense", "step_ahead_models.fit_shows")
+"""Of what it has of its own, what is concerned with the network."""
 
 
 def belongs(job: Job, name: str) -> bool:
     """Whether a job has a scenario. Partial rounds need MPI and Keras 3. What TensorFlow has of its own is little
     concerned with the network: it runs over MPI, on two ranks, and in part on one."""
-    if name.startswith(STEP_AHEAD):
-        return has_step_ahead(job, name)
-    if job == THE_REST:
-        return False
     if name.startswith("partial.") and (job.backend, job.keras) != ("mpi", "keras3"):
-        return False
-    if job.backend == "gloo" and job.quick != name.startswith("sparse."):
         return False
     if job.size == 4:
         return name.startswith(ON_FOUR)
     if name.endswith("]"):
         return True
-    return job.backend == "mpi" and (job.size > 1 or name.startswith(ALONE))
-
-
-def has_step_ahead(job: Job, name: str) -> bool:
-    """The same, for what is about StepAhead."""
-    is_quick = name.startswith(QUICK_STEP_AHEAD)
-    if job.size != 2:
-        return name.startswith(ON_FOUR if job.size == 4 else ALONE)
-    if job.backend == "gloo" or job.quick:
-        return is_quick and job.quick == (job.backend == "mpi")
-    return not is_quick or job != THE_REST
+    if job.backend == "gloo":
+        return name.startswith(OVER_GLOO)
+    if (job.size, job.keras) == (2, "keras3"):
+        return job.quick == (name.startswith(QUICK) or not name.startswith(NOT_QUICK))
+    return job.size > 1 or name.startswith(ALONE)
 
 
 JOBS = {job: [name for name in names("tensorflow", kinds) if belongs(job, name)] for job, kinds in KINDS.items()}

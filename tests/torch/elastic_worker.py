@@ -13,7 +13,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from horovod_oktopk.torch import OkTopk, step_report
+from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters, step_report
 
 STEPS = 12
 VICTIM = "127.0.0.1"
@@ -30,9 +30,10 @@ def main() -> None:
     hvd.init()
     torch.set_num_threads(1)
     model = torch.nn.ParameterList([torch.zeros(120), torch.zeros(80)])
+    compression = (StepAhead(OkTopk(density=0.05)) if "step_ahead" in sys.argv
+                   else OkTopk(density=0.05, bucket_bytes=1))  # two groups
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), op=hvd.Sum,
-                                         named_parameters=model.named_parameters(),
-                                         compression=OkTopk(density=0.05, bucket_bytes=1))  # two groups
+                                         named_parameters=model.named_parameters(), compression=compression)
     state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)
 
     @hvd.elastic.run
@@ -53,7 +54,8 @@ def main() -> None:
             state.commit()
 
     train(state)
-    weight = torch.cat(list(model)).detach()
+    with shared_parameters(optimizer):
+        weight = torch.cat(list(model)).detach()
     mine = {"size": hvd.size(), "step": step_report(optimizer).step, "residual": residual_sum(optimizer),
             "weight": np.asarray(weight).tobytes().hex(), "sum": float(weight.double().sum())}
     everyone = hvd.allgather_object(mine)

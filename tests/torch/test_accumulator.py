@@ -9,8 +9,12 @@ import torch
 from horovod_oktopk.schemes.step_result import EVERYTHING
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.selection.local_top_k import local_top_k
+from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
 from horovod_oktopk.torch.accumulator import TorchAccumulator
-from horovod_oktopk.vectors.sparse import SparseVector
+from horovod_oktopk.torch.layout import TorchLayout
+from horovod_oktopk.torch.parameter_accumulator import TorchParameterAccumulator
+from horovod_oktopk.torch.replica import TorchReplica, flat_memory
+from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -96,3 +100,61 @@ def test_zeros_are_never_selected(device: str) -> None:
     found = accumulator.select(0.0, limit=4)
     assert found is not None
     assert found.indices.tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_parameters_have_the_same_bits_as_with_numpy_over_steps(device: str, dtype: type,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    n, k = 50_000, 700
+    monkeypatch.setattr("horovod_oktopk.torch.parameter_accumulator.CHUNK", 7001)
+    ours = TorchParameterAccumulator(n, dtype, torch.device(device))
+    reference, rng, cuts = NumpyParameterAccumulator(n, dtype), np.random.default_rng(0), [5, 400, 30_000]
+    p = rng.standard_normal(n).astype(dtype)
+
+    def pieces() -> tuple[list, list]:
+        parts = list(zip([0, *cuts], np.split(p, cuts), strict=True))
+        return parts, [(at, torch.from_numpy(part).to(device)) for at, part in parts]
+
+    for accumulator, own in zip((reference, ours), pieces(), strict=True):
+        accumulator.start(own)
+    for _ in range(4):
+        p = p + rng.standard_normal(n).astype(dtype)
+        for accumulator, own in zip((reference, ours), pieces(), strict=True):
+            assert accumulator.accumulate(own)
+        expected, found = local_top_k(reference, k), local_top_k(ours, k)
+        assert found[0] == expected[0]
+        assert np.array_equal(found[1].indices, expected[1].indices)
+        assert np.array_equal(found[1].values, expected[1].values)
+        assert ours.select(found[0], limit=k // 2) is None
+        assert np.array_equal(ours.values(), reference.values())
+        assert np.array_equal(ours.sample(13), reference.sample(13))
+        assert ours.moments() == pytest.approx(reference.moments(), rel=1e-4)
+        for accumulator in (ours, reference):
+            accumulator.commit(expected[1].divided(2))
+            accumulator.commit(DenseVector(np.full(n, 0.25, dtype)))
+        assert np.array_equal(ours.read_shared(), reference.read_shared())
+        assert np.array_equal(ours.minus(p).cpu().numpy(), reference.minus(p))
+    p[77] = np.nan
+    assert not ours.accumulate(pieces()[1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_replica_writes_into_the_parameters_in_place(device: str) -> None:
+    named = {"a": torch.nn.Parameter(torch.arange(6.0, device=device).view(2, 3)),
+             "b": torch.nn.Parameter(torch.ones(1, 2, 3, 3, device=device).to(memory_format=torch.channels_last))}
+    layout = TorchLayout(named)
+    replica = TorchReplica(layout, lambda: [flat_memory(name, p) for name, p in named.items()])
+    replica.add(SparseVector(np.array([1, 6, 23]), np.array([10, 20, 30], np.float32)))
+    assert named["a"].view(-1).tolist() == [0, 11, 2, 3, 4, 5]
+    assert named["b"][0, 0, 0, 0].item() == 21
+    assert named["b"][0, 1, 2, 2].item() == 31
+    held = torch.arange(24.0, device=device)
+    replica.swap(held)
+    assert held[1] == 11
+    assert named["a"].view(-1).tolist() == [0, 1, 2, 3, 4, 5]
+    replica.assign(torch.zeros(24, device=device))
+    replica.add(DenseVector(np.arange(24, dtype=np.float32)))
+    order = replica.logical(np.arange(24, dtype=np.float32))
+    assert named["b"].detach().cpu().contiguous().view(-1).tolist() == order[6:].tolist()
+    assert replica.in_memory(order).tolist() == list(range(24))

@@ -40,7 +40,7 @@ def results(size: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("program", ALL)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))])
 def test_conformance(size, program):
     if size == 1 and program in ENDINGS:
         pytest.skip("a rank that is alone waits for nobody")

@@ -4,6 +4,7 @@
 #include "common.hpp"
 #include "half_precision.hpp"
 #include "indices.hpp"
+#include "levels.hpp"
 #include "select.hpp"
 #include "sums.hpp"
 #include "write.hpp"
@@ -39,6 +40,7 @@ template <class T> void define(py::module_ &module) {
     module.def("passing", &passing<T>, py::arg("indices").noconvert(), py::arg("values").noconvert(),
                py::arg("threshold"));
     module.def("to_half", &to_half<T>, py::arg("values").noconvert(), py::arg("brain"));
+    module.def("to_levels", &to_levels<T>, py::arg("values").noconvert(), py::arg("levels").noconvert());
     module.def("kth_magnitude", &kth_magnitude<T>, py::arg("values").noconvert(), py::arg("k"));
     module.def("sum_parts", &sum_parts<T>, py::arg("indices").noconvert(), py::arg("values").noconvert());
 }
@@ -58,6 +60,10 @@ PYBIND11_MODULE(_native, module) {
                py::arg("stop"), py::arg("low_bits"), py::arg("low_words"));
     module.def("single_from_half", &from_half<float>, py::arg("halves").noconvert(), py::arg("brain"));
     module.def("double_from_half", &from_half<double>, py::arg("halves").noconvert(), py::arg("brain"));
+    module.def("single_from_levels", &from_levels<float>, py::arg("words").noconvert(), py::arg("count"),
+               py::arg("levels").noconvert());
+    module.def("double_from_levels", &from_levels<double>, py::arg("words").noconvert(), py::arg("count"),
+               py::arg("levels").noconvert());
     module.def("sorted", &sorted<uint32_t>, py::arg("numbers").noconvert());
     module.def("sorted", &sorted<uint64_t>, py::arg("numbers").noconvert());
     module.def("common_positions", &common_positions, py::arg("mine").noconvert(), py::arg("other").noconvert());

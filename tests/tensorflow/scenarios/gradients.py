@@ -178,6 +178,19 @@ def check_a_tape_with_another_density_keeps_the_residual() -> None:
         assert run(0.33).numpy().tolist() == [4.0 * hvd.size(), 4.0 * hvd.size(), 4.0 * hvd.size()]
 
 
+def check_tapes_whose_densities_have_the_same_ratio_share_a_residual() -> None:
+    first, _ = pair()
+
+    def step(density: float) -> Any:
+        options = OkTopk(density=density, global_density=density / 2)
+        return reduced([first], lambda: tf.reduce_sum(first * [1.0, 2.0, 4.0]), options)[0]
+
+    step(0.33)
+    assert step(0.67).numpy().tolist() == [0.0, 4.0 * hvd.size(), 0.0]  # 2 + 2; a tie goes to the lower index
+    report = step_report([first])
+    assert (report.step, report.k, report.global_k) == (2, 2, 1)
+
+
 def check_heads_that_take_turns() -> None:
     """What the error advises: what every step trains in one call, and a head in another."""
     trunk, first, second = (tf.Variable(tf.ones(3), name=name) for name in ("trunk", "first", "second"))

@@ -1,0 +1,145 @@
+"""What `convergence` trains: tasks, methods, and studies that set methods side by side at one task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.output import BLUE, GREEN, ORANGE, RED, VIOLET
+
+BLACK, BROWN = "#222222", "#937860"
+Options = Mapping[str, Any]
+"""Those of a program, by name, without their dashes; True: the name alone."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One program's training. batch: of all ranks together."""
+
+    title: str
+    program: str
+    metric: str
+    label: str
+    batch: int
+    options: Options = field(default_factory=dict)
+
+    @property
+    def unit(self) -> float:
+        """What the metric is multiplied by in a plot."""
+        return 100 if self.metric == "accuracy" else 1
+
+    def shown(self, value: float) -> str:
+        """The metric, in the table's unit."""
+        return f"{value:.2%}" if self.metric == "accuracy" else f"{value:.4f}"
+
+    def difference(self, value: float, dense: float) -> str:
+        """To dense: points of accuracy, or percent of the loss."""
+        if self.metric == "accuracy":
+            return f"{100 * (value - dense):+.2f} points"
+        return f"{value / dense - 1:+.1%}"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to train. ranks: if not the study's. rate_of: the method whose learning rate it takes; its own best of
+    the study's, if None."""
+
+    title: str
+    color: str
+    options: Options
+    ranks: int | None = None
+    rate_of: str | None = None
+    line: str = "-"
+
+
+@dataclass(frozen=True)
+class Study:
+    """Methods by their names, of which "dense" is what they are compared with.
+
+    rates: learning rates to choose from, of all ranks together. threads: whether the ranks are threads of one
+    process; otherwise it is a Horovod job.
+    """
+
+    title: str
+    task: Task
+    ranks: int
+    methods: Mapping[str, Method]
+    rates: tuple[float, ...]
+    options: Options = field(default_factory=dict)
+    threads: bool = True
+
+    def ranks_of(self, name: str) -> int:
+        return self.methods[name].ranks or self.ranks
+
+    def options_of(self, name: str, rate: float, seed: int) -> dict[str, Any]:
+        """The program's, for one run."""
+        ranks = self.ranks_of(name)
+        options = {**self.task.options, **self.options, **self.methods[name].options, "lr": rate / ranks,
+                   "batch-size": self.task.batch // ranks, "seed": seed}
+        if options["compression"] == "none":
+            options = {key: value for key, value in options.items() if key not in ("density", "density-warmup")}
+        return {**options, "threads": ranks} if self.threads else options
+
+
+LSTM = Task("Characters, LSTM", "pytorch_text", "validation_loss", "validation loss (nats per character)", 64,
+            {"epochs": 6})
+TRANSFORMER = Task("Characters, transformer", "pytorch_text", "validation_loss",
+                   "validation loss (nats per character)", 64, {"epochs": 6, "model": "transformer", "hidden": 60})
+DIGITS = Task("Handwritten digits, convolutional network", "pytorch_digits", "accuracy", "test accuracy (%)", 128)
+
+DENSE = Method("dense", BLACK, {"compression": "none"})
+SAME_BATCHES = Method("dense", BLACK, {"compression": "none"}, ranks=4)
+"""On as many ranks as there are batches for, it is the same training, to rounding."""
+GRADIENTS = Method("OkTopk", ORANGE, {"compression": "oktopk"})
+STEP_AHEAD = Method("StepAhead(OkTopk)", BLUE, {"compression": "oktopk", "step-ahead": True})
+MOMENTUM_CORRECTION = Method("momentum correction (DGC)", RED, {"compression": "dgc"})
+
+
+def step_ahead(title: str, color: str, line: str = "-", rate_of: str | None = "step-ahead", **options: Any) -> Method:
+    """StepAhead(OkTopk), with other options; "_" in their names stands for "-"."""
+    return Method(f"StepAhead(OkTopk), {title}", color, {
+        **STEP_AHEAD.options, **{name.replace("_", "-"): value for name, value in options.items()}},
+        rate_of=rate_of, line=line)
+
+
+IN_TURN = step_ahead("no overlap", BLUE, ":", no_overlap=True)
+
+
+def all_kept(title: str, color: str, density: float, **options: Any) -> Method:
+    """Values in 4 bits, and all sums are kept."""
+    return step_ahead(f"{title}: 4 bits, all sums kept", color, density=density, value_dtype="log4",
+                      global_density=1.0, rate_of=None, **options)
+
+
+MAIN = {"gradients": GRADIENTS, "step-ahead": STEP_AHEAD}
+COEFFICIENTS = {"step-ahead": STEP_AHEAD, "ahead-1": step_ahead("ahead=1", RED, ahead=1.0),
+                "ahead-0.5": step_ahead("ahead=0.5", GREEN, ahead=0.5),
+                "ahead-0.25": step_ahead("ahead=0.25", VIOLET, ahead=0.25)}
+SCHEMES = {"dense": DENSE, "gradients": GRADIENTS, **{
+    name.lower(): Method(name, color, {"compression": name.lower()}, line=line) for name, color, line in (
+        ("TopkA", BLUE, "-"), ("TopkDSA", GREEN, "--"), ("GTopk", RED, "-"), ("GaussianK", VIOLET, "-"))}}
+
+SGD_RATES, ADAM_RATES = (2.0, 4.0, 6.0, 8.0, 12.0), (0.005, 0.01, 0.02)
+ONE_PERCENT = {"density": 0.01}
+
+STUDIES = {
+    "lstm-4": Study("SGD with momentum", LSTM, 4, {
+        "dense": SAME_BATCHES, **MAIN, "in-turn": IN_TURN,
+        "dgc": MOMENTUM_CORRECTION, "same-bytes": all_kept("2 %", GREEN, 0.02),
+        "warm-up": all_kept("2 %, density warm-up", BROWN, 0.02, density_warmup=2),
+        "tenth": all_kept("0.1 %", VIOLET, 0.001)}, SGD_RATES, ONE_PERCENT),
+    "lstm-8": Study("SGD with momentum", LSTM, 8, {
+        "dense": SAME_BATCHES, **MAIN, "same-bytes": all_kept("1.2 %", GREEN, 0.012)}, SGD_RATES, ONE_PERCENT),
+    "ahead-4": Study("how far ahead", LSTM, 4, {"dense": SAME_BATCHES, **COEFFICIENTS}, SGD_RATES, ONE_PERCENT),
+    "ahead-8": Study("how far ahead", LSTM, 8, {"dense": SAME_BATCHES, **COEFFICIENTS}, SGD_RATES, ONE_PERCENT),
+    "lstm-adamw": Study("AdamW", LSTM, 4, {"dense": SAME_BATCHES, **MAIN}, ADAM_RATES,
+                        {**ONE_PERCENT, "optimizer": "adamw"}),
+    "transformer-adamw": Study("AdamW", TRANSFORMER, 4, {"dense": SAME_BATCHES, **MAIN}, (0.0025, 0.005, 0.01),
+                               {**ONE_PERCENT, "optimizer": "adamw"}),
+    "digits-1": Study("density 1 %", DIGITS, 4, {"dense": DENSE, **MAIN}, (0.05, 0.1), ONE_PERCENT),
+    "digits-0.1": Study("density 0.1 %", DIGITS, 4, {"dense": DENSE, **MAIN}, (0.05, 0.1), {"density": 0.001}),
+    "schemes-digits": Study("every scheme", DIGITS, 4, SCHEMES, (0.05,), {"density": 0.02}, threads=False),
+    "schemes-lstm": Study("every scheme, density warm-up", LSTM, 2, SCHEMES, (2.0,),
+                          {"density": 0.02, "density-warmup": 3}, threads=False),
+}

@@ -1,0 +1,161 @@
+"""Ranks that are threads of one process: the package's own reduction, over its transport between threads.
+
+Without launchers, Horovod and MPI, so that many ranks train on few cores: with the bits of a Horovod job, but that a
+dense allreduce adds up in another order.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.accuracy.momentum_correction import MomentumCorrectedOptimizer, MomentumCorrection
+from benchmarks.accuracy.pytorch_training import Distributed
+from horovod_oktopk import Dense, StepAhead
+from horovod_oktopk.reducer.flat import FlatReducer
+from horovod_oktopk.reducer.layout import Layout
+from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.schemes.dense import DenseSum
+from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.selection.accumulator import NumpyAccumulator
+from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
+from horovod_oktopk.step_ahead.reducer import StepAheadReducer
+from horovod_oktopk.step_ahead.replica import HostReplica
+from horovod_oktopk.transport.base import Transport
+
+_one_at_a_time = threading.Lock()
+
+
+@dataclass(frozen=True)
+class ThreadNetwork:
+    """The threads, in place of Horovod's process set."""
+
+    transport: Transport
+
+    def membership(self) -> tuple[int, int, int]:
+        return self.transport.rank, self.transport.size, 0
+
+    def connect(self, _choice: str) -> Transport:
+        return self.transport
+
+
+class ThreadRanks:
+    """One thread's view of all; the Ranks of a training."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._generator = torch.get_rng_state()
+
+    def rank(self) -> int:
+        return self._transport.rank
+
+    def size(self) -> int:
+        return self._transport.size
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        message = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        lengths = self._transport.allgather(np.array([len(message)]))[:, 0]
+        return [json.loads(each.tobytes()) for each in self._transport.allgatherv(message, lengths)]
+
+    @contextmanager
+    def own_randomness(self) -> Iterator[None]:
+        """All threads share PyTorch's generator, so inside there is one of them at a time."""
+        with _one_at_a_time:
+            torch.set_rng_state(self._generator)
+            yield
+            self._generator = torch.get_rng_state()
+
+    def distribute(self, optimizer: torch.optim.Optimizer, model: nn.Module, compression: Any) -> Distributed:
+        """As horovod_oktopk.torch does, with the parameters in the order of their names."""
+        named = dict(sorted(model.named_parameters()))
+        network: Any = ThreadNetwork(self._transport)
+        if isinstance(compression, MomentumCorrection):
+            return MomentumCorrectedOptimizer(optimizer, list(named.values()), compression, self._transport)
+        if isinstance(compression, StepAhead):
+            return StepAheadOptimizer(optimizer, named, compression, network)
+        scheme = DenseSum() if isinstance(compression, Dense) else compression
+        return GradientOptimizer(optimizer, named, scheme, network)
+
+
+def layout_of(named: dict[str, nn.Parameter]) -> Layout:
+    return Layout((name, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in named.items())
+
+
+class ReducingOptimizer:
+    """What both below share. reducer: of either kind."""
+
+    reducer: FlatReducer[Layout] | StepAheadReducer[Layout]
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def report(self) -> StepReport | None:
+        return self.reducer.report
+
+    def set_density(self, density: float | None) -> None:
+        self.reducer.set_density(density)
+
+
+class GradientOptimizer(ReducingOptimizer):
+    """Gradients are reduced, and then the optimizer takes its step."""
+
+    reducer: FlatReducer[Layout]
+
+    def __init__(self, optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter], scheme: Scheme,
+                 network: Any) -> None:
+        super().__init__(optimizer)
+        self._parameters = list(named.values())
+        self.reducer = FlatReducer(scheme, True, layout_of(named),
+                                   lambda layout: NumpyAccumulator(layout.n, layout.dtype), network)
+
+    def step(self) -> None:
+        gradients = [p.grad.view(-1).numpy() for p in self._parameters if p.grad is not None]
+        self.reducer.reduce(0, zip(self.reducer.layout.offsets[:-1].tolist(), gradients, strict=True))
+        updates = self.reducer.finish()
+        assert updates is not None
+        for own, part in zip(gradients, self.reducer.layout.parts(updates[0]), strict=True):
+            own.fill(0)
+            own[part.indices] = part.values
+        self.optimizer.step()
+
+    def shared(self) -> AbstractContextManager[None]:
+        """The model holds nothing else."""
+        return nullcontext()
+
+
+class StepAheadOptimizer(ReducingOptimizer):
+    """The optimizer takes its own steps, and what they did is reduced."""
+
+    reducer: StepAheadReducer[Layout]
+
+    def __init__(self, optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter], options: StepAhead,
+                 network: Any) -> None:
+        super().__init__(optimizer)
+        layout = layout_of(named)
+        replica = HostReplica(layout, lambda: [p.detach().view(-1).numpy() for p in named.values()])
+        self.reducer = StepAheadReducer(options, True, layout, NumpyParameterAccumulator(layout.n, layout.dtype),
+                                        replica, network)
+
+    def step(self) -> None:
+        self.reducer.begin_step()
+        given = [group["lr"] for group in self.optimizer.param_groups]
+        for group in self.optimizer.param_groups:
+            group["lr"] *= self.reducer.coefficient
+        self.optimizer.step()
+        for group, rate in zip(self.optimizer.param_groups, given, strict=True):
+            group["lr"] = rate
+        self.reducer.end_step()
+
+    def shared(self) -> AbstractContextManager[None]:
+        return self.reducer.shared()

@@ -1,0 +1,73 @@
+"""The part of a step that communicates, beside the program's next step; and what it changes here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+
+from ..kernels import KERNELS
+from ..schemes.step_result import StepResult
+from ..vectors.sparse import DenseVector, SparseVector
+
+
+class Exchange:
+    """At most one is under way. It has a thread of its own."""
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        self._under_way: Future[StepResult] | None = None
+
+    def begin(self, run: Callable[[], StepResult], at_once: bool) -> None:
+        """Runs it in the thread; or at once, and then it only seems to be under way."""
+        if at_once:
+            self._under_way = _done(run)
+        else:
+            self._thread = self._thread or ThreadPoolExecutor(1, "horovod_oktopk")
+            self._under_way = self._thread.submit(run)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether one has begun, and its end was not asked for."""
+        return self._under_way is not None
+
+    def end(self) -> StepResult:
+        """Waits for it; gives what it gave, or raises what it raised."""
+        assert self._under_way is not None
+        under_way, self._under_way = self._under_way, None
+        return under_way.result()
+
+    def forget(self) -> None:
+        """Whatever it gives is of no use any more."""
+        self._under_way = None
+
+    def wait(self, timeout: float) -> None:
+        """For so many seconds at most; it stays under way."""
+        if self._under_way is not None:
+            wait_for([self._under_way], timeout)
+
+
+def _done(run: Callable[[], StepResult]) -> Future[StepResult]:
+    future: Future[StepResult] = Future()
+    try:
+        future.set_result(run())
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+def local_change(update: SparseVector | DenseVector, result: StepResult) -> SparseVector | DenseVector:
+    """What p changes by: it loses the update, and gets back what this rank has contributed to it.
+
+    All that contributed, and all that rounding left over, is at indices of the update.
+    """
+    sent = result.sent()
+    if isinstance(update, DenseVector):
+        return DenseVector(sent.values - update.values)
+    assert isinstance(sent, SparseVector)
+    change = -update.values
+    KERNELS.add(change, KERNELS.common_positions(update.indices, sent.indices), sent.values)
+    kept = result.remainder
+    if kept is not None:
+        KERNELS.add(change, KERNELS.common_positions(update.indices, kept.indices), -kept.values)
+    return SparseVector(update.indices, change)
