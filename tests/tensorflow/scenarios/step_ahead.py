@@ -116,19 +116,26 @@ def check_any_optimizer_takes_the_step() -> None:
 
 
 def check_the_learning_rate_is_the_users_and_a_step_takes_a_part_of_it() -> None:
-    """With plain SGD, λ = 1/2, and k = n: w goes on by the whole rate times the gradient."""
-    model = model_with(StepAhead(OkTopk(density=1.0), ahead=0.5), keras.optimizers.SGD(1.0))
-    model.optimizer.learning_rate = 0.25
+    """With plain SGD, λ = 1/2, and k = n: a local step is half a step. As soon as it is under way, p is where a whole
+    one leads, and w follows."""
+    for local_steps, part in ((2, 0.5), (1, 1.0)):
+        options = StepAhead(OkTopk(density=1.0), ahead=0.5, local_steps=local_steps)
+        model = model_with(options, keras.optimizers.SGD(1.0))
+        model.optimizer.learning_rate = 0.25
+        gradients, before = gradients_of(model), own(model)
+        take_steps(model, range(1))
+        assert float(np.asarray(model.optimizer.learning_rate)) == 0.25
+        np.testing.assert_allclose(own(model), before - 0.25 * part * gradients, atol=1e-6)
+    mean = np.mean(everywhere(hvd, gradients), axis=0)
+    np.testing.assert_allclose(shared(model), before - 0.25 * mean, atol=1e-6)
+
+
+def gradients_of(model: Any) -> np.ndarray:
+    """Of the first batch."""
     x, y = make_data()
     with tf.GradientTape() as tape:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(y[:8], model(x[:8]))
-    gradients = np.concatenate([np.ravel(g) for g in tape.gradient(loss, model.trainable_variables)])
-    before = own(model)
-    take_steps(model, range(1))
-    assert float(np.asarray(model.optimizer.learning_rate)) == 0.25
-    np.testing.assert_allclose(own(model), before - 0.125 * gradients, atol=1e-6)
-    mean = np.mean(everywhere(hvd, gradients), axis=0)
-    np.testing.assert_allclose(shared(model), before - 0.25 * mean, atol=1e-6)
+    return np.concatenate([np.ravel(g) for g in tape.gradient(loss, model.trainable_variables)])
 
 
 def check_a_learning_rate_schedule_is_multiplied_once() -> None:
