@@ -124,7 +124,7 @@ class TakeTurns:
     """A transport around a LocalTransport, with which one rank computes at a time: temporaries of one, not of P."""
 
     def __init__(self, inner: LocalTransport, turn: threading.Lock) -> None:
-        self.rank, self.size = inner.rank, inner.size
+        self.rank, self.size, self.concurrent = inner.rank, inner.size, inner.concurrent
         self._inner, self._turn = inner, turn
 
     def allgather(self, row: Counts) -> Counts:
