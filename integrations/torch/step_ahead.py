@@ -89,20 +89,21 @@ class StepAheadReducer:
 
     @contextmanager
     def _learning_rates_times(self, factor: float) -> Iterator[None]:
+        if factor == 1:
+            yield
+            return
         groups = self._optimizer.param_groups
-        if factor != 1 and not all("lr" in group for group in groups):
+        if not all("lr" in group for group in groups):
             raise OptionError(f"{type(self._optimizer).__name__} has no learning rate (lr) to be multiplied by "
                               f"StepAhead's coefficient, {factor:g}: give StepAhead(..., ahead=1)")
-        given = [group.get("lr") for group in groups]
+        given = [group["lr"] for group in groups]
         for group in groups:
-            if factor != 1:
-                group["lr"] = group["lr"] * factor
+            group["lr"] = group["lr"] * factor
         try:
             yield
         finally:
             for group, rate in zip(groups, given, strict=False):
-                if factor != 1:
-                    group["lr"] = rate
+                group["lr"] = rate
 
     # Which parameters.
 
