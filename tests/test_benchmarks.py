@@ -258,7 +258,8 @@ def test_a_study_tries_the_rates_with_the_first_seed_and_repeats_no_run(tmp_path
     convergence.main(line)
     assert {rate for name, _, rate, seed in made if (name, seed) == ("none", 2)} == {2.0}
     assert {rate for name, _, rate, seed in made if (name, seed) == ("oktopk", 2)} == {1.0}
-    assert {rate for name, _, rate, seed in made if (name, seed) == ("none", 1)} == {0.5, 1.0, 1.5, 2.0, 3.0}
+    assert {rate for name, _, rate, seed in made if (name, seed) == ("none", 1)} == {1.0, 1.5, 2.0, 3.0}
+    assert {rate for name, ahead, rate, seed in made if (name, ahead, seed) == ("oktopk", True, 1)} == {0.5, 1.0, 1.5}
     assert (tmp_path / "out_ahead-4.png").stat().st_size > 0
     count = len(made)
     convergence.main(line)

@@ -2,14 +2,15 @@
 
     .venv/bin/python -m benchmarks.accuracy.convergence --studies lstm-4
 
-Every method has the learning rate that is best for it, of the same ones: they are tried with the first seed, and the
-other seeds take the best. Runs that --json already holds are not repeated. There is a plot for each study.
+Every method has the learning rate that is best for it, of the same ones. They are tried with the first seed, from the
+middle one on, until both neighbours of the best are known to be worse; the other seeds take the best. Runs that --json already holds are not repeated. There is a plot for each study.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -95,11 +96,21 @@ def measure(study: Study, seeds: list[int], runs: Runs, console: Console) -> dic
 
 
 def best_rate(study: Study, name: str, seed: int, runs: Runs) -> float:
-    if len(study.rates) == 1:
-        return study.rates[0]
-    reached = {rate: run[study.task.metric] for rate in study.rates if (run := runs.of(study, name, rate, seed))}
-    best = max if study.task.metric == "accuracy" else min
-    return best(reached, key=reached.__getitem__, default=study.rates[0])
+    """A rate with no better neighbour; between rates that do equally well, the one nearer to the middle."""
+    sign = 1 if study.task.metric == "accuracy" else -1
+    rates, place = study.rates, len(study.rates) // 2
+
+    def reached(place: int) -> float:
+        run = runs.of(study, name, rates[place], seed) if 0 <= place < len(rates) else None
+        return sign * run[study.task.metric] if run else -math.inf
+
+    for direction in (-1, 1):
+        start = place
+        while reached(place + direction) > reached(place):
+            place += direction
+        if place != start:
+            break
+    return rates[place]
 
 
 def show(study: Study, found: dict[str, Tuned], console: Console) -> None:

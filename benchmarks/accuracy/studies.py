@@ -126,8 +126,8 @@ ONE_PERCENT = {"density": 0.01}
 STUDIES = {
     "lstm-4": Study("SGD with momentum", LSTM, 4, {
         "dense": SAME_BATCHES, **MAIN, "in-turn": IN_TURN,
-        "dgc": MOMENTUM_CORRECTION, "same-bytes": all_kept("2 %", GREEN, 0.02),
-        "warm-up": all_kept("2 %, density warm-up", BROWN, 0.02, density_warmup=2),
+        "dgc": MOMENTUM_CORRECTION, "same-bytes": all_kept("1.95 %", GREEN, 0.0195),
+        "warm-up": all_kept("1.95 %, density warm-up", BROWN, 0.0195, density_warmup=2),
         "tenth": all_kept("0.1 %", VIOLET, 0.001)}, SGD_RATES, ONE_PERCENT),
     "lstm-8": Study("SGD with momentum", LSTM, 8, {
         "dense": SAME_BATCHES, **MAIN, "same-bytes": all_kept("1.2 %", GREEN, 0.012)}, SGD_RATES, ONE_PERCENT),
