@@ -2,8 +2,9 @@
 
     .venv/bin/python -m benchmarks.accuracy.convergence --studies lstm-4
 
-Every method has the learning rate that is best for it, of the same ones. They are tried with the first seed, from the
-middle one on, until both neighbours of the best are known to be worse; the other seeds take the best. Runs that --json already holds are not repeated. There is a plot for each study.
+Every method has the learning rate that is best for it, of the same ones. They are tried with the first seed, from
+the middle one on, until both neighbours of the best are known to be worse; the other seeds take the best. Runs that
+--json already holds are not repeated. There is a plot for each study.
 """
 
 from __future__ import annotations

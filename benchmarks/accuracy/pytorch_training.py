@@ -86,7 +86,7 @@ def make_pytorch_parser(description: str | None, **defaults: Any) -> argparse.Ar
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     parser.add_argument("--density-warmup", type=int, default=0, metavar="EPOCHS",
                         help="the density falls from 25%% to --density over so many epochs")
-    parser.add_argument("--value-dtype", help="of the values that are sent, as OkTopk takes it")
+    parser.add_argument("--value-dtype", help="of the values that are sent, as OkTopk takes it; none: as they are")
     parser.add_argument("--global-density", type=float, help="how much of the sum is kept, as OkTopk takes it")
     parser.add_argument("--step-ahead", action="store_true", help="StepAhead around the scheme")
     parser.add_argument("--ahead", type=float, help="StepAhead's coefficient")
@@ -102,7 +102,7 @@ def compression_of(arguments: argparse.Namespace) -> Any:
     if arguments.compression == "dgc":
         return MomentumCorrection(arguments.density, arguments.momentum)
     scheme = SCHEMES.get(arguments.compression)
-    options = {name: value for name in ("value_dtype", "global_density")
+    options = {name: None if value == "none" else value for name in ("value_dtype", "global_density")
                if (value := getattr(arguments, name)) is not None}
     compression: Any = Dense() if scheme is None else scheme(density=arguments.density, **options)
     if arguments.step_ahead:

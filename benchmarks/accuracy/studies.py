@@ -104,12 +104,12 @@ def step_ahead(title: str, color: str, line: str = "-", rate_of: str | None = "s
 
 
 IN_TURN = step_ahead("no overlap", BLUE, ":", no_overlap=True)
+AS_IN_THE_PAPER = step_ahead("values as they are, as many sums as values", BLUE, "--", value_dtype="none",
+                             global_density=0.01)
 
 
 def all_kept(title: str, color: str, density: float, **options: Any) -> Method:
-    """Values in 4 bits, and all sums are kept."""
-    return step_ahead(f"{title}: 4 bits, all sums kept", color, density=density, value_dtype="log4",
-                      global_density=1.0, rate_of=None, **options)
+    return step_ahead(f"{title}, all sums kept", color, density=density, global_density=1.0, rate_of=None, **options)
 
 
 MAIN = {"gradients": GRADIENTS, "step-ahead": STEP_AHEAD}
@@ -120,17 +120,19 @@ SCHEMES = {"dense": DENSE, "gradients": GRADIENTS, **{
     name.lower(): Method(name, color, {"compression": name.lower()}, line=line) for name, color, line in (
         ("TopkA", BLUE, "-"), ("TopkDSA", GREEN, "--"), ("GTopk", RED, "-"), ("GaussianK", VIOLET, "-"))}}
 
-SGD_RATES, ADAM_RATES = (2.0, 4.0, 6.0, 8.0, 12.0), (0.005, 0.01, 0.02)
+SGD_RATES, ADAM_RATES = (2.0, 4.0, 6.0, 8.0, 12.0), (0.005, 0.01, 0.02, 0.04, 0.08)
 ONE_PERCENT = {"density": 0.01}
 
 STUDIES = {
     "lstm-4": Study("SGD with momentum", LSTM, 4, {
-        "dense": SAME_BATCHES, **MAIN, "in-turn": IN_TURN,
+        "dense": SAME_BATCHES, **MAIN, "in-turn": IN_TURN, "paper": AS_IN_THE_PAPER,
         "dgc": MOMENTUM_CORRECTION, "same-bytes": all_kept("1.95 %", GREEN, 0.0195),
         "warm-up": all_kept("1.95 %, density warm-up", BROWN, 0.0195, density_warmup=2),
-        "tenth": all_kept("0.1 %", VIOLET, 0.001)}, SGD_RATES, ONE_PERCENT),
+        "tenth": all_kept("0.08 %", VIOLET, 0.0008),
+        "gradients-tenth": Method("OkTopk, 0.08 %", ORANGE, {**GRADIENTS.options, "density": 0.0008},
+                                  rate_of="gradients", line=":")}, SGD_RATES, ONE_PERCENT),
     "lstm-8": Study("SGD with momentum", LSTM, 8, {
-        "dense": SAME_BATCHES, **MAIN, "same-bytes": all_kept("1.2 %", GREEN, 0.012)}, SGD_RATES, ONE_PERCENT),
+        "dense": SAME_BATCHES, **MAIN, "paper": AS_IN_THE_PAPER}, SGD_RATES, ONE_PERCENT),
     "ahead-4": Study("how far ahead", LSTM, 4, {"dense": SAME_BATCHES, **COEFFICIENTS}, SGD_RATES, ONE_PERCENT),
     "ahead-8": Study("how far ahead", LSTM, 8, {"dense": SAME_BATCHES, **COEFFICIENTS}, SGD_RATES, ONE_PERCENT),
     "lstm-adamw": Study("AdamW", LSTM, 4, {"dense": SAME_BATCHES, **MAIN}, ADAM_RATES,

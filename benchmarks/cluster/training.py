@@ -22,7 +22,8 @@ SCHEMES: dict[str, tuple[str, dict[str, object]]] = {
     "Dense": ("Dense", {}), "OkTopk": ("OkTopk", {}),
     "OkTopk, 8 MB buckets": ("OkTopk", {"bucket_bytes": 8_000_000}),
     "OkTopk, 32 MB buckets": ("OkTopk", {"bucket_bytes": 32_000_000}),
-    "StepAhead(OkTopk)": ("StepAhead", {}), "StepAhead(OkTopk), log4": ("StepAhead", {"value_dtype": "log4"}),
+    "StepAhead(OkTopk)": ("StepAhead", {}),
+    "StepAhead(OkTopk), float32": ("StepAhead", {"value_dtype": None, "global_density": None}),
     "OkTopk, auto buckets": ("OkTopk", {"bucket_bytes": "auto"}),
     "GTopk": ("GTopk", {}), "TopkDSA": ("TopkDSA", {}), "TopkA": ("TopkA", {}), "GaussianK": ("GaussianK", {})}
 """By name: the class, and its options beside the density."""

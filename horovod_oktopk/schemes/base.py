@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from numbers import Integral, Real
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn, Self, get_args
 
 from ..errors import OptionError, PluginError
 from ..transport.base import TransportName
@@ -95,8 +95,18 @@ class Scheme(Compression):
         """
         if self.k is not None:
             raise OptionError(f"the density can be changed only where it was given; got k={self.k}")
-        changed = replace(self, density=self._given_density if density is None else density)
-        object.__setattr__(changed, "_given_density", self._given_density)
+        return self._with(density=self._given_density if density is None else density)
+
+    def for_parameters(self) -> Scheme:
+        """The same options for StepAhead: "auto" is what suits parameters, and not gradients."""
+        return self
+
+    def _with(self, **options: Any) -> Self:
+        """The same with other options; what is not given by users stays."""
+        changed = replace(self, **options)
+        for each in fields(self):
+            if not each.init:
+                object.__setattr__(changed, each.name, getattr(self, each.name))
         return changed
 
     def build(self, description: str) -> Algorithm:

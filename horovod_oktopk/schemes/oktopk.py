@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -26,6 +26,8 @@ from .cost import oktopk_bound
 from .step_result import StepResult
 
 Selection = Literal["exact", "reuse"]
+KEPT_OF_PARAMETERS = 4
+"""In StepAhead, how many times as many elements are kept of the sum as a rank selects, if users leave it open."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,16 +38,16 @@ class OkTopk(Scheme):
         neither it nor k is given; None, if k is.
     k: that number itself, instead of a density; from 1 to n.
     global_density: fraction kept of the sum, in (0, 1]: k' = max(1, round(global_density * n)) of its elements,
-        and at most P k. None: the density; 1.0: all that was sent, with no global selection. More is better for
-        accuracy, above all on many ranks, and costs words: at most (2k + 4k')(P-1)/P if k' is k or more. If the
-        density is changed, k' keeps its ratio to k.
+        and at most P k. None: the density; 1.0: all that was sent, with no global selection; "auto": in StepAhead
+        four times the density, elsewhere the density. More is better for accuracy, above all on many ranks, and
+        costs words: at most (2k + 4k')(P-1)/P if k' is k or more. If the density is changed, k' keeps its ratio to k.
     selection: "exact": the global top-k is exact at every step, as the local one always is; "reuse": the paper's,
         which reuses the global threshold between evaluations, and saves one short message.
     strategy: "split": Ok-Topk's own; "auto": over the first steps Ok-Topk, an allgather of everyone's top-k with the
         same outcome, and a dense allreduce are timed, and the fastest is taken; for small models and fast networks.
     value_dtype: "float16" or "bfloat16": values travel in 16 bits; "log4": in 4, a sign and one of eight magnitudes.
-        What rounding leaves over stays in the residual. None: they travel as they are. float16 holds magnitudes of
-        about 6e-5 to 65504 well; the other two any.
+        What rounding leaves over stays in the residual. None: they travel as they are; "auto": in StepAhead "log4",
+        elsewhere as they are. float16 holds magnitudes of about 6e-5 to 65504 well; the other two any.
     threshold_interval: τ′, steps between exact evaluations of the global threshold, where it is reused.
     region_interval: τ, steps between repartitions of the regions.
     messages_in_flight: how many messages fly at once while what came before them is decoded.
@@ -62,54 +64,81 @@ class OkTopk(Scheme):
 
     selection: Selection = "exact"
     strategy: Literal["split", "auto"] = "split"
-    global_density: float | None = None
-    value_dtype: ValueDtype | None = None
+    global_density: float | Literal["auto"] | None = "auto"
+    value_dtype: ValueDtype | Literal["auto"] | None = "auto"
     threshold_interval: int = 32
     region_interval: int = 64
     messages_in_flight: int = 8
     balance_trigger: float = 4.0
     threshold_guard: float = 0.25
+    _of_parameters: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, allowed in (("selection", get_args(Selection)), ("strategy", ("split", "auto")),
-                              ("value_dtype", (None, *get_args(ValueDtype)))):
+                              ("value_dtype", (None, "auto", *get_args(ValueDtype)))):
             if getattr(self, name) not in allowed:
                 raise OptionError(f"{name} must be one of {allowed}; got {getattr(self, name)!r}")
-        if self.global_density is not None:
-            check_real("global_density", self.global_density, "in (0, 1]", lambda x: 0 < x <= 1)
+        if self.global_density not in (None, "auto"):
+            check_real("global_density", self.global_density, 'in (0, 1], None or "auto"', lambda x: 0 < x <= 1)
         for name in ("threshold_interval", "region_interval", "messages_in_flight"):
             check_integer(name, getattr(self, name))
         check_real("balance_trigger", self.balance_trigger, "at least 1", lambda x: x >= 1)
         check_real("threshold_guard", self.threshold_guard, "in [0, 1)", lambda x: 0 <= x < 1)
 
+    def for_parameters(self) -> OkTopk:
+        """See Scheme."""
+        changed = self._with()
+        object.__setattr__(changed, "_of_parameters", True)
+        return changed
+
+    @property
+    def wire_dtype(self) -> ValueDtype | None:
+        """That of the values that are sent; None: as they are."""
+        if self.value_dtype == "auto":
+            return "log4" if self._of_parameters else None
+        return self.value_dtype
+
     def global_k_of(self, k: int, n: int, size: int) -> int:
         """k', the number of elements to keep of the sum, where each of `size` ranks selects k of n."""
-        if self.global_density is None:
-            return k
-        given = self._given_density
-        if given is None or k == elements(given, n):
-            wanted = elements(self.global_density, n)
+        kept, given = self._given_global_density, self._given_density
+        if kept is None:
+            wanted = self._default_multiple * k
+        elif given is None or k == elements(given, n):
+            wanted = elements(kept, n)
         else:  # the density has changed
-            wanted = elements(self.global_density / given, k)
+            wanted = elements(kept / given, k)
         return min(wanted, n, k * size)
+
+    @property
+    def _given_global_density(self) -> float | None:
+        """None: it is a multiple of the density."""
+        return None if self.global_density is None or self.global_density == "auto" else float(self.global_density)
+
+    @property
+    def _default_multiple(self) -> int:
+        return KEPT_OF_PARAMETERS if self.global_density == "auto" and self._of_parameters else 1
 
     def settings(self) -> Mapping[str, Any]:
         """See Scheme; a global density with the density that it was given with, as k' follows from both."""
-        if self.global_density is None or self._given_density is None:
-            return super().settings()
-        return {**super().settings(), "global_density": f"{self.global_density} at density {self._given_density}"}
+        kept: object = self._given_global_density
+        if kept is None:
+            kept = f"{self._default_multiple} times the density"
+        elif self._given_density is not None:
+            kept = f"{kept} at density {self._given_density}"
+        return {**super().settings(), "global_density": kept, "value_dtype": self.wire_dtype}
 
     def kind(self) -> Mapping[str, Any]:
         """See Scheme; a global density as a multiple of the density."""
-        if self.global_density is None or self._given_density is None:
+        kept = self._given_global_density
+        if kept is None or self._given_density is None:
             return super().kind()
-        return {**super().kind(), "global_density": f"{self.global_density / self._given_density:.6g} densities"}
+        return {**super().kind(), "global_density": f"{kept / self._given_density:.6g} times the density"}
 
     def build(self, description: str) -> OkTopkAllreduce | AutoAllreduce:
         """See Scheme."""
         algorithm = OkTopkAllreduce(description, self)
-        return AutoAllreduce(algorithm, self.value_dtype) if self.strategy == "auto" else algorithm
+        return AutoAllreduce(algorithm, self.wire_dtype) if self.strategy == "auto" else algorithm
 
 
 class OkTopkAllreduce(Algorithm):
@@ -123,7 +152,7 @@ class OkTopkAllreduce(Algorithm):
 
     def exchange(self, step: Step) -> StepResult:
         """Lines 5 to 15; before them, lines 2 to 4 have selected."""
-        ranks = step.ranks(self.options.value_dtype, self.options.messages_in_flight)
+        ranks = step.ranks(self.options.wire_dtype, self.options.messages_in_flight)
         selection = ranks.codec.round(step.selected)
         with step.phase("agree"):
             regions = self._divide(selection, step)  # lines 5-7

@@ -3,7 +3,8 @@
 The paper evaluates a threshold every τ′ steps by gathering all reduced elements, up to P k of them: more than the
 volume it promises. Here two short messages give the exact k-th magnitude. In a *sketch* a rank tells every `step`-th
 of its magnitudes in descending order; all sketches together say between which two magnitudes the k-th lies. Then the
-few that lie between them are gathered. A histogram would not do: reduced magnitudes crowd just above the local
+few that lie between them are gathered; or, if many elements are equal there, as sums of values in 4 bits are, their
+different magnitudes with their counts. A histogram would not do: reduced magnitudes crowd just above the local
 thresholds. Where the sketches do not reach, as one rank holds nearly all that is large, a radix search takes over:
 four (float64: eight) allreduces of 256 counts.
 """
@@ -27,6 +28,8 @@ DIGIT_BITS = 8
 MIN_ENTRIES, MAX_ENTRIES = 16, 512
 REACH = 4
 """A sketch reaches down to the 4k/P-th element of its rank, four times what the mean rank contributes."""
+MOST_MAGNITUDES = 1024
+"""So many different ones with their counts, of all ranks, take no more words than a radix search."""
 
 
 class ExactThreshold:
@@ -95,6 +98,8 @@ def _kth_by_sketches(ascending: Bits, sketches: Bits, step: int, k: int,
     if limit == lowest + 1:
         above, equal = transport.allgather(np.array([len(ascending) - stop, stop - start])).T
         return lowest, above, equal
+    if at_most.sum() > 4 * transport.size * step:
+        return _kth_by_counts(ascending[start:stop], len(ascending) - stop, k, transport)
     row = np.zeros(1 + at_most[transport.rank], ascending.dtype)
     row[0], row[1:1 + stop - start] = len(ascending) - stop, ascending[start:stop]
     rows = _gather(row, 1 + at_most, transport)
@@ -107,6 +112,27 @@ def _kth_by_sketches(ascending: Bits, sketches: Bits, step: int, k: int,
     threshold = np.partition(joined, position)[position]
     return (int(threshold), above + [int((part > threshold).sum()) for part in between],
             np.array([int((part == threshold).sum()) for part in between]))
+
+
+def _kth_by_counts(between: Bits, larger: np.int64, k: int,
+                   transport: Transport) -> tuple[int, Counts, Counts] | None:
+    """As `_kth_by_sketches`, where many elements are equal. None where too few of them are.
+
+    between: this rank's magnitudes among which the k-th of all is, unless there are fewer. larger: how many of this
+    rank's exceed them.
+    """
+    mine = np.stack(np.unique(between, return_counts=True)).astype(between.dtype)
+    above, lengths = transport.allgather(np.array([larger, mine.shape[1]])).T
+    if lengths.sum() > MOST_MAGNITUDES:
+        return None
+    rows = [row.reshape(2, -1) for row in _gather(mine.ravel(), 2 * lengths, transport)]
+    magnitudes, counts = np.concatenate(rows, axis=1)
+    descending = np.argsort(magnitudes)[::-1]
+    reached = np.cumsum(counts[descending], dtype=np.int64)
+    place = int(np.searchsorted(reached, k - int(above.sum())))
+    threshold = int(magnitudes[descending[place]]) if place < len(reached) else 0
+    return (threshold, above + [int(each[1][each[0] > threshold].sum()) for each in rows],
+            np.array([int(each[1][each[0] == threshold].sum()) for each in rows]))
 
 
 def _top(vector: SparseVector, count: int) -> SparseVector:
@@ -131,7 +157,7 @@ def _bracket(sketches: Bits, step: int, k: int) -> tuple[int, int, Counts] | Non
     """(lowest, limit, at most how many elements of each rank lie in [lowest, limit)), where the k-th does.
 
     Of the elements of one rank that are at least t there are step times its entries that are, and fewer than
-    step more. None where a sketch does not reach down to `lowest`, or too many elements are equal.
+    step more. None where a sketch does not reach down to `lowest`.
     """
     size, entries = sketches.shape
     descending = np.sort(sketches.ravel())[::-1]
@@ -141,9 +167,7 @@ def _bracket(sketches: Bits, step: int, k: int) -> tuple[int, int, Counts] | Non
     at_lowest = (sketches >= sketches.dtype.type(lowest)).sum(axis=1)
     at_limit = (sketches >= sketches.dtype.type(limit)).sum(axis=1)
     at_most: Counts = step * (at_lowest - at_limit) + step - 1
-    if at_lowest.max() == entries or (limit > lowest + 1 and at_most.sum() > 4 * size * step):
-        return None
-    return lowest, limit, at_most
+    return None if at_lowest.max() == entries else (lowest, limit, at_most)
 
 
 def _kth_by_radix(bits: Bits, k: int, transport: Transport) -> tuple[int, Counts, Counts]:

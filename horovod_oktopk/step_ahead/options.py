@@ -40,6 +40,7 @@ class StepAhead(Compression):
         if not isinstance(self.overlap, bool):
             raise OptionError(f"overlap must be True or False; got {self.overlap!r}")
         check_integer("local_steps", self.local_steps)
+        self.__dict__["inner"] = self.inner.for_parameters()
         if self.inner.bucket_bytes is not None:
             raise OptionError("StepAhead hides its exchange behind the whole next step, and has no buckets; got an "
                               f"inner scheme with bucket_bytes={self.inner.bucket_bytes!r}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,8 +57,11 @@ class WireCodec:
     ends: Ends = (0.0, 0.0)
 
     def spanning(self, lowest: float, largest: float) -> WireCodec:
-        """The codec that writes magnitudes in [lowest, largest]; 0 as the lowest: it is not known."""
-        return replace(self, ends=(lowest, largest))
+        """The codec that writes magnitudes in [lowest, largest]; 0 as the lowest: it is not known.
+
+        If the largest is infinite, as a sum has overflowed, values are written as they are, so that all ranks see it.
+        """
+        return replace(self, ends=(lowest, largest), value_dtype=self.value_dtype if isfinite(largest) else None)
 
     def round(self, vector: SparseVector) -> SparseVector:
         """The vector with the values that arrive; the same one where they are sent as they are."""

@@ -45,3 +45,15 @@ def test_a_bad_step_moves_no_payload():
     for record in advance(ranks, spoiled(CASE.gradients()[0], np.nan), CASE.k)[0]:
         assert record.report.payload_bytes() == (0, 0)
         assert record.report.phases["agree"].messages_sent == CASE.size - 1
+
+
+@pytest.mark.parametrize("value_dtype", [None, "bfloat16", "log4"])
+@pytest.mark.parametrize("global_density", [None, 1.0])
+def test_a_sum_that_overflows_is_infinite_on_all_ranks_and_leaves_nothing_behind(value_dtype, global_density):
+    ranks = new_ranks(CASE.size, CASE.n, value_dtype=value_dtype, global_density=global_density)
+    gradient = CASE.gradients()[0]
+    gradient[:, 17] = 3e38
+    for record in advance(ranks, gradient[None], CASE.k)[0]:
+        assert record.update.indices[np.isinf(record.update.values)].tolist() == [17]
+        assert same_bits(record.update.values, ranks[0].records[0].update.values)
+        assert np.isfinite(record.residual).all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from horovod_oktopk import OkTopk
+from horovod_oktopk import OkTopk, StepAhead
 from horovod_oktopk.errors import OkTopkError, OptionError, PluginError
 
 INTEGER = "an integer of at least 1"
@@ -20,7 +20,8 @@ BAD = [
     *[("threshold_guard", value, "[0, 1)") for value in (-0.1, 1, float("nan"), "x", False, None)],
     *[("selection", value, "('exact', 'reuse')") for value in ("approximate", None, 1)],
     *[("strategy", value, "('split', 'auto')") for value in ("dense", None, 1)],
-    *[("value_dtype", value, "(None, 'float16', 'bfloat16', 'log4')") for value in ("float32", np.float16, 16, [])],
+    *[("value_dtype", value, "(None, 'auto', 'float16', 'bfloat16', 'log4')")
+      for value in ("float32", np.float16, 16, [])],
     *[("transport", value, "('auto', 'mpi', 'horovod')") for value in ("tcp", "", None, 3, [])],
 ]
 
@@ -82,7 +83,7 @@ def test_the_scheme_gets_the_options():
 def test_settings_hold_all_options_by_name():
     assert OkTopk(density=0.2).settings() == {
         "density": 0.2, "k": None, "transport": "auto", "bucket_bytes": None, "selection": "exact",
-        "strategy": "split", "global_density": None, "value_dtype": None, "threshold_interval": 32,
+        "strategy": "split", "global_density": "1 times the density", "value_dtype": None, "threshold_interval": 32,
         "region_interval": 64, "messages_in_flight": 8, "balance_trigger": 4.0, "threshold_guard": 0.25}
 
 
@@ -101,9 +102,23 @@ def test_the_density_that_was_given_comes_back():
     ({"density": 0.04, "global_density": 0.01}, 40, 1000, 8, 10),
     ({"density": 0.5, "global_density": 1e-9}, 5, 9, 2, 1), ({"density": 0.5, "global_density": 1.0}, 5, 10, 8, 10),
     ({"k": 7, "global_density": 0.02}, 7, 1000, 8, 20),
-    ({"k": 7, "global_density": 0.02}, 7, 1000, 1, 7)])
+    ({"k": 7, "global_density": 0.02}, 7, 1000, 1, 7), ({"global_density": None}, 10, 1000, 8, 10)])
 def test_k_of_the_sum(options, k, n, size, global_k):
     assert OkTopk(**options).global_k_of(k, n, size) == global_k
+
+
+@pytest.mark.parametrize(("options", "value_dtype", "global_k"), [
+    ({}, "log4", 40), ({"value_dtype": None}, None, 40), ({"value_dtype": "bfloat16"}, "bfloat16", 40),
+    ({"global_density": None}, "log4", 10), ({"global_density": 0.03}, "log4", 30), ({"density": 0.5}, "log4", 1000),
+    ({"k": 10}, "log4", 40)])
+def test_what_is_left_open_suits_parameters_in_step_ahead(options, value_dtype, global_k):
+    given = OkTopk(**options)
+    inner = StepAhead(given).inner
+    for each in (inner, inner if "k" in options else inner.with_density(0.2).with_density(None)):
+        assert (each.wire_dtype, each.global_k_of(each.k_of(1000), 1000, 8)) == (value_dtype, global_k)
+    assert given.wire_dtype == options.get("value_dtype")
+    assert StepAhead(OkTopk).inner.settings()["global_density"] == "4 times the density"
+    assert StepAhead(inner).inner.settings() == inner.settings()
 
 
 def test_the_global_density_keeps_its_ratio_to_the_density():

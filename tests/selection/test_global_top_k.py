@@ -205,6 +205,16 @@ def test_a_radix_search_takes_over_where_sketches_do_not_tell(values):
         assert (sum(sizes), threshold, sent) == (800, exact, RADIX)
 
 
+@pytest.mark.parametrize("past", [-1, 0, 1])
+def test_magnitudes_of_which_many_are_equal_are_gathered_with_their_counts(past):
+    """As sums of values in 4 bits are; here around the last of those that equal 7."""
+    values = np.random.default_rng(1).integers(1, 10, 8000).astype("f4")
+    k = int((values >= 7).sum()) + past
+    for indices, sizes, threshold, sent in select(on_eight(values), k, list(range(8))):
+        assert (sum(sizes), threshold, sent) == (k, 6 if past > 0 else 7, 3 * 7)
+        assert len(indices) in sizes
+
+
 TEN = regions(np.arange(1, 21), [0, 1])
 
 

@@ -247,9 +247,10 @@ def test_parameters_that_are_not_finite_end_the_step_on_all_ranks_and_leave_the_
     assert run_ranks(3, program) == [True] * 3
 
 
-def test_a_sum_that_overflows_leaves_the_shared_parameters():
+@pytest.mark.parametrize("value_dtype", [None, "log4"])
+def test_a_sum_that_overflows_leaves_the_shared_parameters(value_dtype):
     def program(transport):
-        worker = Worker(transport, replace(OPTIONS, ahead=1.0))
+        worker = Worker(transport, StepAhead(OkTopk(density=0.05, value_dtype=value_dtype), ahead=1.0))
         with pytest.raises(NonFiniteError, match="their sum is not"):  # noqa: PT012 - in the next step
             worker.step(np.full(N, 3e38, np.float32))
             worker.reducer.begin_step()

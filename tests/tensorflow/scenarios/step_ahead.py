@@ -85,7 +85,7 @@ def check_every_scheme_keeps_the_shared_parameters_equal_at_every_step() -> None
 def check_dense_equals_horovods_dense_to_rounding() -> None:
     results = []
     for compression in (hvd.Compression.none, StepAhead(Dense(), ahead=1, overlap=False),
-                        StepAhead(OkTopk(density=1.0), ahead=1, overlap=False)):
+                        StepAhead(OkTopk(density=1.0, value_dtype=None), ahead=1, overlap=False)):
         model = model_with(compression)
         fit(model, epochs=3)
         results.append(own(model))
@@ -119,7 +119,7 @@ def check_the_learning_rate_is_the_users_and_a_step_takes_a_part_of_it() -> None
     """With plain SGD, λ = 1/2, and k = n: a local step is half a step. As soon as it is under way, p is where a whole
     one leads, and w follows."""
     for local_steps, part in ((2, 0.5), (1, 1.0)):
-        options = StepAhead(OkTopk(density=1.0), ahead=0.5, local_steps=local_steps)
+        options = StepAhead(OkTopk(density=1.0, value_dtype=None), ahead=0.5, local_steps=local_steps)
         model = model_with(options, keras.optimizers.SGD(1.0))
         model.optimizer.learning_rate = 0.25
         gradients, before = gradients_of(model), own(model)

@@ -89,7 +89,7 @@ def check_every_scheme_keeps_the_shared_parameters_equal_at_every_step() -> None
 def check_dense_equals_horovods_dense_to_rounding() -> None:
     results = []
     for compression in (hvd.Compression.none, StepAhead(Dense(), ahead=1, overlap=False),
-                        StepAhead(OkTopk(density=1.0), ahead=1, overlap=False)):
+                        StepAhead(OkTopk(density=1.0, value_dtype=None), ahead=1, overlap=False)):
         model = model_of(dtype=torch.float64)
         optimizer = distributed(model, compression)
         train(model, optimizer, range(12))
