@@ -237,8 +237,8 @@ def test_ranks_that_are_threads_learn_the_text_and_count_their_bytes(method: str
 
 def test_step_ahead_with_everything_sent_is_dense_training(tmp_path: Path) -> None:
     dense = train_text(tmp_path, "--compression", "none")
-    ahead = train_text(tmp_path, "--compression", "oktopk", "--density", "1", "--step-ahead", "--no-overlap",
-                       "--ahead", "1")
+    ahead = train_text(tmp_path, "--compression", "oktopk", "--density", "1", "--value-dtype", "none", "--step-ahead",
+                       "--no-overlap", "--ahead", "1")
     assert ahead["validation_loss"] == pytest.approx(dense["validation_loss"], rel=1e-4)
 
 
