@@ -120,7 +120,7 @@ SCHEMES = {"dense": DENSE, "gradients": GRADIENTS, **{
     name.lower(): Method(name, color, {"compression": name.lower()}, line=line) for name, color, line in (
         ("TopkA", BLUE, "-"), ("TopkDSA", GREEN, "--"), ("GTopk", RED, "-"), ("GaussianK", VIOLET, "-"))}}
 
-SGD_RATES, ADAM_RATES = (2.0, 4.0, 6.0, 8.0, 12.0), (0.005, 0.01, 0.02, 0.04, 0.08)
+SGD_RATES, ADAM_RATES = (1.0, 2.0, 4.0, 6.0, 8.0, 12.0), (0.005, 0.01, 0.02, 0.04, 0.08)
 ONE_PERCENT = {"density": 0.01}
 
 STUDIES = {

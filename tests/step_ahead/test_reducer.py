@@ -36,6 +36,7 @@ ENTRIES = [("a", (50, 4), "float32"), ("b", (3,), "float32"), ("c", (97,), "floa
 N = 300
 OPTIONS = StepAhead(OkTopk(density=0.05, threshold_interval=4, region_interval=5))
 SCHEMES = [OkTopk(density=0.05), OkTopk(density=0.05, selection="reuse"),
+           OkTopk(density=0.05, value_dtype=None, global_density=None),
            OkTopk(density=0.05, value_dtype="bfloat16"), TopkA(density=0.05), TopkDSA(density=0.05),
            GTopk(density=0.05), GaussianK(density=0.05), Dense()]
 
