@@ -60,23 +60,23 @@ def share_of(records: Sequence[Record], rank: int, size: int, layout: Layout,
     own = [r for r in records if (r["rank"], r["size"]) == (rank, size)]
     own += [r for r in records if r["process"] == process and len(records) == 1]
     if own:
-        is_whole = own[0]["size"] == size and own[0]["parameters"] == parameters_of(layout)
+        places = match_parameters(own[0], layout)
+        is_whole = own[0]["size"] == size and places == sorted(places)  # whatever the names are
         algorithm = own[0]["algorithm"] if is_whole else {"step": step}
-        return {**record(rank, size, layout, fitted(own[0], layout, read), scale, algorithm, unit), **extra}
+        return {**record(rank, size, layout, fitted(own[0], places, read), scale, algorithm, unit), **extra}
     residual = np.zeros(layout.n, layout.dtype)
     for r in records:
         if r["rank"] % size == rank and r["size"] != size:
-            np.add(residual, fitted(r, layout, read), out=residual)
+            np.add(residual, fitted(r, match_parameters(r, layout), read), out=residual)
     if records:
         _warn(records, size)
     return {**record(rank, size, layout, residual, scale, {"step": step}, unit), **extra}
 
 
-def fitted(saved: Record, layout: Layout, read: Read) -> Values:
-    """A record's residual in the layout's order. Raises OptionError where it is of other parameters."""
-    places = match_parameters(saved, layout)
+def fitted(saved: Record, places: list[int], read: Read) -> Values:
+    """A record's residual in the order of what `match_parameters` has found."""
     residual = read(saved)
-    if places == list(range(len(places))):
+    if places == sorted(places):
         return residual
     lengths = [int(np.prod(shape, dtype=np.int64)) for _, shape in saved["parameters"]]
     parts = np.split(residual, np.cumsum(lengths)[:-1])
