@@ -60,8 +60,7 @@ class StepAheadReducer:
             with self._learning_rates_times(core.coefficient):
                 result = self._local_step(closure)
         else:
-            logger.warning("the gradients of rank %d are not finite, so it takes no step of its own",
-                           self.network.membership()[0])
+            core.skip_local_step()
         core.end_step()
         return result
 
@@ -121,9 +120,7 @@ class StepAheadReducer:
         if core is not None and len(core.layout.parameters) == len(self._parameters()):
             self._check_unmoved(core)
             return core
-        named = self._named()
-        _check_dtypes(named)
-        before, self.core = core, self._make_core(TorchLayout(named))
+        before, self.core = core, self._make_core(TorchLayout(self._named()))
         if before is not None:
             before.suspend()
             self._waiting = [_extended(before.record(), self.core.layout)]
@@ -223,11 +220,3 @@ def _extended(record: Record | None, layout: TorchLayout) -> Record:
                 for (name, *_), p in zip(layout.entries, layout.parameters, strict=True)]
     return {**record, "parameters": parameters_of(layout), "residual": np.concatenate(residual), "shared": None,
             "algorithm": {"step": record["algorithm"]["step"]}}
-
-
-def _check_dtypes(named: dict[str, torch.Tensor]) -> None:
-    for name, p in named.items():
-        if p.dtype not in (torch.float32, torch.float64):
-            raise PluginError(f"StepAhead needs float32 or float64 parameters; '{name}' has {p.dtype}. What "
-                              "a rank has not sent yet would be lost to rounding: keep float32 parameters, and "
-                              "compute in torch.autocast")
