@@ -45,8 +45,12 @@ logger = logging.getLogger("horovod_oktopk")
 
 BROADCAST_FIRST = ("the parameters, which must be the same everywhere before the first step "
                    "(hvd.broadcast_parameters; in Keras BroadcastGlobalVariablesCallback, and a model that is built)")
+NARROW = ("StepAhead needs float32 or float64 parameters; '{name}' has {dtype}. What a rank has not sent yet would "
+          "be lost to rounding: keep float32 parameters, and compute in 16 bits (torch.autocast; in Keras the policy "
+          "mixed_float16 or mixed_bfloat16)")
 OTHER_PARAMETERS = ("the model holds other parameters than those that all ranks shared when this state was saved, so "
                     "what this rank had not sent then is dropped: save the model inside shared_parameters(optimizer)")
+SKIPPED = "the gradients of rank %d are not finite, so it takes no step of its own"
 NOT_FINITE = ("the parameters of ranks {ranks} are not finite after their own step, though their gradients were. "
               "Training has diverged: try a lower learning rate. The shared parameters are intact: "
               "shared_parameters(optimizer)")
@@ -62,12 +66,16 @@ class StepAheadReducer(Generic[L]):
     """Keeps the shared parameters w of one model, and exchanges w - p; one object on each rank.
 
     average: whether the ranks' moves are averaged, or summed. accumulator: holds w.
+    Raises PluginError for parameters in 16 bits.
     """
 
     unit: Unit = "parameters"
 
     def __init__(self, options: StepAhead, average: bool, layout: L, accumulator: ParameterAccumulator,
                  replica: Replica, network: Network) -> None:
+        for name, _, dtype in layout.entries:
+            if dtype not in ("float32", "float64"):
+                raise PluginError(NARROW.format(name=name, dtype=dtype))
         self.options = options
         self.layout = layout
         self.network = network
@@ -104,6 +112,10 @@ class StepAheadReducer(Generic[L]):
             self._agree()
         if self._steps + 1 == self.options.local_steps:
             self.catch_up()
+
+    def skip_local_step(self) -> None:
+        """In place of it, where this rank's gradients are not finite: says so, and nothing else."""
+        logger.warning(SKIPPED, self._rank)
 
     def end_step(self) -> None:
         """After it: begins an exchange, if one is due."""

@@ -43,6 +43,11 @@ class Network:
     channel: int = 0
     yield_cpu: bool = False
 
+    @property
+    def takes_part(self) -> bool:
+        """Whether this rank is one of them; if not, what it trains is its own, as in stock."""
+        return bool(self.process_set.included())
+
     def membership(self) -> tuple[int, int, int]:
         """(rank, size, how often elastic training has begun anew in this process)."""
         return int(self.process_set.rank()), int(self.process_set.size()), _resets

@@ -7,7 +7,6 @@ ahead of whatever does afterwards.
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -28,8 +27,6 @@ from .registry import GradientReducer, gradient_reducer_of, tensor_of
 from .replica import VariableReplica
 from .session import in_session
 from .transport import network
-
-logger = logging.getLogger("horovod_oktopk")
 
 Array = NDArray[Any]
 
@@ -95,10 +92,12 @@ class OwnSteps(GradientReducer):
             if set(key) & set(known):
                 raise PluginError("StepAhead has no place for variables that join others after the first step: make "
                                   "a new optimizer, as for compile(), or build it with all variables at first")
-        _check(variables)
+        if in_session():
+            raise PluginError("StepAhead needs TensorFlow 2's eager mode and tf.function, as Keras has them; in a "
+                              "graph of TensorFlow 1 use OkTopk")
+        reducer = StepAheadReducer(self.step_ahead, self.op, self.process_set, variables)
         for before in step_aheads_over(variables):  # of an optimizer that has had these: the model holds w then
             before.flat.suspend()
-        reducer = StepAheadReducer(self.step_ahead, self.op, self.process_set, variables)
         if self.options is not self.step_ahead.inner:
             reducer.flat.set_density(self.options.density)
         return self._add(key, reducer, list(variables))
@@ -136,8 +135,7 @@ class StepAheadReducer:
         self.flat.begin_step()
         self.coefficient.assign(self.flat.coefficient)
         if not finite:
-            logger.warning("the gradients of rank %d are not finite, so it takes no step of its own",
-                           self.flat.network.membership()[0])
+            self.flat.skip_local_step()
 
     def end(self) -> None:
         """After it."""
@@ -163,17 +161,6 @@ def step_aheads_over(variables: Sequence[Any]) -> list[StepAheadReducer]:
 def is_in_use() -> bool:
     """Whether anything trains with StepAhead in this process."""
     return any(steps.reducers for steps in list(_ALL))
-
-
-def _check(variables: Sequence[Any]) -> None:
-    if in_session():
-        raise PluginError("StepAhead needs TensorFlow 2's eager mode and tf.function, as Keras has them; in a graph "
-                          "of TensorFlow 1 use OkTopk")
-    for variable in variables:
-        if tensor_of(variable).dtype not in (tf.float32, tf.float64):
-            raise PluginError(f"StepAhead needs float32 or float64 variables; '{name_of(variable)}' has "
-                              f"{tensor_of(variable).dtype.name}. What a rank has not sent yet would be lost to "
-                              "rounding: keep float32 variables, as the policy mixed_float16 or mixed_bfloat16 does")
 
 
 def _all_finite(grads: Sequence[Any]) -> tf.Tensor:

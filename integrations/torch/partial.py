@@ -35,7 +35,7 @@ class PartialReducer(Reducer):
 
     def __init__(self, optimizer: Any, options: Partial) -> None:
         super().__init__(optimizer, options.inner)
-        self._network = network(optimizer.process_set, own_channel=True, yield_cpu=True)
+        self.network = network(optimizer.process_set, own_channel=True, yield_cpu=True)
         self.partial = options
         self._hyperparameters: Hyperparameters
         self._gradients: dict[torch.Tensor, torch.Tensor] = {}
@@ -83,7 +83,7 @@ class PartialReducer(Reducer):
         parameters = self._laid_out().layout.parameters
         if self.partial.model_sync_interval and parameters:
             hvd.grouped_allreduce_([p.data for p in parameters], op=hvd.Average, name="horovod_oktopk.models",
-                                   process_set=self.process_set)
+                                   process_set=self.network.process_set)
 
     # What differs from a synchronous reduction.
 
@@ -124,7 +124,7 @@ class PartialReducer(Reducer):
         self._hyperparameters = Hyperparameters(self._optimizer)
         options = replace(self.partial, inner=self.options)  # whose density may have been set
         return FlatPartialReducer(options, self._optimizer.op == hvd.Average, layout, make_accumulator,
-                                  self._network, self._hyperparameters.names)
+                                  self.network, self._hyperparameters.names)
 
     # Updates.
 

@@ -135,7 +135,7 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
         reducer = _make_reducer(self, options)
         register(self, reducer)
         attach_state(self, reducer)
-        reduces = isinstance(reducer, Reducer) and reducer.takes_part
+        reduces = isinstance(reducer, Reducer) and reducer.network.takes_part
         if reduces and not self._grad_accs:  # alone, stock registers no hooks, and reduces nothing
             _reduce_in_synchronize(self)
         _live.add(self)

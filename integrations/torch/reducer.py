@@ -36,10 +36,10 @@ class Reducer:
         self.options = options
         self.scaler: Any = None
         """The GradScaler that scales this optimizer's loss, once it is known."""
+        self.network = network(optimizer.process_set, own_channel=options.bucket_bytes is not None)
         self.flat: FlatReducer[TorchLayout] | None = None
         """What reduces the dense gradients; None before the first step, which tells which are sparse."""
         self._optimizer = optimizer
-        self._network = network(optimizer.process_set, own_channel=options.bucket_bytes is not None)
         self._excluded: set[torch.Tensor] = set()
         self._pending: dict[torch.Tensor, torch.Tensor] = {}
         self._results: dict[torch.Tensor, torch.Tensor] = {}
@@ -104,16 +104,6 @@ class Reducer:
         """Of the last step; None before the first."""
         return None if self.flat is None else self.flat.last_report
 
-    @property
-    def process_set(self) -> Any:
-        """Horovod's process set of the optimizer."""
-        return self._optimizer.process_set
-
-    @property
-    def takes_part(self) -> bool:
-        """Whether this rank is in the process set; if not, its optimizer is local."""
-        return bool(self.process_set.included())
-
     def set_density(self, density: float | None) -> None:
         """See FlatReducer.set_density; where gradients are on their way already, for those after them."""
         self.options = self.options.with_density(density)
@@ -155,7 +145,7 @@ class Reducer:
 
     def discard(self) -> None:
         """Drops gradients that were computed; where they are reduced and not applied yet, undoes that."""
-        if self._optimizer._synchronized and self.flat is not None and self.takes_part:
+        if self._optimizer._synchronized and self.flat is not None and self.network.takes_part:
             self.flat.discard()
         self.abandon_step()
 
@@ -272,7 +262,7 @@ class Reducer:
         place = {p: index for index, p in enumerate(layout.parameters)}
         registered = [p for group in self._optimizer.param_groups for p in group["params"]]
         ready = [place[p] for p in reversed(registered) if p in place]  # as the backward pass goes, in most models
-        return FlatReducer(self.options, self._optimizer.op == hvd.Average, layout, make_accumulator, self._network,
+        return FlatReducer(self.options, self._optimizer.op == hvd.Average, layout, make_accumulator, self.network,
                            order=ready)
 
     def _gradient_scale(self, flat: FlatReducer[TorchLayout]) -> float | None:

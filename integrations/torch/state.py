@@ -44,16 +44,16 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     reducer = reducer_of(optimizer)
     if reducer is None:
         raise PluginError("gather_state_dict needs an optimizer made with compression=OkTopk(...)")
-    records = state_dict[KEY]
-    if not records or not reducer.takes_part:
+    records, network = state_dict[KEY], reducer.network
+    if not records or not network.takes_part:
         return state_dict
     own = records[0]
     plain = {name: value for name, value in own.items() if name != "residual"}
     everyone = []
-    for root in reducer.process_set.ranks or range(hvd.size()):
-        record = hvd.broadcast_object(plain, root, name="horovod_oktopk.record", process_set=reducer.process_set)
+    for root in network.process_set.ranks or range(hvd.size()):
+        record = hvd.broadcast_object(plain, root, name="horovod_oktopk.record", process_set=network.process_set)
         residual = hvd.broadcast(own["residual"], root, name="horovod_oktopk.residual",
-                                 process_set=reducer.process_set)
+                                 process_set=network.process_set)
         if own["rank"] == 0:
             everyone.append({**record, "residual": residual})
     if own["rank"] == 0:

@@ -36,11 +36,11 @@ class StepAheadReducer:
 
     def __init__(self, optimizer: Any, options: StepAhead) -> None:
         self.step_ahead = options
+        self.network = network(optimizer.process_set, own_channel=True, yield_cpu=options.overlap)
         self.core: Core[TorchLayout] | None = None
         """None before the first step."""
         self._options = options.inner
         self._optimizer = optimizer
-        self._network = network(optimizer.process_set, own_channel=True, yield_cpu=options.overlap)
         self._waiting: list[Record] = []
         self._strides: list[Any] = []
         self._has_warned = False
@@ -52,7 +52,7 @@ class StepAheadReducer:
 
         A rank whose gradients are not finite skips its own step, and takes part in the exchange with what it has.
         """
-        if not self.takes_part:
+        if not self.network.takes_part:
             return self._local_step(closure)
         core = self._begin()
         result = None
@@ -60,14 +60,13 @@ class StepAheadReducer:
             with self._learning_rates_times(core.coefficient):
                 result = self._local_step(closure)
         else:
-            logger.warning("the gradients of rank %d are not finite, so it takes no step of its own",
-                           self._network.membership()[0])
+            core.skip_local_step()
         core.end_step()
         return result
 
     def skip(self) -> None:
         """In place of a step that this rank does not take: the others' exchange needs it all the same."""
-        if self.takes_part:
+        if self.network.takes_part:
             self._begin().end_step()
 
     def _begin(self) -> Core[TorchLayout]:
@@ -121,9 +120,7 @@ class StepAheadReducer:
         if core is not None and len(core.layout.parameters) == len(self._parameters()):
             self._check_unmoved(core)
             return core
-        named = self._named()
-        _check_dtypes(named)
-        before, self.core = core, self._make_core(TorchLayout(named))
+        before, self.core = core, self._make_core(TorchLayout(self._named()))
         if before is not None:
             before.suspend()
             self._waiting = [_extended(before.record(), self.core.layout)]
@@ -146,7 +143,7 @@ class StepAheadReducer:
         else:
             replica = TorchReplica(layout, read)
             accumulator = TorchParameterAccumulator(layout.n, layout.dtype, layout.device)
-        core = Core(self.step_ahead, average, layout, accumulator, replica, self._network)
+        core = Core(self.step_ahead, average, layout, accumulator, replica, self.network)
         if self._options is not self.step_ahead.inner:
             core.set_density(self._options.density)
         return core
@@ -168,16 +165,6 @@ class StepAheadReducer:
     def options(self) -> Scheme:
         """The scheme, with its present density."""
         return self._options
-
-    @property
-    def process_set(self) -> Any:
-        """Horovod's process set of the optimizer."""
-        return self._optimizer.process_set
-
-    @property
-    def takes_part(self) -> bool:
-        """Whether this rank is in the process set; if not, its optimizer is local."""
-        return bool(self.process_set.included())
 
     def set_density(self, density: float | None) -> None:
         """See FlatReducer.set_density."""
@@ -206,7 +193,7 @@ class StepAheadReducer:
             self._has_warned = True
             logger.warning("optimizer.state_dict() outside of shared_parameters(optimizer): there the model holds "
                            "rank %d's own parameters: save the model and the optimizer inside",
-                           self._network.membership()[0])
+                           self.network.membership()[0])
         record = self.core.record()
         return [] if record is None else [record]
 
@@ -233,11 +220,3 @@ def _extended(record: Record | None, layout: TorchLayout) -> Record:
                 for (name, *_), p in zip(layout.entries, layout.parameters, strict=True)]
     return {**record, "parameters": parameters_of(layout), "residual": np.concatenate(residual), "shared": None,
             "algorithm": {"step": record["algorithm"]["step"]}}
-
-
-def _check_dtypes(named: dict[str, torch.Tensor]) -> None:
-    for name, p in named.items():
-        if p.dtype not in (torch.float32, torch.float64):
-            raise PluginError(f"StepAhead needs float32 or float64 parameters; '{name}' has {p.dtype}. What "
-                              "a rank has not sent yet would be lost to rounding: keep float32 parameters, and "
-                              "compute in torch.autocast")

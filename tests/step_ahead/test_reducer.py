@@ -231,7 +231,30 @@ def test_options_that_are_not_allowed_are_refused(options, message):
         StepAhead(**options)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_parameters_in_16_bits_are_refused_by_name(dtype):
+    layout = Layout([*ENTRIES, ("half", (5,), dtype)])
+    with pytest.raises(PluginError, match=f"'half' has {dtype}"):
+        StepAheadReducer(OPTIONS, True, layout, NumpyParameterAccumulator(layout.n), HostReplica(layout, list),
+                         ThreadNetwork(None))
+
+
 # What is not finite.
+
+def test_a_rank_that_skips_its_own_step_is_named_and_the_exchange_goes_on(caplog):
+    def program(transport):
+        worker = Worker(transport)
+        worker.reducer.begin_step()
+        if transport.rank == 1:
+            worker.reducer.skip_local_step()
+        worker.reducer.end_step()
+        worker.reducer.catch_up()
+        return worker
+
+    workers = run_ranks(2, program)
+    assert same_bits(workers[0].w, workers[1].w)
+    assert caplog.messages == ["the gradients of rank 1 are not finite, so it takes no step of its own"]
+
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_parameters_that_are_not_finite_end_the_step_on_all_ranks_and_leave_the_shared_ones(overlap):

@@ -1,0 +1,136 @@
+"""`compression=StepAhead(...)`: what the ranks share, and each rank's residual, are saved, loaded and changed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from horovod_oktopk import OptionError, PluginError
+from horovod_oktopk.torch import OkTopk, StepAhead, gather_state_dict, shared_parameters
+from tests.scenarios.common import shared_folder
+from tests.torch.scenarios.common import assert_equal_everywhere, distribute, flat, raised_everywhere
+from tests.torch.scenarios.step_ahead import (
+    OPTIONS,
+    assert_shared_is_equal,
+    distributed,
+    loss_of,
+    model_of,
+    shared_of,
+    train,
+)
+
+
+def check_broadcast_first_as_every_script_does() -> None:
+    model = model_of(seed=hvd.rank())
+    optimizer = distributed(model, optimizer=torch.optim.Adam)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    train(model, optimizer, range(3))
+    assert_shared_is_equal(model, optimizer)
+
+
+def check_weights_that_the_program_clips_stay_so_and_are_shared() -> None:
+    model = model_of()
+    optimizer = distributed(model, StepAhead(OkTopk(density=0.3), ahead=1))
+    for step in range(30):
+        train(model, optimizer, range(step, step + 1))
+        for p in model.parameters():
+            p.data.clamp_(-0.05, 0.05)
+    with shared_parameters(optimizer):
+        assert max(p.abs().max().item() for p in model.parameters()) < 0.15
+    assert_shared_is_equal(model, optimizer)
+
+
+def check_a_parameter_that_is_added_later_joins() -> None:
+    model = model_of()
+    optimizer = distributed(model)
+    train(model, optimizer, range(3))
+    extra = torch.nn.Parameter(torch.ones(5))
+    optimizer.add_param_group({"params": [extra], "lr": 0.5})
+    for step in range(3, 6):
+        optimizer.zero_grad()
+        (loss_of(model, step) + (extra * (1 + hvd.rank())).sum()).backward()
+        optimizer.step()
+    assert_shared_is_equal(model, optimizer)
+    with shared_parameters(optimizer):
+        assert_equal_everywhere([extra.detach()])
+        assert not torch.equal(extra, torch.ones(5))
+
+
+def check_a_resumed_run_has_the_same_bits() -> None:
+    for overlap in (True, False):
+        options = StepAhead(OkTopk(density=0.05), overlap=overlap)
+        model = model_of()
+        optimizer = distributed(model, options)
+        train(model, optimizer, range(5))
+        with shared_parameters(optimizer):
+            saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        resumed = model_of(seed=1)
+        again = distributed(resumed, options)
+        with shared_parameters(again):
+            resumed.load_state_dict(saved[0])
+            again.load_state_dict(saved[1])
+        for one, other in ((model, optimizer), (resumed, again)):
+            train(one, other, range(5, 9))
+        assert all(map(torch.equal, model.parameters(), resumed.parameters())), "this rank's own"
+        assert np.array_equal(flat(shared_of(model, optimizer)), flat(shared_of(resumed, again)))
+
+
+def convolution(memory_format: torch.memory_format) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Conv2d(3, 4, 3, bias=False).to(memory_format=memory_format)
+
+
+def convolve(model: Any, optimizer: Any, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(step + hvd.rank()))
+        model(images).square().mean().backward()
+        optimizer.step()
+
+
+def check_one_file_holds_all_ranks_also_in_another_memory_format() -> None:
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        model = convolution(memory_format)
+        optimizer = distributed(model)
+        convolve(model, optimizer, range(4))
+        with shared_folder(hvd) as folder:
+            with shared_parameters(optimizer):
+                state = gather_state_dict(optimizer)
+                if hvd.rank() == 0:
+                    torch.save((model.state_dict(), state), folder / "all.pt")
+            hvd.allgather_object("saved")
+            weights, loaded = torch.load(folder / "all.pt", weights_only=True)
+        resumed = convolution(torch.contiguous_format)
+        again = distributed(resumed)
+        with shared_parameters(again):
+            again.load_state_dict(loaded)
+            resumed.load_state_dict(weights)
+        assert torch.equal(resumed.weight, model.weight.detach().contiguous()), "this rank's own, by index"
+        convolve(model, optimizer, range(4, 6))
+        assert_shared_is_equal(model, optimizer)
+
+
+def check_what_cannot_work_is_refused_before_anything_is_sent() -> None:
+    model = model_of()
+    half = {name: torch.nn.Parameter(p.detach().bfloat16()) for name, p in model.named_parameters()}
+    optimizer = distribute(half, OPTIONS)
+    raised_everywhere(PluginError, optimizer.step)
+    wide = torch.nn.Parameter(torch.zeros(3, 1).expand(3, 4))
+    raised_everywhere(PluginError, distribute({"wide": wide}, OPTIONS).step)
+    raised_everywhere(PluginError, lambda: distributed(model_of(), op=hvd.Adasum))
+    optimizer = distributed(model_of())
+    for group in optimizer.param_groups:
+        del group["lr"]
+    if hvd.size() > 1:
+        raised_everywhere(OptionError, optimizer.step)
+    optimizer = distributed(model)
+    train(model, optimizer, range(1))
+    with shared_parameters(optimizer):
+        raised_everywhere(PluginError, optimizer.step)
+    train(model, optimizer, range(1, 2))
+    assert_shared_is_equal(model, optimizer)
