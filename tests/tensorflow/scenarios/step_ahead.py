@@ -31,7 +31,7 @@ from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, 
 from tests.tensorflow.scenarios.own_optimizers import Gan
 
 OPTIONS = StepAhead(OkTopk(density=0.05))
-SCHEMES = (OkTopk(density=0.05), OkTopk(density=0.05, value_dtype="bfloat16"), TopkA(density=0.05),
+SCHEMES = (OkTopk(density=0.05), OkTopk(density=0.05, value_dtype=None, global_density=None), TopkA(density=0.05),
            TopkDSA(density=0.05), GTopk(density=0.05), GaussianK(density=0.05), Dense())
 Scaler = keras.mixed_precision.LossScaleOptimizer
 

@@ -28,7 +28,7 @@ from tests.scenarios.common import is_last, needs, needs_ranks
 from tests.torch.scenarios.common import assert_equal_everywhere, everywhere, flat, raised_everywhere
 
 OPTIONS = StepAhead(OkTopk(density=0.05))
-SCHEMES = (OkTopk(density=0.05), OkTopk(density=0.05, value_dtype="bfloat16"), TopkA(density=0.05),
+SCHEMES = (OkTopk(density=0.05), OkTopk(density=0.05, value_dtype=None, global_density=None), TopkA(density=0.05),
            TopkDSA(density=0.05), GTopk(density=0.05), GaussianK(density=0.05), Dense())
 
 
