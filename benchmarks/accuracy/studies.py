@@ -120,7 +120,7 @@ SCHEMES = {"dense": DENSE, "gradients": GRADIENTS, **{
     name.lower(): Method(name, color, {"compression": name.lower()}, line=line) for name, color, line in (
         ("TopkA", BLUE, "-"), ("TopkDSA", GREEN, "--"), ("GTopk", RED, "-"), ("GaussianK", VIOLET, "-"))}}
 
-SGD_RATES, ADAM_RATES = (1.0, 2.0, 4.0, 6.0, 8.0, 12.0), (0.005, 0.01, 0.02, 0.04, 0.08)
+SGD_RATES, ADAM_RATES = (1.0, 2.0, 4.0, 6.0, 8.0, 12.0), (0.02, 0.04, 0.08, 0.16, 0.32)
 ONE_PERCENT = {"density": 0.01}
 
 STUDIES = {
@@ -137,7 +137,7 @@ STUDIES = {
     "ahead-8": Study("how far ahead", LSTM, 8, {"dense": SAME_BATCHES, **COEFFICIENTS}, SGD_RATES, ONE_PERCENT),
     "lstm-adamw": Study("AdamW", LSTM, 4, {"dense": SAME_BATCHES, **MAIN}, ADAM_RATES,
                         {**ONE_PERCENT, "optimizer": "adamw"}),
-    "transformer-adamw": Study("AdamW", TRANSFORMER, 4, {"dense": SAME_BATCHES, **MAIN}, (0.0025, 0.005, 0.01),
+    "transformer-adamw": Study("AdamW", TRANSFORMER, 4, {"dense": SAME_BATCHES, **MAIN}, (0.0025, 0.005, 0.01, 0.02, 0.04),
                                {**ONE_PERCENT, "optimizer": "adamw"}),
     "digits-1": Study("density 1 %", DIGITS, 4, {"dense": DENSE, **MAIN}, (0.05, 0.1), ONE_PERCENT),
     "digits-0.1": Study("density 0.1 %", DIGITS, 4, {"dense": DENSE, **MAIN}, (0.05, 0.1), {"density": 0.001}),
