@@ -86,6 +86,8 @@ def make_pytorch_parser(description: str | None, **defaults: Any) -> argparse.Ar
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     parser.add_argument("--density-warmup", type=int, default=0, metavar="EPOCHS",
                         help="the density falls from 25%% to --density over so many epochs")
+    parser.add_argument("--densities", type=lambda line: [float(each) for each in line.split(",")], default=[],
+                        metavar="D,D,...", help="of the first epochs, instead of a warm-up from 25%%")
     parser.add_argument("--value-dtype", help="of the values that are sent, as OkTopk takes it; none: as they are")
     parser.add_argument("--global-density", type=float, help="how much of the sum is kept, as OkTopk takes it")
     parser.add_argument("--step-ahead", action="store_true", help="StepAhead around the scheme")
@@ -116,9 +118,9 @@ def optimizer_of(model: nn.Module, arguments: argparse.Namespace, size: int) -> 
     return OPTIMIZERS[arguments.optimizer](model.parameters(), lr=arguments.lr * size, **own)
 
 
-def warmup(density: float, epochs: int) -> Callable[[int], float | None]:
-    """The density falls from 25 % by the same factor in every epoch; after the last of them it is the optimizer's."""
-    return lambda epoch: max(density, 0.25 * (density / 0.25) ** (epoch / epochs)) if epoch < epochs else None
+def warmup(density: float, epochs: int) -> list[float]:
+    """Densities of the first epochs: from 25 %, falling by the same factor in each."""
+    return [max(density, 0.25 * (density / 0.25) ** (epoch / epochs)) for epoch in range(epochs)]
 
 
 class Steps:
@@ -158,7 +160,7 @@ def train(setup: Setup, ranks: Ranks, arguments: argparse.Namespace) -> Results:
     optimizer = ranks.distribute(optimizer_of(setup.model, arguments, ranks.size()), setup.model,
                                  compression_of(arguments))
     schedule = setup.schedule(optimizer.optimizer)
-    density_of = warmup(arguments.density, arguments.density_warmup)
+    first = arguments.densities or warmup(arguments.density, arguments.density_warmup)
     history: list[dict[str, float]] = []
     began = time.perf_counter()
     with tqdm(total=arguments.epochs * len(setup.task.batches(0)), desc=f"{arguments.compression:>9}", unit="step",
@@ -166,8 +168,8 @@ def train(setup: Setup, ranks: Ranks, arguments: argparse.Namespace) -> Results:
         steps = Steps(setup, ranks, optimizer, arguments.compression == "none",
                       lambda: (schedule.step() if setup.by_step else None, progress.update()))
         for epoch in range(arguments.epochs):
-            if arguments.density_warmup:
-                optimizer.set_density(density_of(epoch))
+            if epoch <= len(first) and first:
+                optimizer.set_density(first[epoch] if epoch < len(first) else None)
             loss = steps.run(epoch)
             if not setup.by_step:
                 schedule.step()
