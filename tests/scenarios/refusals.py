@@ -53,9 +53,9 @@ def check_different_options(kind: Kind) -> None:
     interval = 7 if is_last(hvd) else 8
     assert_disagreement(hvd, lambda: one_step(kind, OkTopk(threshold_interval=interval)), "threshold_interval: 7",
                         "threshold_interval: 8")
-    kept = 0.2 if is_last(hvd) else 0.1
+    kept = 0.2 if is_last(hvd) else 0.3
     assert_disagreement(hvd, lambda: one_step(kind, OkTopk(density=0.1, global_density=kept)),
-                        "global_density: 0.1 at density 0.1", "global_density: 0.2 at density 0.1")
+                        "global_density: 0.3 at density 0.1", "global_density: 0.2 at density 0.1")
     assert_disagreement(hvd, lambda: one_step(kind, DENSE, op=hvd.Sum if is_last(hvd) else hvd.Average), "op: Sum",
                         "op: Average")
 
