@@ -157,7 +157,7 @@ def plot(study: Study, found: dict[str, Tuned], path: Path) -> None:
     by_epoch.set_ylim(min(late) - margin, max(late) + margin)
     for axes in (by_epoch, by_bytes):
         axes.grid(alpha=0.25)
-    legend_below(figure, by_epoch, columns=3)
+    legend_below(figure, by_epoch, columns=3 if len(found) > 4 else None)
     figure.suptitle(f"{task.title}, {study.title}, {study.ranks} ranks: means over the seeds, and from lowest to "
                     "highest")
     save(figure, path)

@@ -98,14 +98,13 @@ MOMENTUM_CORRECTION = Method("momentum correction (DGC)", RED, {"compression": "
 
 def step_ahead(title: str, color: str, line: str = "-", rate_of: str | None = "step-ahead", **options: Any) -> Method:
     """StepAhead(OkTopk), with other options; "_" in their names stands for "-"."""
-    return Method(f"StepAhead(OkTopk), {title}", color, {
+    return Method(f"StepAhead, {title}", color, {
         **STEP_AHEAD.options, **{name.replace("_", "-"): value for name, value in options.items()}},
         rate_of=rate_of, line=line)
 
 
 IN_TURN = step_ahead("no overlap", BLUE, ":", no_overlap=True)
-AS_IN_THE_PAPER = step_ahead("values as they are, as many sums as values", BLUE, "--", value_dtype="none",
-                             global_density=0.01)
+AS_IN_THE_PAPER = step_ahead("float32, k sums", BLUE, "--", value_dtype="none", global_density=0.01)
 
 
 def all_kept(title: str, color: str, density: float, **options: Any) -> Method:
@@ -128,9 +127,10 @@ STUDIES = {
         "dense": SAME_BATCHES, **MAIN, "in-turn": IN_TURN, "paper": AS_IN_THE_PAPER,
         "dgc": MOMENTUM_CORRECTION, "same-bytes": all_kept("1.95 %", GREEN, 0.0195),
         "warm-up": all_kept("1.95 %, density warm-up", BROWN, 0.0195, density_warmup=2),
-        "tenth": all_kept("0.08 %", VIOLET, 0.0008),
-        "gradients-tenth": Method("OkTopk, 0.08 %", ORANGE, {**GRADIENTS.options, "density": 0.0008},
-                                  rate_of="gradients", line=":")}, SGD_RATES, ONE_PERCENT),
+        "tenth": all_kept("0.08 %", VIOLET, 0.0008)}, SGD_RATES, ONE_PERCENT),
+    "lstm-tenth": Study("SGD with momentum, density 0.08 %", LSTM, 4, {
+        "dense": SAME_BATCHES, "gradients": GRADIENTS, "step-ahead": all_kept("0.08 %", VIOLET, 0.0008)}, SGD_RATES,
+        {"density": 0.0008}),
     "lstm-8": Study("SGD with momentum", LSTM, 8, {
         "dense": SAME_BATCHES, **MAIN, "paper": AS_IN_THE_PAPER}, SGD_RATES, ONE_PERCENT),
     "ahead-4": Study("how far ahead", LSTM, 4, {"dense": SAME_BATCHES, **COEFFICIENTS}, SGD_RATES, ONE_PERCENT),
