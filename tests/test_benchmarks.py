@@ -264,3 +264,6 @@ def test_a_study_tries_the_rates_with_the_first_seed_and_repeats_no_run(tmp_path
     count = len(made)
     convergence.main(line)
     assert len(made) == count
+    convergence.main(["--studies", "digits-1", "--no-training", *line[2:]])  # of which there are none
+    assert len(made) == count
+    assert not (tmp_path / "out_digits-1.png").exists()

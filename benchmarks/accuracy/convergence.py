@@ -188,6 +188,9 @@ def main(line: list[str] | None = None) -> None:
     runs, console = Runs(arguments.json, arguments.timeout, arguments.may_train), make_console()
     for name in arguments.studies:
         found = measure(STUDIES[name], arguments.seeds, runs, console)
+        if "dense" not in found:
+            console.print(f"{name}: {arguments.json} has no runs of dense at its best rate yet")
+            continue
         show(STUDIES[name], found, console)
         plot(STUDIES[name], found, arguments.plot.with_stem(f"{arguments.plot.stem}_{name}"))
 

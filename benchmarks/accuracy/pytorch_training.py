@@ -161,6 +161,7 @@ def train(setup: Setup, ranks: Ranks, arguments: argparse.Namespace) -> Results:
                                  compression_of(arguments))
     schedule = setup.schedule(optimizer.optimizer)
     first = arguments.densities or warmup(arguments.density, arguments.density_warmup)
+    densities = [*first, None] if first else []  # None: the optimizer's own again
     history: list[dict[str, float]] = []
     began = time.perf_counter()
     with tqdm(total=arguments.epochs * len(setup.task.batches(0)), desc=f"{arguments.compression:>9}", unit="step",
@@ -168,8 +169,8 @@ def train(setup: Setup, ranks: Ranks, arguments: argparse.Namespace) -> Results:
         steps = Steps(setup, ranks, optimizer, arguments.compression == "none",
                       lambda: (schedule.step() if setup.by_step else None, progress.update()))
         for epoch in range(arguments.epochs):
-            if epoch <= len(first) and first:
-                optimizer.set_density(first[epoch] if epoch < len(first) else None)
+            if epoch < len(densities):
+                optimizer.set_density(densities[epoch])
             loss = steps.run(epoch)
             if not setup.by_step:
                 schedule.step()
