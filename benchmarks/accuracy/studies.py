@@ -103,12 +103,13 @@ def step_ahead(title: str, color: str, line: str = "-", rate_of: str | None = "s
         rate_of=rate_of, line=line)
 
 
-IN_TURN = step_ahead("no overlap", BLUE, ":", no_overlap=True)
+IN_TURN = step_ahead("no overlap", BLUE, ":", rate_of=None, no_overlap=True)
 AS_IN_THE_PAPER = step_ahead("float32, k sums", BLUE, "--", value_dtype="none", global_density=0.01)
 
 
 def all_kept(title: str, color: str, density: float, **options: Any) -> Method:
-    return step_ahead(f"{title}, all sums kept", color, density=density, global_density=1.0, rate_of=None, **options)
+    return step_ahead(f"{title}, all sums kept", color, **{"density": density, "global_density": 1.0, "rate_of": None,
+                                                           **options})
 
 
 MAIN = {"gradients": GRADIENTS, "step-ahead": STEP_AHEAD}
@@ -119,6 +120,8 @@ SCHEMES = {"dense": DENSE, "gradients": GRADIENTS, **{
     name.lower(): Method(name, color, {"compression": name.lower()}, line=line) for name, color, line in (
         ("TopkA", BLUE, "-"), ("TopkDSA", GREEN, "--"), ("GTopk", RED, "-"), ("GaussianK", VIOLET, "-"))}}
 
+FALLING = "0.04,0.03,0.02,0.0135,0.009,0.0045"
+"""Densities by epoch: they fall as the learning rate does, and in the mean there are as many bytes."""
 SGD_RATES, ADAM_RATES = (1.0, 2.0, 4.0, 6.0, 8.0, 12.0), (0.02, 0.04, 0.08, 0.16, 0.32)
 ONE_PERCENT = {"density": 0.01}
 
@@ -126,6 +129,9 @@ STUDIES = {
     "lstm-4": Study("SGD with momentum", LSTM, 4, {
         "dense": SAME_BATCHES, **MAIN, "in-turn": IN_TURN, "paper": AS_IN_THE_PAPER,
         "dgc": MOMENTUM_CORRECTION, "same-bytes": all_kept("1.95 %", GREEN, 0.0195),
+        "same-bytes-in-turn": all_kept("1.95 %, no overlap", GREEN, 0.0195, line=":", no_overlap=True),
+        "same-bytes-falling": all_kept("4 to 0.45 %, no overlap", GREEN, 0.0195, line="--", no_overlap=True,
+                                       rate_of="same-bytes-in-turn", densities=FALLING),
         "warm-up": all_kept("1.95 %, density warm-up", BROWN, 0.0195, density_warmup=2),
         "tenth": all_kept("0.08 %", VIOLET, 0.0008)}, SGD_RATES, ONE_PERCENT),
     "lstm-tenth": Study("SGD with momentum, density 0.08 %", LSTM, 4, {

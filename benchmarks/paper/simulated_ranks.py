@@ -130,6 +130,9 @@ class TakeTurns:
     def allgather(self, row: Counts) -> Counts:
         return self._wait(lambda: self._inner.allgather(row))
 
+    def alltoall(self, rows: Counts) -> Counts:
+        return self._wait(lambda: self._inner.alltoall(rows))
+
     def allreduce(self, counts: Counts) -> Counts:
         return self._wait(lambda: self._inner.allreduce(counts))
 

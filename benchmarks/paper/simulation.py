@@ -38,7 +38,7 @@ from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.transport.counting import Traffic
 
 SCHEMES = {"OkTopk": OkTopk, "GTopk": GTopk, "TopkDSA": TopkDSA, "TopkA": TopkA}
-LARGEST = {"OkTopk": 256, "GTopk": 256, "TopkDSA": 64, "TopkA": 64}
+LARGEST = {"OkTopk": 1024, "GTopk": 256, "TopkDSA": 64, "TopkA": 64}
 """More ranks than these are left out, for the time and memory that the sums of all ranks' elements take."""
 COLLECTIVE = ("agree", "global_select", "allgatherv")
 """Phases in which all messages are those of collectives."""
@@ -179,9 +179,9 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
 
 def check(arguments: argparse.Namespace) -> Network:
     """The network. Raises SystemExit where an argument is not allowed."""
-    wrong = [size for size in arguments.ranks if not 2 <= size <= 512]
+    wrong = [size for size in arguments.ranks if not 2 <= size <= 1024]
     if wrong:
-        raise SystemExit(f"simulation: --ranks must be from 2 to 512; got {wrong[0]}")
+        raise SystemExit(f"simulation: --ranks must be from 2 to 1024; got {wrong[0]}")
     if not 0 < arguments.density <= 0.25:
         raise SystemExit(f"simulation: --density must be in (0, 0.25]; got {arguments.density:g}")
     if not 1000 <= arguments.parameters < 2**31:

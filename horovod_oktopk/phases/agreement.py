@@ -6,16 +6,27 @@ noticed before any payload moves, and NaN on one rank is known to all at no extr
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import struct
+import zlib
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import AgreementError
-from ..transport.base import Transport, allgather_rows
+from ..transport.base import Counts, Transport, allgather_rows, alltoall_rows
+
+Words = NDArray[np.uint32]
+
+FEW_RANKS = 16
+"""Up to so many, all ranks are told everything: one round of messages less, and no more bytes than O(P)."""
+LARGEST_WORD = 2**32 - 1
+COMPLETE, FINITE = 1, 2
+"""Flags of a row's last word."""
 
 
 class Memory(NamedTuple):
@@ -37,7 +48,7 @@ class Attendance:
 
     description: everything that must be equal on all ranks, one "name: value" a line; so must k.
     step: its step counter. finite: whether its accumulator is.
-    counts: int64: what the others must know of its selection; as many numbers on every rank.
+    counts: int64: what the others must know of its selection: one number for all of them, or one for each rank.
     """
 
     description: str
@@ -45,31 +56,37 @@ class Attendance:
     step: int
     finite: bool = True
     memory: Memory = NOTHING
-    counts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    counts: Counts = field(default_factory=lambda: np.empty(0, np.int64))
 
-    def row(self) -> NDArray[Any]:
-        """A record of whole words of 8 bytes, shape (1,)."""
-        dtype = np.dtype([("description", np.int64), ("k", np.int64), ("step", np.int64), ("since", np.int64),
-                          ("strategy", np.int32), ("complete", np.bool_), ("finite", np.bool_),
-                          ("counts", np.int64, self.counts.shape)], align=True)
-        row = np.zeros(1, dtype)
-        row[0] = (_digest(self.description), self.k, self.step, self.memory.since, self.memory.strategy,
-                  self.memory.complete, self.finite, self.counts)
-        return row
+    @property
+    def text(self) -> str:
+        """All that must be equal."""
+        return f"{self.description}\nk: {self.k}"
+
+    def row(self) -> Words:
+        """Four words: the digest of the text, the step, and digest of the memory with two flags."""
+        memory = zlib.crc32(f"{self.memory.strategy} {self.memory.since}".encode())
+        flags = COMPLETE * self.memory.complete | FINITE * self.finite
+        return np.array([*_digest(self.text), self.step & LARGEST_WORD, memory & ~(COMPLETE | FINITE) | flags],
+                        np.uint32)
 
 
 @dataclass(frozen=True)
 class RollCall:
-    """What all ranks said; equal on all of them."""
+    """What all ranks said; but for `counts` on many ranks, equal on all of them."""
 
     step: int
-    """The step counter: rank 0's."""
+    """The step counter: rank 0's, or this rank's own, if they are at the same step."""
     not_finite: tuple[int, ...]
     """The ranks whose accumulator is not finite."""
     in_sync: bool
     """Whether all ranks are at the same step, and remember the same (thresholds, boundaries) of the steps before."""
-    counts: NDArray[np.int64]
-    """int64, shape (P, m): every rank's."""
+    counts: Counts
+    """See `tell`."""
+
+    def counts_for(self, rank: int) -> Counts:
+        """This rank's counts of all ranks: what each of them has for it. int64, shape (P,)."""
+        return self.counts[:, rank if self.counts.shape[1] > 1 else 0]
 
     @property
     def finite(self) -> bool:
@@ -82,21 +99,35 @@ def roll_call(mine: Attendance, transport: Transport) -> RollCall:
 
     Raises AgreementError, with the same message on every rank, where the ranks differ.
     """
-    rows = allgather_rows(mine.row(), transport)[:, 0]
-    if not _equal(rows, "description", "k"):
-        raise AgreementError(_difference(transport, f"{mine.description}\nk: {mine.k}"))
-    in_sync = bool(rows["complete"].all()) and _equal(rows, "step", "since", "strategy")
-    not_finite = tuple(np.flatnonzero(~rows["finite"]).tolist())
-    return RollCall(int(rows["step"][0]), not_finite, in_sync, rows["counts"])
+    rows, counts = tell(mine.row(), mine.counts, transport)
+    if not (rows[:, :2] == rows[0, :2]).all():
+        raise AgreementError(_difference(transport, mine.text))
+    steps, states = rows[:, 2], rows[:, 3] & ~np.uint32(FINITE)
+    is_same_step = bool((steps == steps[0]).all())
+    in_sync = is_same_step and bool((states == states[0]).all() and states[0] & COMPLETE)
+    not_finite = tuple(np.flatnonzero(~rows[:, 3] & FINITE).tolist())
+    return RollCall(mine.step if is_same_step else int(steps[0]), not_finite, in_sync, counts)
 
 
-def _equal(rows: NDArray[Any], *names: str) -> bool:
-    """Whether all ranks said the same."""
-    return all(bool((rows[name] == rows[name][0]).all()) for name in names)
+def tell(row: Words, counts: Counts, transport: Transport) -> tuple[Words, Counts]:
+    """Every rank's row, shape (P, length); and of its counts what concerns this rank, or all: int64, shape (P, m).
+
+    counts: one number for all ranks, or one for each. On up to FEW_RANKS ranks all are told, m = P, so that everyone
+    knows what the others will send; on more those that concern it, m = 1, as P² numbers would outgrow the k elements.
+    """
+    words, length = counts.astype(np.uint32), len(row)
+    if len(words) <= 1 or transport.size <= FEW_RANKS:
+        rows = allgather_rows(np.concatenate([row, words]), transport)
+    else:
+        rows = alltoall_rows(np.column_stack([np.tile(row, (transport.size, 1)), words]), transport)
+    return rows[:, :length], rows[:, length:].astype(np.int64)
 
 
-def _digest(description: str) -> int:
-    return int.from_bytes(hashlib.sha256(description.encode()).digest()[:8], "little", signed=True)
+@functools.lru_cache(maxsize=64)
+def _digest(text: str) -> tuple[int, int]:
+    """Two words that differ where texts do."""
+    low, high = struct.unpack("<II", hashlib.sha256(text.encode()).digest()[:8])
+    return low, high
 
 
 def _difference(transport: Transport, description: str) -> str:

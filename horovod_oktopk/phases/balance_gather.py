@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +25,12 @@ class BalancePlan:
     before: NDArray[np.int64]
     after: NDArray[np.int64]
 
-    @property
-    def moves(self) -> NDArray[np.int64]:
-        """int64, shape (P, P): elements that go from position i to position j (the diagonal: that stay)."""
-        start = np.maximum(self.before[:-1, None], self.after[None, :-1])
-        stop = np.minimum(self.before[1:, None], self.after[None, 1:])
-        overlap: NDArray[np.int64] = np.maximum(stop - start, 0)
-        return overlap
+    def moved(self, source: Any, target: Any) -> NDArray[np.int64]:
+        """Elements that go from one position to another, or stay, where they are the same. Arrays: of each pair."""
+        start = np.maximum(self.before[source], self.after[target])
+        stop = np.minimum(self.before[source + 1], self.after[target + 1])
+        elements: NDArray[np.int64] = np.maximum(stop - start, 0)
+        return elements
 
     def ranges(self, boundaries: Indices) -> tuple[Indices, Indices]:
         """From where to where the regions go that each position's share comes from: int64, shape (P,) each."""
@@ -46,10 +46,10 @@ class BalancePlan:
 
     def routes(self, regions: Regions, rank: int) -> tuple[Route, Route]:
         """What a rank sends, and what it receives, both in the order of the positions."""
-        mine, moves = regions.of(rank), self.moves
+        mine, positions = regions.of(rank), np.arange(len(regions.sent))
         sent = [(owner, regions.extent(mine, count))
-                for owner, count in zip(regions.owners, moves[mine].tolist(), strict=True)]
-        received = list(zip(regions.owners, regions.extents(moves[:, mine]), strict=True))
+                for owner, count in zip(regions.owners, self.moved(mine, positions).tolist(), strict=True)]
+        received = list(zip(regions.owners, regions.extents(self.moved(positions, mine)), strict=True))
         return sent, received
 
 

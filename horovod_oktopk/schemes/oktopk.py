@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError
-from ..phases.agreement import Memory
+from ..phases.agreement import Memory, tell
 from ..phases.balance_gather import allgatherv, balance, needs_balance, plan_balance
-from ..phases.regions import Regions, count_by_region, space_repartition
+from ..phases.regions import Load, Regions, count_by_region, divide
+from ..phases.repartition import space_repartition
 from ..phases.sparse_transport import SparseTransport
 from ..phases.split_reduce import split_and_reduce
 from ..phases.volume import Volume
@@ -155,50 +156,51 @@ class OkTopkAllreduce(Algorithm):
         ranks = step.ranks(self.options.wire_dtype, self.options.messages_in_flight)
         selection = ranks.codec.round(step.selected)
         with step.phase("agree"):
-            regions = self._divide(selection, step)  # lines 5-7
+            regions, load = self._divide(selection.indices, step)  # lines 5-7
         with step.phase("split_and_reduce"):
             reduced = split_and_reduce(selection, regions, ranks)  # line 8
-        volume = Volume(regions, oktopk_bound(step.k, ranks.size, step.global_k))
+        volume = Volume(load, regions.order, oktopk_bound(step.k, ranks.size, step.global_k))
         with step.phase("global_select"):
             summed, sizes = self._select_globally(reduced, step, volume)  # lines 9-12
             ranks = ranks.spanning(*self.global_.ends)
             chosen = ranks.codec.round(summed)
-        update = self._balance_and_allgatherv(chosen, sizes[regions.order], step, volume, ranks)  # line 13
+        balances = needs_balance(sizes, self.options.balance_trigger) and volume.fits_balanced(sizes[regions.order])
+        update = self._gather(chosen, sizes[regions.order], balances, step, regions, ranks)  # line 13
         sent = selection.positions_in(update)  # line 14
         step.report.global_threshold = self.global_.value or 0.0
         remainder = None if ranks.codec.value_dtype is None else sum_of(
             [step.selected.take(sent).minus(selection.take(sent)), summed.minus(chosen)])
         return step.result(update, selection.indices[sent], remainder)
 
-    def _divide(self, selection: SparseVector, step: Step) -> Regions:
+    def _divide(self, selected: Indices, step: Step) -> tuple[Regions, Load]:
         """The regions of this step: those of the last one, while they are balanced."""
         if step.call.in_sync and not _due(step.t, self.options.region_interval):
             assert self.boundaries is not None
-            regions = Regions.owned_near(self.boundaries, step.call.counts)
-            if Volume(regions, oktopk_bound(step.k, step.transport.size)).fits_regions(step.k):
-                return regions
+            regions, load = divide(self.boundaries, selected, step.call.counts, step.transport)
+            if Volume(load, regions.order, oktopk_bound(step.k, step.transport.size)).fits_regions(step.k):
+                return regions, load
         step.report.repartitioned = True
-        self.boundaries = space_repartition(selection.indices, step.n, step.transport)
-        counts = step.transport.allgather(count_by_region(selection.indices, self.boundaries))
-        return Regions.owned_near(self.boundaries, counts)
+        self.boundaries = space_repartition(selected, step.n, step.transport)
+        _, counts = tell(np.empty(0, np.uint32), count_by_region(selected, self.boundaries), step.transport)
+        return divide(self.boundaries, selected, counts, step.transport)
 
     def _select_globally(self, reduced: SparseVector, step: Step, volume: Volume,
                          ) -> tuple[SparseVector, NDArray[np.int64]]:
         """This rank's share of the global top-k, and how many elements each rank's has."""
-        order = volume.regions.order
         if step.global_k >= min(step.n, step.k * step.transport.size):
             return self.global_.select_all(reduced, step.transport, step.threshold)
         due = _due(step.t, self.options.threshold_interval)
         if self.options.selection == "reuse" and step.call.in_sync and not due:
-            return self.global_.select_again(reduced, step.global_k, order, volume.fits_direct, step.transport,
-                                             step.threshold)
-        return self.global_.select(reduced, step.global_k, order, step.transport, step.threshold)
+            return self.global_.select_again(reduced, step.global_k, volume.order, volume.fits_direct,
+                                             step.transport, step.threshold)
+        return self.global_.select(reduced, step.global_k, volume.order, step.transport, step.threshold)
 
-    def _balance_and_allgatherv(self, chosen: SparseVector, sizes: NDArray[np.int64], step: Step, volume: Volume,
-                                ranks: SparseTransport) -> SparseVector:
-        """The whole update. sizes: elements by region."""
-        regions, extents = volume.regions, volume.regions.extents(sizes)
-        if needs_balance(sizes, self.options.balance_trigger) and volume.fits_balanced(sizes):
+    @staticmethod
+    def _gather(chosen: SparseVector, sizes: NDArray[np.int64], balances: bool, step: Step, regions: Regions,
+                ranks: SparseTransport) -> SparseVector:
+        """The whole update. sizes: elements by region. balances: whether blocks are made equal before."""
+        extents = regions.extents(sizes)
+        if balances:
             step.report.balanced = True
             plan = plan_balance(sizes)
             with step.phase("balance"):

@@ -34,5 +34,5 @@ class TopkAAllreduce(Algorithm):
 
 def gather(selection: SparseVector, step: Step, ranks: SparseTransport) -> list[SparseVector]:
     """Everyone's selection, by rank; the roll call has told their lengths."""
-    lengths = step.call.counts[:, 0].tolist()
+    lengths = step.call.counts_for(ranks.rank).tolist()
     return ranks.allgatherv(selection, [(rank, Extent(count, 0, step.n)) for rank, count in enumerate(lengths)])

@@ -50,7 +50,9 @@ class TopkDSAAllreduce(Algorithm):
 
     def exchange(self, step: Step) -> StepResult:
         ranks = step.ranks(messages_in_flight=self.options.messages_in_flight)
-        regions = Regions(equal_regions(step.n, ranks.size), step.call.counts)
+        boundaries = equal_regions(step.n, ranks.size)
+        sent = count_by_region(step.selected.indices, boundaries)
+        regions = Regions(boundaries, sent, step.call.counts_for(ranks.rank))
         with step.phase("split_and_reduce"):
             reduced = split_and_reduce(step.selected, regions, ranks)
         with step.phase("agree"):

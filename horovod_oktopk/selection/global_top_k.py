@@ -72,9 +72,9 @@ class ExactThreshold:
         self.value = 0.0
         dtype = reduced.values.dtype
         mine = to_bits(np.array([local_threshold, np.abs(reduced.values).max(initial=0)], dtype))
-        rows = transport.allgather(np.append(len(reduced), mine.astype(np.int64)))
-        self._note_ends(rows[:, 1], rows[:, 2], dtype)
-        return reduced, rows[:, 0]
+        rows = allgather_rows(np.append(mine, mine.dtype.type(len(reduced))), transport)
+        self._note_ends(rows[:, 0], rows[:, 1], dtype)
+        return reduced, rows[:, 2].astype(np.int64)
 
     def _note_ends(self, local_thresholds: Bits, largest: Bits, dtype: Any) -> None:
         """After `value` is known. The arguments: of all ranks."""

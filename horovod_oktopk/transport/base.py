@@ -31,6 +31,9 @@ class Transport(Protocol):
     def allreduce(self, values: Values) -> Values:
         """The element-wise sum of arrays of the same shape and dtype on every rank; the same bits on all of them."""
 
+    def alltoall(self, rows: Counts) -> Counts:
+        """Short rows, one for each rank (int64, same shape (P, m) on every rank): those for this one, by rank."""
+
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
                  messages_in_flight: int) -> Iterator[list[tuple[int, Bytes]]]:
         """Point-to-point messages, in batches; yields a batch's (source, message) pairs as it arrives.
@@ -54,8 +57,21 @@ class Signals(Protocol):
 
 
 def allgather_rows(row: NDArray[Any], transport: Transport) -> NDArray[Any]:
-    """Short rows of any dtype, of whole words of 8 bytes, of all ranks: shape (P, m). row: shape (m,)."""
-    return transport.allgather(row.view(np.int64)).view(row.dtype)
+    """Short rows of any dtype, of all ranks: shape (P, m). row: shape (m,)."""
+    return transport.allgather(_whole_words(row)).view(row.dtype)[:, :len(row)]
+
+
+def alltoall_rows(rows: NDArray[Any], transport: Transport) -> NDArray[Any]:
+    """Short rows of any dtype, one for each rank: those for this one, by rank. rows: shape (P, m)."""
+    return transport.alltoall(_whole_words(rows)).view(rows.dtype)[:, :rows.shape[1]]
+
+
+def _whole_words(rows: NDArray[Any]) -> Counts:
+    """With zeros at the end of each, so that they fill numbers of 8 bytes."""
+    missing = -rows.shape[-1] % (8 // rows.itemsize)
+    filled = np.concatenate([rows, np.zeros((*rows.shape[:-1], missing), rows.dtype)], axis=-1)
+    words: Counts = filled.view(np.int64)
+    return words
 
 
 def rotated_batches(rank: int, size: int, messages_in_flight: int) -> Iterator[list[tuple[int, int]]]:

@@ -27,8 +27,8 @@ class Traffic:
 @dataclass
 class CountingTransport:
     """Wraps a transport. Messages are counted as they are; a collective as its bandwidth-optimal algorithm:
-    an allgather as a ring (a rank sends every block but that of the rank after it), an allreduce as
-    reduce-scatter and allgather."""
+    an allgather as a ring (a rank sends every block but that of the rank after it), an alltoall as a message to each
+    rank, an allreduce as reduce-scatter and allgather."""
 
     inner: Transport
     phases: dict[str, Traffic] = field(default_factory=dict)
@@ -60,8 +60,12 @@ class CountingTransport:
         return self.phases.setdefault(self._phase, Traffic())
 
     def allgather(self, row: Counts) -> Counts:
-        self._count_ring(row.nbytes, row.nbytes)
+        self._count_others(row.nbytes, row.nbytes)
         return self.inner.allgather(row)
+
+    def alltoall(self, rows: Counts) -> Counts:
+        self._count_others(rows[0].nbytes, rows[0].nbytes)
+        return self.inner.alltoall(rows)
 
     def allreduce(self, values: Values) -> Values:
         share = 2 * values.nbytes * (self.size - 1) // self.size
@@ -82,7 +86,7 @@ class CountingTransport:
         self._count(total - after, total - len(message), self.size - 1)
         return self.inner.allgatherv(message, sizes)
 
-    def _count_ring(self, sent_each: int, received_each: int) -> None:
+    def _count_others(self, sent_each: int, received_each: int) -> None:
         self._count(sent_each * (self.size - 1), received_each * (self.size - 1), self.size - 1)
 
     def _count(self, sent: int, received: int, messages: int) -> None:

@@ -47,6 +47,11 @@ class HorovodTransport:
         rows: Counts = self._collectives.allgather(row).reshape(self.size, len(row))
         return rows
 
+    def alltoall(self, rows: Counts) -> Counts:
+        splits = np.full(self.size, rows.shape[1], np.int32)
+        found: Counts = self._collectives.alltoall(rows.ravel(), splits).reshape(rows.shape)
+        return found
+
     def allreduce(self, values: Values) -> Values:
         return self._collectives.allreduce(values)
 

@@ -69,6 +69,9 @@ class LocalTransport:
     def allgather(self, row: Counts) -> Counts:
         return np.stack(self._world.swap(self.rank, row.copy()))
 
+    def alltoall(self, rows: Counts) -> Counts:
+        return np.stack([sent[self.rank] for sent in self._world.swap(self.rank, rows.copy())])
+
     def allreduce(self, values: Values) -> Values:
         total: Values = np.sum(self._world.swap(self.rank, values.copy()), axis=0)
         return total

@@ -34,7 +34,8 @@ class MPITransport:
     comm: an mpi4py communicator. Its error handler is set to raise, as mpi4py's default is.
     yield_cpu: waits without keeping a core busy, for a thread that runs beside one that computes.
     channel: tells it from others of the same ranks.
-    Where ranks may wait for one another, they wait for messages, and for being woken: `allgather` and `exchange`.
+    Where ranks may wait for one another, they wait for requests, and for being woken: `allgather`, `alltoall` and
+    `exchange`.
     Within a step all are there, so `allreduce` and `allgatherv` are MPI's own, which nothing can wake.
     """
 
@@ -88,6 +89,12 @@ class MPITransport:
                             self.comm.Isend(rows[:count], (self.rank - known) % self.size, TAG)])
                 known += count
         return np.roll(rows, self.rank, axis=0)
+
+    def alltoall(self, rows: Counts) -> Counts:
+        found = np.empty_like(rows)
+        with _errors(), self.gate.operation(), self.gate.inside():
+            self._wait([self.comm.Ialltoall(np.ascontiguousarray(rows), found)])
+        return found
 
     def allreduce(self, values: Values) -> Values:
         total = np.empty_like(values)

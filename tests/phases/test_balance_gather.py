@@ -17,6 +17,13 @@ from horovod_oktopk.vectors.wire import WireCodec
 from ..schemes.test_conservation import assert_lawful
 from ..support.simulation import same_runs, simulate
 
+
+def moves_of(plan):
+    """Shape (P, P): elements that go from position i to position j."""
+    positions = np.arange(len(plan.before) - 1)
+    return plan.moved(positions[:, None], positions)
+
+
 SIZES = st.lists(st.integers(0, 50), min_size=1, max_size=9).map(np.array)
 
 
@@ -24,9 +31,9 @@ SIZES = st.lists(st.integers(0, 50), min_size=1, max_size=9).map(np.array)
 def test_moves_add_up_to_equal_shares(sizes):
     plan = plan_balance(sizes)
     shares = np.diff(plan.after)
-    assert (plan.moves >= 0).all()
-    assert plan.moves.sum(axis=1).tolist() == sizes.tolist()
-    assert plan.moves.sum(axis=0).tolist() == shares.tolist()
+    assert (moves_of(plan) >= 0).all()
+    assert moves_of(plan).sum(axis=1).tolist() == sizes.tolist()
+    assert moves_of(plan).sum(axis=0).tolist() == shares.tolist()
     assert shares.sum() == sizes.sum()
     assert shares.max() - shares.min() <= 1
 
@@ -40,7 +47,7 @@ def test_a_share_lies_in_the_regions_that_it_comes_from():
 
 
 def test_equal_shares_do_not_move():
-    assert plan_balance(np.array([4, 4, 4])).moves.tolist() == np.diag([4, 4, 4]).tolist()
+    assert moves_of(plan_balance(np.array([4, 4, 4]))).tolist() == np.diag([4, 4, 4]).tolist()
 
 
 @pytest.mark.parametrize(("sizes", "trigger", "expected"), [
@@ -62,7 +69,7 @@ def test_balanced_shares_are_the_same_elements_in_the_same_order(sizes, rotation
         position = (transport.rank - rotation) % size
         chosen = everything[plan.before[position]:plan.before[position + 1]]
         ranks = SparseTransport(transport, WireCodec("float32"), messages_in_flight)
-        return position, balance(chosen, plan, Regions(boundaries, plan.moves, rotation), ranks)
+        return position, balance(chosen, plan, Regions(boundaries, sizes, sizes, rotation), ranks)
 
     shares = dict(run_ranks(size, program, timeout=10))
     assert [len(shares[position]) for position in range(size)] == np.diff(plan.after).tolist()

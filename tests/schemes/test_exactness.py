@@ -55,7 +55,7 @@ def test_where_all_sums_are_kept_three_numbers_are_exchanged(selection):
     for ranks in simulate(case.gradients(), case.k, make=keeping(80, case, selection=selection)):
         for record in ranks:
             traffic = record.report.phases["global_select"]
-            assert (traffic.messages_sent, traffic.bytes_sent) == (3, 3 * 3 * 8)
+            assert (traffic.messages_sent, traffic.bytes_sent) == (3, 3 * 2 * 8)
             assert record.report.global_threshold == 0
             assert len(record.contributed) == record.report.local_selected == case.k
 

@@ -22,6 +22,8 @@ from ..support.simulation import keeping, simulate
 
 WORD = 4
 GUARD = 0.25
+MOST_ROUNDS = 16
+"""Of counting, until the cuts are right: four that go by the samples, and halving of short intervals."""
 EXACT = {"region_interval": 8}
 REUSE = {"selection": "reuse", "threshold_interval": 4, "region_interval": 8, "threshold_guard": GUARD}
 
@@ -43,8 +45,8 @@ def received_bound(k, size, kept):
 
 
 def agreement_bound(size):
-    """Words of 4 bytes; numbers of 8. The roll call and, where regions are cut anew, quantiles and counts."""
-    return 2 * (size - 1) * ((5 + size) + (16 * size + 1) + size)
+    """In words. The roll call and, where regions are cut anew, 64 quantiles, rounds of counting, and counts."""
+    return (size - 1) * ((4 + size + 1) + 66 + (size + 1) + 4 * MOST_ROUNDS)
 
 
 def global_select_bound(k, size):

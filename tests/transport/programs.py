@@ -66,6 +66,22 @@ def allgather_takes_strided_rows(transport: Transport) -> None:
                                                  for rank in range(transport.size)]
 
 
+def alltoall_gives_every_rank_its_rows(transport: Transport) -> None:
+    rank, size = transport.rank, transport.size
+    rows = np.array([[rank, to, 2**62 - rank] for to in range(size)], np.int64)
+    kept = rows.copy()
+    came = transport.alltoall(rows)
+    assert came.dtype == np.int64
+    assert came.tolist() == [[source, rank, 2**62 - source] for source in range(size)]
+    assert np.array_equal(rows, kept)
+
+
+def alltoall_takes_strided_rows(transport: Transport) -> None:
+    rows = np.arange(4 * transport.size, dtype=np.int64).reshape(transport.size, 4)[:, ::2] + transport.rank
+    assert transport.alltoall(rows).tolist() == [[4 * transport.rank + rank, 4 * transport.rank + 2 + rank]
+                                                 for rank in range(transport.size)]
+
+
 def allreduce_sums_beyond_32_bits(transport: Transport) -> None:
     total = transport.allreduce(np.array([transport.rank, 2**40, -3], np.int64))
     size = transport.size
@@ -212,7 +228,8 @@ def partial_rounds_while_another_thread_trains(transport: Any) -> None:
 
 
 PROGRAMS: dict[str, Callable[[Transport], None]] = {program.__name__: program for program in (
-    knows_its_place, allgather_keeps_rank_order, allgather_takes_strided_rows, allreduce_sums_beyond_32_bits,
+    knows_its_place, allgather_keeps_rank_order, allgather_takes_strided_rows, alltoall_gives_every_rank_its_rows,
+    alltoall_takes_strided_rows, allreduce_sums_beyond_32_bits,
     allreduce_of_a_histogram, inputs_stay_as_they_were, results_are_not_shared_between_calls,
     exchange_ragged_one_by_one, exchange_ragged_in_buckets_of_two, exchange_ragged_all_at_once, exchange_of_nothing,
     exchange_from_one_rank_only, exchange_to_one_rank_only, exchange_of_megabytes, exchanges_back_to_back,

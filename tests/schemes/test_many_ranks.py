@@ -1,0 +1,98 @@
+"""On many ranks nobody is told what all others have: the same updates, and control that grows with P, not with P²."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod_oktopk import GaussianK, GTopk, OkTopk, TopkA, TopkDSA
+from horovod_oktopk.phases import agreement
+from horovod_oktopk.schemes.cost import oktopk_bound
+
+from ..support.gradients import Case, cases, each_adversarial
+from ..support.simulation import advance, new_ranks, same_runs, simulate
+
+SCHEMES = {
+    "OkTopk": OkTopk().build, "reuse": OkTopk(selection="reuse", threshold_interval=3).build,
+    "auto": OkTopk(strategy="auto").build, "often cut": OkTopk(region_interval=2).build,
+    "always balanced": OkTopk(balance_trigger=1.0).build, "TopkA": TopkA().build, "TopkDSA": TopkDSA().build,
+    "GTopk": GTopk().build, "GaussianK": GaussianK().build}
+MANY = agreement.FEW_RANKS + 1
+CONTROL = ("agree", "global_select")
+
+
+def run(name, gradients, k):
+    _, size, n = gradients.shape
+    return advance(new_ranks(size, n, gradients.dtype, make=SCHEMES[name]), gradients, k)
+
+
+@pytest.fixture
+def told_little(monkeypatch):
+    """As on many ranks."""
+    def tell_little():
+        monkeypatch.setattr(agreement, "FEW_RANKS", 1)
+
+    return tell_little
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_what_ranks_are_told_changes_no_bit(name, size, told_little):
+    gradients = Case("normal", 300, 20, size, 8, seed=3).gradients()
+    told_all = run(name, gradients, 20)
+    told_little()
+    assert same_runs(told_all, run(name, gradients, 20))
+
+
+@pytest.mark.parametrize("name", ["OkTopk", "TopkDSA"])
+@pytest.mark.parametrize("case", each_adversarial(steps=4))
+def test_what_ranks_are_told_changes_no_bit_wherever_the_top_k_lies(name, case, told_little):
+    told_all = run(name, case.gradients(), case.k)
+    told_little()
+    assert same_runs(told_all, run(name, case.gradients(), case.k))
+
+
+@given(case=cases(dtypes=("float32",)), trigger=st.sampled_from([1.0, 4.0]))
+def test_the_bound_holds_from_three_ranks_on(case, trigger):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agreement, "FEW_RANKS", 1)
+        for ranks in simulate(case.gradients(), case.k, balance_trigger=trigger, region_interval=4):
+            for record in ranks:
+                sent, received = (count / 4 for count in record.report.payload_bytes())
+                if case.size > 2:
+                    assert sent <= oktopk_bound(case.k, case.size)
+                    assert received <= max(6 * case.k * (case.size - 1) / case.size, 4.5 * case.k) + 2 * case.size
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_more_ranks_than_are_told_everything(name):
+    gradients = Case("normal", 600, 30, MANY, 5, seed=3).gradients()
+    first = run(name, gradients, 30)
+    assert same_runs(first, run(name, gradients, 30))
+    assert first[-1][0].report.step == 5
+
+
+def control_words(size, k=512, steps=2):
+    """Of the step that cuts the regions, and of the next: what a rank sends, for each of the others."""
+    gradients = np.random.default_rng(1).standard_normal((steps, size, 8 * k)).astype(np.float32)
+    found = simulate(gradients, k)
+    assert [step[0].report.repartitioned for step in found] == [True, False]
+    return [max(sum(record.report.phases[name].bytes_sent for name in CONTROL) for record in step) / 4 / (size - 1)
+            for step in found]
+
+
+def test_control_grows_with_the_ranks_and_not_with_their_square():
+    """What a rank tells each other one: less on twice as many, as they share the search for the threshold."""
+    few, more = control_words(MANY), control_words(2 * MANY)
+    assert more[1] <= few[1] <= 60
+    assert more[0] <= few[0] <= 60 + 66 + 6 + 4 * 4
+
+
+def test_on_few_ranks_no_round_of_messages_is_added():
+    """One allgather is the roll call, two find the threshold."""
+    report = simulate(Case("normal", 4000, 400, 8, 2, seed=1).gradients(), 400)[1][0].report
+    assert not report.repartitioned
+    assert report.phases["agree"].messages_sent == 7
+    assert report.phases["global_select"].messages_sent == 2 * 7
