@@ -85,10 +85,9 @@ def gather_words(sizes: NDArray[np.int64], order: NDArray[np.int64]) -> tuple[di
 
     order: that of the ranks in the ring.
     """
-    plan = plan_balance(sizes)
-    moves, after = plan.moves, np.diff(plan.after)
-    leaving, arriving = sizes - np.diagonal(moves), moves.sum(axis=0) - np.diagonal(moves)
-    others = len(sizes) - 1
+    plan, positions, others = plan_balance(sizes), np.arange(len(sizes)), len(sizes) - 1
+    after, staying = np.diff(plan.after), plan.moved(positions, positions)
+    leaving, arriving = sizes - staying, after - staying
     path = {"direct": others * sizes.max(),
             "always balanced": max(leaving.max(), arriving.max()) + others * after.max()}
     sent = {"direct": ring_elements(sizes, order).max(),

@@ -6,11 +6,12 @@ Ranks are threads that compute one after the other. A rank holds no n elements, 
 which of them others have too follows a power law (--tail), made to resemble the fill-in of a real training.
 Everything else is the package's code. Messages and bytes are counted; seconds are computed from them:
 
-    phase = α · messages + bytes / bandwidth,    step = sum over its phases
+    phase = α · rounds + o · messages + bytes / bandwidth,    step = sum over its phases
 
-with, in each phase, the most messages and the most bytes that any rank sends or receives. Messages of
-collectives are taken as those of a tree: ⌈log2 P⌉ for an allgather and twice that for an allreduce; bytes as
-counted. It is communication only: nothing is computed, and no two phases overlap.
+with, in each phase, the most messages and the most bytes that any rank sends or receives. o is what a message costs
+the processor. Messages of collectives are taken as those of a tree, a round each: ⌈log2 P⌉ for an allgather or an
+alltoall and twice that for an allreduce; bytes as counted. Those of an exchange fly several at once, so a round is a
+batch of them. It is communication only: nothing is computed, and no two phases overlap.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from horovod_oktopk.errors import OptionError
 from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.schemes.cost import oktopk_bound
 from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.transport.base import batch_length
 from horovod_oktopk.transport.counting import Traffic
 
 SCHEMES = {"OkTopk": OkTopk, "GTopk": GTopk, "TopkDSA": TopkDSA, "TopkA": TopkA}
@@ -42,7 +44,21 @@ LARGEST = {"OkTopk": 1024, "GTopk": 256, "TopkDSA": 64, "TopkA": 64}
 """More ranks than these are left out, for the time and memory that the sums of all ranks' elements take."""
 COLLECTIVE = ("agree", "global_select", "allgatherv")
 """Phases in which all messages are those of collectives."""
+EXCHANGE = ("split_and_reduce", "balance")
+"""Phases in which messages fly at once; in those of gTopk one waits for another."""
+MESSAGES_IN_FLIGHT = OkTopk().messages_in_flight
 MEASURED_KEYS = ("scheme", "ranks", "seconds", "n", "density", "rate")
+
+
+@dataclass(frozen=True)
+class Cluster(Network):
+    """overhead: o, seconds of the processor for each message."""
+
+    overhead: float
+
+    def seconds(self, rounds: float, messages: float, moved: float) -> float:
+        """moved: bytes."""
+        return rounds * self.latency + messages * self.overhead + moved * 8 / self.bandwidth
 
 
 @dataclass(frozen=True)
@@ -63,40 +79,41 @@ class Result:
     seconds: float
     """Predicted, with trees for the messages of collectives."""
     seconds_ring: float
-    """The same with rings: P - 1 messages for an allgather."""
+    """The same with rings: P - 1 messages for an allgather, one after the other."""
     phases: dict[str, dict[str, float]]
-    """What `seconds` adds up: messages, bytes and seconds."""
+    """What `seconds` adds up: rounds, messages, bytes and seconds."""
 
 
 def options_of(scheme: str, k: int, global_density: float | None) -> Scheme:
     return OkTopk(k=k, global_density=global_density) if scheme == "OkTopk" else SCHEMES[scheme](k=k)
 
 
-def result_of(scheme: str, step: int, reports: list[StepReport], network: Network) -> Result:
+def result_of(scheme: str, step: int, reports: list[StepReport], cluster: Cluster) -> Result:
     payload = np.array([report.payload_bytes()[0] for report in reports]) / WORD
     control = np.array([report.bytes_sent for report in reports]) / WORD - payload
     first = reports[0]
     bound = oktopk_bound(first.k, len(reports), first.global_k) if scheme == "OkTopk" else 0.0
-    phases = {name: slowest([report.phases[name] for report in reports], name, network)
+    phases = {name: slowest([report.phases[name] for report in reports], name, cluster)
               for name in first.phases}
-    ring = sum(figures["counted_messages"] * network.latency + figures["bytes"] * 8 / network.bandwidth
-               for figures in phases.values())
+    ring = sum(cluster.seconds(figures["counted"] if name in COLLECTIVE else figures["rounds"], figures["counted"],
+                               figures["bytes"]) for name, figures in phases.items())
     return Result(scheme, len(reports), step, first.global_selected, float(payload.max()), float(payload.mean()),
                   float(control.max()), float(control.mean()), bound,
                   sum(figures["seconds"] for figures in phases.values()), ring, phases)
 
 
-def slowest(traffic: list[Traffic], phase: str, network: Network) -> dict[str, float]:
-    """The most messages and the most bytes of any rank, and the seconds of both."""
+def slowest(traffic: list[Traffic], phase: str, cluster: Cluster) -> dict[str, float]:
+    """The most rounds, messages and bytes of any rank, and the seconds of them. counted: messages, of rings."""
     size = len(traffic)
     counted = max(max(t.messages_sent, t.messages_received) for t in traffic)
-    messages = counted / (size - 1) * np.ceil(np.log2(size)) if phase in COLLECTIVE else counted
+    messages = counted / (size - 1) * float(np.ceil(np.log2(size))) if phase in COLLECTIVE else counted
+    rounds = -(-counted // batch_length(size, MESSAGES_IN_FLIGHT)) if phase in EXCHANGE else messages
     moved = max(max(t.bytes_sent, t.bytes_received) for t in traffic)
-    return {"messages": float(messages), "counted_messages": counted, "bytes": moved,
-            "seconds": float(messages * network.latency + moved * 8 / network.bandwidth)}
+    return {"rounds": rounds, "messages": messages, "counted": counted, "bytes": moved,
+            "seconds": cluster.seconds(rounds, messages, moved)}
 
 
-def measure(arguments: argparse.Namespace, gradients: PopularElements, network: Network) -> list[Result]:
+def measure(arguments: argparse.Namespace, gradients: PopularElements, cluster: Cluster) -> list[Result]:
     jobs = [(scheme, size) for scheme in arguments.schemes for size in arguments.ranks if size <= LARGEST[scheme]]
     total = sum(size * steps_of(scheme) for scheme, size in jobs)
     found = []
@@ -105,7 +122,7 @@ def measure(arguments: argparse.Namespace, gradients: PopularElements, network: 
             progress.set_description(f"{scheme}, {size} ranks")
             options = options_of(scheme, gradients.k, arguments.global_density)
             reports = simulate(options, size, gradients, steps_of(scheme), progress.update)
-            found += [result_of(scheme, step + 1, of_step, network) for step, of_step in enumerate(reports)]
+            found += [result_of(scheme, step + 1, of_step, cluster) for step, of_step in enumerate(reports)]
     return found
 
 
@@ -169,6 +186,7 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tail", type=float, default=1.0,
                         help="how alike the ranks' top-k are, from 0.3 (hardly) to 4 (nearly the same)")
     parser.add_argument("--latency", default="50us", help="α, with its unit: 50us, 0.1ms")
+    parser.add_argument("--overhead", default="2us", help="o, what a message costs the processor, with its unit")
     parser.add_argument("--bandwidth", default="1gbit",
                         help="of one rank, in each direction, with its unit: 10gbit, 940mbit/s")
     parser.add_argument("--measured", type=Path, help=f"JSON of a cluster: entries with {', '.join(MEASURED_KEYS)}, "
@@ -177,8 +195,8 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(line)
 
 
-def check(arguments: argparse.Namespace) -> Network:
-    """The network. Raises SystemExit where an argument is not allowed."""
+def check(arguments: argparse.Namespace) -> Cluster:
+    """Where it runs. Raises SystemExit where an argument is not allowed."""
     wrong = [size for size in arguments.ranks if not 2 <= size <= 1024]
     if wrong:
         raise SystemExit(f"simulation: --ranks must be from 2 to 1024; got {wrong[0]}")
@@ -190,16 +208,17 @@ def check(arguments: argparse.Namespace) -> Network:
         raise SystemExit(f"simulation: --tail must be from 0.3 to 4; got {arguments.tail:g}")
     try:
         OkTopk(global_density=arguments.global_density)
-        return Network(parse_latency(arguments.latency), parse_bandwidth(arguments.bandwidth))
+        return Cluster(parse_latency(arguments.latency), parse_bandwidth(arguments.bandwidth),
+                       parse_latency(arguments.overhead))
     except OptionError as error:
         raise SystemExit(f"simulation: {error}") from None
 
 
 def main(line: list[str] | None = None) -> None:
     arguments = parse_arguments(line)
-    network = check(arguments)
+    cluster = check(arguments)
     n, density = arguments.parameters, arguments.density
-    measured, others = read_measured(arguments.measured, n, density, network)
+    measured, others = read_measured(arguments.measured, n, density, cluster)
     gradients = PopularElements(n, OkTopk(density=density).k_of(n), arguments.tail, arguments.seed)
     assert len(gradients.order) == n  # made before the ranks, which share it, start
     left_out = [f"{scheme} on {size} ranks" for scheme in arguments.schemes for size in arguments.ranks
@@ -208,8 +227,8 @@ def main(line: list[str] | None = None) -> None:
         left_out.append(f"{others} measured points, of another n, density or rate")
     outcome = {"arguments": output.as_text(arguments), "n": n, "k": gradients.k,
                "latency": arguments.latency, "bandwidth": arguments.bandwidth,
-               "results": [asdict(result) for result in measure(arguments, gradients, network)],
-               "table1": table1(arguments.ranks, n, density, network), "measured": measured, "left_out": left_out}
+               "results": [asdict(result) for result in measure(arguments, gradients, cluster)],
+               "table1": table1(arguments.ranks, n, density, cluster), "measured": measured, "left_out": left_out}
     show(outcome, output.make_console())
     output.write_json(arguments.json, outcome)
     plot(outcome, arguments.plot)

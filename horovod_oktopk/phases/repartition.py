@@ -19,14 +19,14 @@ from ..vectors.sparse import Indices
 SAMPLES = 64
 """Quantiles that each rank contributes to a cut."""
 SLACK = 1 / 32
-"""Of a region's mean weight: so far from its place a cut may be; and half as many elements as there are ranks, since
-all of them may hold an index."""
+"""Of a region's mean weight: so far from its place a cut may be; or by as many elements as there are ranks, since all
+of them may hold an index."""
 TRUSTED = 4
 """Rounds in which cuts are corrected by the samples; after them intervals are halved."""
 
 
 def space_repartition(indices: Indices, n: int, transport: Transport) -> Indices:
-    """Boundaries that balance all ranks' local top-k: no region is more than a sixteenth, or P, above the mean.
+    """Boundaries that balance all ranks' local top-k: no region is more than a sixteenth, or 2P, above the mean.
 
     indices: int64, ascending: this rank's local top-k.
     Returns int64, shape (P + 1,): offsets from 0 to n, the same on every rank. A rank tells 65 words, and then 2P in
@@ -103,7 +103,7 @@ def corrected(found: Distribution, indices: Indices, transport: Transport) -> In
     that are known to lie below and above. indices: this rank's.
     """
     targets, cuts = found.targets, found.cuts
-    slack = max(SLACK * found.total / found.size, found.size / 2)
+    slack = max(SLACK * found.total / found.size, found.size)
     low, high = np.zeros_like(cuts), np.full_like(cuts, found.positions[-1])
     best, least, estimate = cuts, np.full(len(cuts), np.inf), targets
     for rounds in itertools.count(1):

@@ -11,6 +11,7 @@ four (float64: eight) allreduces of 256 counts.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,11 @@ Counts = NDArray[np.int64]
 
 DIGIT_BITS = 8
 MIN_ENTRIES, MAX_ENTRIES = 16, 512
-REACH = 4
-"""A sketch reaches down to the 4k/P-th element of its rank, four times what the mean rank contributes."""
+REACH, REACH_OF_MANY = 4, 2
+"""A sketch reaches down to the 4k/P-th element of its rank, four times what the mean rank contributes. On many ranks
+it reaches half as far, as a radix search, should it be needed, takes fewer words there than sketches do."""
+FEW_RANKS = 16
+"""More than these are many."""
 MOST_MAGNITUDES = 1024
 """So many different ones with their counts, of all ranks, take no more words than a radix search."""
 
@@ -51,8 +55,7 @@ class ExactThreshold:
         local_threshold: what this rank's own selection passed.
         """
         reduced = reduced.compress(reduced.values != 0)
-        entries = sketch_entries(k, transport.size)
-        step = -(-REACH * k // (transport.size * entries))
+        entries, step = sketch_shape(k, transport.size)
         ascending = KERNELS.sorted(to_bits(_top(reduced, step * entries).values))  # further down no sketch reaches
         floor = to_bits(np.array([local_threshold], reduced.values.dtype))
         rows = allgather_rows(np.concatenate([floor, sketch(ascending, step, entries - 1)]), transport)
@@ -140,9 +143,14 @@ def _top(vector: SparseVector, count: int) -> SparseVector:
     return vector.passing(kth_magnitude(vector.values, count)) if len(vector) > count else vector
 
 
-def sketch_entries(k: int, size: int) -> int:
-    """So many that sketches and what lies between two entries are about equally long: a power of two near √(8k/P)."""
-    return min(MAX_ENTRIES, max(MIN_ENTRIES, 1 << ((8 * k // size).bit_length() // 2)))
+def sketch_shape(k: int, size: int) -> tuple[int, int]:
+    """(entries, elements from one to the next): sketches are about as long as what lies between two entries.
+
+    For that there are √(2 · reach · k/P) of them, as about two steps of each rank lie between.
+    """
+    covered = (REACH if size <= FEW_RANKS else REACH_OF_MANY) * k
+    entries = min(MAX_ENTRIES, max(MIN_ENTRIES, math.isqrt(2 * covered // size)))
+    return entries, -(-covered // (size * entries))
 
 
 def sketch(ascending: Bits, step: int, entries: int) -> Bits:

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 Counts = NDArray[np.int64]
 Values = NDArray[Any]
+MOST_BATCHES = 16
+"""Of messages in an exchange."""
 TransportName = Literal["auto", "mpi", "horovod"]
 
 
@@ -75,7 +77,16 @@ def _whole_words(rows: NDArray[Any]) -> Counts:
 
 
 def rotated_batches(rank: int, size: int, messages_in_flight: int) -> Iterator[list[tuple[int, int]]]:
-    """(destination, source) of each step, in batches (Figure 2): no step has two senders to one rank."""
+    """(destination, source) of each step, in batches (Figure 2): no step has two senders to one rank.
+
+    On many ranks more fly at once, or latencies would add up.
+    """
     steps = [((rank + step) % size, (rank - step) % size) for step in range(1, size)]
-    for first in range(0, len(steps), messages_in_flight):
-        yield steps[first:first + messages_in_flight]
+    length = batch_length(size, messages_in_flight)
+    for first in range(0, len(steps), length):
+        yield steps[first:first + length]
+
+
+def batch_length(size: int, messages_in_flight: int) -> int:
+    """How many messages fly at once: so many as are wanted, or as make no more than MOST_BATCHES."""
+    return max(messages_in_flight, -(-(size - 1) // MOST_BATCHES))

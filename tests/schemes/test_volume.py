@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk.schemes.cost import oktopk_bound
-from horovod_oktopk.selection.global_top_k import sketch_entries
+from horovod_oktopk.selection.global_top_k import sketch_shape
 from horovod_oktopk.vectors import wire
 
 from ..support.gradients import Case, cases, cases_with_global_k, each_adversarial
@@ -52,8 +52,7 @@ def agreement_bound(size):
 def global_select_bound(k, size):
     """Sketches, the magnitudes between two entries, and a radix search: four reductions of 256 numbers, and counts.
     Where the threshold is reused, lengths, sizes and other sketches come before it."""
-    entries = sketch_entries(k, size)
-    step = -(-4 * k // (size * entries))
+    entries, step = sketch_shape(k, size)
     return (size - 1) * (2 * 66 + entries + 1 + 4 * step + 4) + 4 * 2 * (2 * 256) * (size - 1) / size
 
 

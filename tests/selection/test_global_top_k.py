@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk.selection.global_top_k import ExactThreshold, radix_kth_magnitude, sketch_entries
+from horovod_oktopk.selection.global_top_k import ExactThreshold, radix_kth_magnitude, sketch_shape
 from horovod_oktopk.selection.threshold_reuse import ReusedThreshold
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import run_ranks
@@ -183,8 +183,8 @@ def test_the_two_messages_are_short(k):
         ExactThreshold().select(on_eight(NORMAL)[transport.rank], k, np.arange(8), counting)
         return counting.traffic.bytes_sent
 
-    entries = sketch_entries(k, 8)
-    assert max(run_ranks(8, program)) <= 4 * 7 * (entries + 1 + 3 * 4 * k / 8 / entries)
+    entries, step = sketch_shape(k, 8)
+    assert max(run_ranks(8, program)) <= 4 * 7 * (entries + 1 + 3 * step)
 
 
 ONE_RANK = np.concatenate([NORMAL[:1000] * 100, NORMAL[1000:]])
