@@ -122,6 +122,7 @@ SCHEMES = {"dense": DENSE, "gradients": GRADIENTS, **{
 
 FALLING = "0.04,0.03,0.02,0.0135,0.009,0.0045"
 """Densities by epoch: they fall as the learning rate does, and in the mean there are as many bytes."""
+TRANSFORMER_RATES = (0.0025, 0.005, 0.01, 0.02, 0.04, 0.08)
 SGD_RATES, ADAM_RATES = (1.0, 2.0, 4.0, 6.0, 8.0, 12.0), (0.02, 0.04, 0.08, 0.16, 0.32)
 ONE_PERCENT = {"density": 0.01}
 
@@ -133,10 +134,11 @@ STUDIES = {
         "same-bytes-falling": all_kept("4 to 0.45 %, no overlap", GREEN, 0.0195, line="--", no_overlap=True,
                                        rate_of="same-bytes-in-turn", densities=FALLING),
         "warm-up": all_kept("1.95 %, density warm-up", BROWN, 0.0195, density_warmup=2),
-        "tenth": all_kept("0.08 %", VIOLET, 0.0008)}, SGD_RATES, ONE_PERCENT),
-    "lstm-tenth": Study("SGD with momentum, density 0.08 %", LSTM, 4, {
-        "dense": SAME_BATCHES, "gradients": GRADIENTS, "step-ahead": all_kept("0.08 %", VIOLET, 0.0008)}, SGD_RATES,
-        {"density": 0.0008}),
+        "tenth": all_kept("0.1 %", VIOLET, 0.001)}, SGD_RATES, ONE_PERCENT),
+    "lstm-0.1": Study("SGD with momentum, density 0.1 %", LSTM, 4, {
+        "dense": SAME_BATCHES, **MAIN, "dgc": MOMENTUM_CORRECTION}, SGD_RATES, {"density": 0.001}),
+    "lstm-2.6": Study("SGD with momentum, density 2.6 %", LSTM, 4, {
+        "dense": SAME_BATCHES, **MAIN, "dgc": MOMENTUM_CORRECTION}, SGD_RATES, {"density": 0.026}),
     "lstm-8": Study("SGD with momentum", LSTM, 8, {
         "dense": SAME_BATCHES, **MAIN, "paper": AS_IN_THE_PAPER}, SGD_RATES, ONE_PERCENT),
     "ahead-4": Study("how far ahead", LSTM, 4, {"dense": SAME_BATCHES, **COEFFICIENTS}, SGD_RATES, ONE_PERCENT),
@@ -144,7 +146,10 @@ STUDIES = {
     "lstm-adamw": Study("AdamW", LSTM, 4, {"dense": SAME_BATCHES, **MAIN}, ADAM_RATES,
                         {**ONE_PERCENT, "optimizer": "adamw"}),
     "transformer-adamw": Study("AdamW", TRANSFORMER, 4, {"dense": SAME_BATCHES, **MAIN},
-                               (0.0025, 0.005, 0.01, 0.02, 0.04), {**ONE_PERCENT, "optimizer": "adamw"}),
+                               TRANSFORMER_RATES, {**ONE_PERCENT, "optimizer": "adamw", "epochs": 12}),
+    "transformer-short": Study("AdamW, six epochs", TRANSFORMER, 4, {
+        "dense": SAME_BATCHES, **MAIN, "all-kept": all_kept("1.95 %", GREEN, 0.0195, rate_of="step-ahead")},
+        TRANSFORMER_RATES, {**ONE_PERCENT, "optimizer": "adamw"}),
     "digits-1": Study("density 1 %", DIGITS, 4, {"dense": DENSE, **MAIN}, (0.05, 0.1), ONE_PERCENT),
     "digits-0.1": Study("density 0.1 %", DIGITS, 4, {"dense": DENSE, **MAIN}, (0.05, 0.1), {"density": 0.001}),
     "schemes-digits": Study("every scheme", DIGITS, 4, SCHEMES, (0.05,), {"density": 0.02}, threads=False),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 Counts = NDArray[np.int64]
 Values = NDArray[Any]
-MOST_BATCHES = 16
+MOST_BATCHES = 8
 """Of messages in an exchange."""
 TransportName = Literal["auto", "mpi", "horovod"]
 
