@@ -33,4 +33,6 @@ class StepResult:
         assert self.selected is not None
         if isinstance(self.selected, DenseVector) or isinstance(self.contributed, slice):
             return self.selected
+        if len(self.contributed) == len(self.selected):
+            return self.selected
         return self.selected.take(KERNELS.common_positions(self.selected.indices, self.contributed))

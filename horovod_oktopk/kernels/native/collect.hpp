@@ -123,7 +123,7 @@ FOR_EACH_PROCESSOR bool subtract_pass(const Terms<double> &terms, int64_t length
 template <Of OF>
 INLINE WITH_AVX512 bool compress_pass(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
                                       CandidateBuffer<float> &all) {
-    constexpr int FEW = 4;
+    constexpr int FEW = 4, AHEAD = 1024;  // elements that are fetched before the processor's own prefetchers do
     const Terms<float> t = terms;  // copies, as nothing that is stored can change them
     CandidateBuffer<float> buffer = all;
     const __m512 scales = _mm512_set1_ps(t.scale);
@@ -133,6 +133,10 @@ INLINE WITH_AVX512 bool compress_pass(const Terms<float> &terms, int64_t length,
     __m512i largest = _mm512_setzero_si512();
     for (int64_t at = 0; at < length; at += LANES) {
         __m512 values;
+        if (OF != Of::ARRAY) {
+            _mm_prefetch(reinterpret_cast<const char *>(t.residual + at + AHEAD), _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char *>(t.gradient + at + AHEAD), _MM_HINT_T0);
+        }
         if (OF == Of::SUM) {
             values = _mm512_add_ps(_mm512_mul_ps(scales, _mm512_loadu_ps(t.residual + at)),
                                    _mm512_loadu_ps(t.gradient + at));
