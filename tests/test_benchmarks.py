@@ -169,6 +169,7 @@ BAD_INPUT = [
     ("paper.simulation", "--measured README.md", "cannot use --measured README.md"),
     ("paper.simulation", "--schemes Topk", "invalid choice: 'Topk'"),
     ("cluster.compare", "--hosts 1", "--hosts must be from 2 to 64"),
+    ("cluster.compare", "--ranks-per-host 0", "--ranks-per-host must be from 1 to 64; got 0"),
     ("cluster.compare", "--rate fast", "--rate must be such as 100mbit"),
     ("cluster.compare", "--rate 0mbit", "--rate must be"),
     ("cluster.compare", "--parameters 1000000000000", "GiB are free"),

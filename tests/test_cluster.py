@@ -66,6 +66,19 @@ def test_a_small_cluster_measures_time_and_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("network_namespaces")
+def test_ranks_of_a_host_share_its_link_and_talk_through_memory(tmp_path: Path) -> None:
+    """So an interface carries what both send, but not what they send each other."""
+    job = start("compare", "--hosts", "2", "--ranks-per-host", "2", "--parameters", "300000", "--steps", "2",
+                "--schemes", "TopkA", *outputs(tmp_path))
+    output, _ = job.communicate(timeout=120)
+    assert job.returncode == 0, output
+    (found,) = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert (found["hosts"], found["ranks"]) == (2, 4)
+    assert 0.5 * found["bytes_sent"] < found["interface_bytes"] < 1.5 * found["bytes_sent"]
+    assert left_behind(job) == []
+
+
+@pytest.mark.usefixtures("network_namespaces")
 def test_sizes_are_compared_with_dense(tmp_path: Path) -> None:
     job = start("sizes", "--hosts", "2", "--sizes", "1000", "20000", "--few-from", "1", "--steps", "2",
                 *outputs(tmp_path))

@@ -42,8 +42,9 @@ def measure(arguments: argparse.Namespace) -> list[Result]:
     for point, job in tqdm(planned, unit="job"):
         settings = {"densities": point.densities, "parameters": arguments.parameters, "warm_up": arguments.warm_up,
                     "steps": arguments.steps, "gradients": recorded}
-        with cluster(point.hosts, dilated(point.rate, arguments.dilation)) as hosts:
-            found += [{**result, "rate": point.rate, **in_dilated_seconds(result, arguments.dilation)}
+        with cluster(point.hosts, dilated(point.rate, arguments.dilation), arguments.ranks_per_host) as hosts:
+            found += [{**result, "hosts": point.hosts, "rate": point.rate,
+                       **in_dilated_seconds(result, arguments.dilation)}
                       for result in job.run(hosts, settings, arguments.timeout)]
         output.write_json(arguments.json, {"arguments": output.as_text(arguments), "results": found})
     return found
@@ -57,8 +58,8 @@ def in_dilated_seconds(result: Result, dilation: int) -> Result:
 def show(results: list[Result], point: Point, density: float, console: Console) -> None:
     found = at(results, point, density)
     dense = next((r["seconds"] for r in found if r["scheme"] == "Horovod dense"), None)
-    table = make_table(f"One allreduce of {found[0]['n']:,} gradients on {point.hosts} hosts at "
-                       f"{in_words(point.rate)}, density {density:.1%}", ["scheme"],
+    table = make_table(f"One allreduce of {found[0]['n']:,} gradients, {found[0]['ranks']} ranks on {point.hosts} "
+                       f"hosts at {in_words(point.rate)}, density {density:.1%}", ["scheme"],
                        ["seconds", "local", "faster than Horovod dense", "MB counted", "MB on the interface",
                         "selected / k"])
     for r in found:
@@ -89,7 +90,7 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
                          f"python -m benchmarks.data.record --path {arguments.gradients} records them")
         arguments.parameters = np.load(arguments.gradients, mmap_mode="r").shape[1]
     for point in points(arguments):
-        check_machine(point.hosts, point.rate, arguments.parameters)
+        check_machine(point.hosts, point.rate, arguments.parameters, ranks_per_host=arguments.ranks_per_host)
     return arguments
 
 
@@ -102,7 +103,7 @@ def main(line: list[str] | None = None) -> None:
         for density in point.densities:
             show(results, point, density, console)
     console.print("Medians of the steps; seconds of the slowest rank; local seconds and bytes of the mean rank. The "
-                  "interface also counts headers and acknowledgements.")
+                  "interface is that of a host, and also counts headers and acknowledgements.")
     if arguments.sweep:
         plot_sweep(results, points(arguments)[0], arguments.density, arguments.plot)
     else:

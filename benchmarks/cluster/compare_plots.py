@@ -26,7 +26,7 @@ class Point:
 
 def at(results: list[Result], point: Point, density: float) -> list[Result]:
     """The results of one point and density; dense ones have no density."""
-    return [r for r in results if (r["ranks"], r["rate"]) == (point.hosts, point.rate)
+    return [r for r in results if (r["hosts"], r["rate"]) == (point.hosts, point.rate)
             and r["density"] in (None, density)]
 
 

@@ -20,34 +20,38 @@ from pathlib import Path
 from benchmarks.launch import MPIRUN
 
 SUBNET = "10.213.0"
+SHARED_MEMORY = "/dev/shm"
 BYTES_PER_ELEMENT, BYTES_PER_RANK = 32, 450 << 20
 """Memory that one rank needs, at most: for each gradient element, and for its libraries."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """hosts: namespaces, in rank order. agent: what mpirun starts instead of ssh."""
+    """hosts: namespaces, in rank order. agent: what mpirun starts instead of ssh. ranks_per_host: which share a link,
+    and memory."""
 
     hosts: list[str]
     agent: Path
+    ranks_per_host: int = 1
 
     def mpirun(self, *options: str) -> list[str]:
         """The command line before the program's."""
-        addresses = ",".join(f"{SUBNET}.{index + 1}:1" for index in range(len(self.hosts)))
-        network = f"{SUBNET}.0/24"
-        settings = {"plm_rsh_agent": str(self.agent), "btl": "tcp,self", "pml": "ob1", "btl_tcp_if_include": network,
-                    "oob_tcp_if_include": network, "mpi_yield_when_idle": "1"}
+        each = self.ranks_per_host
+        addresses = ",".join(f"{SUBNET}.{index + 1}:{each}" for index in range(len(self.hosts)))
+        network, within = f"{SUBNET}.0/24", "vader," if each > 1 else ""
+        settings = {"plm_rsh_agent": str(self.agent), "btl": f"tcp,{within}self", "pml": "ob1",
+                    "btl_tcp_if_include": network, "oob_tcp_if_include": network, "mpi_yield_when_idle": "1"}
         mca = [part for name, value in settings.items() for part in ("--mca", name, value)]
-        return [MPIRUN, "-np", str(len(self.hosts)),
+        return [MPIRUN, "-np", str(each * len(self.hosts)), "--map-by", "slot",
                 "--host", addresses, "--bind-to", "none", *mca, *options]
 
 
 @contextmanager
-def cluster(hosts: int, rate: str) -> Iterator[Cluster]:
+def cluster(hosts: int, rate: str, ranks_per_host: int = 1) -> Iterator[Cluster]:
     """Makes the hosts, and removes them whatever happens inside."""
     mark = f"ok{os.getpid()}"
     names = [f"{mark}-{index}" for index in range(hosts)]
-    with ExitStack() as undo, tempfile.TemporaryDirectory() as folder:
+    with ExitStack() as undo, tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as folder:
         bridge = f"{mark}b"
         _ip("link", "add", bridge, "type", "bridge")
         undo.callback(_ip, "link", "del", bridge, check=False)
@@ -60,15 +64,16 @@ def cluster(hosts: int, rate: str) -> Iterator[Cluster]:
             undo.callback(_ip, "link", "del", link, check=False)
             undo.callback(_end_processes, name)  # first, as a namespace lives as long as they do
             _connect(name, link, bridge, f"{SUBNET}.{index + 1}/24", rate)
-        yield Cluster(names, _write_agent(Path(folder), mark))
+        yield Cluster(names, _write_agent(Path(folder), mark), ranks_per_host)
 
 
 def _write_agent(folder: Path, mark: str) -> Path:
     """A script with ssh's arguments, which starts a program on a host; the hosts share the machine's disk."""
     agent = folder / "agent.sh"
-    # Open MPI's daemons would meet in one session directory: each gets its own.
+    # Open MPI's daemons would meet in one session directory, and ranks in one shared memory: each host has its own.
     agent.write_text(f'#!/bin/sh\nhost="$1"; shift\nindex=$((${{host##*.}} - 1))\n'
                      f'export OMPI_MCA_orte_tmpdir_base={folder}/$index\nmkdir -p {folder}/$index\n'
+                     f'export OMPI_MCA_btl_vader_backing_directory={folder}/$index\n'
                      f'exec ip netns exec {mark}-$index sh -c "$*"\n')
     agent.chmod(0o755)
     return agent
@@ -103,16 +108,20 @@ def _run(*command: str, check: bool = True) -> None:
         raise SystemExit(f"cluster: `{' '.join(command)}` failed: {done.stderr.strip()}")
 
 
-def check_machine(hosts: int, rate: str, parameters: int, bytes_per_element: int = BYTES_PER_ELEMENT) -> None:
+def check_machine(hosts: int, rate: str, parameters: int, bytes_per_element: int = BYTES_PER_ELEMENT,
+                  ranks_per_host: int = 1) -> None:
     """Ends with a message where such a cluster cannot be, or not on this machine."""
     if not 2 <= hosts <= 64:
         raise SystemExit(f"cluster: --hosts must be from 2 to 64; got {hosts}")
     if not re.fullmatch(r"[1-9][0-9]*(kbit|mbit|gbit)", rate):
         raise SystemExit(f"cluster: --rate must be such as 100mbit or 1gbit; got {rate!r}")
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    needed = hosts * (parameters * bytes_per_element + BYTES_PER_RANK)
+    if not 1 <= ranks_per_host <= 64:
+        raise SystemExit(f"cluster: --ranks-per-host must be from 1 to 64; got {ranks_per_host}")
+    ranks = hosts * ranks_per_host
+    needed = ranks * (parameters * bytes_per_element + BYTES_PER_RANK)
     if needed > available:
-        raise SystemExit(f"cluster: {hosts} ranks of {parameters:,} parameters need about {needed >> 30} GiB; "
+        raise SystemExit(f"cluster: {ranks} ranks of {parameters:,} parameters need about {needed >> 30} GiB; "
                          f"{available >> 30} GiB are free")
     if os.geteuid() != 0:
         raise SystemExit("cluster: network namespaces need root: sudo .venv/bin/python -m benchmarks...")
@@ -136,6 +145,8 @@ def dilated(rate: str, dilation: int) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Those of every benchmark on a cluster."""
     parser.add_argument("--hosts", type=int, default=8)
+    parser.add_argument("--ranks-per-host", type=int, default=1, metavar="L",
+                        help="ranks that share a host's link, and talk to each other through memory")
     parser.add_argument("--rate", default="1gbit", help="of each host's link, such as 100mbit")
     parser.add_argument("--dilation", type=int, default=1, metavar="D",
                         help="time dilation: links have 1/D of the rate, and seconds are divided by D. With D ranks "

@@ -46,7 +46,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def seconds_of(scheme: str, n: int, steps: int, arguments: argparse.Namespace) -> float:
     settings = {"densities": [arguments.density], "parameters": n, "warm_up": arguments.warm_up, "steps": steps,
                 "gradients": None}
-    with cluster(arguments.hosts, arguments.rate) as hosts:
+    with cluster(arguments.hosts, arguments.rate, arguments.ranks_per_host) as hosts:
         return float(Job((scheme,)).run(hosts, settings, arguments.timeout)[0]["seconds"])
 
 
@@ -83,7 +83,7 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=30, help="timed")
     arguments = parser.parse_args(line)
     for n in arguments.sizes:
-        check_machine(arguments.hosts, arguments.rate, n, BYTES_PER_ELEMENT)
+        check_machine(arguments.hosts, arguments.rate, n, BYTES_PER_ELEMENT, arguments.ranks_per_host)
     return arguments
 
 

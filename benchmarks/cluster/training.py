@@ -2,8 +2,7 @@
 
     sudo .venv/bin/python -m benchmarks.cluster.training --hosts 8 --rate 1gbit
 
-A VGG-16, an LSTM and a transformer train on real data through hvd.DistributedOptimizer, one rank on each host. It
-needs root and iproute2.
+A VGG-16, an LSTM and a transformer train on real data through hvd.DistributedOptimizer. It needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -49,7 +48,8 @@ def measure(arguments: argparse.Namespace) -> list[Result]:
     for model, schemes, options in tqdm(planned, unit="job"):
         settings = {"model": model, "schemes": schemes, "density": arguments.density, "warm_up": arguments.warm_up,
                     "steps": arguments.steps}
-        with cluster(arguments.hosts, dilated(arguments.rate, arguments.dilation)) as hosts:
+        with cluster(arguments.hosts, dilated(arguments.rate, arguments.dilation),
+                     arguments.ranks_per_host) as hosts:
             results = launch.measured(hosts.mpirun(*options), "benchmarks.cluster.training_rank", settings,
                                       arguments.timeout)
         found += [{**r, **{name: r[name] / arguments.dilation for name in SECONDS}} for r in results]
@@ -58,8 +58,8 @@ def measure(arguments: argparse.Namespace) -> list[Result]:
 
 def show(results: list[Result], arguments: argparse.Namespace) -> None:
     table = output.make_table(
-        f"A training step on {arguments.hosts} hosts at {in_words(arguments.rate)}, density {arguments.density:.1%}; "
-        "seconds", ["model", "scheme"],
+        f"A training step on {arguments.hosts} hosts of {arguments.ranks_per_host} ranks at "
+        f"{in_words(arguments.rate)}, density {arguments.density:.1%}; seconds", ["model", "scheme"],
         ["step", *PARTS, "MB sent", "steps faster than dense", "longer than computation alone"])
     for r in results:
         dense = next((d["step"] for d in results if (d["model"], d["scheme"]) == (r["model"], "Dense")), None)
@@ -93,7 +93,8 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warm-up", type=int, default=12, help="steps of a sparse scheme before those timed")
     parser.add_argument("--steps", type=int, default=7, help="timed")
     arguments = parser.parse_args(line)
-    check_machine(arguments.hosts, arguments.rate, max(MODELS[model] for model in arguments.models))
+    check_machine(arguments.hosts, arguments.rate, max(MODELS[model] for model in arguments.models),
+                  ranks_per_host=arguments.ranks_per_host)
     return arguments
 
 
