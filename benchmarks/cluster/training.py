@@ -22,6 +22,7 @@ SCHEMES: dict[str, tuple[str, dict[str, object]]] = {
     "OkTopk, 8 MB buckets": ("OkTopk", {"bucket_bytes": 8_000_000}),
     "OkTopk, 32 MB buckets": ("OkTopk", {"bucket_bytes": 32_000_000}),
     "StepAhead(OkTopk)": ("StepAhead", {}),
+    "StepAhead(OkTopk), k sums": ("StepAhead", {"global_density": None}),
     "StepAhead(OkTopk), float32": ("StepAhead", {"value_dtype": None, "global_density": None}),
     "OkTopk, auto buckets": ("OkTopk", {"bucket_bytes": "auto"}),
     "GTopk": ("GTopk", {}), "TopkDSA": ("TopkDSA", {}), "TopkA": ("TopkA", {}), "GaussianK": ("GaussianK", {})}

@@ -27,9 +27,9 @@ def measure(model: str, schemes: list[Scheme], density: float, warm_up: int, ste
     hvd.init()
     torch.set_num_threads(1)
     workload = WORKLOADS[model]
-    computation = median_step(make_step(workload, None), warm_up, steps)["step"]
     found = []
     for name, kind, options in schemes:
+        computation = of_all_ranks(median_step(make_step(workload, None), 2, steps))["step"]
         dense, automatic = kind == "Dense", options.get("bucket_bytes") == "auto"
         compression = plugin.Dense if dense else compression_of(kind, density, options)
         before = 1 if dense else max(warm_up, TRIAL) if automatic else warm_up
