@@ -6,6 +6,7 @@ each rank's own, both changing from step to step.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -20,9 +21,10 @@ from benchmarks import launch
 from benchmarks.data.gradients import Gradients, Recorded, Source
 from horovod_oktopk import GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from horovod_oktopk.kernels import KERNELS
+from horovod_oktopk.reducer.host_accumulator import HostAccumulator
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
-from horovod_oktopk.transport.counting import CountingTransport
+from horovod_oktopk.transport.counting import CountingTransport, on_hosts
 from horovod_oktopk.transport.mpi import MPITransport
 from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
 
@@ -30,8 +32,9 @@ INTERFACE = Path("/sys/class/net/eth0/statistics/tx_bytes")
 SPARSE = {"OkTopk": OkTopk, "OkTopk, bfloat16": partial(OkTopk, value_dtype="bfloat16"),
           "OkTopk, log4": partial(OkTopk, value_dtype="log4"),
           "OkTopk, reuse": partial(OkTopk, selection="reuse"), "OkTopk, auto": partial(OkTopk, strategy="auto"),
+          "OkTopk, hierarchical": OkTopk, "OkTopk, log4, hierarchical": partial(OkTopk, value_dtype="log4"),
           "TopkA": TopkA, "TopkDSA": TopkDSA, "GTopk": GTopk, "GaussianK": GaussianK}
-LOCAL_PHASES = ("accumulate", "select", "sum", "write_back")
+LOCAL_PHASES = ("accumulate", "host_sum", "select", "sum", "write_back")
 Vector = np.ndarray[Any, Any]
 Reduce = Callable[[Vector], StepReport | None]
 """Reduces the gradient in place; what a sparse scheme did."""
@@ -59,15 +62,16 @@ def mpi_dense() -> Reduce:
 
 def sparse(scheme: str, n: int, density: float) -> Reduce:
     options = SPARSE[scheme](density=density)
-    accumulator = NumpyAccumulator(n)
     algorithm = options.build("benchmark: allreduce")
-    transport = CountingTransport(MPITransport(MPI.COMM_WORLD.Dup()))
+    transport = (hosts_transport() if "hierarchical" in scheme
+                 else CountingTransport(MPITransport(MPI.COMM_WORLD.Dup())))
+    accumulator = NumpyAccumulator(n) if transport.hosts is None else HostAccumulator(n, np.float32, transport.hosts)
 
     def reduce(gradient: Vector) -> StepReport:
         transport.reset()
         with transport.phase("accumulate"):
             finite = accumulator.accumulate([(0, gradient)], clear=True)
-        result = algorithm.reduce(accumulator, options.k_of(n), finite, transport)
+        result = algorithm.reduce(accumulator, options.k_of(n), finite, transport, whole=n)
         assert result.update is not None
         with transport.phase("write_back"):
             accumulator.commit(result.contributed, result.remainder)
@@ -75,6 +79,15 @@ def sparse(scheme: str, n: int, density: float) -> Reduce:
         return result.report
 
     return reduce
+
+
+def hosts_transport() -> CountingTransport:
+    """Each host is one worker. Ranks of a host follow one another, and all hosts have as many."""
+    everyone, per_host = MPI.COMM_WORLD.Dup(), int(os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"])
+    host, local = divmod(everyone.rank, per_host)
+    grid = np.arange(everyone.size).reshape(-1, per_host)
+    across, within = everyone.Split(local, host), everyone.Split(host, local)
+    return on_hosts(MPITransport(everyone), MPITransport(across), MPITransport(within), grid)
 
 
 def write(update: SparseVector | DenseVector, gradient: Vector) -> None:

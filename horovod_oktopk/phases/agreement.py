@@ -84,10 +84,6 @@ class RollCall:
     counts: Counts
     """See `tell`."""
 
-    def counts_for(self, rank: int) -> Counts:
-        """This rank's counts of all ranks: what each of them has for it. int64, shape (P,)."""
-        return self.counts[:, rank if self.counts.shape[1] > 1 else 0]
-
     @property
     def finite(self) -> bool:
         """Whether every rank's accumulator is."""
@@ -121,6 +117,11 @@ def tell(row: Words, counts: Counts, transport: Transport) -> tuple[Words, Count
     else:
         rows = alltoall_rows(np.column_stack([np.tile(row, (transport.size, 1)), words]), transport)
     return rows[:, :length], rows[:, length:].astype(np.int64)
+
+
+def counts_for(counts: Counts, rank: int) -> Counts:
+    """Of what `tell` gave: what every rank has for this one, int64, shape (P,)."""
+    return counts[:, rank if counts.shape[1] > 1 else 0]
 
 
 @functools.lru_cache(maxsize=64)

@@ -60,16 +60,17 @@ class Load:
     received: Counts
 
 
-def divide(boundaries: Indices, indices: Indices, counts: Counts, transport: Transport) -> tuple[Regions, Load]:
+def divide(boundaries: Indices, indices: Indices, counts: Counts, transport: Transport, rotates: bool = True,
+           ) -> tuple[Regions, Load]:
     """The regions of a step, and what their owners have to do.
 
     indices: this rank's selection, ascending. counts: what `agreement.tell` gave of all ranks' counts by region. If
-    that are all of them, the owners are those who keep most elements where they are; otherwise rank j owns region j,
-    and the load is gathered: two words of each rank.
+    that are all of them, the owners are those who keep most elements where they are (if it rotates); otherwise rank j
+    owns region j, and the load is gathered: two words of each rank.
     """
     rank, mine = transport.rank, count_by_region(indices, boundaries)
     if counts.shape[1] == transport.size:
-        regions = Regions(boundaries, mine, counts[:, 0], owner_rotation(counts))
+        regions = Regions(boundaries, mine, counts[:, 0], owner_rotation(counts) if rotates else 0)
         ranks = np.arange(transport.size)
         owned = (ranks - regions.rotation) % transport.size
         kept = counts[ranks, owned]

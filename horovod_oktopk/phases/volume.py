@@ -23,7 +23,7 @@ class Volume:
     order: Counts
     bound: float
 
-    def fits_regions(self, k: int) -> bool:
+    def fits_regions(self, k: float) -> bool:
         """Whether each owner receives so little that, with all of u, it keeps to the bound."""
         return bool(self.load.received.max() <= max(self.bound / 2 - k, k) + len(self.order))
 

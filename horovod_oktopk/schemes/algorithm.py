@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..phases.agreement import Attendance, Memory, RollCall, roll_call
+from ..phases.agreement import Attendance, Memory, RollCall, roll_call, tell
+from ..phases.host import select_on_host, whole_update
 from ..phases.sparse_transport import SparseTransport
 from ..selection.accumulator import Accumulator
 from ..selection.local_top_k import local_top_k
-from ..transport.counting import CountingTransport
+from ..transport.base import Counts
+from ..transport.counting import CountingTransport, Hosts
 from ..vectors.sparse import DenseVector, Indices, SparseVector
 from ..vectors.values import ValueDtype
 from ..vectors.wire import WireCodec
@@ -25,7 +27,8 @@ from .step_result import StepResult
 class Step:
     """One step on one rank: what all of its phases may need to know.
 
-    finite: whether this rank's acc is.
+    acc: of this rank's elements. finite: whether it is. k: of all of this worker's elements. transport: to the other
+    workers. A worker is a rank; or it is a host, and then its ranks have a share of its elements each.
     """
 
     acc: Accumulator
@@ -37,8 +40,14 @@ class Step:
     """What this rank has selected of acc."""
     threshold: float = 0.0
     """The magnitude by which it was."""
+    largest: float = 0.0
+    """The largest magnitude that this worker has selected."""
     call: RollCall = field(init=False)
     """What all ranks said when they opened the step."""
+    counts: Counts = field(init=False)
+    """What they told of their selections; see `agreement.tell`."""
+    share_k: float = field(init=False)
+    """How many elements of this share the mean worker has selected: k, where it is not divided."""
     global_k: int = field(init=False)
     """How many elements of the sum are kept at most."""
 
@@ -61,7 +70,7 @@ class Step:
         ranks = SparseTransport(self.transport, WireCodec(self.acc.dtype, value_dtype), messages_in_flight)
         if value_dtype is None:
             return ranks
-        return ranks.spanning(self.threshold, float(np.abs(self.selected.values).max(initial=0)))
+        return ranks.spanning(self.threshold, self.largest)
 
     def skipped(self) -> StepResult:
         """Of a step that some rank could not take, as its gradient was not finite."""
@@ -89,40 +98,69 @@ class Algorithm:
         self.description = description
         self.step = 0
 
-    def reduce(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport) -> StepResult:
+    def reduce(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport,
+               whole: int | None = None) -> StepResult:
         """One step. The caller commits `contributed` to acc, or drops the step.
 
-        finite: whether this rank's acc is. Raises AgreementError or TransportError, on every rank.
+        finite: whether this rank's acc is. whole: how many elements the worker has, where acc has a share of them.
+        Raises AgreementError or TransportError, on every rank.
         """
-        return self.complete(self.begin(acc, k, finite, transport))
+        return self.complete(self.begin(acc, k, finite, transport, whole))
 
-    def begin(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport) -> Step:
+    def begin(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport, whole: int | None = None,
+              ) -> Step:
         """The part of a step that looks at acc: it selects, and communicates with nobody."""
-        step = Step(acc, k, finite, transport, StepReport(self.step + 1, acc.n, k, phases=transport.phases))
-        step.global_k = step.report.global_k = self.global_k(k, acc.n, transport.size)
+        n = acc.n if whole is None else whole
+        step = Step(acc, k, finite, transport, StepReport(self.step + 1, n, k, phases=transport.phases))
+        step.global_k = step.report.global_k = self.global_k(k, n, transport.size)
         if not self.fits(k, transport.size):
             self.forget()
         step.selected = self.select(step)
+        step.largest = float(np.abs(step.selected.values).max(initial=0))
         return step
 
     def complete(self, step: Step) -> StepResult:
         """The part that communicates."""
-        acc, transport = step.acc, step.transport
+        hosts = step.transport.hosts
         with step.phase("agree"):
-            mine = Attendance(self.description, step.k, self.step, step.finite, self.memory(),
-                              self.counts(step.selected, acc.n, transport.size))
-            step.call = roll_call(mine, transport)
+            mine = Attendance(self.description, step.k, self.step, step.finite, self.memory())
+            if hosts is None:
+                mine = replace(mine, counts=self.counts(step.selected, step.n, step.transport.size))
+            step.call = roll_call(mine, step.transport.everyone)
         step.report.step = step.t
         if not step.call.finite:
             return step.skipped()
+        step.counts, step.share_k = step.call.counts, step.k
+        if hosts is not None:
+            self._join_shares(step, hosts)
         result = self.exchange(step)
+        if hosts is not None:
+            result = self._update_of_all_shares(result, step, hosts)
         self.step = step.t
         return result
+
+    def _join_shares(self, step: Step, hosts: Hosts) -> None:
+        """Of what the host's ranks have selected of their shares, the host's top-k remains; then counts are told."""
+        with step.phase("host_select"):
+            step.threshold, step.largest, step.selected = select_on_host(step.selected, step.k, hosts.within)
+        with step.phase("agree"):
+            length, counts = len(step.selected), self.counts(step.selected, step.n, step.transport.size)
+            lengths, step.counts = tell(np.array([length], np.uint32), counts, step.transport)
+            step.share_k = float(lengths.mean())
+
+    def _update_of_all_shares(self, result: StepResult, step: Step, hosts: Hosts) -> StepResult:
+        assert result.update is not None
+        with step.phase("host_gather"):
+            update = whole_update(result.update, hosts.bounds(step.report.n), hosts.within)
+        step.report.global_selected = len(update)
+        return replace(result, update=update)
 
     def check_agreement(self, description: str, k: int, transport: CountingTransport, finite: bool = True) -> bool:
         """A roll call alone, on which the others hear that this rank differs, if so; whether all are `finite`."""
         nothing = self.counts(SparseVector.empty(np.float32), 0, transport.size)
-        return roll_call(Attendance(description, k, self.step, finite, counts=nothing), transport).finite
+        if transport.hosts is not None:
+            nothing = nothing[:0]
+        return roll_call(Attendance(description, k, self.step, finite, counts=nothing), transport.everyone).finite
 
     # What schemes give.
 
@@ -139,7 +177,7 @@ class Algorithm:
         with step.phase("select"):
             if not step.finite:
                 return SparseVector.empty(step.acc.dtype)
-            step.threshold, selected = self.local_selection(step.acc, step.k)
+            step.threshold, selected = self.local_selection(step.acc, min(step.k, step.n))
             return selected
 
     def local_selection(self, acc: Accumulator, k: int) -> tuple[float, SparseVector]:

@@ -25,7 +25,7 @@ def gtopk_volume(k: int, size: int) -> float:
     return 4 * k * ceil(log2(size))
 
 
-def oktopk_bound(k: int, size: int, global_k: int | None = None) -> float:
+def oktopk_bound(k: float, size: int, global_k: float | None = None) -> float:
     """Ok-Topk, Equation 3: at most 2k(P-1)/P words in phase 1 and 4k'(P-1)/P in phase 2, so 6k(P-1)/P where k' = k.
 
     global_k: k', elements of the sum that are kept; None: k. With fewer than k, the mean rank keeps to this; one that

@@ -159,7 +159,7 @@ class OkTopkAllreduce(Algorithm):
             regions, load = self._divide(selection.indices, step)  # lines 5-7
         with step.phase("split_and_reduce"):
             reduced = split_and_reduce(selection, regions, ranks)  # line 8
-        volume = Volume(load, regions.order, oktopk_bound(step.k, ranks.size, step.global_k))
+        volume = Volume(load, regions.order, oktopk_bound(step.share_k, ranks.size, step.global_k))
         with step.phase("global_select"):
             summed, sizes = self._select_globally(reduced, step, volume)  # lines 9-12
             ranks = ranks.spanning(*self.global_.ends)
@@ -174,26 +174,32 @@ class OkTopkAllreduce(Algorithm):
 
     def _divide(self, selected: Indices, step: Step) -> tuple[Regions, Load]:
         """The regions of this step: those of the last one, while they are balanced."""
+        rotates = step.transport.hosts is None  # a host's ranks do not know who owns what in other shares
         if step.call.in_sync and not _due(step.t, self.options.region_interval):
             assert self.boundaries is not None
-            regions, load = divide(self.boundaries, selected, step.call.counts, step.transport)
-            if Volume(load, regions.order, oktopk_bound(step.k, step.transport.size)).fits_regions(step.k):
+            regions, load = divide(self.boundaries, selected, step.counts, step.transport, rotates)
+            volume = Volume(load, regions.order, oktopk_bound(step.share_k, step.transport.size))
+            if volume.fits_regions(step.share_k):
                 return regions, load
         step.report.repartitioned = True
         self.boundaries = space_repartition(selected, step.n, step.transport)
         _, counts = tell(np.empty(0, np.uint32), count_by_region(selected, self.boundaries), step.transport)
-        return divide(self.boundaries, selected, counts, step.transport)
+        return divide(self.boundaries, selected, counts, step.transport, rotates)
 
     def _select_globally(self, reduced: SparseVector, step: Step, volume: Volume,
                          ) -> tuple[SparseVector, NDArray[np.int64]]:
         """This rank's share of the global top-k, and how many elements each rank's has."""
-        if step.global_k >= min(step.n, step.k * step.transport.size):
-            return self.global_.select_all(reduced, step.transport, step.threshold)
-        due = _due(step.t, self.options.threshold_interval)
-        if self.options.selection == "reuse" and step.call.in_sync and not due:
-            return self.global_.select_again(reduced, step.global_k, volume.order, volume.fits_direct,
-                                             step.transport, step.threshold)
-        return self.global_.select(reduced, step.global_k, volume.order, step.transport, step.threshold)
+        hosts, everyone = step.transport.hosts, step.transport.everyone
+        if step.global_k >= min(step.report.n, step.k * step.transport.size):
+            found, sizes = self.global_.select_all(reduced, everyone, step.threshold)
+        elif self.options.selection == "reuse" and step.call.in_sync and not _due(step.t,
+                                                                                  self.options.threshold_interval):
+            found, sizes = self.global_.select_again(reduced, step.global_k, volume.order, volume.fits_direct,
+                                                     everyone, step.threshold)
+        else:
+            order = volume.order if hosts is None else hosts.grid.T.ravel()
+            found, sizes = self.global_.select(reduced, step.global_k, order, everyone, step.threshold)
+        return found, sizes if hosts is None else sizes[hosts.group]
 
     @staticmethod
     def _gather(chosen: SparseVector, sizes: NDArray[np.int64], balances: bool, step: Step, regions: Regions,

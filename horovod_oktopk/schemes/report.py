@@ -63,16 +63,18 @@ class StepReport:
 
     PAYLOAD = ("split_and_reduce", "balance", "allgatherv", "reduce_tree", "broadcast_tree",
                "allreduce")
+    ON_HOST = ("host_sum", "host_select", "host_gather")
+    """Phases of which nothing leaves the host, where each host is one worker."""
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that this rank sent in all phases, agreement included."""
-        return sum(traffic.bytes_sent for traffic in self.phases.values())
+        """Bytes that this rank sent in all phases, agreement included, but for those that stay on its host."""
+        return sum(traffic.bytes_sent for name, traffic in self.phases.items() if name not in self.ON_HOST)
 
     @property
     def bytes_received(self) -> int:
-        """Bytes that this rank received in all phases, agreement included."""
-        return sum(traffic.bytes_received for traffic in self.phases.values())
+        """Bytes that this rank received in all phases, agreement included, but for those of its host."""
+        return sum(traffic.bytes_received for name, traffic in self.phases.items() if name not in self.ON_HOST)
 
     @property
     def seconds(self) -> float:

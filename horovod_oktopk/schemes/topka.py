@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..phases.agreement import counts_for
 from ..phases.sparse_transport import SparseTransport
 from ..vectors.sparse import SparseVector, sum_of
 from ..vectors.wire import Extent
@@ -34,5 +35,5 @@ class TopkAAllreduce(Algorithm):
 
 def gather(selection: SparseVector, step: Step, ranks: SparseTransport) -> list[SparseVector]:
     """Everyone's selection, by rank; the roll call has told their lengths."""
-    lengths = step.call.counts_for(ranks.rank).tolist()
+    lengths = counts_for(step.counts, ranks.rank).tolist()
     return ranks.allgatherv(selection, [(rank, Extent(count, 0, step.n)) for rank, count in enumerate(lengths)])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..phases.agreement import counts_for
 from ..phases.regions import Regions, count_by_region
 from ..phases.sparse_transport import SparseTransport
 from ..phases.split_reduce import split_and_reduce
@@ -52,7 +53,7 @@ class TopkDSAAllreduce(Algorithm):
         ranks = step.ranks(messages_in_flight=self.options.messages_in_flight)
         boundaries = equal_regions(step.n, ranks.size)
         sent = count_by_region(step.selected.indices, boundaries)
-        regions = Regions(boundaries, sent, step.call.counts_for(ranks.rank))
+        regions = Regions(boundaries, sent, counts_for(step.counts, ranks.rank))
         with step.phase("split_and_reduce"):
             reduced = split_and_reduce(step.selected, regions, ranks)
         with step.phase("agree"):

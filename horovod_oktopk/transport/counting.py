@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 
+import numpy as np
+
 from .base import Bytes, Counts, Transport, Values
 
 
@@ -25,39 +27,64 @@ class Traffic:
 
 
 @dataclass
+class Log:
+    """What a rank does, by phase; several transports may share one."""
+
+    phases: dict[str, Traffic] = field(default_factory=dict)
+    phase: str = "agree"
+
+    @property
+    def traffic(self) -> Traffic:
+        """The count of the present phase."""
+        return self.phases.setdefault(self.phase, Traffic())
+
+
+@dataclass
 class CountingTransport:
     """Wraps a transport. Messages are counted as they are; a collective as its bandwidth-optimal algorithm:
     an allgather as a ring (a rank sends every block but that of the rank after it), an alltoall as a message to each
-    rank, an allreduce as reduce-scatter and allgather."""
+    rank, an allreduce as reduce-scatter and allgather.
+
+    hosts: the other ranks of a job in which each host is one worker; see Hosts.
+    """
 
     inner: Transport
-    phases: dict[str, Traffic] = field(default_factory=dict)
-    _phase: str = "agree"
+    log: Log = field(default_factory=Log)
+    hosts: Hosts | None = None
 
     def __post_init__(self) -> None:
         self.rank = self.inner.rank
         self.size = self.inner.size
         self.concurrent = self.inner.concurrent
 
+    @property
+    def phases(self) -> dict[str, Traffic]:
+        return self.log.phases
+
+    @property
+    def everyone(self) -> CountingTransport:
+        """All ranks of the job."""
+        return self if self.hosts is None else self.hosts.everyone
+
     def reset(self) -> None:
         """Starts a new count."""
-        self.phases = {}
+        self.log.phases = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """What happens inside is counted, and timed, under this name."""
-        outer, self._phase = self._phase, name
+        outer, self.log.phase = self.log.phase, name
         start = time.perf_counter()
         try:
             yield
         finally:
             self.traffic.seconds += time.perf_counter() - start
-            self._phase = outer
+            self.log.phase = outer
 
     @property
     def traffic(self) -> Traffic:
         """The count of the present phase."""
-        return self.phases.setdefault(self._phase, Traffic())
+        return self.log.traffic
 
     def allgather(self, row: Counts) -> Counts:
         self._count_others(row.nbytes, row.nbytes)
@@ -95,3 +122,32 @@ class CountingTransport:
         traffic.bytes_received += received
         traffic.messages_sent += messages
         traffic.messages_received += messages
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Each host is one worker, and its ranks divide its elements among themselves.
+
+    Then the transport of a step joins the ranks that have the same share on all hosts, one of each. everyone: all
+    ranks. within: those of this host. grid: int64, shape (hosts, ranks of a host): everyone's numbers.
+    """
+
+    everyone: CountingTransport
+    within: CountingTransport
+    grid: Counts
+
+    def bounds(self, n: int) -> Counts:
+        """Of the shares of n elements: offsets from 0 to n, shape (ranks of a host + 1,)."""
+        return n * np.arange(self.within.size + 1) // self.within.size
+
+    @property
+    def group(self) -> Counts:
+        """The ranks that have the share of this one, by host."""
+        return self.grid[:, self.within.rank]
+
+
+def on_hosts(everyone: Transport, across: Transport, within: Transport, grid: Counts) -> CountingTransport:
+    """The transport of a step in which each host is one worker; all that is sent is counted together."""
+    log = Log()
+    hosts = Hosts(CountingTransport(everyone, log), CountingTransport(within, log), grid)
+    return CountingTransport(across, log, hosts)

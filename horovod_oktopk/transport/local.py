@@ -27,6 +27,8 @@ class LocalWorld:
         self._slots: list[list[Any]] = [[None] * size, [None] * size]
         self._turns = [0] * size
         self._barrier = threading.Barrier(size, timeout=timeout)
+        self._groups: dict[str, LocalWorld] = {}
+        self._lock = threading.Lock()
         self.signals: list[queue.SimpleQueue[int]] = [queue.SimpleQueue() for _ in range(size)]
 
     def swap(self, rank: int, item: Any) -> list[Any]:
@@ -37,9 +39,17 @@ class LocalWorld:
         self._wait()
         return list(self._slots[turn])
 
+    def group(self, name: str, size: int) -> LocalWorld:
+        """A world of some of the threads, which ends with this one."""
+        with self._lock:
+            return self._groups.setdefault(name, LocalWorld(size, self.timeout))
+
     def abort(self) -> None:
         """Ends every rank that waits, or will wait, with TransportError."""
         self._barrier.abort()
+        with self._lock:
+            for world in self._groups.values():
+                world.abort()
 
     def check(self) -> None:
         """Raises TransportError once a rank has failed."""
@@ -65,6 +75,13 @@ class LocalTransport:
     def signals(self) -> LocalSignals:
         """Of the same ranks."""
         return LocalSignals(self._world, self.rank)
+
+    def groups(self, ranks_per_host: int) -> tuple[LocalTransport, LocalTransport]:
+        """As if so many ranks, one after the other, were a host's: one of each host, and those of this host."""
+        host, local = divmod(self.rank, ranks_per_host)
+        across = self._world.group(f"across {local}", self.size // ranks_per_host)
+        within = self._world.group(f"within {host}", ranks_per_host)
+        return LocalTransport(across, host), LocalTransport(within, local)
 
     def allgather(self, row: Counts) -> Counts:
         return np.stack(self._world.swap(self.rank, row.copy()))

@@ -1,0 +1,109 @@
+"""The ranks of a host add up their gradients share by share, and keep a share each."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod_oktopk.reducer import host_accumulator
+from horovod_oktopk.reducer.host_accumulator import HostAccumulator
+from horovod_oktopk.transport.counting import on_hosts
+from horovod_oktopk.transport.local import LocalTransport, LocalWorld, run_ranks
+
+
+def one_host(transport):
+    """All ranks on one host."""
+    alone = LocalTransport(LocalWorld(1), 0)
+    return on_hosts(transport, alone, transport, np.arange(transport.size)[None]).hosts
+
+
+def in_pieces(vector, cuts):
+    """(offset, array) pairs that cover the vector."""
+    bounds = [0, *cuts, len(vector)]
+    return [(start, vector[start:stop]) for start, stop in pairwise(bounds)]
+
+
+def bounds_of(n, size):
+    return (n * np.arange(size + 1) // size).tolist()
+
+
+@given(size=st.integers(1, 4), n=st.integers(1, 60), cuts=st.lists(st.integers(0, 60), max_size=4),
+       chunk=st.sampled_from([1, 7, 100]), dtype=st.sampled_from(["float16", "float32"]))
+def test_a_rank_has_the_sum_of_its_share(size, n, cuts, chunk, dtype):
+    gradients = np.random.default_rng(n).integers(-50, 50, (2, size, n)).astype(dtype)
+    cuts = sorted(min(cut, n) for cut in cuts)
+
+    def program(transport):
+        acc, found = HostAccumulator(n, np.float32, one_host(transport)), []
+        for step in gradients:
+            pieces = in_pieces(step[transport.rank].copy(), cuts)
+            assert acc.accumulate(pieces, clear=True)
+            assert not any(piece.any() for _, piece in pieces)
+            acc.commit(np.empty(0, np.int64))
+            found.append(acc.read_residual())
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_accumulator, "CHUNK", chunk)
+        by_rank = run_ranks(size, program)
+    bounds = bounds_of(n, size)
+    sums = np.cumsum(gradients.astype(np.float32).sum(axis=1), axis=0)
+    for rank, found in enumerate(by_rank):
+        for step, residual in enumerate(found):
+            mine = slice(bounds[rank], bounds[rank + 1])
+            assert np.array_equal(residual[mine], sums[step][mine])
+            residual[mine] = 0
+            assert not residual.any()
+
+
+def test_a_rank_keeps_its_share_of_the_memory():
+    def program(transport):
+        acc = HostAccumulator(1000, np.float32, one_host(transport))
+        return acc.n, acc.residual.nbytes + acc._acc.nbytes
+
+    assert run_ranks(4, program) == [(250, 2 * 4 * 250)] * 4
+
+
+def test_any_residual_that_is_loaded_comes_to_the_ranks_that_keep_it():
+    """Once; not if the step is undone, and once more if it is reverted."""
+    residuals = np.random.default_rng(3).integers(-50, 50, (2, 9)).astype(np.float32)
+
+    def program(transport):
+        acc = HostAccumulator(9, np.float32, one_host(transport))
+        acc.load_residual(residuals[transport.rank])
+        loaded = acc.read_residual()
+        acc.accumulate([(0, np.ones(9, np.float32))])  # and not committed
+        acc.accumulate([(0, np.ones(9, np.float32))])
+        acc.commit(np.empty(0, np.int64))
+        taken = acc.read_residual()
+        acc.revert()
+        return loaded, taken, acc.read_residual()
+
+    found = run_ranks(2, program)
+    assert [loaded.tolist() for loaded, *_ in found] == residuals.tolist()
+    assert sum(taken for _, taken, _ in found).tolist() == (residuals.sum(axis=0) + 2).tolist()
+    assert [before.tolist() for *_, before in found] == residuals.tolist()
+
+
+def test_what_lies_outside_is_in_the_unit_of_the_residual():
+    def program(transport):
+        acc = HostAccumulator(4, np.float32, one_host(transport))
+        acc.load_residual(np.full(4, 3, np.float32))
+        acc.accumulate([(0, np.ones(4, np.float32))], scale=2.0)
+        acc.commit(np.empty(0, np.int64))
+        return acc.read_residual()
+
+    assert sum(run_ranks(2, program)).tolist() == [2 * 3 * 2 + 2] * 4
+
+
+def test_nan_on_any_rank_is_seen_by_the_rank_that_has_its_share():
+    def program(transport):
+        gradient = np.ones(10, np.float32)
+        gradient[7] = np.nan if transport.rank == 0 else 1
+        return HostAccumulator(10, np.float32, one_host(transport)).accumulate([(0, gradient)])
+
+    assert run_ranks(2, program) == [True, False]

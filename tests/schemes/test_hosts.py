@@ -1,0 +1,122 @@
+"""Each host is one worker, and its ranks share its elements: the bits of as many ranks as there are hosts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod_oktopk import OkTopk, TopkA, TopkDSA
+from horovod_oktopk.schemes.cost import oktopk_bound
+from horovod_oktopk.selection.accumulator import NumpyAccumulator
+from horovod_oktopk.transport.counting import on_hosts
+from horovod_oktopk.transport.local import run_ranks
+
+from ..support.gradients import Case, cases, each_adversarial
+from ..support.simulation import advance, keeping, new_ranks, same_bits
+
+SCHEMES = {
+    "OkTopk": OkTopk().build, "often cut": OkTopk(region_interval=2).build,
+    "always balanced": OkTopk(balance_trigger=1.0).build, "TopkA": TopkA().build, "TopkDSA": TopkDSA().build}
+
+
+def on_shares(gradients, k, ranks_per_host, make):
+    """Steps with the hosts' gradients, shape (steps, H, n): by step, the update, and residuals of shape (H, n)."""
+    steps, size, n = gradients.shape
+    bounds = (n * np.arange(ranks_per_host + 1) // ranks_per_host).tolist()
+
+    def program(transport):
+        host, local = divmod(transport.rank, ranks_per_host)
+        across, within = transport.groups(ranks_per_host)
+        grid = np.arange(transport.size).reshape(size, ranks_per_host)
+        counting = on_hosts(transport, across, within, grid)
+        mine = slice(bounds[local], bounds[local + 1])
+        acc, algorithm, found = NumpyAccumulator(bounds[local + 1] - bounds[local], gradients.dtype), make("test"), []
+        for step in gradients:
+            counting.reset()
+            finite = acc.accumulate([(0, step[host, mine].copy())])
+            result = algorithm.reduce(acc, k, finite, counting, whole=n)
+            if result.update is not None:
+                acc.commit(result.contributed, result.remainder)
+            found.append((result.update, acc.residual.copy(), result.report))
+        return found
+
+    by_rank = run_ranks(size * ranks_per_host, program)
+    return [list(step) for step in zip(*by_rank, strict=True)]
+
+
+def assert_same_as_flat(gradients, k, ranks_per_host, make):
+    _, size, n = gradients.shape
+    flat = advance(new_ranks(size, n, gradients.dtype, make=make), gradients, k)
+    for one, ranks in zip(flat, on_shares(gradients, k, ranks_per_host, make), strict=True):
+        for rank, (update, _, report) in enumerate(ranks):
+            host = one[rank // ranks_per_host]
+            assert same_bits(update.indices, host.update.indices)
+            assert same_bits(update.values, host.update.values)
+            assert report.global_selected == host.report.global_selected
+            assert report.local_threshold == host.report.local_threshold
+        residuals = np.concatenate([residual for _, residual, _ in ranks]).reshape(size, n)
+        assert same_bits(residuals, np.stack([record.residual for record in one]))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize(("hosts", "ranks_per_host"), [(1, 3), (2, 2), (3, 2), (2, 5), (4, 1)])
+def test_the_bits_are_those_of_as_many_ranks_as_hosts(name, hosts, ranks_per_host):
+    gradients = Case("normal", 301, 20, hosts, 5, seed=3).gradients()
+    assert_same_as_flat(gradients, 20, ranks_per_host, SCHEMES[name])
+
+
+@pytest.mark.parametrize("value_dtype", ["bfloat16", "log4"])
+@pytest.mark.parametrize(("hosts", "ranks_per_host"), [(2, 2), (3, 2), (2, 5)])
+def test_values_are_rounded_alike(value_dtype, hosts, ranks_per_host):
+    """What rounding a sum leaves over stays with its owner, and who that is depends on the shares: so residuals have
+    the same sum over the hosts, and one step the same bits."""
+    gradients, make = Case("normal", 301, 20, hosts, 1, seed=3).gradients(), OkTopk(value_dtype=value_dtype).build
+    (flat,) = advance(new_ranks(hosts, 301, make=make), gradients, 20)
+    (ranks,) = on_shares(gradients, 20, ranks_per_host, make)
+    for update, _, _ in ranks:
+        assert same_bits(update.indices, flat[0].update.indices)
+        assert same_bits(update.values, flat[0].update.values)
+    residuals = np.concatenate([residual for _, residual, _ in ranks]).reshape(hosts, 301)
+    np.testing.assert_allclose(residuals.sum(axis=0), sum(record.residual for record in flat), atol=1e-6)
+
+
+@pytest.mark.parametrize("case", each_adversarial(steps=4))
+def test_wherever_the_top_k_lies(case):
+    assert_same_as_flat(case.gradients(), case.k, 3, OkTopk().build)
+
+
+@given(case=cases(), ranks_per_host=st.integers(1, 4))
+def test_any_vector_on_any_number_of_ranks(case, ranks_per_host):
+    assert_same_as_flat(case.gradients(), case.k, min(ranks_per_host, case.n), OkTopk().build)
+
+
+@pytest.mark.parametrize("kept", [1, 7, 40, 60])
+def test_more_or_less_is_kept_of_the_sum(kept):
+    case = Case("normal", 301, 20, 3, 4, seed=5)
+    assert_same_as_flat(case.gradients(), case.k, 2, keeping(kept, case))
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_one_bad_element_drops_the_step_on_all_ranks(poison):
+    gradients = Case("normal", 100, 10, 2, 4, seed=5).gradients()
+    bad = gradients.copy()
+    bad[2, 1, 7] = poison
+    found = on_shares(bad, 10, 2, OkTopk().build)
+    for (update, residual, report), (_, before, _) in zip(found[2], found[1], strict=True):
+        assert update is None
+        assert not report.finite
+        assert same_bits(residual, before)
+
+
+@pytest.mark.parametrize("kept", [400, 1600])
+def test_a_host_sends_what_one_rank_would(kept):
+    """Words of payload of all of a host's ranks, in steps that balance and others, against the bound of one."""
+    case = replace(Case("normal", 40_000, 400, 4, 4, seed=1))
+    for step in on_shares(case.gradients(), case.k, 2, keeping(kept, case)):
+        sent = [report.payload_bytes()[0] / 4 for _, _, report in step]
+        for host in range(4):
+            assert 0 < sum(sent[2 * host:2 * host + 2]) <= oktopk_bound(case.k, 4, kept)
