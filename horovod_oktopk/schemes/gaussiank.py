@@ -35,6 +35,8 @@ class GaussianKAllreduce(TopkAAllreduce):
     Where it lets more than k pass, the k largest are sent: the volume keeps to TopkA's bound.
     """
 
+    works_on_shares = False  # the deviation is that of all elements
+
     def local_selection(self, acc: Accumulator, k: int) -> tuple[float, SparseVector]:
         threshold = gaussian_threshold(*acc.moments(), k / acc.n)
         for _ in range(ATTEMPTS):

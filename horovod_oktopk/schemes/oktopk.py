@@ -148,6 +148,7 @@ class OkTopkAllreduce(Algorithm):
     def __init__(self, description: str, options: OkTopk) -> None:
         super().__init__(description)
         self.options = options
+        self.works_on_shares = options.selection == "exact"
         self.global_ = ReusedThreshold(options.threshold_guard)
         self.boundaries: Indices | None = None
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk import OkTopk, TopkA, TopkDSA
+from horovod_oktopk import GaussianK, GTopk, OkTopk, PluginError, TopkA, TopkDSA
 from horovod_oktopk.schemes.cost import oktopk_bound
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import on_hosts
@@ -98,6 +98,13 @@ def test_any_vector_on_any_number_of_ranks(case, ranks_per_host):
 def test_more_or_less_is_kept_of_the_sum(kept):
     case = Case("normal", 301, 20, 3, 4, seed=5)
     assert_same_as_flat(case.gradients(), case.k, 2, keeping(kept, case))
+
+
+@pytest.mark.parametrize("make", [GTopk().build, GTopk(collective="allgather").build, GaussianK().build,
+                                  OkTopk(selection="reuse").build, OkTopk(strategy="auto").build])
+def test_what_needs_all_elements_of_a_host_is_refused(make):
+    with pytest.raises(PluginError, match="its worker cannot be a host"):
+        on_shares(Case("normal", 100, 10, 2, 1, seed=5).gradients(), 10, 2, make)
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
