@@ -66,8 +66,8 @@ def test_a_small_cluster_measures_time_and_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("network_namespaces")
-def test_ranks_of_a_host_share_its_link_and_talk_through_memory(tmp_path: Path) -> None:
-    """So an interface carries what both send, but not what they send each other."""
+def test_ranks_of_a_host_share_its_link(tmp_path: Path) -> None:
+    """Its interface carries what both send, but not what they send each other."""
     job = start("compare", "--hosts", "2", "--ranks-per-host", "2", "--parameters", "300000", "--steps", "2",
                 "--schemes", "TopkA", *outputs(tmp_path))
     output, _ = job.communicate(timeout=120)

@@ -51,7 +51,8 @@ def cluster(hosts: int, rate: str, ranks_per_host: int = 1) -> Iterator[Cluster]
     """Makes the hosts, and removes them whatever happens inside."""
     mark = f"ok{os.getpid()}"
     names = [f"{mark}-{index}" for index in range(hosts)]
-    with ExitStack() as undo, tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as folder:
+    with (ExitStack() as undo, tempfile.TemporaryDirectory() as folder,
+          tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as memory):
         bridge = f"{mark}b"
         _ip("link", "add", bridge, "type", "bridge")
         undo.callback(_ip, "link", "del", bridge, check=False)
@@ -64,16 +65,19 @@ def cluster(hosts: int, rate: str, ranks_per_host: int = 1) -> Iterator[Cluster]
             undo.callback(_ip, "link", "del", link, check=False)
             undo.callback(_end_processes, name)  # first, as a namespace lives as long as they do
             _connect(name, link, bridge, f"{SUBNET}.{index + 1}/24", rate)
-        yield Cluster(names, _write_agent(Path(folder), mark), ranks_per_host)
+        yield Cluster(names, _write_agent(Path(folder), memory, mark), ranks_per_host)
 
 
-def _write_agent(folder: Path, mark: str) -> Path:
-    """A script with ssh's arguments, which starts a program on a host; the hosts share the machine's disk."""
+def _write_agent(folder: Path, memory: str, mark: str) -> Path:
+    """A script with ssh's arguments, which starts a program on a host; the hosts share the machine's disk.
+
+    memory: a folder for what a host's ranks share.
+    """
     agent = folder / "agent.sh"
     # Open MPI's daemons would meet in one session directory, and ranks in one shared memory: each host has its own.
     agent.write_text(f'#!/bin/sh\nhost="$1"; shift\nindex=$((${{host##*.}} - 1))\n'
-                     f'export OMPI_MCA_orte_tmpdir_base={folder}/$index\nmkdir -p {folder}/$index\n'
-                     f'export OMPI_MCA_btl_vader_backing_directory={folder}/$index\n'
+                     f'export OMPI_MCA_orte_tmpdir_base={folder}/$index\nmkdir -p {folder}/$index {memory}/$index\n'
+                     f'export OMPI_MCA_btl_vader_backing_directory={memory}/$index\n'
                      f'exec ip netns exec {mark}-$index sh -c "$*"\n')
     agent.chmod(0o755)
     return agent

@@ -1,4 +1,4 @@
-"""What the schemes send, and how long that would take, on 2 to 256 ranks: their own code on simulated ranks.
+"""What the schemes send, and how long that would take, on 2 to 1,024 ranks: their own code on simulated ranks.
 
     python -m benchmarks.paper.simulation --latency 50us --bandwidth 1gbit --json runs/simulation.json
 
@@ -9,9 +9,10 @@ Everything else is the package's code. Messages and bytes are counted; seconds a
     phase = α · rounds + o · messages + bytes / bandwidth,    step = sum over its phases
 
 with, in each phase, the most messages and the most bytes that any rank sends or receives. o is what a message costs
-the processor. Messages of collectives are taken as those of a tree, a round each: ⌈log2 P⌉ for an allgather or an
-alltoall and twice that for an allreduce; bytes as counted. Those of an exchange fly several at once, so a round is a
-batch of them. It is communication only: nothing is computed, and no two phases overlap.
+the processor. Messages of collectives are taken as those of a tree, a round each: ⌈log2 P⌉ for an allgather and twice
+that for an allreduce; bytes as counted. An alltoall has a message to each rank, in as many rounds. Those of an
+exchange fly several at once, so a round is a batch of them. It is communication only: nothing is computed, and no two
+phases overlap.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from benchmarks.paper.simulation_plots import plot
 from horovod_oktopk import GTopk, OkTopk, TopkA, TopkDSA
 from horovod_oktopk.advise import WORD, Network, parse_bandwidth, parse_latency, predict
 from horovod_oktopk.errors import OptionError
+from horovod_oktopk.phases.agreement import FEW_RANKS
 from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.schemes.cost import oktopk_bound
 from horovod_oktopk.schemes.report import StepReport
@@ -108,6 +110,9 @@ def slowest(traffic: list[Traffic], phase: str, cluster: Cluster) -> dict[str, f
     counted = max(max(t.messages_sent, t.messages_received) for t in traffic)
     messages = counted / (size - 1) * float(np.ceil(np.log2(size))) if phase in COLLECTIVE else counted
     rounds = -(-counted // batch_length(size, MESSAGES_IN_FLIGHT)) if phase in EXCHANGE else messages
+    if phase == "agree" and size > FEW_RANKS:  # half of its rings of P - 1 messages is an alltoall, or one more
+        alltoalls = 1 if counted < 3 * (size - 1) else 2
+        messages += alltoalls * (size - 1 - float(np.ceil(np.log2(size))))
     moved = max(max(t.bytes_sent, t.bytes_received) for t in traffic)
     return {"rounds": rounds, "messages": messages, "counted": counted, "bytes": moved,
             "seconds": cluster.seconds(rounds, messages, moved)}

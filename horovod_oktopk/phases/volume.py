@@ -15,8 +15,8 @@ from .regions import Load
 class Volume:
     """Words that every rank sends in this step, to be held against the bound.
 
-    order: the owners in the order of their regions. bound: in words; see `oktopk_bound`. All ranks know all the
-    numbers, so all decide alike.
+    order: the owners in the order of their regions. bound: in words; see `oktopk_bound`. All ranks that take part in
+    the exchange know all the numbers, so they decide alike.
     """
 
     load: Load

@@ -86,7 +86,7 @@ def exchanged(pieces: Sequence[Values], within: Transport) -> Iterator[Values]:
     mine, others = pieces[within.rank], [rank for rank in range(within.size) if rank != within.rank]
     outgoing = {rank: pieces[rank].view(np.uint8) for rank in others if len(pieces[rank])}
     incoming = {rank: mine.nbytes for rank in others if len(mine)}
-    came = {rank: message.copy().view(mine.dtype) for batch in within.exchange(outgoing, incoming, within.size)
+    came = {rank: message.view(mine.dtype) for batch in within.exchange(outgoing, incoming, within.size)
             for rank, message in batch}
     for rank in range(within.size):
         yield mine if rank == within.rank else came.get(rank, mine)

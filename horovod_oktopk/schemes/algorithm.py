@@ -182,7 +182,7 @@ class Algorithm:
     def select(self, step: Step) -> SparseVector:
         """What this rank selects; nothing where its acc is not finite."""
         with step.phase("select"):
-            if not step.finite:
+            if not step.finite or not step.n:  # a share may be empty
                 return SparseVector.empty(step.acc.dtype)
             step.threshold, selected = self.local_selection(step.acc, min(step.k, step.n))
             return selected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -51,7 +51,8 @@ class OkTopk(Scheme):
         elsewhere as they are. float16 holds magnitudes of about 6e-5 to 65504 well; the other two any.
     threshold_interval: τ′, steps between exact evaluations of the global threshold, where it is reused.
     region_interval: τ, steps between repartitions of the regions.
-    messages_in_flight: how many messages fly at once while what came before them is decoded.
+    messages_in_flight: how many messages fly at once while what came before them is decoded; on many ranks as many as
+        make 8 batches.
     balance_trigger: balance before the allgatherv where the largest block exceeds this multiple of the mean.
     threshold_guard: relative deviation from k past which a reused global threshold is replaced, in [0, 1).
     transport: "mpi" (mpi4py), "horovod" (Horovod's own alltoall and allgather), or "auto": MPI where
@@ -163,6 +164,8 @@ class OkTopkAllreduce(Algorithm):
         volume = Volume(load, regions.order, oktopk_bound(step.share_k, ranks.size, step.global_k))
         with step.phase("global_select"):
             summed, sizes = self._select_globally(reduced, step, volume)  # lines 9-12
+            if step.transport.hosts is not None:  # the bound of this share, with what is kept in it
+                volume = replace(volume, bound=oktopk_bound(step.share_k, ranks.size, float(sizes.sum())))
             ranks = ranks.spanning(*self.global_.ends)
             chosen = ranks.codec.round(summed)
         balances = needs_balance(sizes, self.options.balance_trigger) and volume.fits_balanced(sizes[regions.order])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -91,7 +89,13 @@ def test_wherever_the_top_k_lies(case):
 
 @given(case=cases(), ranks_per_host=st.integers(1, 4))
 def test_any_vector_on_any_number_of_ranks(case, ranks_per_host):
-    assert_same_as_flat(case.gradients(), case.k, min(ranks_per_host, case.n), OkTopk().build)
+    assert_same_as_flat(case.gradients(), min(case.k, case.n), ranks_per_host, OkTopk().build)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize(("n", "hosts", "ranks_per_host"), [(1, 2, 3), (2, 3, 4), (3, 1, 7)])
+def test_a_host_with_more_ranks_than_elements(name, n, hosts, ranks_per_host):
+    assert_same_as_flat(Case("normal", n, 1, hosts, 4, seed=3).gradients(), 1, ranks_per_host, SCHEMES[name])
 
 
 @pytest.mark.parametrize("kept", [1, 7, 40, 60])
@@ -119,11 +123,33 @@ def test_one_bad_element_drops_the_step_on_all_ranks(poison):
         assert same_bits(residual, before)
 
 
-@pytest.mark.parametrize("kept", [400, 1600])
-def test_a_host_sends_what_one_rank_would(kept):
-    """Words of payload of all of a host's ranks, in steps that balance and others, against the bound of one."""
-    case = replace(Case("normal", 40_000, 400, 4, 4, seed=1))
-    for step in on_shares(case.gradients(), case.k, 2, keeping(kept, case)):
+def one_owner(hosts):
+    """In both shares host 0 selects nothing in its own region, and all of the sum's top-k lies there."""
+    each = 8 * (hosts - 1)  # elements that a host selects of a share
+    length, rng = 40 * each, np.random.default_rng(2)
+    gradients = rng.uniform(0, 0.01, (3, hosts, 2, length)).astype(np.float32)
+    for share in range(2):
+        for host in range(hosts):
+            own = np.arange(host - 1, each, hosts - 1) if host else np.arange(0)
+            others = each + rng.choice(length - each, each - len(own), replace=False)
+            gradients[:, host, share, own] += 100
+            gradients[:, host, share, others] += 1
+    return gradients.reshape(3, hosts, -1), 2 * each
+
+
+@pytest.mark.usefixtures("words_for_indices")
+@pytest.mark.parametrize("trigger", [1.0, 4.0])
+@pytest.mark.parametrize("hosts", [3, 5, 8])
+def test_a_host_sends_no_more_than_the_bound_of_one_rank(hosts, trigger):
+    """Words of payload of all of its ranks."""
+    gradients, k = one_owner(hosts)
+    found = on_shares(gradients, k, 2, OkTopk(balance_trigger=trigger).build)
+    for step in found:
         sent = [report.payload_bytes()[0] / 4 for _, _, report in step]
-        for host in range(4):
-            assert 0 < sum(sent[2 * host:2 * host + 2]) <= oktopk_bound(case.k, 4, kept)
+        assert max(sent[2 * host] + sent[2 * host + 1] for host in range(hosts)) <= oktopk_bound(k, hosts)
+
+
+def test_shares_are_balanced():
+    gradients = Case("normal", 400, 40, 4, 4, seed=3).gradients()
+    found = on_shares(gradients, 40, 2, SCHEMES["always balanced"])
+    assert any(report.balanced for step in found for _, _, report in step)

@@ -54,6 +54,7 @@ def test_what_ranks_are_told_changes_no_bit_wherever_the_top_k_lies(name, case, 
     assert same_runs(told_all, run(name, case.gradients(), case.k))
 
 
+@pytest.mark.usefixtures("words_for_indices")
 @given(case=cases(dtypes=("float32",)), trigger=st.sampled_from([1.0, 4.0]))
 def test_the_bound_holds_from_three_ranks_on(case, trigger):
     with pytest.MonkeyPatch.context() as patch:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from horovod_oktopk.schemes.cost import oktopk_bound
 from horovod_oktopk.selection.global_top_k import sketch_shape
-from horovod_oktopk.vectors import wire
 
 from ..support.gradients import Case, cases, cases_with_global_k, each_adversarial
 from ..support.simulation import keeping, simulate
@@ -54,16 +53,6 @@ def global_select_bound(k, size):
     Where the threshold is reused, lengths, sizes and other sketches come before it."""
     entries, step = sketch_shape(k, size)
     return (size - 1) * (2 * 66 + entries + 1 + 4 * step + 4) + 4 * 2 * (2 * 256) * (size - 1) / size
-
-
-@pytest.fixture(scope="module")
-def words_for_indices():
-    def plain(count, _span):
-        return 32, count, 0
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "_index_words", plain)
-        yield
 
 
 pytestmark = pytest.mark.usefixtures("words_for_indices")
