@@ -34,7 +34,7 @@ SPARSE = {"OkTopk": OkTopk, "OkTopk, bfloat16": partial(OkTopk, value_dtype="bfl
           "OkTopk, reuse": partial(OkTopk, selection="reuse"), "OkTopk, auto": partial(OkTopk, strategy="auto"),
           "OkTopk, hierarchical": OkTopk, "OkTopk, log4, hierarchical": partial(OkTopk, value_dtype="log4"),
           "TopkA": TopkA, "TopkDSA": TopkDSA, "GTopk": GTopk, "GaussianK": GaussianK}
-LOCAL_PHASES = ("accumulate", "select", "sum", "write_back")
+LOCAL_PHASES = ("accumulate", "host_sum", "select", "sum", "write_back")
 Vector = np.ndarray[Any, Any]
 Reduce = Callable[[Vector], StepReport | None]
 """Reduces the gradient in place; what a sparse scheme did."""

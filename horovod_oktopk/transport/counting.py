@@ -32,6 +32,8 @@ class Log:
 
     phases: dict[str, Traffic] = field(default_factory=dict)
     phase: str = "agree"
+    inside: float = 0.0
+    """Seconds of phases inside the present one, which are theirs alone."""
 
     @property
     def traffic(self) -> Traffic:
@@ -72,14 +74,16 @@ class CountingTransport:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What happens inside is counted, and timed, under this name."""
-        outer, self.log.phase = self.log.phase, name
+        """What happens inside is counted, and timed, under this name, but for what is under another in turn."""
+        log = self.log
+        outer, log.phase, before, log.inside = log.phase, name, log.inside, 0.0
         start = time.perf_counter()
         try:
             yield
         finally:
-            self.traffic.seconds += time.perf_counter() - start
-            self.log.phase = outer
+            seconds = time.perf_counter() - start
+            self.traffic.seconds += seconds - log.inside
+            log.phase, log.inside = outer, before + seconds
 
     @property
     def traffic(self) -> Traffic:

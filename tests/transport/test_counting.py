@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from horovod_oktopk.transport.counting import CountingTransport
-from horovod_oktopk.transport.local import run_ranks
+from horovod_oktopk.transport.local import LocalTransport, LocalWorld, run_ranks
 
 from .programs import PROGRAMS
 
@@ -89,3 +89,14 @@ def test_a_reset_leaves_earlier_counts_to_their_holders():
         assert before["agree"].bytes_sent == 8
 
     assert only(2, program) == [(16, 16, 1, 1)] * 2
+
+
+def test_seconds_of_a_phase_inside_another_are_its_own(monkeypatch):
+    readings = iter([0.0, 1.0, 4.0, 5.0, 9.0, 10.0])  # outer begins; inner begins and ends, twice; outer ends
+    monkeypatch.setattr("horovod_oktopk.transport.counting.time.perf_counter", lambda: next(readings))
+    counting = CountingTransport(LocalTransport(LocalWorld(1), 0))
+    with counting.phase("outer"):
+        for _ in range(2):
+            with counting.phase("inner"):
+                pass
+    assert {name: traffic.seconds for name, traffic in counting.phases.items()} == {"inner": 7.0, "outer": 3.0}
