@@ -6,15 +6,16 @@ from ..errors import TransportError
 from ..phases.agreement import Attendance, roll_call
 from ..transport.base import TransportName
 from ..transport.connect import Network
-from ..transport.counting import CountingTransport
+from ..transport.counting import CountingTransport, Hosts
+from ..transport.hosts import Hierarchical
 
 
 class Connection:
     """The transport to the ranks of a network, made when it is first needed; one object on each rank."""
 
-    def __init__(self, network: Network, choice: TransportName) -> None:
+    def __init__(self, network: Network, choice: TransportName, hierarchical: Hierarchical) -> None:
         self.network = network
-        self._choice = choice
+        self._choice, self._hierarchical = choice, hierarchical
         self._transport: CountingTransport | None = None
         self._membership: tuple[int, int, int] | None = None
 
@@ -23,6 +24,11 @@ class Connection:
         """To the present ranks; after `connect`."""
         assert self._transport is not None
         return self._transport
+
+    @property
+    def hosts(self) -> Hosts | None:
+        """Where each host is one worker; None otherwise."""
+        return self.transport.hosts
 
     @property
     def is_current(self) -> bool:
@@ -44,10 +50,11 @@ class Connection:
         """
         if self._transport is None:
             self._membership = rank, size, _ = self.network.membership()
-            transport = CountingTransport(self.network.connect(self._choice))
-            if (transport.rank, transport.size) != (rank, size):
+            transport = self.network.connect(self._choice, self._hierarchical)
+            everyone = transport.everyone
+            if (everyone.rank, everyone.size) != (rank, size):
                 raise TransportError(f"Horovod calls this rank {rank} of {size}; the transport calls it "
-                                     f"{transport.rank} of {transport.size}")
-            roll_call(Attendance(description, k, step=0), transport)
+                                     f"{everyone.rank} of {everyone.size}")
+            roll_call(Attendance(description, k, step=0), everyone)
             self._transport = transport
         return self._transport

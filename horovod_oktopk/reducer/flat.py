@@ -24,6 +24,7 @@ from ..vectors.sparse import DenseVector, SparseVector, Values
 from .bucket_trial import BucketTrial, Sample
 from .buckets import Bucket, Buckets, L, split
 from .connection import Connection
+from .host_accumulator import HostAccumulator
 from .state import THIS_PROCESS, Record, Unit, record, share_of
 
 logger = logging.getLogger("horovod_oktopk")
@@ -61,14 +62,15 @@ class FlatReducer(Generic[L]):
         self._average = average
         self._signature = layout.describe() if signature is None else signature
         self._order = list(range(len(layout.entries)))[::-1] if order is None else list(order)
-        self._connection = Connection(network, options.transport)
+        self._connection = Connection(network, options.transport, options.hierarchical)
         self._scale: float | None = None
         self._results: list[StepResult] = []
         self._before: dict[str, Any] | None = None
         self._last: tuple[dict[str, Any], float | None] | None = None
         """Algorithms' state and residual's scale before the last step, while that can be undone."""
         options.k_of(max(1, layout.n))
-        self.buckets = Buckets(layout, options, make_accumulator, split(layout, self._order, options.bucket_bytes))
+        self.buckets = Buckets(layout, options, self._share_of_host if options.hierarchical else make_accumulator,
+                               split(layout, self._order, options.bucket_bytes))
         self.trial: BucketTrial | None = None
         """Where bucket_bytes is "auto": it finds the best buckets."""
         self._begin_trial()
@@ -99,11 +101,16 @@ class FlatReducer(Generic[L]):
         if bucket.layout.n == 0:
             self._results.append(self._reduce_nothing(bucket, others_finite))
             return
+        k = self.options.k_of(bucket.layout.n)
+        bucket.algorithm.agree_on_host(k, transport)
         with transport.phase("accumulate"):
             ratio = scale / self.residual_scale if scale and self.residual_scale else 1.0
             finite = bucket.accumulator.accumulate(pieces, ratio, clear)
-        k = self.options.k_of(bucket.layout.n)
-        self._results.append(bucket.algorithm.reduce(bucket.accumulator, k, finite and others_finite, transport))
+        self._results.append(bucket.algorithm.reduce(bucket.accumulator, k, finite and others_finite, transport,
+                                                     whole=bucket.layout.n))
+
+    def _share_of_host(self, layout: L) -> HostAccumulator:
+        return HostAccumulator(layout.n, layout.dtype, lambda: self._connection.hosts)
 
     def _reduce_nothing(self, bucket: Bucket[L], finite: bool) -> StepResult:
         finite = self.check_agreement(bucket.algorithm.description, finite)
@@ -173,7 +180,7 @@ class FlatReducer(Generic[L]):
         for bucket, result in zip(self.buckets, self._results, strict=False):
             update = result.update
             if update is not None and self._average:
-                update = update.divided(self._transport.size)
+                update = update.divided(self._transport.everyone.size)
             if update is None or not bucket.layout.representable(update):
                 return None
             updates.append(update)
@@ -225,7 +232,7 @@ class FlatReducer(Generic[L]):
         if self.is_trying and self.report.finite:  # as all ranks know
             assert self.trial is not None
             with self._reported("trial"):
-                partition = self.trial.learn(sample, self._transport)
+                partition = self.trial.learn(sample, self._transport.everyone)
             if partition is not None:
                 self._split_anew(partition)
                 self._describe()
@@ -301,9 +308,9 @@ class FlatReducer(Generic[L]):
                 bucket.algorithm.forget()
 
     def connect(self) -> CountingTransport:
-        """The transport; a new one where elastic training has changed who the ranks are."""
+        """The transport to all ranks; a new one where elastic training has changed who they are."""
         self.reset_if_membership_changed()
-        return self._connection.connect(self.description, self._first_k)
+        return self._connection.connect(self.description, self._first_k).everyone
 
     @property
     def _transport(self) -> CountingTransport:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import PluginError
+from ..errors import AgreementError, PluginError
 from ..phases.agreement import Attendance, Memory, RollCall, roll_call, tell
 from ..phases.host import select_on_host, whole_update
 from ..phases.sparse_transport import SparseTransport
@@ -129,6 +129,10 @@ class Algorithm:
     def complete(self, step: Step) -> StepResult:
         """The part that communicates."""
         hosts = step.transport.hosts
+        with nullcontext() if hosts is None else hosts.step():
+            return self._complete(step, hosts)
+
+    def _complete(self, step: Step, hosts: Hosts | None) -> StepResult:
         with step.phase("agree"):
             mine = Attendance(self.description, step.k, self.step, step.finite, self.memory())
             if hosts is None:
@@ -164,10 +168,27 @@ class Algorithm:
 
     def check_agreement(self, description: str, k: int, transport: CountingTransport, finite: bool = True) -> bool:
         """A roll call alone, on which the others hear that this rank differs, if so; whether all are `finite`."""
-        nothing = self.counts(SparseVector.empty(np.float32), 0, transport.size)
         if transport.hosts is not None:
-            nothing = nothing[:0]
+            self.agree_on_host(k, transport, description)
+            nothing = np.empty(0, np.int64)
+        else:
+            nothing = self.counts(SparseVector.empty(np.float32), 0, transport.size)
         return roll_call(Attendance(description, k, self.step, finite, counts=nothing), transport.everyone).finite
+
+    def agree_on_host(self, k: int, transport: CountingTransport, description: str | None = None) -> None:
+        """Where each host is one worker: before its ranks send each other anything, they learn whether they agree.
+
+        Hosts may differ all the same, which `complete` finds. Raises AgreementError, on the ranks of all hosts.
+        """
+        if transport.hosts is None:
+            return
+        mine = Attendance(self.description if description is None else description, k, self.step)
+        try:
+            with transport.phase("host_agree"):
+                roll_call(mine, transport.hosts.within)
+        except AgreementError:
+            roll_call(mine, transport.everyone)  # the others are there, or will be
+            raise
 
     # What schemes give.
 

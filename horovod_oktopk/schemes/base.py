@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn, Self, get_args
 
 from ..errors import OptionError, PluginError
 from ..transport.base import TransportName
+from ..transport.hosts import Hierarchical
 from .algorithm import Algorithm
 
 DEFAULT_DENSITY = 0.01
@@ -43,6 +44,9 @@ class Scheme(Compression):
         reduced while the backward pass still computes the next; each has a k of its own, by the density. "auto" (in
         PyTorch): buckets are planned over the first steps, and taken where they are faster. None: one bucket, after
         the backward pass.
+    hierarchical: True: each host is one worker. Its ranks add up their gradients, keep a share of the residual each,
+        and send once what is selected; needs as many ranks on every host. A number: so many ranks, one after the other,
+        are taken for a host's. False: each rank is a worker.
     Raises OptionError where a value is not allowed.
     """
 
@@ -50,6 +54,7 @@ class Scheme(Compression):
     k: int | None = None
     transport: TransportName = "auto"
     bucket_bytes: int | Literal["auto"] | None = None
+    hierarchical: Hierarchical = False
     _given_density: float | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -68,6 +73,8 @@ class Scheme(Compression):
             if self.k is not None:
                 raise OptionError("bucket_bytes splits the gradients into buckets, each with a k of its own: give a "
                                   f"density; got k={self.k!r}, bucket_bytes={self.bucket_bytes!r}")
+        if not isinstance(self.hierarchical, bool):
+            check_integer("hierarchical", self.hierarchical, ", or True or False")
         if self.transport not in get_args(TransportName):
             raise OptionError(f"transport must be one of {get_args(TransportName)}; got {self.transport!r}")
 

@@ -63,7 +63,7 @@ class StepReport:
 
     PAYLOAD = ("split_and_reduce", "balance", "allgatherv", "reduce_tree", "broadcast_tree",
                "allreduce")
-    ON_HOST = ("host_sum", "host_select", "host_gather")
+    ON_HOST = ("host_agree", "host_sum", "host_select", "host_gather")
     """Phases of which nothing leaves the host, where each host is one worker."""
 
     @property

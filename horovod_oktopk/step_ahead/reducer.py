@@ -88,7 +88,7 @@ class StepAheadReducer(Generic[L]):
         self._scheme: Scheme = options.inner
         self._described: Scheme | None = None
         self._algorithm: Algorithm = self._scheme.build("")
-        self._connection = Connection(network, self._scheme.transport)
+        self._connection = Connection(network, self._scheme.transport, self._scheme.hierarchical)
         self._rank, self._ahead = 0, 0.0  # and λ, since the last start
         self._steps = 0  # of the optimizer, since the last exchange began
         self._exchange = Exchange()

@@ -9,17 +9,23 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import AgreementError, PluginError
 from . import ending
-from .base import Transport, TransportName
+from .base import Counts, Transport, TransportName
+from .counting import CountingTransport, on_hosts
 from .horovod import Collectives, HorovodTransport
+from .hosts import Hierarchical, Join, from_code, grid_of, groups, may_add_process_sets, process_sets, to_code
 from .local import LocalTransport, LocalWorld
+
+if TYPE_CHECKING:  # mpi4py is imported only where MPI runs
+    from .mpi import MPITransport
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -57,30 +63,63 @@ class Network:
         when the first of them goes on, and perhaps shuts Horovod down, and MPI with it, on all."""
         HorovodTransport(self.collectives(self.process_set, name)).allgather(np.zeros(1, np.int64))
 
-    def connect(self, choice: TransportName) -> Transport:
+    def connect(self, choice: TransportName, hierarchical: Hierarchical = False) -> CountingTransport:
         """The transport of this rank; called on all ranks of the process set together, by one reduction at a time.
 
-        Raises PluginError where MPI is asked for and cannot be used, AgreementError where the ranks' choices differ.
+        hierarchical: see Scheme. Then the transport is that of a step in which each host is one worker.
+        Raises PluginError where MPI is asked for and cannot be used, and where hosts have different numbers of ranks;
+        AgreementError where the ranks' choices differ. All ranks raise it.
         """
         if self.process_set.size() == 1:
-            return LocalTransport(LocalWorld(1), 0)
+            return CountingTransport(LocalTransport(LocalWorld(1), 0))
         reason = _why_not_mpi(self.hvd)
         mine = [-1 if reason or choice == "horovod" else _world_rank(), CHOICES.index(choice), self.channel,
-                self.yield_cpu]
+                self.yield_cpu, to_code(hierarchical), self.hvd.rank() - self.hvd.local_rank(), self.hvd.rank(),
+                may_add_process_sets(self.hvd, self.process_set)]
         rows = HorovodTransport(self.collectives(self.process_set, 0)).allgather(np.array(mine, np.int64))
-        if (rows[:, 1] != rows[0, 1]).any():
-            raise AgreementError(f"the ranks of this reduction chose different transports, by rank: "
-                                 f"{[CHOICES[code] for code in rows[:, 1]]}")
+        _check_equal("transports", [CHOICES[code] for code in rows[:, 1]])
+        _check_equal("options hierarchical", [from_code(int(code)) for code in rows[:, 4]])
         channel = int(rows[:, 2].max())  # a rank may have made more of them
+        grid = grid_of(hierarchical, rows[:, 5]) if hierarchical else None
         if (rows[:, 0] >= 0).all():  # yield_cpu and other collectives do not meet: MPI has them apart
-            members = tuple(rows[:, 0].tolist())
-            return _mpi_transport(members, channel, bool(rows[:, 3].any()), self)
+            return self._over_mpi(rows[:, 0], channel, bool(rows[:, 3].any()), grid)
         if choice == "mpi":
             raise PluginError(f"transport='mpi' cannot be used: {reason or 'another rank cannot use it'}")
         if choice == "auto" and self.hvd.mpi_enabled():
             logger.warning("using Horovod's collectives, not MPI: %s", reason or "another rank cannot use mpi4py")
         ending.announce_to_rendezvous(int(self.process_set.rank()))
-        return HorovodTransport(self.collectives(self.process_set, channel))
+        return self._over_horovod(rows[:, 6], channel, grid, may_add=bool(rows[:, 7].all()))
+
+    def _over_mpi(self, world_ranks: Counts, channel: int, yield_cpu: bool, grid: Counts | None) -> CountingTransport:
+        members = tuple(world_ranks.tolist())
+        everyone = _mpi_transport(members, channel, yield_cpu, partial(self.barrier, f"end.{channel}"))
+
+        def join(ranks: Counts) -> Transport:
+            return _mpi_transport(tuple(world_ranks[ranks].tolist()), channel, yield_cpu, lambda: None, everyone)
+
+        return _joined(everyone, grid, join, everyone.gate.held)
+
+    def _over_horovod(self, ranks: Counts, channel: int, grid: Counts | None, may_add: bool) -> CountingTransport:
+        everyone = HorovodTransport(self.collectives(self.process_set, channel))
+        sets = {} if grid is None else process_sets(
+            self.hvd, [ranks[part] for part in (*grid.T, *grid)], may_add)
+
+        def join(members: Counts) -> Transport:
+            return HorovodTransport(self.collectives(sets[tuple(ranks[members].tolist())], f"{channel}.hosts"))
+
+        return _joined(everyone, grid, join)
+
+
+def _joined(everyone: Transport, grid: Counts | None, join: Join,
+            step: Callable[[], AbstractContextManager[None]] = nullcontext) -> CountingTransport:
+    if grid is None:
+        return CountingTransport(everyone)
+    return on_hosts(everyone, *groups(grid, everyone.rank, join), grid, step)
+
+
+def _check_equal(what: str, by_rank: list[Any]) -> None:
+    if any(one != by_rank[0] for one in by_rank):
+        raise AgreementError(f"the ranks of this reduction chose different {what}, by rank: {by_rank}")
 
 
 _channels: defaultdict[int, Iterator[int]] = defaultdict(lambda: itertools.count(1))
@@ -132,18 +171,22 @@ def _world_rank() -> int:
     return int(MPI.COMM_WORLD.rank)
 
 
-_mpi_transports: dict[tuple[tuple[int, ...], int, bool], Transport] = {}
+_mpi_transports: dict[Any, MPITransport] = {}
 
 
-def _mpi_transport(members: tuple[int, ...], channel: int, yield_cpu: bool, network: Network) -> Transport:
-    """One communicator for each set of world ranks and channel, so that no message meets another's, or Horovod's."""
-    key = members, channel, yield_cpu
+def _mpi_transport(members: tuple[int, ...], channel: int, yield_cpu: bool, meet: Callable[[], None],
+                   parent: MPITransport | None = None) -> MPITransport:
+    """One communicator for each set of world ranks and channel, so that no message meets another's, or Horovod's.
+
+    parent: where they are some of the ranks of that transport, each of which is in two such sets at most.
+    """
+    key = members, channel, yield_cpu, parent
     if key not in _mpi_transports:
         from mpi4py import MPI
 
         from .mpi import MPITransport
         group = MPI.COMM_WORLD.group.Incl(list(members))
         transport = MPITransport(MPI.COMM_WORLD.Create_group(group, channel), yield_cpu, channel)
-        ending.watch(transport, _world_rank(), members, partial(network.barrier, f"end.{channel}"))
+        ending.watch(transport, _world_rank(), members, meet, parent)
         _mpi_transports[key] = transport
     return _mpi_transports[key]

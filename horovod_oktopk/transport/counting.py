@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple, dataclass, field
 
 import numpy as np
@@ -134,11 +134,13 @@ class Hosts:
 
     Then the transport of a step joins the ranks that have the same share on all hosts, one of each. everyone: all
     ranks. within: those of this host. grid: int64, shape (hosts, ranks of a host): everyone's numbers.
+    step: a step is taken inside. A rank that ends says so to everyone; who is inside ends the step first.
     """
 
     everyone: CountingTransport
     within: CountingTransport
     grid: Counts
+    step: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def bounds(self, n: int) -> Counts:
         """Of the shares of n elements: offsets from 0 to n, shape (ranks of a host + 1,)."""
@@ -150,8 +152,9 @@ class Hosts:
         return self.grid[:, self.within.rank]
 
 
-def on_hosts(everyone: Transport, across: Transport, within: Transport, grid: Counts) -> CountingTransport:
+def on_hosts(everyone: Transport, across: Transport, within: Transport, grid: Counts,
+             step: Callable[[], AbstractContextManager[None]] = nullcontext) -> CountingTransport:
     """The transport of a step in which each host is one worker; all that is sent is counted together."""
     log = Log()
-    hosts = Hosts(CountingTransport(everyone, log), CountingTransport(within, log), grid)
+    hosts = Hosts(CountingTransport(everyone, log), CountingTransport(within, log), grid, step)
     return CountingTransport(across, log, hosts)

@@ -30,14 +30,15 @@ _rank: int | None = None
 """The rank that this process would announce to the rendezvous server."""
 
 
-def watch(transport: MPITransport, world_rank: int, members: tuple[int, ...], meet: Callable[[], None]) -> None:
+def watch(transport: MPITransport, world_rank: int, members: tuple[int, ...], meet: Callable[[], None],
+          parent: MPITransport | None = None) -> None:
     """Has the watchdog of this process watch the transport; see Watchdog.watch."""
     global _watchdog
     if _watchdog is None:
         from .watchdog import StallLimits, Watchdog
         _watchdog = Watchdog(world_rank, StallLimits.of_horovod())
         _at_exit()
-    _watchdog.watch(transport, members, meet)
+    _watchdog.watch(transport, members, meet, parent)
 
 
 def announce_to_rendezvous(rank: int) -> None:

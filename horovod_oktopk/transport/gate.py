@@ -71,6 +71,18 @@ class Gate:
                 self._inside -= 1
                 self._changed.notify_all()
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, the gate is not quiet: what has begun here goes on, on other communicators of the same ranks."""
+        with self._changed:
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
     def check(self) -> None:
         """Raises TransportError where the operation that runs will not end."""
         self._check(self.begun)

@@ -52,12 +52,14 @@ class StallLimits:
 class Watched:
     """One transport, and what is known of its other ranks.
 
-    members: world ranks, by rank. meet: waits for them all by Horovod's collectives.
+    members: world ranks, by rank. meet: waits for them all by Horovod's collectives. parent: where these are some of the
+    ranks of another transport, which work on the same steps: that one. What they have begun there is ended here.
     """
 
     transport: MPITransport
     members: tuple[int, ...]
     meet: Callable[[], None]
+    parent: Watched | None = None
     has_stopped: bool = False
     told: dict[int, tuple[int, float]] = field(default_factory=dict)
     """What ranks told last: operations begun, and seconds since they were last in one."""
@@ -65,6 +67,10 @@ class Watched:
     """When they were asked, by time.monotonic; None where there is no question."""
     warned: float = 0.0
     """After how many seconds of waiting they were asked last."""
+
+    def number(self, rank: int) -> int:
+        """A rank's number as its program knows it."""
+        return rank if self.parent is None else self.parent.members.index(self.members[rank])
 
     def tell_all(self, message: Any) -> None:
         for rank in range(self.transport.size):
@@ -84,10 +90,12 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="horovod_oktopk.watchdog", daemon=True)
         self._thread.start()
 
-    def watch(self, transport: MPITransport, members: tuple[int, ...], meet: Callable[[], None]) -> None:
-        """From now on, until this process stops."""
+    def watch(self, transport: MPITransport, members: tuple[int, ...], meet: Callable[[], None],
+              parent: MPITransport | None = None) -> None:
+        """From now on, until this process stops; see Watched."""
         with self._lock:
-            self._watched.append(Watched(transport, members, meet))
+            of = next((each for each in self._watched if each.transport is parent), None)
+            self._watched.append(Watched(transport, members, meet, of))
 
     def stop(self, reason: str) -> None:
         """This process uses MPI no more; returns when no other does either. reason: for the others: "has ended"."""
@@ -128,11 +136,10 @@ class Watchdog:
     def _close(self, ended: int, reason: str) -> None:
         """Every transport stops, and then the processes meet."""
         present = self._present()
-        for each in present:
-            if self._rank == ended or ended not in each.members:  # otherwise its own message says after what
-                each.transport.gate.close(reason)
         while remaining := [each for each in present if not each.has_stopped]:
             for each in remaining:
+                if each.parent is None or each.parent.has_stopped:
+                    self._shut(each, ended, reason)
                 self._receive(each)
                 if each.transport.gate.is_stuck:
                     each.transport.wake()
@@ -142,6 +149,11 @@ class Watchdog:
                     each.has_stopped = True
         for each in sorted(present, key=lambda each: (each.members, each.transport.channel)):
             each.meet()  # in the same order everywhere
+
+    def _shut(self, each: Watched, ended: int, reason: str) -> None:
+        """Where the rank that has ended is one of its ranks, its own message says after what; otherwise now."""
+        if self._rank == ended or ended not in each.members:
+            each.transport.gate.close(reason)
 
     # Stalls.
 
@@ -167,8 +179,8 @@ class Watchdog:
         missing = sorted(rank for rank in others if each.told.get(rank, (0, 0.0))[0] < transport.gate.begun)
         if not waited or not missing:
             return
-        text = (f"rank {transport.rank} has waited for {waited:.0f} s for ranks {missing} to come to a reduction; "
-                + _since(missing, each.told))
+        text = (f"rank {each.number(transport.rank)} has waited for {waited:.0f} s for ranks "
+                f"{[each.number(rank) for rank in missing]} to come to a reduction; {_since(missing, each)}")
         if self._limits.shutdown and waited > self._limits.shutdown:
             self._end = self._rank, f"{text}; HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is {self._limits.shutdown:g}"
             transport.gate.close(self._end[1], after=transport.gate.done)
@@ -176,6 +188,6 @@ class Watchdog:
             logger.warning("stalled: %s; HOROVOD_STALL_CHECK_TIME_SECONDS is %g", text, self._limits.warning)
 
 
-def _since(missing: list[int], told: dict[int, tuple[int, float]]) -> str:
-    return ", ".join(f"rank {rank} was in the last one {told[rank][1]:.0f} s ago" if rank in told else
-                     f"rank {rank} does not answer" for rank in missing)
+def _since(missing: list[int], each: Watched) -> str:
+    return ", ".join(f"rank {each.number(rank)} was in the last one {each.told[rank][1]:.0f} s ago"
+                     if rank in each.told else f"rank {each.number(rank)} does not answer" for rank in missing)

@@ -45,14 +45,11 @@ class LendingAccumulator(NumpyAccumulator):
     def memory_for(self, index: int) -> Array:
         """An array in the shape and dtype of the index-th gradient, for TensorFlow to take over; after a commit."""
         _, shape, dtype = self._layout.entries[index]
-        wanted = np.dtype(tf.as_dtype(dtype).as_numpy_dtype)
-        length = int(np.prod(shape, dtype=np.int64)) * wanted.itemsize
-        if wanted == self.dtype and self._lends:
-            self._was_lent = True
-            part = _aligned(self._acc.base)[self._starts[index]:][:length]
-        else:
-            part = _aligned(np.empty(length + ALIGNMENT, np.uint8))[:length]
-        return part.view(wanted).reshape(shape)
+        if not self._lends or np.dtype(tf.as_dtype(dtype).as_numpy_dtype) != self.dtype:
+            return new_memory(self._layout, index)
+        self._was_lent = True
+        length = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
+        return _aligned(self._acc.base)[self._starts[index]:][:length].view(self.dtype).reshape(shape)
 
     def keep_residual(self) -> None:
         """From now on the spare is not lent, so that `revert` finds the residual of before in it."""
@@ -71,6 +68,14 @@ class LendingAccumulator(NumpyAccumulator):
         owner = np.empty(self._starts[-1] + ALIGNMENT, np.uint8)
         owner.fill(0)
         return _aligned(owner)[:self.n * self.dtype.itemsize].view(self.dtype)
+
+
+def new_memory(layout: TensorLayout, index: int) -> Array:
+    """An array in the shape and dtype of the index-th gradient, for TensorFlow to take over."""
+    _, shape, name = layout.entries[index]
+    dtype = np.dtype(tf.as_dtype(name).as_numpy_dtype)
+    length = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return _aligned(np.empty(length + ALIGNMENT, np.uint8))[:length].view(dtype).reshape(shape)
 
 
 def _collect() -> None:

@@ -23,7 +23,7 @@ from ..errors import PluginError, TransportError
 from ..reducer.flat import FlatReducer
 from ..schemes.base import Scheme
 from . import amp
-from .accumulator import LendingAccumulator
+from .accumulator import LendingAccumulator, new_memory
 from .layout import TensorLayout
 from .session import Step, in_session, in_turn
 from .transport import network
@@ -118,9 +118,9 @@ class Reducer:
         with self.flat.writing():
             for number, bucket in enumerate(self.flat.buckets):
                 update = None if updates is None else updates[number]
-                assert isinstance(bucket.accumulator, LendingAccumulator)
-                outputs.update(zip(bucket.members, bucket.layout.write(update, bucket.accumulator.memory_for),
-                                   strict=True))
+                lends = isinstance(bucket.accumulator, LendingAccumulator)
+                memory = bucket.accumulator.memory_for if lends else partial(new_memory, bucket.layout)
+                outputs.update(zip(bucket.members, bucket.layout.write(update, memory), strict=True))
         return [outputs[index] for index in sorted(outputs)]
 
 

@@ -14,7 +14,7 @@ from horovod_oktopk.reducer.layout import Layout
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.base import Transport
 from horovod_oktopk.transport.local import run_ranks
-from tests.reducer.test_flat import ThreadNetwork
+from tests.support.network import ThreadNetwork
 
 N = 200
 

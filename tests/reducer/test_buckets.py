@@ -79,8 +79,8 @@ def test_after_a_group_that_failed_the_rest_of_the_step_is_skipped(monkeypatch):
         take_steps(reducer, transport.rank, range(2))
         before, reduced = reducer.read_residual(), []
         first, second = (bucket.algorithm for bucket in reducer.buckets)
-        monkeypatch.setattr(first, "reduce", lambda *_: (_ for _ in ()).throw(TransportError("cut off")))
-        monkeypatch.setattr(second, "reduce", lambda *_: reduced.append(1))
+        monkeypatch.setattr(first, "reduce", lambda *_, **__: (_ for _ in ()).throw(TransportError("cut off")))
+        monkeypatch.setattr(second, "reduce", lambda *_, **__: reduced.append(1))
         with pytest.raises(TransportError, match="cut off"):
             reducer.reduce(0, [(0, np.ones(3, np.float32))])
         reducer.reduce(1, [(0, np.ones(100, np.float32))])
@@ -135,7 +135,7 @@ def test_a_step_that_was_begun_and_not_finished_leaves_no_trace():
 def test_after_a_group_that_is_not_finite_the_rest_of_the_step_is_skipped(monkeypatch):
     def program(transport):
         reducer, reduced = make(transport, options=GROUPED), []
-        monkeypatch.setattr(reducer.buckets[1].algorithm, "reduce", lambda *_: reduced.append(1))
+        monkeypatch.setattr(reducer.buckets[1].algorithm, "reduce", lambda *_, **__: reduced.append(1))
         gradient = np.ones(N, np.float32)
         gradient[-1] = np.nan
         return take_step(reducer, gradient), reduced

@@ -6,7 +6,7 @@ import json
 import warnings
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,34 +19,18 @@ from horovod_oktopk.reducer import checkpoint
 from horovod_oktopk.reducer.flat import FlatReducer
 from horovod_oktopk.reducer.layout import Layout
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
-from horovod_oktopk.transport.base import Transport
-from horovod_oktopk.transport.local import run_ranks
+from horovod_oktopk.transport.local import LocalTransport, run_ranks
+
+from ..support.network import ThreadNetwork
 
 N = 103
 ENTRIES = [("a", (50, 2), "float32"), ("b", (3,), "float32")]
 OPTIONS = OkTopk(density=0.1, threshold_interval=4, region_interval=5, threshold_guard=0.9)
 
 
-@dataclass
-class ThreadNetwork:
-    """The ranks of a LocalWorld, in place of Horovod's process set."""
-
-    transport: Transport
-    resets: int = 0
-    channel: int = 0
-
-    def barrier(self) -> None:
-        self.transport.allgather(np.zeros(1, np.int64))
-
-    def membership(self) -> tuple[int, int, int]:
-        return self.transport.rank, self.transport.size, self.resets
-
-    def connect(self, _choice: str) -> Transport:
-        return self.transport
-
-
-def make(transport: Transport, entries: Any = ENTRIES, options: OkTopk = OPTIONS, **arguments: Any) -> FlatReducer:
-    return FlatReducer(options, False, Layout(entries), lambda layout: NumpyAccumulator(layout.n, layout.dtype),
+def make(transport: LocalTransport, entries: Any = ENTRIES, options: OkTopk = OPTIONS, average: bool = False,
+         **arguments: Any) -> FlatReducer:
+    return FlatReducer(options, average, Layout(entries), lambda layout: NumpyAccumulator(layout.n, layout.dtype),
                        ThreadNetwork(transport), **arguments)
 
 
@@ -75,7 +59,7 @@ def take_steps(reducer: FlatReducer, rank: int, steps: range) -> np.ndarray:
     return total
 
 
-def on_ranks(size: int, program: Callable[[Transport], Any]) -> list[Any]:
+def on_ranks(size: int, program: Callable[[LocalTransport], Any]) -> list[Any]:
     return run_ranks(size, program, timeout=30)
 
 

@@ -19,7 +19,7 @@ from tests.scenarios.common import (
     topk,
     total,
 )
-from tests.scenarios.driver import Kind
+from tests.scenarios.driver import Kind, Trainer
 from tests.support.simulation import simulate
 
 
@@ -75,17 +75,20 @@ def noise(step: int, rank: int) -> np.ndarray:
     return flat(gradients(step, rank)) + np.random.default_rng((7, step, rank)).standard_normal(N, np.float32)
 
 
+def step_with(trainer: Trainer, vector: np.ndarray) -> None:
+    """A step with this flat gradient."""
+    grads = {}
+    for parameter, value in sorted(trainer.values().items()):
+        grads[parameter], vector = vector[:value.size].reshape(value.shape), vector[value.size:]
+    trainer.step(grads)
+
+
 def check_gives_the_same_bits_as_the_core_alone(kind: Kind) -> None:
     """So both frameworks give the same bits from the same gradients, with every scheme."""
     for name, options in SCHEMES.items():
         trainer = kind(options, op=kind.hvd.Sum)
-        shapes = {name: value.shape for name, value in sorted(trainer.values().items())}
         for step in range(10):
-            vector, grads = noise(step, kind.hvd.rank()), {}
-            for parameter, shape in shapes.items():
-                cut = int(np.prod(shape))
-                grads[parameter], vector = vector[:cut].reshape(shape), vector[cut:]
-            trainer.step(grads)
+            step_with(trainer, noise(step, kind.hvd.rank()))
         updates, residuals = core_alone(name, kind.hvd.size())
         assert flat(trainer.values()).tobytes() == updates.tobytes(), name
         assert trainer.residual().tobytes() == residuals[kind.hvd.rank()].tobytes(), name

@@ -29,7 +29,7 @@ from horovod_oktopk.step_ahead.reducer import StepAheadReducer
 from horovod_oktopk.step_ahead.replica import HostReplica
 from horovod_oktopk.transport.local import run_ranks
 
-from ..reducer.test_flat import ThreadNetwork
+from ..support.network import ThreadNetwork
 from ..support.simulation import same_bits
 
 ENTRIES = [("a", (50, 4), "float32"), ("b", (3,), "float32"), ("c", (97,), "float32")]

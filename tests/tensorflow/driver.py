@@ -28,6 +28,7 @@ from tests.scenarios.state import rewrite
 def start(process_sets: list[Any]) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)  # the least: a job must not need more
+    os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"  # more are added by scenarios
     hvd.init(process_sets=process_sets)
 
 

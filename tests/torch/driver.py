@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import horovod.torch as hvd
@@ -16,6 +17,7 @@ from tests.scenarios.driver import Gradients
 
 
 def start(process_sets: list[Any]) -> None:
+    os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"  # more are added by scenarios
     hvd.init(process_sets=process_sets)
     torch.set_num_threads(1)
 

@@ -1,0 +1,178 @@
+"""Each host is one worker: `hierarchical`. A job's ranks are on one machine, so some of them are taken for a host's."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from horovod_oktopk import OkTopk, OptionError, Partial, PluginError, TopkA, TopkDSA
+from horovod_oktopk.transport.hosts import process_sets
+from tests.scenarios.common import (
+    DENSE,
+    N,
+    assert_disagreement,
+    assert_equal_everywhere,
+    everywhere,
+    flat,
+    gradients,
+    is_last,
+    needs,
+    needs_ranks,
+    raised_everywhere,
+    shared_folder,
+    total,
+)
+from tests.scenarios.driver import Kind
+from tests.scenarios.sparse import noise, step_with
+from tests.support.simulation import simulate
+
+SCHEMES = {"OkTopk": OkTopk(density=0.1, region_interval=4), "TopkA": TopkA(density=0.1), "TopkDSA": TopkDSA(density=0.1),
+           "OkTopk, log4": OkTopk(density=0.1, value_dtype="log4"),
+           "OkTopk, over Horovod": OkTopk(density=0.1, region_interval=4, transport="horovod")}
+
+
+def host_sizes(size: int) -> list[int]:
+    """Numbers of ranks that a host may have."""
+    return [length for length in range(2, size + 1) if size % length == 0]
+
+
+@functools.cache
+def core_alone(scheme: str, hosts: int, ranks_per_host: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """What the core makes of the hosts' sums, each host being one rank: the sum of updates, and the residuals."""
+    sums = np.array([[functools.reduce(np.add, [noise(step, host * ranks_per_host + rank)
+                                                for rank in range(ranks_per_host)])
+                      for host in range(hosts)] for step in range(steps)])
+    runs = simulate(sums, round(0.1 * N), make=SCHEMES[scheme].build)
+    updates = np.zeros(N, np.float32)
+    for step in runs:
+        updates[step[0].update.indices] -= step[0].update.values
+    return updates, np.array([rank.residual for rank in runs[-1]])
+
+
+def check_gives_the_bits_of_one_rank_a_host(kind: Kind) -> None:
+    """With rounded values for one step: then it depends on the shares who keeps what was rounded away."""
+    hvd = kind.hvd
+    needs_ranks(hvd)
+    for name, options in SCHEMES.items():
+        steps = 1 if "log4" in name else 6
+        for length in host_sizes(hvd.size()):
+            trainer = kind(replace(options, hierarchical=length), op=hvd.Sum)
+            for step in range(steps):
+                step_with(trainer, noise(step, hvd.rank()))
+            updates, residuals = core_alone(name, hvd.size() // length, length, steps)
+            assert flat(trainer.values()).tobytes() == updates.tobytes(), (name, length)
+            held = np.array(everywhere(hvd, trainer.residual())).reshape(-1, length, N).sum(axis=1)
+            assert steps == 1 or held.tobytes() == residuals.tobytes(), (name, length)
+            assert_equal_everywhere(hvd, trainer.values())
+
+
+def check_the_average_is_over_all_ranks(kind: Kind) -> None:
+    hvd = kind.hvd
+    needs_ranks(hvd)
+    for length in host_sizes(hvd.size()):
+        trainer = kind(replace(DENSE, hierarchical=length), op=hvd.Average)
+        trainer.step(gradients(0, hvd.rank()))
+        np.testing.assert_allclose(flat(trainer.values()), -total(hvd, 0) / hvd.size(), rtol=1e-6)
+
+
+def check_hosts_as_they_are(kind: Kind) -> None:
+    """All ranks of a job on this machine are on one host: nothing leaves it."""
+    hvd = kind.hvd
+    trainer = kind(OkTopk(density=0.1, hierarchical=True), op=hvd.Sum)
+    for step in range(3):
+        trainer.step(gradients(step, hvd.rank()))
+    sent = everywhere(hvd, trainer.report().payload_bytes()[0])
+    assert sent == [0] * hvd.size()
+    held = sum(everywhere(hvd, trainer.residual()))
+    assert np.array_equal(held - flat(trainer.values()), sum(total(hvd, step) for step in range(3)))
+
+
+def check_a_rank_keeps_its_share_of_the_residual(kind: Kind) -> None:
+    hvd = kind.hvd
+    needs_ranks(hvd)
+    trainer = kind(OkTopk(density=0.1, hierarchical=hvd.size()), op=hvd.Sum)
+    for step in range(2):
+        trainer.step(gradients(step, hvd.rank()))
+    shares = np.array(everywhere(hvd, trainer.residual())) != 0
+    assert shares.any(axis=1).all(), "each rank holds something"
+    assert shares.sum(axis=0).max() == 1, "no two hold the same element"
+
+
+def check_nan_on_one_rank_undoes_the_step_on_all(kind: Kind) -> None:
+    hvd = kind.hvd
+    needs_ranks(hvd)
+    for length in host_sizes(hvd.size()):
+        trainer = kind(OkTopk(density=0.1, hierarchical=length), op=hvd.Sum)
+        trainer.step(gradients(0, hvd.rank()))
+        values, before, grads = trainer.values(), trainer.residual(), gradients(9, hvd.rank())
+        if is_last(hvd):
+            grads["d"][0] = np.nan
+        trainer.step(grads)
+        assert not trainer.report().finite
+        assert trainer.residual().tobytes() == before.tobytes()
+        trainer.assign(values)
+        trainer.step(gradients(1, hvd.rank()))
+        held = sum(everywhere(hvd, trainer.residual()))
+        assert np.array_equal(held - flat(trainer.values()), total(hvd, 0) + total(hvd, 1))
+
+
+def check_ranks_that_differ_all_raise(kind: Kind) -> None:
+    """One of a host, and all of one."""
+    hvd = kind.hvd
+    needs_ranks(hvd)
+    for length in host_sizes(hvd.size()):
+        trainer = kind(OkTopk(density=0.2 if is_last(hvd) else 0.1, hierarchical=length))
+        assert_disagreement(hvd, lambda of=trainer: of.step(gradients(0, hvd.rank())), "density: 0.1", "density: 0.2")
+    trainer = kind(OkTopk(density=0.1, hierarchical=hvd.size() if is_last(hvd) else 1))
+    assert_disagreement(hvd, lambda: trainer.step(gradients(0, hvd.rank())), "different options hierarchical")
+
+
+def check_hosts_with_different_numbers_of_ranks_are_refused(kind: Kind) -> None:
+    hvd = kind.hvd
+    needs(hvd.size() > 2, "3 ranks")
+    trainer = kind(OkTopk(density=0.1, hierarchical=hvd.size() - 1))
+    for message in raised_everywhere(hvd, PluginError, lambda: trainer.step(gradients(0, hvd.rank()))):
+        assert "needs hosts with equally many ranks" in message
+        assert f"got [{hvd.size() - 1}, 1] ranks" in message
+
+
+def check_process_sets_that_cannot_be_made_are_refused(kind: Kind) -> None:
+    hvd = kind.hvd
+    needs(hvd.size() > 2, "3 ranks")
+    known, unknown = np.arange(hvd.size() - 1), np.array([0, hvd.size() - 1])
+    with pytest.raises(PluginError, match=rf'missing are \[\[0, {unknown[1]}\]\].*init\(process_sets="dynamic"\)'):
+        process_sets(hvd, [known, unknown], may_add=False)
+
+
+def check_a_state_that_was_saved_goes_on(kind: Kind) -> None:
+    """With the same bits on as many hosts; where each rank is a worker, with the same sum of residuals."""
+    hvd = kind.hvd
+    needs_ranks(hvd)
+    options = OkTopk(density=0.1, hierarchical=hvd.size())
+    trainer = kind(options, op=hvd.Sum)
+    for step in range(4):
+        trainer.step(gradients(step, hvd.rank()))
+    with shared_folder(hvd) as folder:
+        trainer.save(f"{folder}/state")
+        resumed, flat_one = kind(options, op=hvd.Sum), kind(replace(options, hierarchical=False), op=hvd.Sum)
+        for each in (resumed, flat_one):
+            each.step(gradients(8, hvd.rank()))  # so that there is something to load into
+            each.load(f"{folder}/state")
+            each.assign(trainer.values())
+    for each in (trainer, resumed, flat_one):
+        each.step(gradients(5, hvd.rank()))
+        held = sum(everywhere(hvd, each.residual()))
+        assert np.array_equal(held - flat(each.values()), sum(total(hvd, step) for step in (0, 1, 2, 3, 5)))
+    assert flat(trainer.values()).tobytes() == flat(resumed.values()).tobytes()
+    assert trainer.residual().tobytes() == resumed.residual().tobytes()
+
+
+def check_partial_refuses_hosts(kind: Kind) -> None:
+    with pytest.raises(OptionError, match="hierarchical=True"):
+        Partial(OkTopk(hierarchical=True))
+    assert kind.hvd.size() > 0
+    with pytest.raises(OptionError, match="hierarchical must be an integer of at least 1, or True or False"):
+        OkTopk(hierarchical=0)
