@@ -18,12 +18,12 @@ from .host_sum import HostSum
 
 
 class HostAccumulator(NumpyAccumulator):
-    """A ResidualAccumulator of a share of the `whole` vector, to whose `accumulate` gradients of the whole are handed.
+    """A ResidualAccumulator of a share of the `whole` vector, to which gradients of the whole are handed.
 
     hosts: asked for at every step, as elastic training changes them; None where each rank is a host of its own, and
-    keeps all. The share is taken in the first step; until then n is 0. What `read_residual` gives is of the whole, with
-    zeros outside of the share. `load_residual` takes any: what lies outside is added to this rank's next gradient, and
-    so comes to where it belongs.
+    keeps all. The share is taken in the first step; until then n is 0. What `read_residual` gives is of the whole,
+    with zeros outside of the share. `load_residual` takes any: what lies outside is added to this rank's next
+    gradient, and so comes to where it belongs.
     """
 
     def __init__(self, whole: int, dtype: Any, hosts: Callable[[], Hosts | None]) -> None:

@@ -20,7 +20,7 @@ from ..transport.shared_memory import shared_memory
 from ..vectors.sparse import Values
 
 SMALLEST, ROUNDS = 1 << 20, 64
-"""How many elements a rank lays out for the others at a time: so many, or of long vectors what makes so many rounds."""
+"""How many elements a rank lays out for the others at a time: so many; of long vectors what makes so many rounds."""
 BLOCK = 1 << 16
 """Elements that are added up at a time: they stay in the cache until they are used."""
 
@@ -49,7 +49,8 @@ class SharedMail:
         self._turn = 0
 
     def outgoing(self, rank: int, length: int) -> Values:
-        return self._boxes[self._within.rank][self._turn, rank, :length]
+        box: Values = self._boxes[self._within.rank][self._turn, rank, :length]
+        return box
 
     def swap(self, length: int) -> list[Values]:
         self._within.allgather(np.zeros(1, np.int64))  # all have written

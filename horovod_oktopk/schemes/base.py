@@ -45,8 +45,8 @@ class Scheme(Compression):
         PyTorch): buckets are planned over the first steps, and taken where they are faster. None: one bucket, after
         the backward pass.
     hierarchical: True: each host is one worker. Its ranks add up their gradients, keep a share of the residual each,
-        and send once what is selected; needs as many ranks on every host. A number: so many ranks, one after the other,
-        are taken for a host's. False: each rank is a worker.
+        and send once what is selected; needs as many ranks on every host. A number: so many ranks, one after the
+        other, are taken for a host's. False: each rank is a worker.
     Raises OptionError where a value is not allowed.
     """
 

@@ -17,11 +17,11 @@ Hierarchical = bool | int
 Join = Callable[[Counts], Transport]
 """Makes the transport among some of the ranks, by their numbers; on all of these together."""
 
-UNEVEN = ("hierarchical={hierarchical} needs hosts with equally many ranks, which follow one another (as horovodrun and "
-          "mpirun place them); got {sizes} ranks on the hosts, in the ranks' order. Start as many ranks on every host, "
-          "or leave hierarchical out")
-NO_SETS = ("hierarchical needs Horovod's process sets for the ranks of each host, and of those with the same place on all "
-           "hosts; missing are {missing}. Where Horovod's own collectives are the transport, call "
+UNEVEN = ("hierarchical={hierarchical} needs hosts with equally many ranks, which follow one another (as horovodrun "
+          "and mpirun place them); got {sizes} ranks on the hosts, in the ranks' order. Start as many ranks on every "
+          "host, or leave hierarchical out")
+NO_SETS = ("hierarchical needs Horovod's process sets for the ranks of each host, and of those with the same place on "
+           "all hosts; missing are {missing}. Where Horovod's own collectives are the transport, call "
            'hvd.init(process_sets="dynamic"), and give the optimizer no process set')
 
 

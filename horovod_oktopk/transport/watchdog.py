@@ -52,8 +52,8 @@ class StallLimits:
 class Watched:
     """One transport, and what is known of its other ranks.
 
-    members: world ranks, by rank. meet: waits for them all by Horovod's collectives. parent: where these are some of the
-    ranks of another transport, which work on the same steps: that one. What they have begun there is ended here.
+    members: world ranks, by rank. meet: waits for them all by Horovod's collectives. parent: where these are some of
+    the ranks of another transport, which work on the same steps: that one. What they have begun there is ended here.
     """
 
     transport: MPITransport

@@ -118,8 +118,8 @@ class Reducer:
         with self.flat.writing():
             for number, bucket in enumerate(self.flat.buckets):
                 update = None if updates is None else updates[number]
-                lends = isinstance(bucket.accumulator, LendingAccumulator)
-                memory = bucket.accumulator.memory_for if lends else partial(new_memory, bucket.layout)
+                acc = bucket.accumulator
+                memory = acc.memory_for if isinstance(acc, LendingAccumulator) else partial(new_memory, bucket.layout)
                 outputs.update(zip(bucket.members, bucket.layout.write(update, memory), strict=True))
         return [outputs[index] for index in sorted(outputs)]
 

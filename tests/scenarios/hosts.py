@@ -1,4 +1,4 @@
-"""Each host is one worker: `hierarchical`. A job's ranks are on one machine, so some of them are taken for a host's."""
+"""Each host is one worker: `hierarchical`. A job's ranks are on one machine: some of them are taken for a host's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from tests.scenarios.driver import Kind
 from tests.scenarios.sparse import noise, step_with
 from tests.support.simulation import simulate
 
-SCHEMES = {"OkTopk": OkTopk(density=0.1, region_interval=4), "TopkA": TopkA(density=0.1), "TopkDSA": TopkDSA(density=0.1),
+SCHEMES = {"OkTopk": OkTopk(density=0.1, region_interval=4), "TopkA": TopkA(density=0.1),
+           "TopkDSA": TopkDSA(density=0.1),
            "OkTopk, log4": OkTopk(density=0.1, value_dtype="log4"),
            "OkTopk, over Horovod": OkTopk(density=0.1, region_interval=4, transport="horovod")}
 
@@ -162,10 +163,10 @@ def check_a_state_that_was_saved_goes_on(kind: Kind) -> None:
             each.step(gradients(8, hvd.rank()))  # so that there is something to load into
             each.load(f"{folder}/state")
             each.assign(trainer.values())
-    for each in (trainer, resumed, flat_one):
-        each.step(gradients(5, hvd.rank()))
-        held = sum(everywhere(hvd, each.residual()))
-        assert np.array_equal(held - flat(each.values()), sum(total(hvd, step) for step in (0, 1, 2, 3, 5)))
+        for each in (trainer, resumed, flat_one):
+            each.step(gradients(5, hvd.rank()))
+            held = sum(everywhere(hvd, each.residual()))
+            assert np.array_equal(held - flat(each.values()), sum(total(hvd, step) for step in (0, 1, 2, 3, 5)))
     assert flat(trainer.values()).tobytes() == flat(resumed.values()).tobytes()
     assert trainer.residual().tobytes() == resumed.residual().tobytes()
 
