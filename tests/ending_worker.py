@@ -14,7 +14,7 @@ from typing import Any
 FEW, MANY = 5, 12
 
 
-def torch_step(ahead: bool = False) -> tuple[Any, Callable[[], None]]:
+def torch_step(kind: str) -> tuple[Any, Callable[[], None]]:
     import horovod.torch as hvd
     import torch
 
@@ -23,7 +23,8 @@ def torch_step(ahead: bool = False) -> tuple[Any, Callable[[], None]]:
     hvd.init()
     torch.manual_seed(0)
     model = torch.nn.Linear(20, 20)
-    compression = StepAhead(OkTopk(density=0.1)) if ahead else OkTopk(density=0.1)
+    options = OkTopk(density=0.1, hierarchical=2 if kind == "hosts" else False)
+    compression = StepAhead(options) if kind == "step_ahead" else options
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=compression,
                                          named_parameters=model.named_parameters())
 
@@ -70,7 +71,7 @@ def end(how: str, hvd: Any, step: Callable[[], None]) -> None:
 
 def main() -> None:
     framework, how = sys.argv[1:]
-    hvd, step = tensorflow_step() if framework == "tensorflow" else torch_step(ahead=framework == "step_ahead")
+    hvd, step = tensorflow_step() if framework == "tensorflow" else torch_step(framework)
     rank, is_last = hvd.rank(), hvd.rank() == hvd.size() - 1
     try:
         for _ in range(FEW if is_last and how != "even" else MANY):

@@ -46,6 +46,19 @@ def test_ranks_with_equal_numbers_of_steps_end_well(framework: str, backend: str
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", [*WAYS, "even"])
+def test_hosts_whose_ranks_work_together_hear_of_it_too(how: str) -> None:
+    """A rank of the first host communicates with the one that ends through others alone."""
+    job = job_of("hosts", "mpi", how, size=4)
+    heard = told(job)
+    if how == "even":
+        assert job.output.count("has come to its end") == 4, job.output[-4000:]
+    assert sorted(heard) == ([] if how == "even" else [0, 1, 2]), job.output[-4000:]
+    assert all(f"rank 3 {WAYS[how]}" in text for text in heard.values()), heard
+    assert (job.returncode == 0) == (how != "raising"), job.output[-4000:]
+
+
+@pytest.mark.slow
 def test_who_is_waited_for_is_named_and_in_the_end_given_up() -> None:
     job = job_of("torch", "mpi", "stalling", STALL="14", HOROVOD_STALL_CHECK_TIME_SECONDS="2",
                  HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="8")

@@ -30,6 +30,7 @@ class HostAccumulator(NumpyAccumulator):
         self.whole = whole
         self._hosts = hosts
         self._known: Hosts | None = None
+        self._has_begun = False
         self._sum: HostSum | None = None
         self._share = slice(0, 0)
         self._outside: Values | None = None  # until it is committed; afterwards, while that can be reverted:
@@ -38,7 +39,7 @@ class HostAccumulator(NumpyAccumulator):
 
     def accumulate(self, pieces: Iterable[tuple[int, NDArray[Any]]], scale: float = 1.0, clear: bool = False) -> bool:
         hosts = self._hosts()
-        if hosts is not self._known or self._share.stop == 0:
+        if hosts is not self._known or not self._has_begun:
             self._take_share(hosts)
         self._spent = None
         if self._sum is None:
@@ -47,7 +48,7 @@ class HostAccumulator(NumpyAccumulator):
 
     def _take_share(self, hosts: Hosts | None) -> None:
         """Of these hosts; the residual stays, and comes to whom it belongs to."""
-        residual, self._known = self.read_residual(), hosts
+        residual, self._known, self._has_begun = self.read_residual(), hosts, True
         if hosts is None:
             self._sum, self._share = None, slice(0, self.whole)
         else:

@@ -20,8 +20,8 @@ Join = Callable[[Counts], Transport]
 UNEVEN = ("hierarchical={hierarchical} needs hosts with equally many ranks, which follow one another (as horovodrun "
           "and mpirun place them); got {sizes} ranks on the hosts, in the ranks' order. Start as many ranks on every "
           "host, or leave hierarchical out")
-NO_SETS = ("hierarchical needs Horovod's process sets for the ranks of each host, and of those with the same place on "
-           "all hosts; missing are {missing}. Where Horovod's own collectives are the transport, call "
+NO_SETS = ("hierarchical needs process sets of Horovod's for the ranks of each host, and for those with the same place "
+           "on all hosts; missing are {missing}. Where Horovod's own collectives are the transport, call "
            'hvd.init(process_sets="dynamic"), and give the optimizer no process set')
 
 

@@ -126,8 +126,46 @@ def a_stall_that_lasts_is_an_error_on_all_ranks(world: Any) -> None:
         assert f"for ranks [{last}] to come" in told(lambda: gather(transport, 1))
 
 
+def group_of(world: Any, ranks: list[int], parent: Any, watchdog: Any) -> Any:
+    """A watched transport among some of the ranks; None on the others."""
+    from horovod_oktopk.transport.mpi import MPITransport
+    if parent.rank not in ranks:
+        return None
+    transport = MPITransport(world.Create_group(world.group.Incl(ranks), 7))
+    watchdog.watch(transport, tuple(ranks), lambda: None, parent)
+    return transport
+
+
+def a_step_is_ended_among_some_of_its_ranks(world: Any) -> None:
+    """Rank 0 ends after a step in which the others still communicate; whoever goes on after it is told."""
+    with watched(world) as (transport, watchdog):
+        group = group_of(world, list(range(1, transport.size)), transport, watchdog)
+        with transport.gate.held():
+            gather(transport, 1)
+            if group is not None:
+                time.sleep(0.5)
+                gather(group, 3)
+        if group is not None:
+            assert told(lambda: gather(transport, 1)) == "rank 0 has ended"
+            assert told(lambda: gather(group, 10**9)) == "rank 0 has ended"
+
+
+def who_waits_for_one_that_waits_for_a_rank_that_ends_is_told(world: Any) -> None:
+    """The last rank ends within a step; the one before waits for it, and all others for that one."""
+    with watched(world) as (transport, watchdog):
+        last = transport.size - 1
+        pair = group_of(world, [last - 1, last], transport, watchdog)
+        group = group_of(world, list(range(last)), transport, watchdog)
+        with transport.gate.held():
+            gather(transport, 1)
+            if transport.rank < last:
+                waiting = pair if transport.rank == last - 1 else group
+                assert told(lambda: gather(waiting, 1)) == f"rank {last} has ended"
+
+
 ENDINGS = {program.__name__: program for program in (
     whoever_waits_for_a_rank_that_ends_is_told, whoever_comes_after_a_rank_has_ended_is_told,
     whoever_waits_for_a_message_is_told, what_all_have_begun_is_ended, an_exchange_that_was_given_up_holds_nobody,
-    the_missing_are_named, a_stall_that_lasts_is_an_error_on_all_ranks)}
+    the_missing_are_named, a_stall_that_lasts_is_an_error_on_all_ranks, a_step_is_ended_among_some_of_its_ranks,
+    who_waits_for_one_that_waits_for_a_rank_that_ends_is_told)}
 """For two ranks or more."""
