@@ -65,13 +65,15 @@ def sparse(scheme: str, n: int, density: float) -> Reduce:
     algorithm = options.build("benchmark: allreduce")
     transport = (hosts_transport() if "hierarchical" in scheme
                  else CountingTransport(MPITransport(MPI.COMM_WORLD.Dup())))
-    accumulator = NumpyAccumulator(n) if transport.hosts is None else HostAccumulator(n, np.float32, transport.hosts)
+    hosts, k = transport.hosts, options.k_of(n)
+    accumulator = NumpyAccumulator(n) if hosts is None else HostAccumulator(n, np.float32, lambda: hosts)
 
     def reduce(gradient: Vector) -> StepReport:
         transport.reset()
+        algorithm.agree_on_host(k, transport)
         with transport.phase("accumulate"):
             finite = accumulator.accumulate([(0, gradient)], clear=True)
-        result = algorithm.reduce(accumulator, options.k_of(n), finite, transport, whole=n)
+        result = algorithm.reduce(accumulator, k, finite, transport, whole=n)
         assert result.update is not None
         with transport.phase("write_back"):
             accumulator.commit(result.contributed, result.remainder)

@@ -29,10 +29,11 @@ class Mail(Protocol):
     """How values go from rank to rank of a host."""
 
     def outgoing(self, rank: int, length: int) -> Values:
-        """Where what goes to a rank in this round is to be written; this rank too."""
+        """Where what goes to another rank in this round is to be written."""
 
     def swap(self, length: int) -> list[Values]:
-        """So many values of each rank, by rank: what it has written for this one. Valid until the next round's."""
+        """So many values of each rank, by rank: what it has written for this one; of this rank anything. Valid until
+        the next round's."""
 
 
 class SharedMail:
@@ -74,13 +75,13 @@ class MessageMail:
 
     def swap(self, length: int) -> list[Values]:
         within, others = self._within, [rank for rank in range(self._within.size) if rank != self._within.rank]
-        mine = self._boxes[within.rank, :length]
+        nothing = self._boxes[within.rank, :length]
         outgoing = {rank: self._boxes[rank, :self._lengths[rank]].view(np.uint8) for rank in others
                     if self._lengths[rank]}
-        incoming = {rank: mine.nbytes for rank in others if length}
-        came = {rank: message.view(mine.dtype) for batch in within.exchange(outgoing, incoming, within.size)
+        incoming = {rank: nothing.nbytes for rank in others if length}
+        came = {rank: message.view(nothing.dtype) for batch in within.exchange(outgoing, incoming, within.size)
                 for rank, message in batch}
-        return [came.get(rank, mine) for rank in range(within.size)]
+        return [came.get(rank, nothing) for rank in range(within.size)]
 
 
 class HostSum:
@@ -107,22 +108,26 @@ class HostSum:
         in ascending order. rest: what is to be added to them, scale times, shape (whole,). clear: leaves zeros in
         pieces of the sum's dtype.
         """
-        mine = Pieces(pieces, self._dtype)
-        total = np.empty(min(BLOCK, self._length), self._dtype)
+        mine, own = Pieces(pieces, self._dtype, clear), self._within.rank
+        total, spare = np.empty((2, min(BLOCK, self._length)), self._dtype)
         for number in range(self._rounds):
             ranges = self._ranges(number)
             with self._within.phase("host_sum"):
                 for rank, (start, stop) in enumerate(ranges):
-                    box = self._mail.outgoing(rank, stop - start)
-                    mine.copy(start, stop, box, clear)
-                    if rest is not None:
-                        box += rest[start:stop] * self._dtype.type(scale)
-                length = ranges[self._within.rank][1] - ranges[self._within.rank][0]
-                came = self._mail.swap(length)
-            for block in range(0, length, BLOCK):
-                values = total[:min(BLOCK, length - block)]
-                _add_up([each[block:block + BLOCK] for each in came], values)
-                yield number * self._length + block, values
+                    if rank != own:
+                        box = self._mail.outgoing(rank, stop - start)
+                        mine.copy(start, stop, box)
+                        if rest is not None:
+                            box += rest[start:stop] * self._dtype.type(scale)
+                start, stop = ranges[own]
+                came = self._mail.swap(stop - start)
+            for at in range(start, stop, BLOCK):
+                end = min(at + BLOCK, stop)
+                summands = [each[at - start:end - start] for each in came]
+                summands[own] = mine.read(at, end, spare)
+                _add_up(summands, total[:end - at])
+                mine.clear(at, end)
+                yield at - self.bounds[own], total[:end - at]
 
     def _ranges(self, number: int) -> list[tuple[int, int]]:
         """What a round is about: of each share, where it begins and ends."""
@@ -132,24 +137,41 @@ class HostSum:
 
 
 class Pieces:
-    """A vector in pieces."""
+    """A vector in pieces, in ascending order. clears: whether zeros are left in pieces of the dtype."""
 
-    def __init__(self, pieces: Iterable[tuple[int, NDArray[Any]]], dtype: np.dtype[Any]) -> None:
-        self._pieces = list(pieces)
+    def __init__(self, pieces: Iterable[tuple[int, NDArray[Any]]], dtype: np.dtype[Any], clears: bool) -> None:
+        self._pieces = [(offset, piece) for offset, piece in pieces if len(piece)]
         self._offsets = [offset for offset, _ in self._pieces]
         self._dtype = dtype
+        self._clears = clears
 
-    def copy(self, start: int, stop: int, out: Values, clear: bool) -> None:
-        """Elements from start to stop. clear: leaves zeros there, in pieces of the own dtype."""
-        for offset, piece in self._pieces[max(bisect_right(self._offsets, start) - 1, 0):]:
+    def _parts(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
+        """What lies between, with its distance from start."""
+        for offset, piece in self._pieces[bisect_right(self._offsets, start) - 1:]:
             if offset >= stop:
                 return
-            low, high = max(start, offset), min(stop, offset + len(piece))
-            if low >= high:
-                continue
-            part = piece[low - offset:high - offset]
-            out[low - start:high - start] = part
-            if clear and piece.dtype == self._dtype:
+            low = max(start, offset)
+            yield low - start, piece[low - offset:stop - offset]
+
+    def copy(self, start: int, stop: int, out: Values) -> None:
+        """Elements from start to stop, which are needed no more."""
+        for at, part in self._parts(start, stop):
+            out[at:at + len(part)] = part
+        self.clear(start, stop)
+
+    def read(self, start: int, stop: int, spare: Values) -> Values:
+        """Elements from start to stop: as they are, or copied into the spare."""
+        parts = list(self._parts(start, stop))
+        if len(parts) == 1 and parts[0][1].dtype == self._dtype:
+            return parts[0][1]
+        for at, part in parts:
+            spare[at:at + len(part)] = part
+        return spare[:stop - start]
+
+    def clear(self, start: int, stop: int) -> None:
+        """Leaves zeros from start to stop, where it is wanted."""
+        for _, part in self._parts(start, stop) if self._clears else ():
+            if part.dtype == self._dtype:
                 part.fill(0)
 
 
