@@ -18,7 +18,8 @@ from ..support.simulation import advance, keeping, new_ranks, same_bits
 
 SCHEMES = {
     "OkTopk": OkTopk().build, "often cut": OkTopk(region_interval=2).build,
-    "always balanced": OkTopk(balance_trigger=1.0).build, "TopkA": TopkA().build, "TopkDSA": TopkDSA().build}
+    "always balanced": OkTopk(balance_trigger=1.0).build, "reused": OkTopk(selection="reuse").build,
+    "TopkA": TopkA().build, "TopkDSA": TopkDSA().build}
 
 
 def on_shares(gradients, k, ranks_per_host, make):
@@ -105,7 +106,7 @@ def test_more_or_less_is_kept_of_the_sum(kept):
 
 
 @pytest.mark.parametrize("make", [GTopk().build, GTopk(collective="allgather").build, GaussianK().build,
-                                  OkTopk(selection="reuse").build, OkTopk(strategy="auto").build])
+                                  OkTopk(strategy="auto").build])
 def test_what_needs_all_elements_of_a_host_is_refused(make):
     with pytest.raises(PluginError, match="its worker cannot be a host"):
         on_shares(Case("normal", 100, 10, 2, 1, seed=5).gradients(), 10, 2, make)
