@@ -49,6 +49,8 @@ class Step:
     """What they told of their selections; see `agreement.tell`."""
     share_k: float = field(init=False)
     """How many elements of this share the mean worker has selected: k, where it is not divided."""
+    lengths: Counts = field(init=False)
+    """How many each worker has; only where it is divided."""
     global_k: int = field(init=False)
     """How many elements of the sum are kept at most."""
 
@@ -153,7 +155,7 @@ class Algorithm:
         with step.phase("agree"):
             length, counts = len(step.selected), self.counts(step.selected, step.n, step.transport.size)
             lengths, step.counts = tell(np.array([length], np.uint32), counts, step.transport)
-            step.share_k = float(lengths.mean())
+            step.lengths, step.share_k = lengths[:, 0].astype(np.int64), float(lengths.mean())
 
     def _update_of_all_shares(self, result: StepResult, step: Step, hosts: Hosts) -> StepResult:
         assert result.update is not None

@@ -19,6 +19,7 @@ from ..phases.sparse_transport import SparseTransport
 from ..phases.split_reduce import split_and_reduce
 from ..phases.volume import Volume, host_fits
 from ..selection.threshold_reuse import ReusedThreshold
+from ..transport.base import Counts
 from ..transport.counting import Hosts
 from ..vectors.sparse import Indices, SparseVector, sum_of
 from ..vectors.values import ValueDtype
@@ -168,8 +169,8 @@ class OkTopkAllreduce(Algorithm):
         with step.phase("global_select"):
             summed, sizes = self._select_globally(reduced, step, volume)  # lines 9-12
             if step.transport.hosts is not None:
-                sizes, kept = _of_this_share(sizes, step, step.transport.hosts)
-                volume = replace(volume, bound=oktopk_bound(step.share_k, ranks.size, kept))
+                volume = replace(volume, bound=_share_bound(sizes, step, step.transport.hosts))
+                sizes = sizes[step.transport.hosts.group]
             ranks = ranks.spanning(*self.global_.ends)
             chosen = ranks.codec.round(summed)
         balances = needs_balance(sizes, self.options.balance_trigger) and volume.fits_balanced(sizes[regions.order])
@@ -262,13 +263,25 @@ def _due(t: int, interval: int) -> bool:
     return (t - 1) % interval == 0
 
 
-def _fits_hosts(step: Step, hosts: Hosts, sizes: NDArray[np.int64]) -> bool:
+def _fits_hosts(step: Step, hosts: Hosts, sizes: Counts) -> bool:
     """Whether a reused threshold selects so little that each host keeps to its bound. sizes: elements by rank."""
-    bound = oktopk_bound(step.k, step.transport.size, step.global_k)
-    return host_fits(step.k, sizes[hosts.grid.T], max(bound, 2 * (step.k + step.global_k)))  # on two: see the docs
+    return host_fits(step.k, sizes[hosts.grid.T], _host_bound(step))
 
 
-def _of_this_share(sizes: NDArray[np.int64], step: Step, hosts: Hosts) -> tuple[NDArray[np.int64], float]:
-    """Of all ranks' elements those of this share, by host; and how many of the k' that are promised fall to it."""
-    mine = sizes[hosts.group]
-    return mine, float(mine.sum()) * min(1.0, step.global_k / max(int(sizes.sum()), 1))
+def _host_bound(step: Step) -> float:
+    """In words; on two hosts it is not Ok-Topk's, as regions do not rotate."""
+    return max(oktopk_bound(step.k, step.transport.size, step.global_k), 2.0 * (step.k + step.global_k))
+
+
+def _share_bound(sizes: Counts, step: Step, hosts: Hosts) -> NDArray[np.float64]:
+    """Words that each host may send of this share, so that it keeps to its bound whatever other shares do; by host.
+
+    Of its bound each host needs two words for an element that it has selected. The rest is divided among the shares
+    by what is kept of the sum, and is at least two words for each, as much as an allgatherv takes; or nothing fits.
+    sizes: elements kept, by rank.
+    """
+    each = (_host_bound(step) - 2 * step.k) / max(int(sizes.sum()), 1)
+    if each < 2:
+        return np.zeros(step.transport.size)
+    bound: NDArray[np.float64] = 2 * step.lengths + each * sizes[hosts.group].sum()
+    return bound

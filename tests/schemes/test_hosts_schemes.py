@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from horovod_oktopk import OkTopk
 from horovod_oktopk.schemes.cost import oktopk_bound
 
-from ..support.gradients import cases, each_adversarial
+from ..support.gradients import Case, cases, each_adversarial
 from ..support.simulation import Record, same_bits
 from .test_conservation import assert_lawful
 from .test_hosts import assert_same_as_flat, on_shares
@@ -117,10 +117,12 @@ def test_a_reused_threshold_that_would_have_a_host_send_too_much_is_replaced():
 
 
 @pytest.mark.usefixtures("words_for_indices")
-@given(case=cases(dtypes=("float32",)), ranks_per_host=st.integers(1, 4))
-def test_with_reused_thresholds_hosts_keep_to_the_bound(case, ranks_per_host):
-    """On two of them: to 4k words."""
+@pytest.mark.parametrize("options", [{"region_interval": 8}, REUSE], ids=["exact", "reuse"])
+@given(case=cases(dtypes=("float32",)), ranks_per_host=st.integers(1, 4), trigger=st.sampled_from([1.0, 4.0, 1e9]))
+@example(case=Case("cluster_per_rank", 3, 1, 5, 10, seed=0), ranks_per_host=2, trigger=4.0)
+def test_whatever_shares_are_balanced_a_host_keeps_to_the_bound(options, case, ranks_per_host, trigger):
+    """On two hosts: to 4k words."""
     k = min(case.k, case.n)
-    for ranks in on_shares(case.gradients(), k, ranks_per_host, OkTopk(**REUSE, balance_trigger=1e9).build):
+    for ranks in on_shares(case.gradients(), k, ranks_per_host, OkTopk(balance_trigger=trigger, **options).build):
         sent = host_words(ranks, ranks_per_host)[:, 0].max()
         assert sent <= (oktopk_bound(k, case.size) if case.size != 2 else 4 * k)
