@@ -84,7 +84,7 @@ class AutoAllreduce(Algorithm):
         with step.phase("allgatherv"):
             parts = gather(selection, step, ranks)
         with step.phase("global_select"):
-            update = nonzero_top_k(sum_of(parts), step.global_k)
+            update = nonzero_top_k(sum_of(parts), step.global_k, step.transport)
             sent = selection.positions_in(update)
         step.report.strategy = "gather"
         remainder = step.selected.take(sent).minus(selection.take(sent)) if self.value_dtype else None

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from horovod_oktopk import OkTopk
-from horovod_oktopk.schemes.cost import oktopk_bound
+from horovod_oktopk import GTopk, OkTopk
+from horovod_oktopk.schemes.cost import gtopk_volume, oktopk_bound
+from horovod_oktopk.schemes.gtopk import tree_distances
 
 from ..support.gradients import Case, cases, each_adversarial
 from ..support.simulation import Record, same_bits
@@ -126,3 +127,12 @@ def test_whatever_shares_are_balanced_a_host_keeps_to_the_bound(options, case, r
     for ranks in on_shares(case.gradients(), k, ranks_per_host, OkTopk(balance_trigger=trigger, **options).build):
         sent = host_words(ranks, ranks_per_host)[:, 0].max()
         assert sent <= (oktopk_bound(k, case.size) if case.size != 2 else 4 * k)
+
+
+@pytest.mark.usefixtures("words_for_indices")
+@pytest.mark.parametrize("hosts", [2, 3, 4, 6])
+def test_shares_climb_a_tree_in_as_many_words_as_the_whole(hosts):
+    """But for a count, and a rounded mask, in the messages of each of the host's ranks."""
+    k, rounds = 100, len(tree_distances(hosts))
+    for ranks in on_shares(Case("normal", 4000, k, hosts, 5, seed=2).gradients(), k, 3, GTopk().build):
+        assert host_words(ranks, 3).sum(axis=1).max() <= gtopk_volume(k, 2**rounds) + rounds * (k / 32 + 9)
