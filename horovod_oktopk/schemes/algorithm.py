@@ -151,7 +151,7 @@ class Algorithm:
     def _join_shares(self, step: Step, hosts: Hosts) -> None:
         """Of what the host's ranks have selected of their shares, the host's top-k remains; then counts are told."""
         with step.phase("host_select"):
-            step.threshold, step.largest, step.selected = select_on_host(step.selected, step.k, hosts.within)
+            step.threshold, step.largest, step.selected = self.select_on_host(step, hosts)
         with step.phase("agree"):
             length, counts = len(step.selected), self.counts(step.selected, step.n, step.transport.size)
             lengths, step.counts = tell(np.array([length], np.uint32), counts, step.transport)
@@ -192,6 +192,10 @@ class Algorithm:
     def local_selection(self, acc: Accumulator, k: int) -> tuple[float, SparseVector]:
         """The threshold, and what passes it: the exact top-k."""
         return local_top_k(acc, k)
+
+    def select_on_host(self, step: Step, hosts: Hosts) -> tuple[float, float, SparseVector]:
+        """The host's threshold, its largest magnitude, and which elements of this share's selection it selects."""
+        return select_on_host(step.selected, step.k, hosts.within)
 
     def counts(self, selected: SparseVector, n: int, size: int) -> NDArray[np.int64]:  # noqa: ARG002
         """What the others must know of the selection before they exchange; its length. int64, shape (m,)."""

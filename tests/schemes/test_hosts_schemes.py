@@ -9,14 +9,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from horovod_oktopk import GTopk, OkTopk
-from horovod_oktopk.schemes.cost import gtopk_volume, oktopk_bound
+from horovod_oktopk import GaussianK, GTopk, OkTopk
+from horovod_oktopk.schemes import gaussiank
+from horovod_oktopk.schemes.cost import gtopk_volume, oktopk_bound, topka_volume
 from horovod_oktopk.schemes.gtopk import tree_distances
 
 from ..support.gradients import Case, cases, each_adversarial
-from ..support.simulation import Record, same_bits
-from .test_conservation import assert_lawful
-from .test_hosts import assert_same_as_flat, on_shares
+from ..support.simulation import Record, advance, new_ranks, same_bits
+from .test_conservation import assert_conserved, assert_lawful, assert_update_is_what_was_cleared
+from .test_hosts import assert_same_as_flat, assert_same_updates, on_shares
 
 REUSE = {"selection": "reuse", "threshold_interval": 4, "region_interval": 8}
 
@@ -39,6 +40,13 @@ def _record(acc, ranks):
     selected = sum(report.local_selected for _, _, report in ranks)
     return Record(acc, residual, update, np.flatnonzero((residual == 0) & (acc != 0)),
                   replace(report, local_selected=selected))
+
+
+def assert_ranks_agree(found):
+    for ranks in found:
+        for update, *_ in ranks[1:]:
+            assert same_bits(update.indices, ranks[0][0].indices)
+            assert same_bits(update.values, ranks[0][0].values)
 
 
 def host_words(ranks, ranks_per_host):
@@ -73,10 +81,7 @@ def test_a_reused_threshold_selects_the_same_bits(hosts, ranks_per_host):
 def test_with_reused_thresholds_every_step_conserves_and_all_ranks_agree(case, ranks_per_host):
     k = min(case.k, case.n)
     found = on_shares(case.gradients(), k, ranks_per_host, OkTopk(**REUSE).build)
-    for ranks in found:
-        for update, *_ in ranks[1:]:
-            assert same_bits(update.indices, ranks[0][0].indices)
-            assert same_bits(update.values, ranks[0][0].values)
+    assert_ranks_agree(found)
     assert_lawful(records(case.gradients(), found), k)
 
 
@@ -136,3 +141,76 @@ def test_shares_climb_a_tree_in_as_many_words_as_the_whole(hosts):
     k, rounds = 100, len(tree_distances(hosts))
     for ranks in on_shares(Case("normal", 4000, k, hosts, 5, seed=2).gradients(), k, 3, GTopk().build):
         assert host_words(ranks, 3).sum(axis=1).max() <= gtopk_volume(k, 2**rounds) + rounds * (k / 32 + 9)
+
+
+def whole_numbers(case):
+    """Of few bits, so that float32 adds them, and their squares, without rounding."""
+    return np.random.default_rng(case.seed).integers(-20, 21, (case.steps, case.size, case.n)).astype(np.float32)
+
+
+@given(case=cases(dtypes=("float32",)), ranks_per_host=st.integers(1, 4))
+def test_gaussiank_has_the_same_bits_where_sums_are_exact(case, ranks_per_host):
+    """But for the last ones of the threshold, as the shares' moments are divided before they are added up."""
+    gradients, k, make = whole_numbers(case), min(case.k, case.n), GaussianK().build
+    flat = advance(new_ranks(case.size, case.n, make=make), gradients, k)
+    assert_same_updates(flat, on_shares(gradients, k, ranks_per_host, make))
+
+
+@given(case=cases(), ranks_per_host=st.integers(1, 4), estimate=st.sampled_from([0.0, 1e-30, 0.7, 2.5, np.inf]))
+def test_gaussiank_has_the_same_bits_from_a_given_estimate(case, ranks_per_host, estimate):
+    """Thresholds, too; whether many pass, or more than 64 attempts would be needed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gaussiank, "gaussian_threshold", lambda *_: estimate)
+        assert_same_as_flat(case.gradients(), min(case.k, case.n), ranks_per_host, GaussianK().build)
+
+
+@pytest.mark.parametrize(("hosts", "ranks_per_host"), [(2, 2), (3, 5)])
+def test_gaussiank_estimates_as_one_rank_does(hosts, ranks_per_host):
+    gradients, make = Case("normal", 5000, 100, hosts, 4, seed=2).gradients(), GaussianK().build
+    gradients += np.linspace(0, 2, 5000, dtype=np.float32)  # so the shares' means differ, and are not zero
+    flat = advance(new_ranks(hosts, 5000, make=make), gradients, 100)
+    for one, ranks in zip(flat, on_shares(gradients, 100, ranks_per_host, make), strict=True):
+        for host, record in enumerate(one):
+            thresholds = {report.local_threshold for _, _, report in ranks[host * ranks_per_host:][:ranks_per_host]}
+            assert len(thresholds) == 1
+            assert thresholds.pop() == pytest.approx(record.report.local_threshold, rel=1e-4)
+
+
+@given(case=cases(), ranks_per_host=st.integers(1, 4))
+def test_gaussiank_keeps_its_promises_on_shares(case, ranks_per_host):
+    """Conserves, gives all ranks the same update, selects more than 3k/4 elements and at most k, the largest ones."""
+    k = min(case.k, case.n)
+    found = on_shares(case.gradients(), k, ranks_per_host, GaussianK().build)
+    assert_ranks_agree(found)
+    for ranks in records(case.gradients(), found):
+        assert_update_is_what_was_cleared(ranks)
+        for record in ranks:
+            assert_conserved(record)
+            assert min((record.acc != 0).sum(), 3 * k // 4) <= record.report.local_selected <= k
+            chosen, rest = np.abs(record.acc[record.contributed]), np.delete(np.abs(record.acc), record.contributed)
+            assert not len(chosen) or not len(rest) or chosen.min() >= rest.max()
+
+
+@pytest.mark.usefixtures("words_for_indices")
+@pytest.mark.parametrize("scheme", [GaussianK(), GTopk(collective="allgather")], ids=["GaussianK", "naive GTopk"])
+def test_a_host_gathers_in_the_words_of_one_rank(scheme):
+    gradients = Case("normal", 4000, 100, 3, 4, seed=2).gradients()
+    for ranks in on_shares(gradients, 100, 3, scheme.build):
+        assert host_words(ranks, 3)[:, 0].max() <= topka_volume(100, 3)
+
+
+@pytest.mark.parametrize("scheme", [GaussianK(), GTopk(), GTopk(collective="allgather"), OkTopk(selection="reuse")])
+@pytest.mark.parametrize("poison", [np.nan, -np.inf])
+def test_one_bad_element_drops_the_step_on_all_ranks(scheme, poison):
+    """And later steps have the bits of a run without it."""
+    gradients = Case("normal", 100, 10, 2, 5, seed=5).gradients()
+    bad = np.insert(gradients, 2, gradients[2] / 2, axis=0)
+    bad[2, 1, 7] = poison
+    found, without = (on_shares(each, 10, 3, scheme.build) for each in (bad, gradients))
+    dropped = found.pop(2)
+    assert all(update is None and not report.finite for update, _, report in dropped)
+    for ranks, others in zip(found, without, strict=True):
+        for (update, residual, _), (other, expected, _) in zip(ranks, others, strict=True):
+            assert same_bits(update.indices, other.indices)
+            assert same_bits(update.values, other.values)
+            assert same_bits(residual, expected)
