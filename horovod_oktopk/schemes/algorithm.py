@@ -140,15 +140,19 @@ class Algorithm:
         if not step.call.finite:
             return step.skipped()
         step.counts, step.share_k = step.call.counts, step.k
-        if hosts is not None:
-            self._join_shares(step, hosts)
-        result = self.exchange(step)
-        if hosts is not None:
-            result = self._update_of_all_shares(result, step, hosts)
+        result = self.take(step)
         self.step = step.t
         return result
 
-    def _join_shares(self, step: Step, hosts: Hosts) -> None:
+    def take(self, step: Step) -> StepResult:
+        """What follows the roll call, once all ranks have agreed on the step."""
+        hosts = step.transport.hosts
+        if hosts is None:
+            return self.exchange(step)
+        self.join_shares(step, hosts)
+        return self._update_of_all_shares(self.exchange(step), step, hosts)
+
+    def join_shares(self, step: Step, hosts: Hosts) -> None:
         """Of what the host's ranks have selected of their shares, the host's top-k remains; then counts are told."""
         with step.phase("host_select"):
             step.threshold, step.largest, step.selected = self.select_on_host(step, hosts)
@@ -178,7 +182,7 @@ class Algorithm:
         return min(n, k * size)
 
     def exchange(self, step: Step) -> StepResult:
-        """The update, once all ranks have agreed on the step."""
+        """The update; where a worker is a host, that of this rank's share."""
         raise NotImplementedError
 
     def select(self, step: Step) -> SparseVector:

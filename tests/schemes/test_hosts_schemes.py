@@ -9,15 +9,22 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from horovod_oktopk import GaussianK, GTopk, OkTopk
-from horovod_oktopk.schemes import gaussiank
+from horovod_oktopk import GaussianK, GTopk, OkTopk, timing
+from horovod_oktopk.schemes import auto, gaussiank
+from horovod_oktopk.schemes.algorithm import Step
+from horovod_oktopk.schemes.auto import TRIAL, Strategy, dense_seconds
 from horovod_oktopk.schemes.cost import gtopk_volume, oktopk_bound, topka_volume
 from horovod_oktopk.schemes.gtopk import tree_distances
+from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.selection.accumulator import NumpyAccumulator
+from horovod_oktopk.transport.counting import on_hosts
+from horovod_oktopk.transport.local import run_ranks
 
 from ..support.gradients import Case, cases, each_adversarial
 from ..support.simulation import Record, advance, new_ranks, same_bits
+from .test_auto import taking
 from .test_conservation import assert_conserved, assert_lawful, assert_update_is_what_was_cleared
-from .test_hosts import assert_same_as_flat, assert_same_updates, on_shares
+from .test_hosts import assert_same_as_flat, assert_same_update, assert_same_updates, on_shares
 
 REUSE = {"selection": "reuse", "threshold_interval": 4, "region_interval": 8}
 
@@ -45,8 +52,7 @@ def _record(acc, ranks):
 def assert_ranks_agree(found):
     for ranks in found:
         for update, *_ in ranks[1:]:
-            assert same_bits(update.indices, ranks[0][0].indices)
-            assert same_bits(update.values, ranks[0][0].values)
+            assert_same_update(update, ranks[0][0])
 
 
 def host_words(ranks, ranks_per_host):
@@ -199,7 +205,8 @@ def test_a_host_gathers_in_the_words_of_one_rank(scheme):
         assert host_words(ranks, 3)[:, 0].max() <= topka_volume(100, 3)
 
 
-@pytest.mark.parametrize("scheme", [GaussianK(), GTopk(), GTopk(collective="allgather"), OkTopk(selection="reuse")])
+@pytest.mark.parametrize("scheme", [GaussianK(), GTopk(), GTopk(collective="allgather"), OkTopk(selection="reuse"),
+                                    OkTopk(strategy="auto")])
 @pytest.mark.parametrize("poison", [np.nan, -np.inf])
 def test_one_bad_element_drops_the_step_on_all_ranks(scheme, poison):
     """And later steps have the bits of a run without it."""
@@ -211,6 +218,116 @@ def test_one_bad_element_drops_the_step_on_all_ranks(scheme, poison):
     assert all(update is None and not report.finite for update, _, report in dropped)
     for ranks, others in zip(found, without, strict=True):
         for (update, residual, _), (other, expected, _) in zip(ranks, others, strict=True):
-            assert same_bits(update.indices, other.indices)
-            assert same_bits(update.values, other.values)
+            assert_same_update(update, other)
             assert same_bits(residual, expected)
+
+
+AUTO = Case("normal", 300, 30, 3, TRIAL + 4, seed=8)
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+@pytest.mark.parametrize(("hosts", "ranks_per_host"), [(1, 3), (2, 2), (3, 2), (4, 1)])
+def test_every_strategy_has_the_bits_of_as_many_ranks_as_hosts(strategy, hosts, ranks_per_host):
+    gradients = replace(AUTO, size=hosts).gradients()
+    assert_same_as_flat(gradients, AUTO.k, ranks_per_host, taking(strategy))
+    found = on_shares(gradients, AUTO.k, ranks_per_host, taking(strategy))
+    assert [ranks[0][2].strategy for ranks in found] == trial_and_then(strategy)
+
+
+def trial_and_then(strategy, steps=4):
+    return ["split"] * (TRIAL // 2) + ["gather"] * (TRIAL // 2) + [strategy.name.lower()] * steps
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+@pytest.mark.parametrize(("n", "hosts", "ranks_per_host"), [(1, 2, 3), (3, 1, 7)])
+def test_every_strategy_works_with_more_ranks_than_elements(strategy, n, hosts, ranks_per_host):
+    gradients = Case("normal", n, 1, hosts, TRIAL + 2, seed=3).gradients()
+    assert_same_as_flat(gradients, 1, ranks_per_host, taking(strategy))
+
+
+@pytest.mark.parametrize("options", [{"value_dtype": "bfloat16"}, {"value_dtype": "log4"}, {"global_density": 0.03}])
+def test_gathering_with_other_options_has_the_same_bits(options):
+    """From the first step on, as what splitting leaves over of rounded values depends on the shares."""
+    gradients, make = AUTO.gradients()[:4], OkTopk(k=AUTO.k, strategy="auto", **options).build
+
+    def gathering(description):
+        algorithm = make(description)
+        algorithm._begin_trial = lambda step: setattr(algorithm, "strategy", Strategy.GATHER)
+        return algorithm
+
+    assert_same_as_flat(gradients, AUTO.k, 2, gathering)
+    assert {ranks[0][2].strategy for ranks in on_shares(gradients, AUTO.k, 2, gathering)} == {"gather"}
+
+
+def test_a_dense_step_of_hosts_selects_nothing_and_sends_what_one_rank_would():
+    ranks = on_shares(AUTO.gradients(), AUTO.k, 2, taking(Strategy.DENSE))[-1]
+    assert (host_words(ranks, 2)[:, 0] == 2 * AUTO.n * (AUTO.size - 1) // AUTO.size).all()
+    assert not any("host_select" in report.phases for _, _, report in ranks)
+    assert not any(residual.any() for _, residual, _ in ranks)
+
+
+class Changing:
+    """An algorithm that begins anew at a step on one rank; or, if no rank is given, with half of k on all of them."""
+
+    def __init__(self, make, at, rank=None):
+        self.make, self.at, self.rank = make, at, rank
+        self.algorithm, self.steps = make("test"), 0
+
+    def reduce(self, acc, k, finite, transport, whole=None):
+        if self.steps == self.at and transport.everyone.rank == self.rank:
+            self.algorithm = self.make("test")
+        self.steps += 1
+        halved = self.rank is None and self.steps > self.at
+        return self.algorithm.reduce(acc, k // 2 if halved else k, finite, transport, whole)
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+@pytest.mark.parametrize(("flat", "rank"), [(None, None), (1, 3)])
+@pytest.mark.parametrize("at", [TRIAL // 2 + 2, TRIAL + 2])
+def test_all_shares_begin_a_new_trial_together(strategy, flat, rank, at):
+    """Where k changes, and where one rank of a host is new."""
+    gradients, make = replace(AUTO, steps=at + TRIAL + 4).gradients(), taking(strategy)
+    expected = advance(new_ranks(3, AUTO.n, make=lambda _: Changing(make, at, flat)), gradients, AUTO.k)
+    found = on_shares(gradients, AUTO.k, 2, lambda _: Changing(make, at, rank))
+    assert_same_updates(expected, found)
+    for ranks in zip(*found, strict=True):
+        assert [report.strategy for _, _, report in ranks][at:] == trial_and_then(strategy)
+
+
+def test_a_strategy_that_nobody_forced_is_taken_by_all_ranks():
+    """With the real clock, whatever is fastest here."""
+    found = on_shares(AUTO.gradients(), AUTO.k, 2, OkTopk(strategy="auto").build)
+    assert_ranks_agree(found)
+    assert all(len({report.strategy for _, _, report in ranks}) == 1 for ranks in found)
+
+
+def joined(transport, ranks_per_host):
+    """This rank's transport in a job of so many ranks on a host."""
+    grid = np.arange(transport.size).reshape(-1, ranks_per_host)
+    return on_hosts(transport, *transport.groups(ranks_per_host), grid)
+
+
+@pytest.mark.parametrize("slow", range(4))
+def test_the_slowest_of_all_ranks_decides(slow, monkeypatch):
+    monkeypatch.setattr(auto, "dense_seconds", lambda n, dtype, limit, transport: 9.0)
+
+    def program(transport):
+        algorithm = OkTopk(strategy="auto").build("a: 1")
+        algorithm._seconds |= {Strategy.SPLIT: [3 if transport.rank == slow else 1], Strategy.GATHER: [2]}
+        step = Step(NumpyAccumulator(5), 1, True, joined(transport, 2), StepReport(1, 10, 1))
+        return algorithm._fastest(step)
+
+    assert run_ranks(4, program) == [Strategy.GATHER] * 4
+
+
+def test_a_dense_allreduce_of_hosts_is_timed_with_what_it_takes_on_the_host(monkeypatch):
+    monkeypatch.setattr(auto, "DENSE_SAMPLE", 10)
+
+    def program(transport):
+        counting = joined(transport, 3)
+        return dense_seconds(50, np.float32, 1e3, counting), counting.phases["host_gather"].bytes_received
+
+    found = run_ranks(6, program)
+    assert len({seconds for seconds, _ in found}) == 1
+    times, others = 1 + timing.SAMPLES, 50 - 50 // 3
+    assert found[0][1] > times * 4 * others
