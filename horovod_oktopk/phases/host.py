@@ -18,7 +18,7 @@ from ..vectors.sparse import DenseVector, SparseVector, concatenate
 def select_on_host(selected: SparseVector, k: int, within: Transport) -> tuple[float, float, SparseVector]:
     """The host's threshold, its largest magnitude, and which of this rank's elements are in the host's exact top-k.
 
-    selected: of this rank's share, the k largest (all, if there are fewer). Ties go to the lower index.
+    selected: of this rank's share, the k largest (all, if there are fewer) or more. Ties go to the lower index.
     """
     exact = ExactThreshold()
     chosen, _ = exact.select(selected, k, np.arange(within.size), within)

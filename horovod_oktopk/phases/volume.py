@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..transport.base import Counts
 from .balance_gather import plan_balance, ring_elements
@@ -15,17 +16,17 @@ from .regions import Load
 class Volume:
     """Words that every rank sends in this step, to be held against the bound.
 
-    order: the owners in the order of their regions. bound: in words; see `oktopk_bound`. All ranks that take part in
-    the exchange know all the numbers, so they decide alike.
+    order: the owners in the order of their regions. bound: in words; see `oktopk_bound`; or that of each rank. All
+    ranks that take part in the exchange know all the numbers, so they decide alike.
     """
 
     load: Load
     order: Counts
-    bound: float
+    bound: float | NDArray[np.float64]
 
     def fits_regions(self, k: float) -> bool:
         """Whether each owner receives so little that, with all of u, it keeps to the bound."""
-        return bool(self.load.received.max() <= max(self.bound / 2 - k, k) + len(self.order))
+        return bool((self.load.received <= np.maximum(self.bound / 2 - k, k) + len(self.order)).all())
 
     def fits_direct(self, sizes: Counts) -> bool:
         """Whether an allgatherv without balancing keeps to the bound; sizes: elements by rank."""
@@ -38,4 +39,16 @@ class Volume:
         return self._fits(moved + ring_elements(np.diff(plan.after), self.order))
 
     def _fits(self, gathered: Counts) -> bool:
-        return bool((2 * (self.load.sent[self.order] + gathered)).max() <= self.bound)
+        by_rank = np.empty_like(gathered)
+        by_rank[self.order] = gathered
+        return bool((2 * (self.load.sent + by_rank) <= self.bound).all())
+
+
+def host_fits(k: int, sizes: Counts, bound: float) -> bool:
+    """Whether every host keeps to the bound, in words, even if it sends all k elements of its selection in phase 1.
+
+    sizes: elements by share and host, shape (shares, hosts). No share knows what is sent in another in phase 1.
+    """
+    hosts = np.arange(sizes.shape[1])
+    gathered = sum(ring_elements(each, hosts) for each in sizes)
+    return bool(2 * (k + np.max(gathered)) <= bound)

@@ -49,6 +49,8 @@ class Step:
     """What they told of their selections; see `agreement.tell`."""
     share_k: float = field(init=False)
     """How many elements of this share the mean worker has selected: k, where it is not divided."""
+    lengths: Counts = field(init=False)
+    """How many each worker has; only where it is divided."""
     global_k: int = field(init=False)
     """How many elements of the sum are kept at most."""
 
@@ -142,22 +144,26 @@ class Algorithm:
         if not step.call.finite:
             return step.skipped()
         step.counts, step.share_k = step.call.counts, step.k
-        if hosts is not None:
-            self._join_shares(step, hosts)
-        result = self.exchange(step)
-        if hosts is not None:
-            result = self._update_of_all_shares(result, step, hosts)
+        result = self.take(step)
         self.step = step.t
         return result
 
-    def _join_shares(self, step: Step, hosts: Hosts) -> None:
+    def take(self, step: Step) -> StepResult:
+        """What follows the roll call, once all ranks have agreed on the step."""
+        hosts = step.transport.hosts
+        if hosts is None:
+            return self.exchange(step)
+        self.join_shares(step, hosts)
+        return self._update_of_all_shares(self.exchange(step), step, hosts)
+
+    def join_shares(self, step: Step, hosts: Hosts) -> None:
         """Of what the host's ranks have selected of their shares, the host's top-k remains; then counts are told."""
         with step.phase("host_select"):
-            step.threshold, step.largest, step.selected = select_on_host(step.selected, step.k, hosts.within)
+            step.threshold, step.largest, step.selected = self.select_on_host(step, hosts)
         with step.phase("agree"):
             length, counts = len(step.selected), self.counts(step.selected, step.n, step.transport.size)
             lengths, step.counts = tell(np.array([length], np.uint32), counts, step.transport)
-            step.share_k = float(lengths.mean())
+            step.lengths, step.share_k = lengths[:, 0].astype(np.int64), float(lengths.mean())
 
     def _update_of_all_shares(self, result: StepResult, step: Step, hosts: Hosts) -> StepResult:
         assert result.update is not None
@@ -197,7 +203,7 @@ class Algorithm:
         return min(n, k * size)
 
     def exchange(self, step: Step) -> StepResult:
-        """The update, once all ranks have agreed on the step."""
+        """The update; where a worker is a host, that of this rank's share."""
         raise NotImplementedError
 
     def select(self, step: Step) -> SparseVector:
@@ -211,6 +217,10 @@ class Algorithm:
     def local_selection(self, acc: Accumulator, k: int) -> tuple[float, SparseVector]:
         """The threshold, and what passes it: the exact top-k."""
         return local_top_k(acc, k)
+
+    def select_on_host(self, step: Step, hosts: Hosts) -> tuple[float, float, SparseVector]:
+        """The host's threshold, its largest magnitude, and which elements of this share's selection it selects."""
+        return select_on_host(step.selected, step.k, hosts.within)
 
     def counts(self, selected: SparseVector, n: int, size: int) -> NDArray[np.int64]:  # noqa: ARG002
         """What the others must know of the selection before they exchange; its length. int64, shape (m,)."""

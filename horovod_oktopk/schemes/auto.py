@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..phases.agreement import Memory
+from ..phases.host import whole_update
 from ..timing import SAMPLES, WARM_UP, median_seconds, slowest
-from ..transport.base import Transport
-from ..vectors.sparse import SparseVector, sum_of
+from ..transport.counting import CountingTransport, Hosts
+from ..vectors.sparse import DenseVector, SparseVector, sum_of
 from ..vectors.values import ValueDtype
 from .algorithm import Algorithm, Step
 from .dense import reduce_densely
@@ -53,6 +54,8 @@ class AutoAllreduce(Algorithm):
     split: Ok-Topk's algorithm. value_dtype: of its options.
     """
 
+    works_on_shares = True
+
     def __init__(self, split: Algorithm, value_dtype: ValueDtype | None) -> None:
         super().__init__(split.description)
         self.split = split
@@ -61,19 +64,23 @@ class AutoAllreduce(Algorithm):
         self.k = self.since = 0  # of the present trial: its k, and its first step
         self._seconds: dict[Strategy, list[float]] = {strategy: [] for strategy in Strategy}
 
-    def exchange(self, step: Step) -> StepResult:
+    def take(self, step: Step) -> StepResult:
         self.k = step.k
         if not step.call.in_sync:
             if self.strategy == Strategy.DENSE:
                 step.selected = self.split.select(step)
             self._begin_trial(step.t)
         start = time.perf_counter()
-        result = self._reduce(step)
+        result = super().take(step)
         if step.t < self.since + TRIAL:
             self._learn(time.perf_counter() - start, step)
         return result
 
-    def _reduce(self, step: Step) -> StepResult:
+    def join_shares(self, step: Step, hosts: Hosts) -> None:
+        if self.strategy != Strategy.DENSE:  # which selects nothing
+            super().join_shares(step, hosts)
+
+    def exchange(self, step: Step) -> StepResult:
         if self.strategy == Strategy.SPLIT:
             return self.split.exchange(step)
         return reduce_densely(step, step.acc.values()) if self.strategy == Strategy.DENSE else self._gather(step)
@@ -84,7 +91,7 @@ class AutoAllreduce(Algorithm):
         with step.phase("allgatherv"):
             parts = gather(selection, step, ranks)
         with step.phase("global_select"):
-            update = nonzero_top_k(sum_of(parts), step.global_k)
+            update = nonzero_top_k(sum_of(parts), step.global_k, step.transport)
             sent = selection.positions_in(update)
         step.report.strategy = "gather"
         remainder = step.selected.take(sent).minus(selection.take(sent)) if self.value_dtype else None
@@ -110,12 +117,12 @@ class AutoAllreduce(Algorithm):
 
     def _fastest(self, step: Step) -> Strategy:
         mine = [statistics.median(self._seconds[each] or [np.inf]) for each in (Strategy.SPLIT, Strategy.GATHER)]
-        seconds = slowest(mine, step.transport)
-        seconds.append(dense_seconds(step.n, step.acc.dtype, min(seconds), step.transport))
+        seconds = slowest(mine, step.transport.everyone)
+        seconds.append(dense_seconds(step.report.n, step.acc.dtype, min(seconds), step.transport))
         strategy = Strategy(int(np.argmin(seconds)))
-        if step.transport.rank == 0:
+        if step.transport.everyone.rank == 0:
             logger.info("strategy='auto' takes %s for n = %d, k = %d: split %.3g s, gather %.3g s, "
-                        "dense %s%.3g s", strategy.name.lower(), step.n, step.k, *seconds[:2],
+                        "dense %s%.3g s", strategy.name.lower(), step.report.n, step.k, *seconds[:2],
                         "" if strategy == Strategy.DENSE else "at least ", seconds[Strategy.DENSE])
         return strategy
 
@@ -154,7 +161,7 @@ class AutoAllreduce(Algorithm):
         self._begin_trial(0)
 
 
-def dense_seconds(n: int, dtype: Any, limit: float, transport: Transport) -> float:
+def dense_seconds(n: int, dtype: Any, limit: float, transport: CountingTransport) -> float:
     """Seconds of a dense allreduce of n elements on the slowest rank; or of fewer, if those take more than the limit.
 
     Lengths double up to n. From a few short ones the time of n cannot be told: a delay or a switch's buffer, and it
@@ -162,12 +169,22 @@ def dense_seconds(n: int, dtype: Any, limit: float, transport: Transport) -> flo
     """
     length = min(n, DENSE_SAMPLE)
     while True:
-        seconds = slowest([_allreduce_seconds(length, dtype, transport)], transport)[0]
+        seconds = slowest([_allreduce_seconds(length, dtype, transport)], transport.everyone)[0]
         if length == n or seconds > limit:
             return seconds
         length = min(n, 2 * length)
 
 
-def _allreduce_seconds(length: int, dtype: Any, transport: Transport) -> float:
-    zeros, barrier = np.zeros(length, dtype), np.zeros(1, np.int64)  # so that nobody's time holds another's delay
-    return median_seconds(lambda: transport.allreduce(zeros), before=lambda: transport.allgather(barrier))
+def _allreduce_seconds(length: int, dtype: Any, transport: CountingTransport) -> float:
+    """Of so many elements, of which a host's ranks reduce a share each, and put them together."""
+    hosts, barrier = transport.hosts, np.zeros(1, np.int64)  # so that nobody's time holds another's delay
+    bounds = np.array([0, length]) if hosts is None else hosts.bounds(length)
+    zeros = np.zeros(np.diff(bounds)[0 if hosts is None else hosts.within.rank], dtype)
+
+    def reduce() -> None:
+        total = transport.allreduce(zeros)
+        if hosts is not None:
+            with transport.phase("host_gather"):
+                whole_update(DenseVector(total), bounds, hosts.within)
+
+    return median_seconds(reduce, before=lambda: transport.everyone.allgather(barrier))

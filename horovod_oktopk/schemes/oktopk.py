@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -16,8 +17,10 @@ from ..phases.regions import Load, Regions, count_by_region, divide
 from ..phases.repartition import space_repartition
 from ..phases.sparse_transport import SparseTransport
 from ..phases.split_reduce import split_and_reduce
-from ..phases.volume import Volume
+from ..phases.volume import Volume, host_fits
 from ..selection.threshold_reuse import ReusedThreshold
+from ..transport.base import Counts
+from ..transport.counting import Hosts
 from ..vectors.sparse import Indices, SparseVector, sum_of
 from ..vectors.values import ValueDtype
 from .algorithm import Algorithm, Step
@@ -149,10 +152,11 @@ class OkTopk(Scheme):
 class OkTopkAllreduce(Algorithm):
     """Algorithm 1. Regions and the global threshold are remembered from step to step."""
 
+    works_on_shares = True
+
     def __init__(self, description: str, options: OkTopk) -> None:
         super().__init__(description)
         self.options = options
-        self.works_on_shares = options.selection == "exact"
         self.global_ = ReusedThreshold(options.threshold_guard)
         self.boundaries: Indices | None = None
 
@@ -167,8 +171,9 @@ class OkTopkAllreduce(Algorithm):
         volume = Volume(load, regions.order, oktopk_bound(step.share_k, ranks.size, step.global_k))
         with step.phase("global_select"):
             summed, sizes = self._select_globally(reduced, step, volume)  # lines 9-12
-            if step.transport.hosts is not None:  # the bound of this share, with what is kept in it
-                volume = replace(volume, bound=oktopk_bound(step.share_k, ranks.size, float(sizes.sum())))
+            if step.transport.hosts is not None:
+                volume = replace(volume, bound=_share_bound(sizes, step, step.transport.hosts))
+                sizes = sizes[step.transport.hosts.group]
             ranks = ranks.spanning(*self.global_.ends)
             chosen = ranks.codec.round(summed)
         balances = needs_balance(sizes, self.options.balance_trigger) and volume.fits_balanced(sizes[regions.order])
@@ -195,18 +200,17 @@ class OkTopkAllreduce(Algorithm):
 
     def _select_globally(self, reduced: SparseVector, step: Step, volume: Volume,
                          ) -> tuple[SparseVector, NDArray[np.int64]]:
-        """This rank's share of the global top-k, and how many elements each rank's has."""
+        """This rank's share of the global top-k, and how many elements each rank's has, of all ranks."""
         hosts, everyone = step.transport.hosts, step.transport.everyone
+        order, fits = volume.order, volume.fits_direct
+        if hosts is not None:
+            order, fits = hosts.grid.T.ravel(), partial(_fits_hosts, step, hosts)
         if step.global_k >= min(step.report.n, step.k * step.transport.size):
-            found, sizes = self.global_.select_all(reduced, everyone, step.threshold)
-        elif self.options.selection == "reuse" and step.call.in_sync and not _due(step.t,
-                                                                                  self.options.threshold_interval):
-            found, sizes = self.global_.select_again(reduced, step.global_k, volume.order, volume.fits_direct,
-                                                     everyone, step.threshold)
-        else:
-            order = volume.order if hosts is None else hosts.grid.T.ravel()
-            found, sizes = self.global_.select(reduced, step.global_k, order, everyone, step.threshold)
-        return found, sizes if hosts is None else sizes[hosts.group]
+            return self.global_.select_all(reduced, everyone, step.threshold)
+        if (self.options.selection == "reuse" and step.call.in_sync
+                and not _due(step.t, self.options.threshold_interval)):
+            return self.global_.select_again(reduced, step.global_k, order, fits, everyone, step.threshold)
+        return self.global_.select(reduced, step.global_k, order, everyone, step.threshold)
 
     @staticmethod
     def _gather(chosen: SparseVector, sizes: NDArray[np.int64], balances: bool, step: Step, regions: Regions,
@@ -260,3 +264,27 @@ class OkTopkAllreduce(Algorithm):
 
 def _due(t: int, interval: int) -> bool:
     return (t - 1) % interval == 0
+
+
+def _fits_hosts(step: Step, hosts: Hosts, sizes: Counts) -> bool:
+    """Whether a reused threshold selects so little that each host keeps to its bound. sizes: elements by rank."""
+    return host_fits(step.k, sizes[hosts.grid.T], _host_bound(step))
+
+
+def _host_bound(step: Step) -> float:
+    """In words; on two hosts it is not Ok-Topk's, as regions do not rotate."""
+    return max(oktopk_bound(step.k, step.transport.size, step.global_k), 2.0 * (step.k + step.global_k))
+
+
+def _share_bound(sizes: Counts, step: Step, hosts: Hosts) -> NDArray[np.float64]:
+    """Words that each host may send of this share, so that it keeps to its bound whatever other shares do; by host.
+
+    Of its bound each host needs two words for an element that it has selected. The rest is divided among the shares
+    by what is kept of the sum, and is at least two words for each, as much as an allgatherv takes; or nothing fits.
+    sizes: elements kept, by rank.
+    """
+    each = (_host_bound(step) - 2 * step.k) / max(int(sizes.sum()), 1)
+    if each < 2:
+        return np.zeros(step.transport.size)
+    bound: NDArray[np.float64] = 2 * step.lengths + each * sizes[hosts.group].sum()
+    return bound

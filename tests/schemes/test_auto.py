@@ -181,6 +181,11 @@ class Slow:
 
     rank, size, buffer = 0, 1, 1 << 19
     now, longest = 0.0, 0
+    hosts = None
+
+    @property
+    def everyone(self):
+        return self
 
     def allgather(self, row):
         return row[None]

@@ -7,18 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk import GaussianK, GTopk, OkTopk, PluginError, TopkA, TopkDSA
+from horovod_oktopk import GTopk, OkTopk, PluginError, TopkA, TopkDSA
 from horovod_oktopk.schemes.cost import oktopk_bound
+from horovod_oktopk.schemes.dense import DenseSum
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import on_hosts
 from horovod_oktopk.transport.local import run_ranks
+from horovod_oktopk.vectors.sparse import SparseVector
 
 from ..support.gradients import Case, cases, each_adversarial
 from ..support.simulation import advance, keeping, new_ranks, same_bits
 
 SCHEMES = {
     "OkTopk": OkTopk().build, "often cut": OkTopk(region_interval=2).build,
-    "always balanced": OkTopk(balance_trigger=1.0).build, "TopkA": TopkA().build, "TopkDSA": TopkDSA().build}
+    "always balanced": OkTopk(balance_trigger=1.0).build, "reused": OkTopk(selection="reuse").build,
+    "TopkA": TopkA().build, "TopkDSA": TopkDSA().build, "GTopk": GTopk().build,
+    "naive GTopk": GTopk(collective="allgather").build}
 
 
 def on_shares(gradients, k, ranks_per_host, make):
@@ -49,14 +53,29 @@ def on_shares(gradients, k, ranks_per_host, make):
 def assert_same_as_flat(gradients, k, ranks_per_host, make):
     _, size, n = gradients.shape
     flat = advance(new_ranks(size, n, gradients.dtype, make=make), gradients, k)
-    for one, ranks in zip(flat, on_shares(gradients, k, ranks_per_host, make), strict=True):
+    found = on_shares(gradients, k, ranks_per_host, make)
+    assert_same_updates(flat, found)
+    for one, ranks in zip(flat, found, strict=True):
+        for rank, (_, _, report) in enumerate(ranks):
+            assert report.local_threshold == one[rank // ranks_per_host].report.local_threshold
+
+
+def assert_same_update(left, right):
+    """Both of all elements, or both of some."""
+    assert type(left) is type(right)
+    assert same_bits(left.values, right.values)
+    if isinstance(left, SparseVector):
+        assert same_bits(left.indices, right.indices)
+
+
+def assert_same_updates(flat, found):
+    """And residuals. found: what `on_shares` gave."""
+    for one, ranks in zip(flat, found, strict=True):
         for rank, (update, _, report) in enumerate(ranks):
-            host = one[rank // ranks_per_host]
-            assert same_bits(update.indices, host.update.indices)
-            assert same_bits(update.values, host.update.values)
+            host = one[rank * len(one) // len(ranks)]
+            assert_same_update(update, host.update)
             assert report.global_selected == host.report.global_selected
-            assert report.local_threshold == host.report.local_threshold
-        residuals = np.concatenate([residual for _, residual, _ in ranks]).reshape(size, n)
+        residuals = np.concatenate([residual for _, residual, _ in ranks]).reshape(len(one), -1)
         assert same_bits(residuals, np.stack([record.residual for record in one]))
 
 
@@ -87,9 +106,10 @@ def test_wherever_the_top_k_lies(case):
     assert_same_as_flat(case.gradients(), case.k, 3, OkTopk().build)
 
 
+@pytest.mark.parametrize("name", ["OkTopk", "GTopk", "naive GTopk"])
 @given(case=cases(), ranks_per_host=st.integers(1, 4))
-def test_any_vector_on_any_number_of_ranks(case, ranks_per_host):
-    assert_same_as_flat(case.gradients(), min(case.k, case.n), ranks_per_host, OkTopk().build)
+def test_any_vector_on_any_number_of_ranks(name, case, ranks_per_host):
+    assert_same_as_flat(case.gradients(), min(case.k, case.n), ranks_per_host, SCHEMES[name])
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -104,11 +124,9 @@ def test_more_or_less_is_kept_of_the_sum(kept):
     assert_same_as_flat(case.gradients(), case.k, 2, keeping(kept, case))
 
 
-@pytest.mark.parametrize("make", [GTopk().build, GTopk(collective="allgather").build, GaussianK().build,
-                                  OkTopk(selection="reuse").build, OkTopk(strategy="auto").build])
-def test_what_needs_all_elements_of_a_host_is_refused(make):
+def test_a_scheme_that_does_not_say_that_it_works_on_shares_is_refused():
     with pytest.raises(PluginError, match="its worker cannot be a host"):
-        on_shares(Case("normal", 100, 10, 2, 1, seed=5).gradients(), 10, 2, make)
+        on_shares(Case("normal", 100, 10, 2, 1, seed=5).gradients(), 10, 2, DenseSum().build)
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
