@@ -32,7 +32,7 @@ from benchmarks.output import make_table
 from benchmarks.paper.simulated_ranks import PopularElements, simulate
 from benchmarks.paper.simulation_plots import plot
 from horovod_oktopk import GTopk, OkTopk, TopkA, TopkDSA
-from horovod_oktopk.advise import WORD, Network, parse_bandwidth, parse_latency, predict
+from horovod_oktopk.advise import Network, parse_bandwidth, parse_latency, predict
 from horovod_oktopk.errors import OptionError
 from horovod_oktopk.phases.agreement import FEW_RANKS
 from horovod_oktopk.schemes.base import Scheme
@@ -40,6 +40,7 @@ from horovod_oktopk.schemes.cost import oktopk_bound
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.transport.base import batch_length
 from horovod_oktopk.transport.counting import Traffic
+from horovod_oktopk.vectors.wire import WORD
 
 SCHEMES = {"OkTopk": OkTopk, "GTopk": GTopk, "TopkDSA": TopkDSA, "TopkA": TopkA}
 LARGEST = {"OkTopk": 1024, "GTopk": 256, "TopkDSA": 64, "TopkA": 64}
