@@ -63,6 +63,28 @@ class Network:
         when the first of them goes on, and perhaps shuts Horovod down, and MPI with it, on all."""
         HorovodTransport(self.collectives(self.process_set, name)).allgather(np.zeros(1, np.int64))
 
+    def ranks_per_host(self, hierarchical: Hierarchical) -> int:
+        """How many ranks a worker has; see Scheme. `connect` finds out whether it can be so."""
+        if self.process_set.size() == 1:
+            return 1
+        return int(self.hvd.local_size() if hierarchical is True else hierarchical or 1)
+
+    def host_set(self, hierarchical: Hierarchical) -> Any:
+        """Horovod's process set of the ranks of this rank's host; on all ranks of the job together.
+
+        Raises PluginError, on all of them, where hosts have different numbers of ranks, or where process sets cannot
+        be added.
+        """
+        mine = [to_code(hierarchical), self.hvd.rank() - self.hvd.local_rank(), self.hvd.rank(),
+                may_add_process_sets(self.hvd, self.process_set)]
+        rows = HorovodTransport(self.collectives(self.process_set, 0)).allgather(np.array(mine, np.int64))
+        _check_equal("options hierarchical", [from_code(int(code)) for code in rows[:, 0]])
+        grid = grid_of(hierarchical, rows[:, 1])
+        if grid is None:
+            grid = np.arange(len(rows))[:, None]
+        sets = process_sets(self.hvd, [rows[host, 2] for host in grid], bool(rows[:, 3].all()), singles=True)
+        return next(each for ranks, each in sets.items() if self.hvd.rank() in ranks)
+
     def connect(self, choice: TransportName, hierarchical: Hierarchical = False) -> CountingTransport:
         """The transport of this rank; called on all ranks of the process set together, by one reduction at a time.
 
