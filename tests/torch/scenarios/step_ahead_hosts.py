@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import horovod.torch as hvd
@@ -90,7 +91,7 @@ def check_a_resumed_run_has_the_same_bits() -> None:
     optimizer = distributed(model, options(hvd.size()))
     train(model, optimizer, range(4))
     with shared_parameters(optimizer):
-        state, weights = gather_state_dict(optimizer), {k: v.clone() for k, v in model.state_dict().items()}
+        weights, state = copy.deepcopy((model.state_dict(), gather_state_dict(optimizer)))
     resumed = model_of(seed=5)
     other = distributed(resumed, options(hvd.size()))
     with shared_parameters(other):
