@@ -21,7 +21,17 @@ from . import ending
 from .base import Counts, Transport, TransportName
 from .counting import CountingTransport, on_hosts
 from .horovod import Collectives, HorovodTransport
-from .hosts import Hierarchical, Join, from_code, grid_of, groups, may_add_process_sets, process_sets, to_code
+from .hosts import (
+    Hierarchical,
+    Join,
+    check_not_elastic,
+    from_code,
+    grid_of,
+    groups,
+    may_add_process_sets,
+    process_sets,
+    to_code,
+)
 from .local import LocalTransport, LocalWorld
 
 if TYPE_CHECKING:  # mpi4py is imported only where MPI runs
@@ -75,6 +85,7 @@ class Network:
         Raises PluginError, on all of them, where hosts have different numbers of ranks, or where process sets cannot
         be added.
         """
+        check_not_elastic()
         mine = [to_code(hierarchical), self.hvd.rank() - self.hvd.local_rank(), self.hvd.rank(),
                 may_add_process_sets(self.hvd, self.process_set)]
         rows = HorovodTransport(self.collectives(self.process_set, 0)).allgather(np.array(mine, np.int64))
@@ -92,6 +103,8 @@ class Network:
         Raises PluginError where MPI is asked for and cannot be used, and where hosts have different numbers of ranks;
         AgreementError where the ranks' choices differ. All ranks raise it.
         """
+        if hierarchical:
+            check_not_elastic()
         if self.process_set.size() == 1:
             return CountingTransport(LocalTransport(LocalWorld(1), 0))
         reason = _why_not_mpi(self.hvd)

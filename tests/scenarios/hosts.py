@@ -171,6 +171,14 @@ def check_a_state_that_was_saved_goes_on(kind: Kind) -> None:
     assert trainer.residual().tobytes() == resumed.residual().tobytes()
 
 
+def check_elastic_jobs_are_refused(kind: Kind) -> None:
+    trainer = kind(OkTopk(density=0.1, hierarchical=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOROVOD_ELASTIC", "1")
+        for message in raised_everywhere(kind.hvd, PluginError, lambda: trainer.step(gradients(0, kind.hvd.rank()))):
+            assert "hierarchical cannot be used in an elastic job" in message
+
+
 def check_partial_refuses_hosts(kind: Kind) -> None:
     with pytest.raises(OptionError, match="hierarchical=True"):
         Partial(OkTopk(hierarchical=True))
