@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from horovod_oktopk.selection.global_top_k import ExactThreshold, radix_kth_magnitude, sketch_shape
@@ -277,6 +277,7 @@ def test_sketches_reach_where_most_is_expected():
         assert (sum(sizes), threshold, sent) == (800, exact, 2 * 7)
 
 
+@example(weights=[0.0] * 8, k=800)
 @given(weights=st.lists(st.floats(0, 8), min_size=8, max_size=8), k=st.sampled_from([1, 10, 800, 7999]))
 def test_the_threshold_is_exact_whatever_is_expected(weights, k):
     for values in (NORMAL, ONE_RANK):
