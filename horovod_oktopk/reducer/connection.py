@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from ..errors import TransportError
 from ..phases.agreement import Attendance, roll_call
-from ..transport.base import TransportName
+from ..transport.base import Hierarchical, TransportName
 from ..transport.connect import Network
 from ..transport.counting import CountingTransport, Hosts
-from ..transport.hosts import Hierarchical
 
 
 class Connection:

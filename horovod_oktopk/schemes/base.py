@@ -9,8 +9,7 @@ from numbers import Integral, Real
 from typing import Any, Literal, NoReturn, Self, get_args
 
 from ..errors import OptionError, PluginError
-from ..transport.base import TransportName
-from ..transport.hosts import Hierarchical
+from ..transport.base import Hierarchical, TransportName
 from .algorithm import Algorithm
 
 DEFAULT_DENSITY = 0.01

@@ -95,7 +95,7 @@ def _kth_by_sketches(ascending: Bits, sketches: Bits, steps: Counts, k: int,
                      transport: Transport) -> tuple[int, Counts, Counts] | None:
     """The k-th magnitude, and how many elements of each rank exceed and equal it: int64, shape (P,) each.
 
-    ascending: this rank's largest magnitudes. sketches: all ranks', of each of its `steps`. 0, where there are no more
+    ascending: this rank's largest magnitudes. sketches: all ranks', of each of its steps. 0, where there are no more
     than k. None where the sketches do not tell, on all ranks alike.
     """
     bracket = _bracket(sketches, steps, k)

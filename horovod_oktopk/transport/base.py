@@ -14,6 +14,8 @@ Values = NDArray[Any]
 MOST_BATCHES = 8
 """Of messages in an exchange."""
 TransportName = Literal["auto", "mpi", "horovod"]
+Hierarchical = bool | int
+"""Whether each host is one worker; or how many ranks, one after the other, are taken for a host's."""
 
 
 class Transport(Protocol):

@@ -18,11 +18,10 @@ import numpy as np
 
 from ..errors import AgreementError, PluginError
 from . import ending
-from .base import Counts, Transport, TransportName
+from .base import Counts, Hierarchical, Transport, TransportName
 from .counting import CountingTransport, on_hosts
 from .horovod import Collectives, HorovodTransport
 from .hosts import (
-    Hierarchical,
     Join,
     check_not_elastic,
     from_code,

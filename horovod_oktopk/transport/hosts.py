@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import PluginError
-from .base import Counts, Transport
+from .base import Counts, Hierarchical, Transport
 from .local import LocalTransport, LocalWorld
 
-Hierarchical = bool | int
-"""Whether each host is one worker; or how many ranks, one after the other, are taken for a host's."""
 Join = Callable[[Counts], Transport]
 """Makes the transport among some of the ranks, by their numbers; on all of these together."""
 

@@ -265,7 +265,8 @@ def weighted(parts, k, weights):
     """By rank: sizes, the threshold, and how many messages were sent."""
     def program(transport):
         counting, exact = CountingTransport(transport), ExactThreshold()
-        _, sizes = exact.select(parts[transport.rank], k, np.arange(len(parts)), counting, 0.0, weights[transport.rank])
+        mine, weight = parts[transport.rank], weights[transport.rank]
+        _, sizes = exact.select(mine, k, np.arange(len(parts)), counting, weight=weight)
         return sizes.tolist(), exact.value, counting.traffic.messages_sent
 
     return run_ranks(len(parts), program)
