@@ -18,6 +18,7 @@ PACKAGES = {
     "horovod_oktopk.selection": "horovod_oktopk/selection",
     "horovod_oktopk.phases": "horovod_oktopk/phases",
     "horovod_oktopk.schemes": "horovod_oktopk/schemes",
+    "horovod_oktopk.advise": "horovod_oktopk/advise",
     "horovod_oktopk.partial": "horovod_oktopk/partial",
     "horovod_oktopk.step_ahead": "horovod_oktopk/step_ahead",
     "horovod_oktopk.reducer": "horovod_oktopk/reducer",

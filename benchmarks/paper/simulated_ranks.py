@@ -11,14 +11,17 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.paper.simulated_links import Crossing, LinkLog, LinkTransport
 from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.transport.base import Bytes, Counts
-from horovod_oktopk.transport.counting import CountingTransport
+from horovod_oktopk.transport.counting import Hosts
 from horovod_oktopk.transport.local import LocalTransport, run_ranks
 from horovod_oktopk.vectors.sparse import Indices, SparseVector, Values
 
 T = TypeVar("T")
+Share = tuple[int, int]
+"""From which element to which."""
 
 
 class TopAccumulator:
@@ -40,7 +43,9 @@ class TopAccumulator:
         return bool(np.isfinite(self._held.values).all())
 
     def expect(self, threshold: float, limit: int) -> None:  # noqa: ARG002
+        """It has been selected: the others, of a thousand ranks some gigabytes, are let go."""
         self.expected = threshold
+        self._held = SparseVector.empty(self.dtype)
 
     def select(self, threshold: float, limit: int) -> SparseVector | None:
         found = self._held.compress(np.abs(self._held.values) >= np.float32(threshold))
@@ -151,21 +156,71 @@ class TakeTurns:
             self._turn.acquire()
 
 
-def simulate(options: Scheme, size: int, gradients: PopularElements, steps: int, advance: Callable[[], object],
-             ) -> list[list[StepReport]]:
-    """Reports by step and rank."""
+@dataclass(frozen=True)
+class Job:
+    """size: ranks, so many of them on each host. hierarchical: each host is one worker (transport.counting.Hosts)."""
+
+    size: int
+    ranks_per_host: int = 1
+    hierarchical: bool = False
+
+    @property
+    def places(self) -> Counts:
+        """The host of each rank."""
+        return np.arange(self.size) // self.ranks_per_host
+
+    def connect(self, inner: LocalTransport, turn: threading.Lock) -> LinkTransport:
+        """A rank's transport of a step."""
+        log = LinkLog()
+        everyone = LinkTransport(TakeTurns(inner, turn), log, places=self.places)
+        if not self.hierarchical:
+            return everyone
+        across, within = inner.groups(self.ranks_per_host)
+        on_host = LinkTransport(TakeTurns(within, turn), log, places=np.zeros(within.size, np.int64))
+        hosts = Hosts(everyone, on_host, np.arange(self.size).reshape(-1, self.ranks_per_host))
+        return LinkTransport(TakeTurns(across, turn), log, hosts, np.arange(across.size))
+
+    def draw(self, rank: int, step: int, gradients: PopularElements, share: Share) -> SparseVector:
+        """What a rank has of its worker's largest elements."""
+        worker = rank // self.ranks_per_host if self.hierarchical else rank
+        drawn = gradients.draw(worker, step)
+        first, last = np.searchsorted(drawn.indices, share)
+        return SparseVector(drawn.indices[first:last] - share[0], drawn.values[first:last])
+
+
+def share_of(hosts: Hosts | None, n: int) -> Share:
+    """A rank's, of its worker's n elements."""
+    if hosts is None:
+        return 0, n
+    start, stop = hosts.bounds(n)[hosts.within.rank:hosts.within.rank + 2].tolist()
+    return start, stop
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """One step of one rank. crossings: by phase."""
+
+    report: StepReport
+    crossings: dict[str, Crossing]
+
+
+def simulate(options: Scheme, job: Job, gradients: PopularElements, steps: int, advance: Callable[[], object],
+             ) -> list[list[RankStep]]:
+    """Steps, by step and rank."""
     turn = threading.Lock()
 
-    def program(inner: LocalTransport) -> list[StepReport]:
-        reports = []
+    def program(inner: LocalTransport) -> list[RankStep]:
+        found = []
         with turn:
-            transport = CountingTransport(TakeTurns(inner, turn))
-            accumulator, algorithm = TopAccumulator(gradients.n), options.build("benchmark: simulation")
+            transport, algorithm = job.connect(inner, turn), options.build("benchmark: simulation")
+            share = share_of(transport.hosts, gradients.n)
+            accumulator = TopAccumulator(share[1] - share[0])
             for step in range(steps):
                 transport.reset()
-                finite = accumulator.accumulate([(0, gradients.draw(inner.rank, step))])
-                reports.append(algorithm.reduce(accumulator, gradients.k, finite, transport).report)
+                finite = accumulator.accumulate([(0, job.draw(inner.rank, step, gradients, share))])
+                report = algorithm.reduce(accumulator, gradients.k, finite, transport, whole=gradients.n).report
+                found.append(RankStep(report, transport.log.crossings))
                 advance()
-        return reports
+        return found
 
-    return [list(reports) for reports in zip(*run_ranks(size, program, timeout=600.0), strict=True)]
+    return [list(ranks) for ranks in zip(*run_ranks(job.size, program, timeout=600.0), strict=True)]

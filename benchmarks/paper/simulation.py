@@ -13,13 +13,15 @@ the processor. Messages of collectives are taken as those of a tree, a round eac
 that for an allreduce; bytes as counted. An alltoall has a message to each rank, in as many rounds. Those of an
 exchange fly several at once, so a round is a batch of them. It is communication only: nothing is computed, and no two
 phases overlap.
+
+With --ranks-per-host several ranks share a host's link: see simulation_hosts.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,38 +31,32 @@ from tqdm import tqdm
 
 from benchmarks import output
 from benchmarks.output import make_table
-from benchmarks.paper.simulated_ranks import PopularElements, simulate
-from benchmarks.paper.simulation_plots import plot
+from benchmarks.paper import simulation_hosts
+from benchmarks.paper.simulated_costs import Cluster, total
+from benchmarks.paper.simulated_ranks import Job, PopularElements, RankStep, simulate
+from benchmarks.paper.simulation_plots import plot, plot_hosts
 from horovod_oktopk import GTopk, OkTopk, TopkA, TopkDSA
-from horovod_oktopk.advise import WORD, Network, parse_bandwidth, parse_latency, predict
+from horovod_oktopk.advise import (
+    Host,
+    Network,
+    hosts_of,
+    parse_bandwidth,
+    parse_latency,
+    parse_memory_bandwidth,
+    predict,
+)
 from horovod_oktopk.errors import OptionError
-from horovod_oktopk.phases.agreement import FEW_RANKS
 from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.schemes.cost import oktopk_bound
-from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.transport.base import batch_length
-from horovod_oktopk.transport.counting import Traffic
+from horovod_oktopk.vectors.wire import WORD
 
 SCHEMES = {"OkTopk": OkTopk, "GTopk": GTopk, "TopkDSA": TopkDSA, "TopkA": TopkA}
 LARGEST = {"OkTopk": 1024, "GTopk": 256, "TopkDSA": 64, "TopkA": 64}
 """More ranks than these are left out, for the time and memory that the sums of all ranks' elements take."""
-COLLECTIVE = ("agree", "global_select", "allgatherv")
-"""Phases in which all messages are those of collectives."""
-EXCHANGE = ("split_and_reduce", "balance")
-"""Phases in which messages fly at once; in those of gTopk one waits for another."""
-MESSAGES_IN_FLIGHT = OkTopk().messages_in_flight
 MEASURED_KEYS = ("scheme", "ranks", "seconds", "n", "density", "rate")
-
-
-@dataclass(frozen=True)
-class Cluster(Network):
-    """overhead: o, seconds of the processor for each message."""
-
-    overhead: float
-
-    def seconds(self, rounds: float, messages: float, moved: float) -> float:
-        """moved: bytes."""
-        return rounds * self.latency + messages * self.overhead + moved * 8 / self.bandwidth
+RANKS = [2, 4, 8, 16, 32, 48, 64, 128, 256]
+RATES = ["1gbit", "10gbit", "25gbit"]
+"""Of hosts with several ranks, if no bandwidth is given."""
 
 
 @dataclass(frozen=True)
@@ -90,32 +86,15 @@ def options_of(scheme: str, k: int, global_density: float | None) -> Scheme:
     return OkTopk(k=k, global_density=global_density) if scheme == "OkTopk" else SCHEMES[scheme](k=k)
 
 
-def result_of(scheme: str, step: int, reports: list[StepReport], cluster: Cluster) -> Result:
+def result_of(scheme: str, step: int, steps: list[RankStep], cluster: Cluster) -> Result:
+    reports = [step.report for step in steps]
     payload = np.array([report.payload_bytes()[0] for report in reports]) / WORD
     control = np.array([report.bytes_sent for report in reports]) / WORD - payload
-    first = reports[0]
+    first, phases = reports[0], cluster.of_phases(steps)
     bound = oktopk_bound(first.k, len(reports), first.global_k) if scheme == "OkTopk" else 0.0
-    phases = {name: slowest([report.phases[name] for report in reports], name, cluster)
-              for name in first.phases}
-    ring = sum(cluster.seconds(figures["counted"] if name in COLLECTIVE else figures["rounds"], figures["counted"],
-                               figures["bytes"]) for name, figures in phases.items())
     return Result(scheme, len(reports), step, first.global_selected, float(payload.max()), float(payload.mean()),
-                  float(control.max()), float(control.mean()), bound,
-                  sum(figures["seconds"] for figures in phases.values()), ring, phases)
-
-
-def slowest(traffic: list[Traffic], phase: str, cluster: Cluster) -> dict[str, float]:
-    """The most rounds, messages and bytes of any rank, and the seconds of them. counted: messages, of rings."""
-    size = len(traffic)
-    counted = max(max(t.messages_sent, t.messages_received) for t in traffic)
-    messages = counted / (size - 1) * float(np.ceil(np.log2(size))) if phase in COLLECTIVE else counted
-    rounds = -(-counted // batch_length(size, MESSAGES_IN_FLIGHT)) if phase in EXCHANGE else messages
-    if phase == "agree" and size > FEW_RANKS:  # half of its rings of P - 1 messages is an alltoall, or one more
-        alltoalls = 1 if counted < 3 * (size - 1) else 2
-        messages += alltoalls * (size - 1 - float(np.ceil(np.log2(size))))
-    moved = max(max(t.bytes_sent, t.bytes_received) for t in traffic)
-    return {"rounds": rounds, "messages": messages, "counted": counted, "bytes": moved,
-            "seconds": cluster.seconds(rounds, messages, moved)}
+                  float(control.max()), float(control.mean()), bound, total(phases, "seconds"),
+                  total(cluster.of_phases(steps, "ring"), "seconds"), phases)
 
 
 def measure(arguments: argparse.Namespace, gradients: PopularElements, cluster: Cluster) -> list[Result]:
@@ -126,8 +105,8 @@ def measure(arguments: argparse.Namespace, gradients: PopularElements, cluster: 
         for scheme, size in jobs:
             progress.set_description(f"{scheme}, {size} ranks")
             options = options_of(scheme, gradients.k, arguments.global_density)
-            reports = simulate(options, size, gradients, steps_of(scheme), progress.update)
-            found += [result_of(scheme, step + 1, of_step, cluster) for step, of_step in enumerate(reports)]
+            steps = simulate(options, Job(size), gradients, steps_of(scheme), progress.update)
+            found += [result_of(scheme, step + 1, of_step, cluster) for step, of_step in enumerate(steps)]
     return found
 
 
@@ -183,7 +162,8 @@ def table1(ranks: list[int], n: int, density: float, network: Network) -> list[d
 
 def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
     parser = output.make_parser(__doc__, "simulation")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8, 16, 32, 48, 64, 128, 256])
+    parser.add_argument("--ranks", type=int, nargs="+", help="of all hosts (2 to 256, from two hosts on)")
+    parser.add_argument("--ranks-per-host", type=int, default=1, metavar="L", help="ranks that share a host's link")
     parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
     parser.add_argument("--parameters", type=int, default=14_728_266, help="gradient elements (default: VGG-16)")
     parser.add_argument("--density", type=float, default=0.01)
@@ -192,16 +172,27 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
                         help="how alike the ranks' top-k are, from 0.3 (hardly) to 4 (nearly the same)")
     parser.add_argument("--latency", default="50us", help="α, with its unit: 50us, 0.1ms")
     parser.add_argument("--overhead", default="2us", help="o, what a message costs the processor, with its unit")
-    parser.add_argument("--bandwidth", default="1gbit",
-                        help="of one rank, in each direction, with its unit: 10gbit, 940mbit/s")
+    parser.add_argument("--bandwidth", nargs="+", metavar="RATE",
+                        help="of a host's link, in each direction, with its unit: 10gbit, 940mbit/s (1gbit; where "
+                             f"hosts have several ranks, {' '.join(RATES)})")
+    parser.add_argument("--memory-bandwidth", default="50GB/s", metavar="BYTES",
+                        help="what a host's ranks copy in a second, all together, with its unit (50GB/s)")
     parser.add_argument("--measured", type=Path, help=f"JSON of a cluster: entries with {', '.join(MEASURED_KEYS)}, "
                                                       "and bytes_sent where counted")
     parser.add_argument("--seed", type=int, default=1)
-    return parser.parse_args(line)
+    arguments = parser.parse_args(line)
+    if arguments.ranks is None:
+        each = arguments.ranks_per_host
+        arguments.ranks = RANKS if each == 1 else [each * hosts for hosts in simulation_hosts.HOSTS]
+    if arguments.bandwidth is None:
+        arguments.bandwidth = RATES if arguments.ranks_per_host > 1 else RATES[:1]
+    return arguments
 
 
 def check(arguments: argparse.Namespace) -> Cluster:
-    """Where it runs. Raises SystemExit where an argument is not allowed."""
+    """Where it runs, at the first bandwidth. Raises SystemExit where an argument is not allowed."""
+    if not 1 <= arguments.ranks_per_host <= 64:
+        raise SystemExit(f"simulation: --ranks-per-host must be from 1 to 64; got {arguments.ranks_per_host}")
     wrong = [size for size in arguments.ranks if not 2 <= size <= 1024]
     if wrong:
         raise SystemExit(f"simulation: --ranks must be from 2 to 1024; got {wrong[0]}")
@@ -211,10 +202,17 @@ def check(arguments: argparse.Namespace) -> Cluster:
         raise SystemExit(f"simulation: --parameters must be from 1000 to 2^31 - 1; got {arguments.parameters}")
     if not 0.3 <= arguments.tail <= 4:
         raise SystemExit(f"simulation: --tail must be from 0.3 to 4; got {arguments.tail:g}")
+    if arguments.ranks_per_host == 1 and len(arguments.bandwidth) > 1:
+        raise SystemExit("simulation: several bandwidths are for --ranks-per-host of 2 and more")
+    if arguments.ranks_per_host > 1 and arguments.measured is not None:
+        raise SystemExit("simulation: --measured is for one rank on each host")
     try:
         OkTopk(global_density=arguments.global_density)
-        return Cluster(parse_latency(arguments.latency), parse_bandwidth(arguments.bandwidth),
-                       parse_latency(arguments.overhead))
+        for size in arguments.ranks:
+            hosts_of(size, arguments.ranks_per_host)
+        rates = [parse_bandwidth(rate) for rate in arguments.bandwidth]
+        return Cluster(parse_latency(arguments.latency), rates[0], parse_latency(arguments.overhead),
+                       Host(arguments.ranks_per_host, parse_memory_bandwidth(arguments.memory_bandwidth)))
     except OptionError as error:
         raise SystemExit(f"simulation: {error}") from None
 
@@ -222,21 +220,43 @@ def check(arguments: argparse.Namespace) -> Cluster:
 def main(line: list[str] | None = None) -> None:
     arguments = parse_arguments(line)
     cluster = check(arguments)
-    n, density = arguments.parameters, arguments.density
-    measured, others = read_measured(arguments.measured, n, density, cluster)
-    gradients = PopularElements(n, OkTopk(density=density).k_of(n), arguments.tail, arguments.seed)
-    assert len(gradients.order) == n  # made before the ranks, which share it, start
+    gradients = PopularElements(arguments.parameters, OkTopk(density=arguments.density).k_of(arguments.parameters),
+                                arguments.tail, arguments.seed)
+    assert len(gradients.order) == gradients.n  # made before the ranks, which share it, start
     left_out = [f"{scheme} on {size} ranks" for scheme in arguments.schemes for size in arguments.ranks
                 if size > LARGEST[scheme]]
+    simulation = of_ranks if arguments.ranks_per_host == 1 else of_hosts
+    simulation(arguments, gradients, cluster, left_out)
+
+
+def of_ranks(arguments: argparse.Namespace, gradients: PopularElements, cluster: Cluster, left_out: list[str],
+             ) -> None:
+    """Each rank has a link of its own."""
+    n, density, (bandwidth,) = gradients.n, arguments.density, arguments.bandwidth
+    measured, others = read_measured(arguments.measured, n, density, cluster)
     if others:
-        left_out.append(f"{others} measured points, of another n, density or rate")
+        left_out = [*left_out, f"{others} measured points, of another n, density or rate"]
     outcome = {"arguments": output.as_text(arguments), "n": n, "k": gradients.k,
-               "latency": arguments.latency, "bandwidth": arguments.bandwidth,
+               "latency": arguments.latency, "bandwidth": bandwidth,
                "results": [asdict(result) for result in measure(arguments, gradients, cluster)],
                "table1": table1(arguments.ranks, n, density, cluster), "measured": measured, "left_out": left_out}
     show(outcome, output.make_console())
     output.write_json(arguments.json, outcome)
     plot(outcome, arguments.plot)
+
+
+def of_hosts(arguments: argparse.Namespace, gradients: PopularElements, cluster: Cluster, left_out: list[str],
+             ) -> None:
+    """Several ranks share a link."""
+    clusters = {rate: replace(cluster, bandwidth=parse_bandwidth(rate)) for rate in arguments.bandwidth}
+    results = simulation_hosts.measure(
+        simulation_hosts.jobs_of(arguments, LARGEST),
+        lambda scheme: options_of(scheme, gradients.k, arguments.global_density), steps_of, gradients, clusters)
+    outcome = {"arguments": output.as_text(arguments), "left_out": left_out,
+               **simulation_hosts.outcome_of(arguments, gradients, results, clusters)}
+    simulation_hosts.show(outcome, output.make_console())
+    output.write_json(arguments.json, outcome)
+    plot_hosts(outcome, arguments.plot)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,15 @@ with the ranks that have the same share on other hosts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from ..selection.global_top_k import ExactThreshold
 from ..transport.base import Counts, Transport
 from ..vectors.sparse import DenseVector, SparseVector, concatenate
+
+V = TypeVar("V", SparseVector, DenseVector, SparseVector | DenseVector)
 
 
 def select_on_host(selected: SparseVector, k: int, within: Transport) -> tuple[float, float, SparseVector]:
@@ -26,13 +29,14 @@ def select_on_host(selected: SparseVector, k: int, within: Transport) -> tuple[f
     return exact.value, exact.ends[1], chosen
 
 
-def whole_update(update: SparseVector | DenseVector, bounds: Counts, within: Transport) -> SparseVector | DenseVector:
+def whole_update(update: V, bounds: Counts, within: Transport) -> V:
     """The update of all shares. bounds: of the shares; a rank's update has indices within its own."""
     values = _joined(update.values, within)
     if isinstance(update, DenseVector):
         return DenseVector(np.concatenate(values))
     indices = [own + start for own, start in zip(_joined(update.indices, within), bounds[:-1], strict=True)]
-    return concatenate([SparseVector(*part) for part in zip(indices, values, strict=True)], update.values.dtype)
+    parts = [SparseVector(*part) for part in zip(indices, values, strict=True)]
+    return concatenate(parts, update.values.dtype)
 
 
 def _joined(own: Counts, within: Transport) -> Sequence[Counts]:

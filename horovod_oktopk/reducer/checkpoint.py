@@ -40,6 +40,10 @@ class Reduction(Protocol):
     @property
     def description(self) -> str: ...
 
+    @property
+    def copies(self) -> int:
+        """How many ranks have the same residual."""
+
     def connect(self) -> CountingTransport: ...
 
     def check_agreement(self, description: str) -> bool: ...
@@ -102,7 +106,7 @@ class _Source:
 
     def __init__(self, reducer: Reduction, index: int, path: PathLike, optimizer: int) -> None:
         self.failure: str | None = None
-        self._layout, self._unit = reducer.layout, reducer.unit
+        self._layout, self._unit, self._copies = reducer.layout, reducer.unit, reducer.copies
         try:
             self._archive = zipfile.ZipFile(path)
             saved = json.loads(self._archive.read("records.json"))
@@ -117,7 +121,7 @@ class _Source:
             self.failure = f"{type(error).__name__}: {error}"
 
     def share(self, rank: int, size: int) -> Record:
-        return share_of(self._records, rank, size, self._layout, self._read, unit=self._unit)
+        return share_of(self._records, rank, size, self._layout, self._read, unit=self._unit, copies=self._copies)
 
     def _read(self, record: Record) -> Values:
         with self._archive.open(record["residual"]["file"]) as file:

@@ -47,6 +47,7 @@ class FlatReducer(Generic[L]):
     """
 
     unit: Unit = "gradients"
+    copies = 1
 
     def __init__(self, options: Scheme, average: bool, layout: L,
                  make_accumulator: Callable[[L], ResidualAccumulator], network: Network,

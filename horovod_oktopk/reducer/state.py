@@ -1,8 +1,8 @@
 """The residual and the counters as records, one for each rank: what checkpoints and elastic jobs keep.
 
 A record holds `residual` (NumPy, shape (n,)) and, in plain numbers, strings and lists: `rank`, `size`, `process`,
-`parameters` (name and shape of each, in the residual's order), `residual_scale`, `unit`, and the `algorithm`'s own
-state.
+`parameters` (name and shape of each, in the residual's order), `residual_scale`, `unit`, `copies`, and the
+`algorithm`'s own state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .layout import Layout
 Record = dict[str, Any]
 Read = Callable[[Record], Values]
 
-FIELDS = {"unit", "rank", "size", "process", "parameters", "residual", "residual_scale", "algorithm"}
+FIELDS = {"unit", "rank", "size", "process", "parameters", "residual", "residual_scale", "algorithm", "copies"}
 """Of every record; what others it has is the same on all ranks."""
 Unit = Literal["gradients", "parameters"]
 
@@ -30,10 +30,10 @@ THIS_PROCESS = uuid.uuid4().hex
 
 
 def record(rank: int, size: int, layout: Layout, residual: Values, residual_scale: float | None,
-           algorithm: dict[str, Any], unit: Unit = "gradients") -> Record:
-    """One rank's state. unit: what the residual is measured in."""
+           algorithm: dict[str, Any], unit: Unit = "gradients", copies: int = 1) -> Record:
+    """One rank's state. unit: what the residual is measured in. copies: how many ranks have this same residual."""
     return {"unit": unit, "rank": rank, "size": size, "process": THIS_PROCESS, "parameters": parameters_of(layout),
-            "residual": residual, "residual_scale": residual_scale, "algorithm": algorithm}
+            "residual": residual, "residual_scale": residual_scale, "algorithm": algorithm, "copies": copies}
 
 
 def parameters_of(layout: Layout) -> list[list[Any]]:
@@ -43,11 +43,13 @@ def parameters_of(layout: Layout) -> list[list[Any]]:
 
 def share_of(records: Sequence[Record], rank: int, size: int, layout: Layout,
              read: Read = lambda r: r["residual"], process: str | None = None,  # type: ignore[no-any-return]
-             unit: Unit = "gradients") -> Record:
+             unit: Unit = "gradients", copies: int = 1) -> Record:
     """What a rank takes of the records: its own; or, of another number of ranks, those equal to it modulo P.
 
     read: gives a record's residual. process: the rank's; a lone record of the same process is its own, whatever
     its rank was, as elastic training renumbers ranks. The algorithm's state is whole only for the same rank.
+    copies: how many ranks are to have the same residual; where so many had, it is whole, and otherwise each has its
+    part of it.
     Raises OptionError where a record is of another model.
     """
     if any(r["unit"] != unit for r in records):
@@ -61,13 +63,17 @@ def share_of(records: Sequence[Record], rank: int, size: int, layout: Layout,
     own += [r for r in records if r["process"] == process and len(records) == 1]
     if own:
         places = match_parameters(own[0], layout)
-        is_whole = own[0]["size"] == size and places == sorted(places)  # whatever the names are
-        algorithm = own[0]["algorithm"] if is_whole else {"step": step}
-        return {**record(rank, size, layout, fitted(own[0], places, read), scale, algorithm, unit), **extra}
+        had = own[0].get("copies", 1)
+        is_whole = own[0]["size"] == size and had == copies and places == sorted(places)  # whatever the names are
+        algorithm, residual = own[0]["algorithm"] if is_whole else {"step": step}, fitted(own[0], places, read)
+        if had != copies:
+            residual, copies = residual / residual.dtype.type(had), 1
+        return {**record(rank, size, layout, residual, scale, algorithm, unit, copies), **extra}
     residual = np.zeros(layout.n, layout.dtype)
     for r in records:
         if r["rank"] % size == rank and r["size"] != size:
-            np.add(residual, fitted(r, match_parameters(r, layout), read), out=residual)
+            part = fitted(r, match_parameters(r, layout), read)
+            np.add(residual, part / part.dtype.type(r.get("copies", 1)), out=residual)
     if records:
         _warn(records, size)
     return {**record(rank, size, layout, residual, scale, {"step": step}, unit), **extra}

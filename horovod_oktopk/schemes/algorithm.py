@@ -51,6 +51,8 @@ class Step:
     """How many elements of this share the mean worker has selected: k, where it is not divided."""
     lengths: Counts = field(init=False)
     """How many each worker has; only where it is divided."""
+    is_joint: bool = False
+    """Whether the ranks of a host have selected together."""
     global_k: int = field(init=False)
     """How many elements of the sum are kept at most."""
 
@@ -153,13 +155,21 @@ class Algorithm:
         hosts = step.transport.hosts
         if hosts is None:
             return self.exchange(step)
-        self.join_shares(step, hosts)
+        self.join_shares(step)
         return self._update_of_all_shares(self.exchange(step), step, hosts)
 
-    def join_shares(self, step: Step, hosts: Hosts) -> None:
-        """Of what the host's ranks have selected of their shares, the host's top-k remains; then counts are told."""
-        with step.phase("host_select"):
-            step.threshold, step.largest, step.selected = self.select_on_host(step, hosts)
+    def select_together(self, step: Step) -> None:
+        """Of what a host's ranks have selected of their shares, the host's top-k remains; once, before `complete` or
+        in it."""
+        hosts = step.transport.hosts
+        if hosts is not None and not step.is_joint:
+            with step.phase("host_select"):
+                step.threshold, step.largest, step.selected = self.select_on_host(step, hosts)
+            step.is_joint = True
+
+    def join_shares(self, step: Step) -> None:
+        """The host selects, and those that have the same share hear what of it each host has selected."""
+        self.select_together(step)
         with step.phase("agree"):
             length, counts = len(step.selected), self.counts(step.selected, step.n, step.transport.size)
             lengths, step.counts = tell(np.array([length], np.uint32), counts, step.transport)
@@ -181,17 +191,19 @@ class Algorithm:
             nothing = self.counts(SparseVector.empty(np.float32), 0, transport.size)
         return roll_call(Attendance(description, k, self.step, finite, counts=nothing), transport.everyone).finite
 
-    def agree_on_host(self, k: int, transport: CountingTransport, description: str | None = None) -> None:
+    def agree_on_host(self, k: int, transport: CountingTransport, description: str | None = None,
+                      finite: bool = True) -> bool:
         """Where each host is one worker: before its ranks send each other anything, they learn whether they agree.
 
-        Hosts may differ all the same, which `complete` finds. Raises AgreementError, on the ranks of all hosts.
+        Hosts may differ all the same, which `complete` finds. Says whether all of them are `finite`.
+        Raises AgreementError, on the ranks of all hosts.
         """
         if transport.hosts is None:
-            return
-        mine = Attendance(self.description if description is None else description, k, self.step)
+            return finite
+        mine = Attendance(self.description if description is None else description, k, self.step, finite)
         try:
             with transport.phase("host_agree"):
-                roll_call(mine, transport.hosts.within)
+                return roll_call(mine, transport.hosts.within).finite
         except AgreementError:
             roll_call(mine, transport.everyone)  # the others are there, or will be
             raise

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..phases.agreement import Memory
 from ..phases.host import whole_update
 from ..timing import SAMPLES, WARM_UP, median_seconds, slowest
-from ..transport.counting import CountingTransport, Hosts
+from ..transport.counting import CountingTransport
 from ..vectors.sparse import DenseVector, SparseVector, sum_of
 from ..vectors.values import ValueDtype
 from .algorithm import Algorithm, Step
@@ -76,9 +76,9 @@ class AutoAllreduce(Algorithm):
             self._learn(time.perf_counter() - start, step)
         return result
 
-    def join_shares(self, step: Step, hosts: Hosts) -> None:
+    def join_shares(self, step: Step) -> None:
         if self.strategy != Strategy.DENSE:  # which selects nothing
-            super().join_shares(step, hosts)
+            super().join_shares(step)
 
     def exchange(self, step: Step) -> StepResult:
         if self.strategy == Strategy.SPLIT:

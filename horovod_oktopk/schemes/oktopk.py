@@ -202,15 +202,16 @@ class OkTopkAllreduce(Algorithm):
                          ) -> tuple[SparseVector, NDArray[np.int64]]:
         """This rank's share of the global top-k, and how many elements each rank's has, of all ranks."""
         hosts, everyone = step.transport.hosts, step.transport.everyone
-        order, fits = volume.order, volume.fits_direct
+        order, fits, weight = volume.order, volume.fits_direct, None
         if hosts is not None:
             order, fits = hosts.grid.T.ravel(), partial(_fits_hosts, step, hosts)
+            weight = step.share_k * hosts.within.size / step.k  # as in what hosts select, so in their sum
         if step.global_k >= min(step.report.n, step.k * step.transport.size):
             return self.global_.select_all(reduced, everyone, step.threshold)
         if (self.options.selection == "reuse" and step.call.in_sync
                 and not _due(step.t, self.options.threshold_interval)):
             return self.global_.select_again(reduced, step.global_k, order, fits, everyone, step.threshold)
-        return self.global_.select(reduced, step.global_k, order, everyone, step.threshold)
+        return self.global_.select(reduced, step.global_k, order, everyone, step.threshold, weight)
 
     @staticmethod
     def _gather(chosen: SparseVector, sizes: NDArray[np.int64], balances: bool, step: Step, regions: Regions,

@@ -48,18 +48,23 @@ class ExactThreshold:
         self.ends = 0.0, 0.0
 
     def select(self, reduced: SparseVector, k: int, region_order: Counts, transport: Transport,
-               local_threshold: float = 0.0) -> tuple[SparseVector, Counts]:
+               local_threshold: float = 0.0, weight: float | None = None) -> tuple[SparseVector, Counts]:
         """What this rank's reduced elements contribute to the exact global top-k, and every rank's number of them.
 
         region_order: the owners in the order of their regions; ties go to the lower index.
-        local_threshold: what this rank's own selection passed.
+        local_threshold: what this rank's own selection passed. weight: how many times as much of the top-k this rank
+        probably has as the mean rank, on each of them; None where all have about as much: its sketch reaches as far.
         """
         reduced = reduced.compress(reduced.values != 0)
         entries, step = sketch_shape(k, transport.size)
+        if weight is not None:
+            step = max(1, math.ceil(step * weight))
         ascending = KERNELS.sorted(to_bits(_top(reduced, step * entries).values))  # further down no sketch reaches
         floor = to_bits(np.array([local_threshold], reduced.values.dtype))
-        rows = allgather_rows(np.concatenate([floor, sketch(ascending, step, entries - 1)]), transport)
-        threshold, above, equal = (_kth_by_sketches(ascending, rows[:, 2:], step, k, transport)
+        mine = np.concatenate([floor, sketch(ascending, step, entries - 1)])
+        rows = allgather_rows(mine if weight is None else np.append(mine, mine.dtype.type(step)), transport)
+        steps = np.full(transport.size, step) if weight is None else rows[:, -1].astype(np.int64)
+        threshold, above, equal = (_kth_by_sketches(ascending, rows[:, 2:entries], steps, k, transport)
                                    or _kth_by_radix(to_bits(reduced.values), k, transport))
         quotas = _quotas(equal, k - int(above.sum()), region_order)
         self.value = from_bits(threshold, reduced.values.dtype)
@@ -86,14 +91,14 @@ class ExactThreshold:
         self.ends = self.value or least, from_bits(int(largest.max()), dtype)
 
 
-def _kth_by_sketches(ascending: Bits, sketches: Bits, step: int, k: int,
+def _kth_by_sketches(ascending: Bits, sketches: Bits, steps: Counts, k: int,
                      transport: Transport) -> tuple[int, Counts, Counts] | None:
     """The k-th magnitude, and how many elements of each rank exceed and equal it: int64, shape (P,) each.
 
-    ascending: this rank's largest magnitudes. sketches: all ranks', of each `step`-th. 0, where there are no more
+    ascending: this rank's largest magnitudes. sketches: all ranks', of each of its `steps`. 0, where there are no more
     than k. None where the sketches do not tell, on all ranks alike.
     """
-    bracket = _bracket(sketches, step, k)
+    bracket = _bracket(sketches, steps, k)
     if bracket is None:
         return None
     lowest, limit, at_most = bracket
@@ -101,7 +106,7 @@ def _kth_by_sketches(ascending: Bits, sketches: Bits, step: int, k: int,
     if limit == lowest + 1:
         above, equal = transport.allgather(np.array([len(ascending) - stop, stop - start])).T
         return lowest, above, equal
-    if at_most.sum() > 4 * transport.size * step:
+    if at_most.sum() > 4 * steps.sum():
         return _kth_by_counts(ascending[start:stop], len(ascending) - stop, k, transport)
     row = np.zeros(1 + at_most[transport.rank], ascending.dtype)
     row[0], row[1:1 + stop - start] = len(ascending) - stop, ascending[start:stop]
@@ -161,20 +166,24 @@ def sketch(ascending: Bits, step: int, entries: int) -> Bits:
     return row
 
 
-def _bracket(sketches: Bits, step: int, k: int) -> tuple[int, int, Counts] | None:
+def _bracket(sketches: Bits, steps: Counts, k: int) -> tuple[int, int, Counts] | None:
     """(lowest, limit, at most how many elements of each rank lie in [lowest, limit)), where the k-th does.
 
-    Of the elements of one rank that are at least t there are step times its entries that are, and fewer than
-    step more. None where a sketch does not reach down to `lowest`.
+    Of the elements of one rank that are at least t there are its step times its entries that are, and fewer than
+    its step more. None where a sketch does not reach down to `lowest`.
     """
-    size, entries = sketches.shape
-    descending = np.sort(sketches.ravel())[::-1]
-    lowest = max(int(descending[-(-k // step) - 1]), 1)
-    surely_fewer = (k - 1 - size * (step - 1)) // step  # entries, at and above which there are fewer than k elements
-    limit = int(descending[surely_fewer]) + 1 if surely_fewer >= 0 else int(np.iinfo(sketches.dtype).max)
+    _, entries = sketches.shape
+    order = np.argsort(sketches.ravel(), kind="stable")[::-1]
+    descending, known = sketches.ravel()[order], np.cumsum(np.repeat(steps, entries)[order])
+    if known[-1] < k:
+        return None
+    lowest = max(int(descending[np.searchsorted(known, k)]), 1)
+    fewer = k - 1 - (steps - 1).sum()  # elements that entries tell, so that there are fewer than k at and above them
+    limit = (int(descending[np.searchsorted(known, fewer, side="right")]) + 1 if fewer >= 0
+             else int(np.iinfo(sketches.dtype).max))
     at_lowest = (sketches >= sketches.dtype.type(lowest)).sum(axis=1)
     at_limit = (sketches >= sketches.dtype.type(limit)).sum(axis=1)
-    at_most: Counts = step * (at_lowest - at_limit) + step - 1
+    at_most: Counts = steps * (at_lowest - at_limit) + steps - 1
     return None if at_lowest.max() == entries else (lowest, limit, at_most)
 
 

@@ -46,13 +46,23 @@ class ParameterAccumulator(Accumulator, Protocol):
     def minus(self, values: Values) -> Any:
         """w - values, which are on the host; on the accumulator's device, in memory of its own."""
 
+    def part(self, start: int, stop: int) -> ParameterAccumulator:
+        """Of w from start to stop, in the same memory; it takes pieces that are `clipped`."""
+
+
+def clipped(pieces: Pieces, start: int, stop: int) -> Pieces:
+    """What of the pieces lies from start to stop; offsets from start."""
+    return [(max(offset - start, 0), piece[max(start - offset, 0):stop - offset]) for offset, piece in pieces
+            if offset < stop and offset + len(piece) > start]
+
 
 class NumpyParameterAccumulator(CollectingAccumulator):
     """A ParameterAccumulator in host memory. The pieces are float32 or float64; w has the wider of their dtypes."""
 
-    def __init__(self, n: int, dtype: Any = np.float32, kernels: Kernels = KERNELS) -> None:
+    def __init__(self, n: int, dtype: Any = np.float32, kernels: Kernels = KERNELS,
+                 shared: NDArray[Any] | None = None) -> None:
         super().__init__(n, dtype, kernels)
-        self.shared: NDArray[Any] = np.empty(n, self.dtype)
+        self.shared: NDArray[Any] = np.empty(n, self.dtype) if shared is None else shared
         self._pieces: Pieces = ()
         self._offsets: list[int] = []
 
@@ -122,6 +132,9 @@ class NumpyParameterAccumulator(CollectingAccumulator):
     def minus(self, values: Values) -> NDArray[Any]:
         difference: NDArray[Any] = self.shared - values
         return difference
+
+    def part(self, start: int, stop: int) -> NumpyParameterAccumulator:
+        return NumpyParameterAccumulator(stop - start, self.dtype, self._kernels, self.shared[start:stop])
 
 
 def _conforms(accumulator: NumpyParameterAccumulator) -> ParameterAccumulator:

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from dataclasses import dataclass
 
-from ..kernels import KERNELS
 from ..schemes.step_result import StepResult
 from ..vectors.sparse import DenseVector, SparseVector
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an exchange gave."""
+
+    result: StepResult
+    update: SparseVector | DenseVector | None
+    """What w is to lose; None where a step was not taken."""
+    change: SparseVector | DenseVector | None
+    """What is to be added to p."""
 
 
 class Exchange:
@@ -16,9 +27,9 @@ class Exchange:
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
-        self._under_way: Future[StepResult] | None = None
+        self._under_way: Future[Outcome] | None = None
 
-    def begin(self, run: Callable[[], StepResult], at_once: bool) -> None:
+    def begin(self, run: Callable[[], Outcome], at_once: bool) -> None:
         """Runs it in the thread; or at once, and then it only seems to be under way."""
         if at_once:
             self._under_way = _done(run)
@@ -31,7 +42,7 @@ class Exchange:
         """Whether one has begun, and its end was not asked for."""
         return self._under_way is not None
 
-    def end(self) -> StepResult:
+    def end(self) -> Outcome:
         """Waits for it; gives what it gave, or raises what it raised."""
         assert self._under_way is not None
         under_way, self._under_way = self._under_way, None
@@ -47,27 +58,10 @@ class Exchange:
             wait_for([self._under_way], timeout)
 
 
-def _done(run: Callable[[], StepResult]) -> Future[StepResult]:
-    future: Future[StepResult] = Future()
+def _done(run: Callable[[], Outcome]) -> Future[Outcome]:
+    future: Future[Outcome] = Future()
     try:
         future.set_result(run())
     except Exception as error:
         future.set_exception(error)
     return future
-
-
-def local_change(update: SparseVector | DenseVector, result: StepResult) -> SparseVector | DenseVector:
-    """What p changes by: it loses the update, and gets back what this rank has contributed to it.
-
-    All that contributed, and all that rounding left over, is at indices of the update.
-    """
-    sent = result.sent()
-    if isinstance(update, DenseVector):
-        return DenseVector(sent.values - update.values)
-    assert isinstance(sent, SparseVector)
-    change = -update.values
-    KERNELS.add(change, KERNELS.common_positions(update.indices, sent.indices), sent.values)
-    kept = result.remainder
-    if kept is not None:
-        KERNELS.add(change, KERNELS.common_positions(update.indices, kept.indices), -kept.values)
-    return SparseVector(update.indices, change)

@@ -32,12 +32,12 @@ from ..reducer.state import THIS_PROCESS, Record, Unit, record, share_of
 from ..schemes.algorithm import Algorithm
 from ..schemes.base import Scheme
 from ..schemes.report import StepReport, sum_of_phases
-from ..schemes.step_result import StepResult
-from ..selection.parameter_accumulator import ParameterAccumulator
+from ..selection.parameter_accumulator import ParameterAccumulator, Pieces, clipped
 from ..transport.connect import Network
-from ..transport.counting import CountingTransport
+from ..transport.counting import CountingTransport, Hosts
 from ..vectors.sparse import SparseVector
-from .exchange import Exchange, local_change
+from .completion import complete, samples_of, whole
+from .exchange import Exchange
 from .options import StepAhead
 from .replica import Replica
 
@@ -58,6 +58,10 @@ OVERFLOW = ("the ranks' moves are finite, and their sum is not: training has div
             "intact: shared_parameters(optimizer)")
 NEVER_SHARED = ("shared_parameters was never entered: wherever the model was evaluated or saved, it held this rank's "
                 "own parameters, and not those that all ranks share. Write: with shared_parameters(optimizer): ...")
+SAME_ON_HOST = ("one of the parameters, which all ranks of a host must change alike where it is one worker (by "
+                "gradients that are averaged: optimizer.synchronize() comes before whatever looks at them)")
+ROUNDING = 1e-3
+"""By how much parameters of the ranks of a host may differ, as saving them rounds."""
 LAST_EXCHANGE = 60.0
 """Seconds for which a rank that shuts Horovod down waits for what is under way."""
 
@@ -93,6 +97,8 @@ class StepAheadReducer(Generic[L]):
         self._steps = 0  # of the optimizer, since the last exchange began
         self._exchange = Exchange()
         self._anticipated: SparseVector | None = None  # what p goes back by before it is applied
+        self._part: tuple[int, ParameterAccumulator] | None = None  # this rank's share: its start, and w - p
+        self._copies = 1  # how many ranks have the residual w - p
         self._share: Record | None = None  # of a state that was loaded, for the next start
         self._scheme.k_of(max(1, layout.n))
         _live.add(self)
@@ -134,29 +140,58 @@ class StepAheadReducer(Generic[L]):
         """
         if self._exchange.is_under_way:
             try:
-                result = self._exchange.end()
+                outcome = self._exchange.end()
             finally:
                 self._take_back()
-            self.report = result.report
-            if result.update is None:
-                raise NonFiniteError(NOT_FINITE.format(ranks=list(result.not_finite)))
-            if not np.isfinite(result.update.values).all():  # on all ranks alike
+            self.report = outcome.result.report
+            if outcome.result.update is None:
+                raise NonFiniteError(NOT_FINITE.format(ranks=list(outcome.result.not_finite)))
+            if outcome.update is None or outcome.change is None:  # on all ranks alike
                 raise NonFiniteError(OVERFLOW)
-            with self._reported("write_back"):
-                self._apply(result)
+            with self._reported("write_back"):  # what contributed leaves the residual, what rounding left over stays
+                self._accumulator.commit(outcome.update)
+                self._replica.add(outcome.change)
 
     def _begin_exchange(self) -> None:
-        transport = self._connection.transport
+        transport, algorithm = self._connection.transport, self._algorithm
         transport.reset()
+        acc, pieces = self._own_share(transport)
         with transport.phase("accumulate"):
-            finite = self._accumulator.accumulate(self._replica.pieces())
+            finite = acc.accumulate(pieces)
         if self._scheme is not self._described:  # the roll call under way had the old description
-            self._algorithm.description, self._described = self.description, self._scheme
-        step = self._algorithm.begin(self._accumulator, self._k, finite, transport)
-        self._accumulator.release()
-        if self.options.overlap:
-            self._anticipate(step.selected)
-        self._exchange.begin(lambda: self._algorithm.complete(step), at_once=not transport.concurrent)
+            algorithm.description, self._described = self.description, self._scheme
+        all_finite = algorithm.agree_on_host(self._k, transport, self._host_description(transport), finite)
+        step = algorithm.begin(acc, self._k, finite, transport, whole=self.layout.n)
+        acc.release()
+        if all_finite:
+            algorithm.select_together(step)
+            if self.options.overlap:
+                self._anticipate(whole(step.selected, transport.hosts, self.layout.n))
+        self._exchange.begin(functools.partial(complete, algorithm, step, self._divisor),
+                             at_once=not transport.concurrent)
+
+    def _own_share(self, transport: CountingTransport) -> tuple[ParameterAccumulator, Pieces]:
+        """What this rank looks at: all of w - p; where a host is one worker, its share of it."""
+        pieces = self._replica.pieces()
+        if transport.hosts is None:
+            return self._accumulator, pieces
+        place, bounds = transport.hosts.within.rank, transport.hosts.bounds(self.layout.n).tolist()
+        start, stop = bounds[place:place + 2]
+        if self._part is None or (self._part[0], self._part[1].n) != (start, stop - start):
+            self._part = start, self._accumulator.part(start, stop)
+        return self._part[1], clipped(pieces, start, stop)
+
+    def _host_description(self, transport: CountingTransport) -> str:
+        """What the ranks of a host must have in common: also p, of which samples are compared."""
+        description, hosts = self._algorithm.description, transport.hosts
+        if hosts is None:
+            return description
+        mine = samples_of(self._replica.pieces())
+        rows = hosts.within.allgather(mine.view(np.int64)).view(np.float64)
+        tolerance = ROUNDING * np.abs(rows[0]).max(initial=0)
+        if np.allclose(rows, rows[0], rtol=ROUNDING, atol=tolerance, equal_nan=True):
+            return description
+        return f"{SAME_ON_HOST}: {mine[np.argmax(np.abs(rows - rows[0]).max(axis=0))]:.6g}\n{description}"
 
     def _anticipate(self, selected: SparseVector) -> None:
         """Until the exchange is applied, p is where it would be if all ranks had selected what this one has.
@@ -173,13 +208,6 @@ class StepAheadReducer(Generic[L]):
         if self._anticipated is not None:
             self._replica.add(self._anticipated)
             self._anticipated = None
-
-    def _apply(self, result: StepResult) -> None:
-        """What contributed leaves the residual, what rounding left over stays: p = w - residual afterwards."""
-        assert result.update is not None
-        update = result.update.divided(self._divisor)
-        self._accumulator.commit(update)
-        self._replica.add(local_change(update, result))
 
     @property
     def last_report(self) -> StepReport | None:
@@ -207,7 +235,7 @@ class StepAheadReducer(Generic[L]):
         self._accumulator.start(self._replica.pieces())
         self._digest = self._digest_of_shared()
         self._rank, self._ahead, self._steps = self.network.membership()[0], self.coefficient, 0
-        self.is_started, self._has_agreed = True, False
+        self.is_started, self._has_agreed, self._copies = True, False, self.copies
         share, self._share = self._share, None
         if share is not None:
             self._take(share, self._digest)
@@ -219,6 +247,20 @@ class StepAheadReducer(Generic[L]):
         if not is_new:
             self._algorithm.check_agreement(said, self._k, transport)
         self._has_agreed = True
+        if transport.hosts is not None:
+            self._become_alike(transport.hosts)
+
+    def _become_alike(self, hosts: Hosts) -> None:
+        """The ranks of a host have one residual: the sum of theirs, if they come from a state of another shape."""
+        size = hosts.within.size
+        if (hosts.within.allgather(np.array([self._copies])) == size).all():
+            return
+        self._accumulator.accumulate(self._replica.pieces())
+        residual = self._accumulator.values()
+        self._accumulator.release()
+        residual = hosts.within.allreduce(residual / residual.dtype.type(self._copies))
+        self._replica.assign(self._accumulator.minus(residual))
+        self._copies = size
 
     def _take(self, share: Record, digest: str) -> None:
         if share["shared"] not in (None, digest):
@@ -228,7 +270,7 @@ class StepAheadReducer(Generic[L]):
         self._algorithm.step = share["algorithm"]["step"]
         if "own" in share["algorithm"]:  # not of another number of ranks
             self._algorithm.load_state(share["algorithm"]["own"])
-        self._steps = share["steps"]
+        self._steps, self._copies = share["steps"], share["copies"]
         residual, saved = share["residual"], share["residual_scale"]
         if saved and saved != self._ahead:
             residual = residual * residual.dtype.type(self._ahead / saved)
@@ -308,7 +350,7 @@ class StepAheadReducer(Generic[L]):
         if was_swapped:
             self._swap()
         own = record(*self.network.membership()[:2], self.layout, self._replica.logical(residual), self._ahead,
-                     {"step": self._algorithm.step, "own": self._algorithm.state()}, self.unit)
+                     {"step": self._algorithm.step, "own": self._algorithm.state()}, self.unit, self._copies)
         return {**own, "shared": digest, "steps": self._steps}
 
     def load(self, records: Sequence[Record]) -> None:
@@ -317,23 +359,23 @@ class StepAheadReducer(Generic[L]):
         The model is to hold w by then: the parameters that were shared when the state was saved.
         """
         self.take(share_of(records, *self.network.membership()[:2], self.layout, process=THIS_PROCESS,
-                           unit=self.unit))
+                           unit=self.unit, copies=self.copies))
 
     def take(self, share: Record) -> None:
         """Takes what `share_of` has worked out for this rank, when `shared` ends or the next step begins."""
         self._exchange.forget()
         self._anticipated = None
         self.is_started = self.is_swapped = False
-        self._share = {"shared": None, "steps": 0, **share}
+        self._share = {"shared": None, "steps": 0, "copies": 1, **share}
 
     # The ranks, for other ends than a step: what a checkpoint in one file needs.
 
     def connect(self) -> CountingTransport:
-        """The transport, once what is under way is applied; on all ranks together."""
+        """The transport to all ranks, once what is under way is applied; on all ranks together."""
         self.catch_up()
         if self._connection.lost():
             self._start_anew()
-        return self._connection.connect(self.description, self._k)
+        return self._connection.connect(self.description, self._k).everyone
 
     def check_agreement(self, description: str) -> bool:
         """A roll call alone; after `connect`."""
@@ -347,7 +389,12 @@ class StepAheadReducer(Generic[L]):
     @property
     def coefficient(self) -> float:
         """λ: what the optimizer's learning rate is to be multiplied by."""
-        return self.options.coefficient(self.network.membership()[1])
+        return self.options.coefficient(self.network.membership()[1] // self.copies)
+
+    @property
+    def copies(self) -> int:
+        """How many ranks a worker has, and so have the same residual."""
+        return self.network.ranks_per_host(self._scheme.hierarchical)
 
     @property
     def _k(self) -> int:

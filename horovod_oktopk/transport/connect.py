@@ -21,7 +21,17 @@ from . import ending
 from .base import Counts, Transport, TransportName
 from .counting import CountingTransport, on_hosts
 from .horovod import Collectives, HorovodTransport
-from .hosts import Hierarchical, Join, from_code, grid_of, groups, may_add_process_sets, process_sets, to_code
+from .hosts import (
+    Hierarchical,
+    Join,
+    check_not_elastic,
+    from_code,
+    grid_of,
+    groups,
+    may_add_process_sets,
+    process_sets,
+    to_code,
+)
 from .local import LocalTransport, LocalWorld
 
 if TYPE_CHECKING:  # mpi4py is imported only where MPI runs
@@ -63,6 +73,29 @@ class Network:
         when the first of them goes on, and perhaps shuts Horovod down, and MPI with it, on all."""
         HorovodTransport(self.collectives(self.process_set, name)).allgather(np.zeros(1, np.int64))
 
+    def ranks_per_host(self, hierarchical: Hierarchical) -> int:
+        """How many ranks a worker has; see Scheme. `connect` finds out whether it can be so."""
+        if self.process_set.size() == 1:
+            return 1
+        return int(self.hvd.local_size() if hierarchical is True else hierarchical or 1)
+
+    def host_set(self, hierarchical: Hierarchical) -> Any:
+        """Horovod's process set of the ranks of this rank's host; on all ranks of the job together.
+
+        Raises PluginError, on all of them, where hosts have different numbers of ranks, or where process sets cannot
+        be added.
+        """
+        check_not_elastic()
+        mine = [to_code(hierarchical), self.hvd.rank() - self.hvd.local_rank(), self.hvd.rank(),
+                may_add_process_sets(self.hvd, self.process_set)]
+        rows = HorovodTransport(self.collectives(self.process_set, 0)).allgather(np.array(mine, np.int64))
+        _check_equal("options hierarchical", [from_code(int(code)) for code in rows[:, 0]])
+        grid = grid_of(hierarchical, rows[:, 1])
+        if grid is None:
+            grid = np.arange(len(rows))[:, None]
+        sets = process_sets(self.hvd, [rows[host, 2] for host in grid], bool(rows[:, 3].all()), singles=True)
+        return next(each for ranks, each in sets.items() if self.hvd.rank() in ranks)
+
     def connect(self, choice: TransportName, hierarchical: Hierarchical = False) -> CountingTransport:
         """The transport of this rank; called on all ranks of the process set together, by one reduction at a time.
 
@@ -70,6 +103,8 @@ class Network:
         Raises PluginError where MPI is asked for and cannot be used, and where hosts have different numbers of ranks;
         AgreementError where the ranks' choices differ. All ranks raise it.
         """
+        if hierarchical:
+            check_not_elastic()
         if self.process_set.size() == 1:
             return CountingTransport(LocalTransport(LocalWorld(1), 0))
         reason = _why_not_mpi(self.hvd)

@@ -20,9 +20,17 @@ Join = Callable[[Counts], Transport]
 UNEVEN = ("hierarchical={hierarchical} needs hosts with equally many ranks, which follow one another (as horovodrun "
           "and mpirun place them); got {sizes} ranks on the hosts, in the ranks' order. Start as many ranks on every "
           "host, or leave hierarchical out")
-NO_SETS = ("hierarchical needs process sets of Horovod's for the ranks of each host, and for those with the same place "
-           "on all hosts; missing are {missing}. Where Horovod's own collectives are the transport, call "
-           'hvd.init(process_sets="dynamic"), and give the optimizer no process set')
+NO_ELASTIC = ("hierarchical cannot be used in an elastic job: with process sets, Horovod ends all processes when one "
+              "of them fails (its issue 4021). Leave it out")
+NO_SETS = ("hierarchical needs Horovod's process sets for the ranks of each host, and for those that have the same "
+           "place on all hosts; missing are {missing}. Call hvd.init(process_sets=\"dynamic\"), and give the "
+           "optimizer no process set")
+
+
+def check_not_elastic() -> None:
+    """Raises PluginError in an elastic job; all ranks know that it is one."""
+    if os.environ.get("HOROVOD_ELASTIC") == "1":
+        raise PluginError(NO_ELASTIC)
 
 
 def to_code(hierarchical: Hierarchical) -> int:
@@ -56,13 +64,15 @@ def may_add_process_sets(hvd: Any, process_set: Any) -> bool:
     return os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS") == "1" and process_set.size() == hvd.size()
 
 
-def process_sets(hvd: Any, wanted: Iterable[Counts], may_add: bool) -> dict[tuple[int, ...], Any]:
+def process_sets(hvd: Any, wanted: Iterable[Counts], may_add: bool, singles: bool = False,
+                 ) -> dict[tuple[int, ...], Any]:
     """Horovod's process sets of several ranks, by these: those that there are, and new ones.
 
+    singles: those of one rank as well.
     may_add: whether all ranks may; then it is called on all together. Raises PluginError where they may not.
     """
     known = {tuple(ranks): number for number, ranks in hvd.mpi_ops._basics._get_process_set_ids_and_ranks().items()}
-    needed = dict.fromkeys(tuple(ranks.tolist()) for ranks in wanted if len(ranks) > 1)
+    needed = dict.fromkeys(tuple(ranks.tolist()) for ranks in wanted if singles or len(ranks) > 1)
     missing = [list(ranks) for ranks in needed if ranks not in known]
     if missing and not may_add:
         raise PluginError(NO_SETS.format(missing=missing))

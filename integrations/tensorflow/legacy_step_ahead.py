@@ -75,6 +75,8 @@ def _wrap_scaled_apply(apply: Callable[..., Any]) -> Callable[..., Any]:
             return apply(self, grads_and_vars, *args, **kwargs)
         given = list(grads_and_vars)
         _build(self, given)
+        if steps.averages:
+            given = list(zip(steps(*map(list, zip(*given, strict=True))), [v for _, v in given], strict=True))
         steps.step([v for _, v in given], [], lambda: apply(self, given, *args, **kwargs))
         return self.iterations
 

@@ -1,8 +1,8 @@
 """`compression=StepAhead(...)`: Keras optimizers take their own steps, and what those did to variables is reduced.
 
-Gradients stay the rank's own. A step is two calls of Python around the optimizer's own, in a graph or eagerly. In a
-graph they have the variables for inputs: so TensorFlow runs them after whatever reads or writes these before, and
-ahead of whatever does afterwards.
+Gradients stay the rank's own; where each host is one worker, they are averaged over its ranks. A step is two calls of
+Python around the optimizer's own, in a graph or eagerly. In a graph they have the variables for inputs: so TensorFlow
+runs them after whatever reads or writes these before, and ahead of whatever does afterwards.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class OwnSteps(GradientReducer):
         super().__init__(options.inner, op, process_set, sparse_as_dense=False, sparse=None)
         self.step_ahead = options
         self._present: StepAheadReducer | None = None
+        self._average: Callable[..., Any] | None = None
         _ALL.add(self)
 
     @property
@@ -51,9 +52,21 @@ class OwnSteps(GradientReducer):
         """Its reducers, by the identities of their variables."""
         return cast(dict[tuple[int, ...], StepAheadReducer], self.reducers)
 
-    def __call__(self, grads: Sequence[Any], *_: Any, **__: Any) -> list[Any]:
-        """What reduces gradients elsewhere: here they stay what they are."""
-        return list(grads)
+    @property
+    def averages(self) -> bool:
+        """Whether gradients are averaged over the ranks of a host."""
+        return bool(self.options.hierarchical) and self.takes_part
+
+    def __call__(self, grads: Sequence[Any], variables: Sequence[Any] = (), *_: Any, **__: Any) -> list[Any]:
+        """What reduces gradients elsewhere: here they stay what they are, but for the average of a host's ranks."""
+        if not self.averages or self.is_stepping:  # inside a step they have been averaged
+            return list(grads)
+        if self._average is None:
+            host = network(self.process_set).host_set(self.options.hierarchical)
+            self._average = hvd._make_allreduce_grads_fn("HostAverage", "", "", hvd.Compression.none, False, self.op,
+                                                         1.0, None, host)
+        averaged: list[Any] = list(self._average(list(grads), [tensor_of(variable) for variable in variables]))
+        return averaged
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
     def step(self, variables: Sequence[Any], grads: Sequence[Any], update: Callable[[], object]) -> None:

@@ -18,6 +18,10 @@ from .loss_scale import note_scaler
 from .registry import gradient_reducer_of, reducer_of
 from .step_ahead import StepAheadReducer
 
+NOT_SYNCHRONIZED = ("a GradScaler would look for overflow in gradients that are not reduced yet, and the ranks would "
+                    "drift apart. Write: optimizer.synchronize(); scaler.unscale_(optimizer); "
+                    "with optimizer.skip_synchronize(): scaler.step(optimizer)")
+
 
 def install() -> None:
     """Wraps GradScaler's methods; once. Other optimizers are left alone."""
@@ -48,6 +52,8 @@ def _wrap_unscale(unscale: Callable[..., None]) -> Callable[..., None]:
             _require_synchronized(optimizer)
             reducer.scaler = self
             reducer.when_flat(functools.partial(_adopt_scale, float(self.get_scale())))
+        elif self.is_enabled():
+            _require_averages(optimizer)
         unscale(self, optimizer)
     return wrapped
 
@@ -57,6 +63,8 @@ def _wrap_step(step: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if gradient_reducer_of(optimizer) is not None and self.is_enabled():
             _require_synchronized(optimizer)
+        elif self.is_enabled():
+            _require_averages(optimizer)
         return step(self, optimizer, *args, **kwargs)
     return wrapped
 
@@ -85,6 +93,11 @@ def _require_synchronized(optimizer: Any) -> None:
     assert reducer is not None
     reducer.check_scaler()
     if not optimizer._synchronized:
-        raise PluginError("a GradScaler would look for overflow in gradients that are not reduced yet, and the ranks "
-                          "would drift apart. Write: optimizer.synchronize(); scaler.unscale_(optimizer); "
-                          "with optimizer.skip_synchronize(): scaler.step(optimizer)")
+        raise PluginError(NOT_SYNCHRONIZED)
+
+
+def _require_averages(optimizer: Any) -> None:
+    """With StepAhead, where the ranks of a host take the same steps."""
+    reducer = reducer_of(optimizer)
+    if isinstance(reducer, StepAheadReducer) and reducer.averages and not optimizer._synchronized:
+        raise PluginError(NOT_SYNCHRONIZED)

@@ -55,6 +55,17 @@ class TorchLayout(Layout):
             else:
                 yield int(offset), flat.numpy()
 
+    def pieces_in_host_memory(self, tensors: list[torch.Tensor], clear: bool) -> Iterator[tuple[int, Any]]:
+        """The same, copied from a device. clear: leaves zeros in tensors of the layout's dtype."""
+        dtype = torch.float64 if self.dtype == np.float64 else torch.float32
+        for offset, flat in self.pieces(tensors):
+            if isinstance(flat, torch.Tensor):
+                yield offset, flat.to("cpu", dtype).numpy()
+                if clear and flat.dtype is dtype:
+                    flat.zero_()
+            else:
+                yield offset, flat
+
     def write(self, update: Update | None, gradients: list[torch.Tensor],
               cleared: bool = False) -> list[torch.Tensor]:
         """The update as dense tensors, in the gradients' own memory and so in their layout (channels_last stays so);

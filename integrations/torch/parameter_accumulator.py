@@ -18,13 +18,13 @@ from .accumulator import CHUNK
 class TorchParameterAccumulator:
     """A ParameterAccumulator in tensors on one device; the same bits as NumpyParameterAccumulator."""
 
-    def __init__(self, n: int, dtype: Any, device: torch.device) -> None:
+    def __init__(self, n: int, dtype: Any, device: torch.device, shared: torch.Tensor | None = None) -> None:
         keep_freed_memory()
         self.n = n
         self.dtype = np.dtype(dtype)
         self.expected = np.inf
         torch_dtype = torch.float64 if self.dtype == np.float64 else torch.float32
-        self.shared = torch.zeros(n, dtype=torch_dtype, device=device)
+        self.shared = torch.zeros(n, dtype=torch_dtype, device=device) if shared is None else shared
         self._pieces: Pieces = ()
 
     def start(self, pieces: Pieces) -> None:
@@ -104,6 +104,10 @@ class TorchParameterAccumulator:
 
     def minus(self, values: Values) -> torch.Tensor:
         return self.shared - torch.from_numpy(values).to(self.shared.device)
+
+    def part(self, start: int, stop: int) -> TorchParameterAccumulator:
+        shared = self.shared[start:stop]
+        return TorchParameterAccumulator(stop - start, self.dtype, shared.device, shared)
 
 
 def _conforms(accumulator: TorchParameterAccumulator) -> ParameterAccumulator:

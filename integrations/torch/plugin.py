@@ -130,7 +130,9 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
         call.apply_defaults()
         check_arguments(hvd, call.arguments["op"])
         if isinstance(options, StepAhead):
-            self._register_hooks = lambda: None  # gradients stay the program's own
+            if not options.inner.hierarchical:
+                self._register_hooks = lambda: None  # gradients stay the program's own
+            call.arguments["compression"] = hvd.Compression.none
         init(*call.args, **call.kwargs)
         reducer = _make_reducer(self, options)
         register(self, reducer)
@@ -164,10 +166,18 @@ def _reduce_in_synchronize(optimizer: Any) -> None:
     optimizer._requires_update.update(p for p in parameters if p.requires_grad)
 
 
+def _reducer_or_host(optimizer: Any) -> Reducer | None:
+    """What reduces its gradients; None where Horovod itself does: with StepAhead over the ranks of a host."""
+    found = reducer_of(optimizer)
+    if isinstance(found, StepAheadReducer):
+        found.average_on_host()
+    return gradient_reducer_of(optimizer)
+
+
 def _wrap_allreduce(allreduce: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(allreduce)
     def wrapped(self: Any, p: torch.Tensor) -> Any:
-        reducer = gradient_reducer_of(self)
+        reducer = _reducer_or_host(self)
         if reducer is None:
             return allreduce(self, p)
         if p.grad is None:  # another rank may have computed it
@@ -184,7 +194,7 @@ def _wrap_allreduce(allreduce: Callable[..., Any]) -> Callable[..., Any]:
 def _wrap_grouped_allreduce(allreduce: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(allreduce)
     def wrapped(self: Any, ps: tuple[torch.Tensor, ...]) -> Any:
-        reducer = gradient_reducer_of(self)
+        reducer = _reducer_or_host(self)
         if reducer is None:
             return allreduce(self, ps)
         handles = [reducer.submit(p) for p in ps]

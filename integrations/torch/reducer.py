@@ -219,21 +219,27 @@ class Reducer:
         layout = flat.buckets[index].layout
         tensors = [gradients[p] for p in layout.parameters]
         if len(flat.buckets) == 1:  # nobody else can touch the gradients before they are written
-            flat.reduce(index, layout.pieces(tensors), self._scale, clear=True, others_finite=others_finite)
+            flat.reduce(index, self._pieces(layout, tensors, clear=True), self._scale, clear=True,
+                        others_finite=others_finite)
             return _done()
         self._thread = self._thread or ThreadPoolExecutor(1, "horovod_oktopk")
         if layout.device.type != "cuda":
-            return self._thread.submit(flat.reduce, index, layout.pieces(tensors), self._scale, False, others_finite)
+            return self._thread.submit(flat.reduce, index, self._pieces(layout, tensors), self._scale, False,
+                                       others_finite)
         # A stream of its own: in the default one it would wait for the whole backward pass.
         ready = torch.cuda.current_stream(layout.device).record_event()
         self._stream = self._stream or torch.cuda.Stream(layout.device)  # type: ignore[no-untyped-call]
         return self._thread.submit(self._reduce_on_stream, flat, index, tensors, ready, others_finite)
 
+    def _pieces(self, layout: TorchLayout, tensors: list[torch.Tensor], clear: bool = False) -> Any:
+        """Where its accumulator lies: the ranks of a host add up gradients in its memory."""
+        return layout.pieces_in_host_memory(tensors, clear) if self.options.hierarchical else layout.pieces(tensors)
+
     def _reduce_on_stream(self, flat: FlatReducer[TorchLayout], index: int, tensors: list[torch.Tensor], ready: Any,
                           others_finite: bool) -> None:
         with torch.cuda.stream(self._stream):
             ready.wait()
-            flat.reduce(index, flat.buckets[index].layout.pieces(tensors), self._scale, False, others_finite)
+            flat.reduce(index, self._pieces(flat.buckets[index].layout, tensors), self._scale, False, others_finite)
             assert self._stream is not None
             self._stream.synchronize()
 

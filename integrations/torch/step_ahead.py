@@ -30,9 +30,15 @@ from .transport import network
 
 logger = logging.getLogger("horovod_oktopk")
 
+NO_CLOSURE = ("with hierarchical a closure's gradients cannot be averaged over the ranks of a host: call "
+              "optimizer.step() without one, after loss.backward()")
+
 
 class StepAheadReducer:
-    """Takes the steps of one hvd.DistributedOptimizer; on every rank of its process set."""
+    """Takes the steps of one hvd.DistributedOptimizer; on every rank of its process set.
+
+    Where each host is one worker, Horovod's own hooks average gradients over the ranks of a host.
+    """
 
     def __init__(self, optimizer: Any, options: StepAhead) -> None:
         self.step_ahead = options
@@ -43,7 +49,7 @@ class StepAheadReducer:
         self._optimizer = optimizer
         self._waiting: list[Record] = []
         self._strides: list[Any] = []
-        self._has_warned = False
+        self._has_warned = self._has_host_set = False
 
     # The step.
 
@@ -54,6 +60,7 @@ class StepAheadReducer:
         """
         if not self.network.takes_part:
             return self._local_step(closure)
+        self._synchronize(closure)
         core = self._begin()
         result = None
         if closure is not None or self._gradients_are_finite():
@@ -67,7 +74,29 @@ class StepAheadReducer:
     def skip(self) -> None:
         """In place of a step that this rank does not take: the others' exchange needs it all the same."""
         if self.network.takes_part:
+            self._optimizer._synchronized = False
             self._begin().end_step()
+
+    @property
+    def averages(self) -> bool:
+        """Whether gradients are averaged over the ranks of a host, by Horovod's hooks."""
+        return bool(self._options.hierarchical)
+
+    def average_on_host(self) -> None:
+        """Before Horovod reduces the first gradient; on all ranks together."""
+        if not self._has_host_set:
+            self._optimizer.process_set = self.network.host_set(self._options.hierarchical)
+            self._has_host_set = True
+
+    def _synchronize(self, closure: Callable[[], Any] | None) -> None:
+        """As Horovod's own step does."""
+        if not self.averages:
+            return
+        if closure is not None:
+            raise PluginError(NO_CLOSURE)
+        if self._optimizer._should_synchronize:
+            self._optimizer.synchronize()
+        self._optimizer._synchronized = False
 
     def _begin(self) -> Core[TorchLayout]:
         core = self._laid_out()

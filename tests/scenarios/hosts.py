@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from horovod_oktopk import OkTopk, OptionError, Partial, PluginError, TopkA, TopkDSA
+from horovod_oktopk import GaussianK, GTopk, OkTopk, OptionError, Partial, PluginError, TopkA, TopkDSA
+from horovod_oktopk.schemes.auto import TRIAL
 from horovod_oktopk.transport.hosts import process_sets
 from tests.scenarios.common import (
     DENSE,
@@ -30,7 +31,8 @@ from tests.scenarios.sparse import noise, step_with
 from tests.support.simulation import simulate
 
 SCHEMES = {"OkTopk": OkTopk(density=0.1, region_interval=4), "TopkA": TopkA(density=0.1),
-           "TopkDSA": TopkDSA(density=0.1),
+           "TopkDSA": TopkDSA(density=0.1), "GTopk": GTopk(density=0.1),
+           "naive GTopk": GTopk(density=0.1, collective="allgather"),
            "OkTopk, log4": OkTopk(density=0.1, value_dtype="log4"),
            "OkTopk, over Horovod": OkTopk(density=0.1, region_interval=4, transport="horovod")}
 
@@ -67,6 +69,21 @@ def check_gives_the_bits_of_one_rank_a_host(kind: Kind) -> None:
             assert flat(trainer.values()).tobytes() == updates.tobytes(), (name, length)
             held = np.array(everywhere(hvd, trainer.residual())).reshape(-1, length, N).sum(axis=1)
             assert steps == 1 or held.tobytes() == residuals.tobytes(), (name, length)
+            assert_equal_everywhere(hvd, trainer.values())
+
+
+def check_other_schemes_lose_nothing(kind: Kind) -> None:
+    """Whose bits may depend on who owns what, or on time."""
+    hvd = kind.hvd
+    needs_ranks(hvd)
+    for options in (OkTopk(density=0.1, selection="reuse", threshold_interval=3), GaussianK(density=0.1),
+                    OkTopk(density=0.1, strategy="auto"), OkTopk(density=0.1, bucket_bytes=60)):
+        for length in host_sizes(hvd.size()):
+            trainer = kind(replace(options, hierarchical=length), op=hvd.Sum)
+            for step in range(TRIAL + 2 if options.settings().get("strategy") == "auto" else 6):
+                trainer.step(gradients(step, hvd.rank()))
+            held = sum(everywhere(hvd, trainer.residual()))
+            assert np.array_equal(held - flat(trainer.values()), sum(total(hvd, at) for at in range(step + 1)))
             assert_equal_everywhere(hvd, trainer.values())
 
 
@@ -169,6 +186,14 @@ def check_a_state_that_was_saved_goes_on(kind: Kind) -> None:
             assert np.array_equal(held - flat(each.values()), sum(total(hvd, step) for step in (0, 1, 2, 3, 5)))
     assert flat(trainer.values()).tobytes() == flat(resumed.values()).tobytes()
     assert trainer.residual().tobytes() == resumed.residual().tobytes()
+
+
+def check_elastic_jobs_are_refused(kind: Kind) -> None:
+    trainer = kind(OkTopk(density=0.1, hierarchical=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOROVOD_ELASTIC", "1")
+        for message in raised_everywhere(kind.hvd, PluginError, lambda: trainer.step(gradients(0, kind.hvd.rank()))):
+            assert "hierarchical cannot be used in an elastic job" in message
 
 
 def check_partial_refuses_hosts(kind: Kind) -> None:

@@ -82,8 +82,9 @@ def test_the_scheme_gets_the_options():
 
 def test_settings_hold_all_options_by_name():
     assert OkTopk(density=0.2).settings() == {
-        "density": 0.2, "k": None, "transport": "auto", "bucket_bytes": None, "selection": "exact",
-        "strategy": "split", "global_density": "1 times the density", "value_dtype": None, "threshold_interval": 32,
+        "density": 0.2, "k": None, "transport": "auto", "bucket_bytes": None, "hierarchical": False,
+        "selection": "exact", "strategy": "split", "global_density": "1 times the density", "value_dtype": None,
+        "threshold_interval": 32,
         "region_interval": 64, "messages_in_flight": 8, "balance_trigger": 4.0, "threshold_guard": 0.25}
 
 

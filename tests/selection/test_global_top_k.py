@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from horovod_oktopk.selection.global_top_k import ExactThreshold, radix_kth_magnitude, sketch_shape
@@ -259,3 +259,28 @@ def test_where_a_sketch_is_too_short_all_re_evaluate_exactly():
     parts = [SparseVector(block, values[block]) for block in np.split(np.arange(8000), 8)]
     for _, sizes, threshold in select_again(parts, 640, list(range(8)), 1e-30):
         assert (sizes, threshold) == ([640] + [0] * 7, 1360.0)
+
+
+def weighted(parts, k, weights):
+    """By rank: sizes, the threshold, and how many messages were sent."""
+    def program(transport):
+        counting, exact = CountingTransport(transport), ExactThreshold()
+        _, sizes = exact.select(parts[transport.rank], k, np.arange(len(parts)), counting, 0.0, weights[transport.rank])
+        return sizes.tolist(), exact.value, counting.traffic.messages_sent
+
+    return run_ranks(len(parts), program)
+
+
+def test_sketches_reach_where_most_is_expected():
+    exact = np.sort(np.abs(ONE_RANK))[-800]
+    for sizes, threshold, sent in weighted(on_eight(ONE_RANK), 800, [8.0, *[0.01] * 7]):
+        assert (sum(sizes), threshold, sent) == (800, exact, 2 * 7)
+
+
+@example(weights=[0.0] * 8, k=800)
+@given(weights=st.lists(st.floats(0, 8), min_size=8, max_size=8), k=st.sampled_from([1, 10, 800, 7999]))
+def test_the_threshold_is_exact_whatever_is_expected(weights, k):
+    for values in (NORMAL, ONE_RANK):
+        exact = np.sort(np.abs(values))[-k]
+        for sizes, threshold, _ in weighted(on_eight(values), k, weights):
+            assert (sum(sizes), threshold) == (k, exact)

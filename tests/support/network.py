@@ -29,3 +29,6 @@ class ThreadNetwork:
             return CountingTransport(self.transport)
         grid = np.arange(self.transport.size).reshape(-1, hierarchical)
         return on_hosts(self.transport, *self.transport.groups(hierarchical), grid)
+
+    def ranks_per_host(self, hierarchical: bool | int) -> int:
+        return int(hierarchical or 1)

@@ -158,3 +158,18 @@ def test_a_replica_writes_into_the_parameters_in_place(device: str) -> None:
     order = replica.logical(np.arange(24, dtype=np.float32))
     assert named["b"].detach().cpu().contiguous().view(-1).tolist() == order[6:].tolist()
     assert replica.in_memory(order).tolist() == list(range(24))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("clear", [False, True])
+def test_gradients_of_a_device_come_to_the_hosts_memory(device: str, clear: bool,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its ranks add them up. The CPU stands for a device, where there is none."""
+    own, half = torch.ones(3, device=device), torch.ones(2, dtype=torch.bfloat16, device=device)
+    layout = TorchLayout({"a": own, "b": half})
+    monkeypatch.setattr(layout, "pieces", lambda tensors: zip((0, 3), tensors, strict=True))
+    found = [(offset, piece.copy()) for offset, piece in layout.pieces_in_host_memory([own, half], clear)]
+    assert [(offset, piece.dtype, piece.tolist()) for offset, piece in found] == [
+        (0, np.float32, [1, 1, 1]), (3, np.float32, [1, 1])]
+    assert own.tolist() == [0 if clear else 1] * 3
+    assert half.tolist() == [1, 1]

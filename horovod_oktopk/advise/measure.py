@@ -1,0 +1,81 @@
+"""What the predictions need to know of this machine, and of the network of a job."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import numpy as np
+
+from ..kernels import KERNELS
+from ..selection.accumulator import NumpyAccumulator
+from ..selection.local_top_k import local_top_k
+from ..timing import median_seconds, slowest
+from ..transport.base import Bytes, Transport
+from ..vectors.wire import WORD
+from .model import Network
+
+MEASURED_ELEMENTS = 1 << 22
+"""Selection is measured on at most so many elements; it takes time in proportion."""
+LARGE = 1 << 22
+"""Bytes of the messages that bandwidth is measured with."""
+COPIED = 1 << 26
+"""Bytes that memory bandwidth is measured with, of all ranks together: more than caches hold."""
+
+
+def measure_selection(n: int, density: float) -> float:
+    """Seconds that one step's passes over n elements take on this core: accumulate, exact selection, write-back.
+
+    As an integration does it: the pass that accumulates clears the gradient, and the update is written over it.
+    """
+    m = min(n, MEASURED_ELEMENTS)
+    k = max(1, round(density * m))
+    accumulator, drawn = NumpyAccumulator(m), np.random.default_rng(0).standard_normal(m, np.float32)
+    gradient, times = np.empty_like(drawn), []
+    for _ in range(8):  # the first ones do not know yet what to expect
+        np.copyto(gradient, drawn)
+        start = time.perf_counter()
+        accumulator.accumulate([(0, gradient)], clear=True)
+        _, selection = local_top_k(accumulator, k)
+        accumulator.commit(selection.indices)
+        KERNELS.scatter(gradient, selection.indices, selection.values, zero=True)
+        times.append(time.perf_counter() - start)
+    return min(times[1:]) * n / m
+
+
+def measure_memory(ranks: int, repeats: int = 7) -> float:
+    """Bytes that so many threads copy in a second together, each in memory of its own."""
+    length = COPIED // ranks
+    start_together = Barrier(ranks)
+
+    def seconds(_: int) -> list[float]:
+        source, target = np.ones(length, np.uint8), np.zeros(length, np.uint8)
+        return [_timed_copy(source, target, start_together) for _ in range(repeats)]
+
+    with ThreadPoolExecutor(ranks) as threads:
+        slowest_copies = np.max(list(threads.map(seconds, range(ranks))), axis=0)
+    return float(ranks * length / np.median(slowest_copies))
+
+
+def _timed_copy(source: Bytes, target: Bytes, start_together: Barrier) -> float:
+    start_together.wait()
+    start = time.perf_counter()
+    np.copyto(target, source)
+    return time.perf_counter() - start
+
+
+def measure_network(transport: Transport, repeats: int = 20) -> Network:
+    """α and β between neighbours, all sending at once; called on all ranks together.
+
+    The slowest rank's figures count, so that every rank gets the same. Where hosts have several ranks, that is the
+    one whose neighbour is on the next host: it has the host's link for itself.
+    """
+    short, long = slowest([_ring_seconds(transport, length, repeats) for length in (WORD, LARGE)], transport)
+    return Network(max(short, 1e-9), 8 * LARGE / max(long - short, 1e-9))
+
+
+def _ring_seconds(transport: Transport, length: int, repeats: int) -> float:
+    after, before = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
+    message = np.zeros(length, np.uint8)
+    return median_seconds(lambda: list(transport.exchange({after: message}, {before: length}, 1)), repeats)

@@ -1,0 +1,78 @@
+"""The part of a step that communicates: what it gives for w, and for p."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels import KERNELS
+from ..phases.host import V, whole_update
+from ..schemes.algorithm import Algorithm, Step
+from ..schemes.step_result import StepResult
+from ..selection.parameter_accumulator import Pieces
+from ..transport.counting import Hosts
+from ..vectors.sparse import DenseVector, SparseVector
+from .exchange import Outcome
+
+SAMPLES = 64
+"""How many parameters are compared on a host before each exchange."""
+
+
+def complete(algorithm: Algorithm, step: Step, divisor: float) -> Outcome:
+    """The exchange of a step that has begun. divisor: what a sum is divided by for w."""
+    hosts, n = step.transport.hosts, step.report.n
+    if hosts is None:
+        return _outcome(algorithm.complete(step), divisor, None, n)
+    with hosts.step():
+        return _outcome(algorithm.complete(step), divisor, hosts, n)
+
+
+def _outcome(result: StepResult, divisor: float, hosts: Hosts | None, n: int) -> Outcome:
+    if result.update is None or not np.isfinite(result.update.values).all():
+        return Outcome(result, None, None)
+    update = result.update.divided(divisor)
+    change = local_change(update if hosts is None else _share_of(update, hosts, n), result)
+    return Outcome(replace(result, selected=None), update, whole(change, hosts, n))
+
+
+def _share_of(update: SparseVector | DenseVector, hosts: Hosts, n: int) -> SparseVector | DenseVector:
+    """What of an update lies in this rank's share; indices from its start."""
+    start, stop = hosts.bounds(n)[hosts.within.rank:hosts.within.rank + 2].tolist()
+    if isinstance(update, DenseVector):
+        return DenseVector(update.values[start:stop])
+    part = slice(*np.searchsorted(update.indices, [start, stop]).tolist())
+    return SparseVector(update.indices[part] - start, update.values[part])
+
+
+def samples_of(pieces: Pieces) -> NDArray[np.float64]:
+    """Some of the parameters, from all over; shape (SAMPLES,), zeros where there are fewer."""
+    each = max(1, SAMPLES // max(1, len(pieces)))
+    found = [value for _, piece in pieces[::-(-len(pieces) // SAMPLES) or 1]
+             for value in piece[::-(-len(piece) // each) or 1].tolist()]
+    return np.array([*found, *[0.0] * SAMPLES][:SAMPLES])
+
+
+def whole(vector: V, hosts: Hosts | None, n: int) -> V:
+    """The vector of all shares of n elements, where each rank of a host has that of its own."""
+    if hosts is None:
+        return vector
+    return whole_update(vector, hosts.bounds(n), hosts.within)
+
+
+def local_change(update: SparseVector | DenseVector, result: StepResult) -> SparseVector | DenseVector:
+    """What p changes by: it loses the update, and gets back what this rank has contributed to it.
+
+    All that contributed, and all that rounding left over, is at indices of the update.
+    """
+    sent = result.sent()
+    if isinstance(update, DenseVector):
+        return DenseVector(sent.values - update.values)
+    assert isinstance(sent, SparseVector)
+    change = -update.values
+    KERNELS.add(change, KERNELS.common_positions(update.indices, sent.indices), sent.values)
+    kept = result.remainder
+    if kept is not None:
+        KERNELS.add(change, KERNELS.common_positions(update.indices, kept.indices), -kept.values)
+    return SparseVector(update.indices, change)
