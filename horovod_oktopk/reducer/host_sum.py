@@ -7,21 +7,22 @@ have laid out of its own.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernels import KERNELS, CandidateBuffer
 from ..transport.base import Transport
 from ..transport.counting import Hosts
 from ..transport.shared_memory import shared_memory
 from ..vectors.sparse import Values
 
-SMALLEST, ROUNDS = 1 << 20, 64
-"""How many elements a rank lays out for the others at a time: so many; of long vectors what makes so many rounds."""
-BLOCK = 1 << 16
+SMALLEST = 1 << 20
+"""How many elements a rank lays out for the others at a time: so many; more of long vectors, see HostSum."""
+BLOCK = 1 << 17
 """Elements that are added up at a time: they stay in the cache until they are used."""
 
 
@@ -31,9 +32,9 @@ class Mail(Protocol):
     def outgoing(self, rank: int, length: int) -> Values:
         """Where what goes to another rank in this round is to be written."""
 
-    def swap(self, length: int) -> list[Values]:
-        """So many values of each rank, by rank: what it has written for this one; of this rank anything. Valid until
-        the next round's."""
+    def swap(self, length: int) -> dict[int, Values]:
+        """So many values of each other rank, by rank: what it has written for this one. None, where there are none.
+        Valid until the next round's."""
 
 
 class SharedMail:
@@ -44,20 +45,25 @@ class SharedMail:
     """
 
     def __init__(self, memories: Sequence[NDArray[np.uint8]], within: Transport, dtype: Any) -> None:
-        shape = 2, within.size, -1
         self._within = within
-        self._boxes = [memory.view(dtype).reshape(shape) for memory in memories]
+        self._boxes = [memory.view(dtype).reshape(2, within.size - 1, -1) for memory in memories]
         self._turn = 0
 
     def outgoing(self, rank: int, length: int) -> Values:
-        box: Values = self._boxes[self._within.rank][self._turn, rank, :length]
-        return box
+        return self._box(self._within.rank, rank, length)
 
-    def swap(self, length: int) -> list[Values]:
-        self._within.allgather(np.zeros(1, np.int64))  # all have written
-        came = [boxes[self._turn, self._within.rank, :length] for boxes in self._boxes]
+    def swap(self, length: int) -> dict[int, Values]:
+        # All have written. Stores past the cache are done too, as a kernel that returns takes the interpreter's lock.
+        self._within.allgather(np.zeros(1, np.int64))
+        own = self._within.rank
+        came = {rank: self._box(rank, own, length) for rank in range(self._within.size) if rank != own}
         self._turn = 1 - self._turn
         return came
+
+    def _box(self, source: int, to: int, length: int) -> Values:
+        """A rank has none for itself."""
+        box: Values = self._boxes[source][self._turn, to - (to > source), :length]
+        return box
 
 
 class MessageMail:
@@ -73,19 +79,21 @@ class MessageMail:
         box: Values = self._boxes[rank, :length]
         return box
 
-    def swap(self, length: int) -> list[Values]:
+    def swap(self, length: int) -> dict[int, Values]:
         within, others = self._within, [rank for rank in range(self._within.size) if rank != self._within.rank]
-        nothing = self._boxes[within.rank, :length]
         outgoing = {rank: self._boxes[rank, :self._lengths[rank]].view(np.uint8) for rank in others
                     if self._lengths[rank]}
-        incoming = {rank: nothing.nbytes for rank in others if length}
-        came = {rank: message.view(nothing.dtype) for batch in within.exchange(outgoing, incoming, within.size)
-                for rank, message in batch}
-        return [came.get(rank, nothing) for rank in range(within.size)]
+        incoming = {rank: length * self._boxes.itemsize for rank in others if length}
+        return {rank: message.view(self._boxes.dtype)
+                for batch in within.exchange(outgoing, incoming, within.size) for rank, message in batch}
 
 
 class HostSum:
-    """Adds up vectors of `whole` elements on a host; one object on each of its ranks, made on all together."""
+    """Adds up vectors of `whole` elements on a host; one object on each of its ranks, made on all together.
+
+    Of long vectors it is done in so many rounds that what a rank lays out takes a quarter of the memory of its
+    residual and acc. Fewer rounds would be faster, as the ranks wait for one another in each.
+    """
 
     def __init__(self, whole: int, dtype: Any, hosts: Hosts) -> None:
         self._within, self._dtype = hosts.within, np.dtype(dtype)
@@ -93,11 +101,15 @@ class HostSum:
         """Of the shares: offsets from 0 to whole."""
         size = hosts.within.size
         longest = max(stop - start for start, stop in pairwise(self.bounds))
-        self._length = max(1, min(longest, max(SMALLEST, whole // ROUNDS) // max(1, size - 1)))
+        self._length = max(1, min(longest, max(SMALLEST, -(-whole // (4 * size))) // max(1, size - 1)))
         self._rounds = -(-longest // self._length)
+        self._total, self._zeros = np.empty(BLOCK, self._dtype), np.zeros(BLOCK, self._dtype)
+        self._order = list(range(size))
+        if hosts.within.rank == 0:
+            self._order[:2] = self._order[:2][::-1]  # of two summands, any may be the first: here not this rank's
         self._mail: Mail = MessageMail(hosts.within, self._length, dtype)
         if size > 1:
-            memories = shared_memory(2 * size * self._length * self._dtype.itemsize, hosts.within)
+            memories = shared_memory(2 * (size - 1) * self._length * self._dtype.itemsize, hosts.within)
             self._mail = self._mail if memories is None else SharedMail(memories, hosts.within, dtype)
 
     def of(self, pieces: Iterable[tuple[int, NDArray[Any]]], rest: Values | None = None, scale: float = 1.0,
@@ -108,26 +120,31 @@ class HostSum:
         in ascending order. rest: what is to be added to them, scale times, shape (whole,). clear: leaves zeros in
         pieces of the sum's dtype.
         """
-        mine, own = Pieces(pieces, self._dtype, clear), self._within.rank
-        total, spare = np.empty((2, min(BLOCK, self._length)), self._dtype)
+        mine, own = Pieces(pieces, self._zeros, clear), self._within.rank
         for number in range(self._rounds):
             ranges = self._ranges(number)
             with self._within.phase("host_sum"):
                 for rank, (start, stop) in enumerate(ranges):
                     if rank != own:
                         box = self._mail.outgoing(rank, stop - start)
-                        mine.copy(start, stop, box)
-                        if rest is not None:
-                            box += rest[start:stop] * self._dtype.type(scale)
+                        mine.add(start, stop, None if rest is None else rest[start:stop], box, scale, stream=True)
                 start, stop = ranges[own]
                 came = self._mail.swap(stop - start)
             for at in range(start, stop, BLOCK):
                 end = min(at + BLOCK, stop)
-                summands = [each[at - start:end - start] for each in came]
-                summands[own] = mine.read(at, end, spare)
-                _add_up(summands, total[:end - at])
-                mine.clear(at, end)
-                yield at - self.bounds[own], total[:end - at]
+                found = {rank: values[at - start:end - start] for rank, values in came.items()}
+                yield at - self.bounds[own], self._add_up(mine, at, end, found)
+
+    def _add_up(self, mine: Pieces, start: int, stop: int, came: Mapping[int, Values]) -> Values:
+        """Of all ranks' elements from start to stop. came: those of the other ranks."""
+        total, found = self._total[:stop - start], None
+        for rank in self._order:
+            if rank == self._within.rank:
+                mine.add(start, stop, found, total)
+                found = total
+            else:
+                found = came[rank] if found is None else np.add(found, came[rank], out=total)
+        return total
 
     def _ranges(self, number: int) -> list[tuple[int, int]]:
         """What a round is about: of each share, where it begins and ends."""
@@ -137,13 +154,35 @@ class HostSum:
 
 
 class Pieces:
-    """A vector in pieces, in ascending order. clears: whether zeros are left in pieces of the dtype."""
+    """A vector in pieces, in ascending order.
 
-    def __init__(self, pieces: Iterable[tuple[int, NDArray[Any]]], dtype: np.dtype[Any], clears: bool) -> None:
+    zeros: BLOCK of them, of the dtype in which it is added. clears: whether zeros are left in pieces of that dtype.
+    """
+
+    def __init__(self, pieces: Iterable[tuple[int, NDArray[Any]]], zeros: Values, clears: bool) -> None:
         self._pieces = [(offset, piece) for offset, piece in pieces if len(piece)]
         self._offsets = [offset for offset, _ in self._pieces]
-        self._dtype = dtype
+        self._zeros = zeros
         self._clears = clears
+        self._none_passes = CandidateBuffer(0, zeros.dtype)
+
+    def add(self, start: int, stop: int, summand: Values | None, out: Values, scale: float = 1.0,
+            stream: bool = False) -> None:
+        """out = scale * summand (or 0) + elements from start to stop, which are needed no more.
+
+        stream: a hint, that out need not stay in the cache. To copy past it, and to clear what was just read, costs
+        much less than a copy and zeros: so even where there is nothing to add, it is the kernel's pass.
+        """
+        for at, part in self._parts(start, stop):
+            for first in range(0, len(part), BLOCK):
+                piece = part[first:first + BLOCK]
+                into = slice(at + first, at + first + len(piece))
+                added = self._zeros[:len(piece)] if summand is None else summand[into]
+                gradient = np.ascontiguousarray(piece, self._zeros.dtype)
+                KERNELS.add_and_collect(added, gradient, out[into], scale, np.inf, 0, self._none_passes, stream,
+                                        self._clears)
+                if self._clears and gradient is not piece and piece.dtype == gradient.dtype:
+                    piece.fill(0)
 
     def _parts(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
         """What lies between, with its distance from start."""
@@ -152,32 +191,3 @@ class Pieces:
                 return
             low = max(start, offset)
             yield low - start, piece[low - offset:stop - offset]
-
-    def copy(self, start: int, stop: int, out: Values) -> None:
-        """Elements from start to stop, which are needed no more."""
-        for at, part in self._parts(start, stop):
-            out[at:at + len(part)] = part
-        self.clear(start, stop)
-
-    def read(self, start: int, stop: int, spare: Values) -> Values:
-        """Elements from start to stop: as they are, or copied into the spare."""
-        parts = list(self._parts(start, stop))
-        if len(parts) == 1 and parts[0][1].dtype == self._dtype:
-            return parts[0][1]
-        for at, part in parts:
-            spare[at:at + len(part)] = part
-        return spare[:stop - start]
-
-    def clear(self, start: int, stop: int) -> None:
-        """Leaves zeros from start to stop, where it is wanted."""
-        for _, part in self._parts(start, stop) if self._clears else ():
-            if part.dtype == self._dtype:
-                part.fill(0)
-
-
-def _add_up(summands: Sequence[Values], out: Values) -> None:
-    first, *others = summands
-    if not others:
-        out[:] = first
-    for index, other in enumerate(others):
-        np.add(out if index else first, other, out=out)

@@ -70,6 +70,52 @@ def test_a_rank_has_the_sum_of_its_share(size, n, cuts, smallest, block, shares,
             assert not residual.any()
 
 
+@pytest.mark.parametrize("shares", [True, False])
+def test_summands_are_added_in_the_order_of_the_ranks(shares, monkeypatch):
+    """The sum that a flat job's rank would be given has the same bits."""
+    gradients = np.random.default_rng(1).standard_normal((4, 1001)).astype(np.float32)
+    expected = gradients[0] + gradients[1] + gradients[2] + gradients[3]
+    monkeypatch.setattr(host_sum, "SMALLEST", 300)
+    monkeypatch.setattr(host_sum, "BLOCK", 64)
+    if not shares:
+        monkeypatch.setattr(host_sum, "shared_memory", lambda *_: None)
+
+    def program(transport):
+        acc = HostAccumulator(1001, np.float32, hosted(transport))
+        acc.accumulate([(0, gradients[transport.rank])])
+        acc.commit(np.empty(0, np.int64))
+        return acc.read_residual()
+
+    assert sum(run_ranks(4, program)).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(("dtype", "cleared"), [("float32", True), ("float64", False), (">f4", False)])
+def test_gradients_with_gaps_and_of_other_dtypes(dtype, cleared):
+    def program(transport):
+        memory = np.ones((40, 2), dtype)
+        acc = HostAccumulator(40, np.float32, hosted(transport))
+        acc.accumulate([(0, memory[:, 0])], clear=True)
+        acc.commit(np.empty(0, np.int64))
+        assert memory[:, 1].all(), "what lies in the gaps is not the gradient's"
+        assert memory[:, 0].any() != cleared
+        return acc.read_residual()
+
+    assert sum(run_ranks(3, program)).tolist() == [3] * 40
+
+
+def test_what_ranks_lay_out_takes_a_quarter_of_the_memory_of_a_share(monkeypatch):
+    lengths = []
+    monkeypatch.setattr(host_sum, "SMALLEST", 1)
+    monkeypatch.setattr(host_sum, "shared_memory", lambda length, within: lengths.append(length))
+
+    def program(transport):
+        HostAccumulator(9600, np.float32, hosted(transport)).accumulate([(0, np.ones(9600, np.float32))])
+
+    for size in (2, 4):
+        run_ranks(size, program)
+    assert lengths == [2 * 4 * 4800 // 4] * 2 + [2 * 4 * 2400 // 4] * 4
+
+
 def test_a_rank_keeps_its_share_of_the_memory():
     def program(transport):
         acc = HostAccumulator(1000, np.float32, hosted(transport))
@@ -119,3 +165,11 @@ def test_nan_on_any_rank_is_seen_by_the_rank_that_has_its_share():
         return HostAccumulator(10, np.float32, hosted(transport)).accumulate([(0, gradient)])
 
     assert run_ranks(2, program) == [True, False]
+
+
+def test_any_number_of_infinite_elements():
+    def program(transport):
+        gradient = np.full(5000, np.inf, np.float32)
+        return HostAccumulator(5000, np.float32, hosted(transport)).accumulate([(0, gradient)], clear=True)
+
+    assert run_ranks(2, program) == [False, False]
