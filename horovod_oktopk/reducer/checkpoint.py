@@ -42,7 +42,11 @@ class Reduction(Protocol):
 
     @property
     def copies(self) -> int:
-        """How many ranks have the same residual."""
+        """How many ranks, one after the other, have the same residual."""
+
+    @property
+    def adds(self) -> bool:
+        """Whether workers' residuals are added up; otherwise they are averaged over the ranks."""
 
     def connect(self) -> CountingTransport: ...
 
@@ -107,6 +111,7 @@ class _Source:
     def __init__(self, reducer: Reduction, index: int, path: PathLike, optimizer: int) -> None:
         self.failure: str | None = None
         self._layout, self._unit, self._copies = reducer.layout, reducer.unit, reducer.copies
+        self._adds = reducer.adds
         try:
             self._archive = zipfile.ZipFile(path)
             saved = json.loads(self._archive.read("records.json"))
@@ -121,7 +126,8 @@ class _Source:
             self.failure = f"{type(error).__name__}: {error}"
 
     def share(self, rank: int, size: int) -> Record:
-        return share_of(self._records, rank, size, self._layout, self._read, unit=self._unit, copies=self._copies)
+        return share_of(self._records, rank, size, self._layout, self._read, unit=self._unit, copies=self._copies,
+                        adds=self._adds)
 
     def _read(self, record: Record) -> Values:
         with self._archive.open(record["residual"]["file"]) as file:
@@ -132,6 +138,7 @@ class _Source:
 def _save_one(reducer: Reduction, index: int, archive: zipfile.ZipFile | None) -> list[Record]:
     """All ranks' plain records; their residuals go into the archive."""
     transport = reducer.connect()
+    reducer.check_agreement(f"{reducer.description}\nstate: saved to a file")  # or some would wait in vain
     own = reducer.record()
     assert own is not None
     plain = {**own, "residual": {"n": reducer.layout.n, "file": f"{index}.{transport.rank}.npy"}}

@@ -47,7 +47,7 @@ class FlatReducer(Generic[L]):
     """
 
     unit: Unit = "gradients"
-    copies = 1
+    copies, adds = 1, True
 
     def __init__(self, options: Scheme, average: bool, layout: L,
                  make_accumulator: Callable[[L], ResidualAccumulator], network: Network,

@@ -31,7 +31,8 @@ THIS_PROCESS = uuid.uuid4().hex
 
 def record(rank: int, size: int, layout: Layout, residual: Values, residual_scale: float | None,
            algorithm: dict[str, Any], unit: Unit = "gradients", copies: int = 1) -> Record:
-    """One rank's state. unit: what the residual is measured in. copies: how many ranks have this same residual."""
+    """One rank's state. unit: what the residual is measured in. copies: how many ranks, one after the other, have it.
+    """
     return {"unit": unit, "rank": rank, "size": size, "process": THIS_PROCESS, "parameters": parameters_of(layout),
             "residual": residual, "residual_scale": residual_scale, "algorithm": algorithm, "copies": copies}
 
@@ -43,13 +44,14 @@ def parameters_of(layout: Layout) -> list[list[Any]]:
 
 def share_of(records: Sequence[Record], rank: int, size: int, layout: Layout,
              read: Read = lambda r: r["residual"], process: str | None = None,  # type: ignore[no-any-return]
-             unit: Unit = "gradients", copies: int = 1) -> Record:
+             unit: Unit = "gradients", copies: int = 1, adds: bool = True) -> Record:
     """What a rank takes of the records: its own; or, of another number of ranks, those equal to it modulo P.
 
     read: gives a record's residual. process: the rank's; a lone record of the same process is its own, whatever
     its rank was, as elastic training renumbers ranks. The algorithm's state is whole only for the same rank.
-    copies: how many ranks are to have the same residual; where so many had, it is whole, and otherwise each has its
-    part of it.
+    copies: how many ranks, one after the other, are to have the same residual; where so many had, any of theirs will
+    do. adds: whether residuals are added up over workers, and not averaged over ranks: then, where another number of
+    ranks had it, each gets its part.
     Raises OptionError where a record is of another model.
     """
     if any(r["unit"] != unit for r in records):
@@ -61,19 +63,22 @@ def share_of(records: Sequence[Record], rank: int, size: int, layout: Layout,
     extra = {name: value for name, value in (records[0] if records else {}).items() if name not in FIELDS}
     own = [r for r in records if (r["rank"], r["size"]) == (rank, size)]
     own += [r for r in records if r["process"] == process and len(records) == 1]
+    own += [r for r in records if r["size"] == size and r.get("copies", 1) == copies > 1
+            and r["rank"] // copies == rank // copies]
     if own:
         places = match_parameters(own[0], layout)
         had = own[0].get("copies", 1)
-        is_whole = own[0]["size"] == size and had == copies and places == sorted(places)  # whatever the names are
+        is_whole = (own[0]["size"] == size and had == copies and places == sorted(places)  # whatever the names are
+                    and (copies == 1 or own[0]["rank"] == rank))
         algorithm, residual = own[0]["algorithm"] if is_whole else {"step": step}, fitted(own[0], places, read)
         if had != copies:
-            residual, copies = residual / residual.dtype.type(had), 1
+            residual, copies = residual / residual.dtype.type(had if adds else 1), 1
         return {**record(rank, size, layout, residual, scale, algorithm, unit, copies), **extra}
     residual = np.zeros(layout.n, layout.dtype)
     for r in records:
         if r["rank"] % size == rank and r["size"] != size:
             part = fitted(r, match_parameters(r, layout), read)
-            np.add(residual, part / part.dtype.type(r.get("copies", 1)), out=residual)
+            np.add(residual, part / part.dtype.type(r.get("copies", 1) if adds else 1), out=residual)
     if records:
         _warn(records, size)
     return {**record(rank, size, layout, residual, scale, {"step": step}, unit), **extra}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import AgreementError, PluginError
+from ..errors import AgreementError
 from ..phases.agreement import Attendance, Memory, RollCall, roll_call, tell
 from ..phases.host import select_on_host, whole_update
 from ..phases.sparse_transport import SparseTransport
@@ -99,9 +99,6 @@ class Algorithm:
     description: what must be equal on all ranks, one "name: value" a line.
     """
 
-    works_on_shares = False
-    """Whether a worker may be a host, whose ranks have a share of its elements each."""
-
     def __init__(self, description: str) -> None:
         self.description = description
         self.step = 0
@@ -118,9 +115,6 @@ class Algorithm:
     def begin(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport, whole: int | None = None,
               ) -> Step:
         """The part of a step that looks at acc: it selects, and communicates with nobody."""
-        if transport.hosts is not None and not self.works_on_shares:
-            raise PluginError(f"{type(self).__name__} looks at all elements of a worker, so its worker cannot be a "
-                              "host whose ranks have a share of them each")
         n = acc.n if whole is None else whole
         step = Step(acc, k, finite, transport, StepReport(self.step + 1, n, k, phases=transport.phases))
         step.global_k = step.report.global_k = self.global_k(k, n, transport.size)

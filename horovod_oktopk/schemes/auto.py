@@ -54,8 +54,6 @@ class AutoAllreduce(Algorithm):
     split: Ok-Topk's algorithm. value_dtype: of its options.
     """
 
-    works_on_shares = True
-
     def __init__(self, split: Algorithm, value_dtype: ValueDtype | None) -> None:
         super().__init__(split.description)
         self.split = split

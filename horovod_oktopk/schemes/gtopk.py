@@ -53,8 +53,6 @@ class GTopk(Scheme):
 class NaiveGTopkAllreduce(Algorithm):
     """Algorithm 2: everyone gathers everyone's top-k, and selects of the sum. A rank sends 2k(P-1) words."""
 
-    works_on_shares = True
-
     def exchange(self, step: Step) -> StepResult:
         with step.phase("allgatherv"):
             parts = gather(step.selected, step, step.ranks())
@@ -68,8 +66,6 @@ class NaiveGTopkAllreduce(Algorithm):
 
 class GTopkAllreduce(Algorithm):
     """Algorithm 3 over a binomial tree, for any P. A rank sends or receives at most 4k log2 P words, rounded up."""
-
-    works_on_shares = True
 
     def exchange(self, step: Step) -> StepResult:
         tree = _Tree(step.transport, PaddedCodec(WireCodec(step.acc.dtype), step.k, step.n))

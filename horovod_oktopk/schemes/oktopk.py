@@ -152,8 +152,6 @@ class OkTopk(Scheme):
 class OkTopkAllreduce(Algorithm):
     """Algorithm 1. Regions and the global threshold are remembered from step to step."""
 
-    works_on_shares = True
-
     def __init__(self, description: str, options: OkTopk) -> None:
         super().__init__(description)
         self.options = options

@@ -25,8 +25,6 @@ class TopkA(Scheme):
 class TopkAAllreduce(Algorithm):
     """u = Σ Topk(acc), of up to Pk elements. A rank sends 2k(P-1) words."""
 
-    works_on_shares = True
-
     def exchange(self, step: Step) -> StepResult:
         with step.phase("allgatherv"):
             parts = gather(step.selected, step, step.ranks())

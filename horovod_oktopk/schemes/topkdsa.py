@@ -41,8 +41,6 @@ class TopkDSA(Scheme):
 class TopkDSAAllreduce(Algorithm):
     """u = Σ Topk(acc), summed by regions of n/P elements. A rank sends 4k(P-1)/P to (2k + n)(P-1)/P words."""
 
-    works_on_shares = True
-
     def __init__(self, description: str, options: TopkDSA) -> None:
         super().__init__(description)
         self.options = options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,12 +47,19 @@ def _share_of(update: SparseVector | DenseVector, hosts: Hosts, n: int) -> Spars
     return SparseVector(update.indices[part] - start, update.values[part])
 
 
-def samples_of(pieces: Pieces) -> NDArray[np.float64]:
-    """Some of the parameters, from all over; shape (SAMPLES,), zeros where there are fewer."""
+def samples_of(pieces: Pieces, number: int) -> NDArray[np.float64]:
+    """Some of the parameters, from all over, others at each number: shape (SAMPLES,); zeros if there are fewer."""
     each = max(1, SAMPLES // max(1, len(pieces)))
-    found = [value for _, piece in pieces[::-(-len(pieces) // SAMPLES) or 1]
-             for value in piece[::-(-len(piece) // each) or 1].tolist()]
+    found: list[float] = []
+    for _, piece in _every(pieces, SAMPLES, number):
+        found += _every(piece, each, number).tolist()
     return np.array([*found, *[0.0] * SAMPLES][:SAMPLES])
+
+
+def _every(items: Any, most: int, number: int) -> Any:
+    """So many at most, at equal distances; which are the first ones changes with the number."""
+    step = max(1, -(-len(items) // most))
+    return items[number % step::step]
 
 
 def whole(vector: V, hosts: Hosts | None, n: int) -> V:

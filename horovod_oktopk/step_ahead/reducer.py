@@ -19,6 +19,7 @@ import hashlib
 import logging
 import warnings
 import weakref
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic
@@ -58,8 +59,12 @@ OVERFLOW = ("the ranks' moves are finite, and their sum is not: training has div
             "intact: shared_parameters(optimizer)")
 NEVER_SHARED = ("shared_parameters was never entered: wherever the model was evaluated or saved, it held this rank's "
                 "own parameters, and not those that all ranks share. Write: with shared_parameters(optimizer): ...")
-SAME_ON_HOST = ("one of the parameters, which all ranks of a host must change alike where it is one worker (by "
-                "gradients that are averaged: optimizer.synchronize() comes before whatever looks at them)")
+SAME_ON_HOST = ("one of the parameters, which all ranks of a host must change alike where it is one worker: by "
+                "gradients that are averaged (optimizer.synchronize() comes before whatever looks at them), and by "
+                "the same optimizer state (hvd.broadcast_optimizer_state)")
+PUT_TOGETHER = ("the state is of another shape: what the ranks of this host had not sent was put together. They take "
+                "the same steps now, so what the optimizer remembers (momentum, moments) must be the same on them as "
+                "well: hvd.broadcast_optimizer_state(optimizer, root_rank=0)")
 ROUNDING = 1e-3
 """By how much parameters of the ranks of a host may differ, as saving them rounds."""
 LAST_EXCHANGE = 60.0
@@ -98,7 +103,7 @@ class StepAheadReducer(Generic[L]):
         self._exchange = Exchange()
         self._anticipated: SparseVector | None = None  # what p goes back by before it is applied
         self._part: tuple[int, ParameterAccumulator] | None = None  # this rank's share: its start, and w - p
-        self._copies = 1  # how many ranks have the residual w - p
+        self._copies, self._was_loaded = 1, False  # how many ranks have the residual w - p; whether it was loaded
         self._share: Record | None = None  # of a state that was loaded, for the next start
         self._scheme.k_of(max(1, layout.n))
         _live.add(self)
@@ -160,7 +165,8 @@ class StepAheadReducer(Generic[L]):
             finite = acc.accumulate(pieces)
         if self._scheme is not self._described:  # the roll call under way had the old description
             algorithm.description, self._described = self.description, self._scheme
-        all_finite = algorithm.agree_on_host(self._k, transport, self._host_description(transport), finite)
+        all_finite = algorithm.agree_on_host(self._k, transport, finite=finite)
+        self._check_alike(transport)
         step = algorithm.begin(acc, self._k, finite, transport, whole=self.layout.n)
         acc.release()
         if all_finite:
@@ -181,17 +187,17 @@ class StepAheadReducer(Generic[L]):
             self._part = start, self._accumulator.part(start, stop)
         return self._part[1], clipped(pieces, start, stop)
 
-    def _host_description(self, transport: CountingTransport) -> str:
-        """What the ranks of a host must have in common: also p, of which samples are compared."""
-        description, hosts = self._algorithm.description, transport.hosts
-        if hosts is None:
-            return description
-        mine = samples_of(self._replica.pieces())
-        rows = hosts.within.allgather(mine.view(np.int64)).view(np.float64)
-        tolerance = ROUNDING * np.abs(rows[0]).max(initial=0)
-        if np.allclose(rows, rows[0], rtol=ROUNDING, atol=tolerance, equal_nan=True):
-            return description
-        return f"{SAME_ON_HOST}: {mine[np.argmax(np.abs(rows - rows[0]).max(axis=0))]:.6g}\n{description}"
+    def _check_alike(self, transport: CountingTransport) -> None:
+        """Compares samples of p on the host. Raises AgreementError where they differ, on the ranks of all hosts."""
+        if transport.hosts is None:
+            return
+        mine = samples_of(self._replica.pieces(), self._algorithm.step)
+        rows = transport.hosts.within.allgather(mine.view(np.int64)).view(np.float64)
+        tolerance = ROUNDING * np.abs(rows).max(initial=0, where=np.isfinite(rows))
+        differ = (np.abs(rows - rows[0]) > tolerance).any(axis=0)  # what is not finite is the roll call's concern
+        if differ.any():
+            said = f"{SAME_ON_HOST}: {mine[np.argmax(differ)]:.6g}\n{self._algorithm.description}"
+            self._algorithm.agree_on_host(self._k, transport, said)
 
     def _anticipate(self, selected: SparseVector) -> None:
         """Until the exchange is applied, p is where it would be if all ranks had selected what this one has.
@@ -237,6 +243,7 @@ class StepAheadReducer(Generic[L]):
         self._rank, self._ahead, self._steps = self.network.membership()[0], self.coefficient, 0
         self.is_started, self._has_agreed, self._copies = True, False, self.copies
         share, self._share = self._share, None
+        self._was_loaded = share is not None
         if share is not None:
             self._take(share, self._digest)
 
@@ -251,16 +258,21 @@ class StepAheadReducer(Generic[L]):
             self._become_alike(transport.hosts)
 
     def _become_alike(self, hosts: Hosts) -> None:
-        """The ranks of a host have one residual: the sum of theirs, if they come from a state of another shape."""
-        size = hosts.within.size
-        if (hosts.within.allgather(np.array([self._copies])) == size).all():
+        """The ranks of a host have one residual: that of all of them, where a state of another shape was loaded."""
+        size, adds = hosts.within.size, self.adds
+        if not hosts.within.allgather(np.array([self._was_loaded], np.int64)).any():
             return
         self._accumulator.accumulate(self._replica.pieces())
         residual = self._accumulator.values()
         self._accumulator.release()
-        residual = hosts.within.allreduce(residual / residual.dtype.type(self._copies))
-        self._replica.assign(self._accumulator.minus(residual))
+        mine = np.array([self._copies, zlib.crc32(np.ascontiguousarray(residual).view(np.uint8).data)])
+        copies, digests = hosts.within.allgather(mine).T
         self._copies = size
+        if (copies == size).all() if adds else (digests == digests[0]).all():
+            return
+        warnings.warn(PUT_TOGETHER, stacklevel=2)
+        residual = hosts.within.allreduce(residual / residual.dtype.type(mine[0] if adds else size))
+        self._replica.assign(self._accumulator.minus(residual))
 
     def _take(self, share: Record, digest: str) -> None:
         if share["shared"] not in (None, digest):
@@ -359,7 +371,7 @@ class StepAheadReducer(Generic[L]):
         The model is to hold w by then: the parameters that were shared when the state was saved.
         """
         self.take(share_of(records, *self.network.membership()[:2], self.layout, process=THIS_PROCESS,
-                           unit=self.unit, copies=self.copies))
+                           unit=self.unit, copies=self.copies, adds=self.adds))
 
     def take(self, share: Record) -> None:
         """Takes what `share_of` has worked out for this rank, when `shared` ends or the next step begins."""
@@ -390,6 +402,11 @@ class StepAheadReducer(Generic[L]):
     def coefficient(self) -> float:
         """λ: what the optimizer's learning rate is to be multiplied by."""
         return self.options.coefficient(self.network.membership()[1] // self.copies)
+
+    @property
+    def adds(self) -> bool:
+        """Whether workers' moves are added up."""
+        return not self._average
 
     @property
     def copies(self) -> int:

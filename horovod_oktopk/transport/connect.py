@@ -38,6 +38,8 @@ if TYPE_CHECKING:  # mpi4py is imported only where MPI runs
 
 logger = logging.getLogger("horovod_oktopk")
 
+NEEDS_ALL_RANKS = ("StepAhead with hierarchical=True needs all ranks of the job: give the number of ranks of a host "
+                   "instead, or no process set")
 CHOICES: tuple[TransportName, ...] = ("auto", "mpi", "horovod")
 
 
@@ -74,25 +76,26 @@ class Network:
 
     def ranks_per_host(self, hierarchical: Hierarchical) -> int:
         """How many ranks a worker has; see Scheme. `connect` finds out whether it can be so."""
-        if self.process_set.size() == 1:
+        if self.process_set.size() == 1 or not hierarchical:
             return 1
-        return int(self.hvd.local_size() if hierarchical is True else hierarchical or 1)
+        if hierarchical is not True:
+            return int(hierarchical)
+        if self.process_set.size() != self.hvd.size():  # Horovod knows how many ranks of the job a host has
+            raise PluginError(NEEDS_ALL_RANKS)
+        return int(self.hvd.local_size())
 
-    def host_set(self, hierarchical: Hierarchical) -> Any:
-        """Horovod's process set of the ranks of this rank's host; on all ranks of the job together.
+    def host_set(self, choice: TransportName, hierarchical: Hierarchical) -> Any:
+        """Horovod's process set of the ranks of this rank's host; None if it is alone there. On all ranks together.
 
-        Raises PluginError, on all of them, where hosts have different numbers of ranks, or where process sets cannot
-        be added.
+        Raises as `connect` does, and PluginError where process sets cannot be added; on all of them.
         """
-        check_not_elastic()
-        mine = [to_code(hierarchical), self.hvd.rank() - self.hvd.local_rank(), self.hvd.rank(),
-                may_add_process_sets(self.hvd, self.process_set)]
-        rows = HorovodTransport(self.collectives(self.process_set, 0)).allgather(np.array(mine, np.int64))
-        _check_equal("options hierarchical", [from_code(int(code)) for code in rows[:, 0]])
-        grid = grid_of(hierarchical, rows[:, 1])
+        if self.process_set.size() == 1:
+            return None
+        rows = self._introduce(choice, hierarchical)
+        grid = grid_of(hierarchical, rows[:, 5])
         if grid is None:
-            grid = np.arange(len(rows))[:, None]
-        sets = process_sets(self.hvd, [rows[host, 2] for host in grid], bool(rows[:, 3].all()), singles=True)
+            return None
+        sets = process_sets(self.hvd, [rows[host, 6] for host in grid], bool(rows[:, 7].all()))
         return next(each for ranks, each in sets.items() if self.hvd.rank() in ranks)
 
     def connect(self, choice: TransportName, hierarchical: Hierarchical = False) -> CountingTransport:
@@ -102,10 +105,29 @@ class Network:
         Raises PluginError where MPI is asked for and cannot be used, and where hosts have different numbers of ranks;
         AgreementError where the ranks' choices differ. All ranks raise it.
         """
-        if hierarchical:
-            check_not_elastic()
         if self.process_set.size() == 1:
             return CountingTransport(LocalTransport(LocalWorld(1), 0))
+        rows = self._introduce(choice, hierarchical)
+        channel = int(rows[:, 2].max())  # a rank may have made more of them
+        grid = grid_of(hierarchical, rows[:, 5]) if hierarchical else None
+        if (rows[:, 0] >= 0).all():  # yield_cpu and other collectives do not meet: MPI has them apart
+            return self._over_mpi(rows[:, 0], channel, bool(rows[:, 3].any()), grid)
+        reason = _why_not_mpi(self.hvd) or "another rank cannot use it"
+        if choice == "mpi":
+            raise PluginError(f"transport='mpi' cannot be used: {reason}")
+        if choice == "auto" and self.hvd.mpi_enabled():
+            logger.warning("using Horovod's collectives, not MPI: %s", reason)
+        ending.announce_to_rendezvous(int(self.process_set.rank()))
+        return self._over_horovod(rows[:, 6], channel, grid, may_add=bool(rows[:, 7].all()))
+
+    def _introduce(self, choice: TransportName, hierarchical: Hierarchical) -> Counts:
+        """All ranks' rows: world rank in MPI (-1: not over MPI), choice, channel, yield_cpu, hierarchical, the first
+        rank of its host, its own, and whether it may add process sets.
+
+        Raises AgreementError where choices differ, PluginError in an elastic job that asks for hosts; on all of them.
+        """
+        if hierarchical:
+            check_not_elastic()
         reason = _why_not_mpi(self.hvd)
         mine = [-1 if reason or choice == "horovod" else _world_rank(), CHOICES.index(choice), self.channel,
                 self.yield_cpu, to_code(hierarchical), self.hvd.rank() - self.hvd.local_rank(), self.hvd.rank(),
@@ -113,16 +135,7 @@ class Network:
         rows = HorovodTransport(self.collectives(self.process_set, 0)).allgather(np.array(mine, np.int64))
         _check_equal("transports", [CHOICES[code] for code in rows[:, 1]])
         _check_equal("options hierarchical", [from_code(int(code)) for code in rows[:, 4]])
-        channel = int(rows[:, 2].max())  # a rank may have made more of them
-        grid = grid_of(hierarchical, rows[:, 5]) if hierarchical else None
-        if (rows[:, 0] >= 0).all():  # yield_cpu and other collectives do not meet: MPI has them apart
-            return self._over_mpi(rows[:, 0], channel, bool(rows[:, 3].any()), grid)
-        if choice == "mpi":
-            raise PluginError(f"transport='mpi' cannot be used: {reason or 'another rank cannot use it'}")
-        if choice == "auto" and self.hvd.mpi_enabled():
-            logger.warning("using Horovod's collectives, not MPI: %s", reason or "another rank cannot use mpi4py")
-        ending.announce_to_rendezvous(int(self.process_set.rank()))
-        return self._over_horovod(rows[:, 6], channel, grid, may_add=bool(rows[:, 7].all()))
+        return rows
 
     def _over_mpi(self, world_ranks: Counts, channel: int, yield_cpu: bool, grid: Counts | None) -> CountingTransport:
         members = tuple(world_ranks.tolist())

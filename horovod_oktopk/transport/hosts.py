@@ -62,15 +62,13 @@ def may_add_process_sets(hvd: Any, process_set: Any) -> bool:
     return os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS") == "1" and process_set.size() == hvd.size()
 
 
-def process_sets(hvd: Any, wanted: Iterable[Counts], may_add: bool, singles: bool = False,
-                 ) -> dict[tuple[int, ...], Any]:
+def process_sets(hvd: Any, wanted: Iterable[Counts], may_add: bool) -> dict[tuple[int, ...], Any]:
     """Horovod's process sets of several ranks, by these: those that there are, and new ones.
 
-    singles: those of one rank as well.
     may_add: whether all ranks may; then it is called on all together. Raises PluginError where they may not.
     """
     known = {tuple(ranks): number for number, ranks in hvd.mpi_ops._basics._get_process_set_ids_and_ranks().items()}
-    needed = dict.fromkeys(tuple(ranks.tolist()) for ranks in wanted if singles or len(ranks) > 1)
+    needed = dict.fromkeys(tuple(ranks.tolist()) for ranks in wanted if len(ranks) > 1)
     missing = [list(ranks) for ranks in needed if ranks not in known]
     if missing and not may_add:
         raise PluginError(NO_SETS.format(missing=missing))

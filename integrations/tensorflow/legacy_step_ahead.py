@@ -67,7 +67,7 @@ def install(broadcast: Any) -> None:
 
 
 def _wrap_scaled_apply(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """A scaler around ours: each rank looks for overflow by itself, and takes part in the exchange in any case."""
+    """A scaler around ours: each worker looks for overflow by itself, and takes part in the exchange in any case."""
     @functools.wraps(apply)
     def wrapped(self: Any, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
         steps = own_steps_of(self.inner_optimizer)
@@ -76,7 +76,8 @@ def _wrap_scaled_apply(apply: Callable[..., Any]) -> Callable[..., Any]:
         given = list(grads_and_vars)
         _build(self, given)
         if steps.averages:
-            given = list(zip(steps(*map(list, zip(*given, strict=True))), [v for _, v in given], strict=True))
+            variables = [v for _, v in given]
+            given = list(zip(steps([g for g, _ in given], variables), variables, strict=True))
         steps.step([v for _, v in given], [], lambda: apply(self, given, *args, **kwargs))
         return self.iterations
 

@@ -62,9 +62,9 @@ class OwnSteps(GradientReducer):
         if not self.averages or self.is_stepping:  # inside a step they have been averaged
             return list(grads)
         if self._average is None:
-            host = network(self.process_set).host_set(self.options.hierarchical)
-            self._average = hvd._make_allreduce_grads_fn("HostAverage", "", "", hvd.Compression.none, False, self.op,
-                                                         1.0, None, host)
+            host = network(self.process_set).host_set(self.options.transport, self.options.hierarchical)
+            self._average = (lambda grads, _: grads) if host is None else hvd._make_allreduce_grads_fn(
+                "HostAverage", "", "", hvd.Compression.none, False, self.op, 1.0, None, host)
         averaged: list[Any] = list(self._average(list(grads), [tensor_of(variable) for variable in variables]))
         return averaged
 

@@ -70,7 +70,7 @@ def _wrap_step(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wrap_maybe_step(maybe_step: Callable[..., Any]) -> Callable[..., Any]:
-    """With StepAhead each rank has a scale of its own, and one that overflows takes part in the exchange alone."""
+    """With StepAhead each worker has a scale of its own, and one that overflows takes part in the exchange alone."""
     @functools.wraps(maybe_step)
     def wrapped(self: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
         reducer = reducer_of(optimizer)

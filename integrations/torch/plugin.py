@@ -35,7 +35,7 @@ from ..transport.connect import count_resets
 from ..transport.ending import before_shutdown
 from . import elastic
 from .partial import PartialReducer
-from .reducer import Reducer
+from .reducer import Reducer, forget_handles
 from .registry import AnyReducer, gradient_reducer_of, reducer_of, register
 from .state import attach_state
 from .step_ahead import StepAheadReducer
@@ -101,7 +101,7 @@ def discard_update(optimizer: torch.optim.Optimizer) -> None:
     To be called on all ranks together, in place of `optimizer.step()`. If they have been reduced already (by
     `optimizer.synchronize()`), the reduction is undone: residual and thresholds are those of before. Without this
     call what it did not send would stay in the residual, and come back. With StepAhead nothing is handed over before
-    the step, and there is nothing to do.
+    the step; what Horovod averages over the ranks of a host is waited for, and forgotten.
     Raises PluginError for an optimizer that was not made with `compression=OkTopk(...)`; AgreementError, on all
     ranks, where some take their next step instead.
     """
@@ -166,20 +166,23 @@ def _reduce_in_synchronize(optimizer: Any) -> None:
     optimizer._requires_update.update(p for p in parameters if p.requires_grad)
 
 
-def _reducer_or_host(optimizer: Any) -> Reducer | None:
-    """What reduces its gradients; None where Horovod itself does: with StepAhead over the ranks of a host."""
-    found = reducer_of(optimizer)
-    if isinstance(found, StepAheadReducer):
-        found.average_on_host()
-    return gradient_reducer_of(optimizer)
+def _is_alone(optimizer: Any) -> bool:
+    """Whether StepAhead averages over hosts with one rank each; on all ranks together."""
+    reducer = reducer_of(optimizer)
+    return isinstance(reducer, StepAheadReducer) and not reducer.find_host()
+
+
+def _as_it_is(output: Any) -> Callable[[], Any]:
+    """A handle of what is reduced already."""
+    return lambda: output
 
 
 def _wrap_allreduce(allreduce: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(allreduce)
     def wrapped(self: Any, p: torch.Tensor) -> Any:
-        reducer = _reducer_or_host(self)
+        reducer = gradient_reducer_of(self)
         if reducer is None:
-            return allreduce(self, p)
+            return (_as_it_is(p.grad), None) if _is_alone(self) else allreduce(self, p)
         if p.grad is None:  # another rank may have computed it
             p.grad = reducer.no_gradient(p)
         if p.grad.is_sparse and not self.sparse_as_dense and not reducer.holds(p):
@@ -194,9 +197,9 @@ def _wrap_allreduce(allreduce: Callable[..., Any]) -> Callable[..., Any]:
 def _wrap_grouped_allreduce(allreduce: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(allreduce)
     def wrapped(self: Any, ps: tuple[torch.Tensor, ...]) -> Any:
-        reducer = _reducer_or_host(self)
+        reducer = gradient_reducer_of(self)
         if reducer is None:
-            return allreduce(self, ps)
+            return (_as_it_is([p.grad for p in ps]), [None] * len(ps)) if _is_alone(self) else allreduce(self, ps)
         handles = [reducer.submit(p) for p in ps]
         return (lambda: [handle() for handle in handles]), [None] * len(ps)
 
@@ -218,12 +221,16 @@ def _wrap_optimizer_synchronize(synchronize: Callable[..., None]) -> Callable[..
     """An optimizer's own: after an error its gradients are gone, and the next step begins anew."""
     @functools.wraps(synchronize)
     def wrapped(self: Any) -> None:
-        reducer = gradient_reducer_of(self)
+        reducer = reducer_of(self)
+        if isinstance(reducer, StepAheadReducer):
+            reducer.before_synchronize()
         try:
             synchronize(self)
         except Exception:
-            if reducer is not None:
+            if isinstance(reducer, Reducer):
                 reducer.abandon_step()
+            elif reducer is not None:
+                forget_handles(self)
             raise
 
     return wrapped

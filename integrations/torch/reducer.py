@@ -152,13 +152,7 @@ class Reducer:
     def abandon_step(self) -> None:
         """Has the optimizer wait for new gradients, whatever was submitted."""
         self.drop()
-        optimizer = self._optimizer
-        optimizer._handles.clear()
-        optimizer._synchronized = False
-        for p in optimizer._allreduce_delay:
-            optimizer._allreduce_delay[p] = optimizer.backward_passes_per_step
-        for bucket in optimizer._group_counts:
-            optimizer._group_counts[bucket] = 0
+        forget_handles(self._optimizer)
 
     # The step.
 
@@ -278,6 +272,16 @@ class Reducer:
                 return None
             return last_scale()  # resumed: the scaler is known only once it unscales this optimizer
         return float(self.scaler.get_scale())
+
+
+def forget_handles(optimizer: Any) -> None:
+    """Has Horovod's optimizer wait for new gradients."""
+    optimizer._handles.clear()
+    optimizer._synchronized = False
+    for p in optimizer._allreduce_delay:
+        optimizer._allreduce_delay[p] = optimizer.backward_passes_per_step
+    for bucket in optimizer._group_counts:
+        optimizer._group_counts[bucket] = 0
 
 
 def _done() -> Future[None]:

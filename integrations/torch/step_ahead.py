@@ -1,12 +1,14 @@
 """`compression=StepAhead(...)`: the optimizer takes its own steps, and what they did to the parameters is reduced.
 
 Gradients stay the program's own: no hook of Horovod's is used, and clipping, loss scaling, closures and fused
-optimizers are as without Horovod.
+optimizers are as without Horovod. Where each host is one worker, Horovod's hooks average gradients over its ranks,
+and all of that is as with stock Horovod.
 """
 
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -25,6 +27,7 @@ from ..step_ahead.options import StepAhead
 from ..step_ahead.reducer import StepAheadReducer as Core
 from .layout import TorchLayout
 from .parameter_accumulator import TorchParameterAccumulator
+from .reducer import forget_handles
 from .replica import TorchHostReplica, TorchReplica, flat_memory
 from .transport import network
 
@@ -34,11 +37,13 @@ NO_CLOSURE = ("with hierarchical a closure's gradients cannot be averaged over t
               "optimizer.step() without one, after loss.backward()")
 
 
-class StepAheadReducer:
-    """Takes the steps of one hvd.DistributedOptimizer; on every rank of its process set.
+TWICE = ("optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): "
+         "gradients are averaged over the host twice")
+_UNKNOWN = object()
 
-    Where each host is one worker, Horovod's own hooks average gradients over the ranks of a host.
-    """
+
+class StepAheadReducer:
+    """Takes the steps of one hvd.DistributedOptimizer; on every rank of its process set."""
 
     def __init__(self, optimizer: Any, options: StepAhead) -> None:
         self.step_ahead = options
@@ -49,7 +54,8 @@ class StepAheadReducer:
         self._optimizer = optimizer
         self._waiting: list[Record] = []
         self._strides: list[Any] = []
-        self._has_warned = self._has_host_set = False
+        self._has_warned = False
+        self._host_set: Any = _UNKNOWN
 
     # The step.
 
@@ -82,21 +88,38 @@ class StepAheadReducer:
         """Whether gradients are averaged over the ranks of a host, by Horovod's hooks."""
         return bool(self._options.hierarchical)
 
-    def average_on_host(self) -> None:
-        """Before Horovod reduces the first gradient; on all ranks together."""
-        if not self._has_host_set:
-            self._optimizer.process_set = self.network.host_set(self._options.hierarchical)
-            self._has_host_set = True
+    def find_host(self) -> bool:
+        """Has Horovod reduce gradients over this rank's host, from the first one on; on all ranks together.
+
+        Says whether other ranks are there.
+        """
+        if self._host_set is _UNKNOWN:
+            self._host_set = self.network.host_set(self._options.transport, self._options.hierarchical)
+            if self._host_set is not None:
+                self._optimizer.process_set = self._host_set
+        return self._host_set is not None
 
     def _synchronize(self, closure: Callable[[], Any] | None) -> None:
         """As Horovod's own step does."""
+        optimizer = self._optimizer
         if not self.averages:
             return
         if closure is not None:
             raise PluginError(NO_CLOSURE)
-        if self._optimizer._should_synchronize:
-            self._optimizer.synchronize()
-        self._optimizer._synchronized = False
+        if optimizer._should_synchronize:
+            if optimizer._synchronized:
+                warnings.warn(TWICE, stacklevel=3)
+            optimizer.synchronize()
+        optimizer._synchronized = False
+
+    def before_synchronize(self) -> None:
+        """Has Horovod average the gradients of all parameters: also of those that have joined the optimizer, or were
+        unfrozen, since it made its hooks."""
+        optimizer = self._optimizer
+        for name, p in self._named().items() if self.averages and optimizer._grad_accs else ():
+            if p.requires_grad and p not in optimizer._requires_update:
+                optimizer._requires_update.add(p)
+                optimizer._parameter_names.setdefault(p, name)
 
     def _begin(self) -> Core[TorchLayout]:
         core = self._laid_out()
@@ -202,7 +225,11 @@ class StepAheadReducer:
             self.core.set_density(density)
 
     def discard(self) -> None:
-        """Nothing was handed in: gradients of a step that is not taken are the program's own."""
+        """Nothing was handed in, as gradients are the program's own; those that are being averaged are waited for."""
+        if self.averages and self.network.takes_part:
+            if self._optimizer._handles:
+                self._optimizer.synchronize()
+            forget_handles(self._optimizer)
 
     @contextmanager
     def shared(self) -> Iterator[None]:

@@ -50,6 +50,8 @@ class Kind(Protocol):
 
     name: str
     hvd: Any
+    saves_together: bool
+    """Whether `save` of a trainer is one call of ours on all ranks."""
     op_error: type[Exception]
     """What refuses op=Adasum: PluginError, or Horovod's own ValueError."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from horovod_oktopk import GaussianK, GTopk, OkTopk, OptionError, Partial, PluginError, TopkA, TopkDSA
 from horovod_oktopk.schemes.auto import TRIAL
 from horovod_oktopk.transport.hosts import process_sets
+from tests.scenarios import SETS
 from tests.scenarios.common import (
     DENSE,
     N,
@@ -40,6 +43,15 @@ SCHEMES = {"OkTopk": OkTopk(density=0.1, region_interval=4), "TopkA": TopkA(dens
 def host_sizes(size: int) -> list[int]:
     """Numbers of ranks that a host may have."""
     return [length for length in range(2, size + 1) if size % length == 0]
+
+
+@functools.cache
+def set_of(hvd: Any, ranks: Sequence[int]) -> Any:
+    """The process set of these ranks; called on all ranks."""
+    if len(ranks) > 1:
+        return process_sets(hvd, [np.array(ranks)], may_add=True)[tuple(ranks)]
+    known = [each for each in SETS if each.ranks == list(ranks)]
+    return known[0] if known else hvd.add_process_set(list(ranks))
 
 
 @functools.cache
@@ -146,6 +158,19 @@ def check_ranks_that_differ_all_raise(kind: Kind) -> None:
         assert_disagreement(hvd, lambda of=trainer: of.step(gradients(0, hvd.rank())), "density: 0.1", "density: 0.2")
     trainer = kind(OkTopk(density=0.1, hierarchical=hvd.size() if is_last(hvd) else 1))
     assert_disagreement(hvd, lambda: trainer.step(gradients(0, hvd.rank())), "different options hierarchical")
+
+
+def check_a_rank_that_saves_alone_is_told(kind: Kind) -> None:
+    hvd = kind.hvd
+    needs_ranks(hvd)
+    needs(kind.saves_together, "a state that all ranks save together")
+    for length in (False, *host_sizes(hvd.size())):
+        trainer = kind(OkTopk(density=0.1, hierarchical=length))
+        trainer.step(gradients(0, hvd.rank()))
+        with shared_folder(hvd) as folder:
+            action = (lambda of=trainer, at=folder: of.save(f"{at}/state")) if is_last(hvd) else (
+                lambda of=trainer: of.step(gradients(1, hvd.rank())))
+            assert_disagreement(hvd, action, "state: saved to a file")
 
 
 def check_hosts_with_different_numbers_of_ranks_are_refused(kind: Kind) -> None:

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk import GTopk, OkTopk, PluginError, TopkA, TopkDSA
+from horovod_oktopk import GTopk, OkTopk, TopkA, TopkDSA
 from horovod_oktopk.schemes.cost import oktopk_bound
-from horovod_oktopk.schemes.dense import DenseSum
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import on_hosts
 from horovod_oktopk.transport.local import run_ranks
@@ -122,11 +121,6 @@ def test_a_host_with_more_ranks_than_elements(name, n, hosts, ranks_per_host):
 def test_more_or_less_is_kept_of_the_sum(kept):
     case = Case("normal", 301, 20, 3, 4, seed=5)
     assert_same_as_flat(case.gradients(), case.k, 2, keeping(kept, case))
-
-
-def test_a_scheme_that_does_not_say_that_it_works_on_shares_is_refused():
-    with pytest.raises(PluginError, match="its worker cannot be a host"):
-        on_shares(Case("normal", 100, 10, 2, 1, seed=5).gradients(), 10, 2, DenseSum().build)
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])

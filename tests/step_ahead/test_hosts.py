@@ -146,10 +146,12 @@ def test_a_resumed_run_has_the_same_bits(options, tmp_path):
 
 @pytest.mark.parametrize(("former", "former_host", "size", "host"), [
     (4, 2, 4, 1), (4, 1, 4, 2), (4, 2, 4, 4), (6, 3, 4, 2), (2, 1, 6, 3), (4, 2, 2, 1), (4, 2, 2, 2)])
-def test_another_shape_keeps_the_sum(former, former_host, size, host, tmp_path):
-    """Of the workers' residuals; each rank of a host has the whole of its host's."""
+@pytest.mark.parametrize("average", [True, False])
+def test_another_shape_keeps_the_sum(former, former_host, size, host, average, tmp_path):
+    """Of all ranks' residuals, if these are averaged: so what they do to w stays, where the ranks are as many. Of the
+    workers', if they are added up."""
     def before(transport: Any) -> Any:
-        worker = Worker(transport, StepAhead(replace(EXACT, hierarchical=former_host), ahead=0.5))
+        worker = Worker(transport, StepAhead(replace(EXACT, hierarchical=former_host), ahead=0.5), average=average)
         for move in moves(transport.rank // former_host, 5):
             worker.step(move)
         checkpoint.save([worker.reducer], tmp_path / "state")
@@ -158,7 +160,7 @@ def test_another_shape_keeps_the_sum(former, former_host, size, host, tmp_path):
     held = run_ranks(former, before)
 
     def after(transport: Any) -> Any:
-        worker = Worker(transport, StepAhead(replace(EXACT, hierarchical=host), ahead=0.5))
+        worker = Worker(transport, StepAhead(replace(EXACT, hierarchical=host), ahead=0.5), average=average)
         for values, shared in zip(worker.parameters, np.split(held[0][0], [200, 203]), strict=True):
             values[:] = shared
         checkpoint.load(worker.reducer, 0, tmp_path / "state")
@@ -168,7 +170,7 @@ def test_another_shape_keeps_the_sum(former, former_host, size, host, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = run_ranks(size, after)
-    expected = sum(residual for _, residual in held[::former_host])
+    expected = sum(residual for _, residual in held[::1 if average else former_host])
     assert np.abs(expected).max() > 0.1
-    assert np.allclose(sum(found[::host]), expected, atol=1e-5)
+    assert np.allclose(sum(found[::1 if average else host]), expected, atol=1e-5)
     assert all(same_bits(each, found[rank - rank % host]) for rank, each in enumerate(found))

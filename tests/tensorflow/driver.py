@@ -49,6 +49,7 @@ class Kind:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.saves_together = True
         self.op_error = ValueError if name == "keras" and not KERAS_3 else PluginError
 
     def supports(self, argument: str) -> bool:

@@ -31,6 +31,7 @@ class Kind:
 
     hvd = hvd
     op_error = PluginError
+    saves_together = False
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -10,9 +10,8 @@ import tensorflow as tf
 
 from horovod_oktopk import AgreementError, OkTopk, StepAhead
 from horovod_oktopk.tensorflow import shared_parameters, step_report
-from horovod_oktopk.transport.hosts import process_sets
 from tests.scenarios.common import everywhere, is_last, needs_ranks, raised_everywhere
-from tests.scenarios.hosts import host_sizes
+from tests.scenarios.hosts import host_sizes, set_of
 from tests.tensorflow.scenarios.common import compiled, distribute, keras, make_model
 from tests.tensorflow.scenarios.step_ahead import Scaler, assert_shared_is_equal, own, shared
 
@@ -40,9 +39,9 @@ def train(model: Any, steps: range, rank: int | None = None) -> None:
 def one_rank_a_host(length: int, overlap: bool) -> np.ndarray:
     """w of a run among the first ranks of all hosts, each with the batches of its host; there alone."""
     firsts = list(range(0, hvd.size(), length))
-    sets = process_sets(hvd, [np.array(firsts)], may_add=True, singles=True)
+    only = set_of(hvd, tuple(firsts))
     plain = StepAhead(OkTopk(density=0.05, value_dtype=None), overlap=overlap)
-    model = model_with(plain, process_set=sets[tuple(firsts)])
+    model = model_with(plain, process_set=only)
     if hvd.rank() not in firsts:
         return np.empty(0)
     for step in range(STEPS):

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from horovod_oktopk import AgreementError, PluginError
-from horovod_oktopk.torch import OkTopk, StepAhead, gather_state_dict, shared_parameters, step_report
-from horovod_oktopk.transport.hosts import process_sets
+from horovod_oktopk.torch import OkTopk, StepAhead, discard_update, gather_state_dict, shared_parameters, step_report
 from tests.scenarios.common import is_last, needs, needs_ranks
-from tests.scenarios.hosts import host_sizes
+from tests.scenarios.hosts import host_sizes, set_of
 from tests.torch.scenarios.common import flat, raised_everywhere
 from tests.torch.scenarios.step_ahead import assert_shared_is_equal, distributed, loss_of, model_of, shared_of, train
 
@@ -28,10 +27,10 @@ def options(length: int, **others: Any) -> StepAhead:
 def one_rank_a_host(length: int, overlap: bool) -> np.ndarray:
     """w of a run among the first ranks of all hosts, each with the averages of its host's gradients; there alone."""
     firsts = list(range(0, hvd.size(), length))
-    sets = process_sets(hvd, [np.array(firsts)], may_add=True, singles=True)
+    only = set_of(hvd, tuple(firsts))
     model = model_of()
     optimizer = distributed(model, StepAhead(OkTopk(density=0.05, value_dtype=None), overlap=overlap),
-                            process_set=sets[tuple(firsts)])
+                            process_set=only)
     if hvd.rank() in firsts:
         for step in range(STEPS):
             optimizer.zero_grad()
@@ -156,6 +155,111 @@ def check_loss_scaling_needs_averaged_gradients() -> None:
         scaler.scale(loss_of(model, step)).backward()
     optimizer.synchronize()
     assert_shared_is_equal(model, optimizer)
+
+
+def check_a_rank_that_loads_or_saves_alone_is_told() -> None:
+    needs_ranks(hvd)
+    for length in host_sizes(hvd.size()):
+        model = model_of()
+        optimizer = distributed(model, options(length, overlap=False))
+        train(model, optimizer, range(2))
+        state = copy.deepcopy(optimizer.state_dict())
+
+        def load_alone(model: torch.nn.Module = model, optimizer: Any = optimizer, state: Any = state) -> None:
+            if is_last(hvd):
+                optimizer.load_state_dict(state)
+            train(model, optimizer, range(2, 3))
+
+        messages = raised_everywhere(AgreementError, load_alone)
+        assert len(set(messages)) == 1
+
+
+def check_ranks_of_which_some_have_no_hosts_are_told() -> None:
+    needs_ranks(hvd)
+    model = model_of()
+    optimizer = distributed(model, options(hvd.size() if is_last(hvd) else 1))
+    messages = raised_everywhere(AgreementError, lambda: train(model, optimizer, range(1)))
+    assert all("different options hierarchical" in message for message in messages)
+
+
+def check_parameters_that_join_are_averaged_too() -> None:
+    """Unfrozen, or of a new group."""
+    needs_ranks(hvd)
+    model, more = model_of(), torch.nn.Linear(4, 4)
+    torch.nn.init.ones_(more.weight)
+    torch.nn.init.zeros_(more.bias)
+    model[0].requires_grad_(False)
+    optimizer = distributed(model, options(hvd.size()))
+    for step in range(6):
+        if step == 2:
+            model[0].requires_grad_(True)
+            optimizer.add_param_group({"params": more.parameters(), "lr": 0.1})
+        optimizer.zero_grad()
+        inputs = torch.randn(8, 16, generator=torch.Generator().manual_seed(100 * step + hvd.rank()))
+        torch.nn.functional.mse_loss(more(model(inputs)), torch.sin(inputs[:, :4])).backward()
+        optimizer.step()
+    own = np.concatenate([p.detach().numpy().ravel() for p in (*model.parameters(), *more.parameters())])
+    assert len(set(hvd.allgather_object(own.tobytes()))) == 1
+    assert not torch.equal(more.weight, torch.ones(4, 4))
+
+
+def check_discarded_gradients_do_not_come_back() -> None:
+    needs_ranks(hvd)
+    results = []
+    for synchronizes in (None, False, True):
+        model = model_of()
+        optimizer = distributed(model, options(hvd.size()))
+        train(model, optimizer, range(2))
+        if synchronizes is not None:
+            optimizer.zero_grad()
+            loss_of(model, 9).backward()
+            if synchronizes:
+                optimizer.synchronize()
+            discard_update(optimizer)
+            optimizer.zero_grad()
+        train(model, optimizer, range(2, 5))
+        results.append(flat(shared_of(model, optimizer)).tobytes())
+    assert len(set(results)) == 1
+
+
+def check_a_state_of_rank_0_serves_its_whole_host() -> None:
+    needs_ranks(hvd)
+    model = model_of()
+    optimizer = distributed(model, options(hvd.size()))
+    train(model, optimizer, range(4))
+    with shared_parameters(optimizer):
+        weights, state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    state = hvd.broadcast_object(state, 0, name="state")
+    resumed = model_of(seed=5)
+    other = distributed(resumed, options(hvd.size()))
+    with shared_parameters(other):
+        resumed.load_state_dict(weights)
+        other.load_state_dict(state)
+    assert flat(dict(model.named_parameters())).tobytes() == flat(dict(resumed.named_parameters())).tobytes()
+    train(resumed, other, range(4, 6))
+    assert_shared_is_equal(resumed, other)
+
+
+def check_stock_horovods_warning_stays() -> None:
+    needs_ranks(hvd)
+    model = model_of()
+    optimizer = distributed(model, options(hvd.size()))
+    loss_of(model, 0).backward()
+    optimizer.synchronize()
+    with pytest.warns(UserWarning, match="without optimizer.skip_synchronize"):
+        optimizer.step()
+
+
+def check_hosts_of_one_rank_need_no_process_sets() -> None:
+    results = []
+    for scheme in (OkTopk(density=0.05, hierarchical=1), OkTopk(density=0.05)):
+        model = model_of()
+        optimizer = distributed(model, StepAhead(scheme), groups=2)
+        train(model, optimizer, range(3))
+        results.append(flat(shared_of(model, optimizer)).tobytes())
+        if scheme.hierarchical:
+            assert optimizer.process_set is hvd.global_process_set
+    assert len(set(results)) == 1
 
 
 def check_a_closure_is_refused() -> None:
