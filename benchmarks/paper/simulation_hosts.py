@@ -3,7 +3,7 @@
 Ranks that follow one another are a host's. They share its link, so the bytes of all of them go over it one after
 another; each rank has a core. What they send each other is copied into memory that they share and out of it, and a
 round of such messages has a latency of 1 µs. With each host as one worker, its ranks first add up their n elements:
-5 (L-1) copies of them, as measured (SUM_COPIES in horovod_oktopk/advise/model.py). Dense is a ring in the order of
+2.5 (L-1) copies of them, as measured (SUM_COPIES in horovod_oktopk/advise/model.py). Dense is a ring in the order of
 the ranks, which crosses each link once, in the rounds of a tree. Each worker, a rank or a host, selects k.
 """
 

@@ -16,11 +16,9 @@ from ..vectors.wire import WORD, WireCodec
 HIERARCHICAL = "OkTopk, hierarchical"
 OVERHEAD = 2e-6
 """Seconds of the processor for each message, through mpi4py over TCP."""
-SUM_COPIES = 5.0
-"""What a word costs that one rank of a host hands another to be added: so many copies of it in memory. It is copied
-into memory that both share, out of it, and added; measured with 2, 4 and 8 ranks as 5.1, 4.7 and 4.1."""
-CLEAR_COPIES = 0.5
-"""What clearing a word costs: it is written, and not read."""
+SUM_COPIES = 2.5
+"""What a word costs that one rank of a host hands another to be added: so many copies of it in memory. It is written
+into memory that both see, cleared where it was, read, and added; measured with 2, 4 and 8 ranks as 2.5, 2.4 and 2.4."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ def predict(n: int, size: int, density: float, network: Network, selection_secon
              ("OkTopk", leaving * oktopk(size), oktopk_latency(size, size, network), selection_seconds)]
     if host.ranks > 1:
         table += [(HIERARCHICAL, oktopk(hosts), oktopk_latency(size, hosts, network),
-                   selection_seconds / host.ranks + host_sum_seconds(n, host) + _clearing_seconds(n, host))]
+                   selection_seconds / host.ranks + host_sum_seconds(n, host))]
     table += [("TopkA", leaving * coded * cost.topka_volume(k, size), of_rounds(rounds), selection_seconds),
               ("TopkDSA", leaving * dsa, _exchange_latency(size, network) + of_rounds(2 * rounds), selection_seconds),
               ("GTopk", coded * 4 * k * tree, of_rounds(2 * rounds), selection_seconds),
@@ -123,11 +121,6 @@ def hosts_of(size: int, ranks_per_host: int) -> int:
 def host_sum_seconds(n: int, host: Host) -> float:
     """What it takes the ranks of a host to add up n elements each: all but its own share goes through memory."""
     return SUM_COPIES * (host.ranks - 1) * n * WORD / host.memory
-
-
-def _clearing_seconds(n: int, host: Host) -> float:
-    """A rank writes back all n elements, and not those of its share alone."""
-    return CLEAR_COPIES * (host.ranks - 1) * n * WORD / host.memory
 
 
 def oktopk_latency(size: int, workers: int, network: Network) -> float:
