@@ -18,7 +18,7 @@ OVERHEAD = 2e-6
 """Seconds of the processor for each message, through mpi4py over TCP."""
 SUM_COPIES = 2.5
 """What a word costs that one rank of a host hands another to be added: so many copies of it in memory. It is written
-into memory that both see, cleared where it was, read, and added; measured with 2, 4 and 8 ranks as 2.5, 2.4 and 2.4."""
+into memory that both see, cleared where it was, read, and added. With 2, 4 and 8 ranks it was 2.5, 2.4 and 2.4."""
 
 
 @dataclass(frozen=True)
