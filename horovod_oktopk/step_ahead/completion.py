@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..kernels import KERNELS
 from ..phases.host import V, whole_update
 from ..schemes.algorithm import Algorithm, Step
 from ..schemes.step_result import StepResult
-from ..selection.parameter_accumulator import Pieces
 from ..transport.counting import Hosts
 from ..vectors.sparse import DenseVector, SparseVector
 from .exchange import Outcome
-
-SAMPLES = 64
-"""How many parameters are compared on a host before each exchange."""
 
 
 def complete(algorithm: Algorithm, step: Step, divisor: float) -> Outcome:
@@ -45,21 +39,6 @@ def _share_of(update: SparseVector | DenseVector, hosts: Hosts, n: int) -> Spars
         return DenseVector(update.values[start:stop])
     part = slice(*np.searchsorted(update.indices, [start, stop]).tolist())
     return SparseVector(update.indices[part] - start, update.values[part])
-
-
-def samples_of(pieces: Pieces, number: int) -> NDArray[np.float64]:
-    """Some of the parameters, from all over, others at each number: shape (SAMPLES,); zeros if there are fewer."""
-    each = max(1, SAMPLES // max(1, len(pieces)))
-    found: list[float] = []
-    for _, piece in _every(pieces, SAMPLES, number):
-        found += _every(piece, each, number).tolist()
-    return np.array([*found, *[0.0] * SAMPLES][:SAMPLES])
-
-
-def _every(items: Any, most: int, number: int) -> Any:
-    """So many at most, at equal distances; which are the first ones changes with the number."""
-    step = max(1, -(-len(items) // most))
-    return items[number % step::step]
 
 
 def whole(vector: V, hosts: Hosts | None, n: int) -> V:

@@ -19,7 +19,6 @@ import hashlib
 import logging
 import warnings
 import weakref
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic
@@ -33,12 +32,13 @@ from ..reducer.state import THIS_PROCESS, Record, Unit, record, share_of
 from ..schemes.algorithm import Algorithm
 from ..schemes.base import Scheme
 from ..schemes.report import StepReport, sum_of_phases
-from ..selection.parameter_accumulator import ParameterAccumulator, Pieces, clipped
+from ..selection.parameter_accumulator import ParameterAccumulator
 from ..transport.connect import Network
-from ..transport.counting import CountingTransport, Hosts
+from ..transport.counting import CountingTransport
 from ..vectors.sparse import SparseVector
-from .completion import complete, samples_of, whole
+from .completion import complete, whole
 from .exchange import Exchange
+from .hosts import HostMember
 from .options import StepAhead
 from .replica import Replica
 
@@ -59,14 +59,6 @@ OVERFLOW = ("the ranks' moves are finite, and their sum is not: training has div
             "intact: shared_parameters(optimizer)")
 NEVER_SHARED = ("shared_parameters was never entered: wherever the model was evaluated or saved, it held this rank's "
                 "own parameters, and not those that all ranks share. Write: with shared_parameters(optimizer): ...")
-SAME_ON_HOST = ("one of the parameters, which all ranks of a host must change alike where it is one worker: by "
-                "gradients that are averaged (optimizer.synchronize() comes before whatever looks at them), and by "
-                "the same optimizer state (hvd.broadcast_optimizer_state)")
-PUT_TOGETHER = ("the state is of another shape: what the ranks of this host had not sent was put together. They take "
-                "the same steps now, so what the optimizer remembers (momentum, moments) must be the same on them as "
-                "well: hvd.broadcast_optimizer_state(optimizer, root_rank=0)")
-ROUNDING = 1e-3
-"""By how much parameters of the ranks of a host may differ, as saving them rounds."""
 LAST_EXCHANGE = 60.0
 """Seconds for which a rank that shuts Horovod down waits for what is under way."""
 
@@ -102,8 +94,8 @@ class StepAheadReducer(Generic[L]):
         self._steps = 0  # of the optimizer, since the last exchange began
         self._exchange = Exchange()
         self._anticipated: SparseVector | None = None  # what p goes back by before it is applied
-        self._part: tuple[int, ParameterAccumulator] | None = None  # this rank's share: its start, and w - p
-        self._copies, self._was_loaded = 1, False  # how many ranks have the residual w - p; whether it was loaded
+        self._member = HostMember(accumulator)
+        self._was_loaded = False
         self._share: Record | None = None  # of a state that was loaded, for the next start
         self._scheme.k_of(max(1, layout.n))
         _live.add(self)
@@ -160,13 +152,14 @@ class StepAheadReducer(Generic[L]):
     def _begin_exchange(self) -> None:
         transport, algorithm = self._connection.transport, self._algorithm
         transport.reset()
-        acc, pieces = self._own_share(transport)
+        pieces = self._replica.pieces()
+        acc, own = self._member.share_of(pieces, transport.hosts)
         with transport.phase("accumulate"):
-            finite = acc.accumulate(pieces)
+            finite = acc.accumulate(own)
         if self._scheme is not self._described:  # the roll call under way had the old description
             algorithm.description, self._described = self.description, self._scheme
         all_finite = algorithm.agree_on_host(self._k, transport, finite=finite)
-        self._check_alike(transport)
+        self._member.check_alike(pieces, algorithm, self._k, transport)
         step = algorithm.begin(acc, self._k, finite, transport, whole=self.layout.n)
         acc.release()
         if all_finite:
@@ -175,29 +168,6 @@ class StepAheadReducer(Generic[L]):
                 self._anticipate(whole(step.selected, transport.hosts, self.layout.n))
         self._exchange.begin(functools.partial(complete, algorithm, step, self._divisor),
                              at_once=not transport.concurrent)
-
-    def _own_share(self, transport: CountingTransport) -> tuple[ParameterAccumulator, Pieces]:
-        """What this rank looks at: all of w - p; where a host is one worker, its share of it."""
-        pieces = self._replica.pieces()
-        if transport.hosts is None:
-            return self._accumulator, pieces
-        place, bounds = transport.hosts.within.rank, transport.hosts.bounds(self.layout.n).tolist()
-        start, stop = bounds[place:place + 2]
-        if self._part is None or (self._part[0], self._part[1].n) != (start, stop - start):
-            self._part = start, self._accumulator.part(start, stop)
-        return self._part[1], clipped(pieces, start, stop)
-
-    def _check_alike(self, transport: CountingTransport) -> None:
-        """Compares samples of p on the host. Raises AgreementError where they differ, on the ranks of all hosts."""
-        if transport.hosts is None:
-            return
-        mine = samples_of(self._replica.pieces(), self._algorithm.step)
-        rows = transport.hosts.within.allgather(mine.view(np.int64)).view(np.float64)
-        tolerance = ROUNDING * np.abs(rows).max(initial=0, where=np.isfinite(rows))
-        differ = (np.abs(rows - rows[0]) > tolerance).any(axis=0)  # what is not finite is the roll call's concern
-        if differ.any():
-            said = f"{SAME_ON_HOST}: {mine[np.argmax(differ)]:.6g}\n{self._algorithm.description}"
-            self._algorithm.agree_on_host(self._k, transport, said)
 
     def _anticipate(self, selected: SparseVector) -> None:
         """Until the exchange is applied, p is where it would be if all ranks had selected what this one has.
@@ -241,7 +211,7 @@ class StepAheadReducer(Generic[L]):
         self._accumulator.start(self._replica.pieces())
         self._digest = self._digest_of_shared()
         self._rank, self._ahead, self._steps = self.network.membership()[0], self.coefficient, 0
-        self.is_started, self._has_agreed, self._copies = True, False, self.copies
+        self.is_started, self._has_agreed, self._member.copies = True, False, self.copies
         share, self._share = self._share, None
         self._was_loaded = share is not None
         if share is not None:
@@ -255,24 +225,7 @@ class StepAheadReducer(Generic[L]):
             self._algorithm.check_agreement(said, self._k, transport)
         self._has_agreed = True
         if transport.hosts is not None:
-            self._become_alike(transport.hosts)
-
-    def _become_alike(self, hosts: Hosts) -> None:
-        """The ranks of a host have one residual: that of all of them, where a state of another shape was loaded."""
-        size, adds = hosts.within.size, self.adds
-        if not hosts.within.allgather(np.array([self._was_loaded], np.int64)).any():
-            return
-        self._accumulator.accumulate(self._replica.pieces())
-        residual = self._accumulator.values()
-        self._accumulator.release()
-        mine = np.array([self._copies, zlib.crc32(np.ascontiguousarray(residual).view(np.uint8).data)])
-        copies, digests = hosts.within.allgather(mine).T
-        self._copies = size
-        if (copies == size).all() if adds else (digests == digests[0]).all():
-            return
-        warnings.warn(PUT_TOGETHER, stacklevel=2)
-        residual = hosts.within.allreduce(residual / residual.dtype.type(mine[0] if adds else size))
-        self._replica.assign(self._accumulator.minus(residual))
+            self._member.become_alike(self._replica, transport.hosts, self.adds, self._was_loaded)
 
     def _take(self, share: Record, digest: str) -> None:
         if share["shared"] not in (None, digest):
@@ -282,7 +235,7 @@ class StepAheadReducer(Generic[L]):
         self._algorithm.step = share["algorithm"]["step"]
         if "own" in share["algorithm"]:  # not of another number of ranks
             self._algorithm.load_state(share["algorithm"]["own"])
-        self._steps, self._copies = share["steps"], share["copies"]
+        self._steps, self._member.copies = share["steps"], share["copies"]
         residual, saved = share["residual"], share["residual_scale"]
         if saved and saved != self._ahead:
             residual = residual * residual.dtype.type(self._ahead / saved)
@@ -362,7 +315,7 @@ class StepAheadReducer(Generic[L]):
         if was_swapped:
             self._swap()
         own = record(*self.network.membership()[:2], self.layout, self._replica.logical(residual), self._ahead,
-                     {"step": self._algorithm.step, "own": self._algorithm.state()}, self.unit, self._copies)
+                     {"step": self._algorithm.step, "own": self._algorithm.state()}, self.unit, self._member.copies)
         return {**own, "shared": digest, "steps": self._steps}
 
     def load(self, records: Sequence[Record]) -> None:

@@ -1,0 +1,97 @@
+"""The ranks of a host that is one worker: each looks at its share of w - p, and all are to have the same p."""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..schemes.algorithm import Algorithm
+from ..selection.parameter_accumulator import ParameterAccumulator, Pieces, clipped
+from ..transport.counting import CountingTransport, Hosts
+from .replica import Replica
+
+SAME_ON_HOST = ("one of the parameters, which all ranks of a host must change alike where it is one worker: by "
+                "gradients that are averaged (optimizer.synchronize() comes before whatever looks at them), and by "
+                "the same optimizer state (hvd.broadcast_optimizer_state)")
+PUT_TOGETHER = ("the state is of another shape: what the ranks of this host had not sent was put together. They take "
+                "the same steps now, so what the optimizer remembers (momentum, moments) must be the same on them as "
+                "well: hvd.broadcast_optimizer_state(optimizer, root_rank=0)")
+ROUNDING = 1e-3
+"""By how much parameters of the ranks of a host may differ, as saving them rounds."""
+SAMPLES = 64
+"""How many parameters are compared on a host before each exchange."""
+
+
+class HostMember:
+    """One rank of a worker. accumulator: w - p of all elements."""
+
+    def __init__(self, accumulator: ParameterAccumulator) -> None:
+        self.copies = 1
+        """How many ranks, one after the other, have this one's residual w - p."""
+        self._accumulator = accumulator
+        self._share: tuple[int, ParameterAccumulator] | None = None  # where it begins, and w - p there
+
+    def share_of(self, pieces: Pieces, hosts: Hosts | None) -> tuple[ParameterAccumulator, Pieces]:
+        """What this rank looks at: all of w - p; where a host is one worker, its share of it."""
+        if hosts is None:
+            return self._accumulator, pieces
+        place, bounds = hosts.within.rank, hosts.bounds(self._accumulator.n).tolist()
+        start, stop = bounds[place:place + 2]
+        if self._share is None or (self._share[0], self._share[1].n) != (start, stop - start):
+            self._share = start, self._accumulator.part(start, stop)
+        return self._share[1], clipped(pieces, start, stop)
+
+    def check_alike(self, pieces: Pieces, algorithm: Algorithm, k: int, transport: CountingTransport) -> None:
+        """Compares samples of p on the host. Raises AgreementError where they differ, on the ranks of all hosts."""
+        if transport.hosts is None:
+            return
+        mine = samples_of(pieces, algorithm.step)
+        rows = transport.hosts.within.allgather(mine.view(np.int64)).view(np.float64)
+        tolerance = ROUNDING * np.abs(rows).max(initial=0, where=np.isfinite(rows))
+        differ = (np.abs(rows - rows[0]) > tolerance).any(axis=0)  # what is not finite is the roll call's concern
+        if differ.any():
+            said = f"{SAME_ON_HOST}: {mine[np.argmax(differ)]:.6g}\n{algorithm.description}"
+            algorithm.agree_on_host(k, transport, said)
+
+    def become_alike(self, replica: Replica, hosts: Hosts, adds: bool, was_loaded: bool) -> None:
+        """The ranks of a host have one residual: that of all of them, where a state of another shape was loaded.
+
+        adds: whether these are added up, and not averaged. On all ranks of the host together.
+        """
+        size, within = hosts.within.size, hosts.within
+        if not within.allgather(np.array([was_loaded], np.int64)).any():
+            return
+        residual = self._residual(replica)
+        mine = np.array([self.copies, zlib.crc32(np.ascontiguousarray(residual).view(np.uint8).data)])
+        copies, digests = within.allgather(mine).T
+        self.copies = size
+        if (copies == size).all() if adds else (digests == digests[0]).all():
+            return
+        warnings.warn(PUT_TOGETHER, stacklevel=2)
+        residual = within.allreduce(residual / residual.dtype.type(mine[0] if adds else size))
+        replica.assign(self._accumulator.minus(residual))
+
+    def _residual(self, replica: Replica) -> NDArray[Any]:
+        self._accumulator.accumulate(replica.pieces())
+        residual = self._accumulator.values()
+        self._accumulator.release()
+        return residual
+
+
+def samples_of(pieces: Pieces, number: int) -> NDArray[np.float64]:
+    """Some of the parameters, from all over, others at each number: shape (SAMPLES,); zeros if there are fewer."""
+    each = max(1, SAMPLES // max(1, len(pieces)))
+    found: list[float] = []
+    for _, piece in _every(pieces, SAMPLES, number):
+        found += _every(piece, each, number).tolist()
+    return np.array([*found, *[0.0] * SAMPLES][:SAMPLES])
+
+
+def _every(items: Any, most: int, number: int) -> Any:
+    """So many at most, at equal distances; which are the first ones changes with the number."""
+    step = max(1, -(-len(items) // most))
+    return items[number % step::step]
