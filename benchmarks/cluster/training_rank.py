@@ -16,7 +16,7 @@ from benchmarks.data.models import WORKLOADS, Workload
 
 TRIAL = 26
 """Steps after which automatic buckets are chosen."""
-LOCAL_PHASES = ("accumulate", "select", "sum", "write_back")
+LOCAL_PHASES = ("accumulate", "host_sum", "select", "sum", "write_back")
 Scheme = tuple[str, str, dict[str, Any]]
 """What it is called in the results; its class, and its options beside the density."""
 Figures = dict[str, float]
@@ -24,7 +24,7 @@ Figures = dict[str, float]
 
 def measure(model: str, schemes: list[Scheme], density: float, warm_up: int, steps: int) -> list[dict[str, Any]]:
     """Median seconds of a step and of its parts, for each scheme."""
-    hvd.init()
+    hvd.init(process_sets="dynamic" if any("hierarchical" in options for *_, options in schemes) else None)
     torch.set_num_threads(1)
     workload = WORKLOADS[model]
     found = []

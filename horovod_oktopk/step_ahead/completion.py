@@ -45,7 +45,8 @@ def whole(vector: V, hosts: Hosts | None, n: int) -> V:
     """The vector of all shares of n elements, where each rank of a host has that of its own."""
     if hosts is None:
         return vector
-    return whole_update(vector, hosts.bounds(n), hosts.within)
+    with hosts.within.phase("host_gather"):
+        return whole_update(vector, hosts.bounds(n), hosts.within)
 
 
 def local_change(update: SparseVector | DenseVector, result: StepResult) -> SparseVector | DenseVector:

@@ -50,7 +50,8 @@ class HostMember:
         if transport.hosts is None:
             return
         mine = samples_of(pieces, algorithm.step)
-        rows = transport.hosts.within.allgather(mine.view(np.int64)).view(np.float64)
+        with transport.phase("host_agree"):
+            rows = transport.hosts.within.allgather(mine.view(np.int64)).view(np.float64)
         tolerance = ROUNDING * np.abs(rows).max(initial=0, where=np.isfinite(rows))
         differ = (np.abs(rows - rows[0]) > tolerance).any(axis=0)  # what is not finite is the roll call's concern
         if differ.any():
