@@ -30,6 +30,7 @@ from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumul
 from horovod_oktopk.step_ahead.reducer import StepAheadReducer
 from horovod_oktopk.step_ahead.replica import HostReplica
 from horovod_oktopk.transport.base import Transport
+from horovod_oktopk.transport.counting import CountingTransport
 
 _one_at_a_time = threading.Lock()
 
@@ -43,8 +44,11 @@ class ThreadNetwork:
     def membership(self) -> tuple[int, int, int]:
         return self.transport.rank, self.transport.size, 0
 
-    def connect(self, _choice: str) -> Transport:
-        return self.transport
+    def ranks_per_host(self, _hierarchical: bool | int) -> int:
+        return 1
+
+    def connect(self, _choice: str, _hierarchical: bool | int = False) -> CountingTransport:
+        return CountingTransport(self.transport)
 
 
 class ThreadRanks:

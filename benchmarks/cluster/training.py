@@ -91,7 +91,7 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
     parser = output.make_parser(__doc__, "training")
     add_arguments(parser)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="all, if not given")
-    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, help="all but those in buckets and on hosts, if not given",
+    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, help="if not given, all but buckets and hosts",
                         default=[name for name in SCHEMES if not name.endswith(("buckets", "hierarchical"))])
     parser.add_argument("--warm-up", type=int, default=12, help="steps of a sparse scheme before those timed")
     parser.add_argument("--steps", type=int, default=7, help="timed")
