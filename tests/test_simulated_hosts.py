@@ -145,7 +145,7 @@ def test_seconds_follow_from_rounds_messages_and_bytes(simulation):
                 figures["rounds"] * latency + figures["messages"] * 2e-6 + 8 * figures["bytes"] / 1e9
                 + 2 * figures["on_host"] / MEMORY)
             link += figures["bytes"]
-        assert r["adding"] == pytest.approx(5 * (L - 1) * 4 * N / MEMORY if r["hierarchical"] else 0)
+        assert r["adding"] == pytest.approx(2.5 * (L - 1) * 4 * N / MEMORY if r["hierarchical"] else 0)
         assert r["seconds"]["1gbit"] == pytest.approx(r["adding"] + sum(f["seconds"] for f in r["phases"].values()))
         assert r["seconds"]["1gbit"] - r["seconds"]["10gbit"] == pytest.approx(8 * link * (1e-9 - 1e-10))
         assert r["words"] == pytest.approx(link / 4)
