@@ -152,14 +152,9 @@ class StepAheadReducer(Generic[L]):
     def _begin_exchange(self) -> None:
         transport, algorithm = self._connection.transport, self._algorithm
         transport.reset()
-        pieces = self._replica.pieces()
-        acc, own = self._member.share_of(pieces, transport.hosts)
-        with transport.phase("accumulate"):
-            finite = acc.accumulate(own)
         if self._scheme is not self._described:  # the roll call under way had the old description
             algorithm.description, self._described = self.description, self._scheme
-        all_finite = algorithm.agree_on_host(self._k, transport, finite=finite)
-        self._member.check_alike(pieces, algorithm, self._k, transport)
+        acc, finite, all_finite = self._look(transport)
         step = algorithm.begin(acc, self._k, finite, transport, whole=self.layout.n)
         acc.release()
         if all_finite:
@@ -168,6 +163,19 @@ class StepAheadReducer(Generic[L]):
                 self._anticipate(whole(step.selected, transport.hosts, self.layout.n))
         self._exchange.begin(functools.partial(complete, algorithm, step, self._divisor),
                              at_once=not transport.concurrent)
+
+    def _look(self, transport: CountingTransport) -> tuple[ParameterAccumulator, bool, bool]:
+        """w - p, as far as this rank looks at it; whether that is finite, and whether all of the host's is.
+
+        Only the accumulator holds the parameters' memory afterwards, until it is released.
+        """
+        pieces = self._replica.pieces()
+        acc, own = self._member.share_of(pieces, transport.hosts)
+        with transport.phase("accumulate"):
+            finite = acc.accumulate(own)
+        all_finite = self._algorithm.agree_on_host(self._k, transport, finite=finite)
+        self._member.check_alike(pieces, self._algorithm, self._k, transport)
+        return acc, finite, all_finite
 
     def _anticipate(self, selected: SparseVector) -> None:
         """Until the exchange is applied, p is where it would be if all ranks had selected what this one has.
