@@ -214,6 +214,7 @@ def check_a_state_that_was_saved_goes_on(kind: Kind) -> None:
 
 
 def check_elastic_jobs_are_refused(kind: Kind) -> None:
+    needs_ranks(kind.hvd)
     trainer = kind(OkTopk(density=0.1, hierarchical=True))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOROVOD_ELASTIC", "1")
