@@ -26,8 +26,9 @@ class Partial(Compression):
     policy: "solo": whoever comes first starts a round; "majority": a rank that is drawn anew for each, so that half
         of the ranks, on average, have come.
     seed: of the draws.
-    max_staleness: how many rounds may run that a rank has not seen; then they wait for it. A rank keeps their
-        updates until it comes: of OkTopk 2k words each (with a global_density 2k'), of Dense n.
+    max_staleness: how many rounds may run that a rank has not seen; then they wait for it, unless it waits in another
+        optimizer's rounds. A rank keeps their updates until it comes: of OkTopk 2k words each (with a global_density
+        2k'), of Dense n.
     timeout: seconds after which that fails, on all ranks, and after which a round starts without the drawn rank.
     model_sync_interval: None, or the paper's way: a late rank applies the latest round's update alone, replicas
         drift apart, and are averaged every so many of a rank's own steps.

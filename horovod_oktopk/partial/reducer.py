@@ -138,9 +138,15 @@ class PartialReducer(FlatReducer[L]):
             options = self.partial
             transport.reset()
             self._allreduce = PartialAllreduce(options.policy, self._run, transport, signals(), 1 + self._settings,
-                                               options.seed, options.max_staleness, options.timeout)
+                                               options.seed, options.max_staleness, options.timeout,
+                                               self._waits_elsewhere)
             _serve(self)
         return self._allreduce
+
+    def _waits_elsewhere(self) -> bool:
+        """Whether this rank's program waits in the rounds of another reducer."""
+        return any(each._allreduce is not None and each._allreduce.is_waiting for each in _running
+                   if each.network.channel != self.network.channel)
 
     def _take_note(self, rounds: Rounds) -> list[RoundUpdate]:
         self._step_report = report_of(rounds, self._step_report, self._accumulating)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError, TransportError
 from ..transport.base import Signals, Transport
-from .states import Activity, Policy, Presence, RankState, Rules, Run, Service, Step
+from .states import Activity, Ask, Policy, Presence, RankState, Rules, Run, Service, Step
 
 T = TypeVar("T")
 Headers = NDArray[np.void]
@@ -73,18 +73,22 @@ class PartialAllreduce(Generic[T]):
     seed: of the draws of "majority"; the same on all ranks.
     max_staleness: how many rounds may have begun that a rank has not seen; the next waits for it.
     timeout: seconds after which that wait fails, on all ranks, and after which a round starts without the drawn rank.
+    waits_elsewhere: whether the program is waiting in another object of this class; no round here waits for it then.
     Raises OptionError for another policy.
     """
 
     def __init__(self, policy: Policy, run: Callable[[bool, tuple[float, ...]], T], transport: Transport,
                  signals: Signals, settings: int = 0, seed: int = 0, max_staleness: int = 16,
-                 timeout: float = 600.0) -> None:
+                 timeout: float = 600.0, waits_elsewhere: Callable[[], bool] = lambda: False) -> None:
         if policy not in get_args(Policy):
             raise OptionError(f"policy must be one of {get_args(Policy)}; got {policy!r}")
         self._run = run
         self._transport = transport
         self._signals = signals
         self._timeout = timeout
+        self._waits_elsewhere = waits_elsewhere
+        self.is_waiting = False
+        """Whether the program is inside, and can go on only when something has happened here."""
         self._changed = threading.Condition()
         # Under the condition's lock:
         self._state = RankState(Rules(transport.rank, transport.size, policy, seed, max_staleness))
@@ -134,8 +138,7 @@ class PartialAllreduce(Generic[T]):
             self._do(self._state.synchronizes(exits=for_good))
         while self._state.activity != Activity.COMPUTING:
             with self._changed:
-                self._changed.wait_for(self._has_news, BREATH)
-                self._check()
+                self._wait_for(self._has_news, BREATH)
                 rounds = self._take()
             yield rounds
         self._last_return = time.monotonic()
@@ -161,6 +164,8 @@ class PartialAllreduce(Generic[T]):
         for action in actions:
             if isinstance(action, Run):
                 self._write_header(action)
+            elif isinstance(action, Ask):
+                self._signals.send(action.rank, -action.number)
             else:
                 for rank in action.ranks:
                     self._signals.send(rank, action.number)
@@ -173,13 +178,13 @@ class PartialAllreduce(Generic[T]):
         self._header["elapsed"], self._last_begin = now - self._last_begin, now
 
     def _await_rounds(self) -> list[Round[T]]:
-        if not self._changed.wait_for(lambda: self._failure is not None or self._state.may_take, self._timeout):
+        if not self._wait_for(lambda: self._state.may_take, self._timeout):
             self._do(self._state.overdue())
-        self._wait_for(lambda: self._state.may_take)
+            self._wait_for(lambda: self._state.may_take)
         return self._take()
 
     def _has_news(self) -> bool:
-        return bool(self._failure or self._rounds or self._state.activity == Activity.SYNCHRONIZED)
+        return bool(self._rounds or self._state.activity == Activity.SYNCHRONIZED)
 
     def _take(self) -> list[Round[T]]:
         before = self._state.taken
@@ -199,9 +204,13 @@ class PartialAllreduce(Generic[T]):
                                  "program) where this one goes on, and serve no more rounds: all ranks must call "
                                  "synchronize_replicas equally often")
 
-    def _wait_for(self, condition: Callable[[], bool]) -> None:
-        self._changed.wait_for(lambda: self._failure is not None or condition())
+    def _wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Whether it came true in time; raises what a round raised."""
+        self.is_waiting = True
+        came_true = self._changed.wait_for(lambda: self._failure is not None or condition(), timeout)
+        self.is_waiting = False
         self._check()
+        return came_true
 
     # The thread.
 
@@ -218,11 +227,13 @@ class PartialAllreduce(Generic[T]):
         """Waits until the next round is activated, here or elsewhere. False: there will be none."""
         while not self._is_over:
             number = self._signals.receive(BREATH)
-            if number is not None:
-                with self._changed:
-                    self._do(self._state.activated(number))
-                    if self._state.service != Service.IDLE:
-                        return True
+            with self._changed:
+                if number is not None:
+                    self._do(self._state.activated(number) if number > 0 else self._state.was_asked(-number))
+                elif self._waits_elsewhere():
+                    self._do(self._state.hindered())
+                if self._state.service != Service.IDLE:
+                    return True
         return False
 
     def _serve_round(self) -> None:
@@ -242,9 +253,13 @@ class PartialAllreduce(Generic[T]):
 
     def _begin(self) -> Headers:
         """Waits where the round is held; gives what this rank tells the others."""
+        last = time.monotonic() + self._timeout
         with self._changed:
-            if not self._changed.wait_for(lambda: self._state.is_running, self._timeout):
-                self._do(self._state.gave_up())
+            while not self._changed.wait_for(lambda: self._state.is_running, BREATH):
+                if self._waits_elsewhere():
+                    self._do(self._state.hindered())
+                elif time.monotonic() > last:
+                    self._do(self._state.gave_up())
             header = self._header.copy()
             self._header["busy"] = 0
         return header

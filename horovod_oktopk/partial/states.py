@@ -71,6 +71,14 @@ class Signal:
 
 
 @dataclass(frozen=True)
+class Ask:
+    """Action: the drawn rank is told that this one waits for the round of this number."""
+
+    rank: int
+    number: int
+
+
+@dataclass(frozen=True)
 class Run:
     """Action: the next round begins here; this is what the other ranks are to be told."""
 
@@ -92,7 +100,7 @@ class Rules:
     max_staleness: int
 
 
-Step = tuple["RankState", tuple[Signal | Run, ...]]
+Step = tuple["RankState", tuple[Signal | Ask | Run, ...]]
 
 
 @dataclass(frozen=True)
@@ -116,6 +124,8 @@ class RankState:
     """The ranks that were not synchronizing in the last round; None for all."""
     exited: tuple[int, ...] = ()
     """The ranks that have exited while others go on."""
+    asked: int = 0
+    """The last round for which a rank waits that was drawn to be started here."""
 
     @property
     def is_running(self) -> bool:
@@ -140,13 +150,13 @@ class RankState:
         return self.activity != Activity.COMPUTING
 
     @property
-    def initiates(self) -> bool:
-        """Whether this rank, if it comes, starts the next round."""
+    def initiator(self) -> int:
+        """The rank that starts the next round when it comes; this one, if that is whoever comes first."""
         if self.rules.policy == "solo":
-            return True
+            return self.rules.rank
         candidates = self.training or range(self.rules.size)
         draw = np.random.default_rng((self.rules.seed, self.finished + 1)).integers(len(candidates))
-        return candidates[int(draw)] == self.rules.rank
+        return candidates[int(draw)]
 
     # Events of the program. An exception may have ended its last call: then another comes in the midst of that.
 
@@ -155,8 +165,9 @@ class RankState:
         assert self.may_arrive
         is_late = self.started > self.taken  # its round has begun without it
         if not is_late and not self.ahead:
-            start = (self._activation(),) if self.initiates else ()
-            return replace(self, handed_in=Presence.FRESH, activity=Activity.WAITING), start
+            starts = self.initiator == self.rules.rank
+            action = self._activation() if starts else Ask(self.initiator, self.started + 1)
+            return replace(self, handed_in=Presence.FRESH, activity=Activity.WAITING), (action,)
         activity = Activity.WAITING if is_late else Activity.COMPUTING
         after = replace(self, handed_in=Presence.STALE, activity=activity)
         return (after if is_late else after._after_step(rounds=0)), ()
@@ -182,6 +193,14 @@ class RankState:
         after = replace(self, activity=Activity.EXITING if exits else Activity.SYNCHRONIZING)
         return after._released() if self.service == Service.HELD else (after, (self._activation(),))
 
+    def hindered(self) -> Step:
+        """The program waits in another allreduce, maybe for ranks that wait for it in this one: nobody is to."""
+        if self.service == Service.HELD:
+            return self._begun(self.handed_in)
+        if self.service == Service.IDLE and self.asked == self.started + 1:
+            return self, (self._activation(),)
+        return self, ()
+
     # Events of rounds.
 
     def activated(self, number: int) -> Step:
@@ -191,6 +210,10 @@ class RankState:
             return self, ()
         held, begin = replace(self, service=Service.HELD)._released()
         return held, (Signal(self._neighbours(), number), *begin)
+
+    def was_asked(self, number: int) -> Step:
+        """Another rank waits for this round, which this one is drawn to start."""
+        return replace(self, asked=max(self.asked, number)), ()
 
     def gave_up(self) -> Step:
         """A held round has waited for the program too long."""

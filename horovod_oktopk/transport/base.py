@@ -54,7 +54,7 @@ class Signals(Protocol):
     """Numbers that ranks send each other unasked, from any thread, beside what a Transport carries."""
 
     def send(self, to: int, number: int) -> None:
-        """Sends a number, 0 to 2^63 - 1; does not wait. to: a rank, or this one."""
+        """Sends a number of 64 bits; does not wait. to: a rank, or this one."""
 
     def receive(self, timeout: float) -> int | None:
         """The next number, from whomever; None where none came for so many seconds. Called by one thread."""

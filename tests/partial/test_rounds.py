@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -51,6 +52,11 @@ class Rank:
 def table(each: Any) -> np.ndarray:
     """A round's outcome."""
     return np.zeros((len(each.presences), 1), np.int64) if each.outcome is None else each.outcome
+
+
+def waits_in_another(ranks: list[Rank], place: int) -> bool:
+    """Whether a program with several allreduces waits in another one than that."""
+    return any(rank.partial.is_waiting for other, rank in enumerate(ranks) if other != place)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -365,8 +371,11 @@ def test_several_are_synchronized_in_turn(policy):
     another = LocalWorld(3)
 
     def program(transport):
-        places = transport, LocalTransport(another, transport.rank)
-        first, second = (Rank(place, policy, steps=40, max_staleness=2) for place in places)
+        ranks: list[Rank] = []
+        for place in (transport, LocalTransport(another, transport.rank)):
+            ranks.append(Rank(place, policy, steps=40, max_staleness=2,
+                              waits_elsewhere=partial(waits_in_another, ranks, len(ranks))))
+        first, second = ranks
         for step in range(5 + 10 * transport.rank):
             first.arrive(step)
             second.arrive(step)

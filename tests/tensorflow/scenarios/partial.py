@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import horovod.tensorflow as hvd
+import numpy as np
 import tensorflow as tf
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
@@ -100,6 +101,18 @@ def check_two_models_are_synchronized_together() -> None:
     synchronize_replicas(*optimizers)
     for model in models:
         assert_equal_everywhere(hvd, weights(model))
+
+
+def check_two_optimizers_whose_steps_come_in_an_order_of_each_ranks_own() -> None:
+    """A rank waits for one that waits for it in the other's rounds."""
+    for policy in ("solo", "majority"):
+        variables = [tf.Variable(tf.ones((9,))) for _ in range(2)]
+        optimizers = [distribute(Partial(OkTopk(density=0.5), policy=policy, max_staleness=1, seed=seed))
+                      for seed in range(2)]
+        for place in [0, 1, *np.random.default_rng(hvd.rank()).permutation([0, 1] * 40)]:
+            optimizers[place].apply([tf.random.normal((9,))], [variables[place]])
+        synchronize_replicas(*optimizers)
+        assert_equal_everywhere(hvd, {str(place): each.numpy() for place, each in enumerate(variables)})
 
 
 def check_gradients_that_change_are_refused() -> None:

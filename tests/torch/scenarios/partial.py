@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import horovod.torch as hvd
+import numpy as np
 import torch
 
 from horovod_oktopk import Dense, OkTopk, Partial, PluginError
@@ -122,6 +123,26 @@ def check_two_optimizers_are_synchronized_together() -> None:
     synchronize_replicas(*optimizers)
     for model in models:
         assert len(set(everywhere(hvd, model.weight.detach().numpy().tobytes()))) == 1
+
+
+def check_two_optimizers_whose_steps_come_in_an_order_of_each_ranks_own() -> None:
+    """A rank waits for one that waits for it in the other's rounds."""
+    for policy in ("solo", "majority"):
+        models, optimizers = [], []
+        for seed in range(2):
+            torch.manual_seed(seed)
+            models.append(torch.nn.Linear(4, 2))
+            options = Partial(OkTopk(density=0.5), policy=policy, max_staleness=1, seed=seed)
+            optimizers.append(hvd.DistributedOptimizer(
+                torch.optim.SGD(models[-1].parameters(), lr=0.1), compression=options,
+                named_parameters=models[-1].named_parameters()))
+        for place in [0, 1, *np.random.default_rng(hvd.rank()).permutation([0, 1] * 40)]:
+            optimizers[place].zero_grad()
+            models[place](torch.randn(3, 4)).square().sum().backward()
+            optimizers[place].step()
+        synchronize_replicas(*optimizers)
+        for model in models:
+            assert len(set(everywhere(hvd, model.weight.detach().numpy().tobytes()))) == 1
 
 
 def check_a_state_that_comes_while_rounds_run_is_refused() -> None:
