@@ -16,7 +16,7 @@ from benchmarks.accuracy import convergence, pytorch_text
 from benchmarks.stragglers.tasks import TASKS, Digits
 from horovod_oktopk.phases.agreement import FEW_RANKS
 from horovod_oktopk.schemes.cost import oktopk_bound
-from horovod_oktopk.selection.global_top_k import sketch_shape
+from horovod_oktopk.selection.sketches import sketch_shape
 from horovod_oktopk.vectors.wire import WireCodec
 from tests.launch import ROOT, environment
 

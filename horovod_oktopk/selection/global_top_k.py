@@ -1,12 +1,11 @@
 """Global top-k by threshold, over the reduced elements that lie scattered over their owners; exact at every step.
 
 The paper evaluates a threshold every τ′ steps by gathering all reduced elements, up to P k of them: more than the
-volume it promises. Here two short messages give the exact k-th magnitude. In a *sketch* a rank tells every `step`-th
-of its magnitudes in descending order; all sketches together say between which two magnitudes the k-th lies. Then the
-few that lie between them are gathered; or, if many elements are equal there, as sums of values in 4 bits are, their
-different magnitudes with their counts. A histogram would not do: reduced magnitudes crowd just above the local
-thresholds. Where the sketches do not reach, as one rank holds nearly all that is large, a radix search takes over:
-four (float64: eight) allreduces of 256 counts.
+volume it promises. Here two short messages give the exact k-th magnitude. By *sketches* (sketches.py) all ranks learn
+between which two magnitudes the k-th lies. Then the few that lie between them are gathered; or, if many elements are
+equal there, as sums of values in 4 bits are, their different magnitudes with their counts. A histogram would not do:
+reduced magnitudes crowd just above the local thresholds. Where the sketches do not reach, as one rank holds nearly all
+that is large, a radix search takes over: four (float64: eight) allreduces of 256 counts.
 """
 
 from __future__ import annotations
@@ -22,18 +21,15 @@ from ..transport.base import Transport, allgather_rows
 from ..vectors.sparse import Bits, SparseVector, from_bits, to_bits
 from ..vectors.wire import Bytes
 from .local_top_k import kth_magnitude
+from .sketches import Bracket, Sketches, first_places, sketch, sketch_shape
 
 Counts = NDArray[np.int64]
 
 DIGIT_BITS = 8
-MIN_ENTRIES, MAX_ENTRIES = 16, 512
-REACH, REACH_OF_MANY = 4, 2
-"""A sketch reaches down to the 4k/P-th element of its rank, four times what the mean rank contributes. On many ranks
-it reaches half as far, as a radix search, should it be needed, takes fewer words there than sketches do."""
-FEW_RANKS = 16
-"""More than these are many."""
 MOST_MAGNITUDES = 1024
 """So many different ones with their counts, of all ranks, take no more words than a radix search."""
+TOO_MANY = 2**32 - 1
+"""Stands for a number of elements."""
 
 
 class ExactThreshold:
@@ -61,10 +57,12 @@ class ExactThreshold:
             step = max(1, math.ceil(step * weight))
         ascending = KERNELS.sorted(to_bits(_top(reduced, step * entries).values))  # further down no sketch reaches
         floor = to_bits(np.array([local_threshold], reduced.values.dtype))
-        mine = np.concatenate([floor, sketch(ascending, step, entries - 1)])
+        first = int(first_places(np.full(transport.size, step))[transport.rank])
+        mine = np.concatenate([floor, sketch(ascending, step, entries - 1, first)])
         rows = allgather_rows(mine if weight is None else np.append(mine, mine.dtype.type(step)), transport)
         steps = np.full(transport.size, step) if weight is None else rows[:, -1].astype(np.int64)
-        threshold, above, equal = (_kth_by_sketches(ascending, rows[:, 2:entries], steps, k, transport)
+        sketches = Sketches(rows[:, 1], rows[:, 2:entries], steps)
+        threshold, above, equal = (_kth_by_sketches(ascending, sketches, k, transport)
                                    or _kth_by_radix(to_bits(reduced.values), k, transport))
         quotas = _quotas(equal, k - int(above.sum()), region_order)
         self.value = from_bits(threshold, reduced.values.dtype)
@@ -91,32 +89,55 @@ class ExactThreshold:
         self.ends = self.value or least, from_bits(int(largest.max()), dtype)
 
 
-def _kth_by_sketches(ascending: Bits, sketches: Bits, steps: Counts, k: int,
+def _kth_by_sketches(ascending: Bits, sketches: Sketches, k: int,
                      transport: Transport) -> tuple[int, Counts, Counts] | None:
     """The k-th magnitude, and how many elements of each rank exceed and equal it: int64, shape (P,) each.
 
-    ascending: this rank's largest magnitudes. sketches: all ranks', of each of its steps. 0, where there are no more
-    than k. None where the sketches do not tell, on all ranks alike.
+    ascending: this rank's largest magnitudes. 0, where there are no more than k. None where the sketches do not tell,
+    on all ranks alike.
     """
-    bracket = _bracket(sketches, steps, k)
-    if bracket is None:
+    certain = sketches.bracket(k)
+    if certain is None:
         return None
-    lowest, limit, at_most = bracket
-    start, stop = np.searchsorted(ascending, np.array([lowest, limit], ascending.dtype))
-    if limit == lowest + 1:
+    if certain.is_one_value:
+        start, stop = _within(certain, ascending)
         above, equal = transport.allgather(np.array([len(ascending) - stop, stop - start])).T
-        return lowest, above, equal
-    if at_most.sum() > 4 * steps.sum():
+        return certain.lowest, above, equal
+    if certain.at_most.sum() > 4 * sketches.steps.sum():
+        start, stop = _within(certain, ascending)
         return _kth_by_counts(ascending[start:stop], len(ascending) - stop, k, transport)
-    row = np.zeros(1 + at_most[transport.rank], ascending.dtype)
-    row[0], row[1:1 + stop - start] = len(ascending) - stop, ascending[start:stop]
-    rows = _gather(row, 1 + at_most, transport)
+    likely = sketches.likely(k, certain)
+    found = likely and _kth_between(ascending, likely, k, transport)
+    return found if found and found[0] else _kth_between(ascending, certain, k, transport)
+
+
+def _within(bracket: Bracket, ascending: Bits) -> tuple[np.int64, np.int64]:
+    """From which place to which they are in a bracket."""
+    start, stop = np.searchsorted(ascending, np.array([bracket.lowest, bracket.limit], ascending.dtype))
+    return start, stop
+
+
+def _kth_between(ascending: Bits, bracket: Bracket, k: int,
+                 transport: Transport) -> tuple[int, Counts, Counts] | None:
+    """As `_kth_by_sketches`, of what lies in a bracket; 0 where the k-th lies below it, or there are fewer. None where
+    it lies above, or more than `at_most` of a rank's are there."""
+    start, stop = _within(bracket, ascending)
+    row = np.zeros(1 + bracket.at_most[transport.rank], ascending.dtype)
+    if stop - start < len(row):
+        row[0], row[1:1 + stop - start] = len(ascending) - stop, ascending[start:stop]
+    else:
+        row[0] = TOO_MANY
+    rows = _gather(row, 1 + bracket.at_most, transport)
     above = np.array([int(row[0]) for row in rows])
+    if TOO_MANY in above:
+        return None
     between = [row[1:][row[1:] > 0] for row in rows]
     joined = np.concatenate(between)
     position = len(joined) - (k - int(above.sum()))
     if position < 0:
         return 0, above + [len(part) for part in between], np.zeros_like(above)
+    if position >= len(joined):
+        return None
     threshold = np.partition(joined, position)[position]
     return (int(threshold), above + [int((part > threshold).sum()) for part in between],
             np.array([int((part == threshold).sum()) for part in between]))
@@ -129,7 +150,7 @@ def _kth_by_counts(between: Bits, larger: np.int64, k: int,
     between: this rank's magnitudes among which the k-th of all is, unless there are fewer. larger: how many of this
     rank's exceed them.
     """
-    mine = np.stack(np.unique(between, return_counts=True)).astype(between.dtype)
+    mine = np.stack([part.astype(between.dtype) for part in np.unique(between, return_counts=True)])
     above, lengths = transport.allgather(np.array([larger, mine.shape[1]])).T
     if lengths.sum() > MOST_MAGNITUDES:
         return None
@@ -146,45 +167,6 @@ def _kth_by_counts(between: Bits, larger: np.int64, k: int,
 def _top(vector: SparseVector, count: int) -> SparseVector:
     """The elements of largest magnitude: `count`, those that equal the least of them, or all."""
     return vector.passing(kth_magnitude(vector.values, count)) if len(vector) > count else vector
-
-
-def sketch_shape(k: int, size: int) -> tuple[int, int]:
-    """(entries, elements from one to the next): sketches are about as long as what lies between two entries.
-
-    For that there are √(2 · reach · k/P) of them, as about two steps of each rank lie between.
-    """
-    covered = (REACH if size <= FEW_RANKS else REACH_OF_MANY) * k
-    entries = min(MAX_ENTRIES, max(MIN_ENTRIES, math.isqrt(2 * covered // size)))
-    return entries, -(-covered // (size * entries))
-
-
-def sketch(ascending: Bits, step: int, entries: int) -> Bits:
-    """The largest magnitude; the step-th largest, the 2 step-th, ...; 0 past the end: shape (entries,)."""
-    found = ascending[::-1][step - 1::step][:entries - 1]
-    row = np.zeros(entries, ascending.dtype)
-    row[0], row[1:1 + len(found)] = ascending.max(initial=0), found
-    return row
-
-
-def _bracket(sketches: Bits, steps: Counts, k: int) -> tuple[int, int, Counts] | None:
-    """(lowest, limit, at most how many elements of each rank lie in [lowest, limit)), where the k-th does.
-
-    Of the elements of one rank that are at least t there are its step times its entries that are, and fewer than
-    its step more. None where a sketch does not reach down to `lowest`.
-    """
-    _, entries = sketches.shape
-    order = np.argsort(sketches.ravel(), kind="stable")[::-1]
-    descending, known = sketches.ravel()[order], np.cumsum(np.repeat(steps, entries)[order])
-    if known[-1] < k:
-        return None
-    lowest = max(int(descending[np.searchsorted(known, k)]), 1)
-    fewer = k - 1 - (steps - 1).sum()  # elements that entries tell, so that there are fewer than k at and above them
-    limit = (int(descending[np.searchsorted(known, fewer, side="right")]) + 1 if fewer >= 0
-             else int(np.iinfo(sketches.dtype).max))
-    at_lowest = (sketches >= sketches.dtype.type(lowest)).sum(axis=1)
-    at_limit = (sketches >= sketches.dtype.type(limit)).sum(axis=1)
-    at_most: Counts = steps * (at_lowest - at_limit) + steps - 1
-    return None if at_lowest.max() == entries else (lowest, limit, at_most)
 
 
 def _kth_by_radix(bits: Bits, k: int, transport: Transport) -> tuple[int, Counts, Counts]:

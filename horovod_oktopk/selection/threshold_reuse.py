@@ -12,8 +12,9 @@ import numpy as np
 from ..kernels import KERNELS
 from ..transport.base import Transport
 from ..vectors.sparse import SparseVector, from_bits, to_bits
-from .global_top_k import Counts, ExactThreshold, sketch
+from .global_top_k import Counts, ExactThreshold
 from .local_top_k import top_k
+from .sketches import sketch
 
 SKETCH = 64
 """Magnitudes that a rank tells of its largest 4k/P reduced elements, at equal steps of k/(16 P) elements."""

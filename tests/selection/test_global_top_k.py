@@ -3,12 +3,15 @@ reused."""
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from horovod_oktopk.selection.global_top_k import ExactThreshold, radix_kth_magnitude, sketch_shape
+from horovod_oktopk.selection.global_top_k import ExactThreshold, radix_kth_magnitude
+from horovod_oktopk.selection.sketches import first_places, sketch_shape
 from horovod_oktopk.selection.threshold_reuse import ReusedThreshold
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import run_ranks
@@ -138,6 +141,7 @@ def test_zero_sums_are_never_selected():
     assert [indices for indices, *_ in found] == [[1], []]
 
 
+@example(dtype="float64", size=1, k=1004, seed=1, unevenness=50.0)
 @given(st.sampled_from(["float32", "float64"]), st.integers(1, 6), st.integers(1, 2100), st.integers(0, 2**32 - 1),
        st.sampled_from([1.0, 2.0, 50.0]))
 def test_the_top_k_is_exact(dtype, size, k, seed, unevenness):
@@ -285,3 +289,67 @@ def test_the_threshold_is_exact_whatever_is_expected(weights, k):
         exact = np.sort(np.abs(values))[-k]
         for sizes, threshold, _ in weighted(on_eight(values), k, weights):
             assert (sum(sizes), threshold) == (k, exact)
+
+
+FORTY = 40
+
+
+def on_many(values):
+    return [SparseVector(block, values[block]) for block in np.array_split(np.arange(len(values)), FORTY)]
+
+
+@pytest.mark.parametrize("values", [NORMAL, CROWDED, np.sort(np.abs(NORMAL))], ids=["normal", "crowded", "sorted"])
+@pytest.mark.parametrize("k", [1, 10, 800, 7999])
+def test_the_top_k_of_many_ranks_is_exact(values, k):
+    exact = np.sort(np.abs(values))[-k]
+    for _, sizes, threshold, _ in select(on_many(values), k, list(range(FORTY))):
+        assert (sum(sizes), threshold) == (k, exact)
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_of_many_ranks_two_messages_suffice_that_are_shorter_than_what_is_certain(alike):
+    """Also where all ranks have the same magnitudes, and only the places of their entries differ."""
+    values = np.random.default_rng(3).standard_normal(40_000).astype(np.float32)
+    if alike:
+        values = np.tile(values[:1000], FORTY) * (1 + np.arange(40_000, dtype=np.float32) * 1e-6)
+    k, parts = 4000, on_many(values)
+    entries, step = sketch_shape(k, FORTY)
+
+    def program(transport):
+        counting, exact = CountingTransport(transport), ExactThreshold()
+        _, sizes = exact.select(parts[transport.rank], k, np.arange(FORTY), counting)
+        return int(sizes.sum()), exact.value, counting.traffic
+
+    for size, threshold, traffic in run_ranks(FORTY, program):
+        assert (size, threshold, traffic.messages_sent) == (k, np.sort(np.abs(values))[-k], 2 * (FORTY - 1))
+        assert traffic.bytes_sent < 4 * (FORTY - 1) * (entries + 0.8 * 2 * step)
+
+
+def test_where_one_of_many_ranks_has_more_than_is_likely_all_look_where_it_certainly_is():
+    """All of its magnitudes between two entries are next to the k-th."""
+    k, step = 40_000, sketch_shape(40_000, FORTY)[1]
+    values = np.random.default_rng(3).exponential(1.0, 120_000).astype(np.float32)
+    first = np.sort(values[:3000])[::-1]
+    after = first_places(np.full(FORTY, step))[0] - 1 + np.arange(0, 2000, step)
+    entry = after[first[after] > np.sort(values)[-k]][-1]
+    values[:3000] = first
+    values[entry + 1:entry + step] = np.sort(values)[-k] * (1 + np.linspace(1e-5, -1e-5, step - 1, dtype=np.float32))
+    exact = np.sort(values)[-k]
+    for _, sizes, threshold, sent in select(on_many(values), k, list(range(FORTY))):
+        assert (sum(sizes), threshold, sent) == (k, exact, 3 * (FORTY - 1))
+
+
+@pytest.mark.parametrize("more", [0, -1], ids=["below", "above"])
+def test_where_the_kth_of_many_ranks_is_not_where_it_is_likely_all_look_where_it_certainly_is(more):
+    """On every rank the last entry that is larger is the last magnitude that is (below), or the next one would be."""
+    def larger(entries, step):
+        return first_places(np.full(FORTY, step)) + step * entries + more
+
+    random = np.random.default_rng(3)
+    counts = next(larger(*shape) for shape in product(range(3, 60), range(10, 100))
+                  if sketch_shape(int(larger(*shape).sum()), FORTY)[1] == shape[1])
+    values = [np.concatenate([random.uniform(1, 2, count), random.uniform(0.1, 1, 3000 - count)]) for count in counts]
+    values = np.concatenate(values).astype(np.float32)
+    k = int((values > 1).sum())
+    for _, sizes, threshold, sent in select(on_many(values), k, list(range(FORTY))):
+        assert (sum(sizes), threshold, sent) == (k, np.sort(values)[-k], 3 * (FORTY - 1))

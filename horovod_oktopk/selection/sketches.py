@@ -1,0 +1,143 @@
+"""Quantile sketches: between which two magnitudes the k-th largest of all ranks' lies.
+
+A rank tells every `step`-th of its magnitudes in descending order. On many ranks each begins at a place of its own
+within the first step. Then, whatever the magnitudes are, `step` times the number of entries that are at least t is on
+the mean how many magnitudes are, and of P ranks the errors, of up to half a step each, nearly cancel: in the sum there
+are about √P steps to either side. What is certain is P steps, which are asked for where the likely ones do not do.
+Magnitudes travel as bits, which have their order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..vectors.sparse import Bits
+
+Counts = NDArray[np.int64]
+
+MIN_ENTRIES, MAX_ENTRIES = 16, 512
+REACH, REACH_OF_MANY = 4, 2
+"""A sketch reaches down to the 4k/P-th element of its rank, four times what the mean rank contributes. On many ranks
+it reaches half as far, as a radix search, should it be needed, takes fewer words there than sketches do."""
+FEW_RANKS = 16
+"""More than these are many."""
+GOLDEN = (math.sqrt(5) - 1) / 2
+"""Its multiples, modulo 1, are spread evenly, however many there are (Weyl, 1916)."""
+
+
+def sketch_shape(k: int, size: int) -> tuple[int, int]:
+    """(numbers of a sketch, its threshold and largest magnitude included; elements from one to the next).
+
+    Sketches are about as long as what then lies between two entries: with few ranks two steps of each, with many
+    2/√P steps, and some more for ranks that have more than the mean.
+    """
+    if size <= FEW_RANKS:
+        covered, between = REACH * k, 2.0
+    else:
+        covered, between = REACH_OF_MANY * k, 6 / math.sqrt(size)
+    entries = min(MAX_ENTRIES, max(MIN_ENTRIES, math.isqrt(int(between * covered / size))))
+    return entries, -(-covered // (size * (entries - 2)))
+
+
+def first_places(steps: Counts) -> Counts:
+    """Of each rank's first entry among its magnitudes, from 1 to its step. steps: of all ranks, shape (P,)."""
+    if len(steps) <= FEW_RANKS:
+        return steps
+    return 1 + (np.arange(1, len(steps) + 1) * GOLDEN % 1 * steps).astype(np.int64)
+
+
+def sketch(ascending: Bits, step: int, entries: int, first: int | None = None) -> Bits:
+    """The largest magnitude; the first-th largest (first: step), the step-th after it, ...; 0 past the end: shape
+    (entries,)."""
+    found = ascending[::-1][(first or step) - 1::step][:entries - 1]
+    row = np.zeros(entries, ascending.dtype)
+    row[0], row[1:1 + len(found)] = ascending.max(initial=0), found
+    return row
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """lowest <= k-th magnitude < limit. at_most: how many elements of each rank lie there, int64, shape (P,)."""
+
+    lowest: int
+    limit: int
+    at_most: Counts
+
+    @property
+    def is_one_value(self) -> bool:
+        """Whether the k-th magnitude can only be `lowest`."""
+        return self.limit == self.lowest + 1
+
+
+@dataclass(frozen=True)
+class Sketches:
+    """Those of all ranks. largest: their largest magnitudes, shape (P,). entries: their sketches, shape (P, m); entry j
+    is the (first + j * step)-th largest of the rank's, or 0. steps: int64, shape (P,)."""
+
+    largest: Bits
+    entries: Bits
+    steps: Counts
+
+    def bracket(self, k: int) -> Bracket | None:
+        """Where the k-th of all certainly is, if there are so many. None where a sketch does not reach so far down.
+
+        Of the elements of one rank that are at least t there are those that its entries tell, and fewer than its
+        step more.
+        """
+        weights = np.repeat(self.steps[:, None], self.entries.shape[1], axis=1)
+        weights[:, 0] = first_places(self.steps)
+        known = np.cumsum(weights.ravel()[self._order])
+        if known[-1] < k:
+            return None
+        lowest = max(int(self._descending[np.searchsorted(known, k)]), 1)
+        fewer = k - 1 - (self.steps - 1).sum()  # elements that entries tell, so that fewer than k are at and above them
+        limit = (int(self._descending[np.searchsorted(known, fewer, side="right")]) + 1 if fewer >= 0
+                 else int(np.iinfo(self.entries.dtype).max))
+        if self._reached(lowest).max() == self.entries.shape[1]:
+            return None
+        at_most = self.steps * (self._reached(lowest) - self._reached(limit)) + self.steps - 1
+        return Bracket(lowest, limit, at_most)
+
+    def likely(self, k: int, certain: Bracket) -> Bracket | None:
+        """Where the k-th of all probably is, and at most how many elements of each rank probably are there.
+
+        None on few ranks, where that is not much less than what is certain.
+        """
+        if len(self.steps) <= FEW_RANKS:
+            return None
+        expected = np.cumsum(np.repeat(self.steps, self.entries.shape[1])[self._order])
+        spread = math.sqrt(float((self.steps**2).sum()))
+        last = len(expected) - 1
+        low, high = (int(self._descending[min(np.searchsorted(expected, each), last)])
+                     for each in (k + spread, max(k - spread, 0)))
+        lowest, limit = max(low, certain.lowest), min(high + 1, certain.limit)
+        mean = np.maximum(self._place(lowest) - self._place(limit), 0)
+        at_most = np.ceil(mean + 4 * np.sqrt(mean + 1) + 2).astype(np.int64)
+        return replace(certain, lowest=lowest, limit=limit, at_most=np.minimum(at_most, certain.at_most))
+
+    @cached_property
+    def _order(self) -> Counts:
+        """Of all entries, from the largest on."""
+        return np.argsort(self.entries.ravel(), kind="stable")[::-1]
+
+    @cached_property
+    def _descending(self) -> Bits:
+        return self.entries.ravel()[self._order]
+
+    def _reached(self, bits: int) -> Counts:
+        """How many entries of each rank are at least that."""
+        return (self.entries >= self.entries.dtype.type(bits)).sum(axis=1)
+
+    def _place(self, bits: int) -> NDArray[np.float64]:
+        """About how many elements of each rank are at least that, as if they were spread evenly between entries."""
+        edges = np.column_stack([self.largest, self.entries, np.zeros_like(self.largest)]).astype(np.float64)
+        above = (edges[:, :-1] >= bits).sum(axis=1)
+        ranks = np.arange(len(edges))
+        upper, lower = edges[ranks, np.maximum(above - 1, 0)], edges[ranks, above]
+        part = (upper - bits) / np.maximum(upper - lower, 1)
+        return np.where(above > 0, self.steps * (above - 1 + part), 0.0)
