@@ -1,7 +1,7 @@
 """What crosses the links of hosts with one or several ranks: rounds and messages of each rank, and its bytes.
 
 A collective is taken in two ways. As a tree: an allgather by dissemination, as MPITransport's own is, in ⌈log2 P⌉
-rounds; an alltoall in as many, with a message to each rank; an allreduce in twice as many, with as many bytes for
+rounds; an alltoall as MPITransport's own is; an allreduce in twice as many, with as many bytes for
 each rank. And as a ring in the order of the ranks: P - 1 rounds, and of a host only the last rank's bytes leave it.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_oktopk.transport.base import Bytes, Counts, Values, batch_length
+from horovod_oktopk.transport.base import Bytes, Counts, Values, alltoall_rounds, batch_length
 from horovod_oktopk.transport.counting import CountingTransport, Log
 
 
@@ -77,9 +77,18 @@ class LinkTransport(CountingTransport):
         self._gathers = Crossing(Way(levels, levels, sum(to), left, came),
                                  Way(others, others, others * after, after, before))
         share = away / others
-        self._tells = Crossing(Way(levels, others, away, share, share), Way(others, others, away, share, share))
+        self._tells = self._alltoall()
         self._sums = Crossing(Way(2 * levels, 2 * levels, 2 * sum(to), share, share),
                               Way(2 * others, 2 * others, 2 * others * after, after, before))
+
+    def _alltoall(self) -> Crossing:
+        rounds = alltoall_rounds(self.size)
+        messages = [(distance, len(moved)) for each in rounds for distance, moved in each]
+        distances, blocks = np.array(messages).reshape(-1, 2).T
+        to = self._is_away[(self.rank + distances) % self.size]
+        of = self._is_away[(self.rank - distances) % self.size]
+        way = Way(len(rounds), len(messages), int(to.sum()), blocks @ to / blocks.sum(), blocks @ of / blocks.sum())
+        return Crossing(way, way)
 
     def reset(self) -> None:
         super().reset()

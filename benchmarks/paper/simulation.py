@@ -10,9 +10,9 @@ Everything else is the package's code. Messages and bytes are counted; seconds a
 
 with, in each phase, the most messages and the most bytes that any rank sends or receives. o is what a message costs
 the processor. Messages of collectives are taken as those of a tree, a round each: ⌈log2 P⌉ for an allgather and twice
-that for an allreduce; bytes as counted. An alltoall has a message to each rank, in as many rounds. Those of an
-exchange fly several at once, so a round is a batch of them. It is communication only: nothing is computed, and no two
-phases overlap.
+that for an allreduce; bytes as counted. An alltoall is MPITransport's own: a message to each rank at once, or on more
+than 64 ranks about 2√P messages in two rounds. Those of an exchange fly several at once, so a round is a batch of
+them. It is communication only: nothing is computed, and no two phases overlap.
 
 With --ranks-per-host several ranks share a host's link: see simulation_hosts.py.
 """

@@ -95,7 +95,7 @@ def roll_call(mine: Attendance, transport: Transport) -> RollCall:
 
     Raises AgreementError, with the same message on every rank, where the ranks differ.
     """
-    rows, counts = tell(mine.row(), mine.counts, transport)
+    rows, counts = _rows(mine, transport)
     if not (rows[:, :2] == rows[0, :2]).all():
         raise AgreementError(_difference(transport, mine.text))
     steps, states = rows[:, 2], rows[:, 3] & ~np.uint32(FINITE)
@@ -105,6 +105,25 @@ def roll_call(mine: Attendance, transport: Transport) -> RollCall:
     return RollCall(mine.step if is_same_step else int(steps[0]), not_finite, in_sync, counts)
 
 
+def _rows(mine: Attendance, transport: Transport) -> tuple[Words, Counts]:
+    """Every rank's row and, as `tell` has them, counts.
+
+    Many ranks tell one word of their rows beside the counts; only where those differ are rows gathered.
+    """
+    row = mine.row()
+    if _tells_all(mine.counts, transport):
+        return tell(row, mine.counts, transport)
+    *others, last = row.tolist()
+    word = zlib.crc32(repr((*others, last & ~FINITE)).encode()) & ~FINITE | last & FINITE
+    words, counts = tell(np.array([word], np.uint32), mine.counts, transport)
+    digests = words & ~np.uint32(FINITE)
+    if (digests != digests[0]).any():
+        return allgather_rows(row, transport), counts
+    rows = np.tile(row, (transport.size, 1))
+    rows[:, -1] = rows[:, -1] & ~np.uint32(FINITE) | words[:, 0] & FINITE
+    return rows, counts
+
+
 def tell(row: Words, counts: Counts, transport: Transport) -> tuple[Words, Counts]:
     """Every rank's row, shape (P, length); and of its counts what concerns this rank, or all: int64, shape (P, m).
 
@@ -112,11 +131,15 @@ def tell(row: Words, counts: Counts, transport: Transport) -> tuple[Words, Count
     knows what the others will send; on more those that concern it, m = 1, as P² numbers would outgrow the k elements.
     """
     words, length = counts.astype(np.uint32), len(row)
-    if len(words) <= 1 or transport.size <= FEW_RANKS:
+    if _tells_all(counts, transport):
         rows = allgather_rows(np.concatenate([row, words]), transport)
     else:
         rows = alltoall_rows(np.column_stack([np.tile(row, (transport.size, 1)), words]), transport)
     return rows[:, :length], rows[:, length:].astype(np.int64)
+
+
+def _tells_all(counts: Counts, transport: Transport) -> bool:
+    return len(counts) <= 1 or transport.size <= FEW_RANKS
 
 
 def counts_for(counts: Counts, rank: int) -> Counts:

@@ -4,8 +4,8 @@ The paper evaluates a threshold every τ′ steps by gathering all reduced eleme
 volume it promises. Here two short messages give the exact k-th magnitude. By *sketches* (sketches.py) all ranks learn
 between which two magnitudes the k-th lies. Then the few that lie between them are gathered; or, if many elements are
 equal there, as sums of values in 4 bits are, their different magnitudes with their counts. A histogram would not do:
-reduced magnitudes crowd just above the local thresholds. Where the sketches do not reach, as one rank holds nearly all
-that is large, a radix search takes over: four (float64: eight) allreduces of 256 counts.
+reduced magnitudes crowd just above the local thresholds. Where the sketches do not reach, as one rank holds nearly
+all that is large, a radix search takes over: four (float64: eight) allreduces of 256 counts.
 """
 
 from __future__ import annotations
@@ -119,8 +119,10 @@ def _within(bracket: Bracket, ascending: Bits) -> tuple[np.int64, np.int64]:
 
 def _kth_between(ascending: Bits, bracket: Bracket, k: int,
                  transport: Transport) -> tuple[int, Counts, Counts] | None:
-    """As `_kth_by_sketches`, of what lies in a bracket; 0 where the k-th lies below it, or there are fewer. None where
-    it lies above, or more than `at_most` of a rank's are there."""
+    """As `_kth_by_sketches`, of what lies in a bracket; 0 where the k-th lies below it, or there are fewer.
+
+    None where it lies above, or more than `at_most` of a rank's are there.
+    """
     start, stop = _within(bracket, ascending)
     row = np.zeros(1 + bracket.at_most[transport.rank], ascending.dtype)
     if stop - start < len(row):

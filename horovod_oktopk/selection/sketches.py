@@ -2,8 +2,8 @@
 
 A rank tells every `step`-th of its magnitudes in descending order. On many ranks each begins at a place of its own
 within the first step. Then, whatever the magnitudes are, `step` times the number of entries that are at least t is on
-the mean how many magnitudes are, and of P ranks the errors, of up to half a step each, nearly cancel: in the sum there
-are about √P steps to either side. What is certain is P steps, which are asked for where the likely ones do not do.
+the mean the number of magnitudes that are. The errors of P ranks, of less than a step each, nearly cancel: the sum is
+wrong by about √P steps at most. That is *likely*. *Certain* are P steps, for where the likely ones do not do.
 Magnitudes travel as bits, which have their order.
 """
 
@@ -76,8 +76,11 @@ class Bracket:
 
 @dataclass(frozen=True)
 class Sketches:
-    """Those of all ranks. largest: their largest magnitudes, shape (P,). entries: their sketches, shape (P, m); entry j
-    is the (first + j * step)-th largest of the rank's, or 0. steps: int64, shape (P,)."""
+    """Those of all ranks.
+
+    largest: their largest magnitudes, shape (P,). entries: shape (P, m); entry j is the (first + j * step)-th largest
+    of the rank's, or 0. steps: int64, shape (P,).
+    """
 
     largest: Bits
     entries: Bits
@@ -95,7 +98,7 @@ class Sketches:
         if known[-1] < k:
             return None
         lowest = max(int(self._descending[np.searchsorted(known, k)]), 1)
-        fewer = k - 1 - (self.steps - 1).sum()  # elements that entries tell, so that fewer than k are at and above them
+        fewer = k - 1 - (self.steps - 1).sum()  # that entries tell, so that fewer than k are at and above them
         limit = (int(self._descending[np.searchsorted(known, fewer, side="right")]) + 1 if fewer >= 0
                  else int(np.iinfo(self.entries.dtype).max))
         if self._reached(lowest).max() == self.entries.shape[1]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Protocol
 
@@ -13,6 +15,8 @@ Counts = NDArray[np.int64]
 Values = NDArray[Any]
 MOST_BATCHES = 8
 """Of messages in an exchange."""
+DIRECT_RANKS = 64
+"""Of an alltoall, see alltoall_rounds. A message costs about 2 µs: among more ranks a second round costs less."""
 TransportName = Literal["auto", "mpi", "horovod"]
 Hierarchical = bool | int
 """Whether each host is one worker; or how many ranks, one after the other, are taken for a host's."""
@@ -58,6 +62,24 @@ class Signals(Protocol):
 
     def receive(self, timeout: float) -> int | None:
         """The next number, from whomever; None where none came for so many seconds. Called by one thread."""
+
+
+@functools.lru_cache(maxsize=16)
+def alltoall_rounds(size: int, direct_ranks: int = DIRECT_RANKS) -> tuple[tuple[tuple[int, Counts], ...], ...]:
+    """The rounds of an alltoall: of each, the messages, as (to the so manieth rank after this one, blocks).
+
+    Block d is what is on its way to the d-th rank after its source, by the digits of d (Bruck et al., 1997). Up to
+    direct_ranks that is one digit, a message to each rank. Of more it is two: about 2√P messages instead of P, with
+    twice the bytes.
+    """
+    base = size if size <= direct_ranks else math.isqrt(size - 1) + 1
+    distances, rounds, weight = np.arange(size), [], 1
+    while weight < size:
+        digits = distances // weight % base
+        rounds.append(tuple((digit * weight, np.flatnonzero(digits == digit))
+                            for digit in range(1, int(digits.max()) + 1)))
+        weight *= base
+    return tuple(rounds)
 
 
 def allgather_rows(row: NDArray[Any], transport: Transport) -> NDArray[Any]:

@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass, field
 
 import numpy as np
 
-from .base import Bytes, Counts, Transport, Values
+from .base import Bytes, Counts, Transport, Values, alltoall_rounds
 
 
 @dataclass
@@ -44,8 +44,8 @@ class Log:
 @dataclass
 class CountingTransport:
     """Wraps a transport. Messages are counted as they are; a collective as its bandwidth-optimal algorithm:
-    an allgather as a ring (a rank sends every block but that of the rank after it), an alltoall as a message to each
-    rank, an allreduce as reduce-scatter and allgather.
+    an allgather as a ring (a rank sends every block but that of the rank after it), an alltoall as
+    MPITransport's, an allreduce as reduce-scatter and allgather.
 
     hosts: the other ranks of a job in which each host is one worker; see Hosts.
     """
@@ -91,11 +91,14 @@ class CountingTransport:
         return self.log.traffic
 
     def allgather(self, row: Counts) -> Counts:
-        self._count_others(row.nbytes, row.nbytes)
+        length = row.nbytes * (self.size - 1)
+        self._count(length, length, self.size - 1)
         return self.inner.allgather(row)
 
     def alltoall(self, rows: Counts) -> Counts:
-        self._count_others(rows[0].nbytes, rows[0].nbytes)
+        messages = [moved for each in alltoall_rounds(self.size) for _, moved in each]
+        length = rows[0].nbytes * sum(map(len, messages))
+        self._count(length, length, len(messages))
         return self.inner.alltoall(rows)
 
     def allreduce(self, values: Values) -> Values:
@@ -116,9 +119,6 @@ class CountingTransport:
         total, after = int(sizes.sum()), int(sizes[(self.rank + 1) % self.size])
         self._count(total - after, total - len(message), self.size - 1)
         return self.inner.allgatherv(message, sizes)
-
-    def _count_others(self, sent_each: int, received_each: int) -> None:
-        self._count(sent_each * (self.size - 1), received_each * (self.size - 1), self.size - 1)
 
     def _count(self, sent: int, received: int, messages: int) -> None:
         traffic = self.traffic

@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..errors import TransportError
-from .base import Bytes, Counts, Values, rotated_batches
+from .base import DIRECT_RANKS, Bytes, Counts, Values, alltoall_rounds, rotated_batches
 from .gate import Gate
 
 logger = logging.getLogger("horovod_oktopk")
@@ -40,6 +40,7 @@ class MPITransport:
     """
 
     concurrent = True
+    direct_ranks = DIRECT_RANKS
 
     def __init__(self, comm: Any, yield_cpu: bool = False, channel: int = 0) -> None:
         self.comm = comm
@@ -91,10 +92,20 @@ class MPITransport:
         return np.roll(rows, self.rank, axis=0)
 
     def alltoall(self, rows: Counts) -> Counts:
-        found = np.empty_like(rows)
+        """In one or two rounds of messages, see alltoall_rounds: MPI's own may send each row in many."""
+        places = (self.rank + np.arange(self.size)) % self.size
+        blocks = rows[places]
         with _errors(), self.gate.operation(), self.gate.inside():
-            self._wait([self.comm.Ialltoall(np.ascontiguousarray(rows), found)])
-        return found
+            for messages in alltoall_rounds(self.size, self.direct_ranks):
+                arrivals = [np.empty((len(moved), rows.shape[1]), np.int64) for _, moved in messages]
+                requests = [self.comm.Irecv(arrival, (self.rank - distance) % self.size, TAG)
+                            for (distance, _), arrival in zip(messages, arrivals, strict=True)]
+                requests += [self.comm.Isend(blocks[moved], (self.rank + distance) % self.size, TAG)
+                             for distance, moved in messages]
+                self._wait(requests)
+                for (_, moved), arrival in zip(messages, arrivals, strict=True):
+                    blocks[moved] = arrival
+        return blocks[(self.rank - np.arange(self.size)) % self.size]
 
     def allreduce(self, values: Values) -> Values:
         total = np.empty_like(values)

@@ -7,6 +7,8 @@ import pytest
 
 from horovod_oktopk import OkTopk
 from horovod_oktopk.errors import AgreementError
+from horovod_oktopk.phases import agreement
+from horovod_oktopk.phases.agreement import Attendance, Memory, roll_call
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import run_ranks
@@ -110,3 +112,33 @@ def test_ranks_that_hold_the_state_of_different_steps_re_evaluate_together():
     run = advance(ranks, case.gradients()[2:3], case.k)
     assert_lawful(run, case.k)
     assert all(record.report.repartitioned and record.report.global_threshold != before for record in run[0])
+
+
+@pytest.fixture
+def many_ranks(monkeypatch):
+    """As among many: ranks tell one word of what they would say, as long as all are equal."""
+    monkeypatch.setattr(agreement, "FEW_RANKS", 1)
+
+
+@pytest.mark.usefixtures("many_ranks")
+def test_many_ranks_hear_the_same_about_what_differs():
+    told = messages(lambda rank: "a: 1" if rank == 2 else "a: 1\nb: 2", lambda rank: 5)
+    assert len(set(told)) == 1
+    assert "rank 0 has 'b: 2', rank 2 has 'nothing'" in told[0]
+    assert messages(lambda rank: "same: yes", lambda rank: 5) == [None] * 3
+
+
+@pytest.mark.usefixtures("many_ranks")
+@pytest.mark.parametrize("late", [None, 0, 2])
+def test_many_ranks_hear_who_is_not_finite_and_whether_all_are_in_sync(late):
+    def program(transport):
+        rank = transport.rank
+        mine = Attendance("same: yes", 5, step=7 + (rank == late), finite=rank != 1, memory=Memory(complete=True),
+                          counts=10 * rank + np.arange(3))
+        call = roll_call(mine, CountingTransport(transport))
+        return call.step, call.not_finite, call.in_sync, call.counts.tolist()
+
+    for rank, (step, not_finite, in_sync, counts) in enumerate(run_ranks(3, program)):
+        assert step == (8 if late == 0 else 7)
+        assert (not_finite, in_sync) == ((1,), late is None)
+        assert counts == [[rank], [10 + rank], [20 + rank]]

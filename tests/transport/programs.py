@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from horovod_oktopk.partial.rounds import PartialAllreduce
-from horovod_oktopk.transport.base import Transport
+from horovod_oktopk.transport.base import DIRECT_RANKS, Transport
 
 
 def _message(source: int, to: int, length: int, salt: int = 0) -> np.ndarray:
@@ -80,6 +80,14 @@ def alltoall_takes_strided_rows(transport: Transport) -> None:
     rows = np.arange(4 * transport.size, dtype=np.int64).reshape(transport.size, 4)[:, ::2] + transport.rank
     assert transport.alltoall(rows).tolist() == [[4 * transport.rank + rank, 4 * transport.rank + 2 + rank]
                                                  for rank in range(transport.size)]
+
+
+def alltoall_in_two_rounds(transport: Any) -> None:
+    """As among many ranks, where a transport's own is of that kind."""
+    transport.direct_ranks = 1
+    alltoall_gives_every_rank_its_rows(transport)
+    alltoall_takes_strided_rows(transport)
+    transport.direct_ranks = DIRECT_RANKS
 
 
 def allreduce_sums_beyond_32_bits(transport: Transport) -> None:
@@ -229,7 +237,7 @@ def partial_rounds_while_another_thread_trains(transport: Any) -> None:
 
 PROGRAMS: dict[str, Callable[[Transport], None]] = {program.__name__: program for program in (
     knows_its_place, allgather_keeps_rank_order, allgather_takes_strided_rows, alltoall_gives_every_rank_its_rows,
-    alltoall_takes_strided_rows, allreduce_sums_beyond_32_bits,
+    alltoall_takes_strided_rows, alltoall_in_two_rounds, allreduce_sums_beyond_32_bits,
     allreduce_of_a_histogram, inputs_stay_as_they_were, results_are_not_shared_between_calls,
     exchange_ragged_one_by_one, exchange_ragged_in_buckets_of_two, exchange_ragged_all_at_once, exchange_of_nothing,
     exchange_from_one_rank_only, exchange_to_one_rank_only, exchange_of_megabytes, exchanges_back_to_back,
