@@ -25,9 +25,11 @@ class NativeKernels:
     name = "C++"
 
     def add_and_collect(self, residual: Array, gradient: Array, out: Array, scale: float, threshold: float,
-                        first: int, buffer: CandidateBuffer, stream: bool, clear: bool) -> bool:
+                        first: int, buffer: CandidateBuffer, stream: bool, clear: bool, before: Sequence[Array] = (),
+                        after: Sequence[Array] = ()) -> bool:
         finite, buffer.count = _native.add_and_collect(residual, gradient, out, scale, threshold, first,
-                                                       buffer.indices, buffer.values, buffer.count, stream, clear)
+                                                       buffer.indices, buffer.values, buffer.count, stream, clear,
+                                                       before, after)
         return finite
 
     def subtract_and_collect(self, minuend: Array, subtrahend: Array, threshold: float, first: int,

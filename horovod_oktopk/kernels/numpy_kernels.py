@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -33,13 +34,15 @@ class NumpyKernels:
     name = "NumPy"
 
     def add_and_collect(self, residual: Array, gradient: Array, out: Array, scale: float, threshold: float,
-                        first: int, buffer: CandidateBuffer, stream: bool, clear: bool) -> bool:  # noqa: ARG002
+                        first: int, buffer: CandidateBuffer, stream: bool, clear: bool,  # noqa: ARG002
+                        before: Sequence[Array] = (), after: Sequence[Array] = ()) -> bool:
         finite = True
         with np.errstate(over="ignore", invalid="ignore"):
             for start in range(0, len(out), CHUNK):
                 part = slice(start, start + CHUNK)
                 terms = residual[part] if scale == 1.0 else residual[part] * out.dtype.type(scale)
-                np.add(terms, gradient[part], out=out[part])
+                summands = [each[part] for each in (*before, gradient, *after)]
+                np.add(terms, reduce(np.add, summands), out=out[part])
                 finite = finite and _is_finite(out[part])
                 self._collect(out[part], threshold, first + start, buffer)
                 if clear:

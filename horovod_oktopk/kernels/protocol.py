@@ -44,9 +44,11 @@ class Kernels(Protocol):
     name: str
 
     def add_and_collect(self, residual: Array, gradient: Array, out: Array, scale: float, threshold: float,
-                        first: int, buffer: CandidateBuffer, stream: bool, clear: bool) -> bool:
-        """out = scale * residual + gradient; says whether all of out is finite, and collects what passes.
+                        first: int, buffer: CandidateBuffer, stream: bool, clear: bool, before: Sequence[Array] = (),
+                        after: Sequence[Array] = ()) -> bool:
+        """out = scale * residual + sum; says whether all of out is finite, and collects what passes.
 
+        sum: of what comes before the gradient, the gradient, and what comes after it, added up in this order.
         All arrays: float32 or float64, one dtype, contiguous, one length. first: the index of their first element.
         stream: a hint, that out need not stay in the cache. clear: the gradient is zero afterwards, which costs least
         while it is in the cache.

@@ -6,13 +6,12 @@ with the ranks that have the same share on other hosts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
 
 from ..selection.global_top_k import ExactThreshold
-from ..transport.base import Counts, Transport
+from ..transport.base import Bytes, Counts, Transport
 from ..vectors.sparse import DenseVector, SparseVector, concatenate
 
 V = TypeVar("V", SparseVector, DenseVector, SparseVector | DenseVector)
@@ -31,15 +30,19 @@ def select_on_host(selected: SparseVector, k: int, within: Transport) -> tuple[f
 
 def whole_update(update: V, bounds: Counts, within: Transport) -> V:
     """The update of all shares. bounds: of the shares; a rank's update has indices within its own."""
-    values = _joined(update.values, within)
+    dtype = update.values.dtype
     if isinstance(update, DenseVector):
-        return DenseVector(np.concatenate(values))
-    indices = [own + start for own, start in zip(_joined(update.indices, within), bounds[:-1], strict=True)]
-    parts = [SparseVector(*part) for part in zip(indices, values, strict=True)]
-    return concatenate(parts, update.values.dtype)
+        return DenseVector(np.concatenate(_joined(update.values.view(np.uint8), within)).view(dtype))
+    offset = np.dtype(np.uint32 if np.diff(bounds).max() < 2**32 else np.int64)
+    mine = np.concatenate([update.values.view(np.uint8), update.indices.astype(offset).view(np.uint8)])
+    parts = []
+    for start, part in zip(bounds[:-1], _joined(mine, within), strict=True):
+        length = len(part) // (dtype.itemsize + offset.itemsize) * dtype.itemsize
+        parts.append(SparseVector(part[length:].view(offset).astype(np.int64) + start, part[:length].view(dtype)))
+    return concatenate(parts, dtype)
 
 
-def _joined(own: Counts, within: Transport) -> Sequence[Counts]:
-    """Everyone's array, by rank."""
-    sizes = within.allgather(np.array([own.nbytes]))[:, 0]
-    return [part.copy().view(own.dtype) for part in within.allgatherv(own.view(np.uint8), sizes)]
+def _joined(message: Bytes, within: Transport) -> list[Bytes]:
+    """Everyone's, by rank."""
+    sizes = within.allgather(np.array([message.nbytes]))[:, 0]
+    return [part.copy() for part in within.allgatherv(message, sizes)]

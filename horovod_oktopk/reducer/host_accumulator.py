@@ -44,7 +44,7 @@ class HostAccumulator(NumpyAccumulator):
         self._spent = None
         if self._sum is None:
             return super().accumulate(pieces, scale, clear)
-        return super().accumulate(self._sum.of(pieces, self._outside, scale, clear), scale)
+        return self._add_sums(self._sum.of(pieces, self._outside, scale, clear), scale, clear)
 
     def _take_share(self, hosts: Hosts | None) -> None:
         """Of these hosts; the residual stays, and comes to whom it belongs to."""

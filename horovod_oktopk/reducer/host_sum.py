@@ -7,7 +7,7 @@ have laid out of its own.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels import KERNELS, CandidateBuffer
+from ..selection.accumulator import Sum, converted
 from ..transport.base import Transport
 from ..transport.counting import Hosts
 from ..transport.shared_memory import shared_memory
@@ -22,8 +23,6 @@ from ..vectors.sparse import Values
 
 SMALLEST = 1 << 20
 """How many elements a rank lays out for the others at a time: so many; more of long vectors, see HostSum."""
-BLOCK = 1 << 17
-"""Elements that are added up at a time: they stay in the cache until they are used."""
 
 
 class Mail(Protocol):
@@ -103,48 +102,33 @@ class HostSum:
         longest = max(stop - start for start, stop in pairwise(self.bounds))
         self._length = max(1, min(longest, max(SMALLEST, -(-whole // (4 * size))) // max(1, size - 1)))
         self._rounds = -(-longest // self._length)
-        self._total, self._zeros = np.empty(BLOCK, self._dtype), np.zeros(BLOCK, self._dtype)
-        self._order = list(range(size))
-        if hosts.within.rank == 0:
-            self._order[:2] = self._order[:2][::-1]  # of two summands, any may be the first: here not this rank's
         self._mail: Mail = MessageMail(hosts.within, self._length, dtype)
         if size > 1:
             memories = shared_memory(2 * (size - 1) * self._length * self._dtype.itemsize, hosts.within)
             self._mail = self._mail if memories is None else SharedMail(memories, hosts.within, dtype)
 
     def of(self, pieces: Iterable[tuple[int, NDArray[Any]]], rest: Values | None = None, scale: float = 1.0,
-           clear: bool = False) -> Iterator[tuple[int, Values]]:
-        """This rank's share of the sum, in order: (offset in the share, values), valid until the next are asked for.
+           clear: bool = False) -> Iterator[Sum]:
+        """This rank's share of the sum, in order: what is to be added up, valid until the next is asked for.
 
-        Summands are added in the ranks' order. pieces: (offset, array) pairs that together cover this rank's vector,
-        in ascending order. rest: what is to be added to them, scale times, shape (whole,). clear: leaves zeros in
-        pieces of the sum's dtype.
+        Summands are in the ranks' order. pieces: (offset, array) pairs that together cover this rank's vector, in
+        ascending order. rest: what is to be added to them, scale times, shape (whole,). clear: leaves zeros in pieces
+        of the sum's dtype, of what is sent.
         """
-        mine, own = Pieces(pieces, self._zeros, clear), self._within.rank
+        mine, own = Pieces(pieces, self._dtype, clear), self._within.rank
         for number in range(self._rounds):
             ranges = self._ranges(number)
             with self._within.phase("host_sum"):
                 for rank, (start, stop) in enumerate(ranges):
                     if rank != own:
                         box = self._mail.outgoing(rank, stop - start)
-                        mine.add(start, stop, None if rest is None else rest[start:stop], box, scale, stream=True)
+                        mine.write(start, stop, None if rest is None else rest[start:stop], box, scale)
                 start, stop = ranges[own]
                 came = self._mail.swap(stop - start)
-            for at in range(start, stop, BLOCK):
-                end = min(at + BLOCK, stop)
-                found = {rank: values[at - start:end - start] for rank, values in came.items()}
-                yield at - self.bounds[own], self._add_up(mine, at, end, found)
-
-    def _add_up(self, mine: Pieces, start: int, stop: int, came: Mapping[int, Values]) -> Values:
-        """Of all ranks' elements from start to stop. came: those of the other ranks."""
-        total, found = self._total[:stop - start], None
-        for rank in self._order:
-            if rank == self._within.rank:
-                mine.add(start, stop, found, total)
-                found = total
-            else:
-                found = came[rank] if found is None else np.add(found, came[rank], out=total)
-        return total
+            for at, piece in mine.between(start, stop):
+                part = slice(at, at + len(piece))
+                yield (start + at - self.bounds[own], piece, [came[rank][part] for rank in range(own)],
+                       [came[rank][part] for rank in range(own + 1, self._within.size)])
 
     def _ranges(self, number: int) -> list[tuple[int, int]]:
         """What a round is about: of each share, where it begins and ends."""
@@ -156,38 +140,34 @@ class HostSum:
 class Pieces:
     """A vector in pieces, in ascending order.
 
-    zeros: BLOCK of them, of the dtype in which it is added. clears: whether zeros are left in pieces of that dtype.
+    dtype: in which it is added. clears: whether zeros are left in pieces of that dtype.
     """
 
-    def __init__(self, pieces: Iterable[tuple[int, NDArray[Any]]], zeros: Values, clears: bool) -> None:
+    def __init__(self, pieces: Iterable[tuple[int, NDArray[Any]]], dtype: Any, clears: bool) -> None:
         self._pieces = [(offset, piece) for offset, piece in pieces if len(piece)]
         self._offsets = [offset for offset, _ in self._pieces]
-        self._zeros = zeros
+        self._dtype = np.dtype(dtype)
         self._clears = clears
-        self._none_passes = CandidateBuffer(0, zeros.dtype)
+        self._none_passes = CandidateBuffer(0, dtype)
 
-    def add(self, start: int, stop: int, summand: Values | None, out: Values, scale: float = 1.0,
-            stream: bool = False) -> None:
+    def write(self, start: int, stop: int, summand: Values | None, out: Values, scale: float) -> None:
         """out = scale * summand (or 0) + elements from start to stop, which are needed no more.
 
-        stream: a hint, that out need not stay in the cache. To copy past it, and to clear what was just read, costs
-        much less than a copy and zeros: so even where there is nothing to add, it is the kernel's pass.
+        To copy past the cache, and to clear what was just read, costs much less than a copy and zeros: so even where
+        there is nothing to add, it is the kernel's pass. It then adds the elements 0 times, which reads nothing more,
+        and makes NaN of infinity: neither is finite.
         """
-        for at, part in self._parts(start, stop):
-            for first in range(0, len(part), BLOCK):
-                piece = part[first:first + BLOCK]
-                into = slice(at + first, at + first + len(piece))
-                added = self._zeros[:len(piece)] if summand is None else summand[into]
-                gradient = np.ascontiguousarray(piece, self._zeros.dtype)
-                KERNELS.add_and_collect(added, gradient, out[into], scale, np.inf, 0, self._none_passes, stream,
+        for at, part in self.between(start, stop):
+            for offset, gradient in converted(part, self._dtype, self._clears):
+                into = slice(at + offset, at + offset + len(gradient))
+                added, factor = (gradient, 0.0) if summand is None else (summand[into], scale)
+                KERNELS.add_and_collect(added, gradient, out[into], factor, np.inf, 0, self._none_passes, True,
                                         self._clears)
-                if self._clears and gradient is not piece and piece.dtype == gradient.dtype:
-                    piece.fill(0)
 
-    def _parts(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
+    def between(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
         """What lies between, with its distance from start."""
         for offset, piece in self._pieces[bisect_right(self._offsets, start) - 1:]:
-            if offset >= stop:
+            if offset >= stop or start == stop:
                 return
             low = max(start, offset)
             yield low - start, piece[low - offset:stop - offset]

@@ -6,7 +6,7 @@ swapping them. So a step that must not count (NaN, overflow) is undone by not co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,9 @@ from .collecting import CollectingAccumulator
 
 CACHE = 1 << 24
 """Bytes of a vector that is taken not to fit the cache."""
+Sum = tuple[int, NDArray[Any], Sequence[Values], Sequence[Values]]
+"""Offset; a piece of the gradient; what is added to it, of the accumulator's dtype: what comes before it in the order
+of the summands, and after it."""
 
 
 class Accumulator(Protocol):
@@ -77,6 +80,21 @@ class ResidualAccumulator(Accumulator, Protocol):
         """The residual takes these values."""
 
 
+def converted(piece: NDArray[Any], dtype: Any, clear: bool) -> Iterator[tuple[int, Values]]:
+    """(offset, contiguous array of this dtype): the piece itself, where it is one; others are copied chunk by chunk.
+
+    clear: whether a piece of this dtype is to be zero afterwards; whoever asks clears what is the piece itself.
+    """
+    if piece.dtype == dtype and piece.flags.c_contiguous:
+        yield 0, piece
+        return
+    for start in range(0, len(piece), CHUNK):
+        chunk = piece[start:start + CHUNK]
+        yield start, np.array(chunk, dtype, order="C")
+        if clear and piece.dtype == dtype:
+            chunk.fill(0)
+
+
 class NumpyAccumulator(CollectingAccumulator):
     """A ResidualAccumulator in host memory; residual and spare are float32 or float64 arrays of n.
 
@@ -90,28 +108,29 @@ class NumpyAccumulator(CollectingAccumulator):
 
     def accumulate(self, pieces: Iterable[tuple[int, NDArray[Any]]], scale: float = 1.0,
                    clear: bool = False) -> bool:
+        return self._add_sums(((offset, piece, (), ()) for offset, piece in pieces), scale, clear)
+
+    def _add_sums(self, sums: Iterable[Sum], scale: float, clear: bool) -> bool:
+        """As `accumulate`, with sums instead of pieces. clear: of each the piece."""
         self._candidates.count, self._bound = 0, None
         finite = ascending = True
         done = 0
-        for offset, piece in pieces:
+        for offset, piece, before, after in sums:
             ascending = ascending and offset == done
             done = offset + len(piece)
-            finite = self._add(offset, piece, scale, clear) and finite
+            for start, gradient in converted(piece, self.dtype, clear):
+                part = slice(start, start + len(gradient))
+                finite = self._add(offset + start, gradient, [other[part] for other in before],
+                                   [other[part] for other in after], scale, clear) and finite
         if ascending:
             self._bound = self.expected
         return finite
 
-    def _add(self, offset: int, piece: NDArray[Any], scale: float, clear: bool) -> bool:
-        is_own = piece.dtype == self.dtype
-        step = len(piece) if is_own else CHUNK  # half precision is widened chunk by chunk
-        finite = True
-        for start in range(0, len(piece), max(step, 1)):
-            gradient = np.ascontiguousarray(piece[start:start + step], self.dtype)
-            part = slice(offset + start, offset + start + len(gradient))
-            finite = self._kernels.add_and_collect(self.residual[part], gradient, self._acc[part], scale,
-                                                   self.expected, part.start, self._candidates,
-                                                   self._acc.nbytes > CACHE, clear and is_own) and finite
-        return finite
+    def _add(self, start: int, gradient: Values, before: Sequence[Values], after: Sequence[Values], scale: float,
+             clear: bool) -> bool:
+        part = slice(start, start + len(gradient))
+        return self._kernels.add_and_collect(self.residual[part], gradient, self._acc[part], scale, self.expected,
+                                             start, self._candidates, self._acc.nbytes > CACHE, clear, before, after)
 
     def _collect(self, start: int, stop: int, threshold: float, buffer: CandidateBuffer) -> None:
         self._kernels.collect(self._acc[start:stop], threshold, start, buffer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -56,22 +57,25 @@ def instructions(request):
 @pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 200), st.integers(0, 7), st.sampled_from([1.0, 0.5, 1 / 3, 1e30]),
-       st.booleans(), st.booleans(), st.booleans(), st.integers(0, 40))
-def test_adding_and_collecting_has_numpys_bits(dtype, seed, n, which, scale, finite, stream, clear, shift):
+       st.booleans(), st.booleans(), st.booleans(), st.integers(0, 40), st.integers(0, 3), st.integers(0, 3))
+def test_adding_and_collecting_has_numpys_bits(dtype, seed, n, which, scale, finite, stream, clear, shift, before,
+                                               after):
     rng = np.random.default_rng(seed)
     residual, gradient = nasty(rng, n, dtype, finite), nasty(rng, n, dtype, finite)
+    first, last = ([nasty(rng, n + shift, dtype, finite)[shift:] for _ in range(count)] for count in (before, after))
     found = []
     for kernel in BOTH:
         out, buffer = np.empty(n + shift, dtype)[shift:], CandidateBuffer(2 * n, dtype)  # aligned or not
         terms = residual.copy(), gradient.copy()
-        is_finite = kernel.add_and_collect(*terms, out, scale, thresholds(dtype)[which], 7, buffer, stream, clear)
+        is_finite = kernel.add_and_collect(*terms, out, scale, thresholds(dtype)[which], 7, buffer, stream, clear,
+                                           first, last)
         kernel.collect(out, thresholds(dtype)[which], 1000, buffer)
         found.append((is_finite, bits(out), collected(buffer)))
         assert terms[0].tobytes() == residual.tobytes()
         assert terms[1].tobytes() == (bytes(gradient.nbytes) if clear else gradient.tobytes())
     assert found[0] == found[1]
     with np.errstate(all="ignore"):
-        expected = residual * dtype(scale) + gradient
+        expected = residual * dtype(scale) + reduce(np.add, [*first, gradient, *last])
     assert found[0][:2] == (bool(np.isfinite(expected).all()), bits(expected))
 
 
@@ -249,6 +253,10 @@ def test_lengths_that_do_not_fit_are_refused():
     kernel, three, four = NativeKernels(), np.ones(3, np.float32), np.ones(4, np.float32)
     with pytest.raises(ValueError, match="one length"):
         kernel.add_and_collect(three, four, four, 1.0, 0.0, 0, CandidateBuffer(9, np.float32), False, False)
+    for others in ([three], []), ([], [four, three]):
+        with pytest.raises(ValueError, match="one length"):
+            kernel.add_and_collect(four, four, four, 1.0, 0.0, 0, CandidateBuffer(9, np.float32), False, False,
+                                   *others)
     with pytest.raises(ValueError, match="as many indices as values"):
         kernel.sum_parts([np.arange(3)], [four])
     with pytest.raises(ValueError, match="as many indices as values"):

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from horovod_oktopk.reducer import host_sum
 from horovod_oktopk.reducer.host_accumulator import HostAccumulator
+from horovod_oktopk.selection import accumulator
+from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import on_hosts
 from horovod_oktopk.transport.local import LocalTransport, LocalWorld, run_ranks
 
@@ -38,9 +40,9 @@ def bounds_of(n, size):
 
 
 @given(size=st.integers(1, 4), n=st.integers(1, 60), cuts=st.lists(st.integers(0, 60), max_size=4),
-       smallest=st.sampled_from([1, 7, 100]), block=st.sampled_from([2, 100]), shares=st.booleans(),
+       smallest=st.sampled_from([1, 7, 100]), chunk=st.sampled_from([2, 100]), shares=st.booleans(),
        dtype=st.sampled_from(["float16", "float32"]))
-def test_a_rank_has_the_sum_of_its_share(size, n, cuts, smallest, block, shares, dtype):
+def test_a_rank_has_the_sum_of_its_share(size, n, cuts, smallest, chunk, shares, dtype):
     gradients = np.random.default_rng(n).integers(-50, 50, (2, size, n)).astype(dtype)
     cuts = sorted(min(cut, n) for cut in cuts)
 
@@ -56,7 +58,7 @@ def test_a_rank_has_the_sum_of_its_share(size, n, cuts, smallest, block, shares,
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host_sum, "SMALLEST", smallest)
-        patch.setattr(host_sum, "BLOCK", block)
+        patch.setattr(accumulator, "CHUNK", chunk)
         if not shares:
             patch.setattr(host_sum, "shared_memory", lambda *_: None)
         by_rank = run_ranks(size, program)
@@ -71,22 +73,27 @@ def test_a_rank_has_the_sum_of_its_share(size, n, cuts, smallest, block, shares,
 
 
 @pytest.mark.parametrize("shares", [True, False])
-def test_summands_are_added_in_the_order_of_the_ranks(shares, monkeypatch):
-    """The sum that a flat job's rank would be given has the same bits."""
-    gradients = np.random.default_rng(1).standard_normal((4, 1001)).astype(np.float32)
-    expected = gradients[0] + gradients[1] + gradients[2] + gradients[3]
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_bits_are_those_of_a_rank_that_was_given_the_sum(shares, dtype, monkeypatch):
+    """Summands are added in the order of the ranks, and their sum to the residual."""
+    gradients = np.random.default_rng(1).standard_normal((2, 4, 1001)).astype(dtype)
+    kept = np.float64 if dtype == "float64" else np.float32
+    expected = NumpyAccumulator(1001, kept)
+    for step in gradients.astype(kept):
+        expected.accumulate([(0, step[0] + step[1] + step[2] + step[3])], 1 / 3)
+        expected.commit(np.empty(0, np.int64))
     monkeypatch.setattr(host_sum, "SMALLEST", 300)
-    monkeypatch.setattr(host_sum, "BLOCK", 64)
     if not shares:
         monkeypatch.setattr(host_sum, "shared_memory", lambda *_: None)
 
     def program(transport):
-        acc = HostAccumulator(1001, np.float32, hosted(transport))
-        acc.accumulate([(0, gradients[transport.rank])])
-        acc.commit(np.empty(0, np.int64))
+        acc = HostAccumulator(1001, kept, hosted(transport))
+        for step in gradients:
+            acc.accumulate([(0, step[transport.rank])], 1 / 3)
+            acc.commit(np.empty(0, np.int64))
         return acc.read_residual()
 
-    assert sum(run_ranks(4, program)).tobytes() == expected.tobytes()
+    assert sum(run_ranks(4, program)).tobytes() == expected.residual.tobytes()
 
 
 @pytest.mark.parametrize(("dtype", "cleared"), [("float32", True), ("float64", False), (">f4", False)])

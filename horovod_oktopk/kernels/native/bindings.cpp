@@ -26,7 +26,7 @@ template <class T> void define(py::module_ &module) {
     module.def("add_and_collect", &add_and_collect<T>, py::arg("residual").noconvert(),
                py::arg("gradient").noconvert(), py::arg("out").noconvert(), py::arg("scale"), py::arg("threshold"),
                py::arg("first"), py::arg("indices").noconvert(), py::arg("values").noconvert(), py::arg("count"),
-               py::arg("stream"), py::arg("clear"));
+               py::arg("stream"), py::arg("clear"), py::arg("before").noconvert(), py::arg("after").noconvert());
     module.def("subtract_and_collect", &subtract_and_collect<T>, py::arg("minuend").noconvert(),
                py::arg("subtrahend").noconvert(), py::arg("threshold"), py::arg("first"),
                py::arg("indices").noconvert(), py::arg("values").noconvert(), py::arg("count"));

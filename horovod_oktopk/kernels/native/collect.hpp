@@ -26,6 +26,7 @@ template <class T> INLINE void store(const T *block, T *out, int64_t length, boo
 // What a pass looks at.
 enum class Of {
     SUM,         // out = scale * residual + gradient, which is written
+    SUMS,        // out = scale * residual + (the gradient and others, added up in order), which is written
     DIFFERENCE,  // residual - gradient, which is written nowhere
     ARRAY        // out
 };
@@ -35,15 +36,32 @@ template <class T> struct Terms {
     T *gradient, *out;
     T scale;
     bool stream, clear;  // past the cache; the gradient is zero afterwards, which costs nothing while it is in the cache
+    const T *const *summands = nullptr;  // in order, the gradient among them
+    int64_t count = 0, offset = 0;       // of them; where in them this is
 
     INLINE Terms from(int64_t start) const {
-        return {residual + start, gradient + start, out + start, scale, stream, clear};
+        return {residual + start, gradient + start, out + start, scale, stream, clear, summands, count, offset + start};
     }
 };
 
-template <Of OF, class T> INLINE T element(const Terms<T> &terms, int64_t i) {
-    if (OF == Of::SUM) return terms.scale * terms.residual[i] + terms.gradient[i];
-    return OF == Of::DIFFERENCE ? terms.residual[i] - terms.gradient[i] : terms.out[i];
+constexpr bool is_written(Of of) { return of == Of::SUM || of == Of::SUMS; }
+
+// One block's elements.
+template <Of OF, class T> INLINE void evaluate(const Terms<T> &terms, int64_t length, T *values) {
+    const Terms<T> t = terms;
+    if (OF == Of::SUMS) {
+        const T *first = t.summands[0] + t.offset;
+        for (int64_t i = 0; i < length; ++i) values[i] = first[i];
+        for (int64_t j = 1; j < t.count; ++j) {
+            const T *next = t.summands[j] + t.offset;
+            for (int64_t i = 0; i < length; ++i) values[i] += next[i];
+        }
+    }
+    for (int64_t i = 0; i < length; ++i) {
+        if (OF == Of::SUMS) values[i] = t.scale * t.residual[i] + values[i];
+        else if (OF == Of::SUM) values[i] = t.scale * t.residual[i] + t.gradient[i];
+        else values[i] = OF == Of::DIFFERENCE ? t.residual[i] - t.gradient[i] : t.out[i];
+    }
 }
 
 // One block; returns its largest magnitude.
@@ -53,12 +71,10 @@ INLINE auto block(const Terms<T> &terms, int64_t length, typename Integer<T>::ty
     using Int = typename Integer<T>::type;
     alignas(64) T values[BLOCK];
     Int largest = 0;
-    for (int64_t i = 0; i < length; ++i) {
-        values[i] = element<OF>(terms, i);
-        largest = std::max(largest, magnitude(values[i]));
-    }
-    if (OF == Of::SUM) store(values, terms.out, length, terms.stream);
-    if (OF == Of::SUM && terms.clear) std::memset(terms.gradient, 0, sizeof(T) * length);
+    evaluate<OF>(terms, length, values);
+    for (int64_t i = 0; i < length; ++i) largest = std::max(largest, magnitude(values[i]));
+    if (is_written(OF)) store(values, terms.out, length, terms.stream);
+    if (is_written(OF) && terms.clear) std::memset(terms.gradient, 0, sizeof(T) * length);
     if (largest >= bound && buffer.count <= buffer.capacity) {
         const Int infinity = magnitude(std::numeric_limits<T>::infinity());
         uint32_t passes = 0;
@@ -94,11 +110,13 @@ INLINE bool pass(const Terms<T> &terms, int64_t length, T threshold, int64_t fir
 
 FOR_EACH_PROCESSOR bool add_pass_anywhere(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
                                           CandidateBuffer<float> &buffer) {
-    return pass<Of::SUM>(terms, length, threshold, first, buffer);
+    return terms.count ? pass<Of::SUMS>(terms, length, threshold, first, buffer)
+                       : pass<Of::SUM>(terms, length, threshold, first, buffer);
 }
 FOR_EACH_PROCESSOR bool add_pass(const Terms<double> &terms, int64_t length, double threshold, int64_t first,
                                  CandidateBuffer<double> &buffer) {
-    return pass<Of::SUM>(terms, length, threshold, first, buffer);
+    return terms.count ? pass<Of::SUMS>(terms, length, threshold, first, buffer)
+                       : pass<Of::SUM>(terms, length, threshold, first, buffer);
 }
 FOR_EACH_PROCESSOR bool read_pass_anywhere(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
                                            CandidateBuffer<float> &buffer) {
@@ -135,11 +153,19 @@ INLINE WITH_AVX512 bool compress_pass(const Terms<float> &terms, int64_t length,
         __m512 values;
         if (OF != Of::ARRAY) {
             _mm_prefetch(reinterpret_cast<const char *>(t.residual + at + AHEAD), _MM_HINT_T0);
-            _mm_prefetch(reinterpret_cast<const char *>(t.gradient + at + AHEAD), _MM_HINT_T0);
+            if (OF != Of::SUMS) _mm_prefetch(reinterpret_cast<const char *>(t.gradient + at + AHEAD), _MM_HINT_T0);
         }
-        if (OF == Of::SUM) {
-            values = _mm512_add_ps(_mm512_mul_ps(scales, _mm512_loadu_ps(t.residual + at)),
-                                   _mm512_loadu_ps(t.gradient + at));
+        if (is_written(OF)) {
+            __m512 total = _mm512_loadu_ps(OF == Of::SUM ? t.gradient + at : t.summands[0] + t.offset + at);
+            if (OF == Of::SUMS) {
+                _mm_prefetch(reinterpret_cast<const char *>(t.summands[0] + t.offset + at + AHEAD), _MM_HINT_T0);
+                for (int64_t j = 1; j < t.count; ++j) {
+                    const float *next = t.summands[j] + t.offset + at;
+                    _mm_prefetch(reinterpret_cast<const char *>(next + AHEAD), _MM_HINT_T0);
+                    total = _mm512_add_ps(total, _mm512_loadu_ps(next));
+                }
+            }
+            values = _mm512_add_ps(_mm512_mul_ps(scales, _mm512_loadu_ps(t.residual + at)), total);
             if (t.stream) _mm512_stream_ps(t.out + at, values);
             else _mm512_storeu_ps(t.out + at, values);
             if (t.clear) _mm512_storeu_ps(t.gradient + at, _mm512_setzero_ps());
@@ -173,7 +199,8 @@ INLINE WITH_AVX512 bool compress_pass(const Terms<float> &terms, int64_t length,
 
 WITH_AVX512 bool compress_add(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
                               CandidateBuffer<float> &buffer) {
-    return compress_pass<Of::SUM>(terms, length, threshold, first, buffer);
+    return terms.count ? compress_pass<Of::SUMS>(terms, length, threshold, first, buffer)
+                       : compress_pass<Of::SUM>(terms, length, threshold, first, buffer);
 }
 WITH_AVX512 bool compress_read(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
                                CandidateBuffer<float> &buffer) {
@@ -231,12 +258,24 @@ template <class T> CandidateBuffer<T> buffer_of(Array<int64_t> &indices, Array<T
 template <class T>
 std::pair<bool, int64_t> add_and_collect(const Array<T> &residual, Array<T> &gradient, Array<T> &out, T scale,
                                          T threshold, int64_t first, Array<int64_t> &indices, Array<T> &values,
-                                         int64_t count, bool stream, bool clear) {
+                                         int64_t count, bool stream, bool clear, const std::vector<Array<T>> &before,
+                                         const std::vector<Array<T>> &after) {
     if (residual.size() != gradient.size() || out.size() != gradient.size())
         throw std::invalid_argument("residual, gradient and sum must have one length");
     CandidateBuffer<T> buffer = buffer_of(indices, values, count);
     T *read = clear ? gradient.mutable_data() : const_cast<T *>(gradient.data());  // not written, if not to be cleared
-    const Terms<T> terms{residual.data(), read, out.mutable_data(), scale, stream, clear};
+    std::vector<const T *> summands;
+    const auto append = [&](const std::vector<Array<T>> &others) {
+        for (const Array<T> &other : others) {
+            if (other.size() != gradient.size()) throw std::invalid_argument("all summands must have one length");
+            summands.push_back(other.data());
+        }
+    };
+    append(before);
+    summands.push_back(read);
+    append(after);
+    const int64_t several = summands.size() > 1 ? summands.size() : 0;
+    const Terms<T> terms{residual.data(), read, out.mutable_data(), scale, stream, clear, summands.data(), several};
     py::gil_scoped_release released;
     const bool finite = add_pass(terms, gradient.size(), threshold, first, buffer);
     return {finite, buffer.count};
