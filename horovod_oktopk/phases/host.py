@@ -33,7 +33,7 @@ def whole_update(update: V, bounds: Counts, within: Transport) -> V:
     dtype = update.values.dtype
     if isinstance(update, DenseVector):
         return DenseVector(np.concatenate(_joined(update.values.view(np.uint8), within)).view(dtype))
-    offset = np.dtype(np.uint32 if np.diff(bounds).max() < 2**32 else np.int64)
+    offset = np.dtype(np.uint32)  # vectors are shorter than 2**32
     mine = np.concatenate([update.values.view(np.uint8), update.indices.astype(offset).view(np.uint8)])
     parts = []
     for start, part in zip(bounds[:-1], _joined(mine, within), strict=True):
