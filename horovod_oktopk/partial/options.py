@@ -27,8 +27,8 @@ class Partial(Compression):
         of the ranks, on average, have come.
     seed: of the draws.
     max_staleness: how many rounds may run that a rank has not seen; then they wait for it, unless it waits in another
-        optimizer's rounds. A rank keeps their updates until it comes: of OkTopk 2k words each (with a global_density
-        2k'), of Dense n.
+        optimizer's rounds: then for as many as run meanwhile. A rank keeps their updates until it comes: of OkTopk 2k
+        words each (with a global_density 2k'), of Dense n.
     timeout: seconds after which that fails, on all ranks, and after which a round starts without the drawn rank.
     model_sync_interval: None, or the paper's way: a late rank applies the latest round's update alone, replicas
         drift apart, and are averaged every so many of a rank's own steps.

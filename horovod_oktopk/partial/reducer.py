@@ -145,8 +145,8 @@ class PartialReducer(FlatReducer[L]):
 
     def _waits_elsewhere(self) -> bool:
         """Whether this rank's program waits in the rounds of another reducer."""
-        return any(each._allreduce is not None and each._allreduce.is_waiting for each in _running
-                   if each.network.channel != self.network.channel)
+        others = [each._allreduce for each in _running if each is not self]
+        return any(each.holds_the_program for each in others if each is not None)
 
     def _take_note(self, rounds: Rounds) -> list[RoundUpdate]:
         self._step_report = report_of(rounds, self._step_report, self._accumulating)

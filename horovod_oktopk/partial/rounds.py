@@ -25,7 +25,8 @@ T = TypeVar("T")
 Headers = NDArray[np.void]
 
 BREATH = 0.05
-"""Seconds for which a thread waits for a signal before it looks whether it is to end."""
+"""Seconds for which a thread waits for a signal before it looks whether it is to end; and after which a program that
+waits may be one for which others wait elsewhere."""
 
 
 def header_dtype(settings: int) -> np.dtype[np.void]:
@@ -87,8 +88,7 @@ class PartialAllreduce(Generic[T]):
         self._signals = signals
         self._timeout = timeout
         self._waits_elsewhere = waits_elsewhere
-        self.is_waiting = False
-        """Whether the program is inside, and can go on only when something has happened here."""
+        self._waits_since: float | None = None
         self._changed = threading.Condition()
         # Under the condition's lock:
         self._state = RankState(Rules(transport.rank, transport.size, policy, seed, max_staleness))
@@ -104,6 +104,12 @@ class PartialAllreduce(Generic[T]):
     def state(self) -> RankState:
         """At present."""
         return self._state
+
+    @property
+    def holds_the_program(self) -> bool:
+        """Whether the program is inside, and has waited for a while."""
+        since = self._waits_since
+        return not self._state.activity.goes_on or (since is not None and time.monotonic() > since + BREATH)
 
     def arrive(self, contribute: Callable[[], Sequence[float]]) -> list[Round[T]]:
         """This rank has come: hands in its values, and returns all rounds that it has not seen, in order.
@@ -165,7 +171,7 @@ class PartialAllreduce(Generic[T]):
             if isinstance(action, Run):
                 self._write_header(action)
             elif isinstance(action, Ask):
-                self._signals.send(action.rank, -action.number)
+                self._signals.send(action.rank, -action.number)  # below 0, to tell it from an activation
             else:
                 for rank in action.ranks:
                     self._signals.send(rank, action.number)
@@ -178,9 +184,14 @@ class PartialAllreduce(Generic[T]):
         self._header["elapsed"], self._last_begin = now - self._last_begin, now
 
     def _await_rounds(self) -> list[Round[T]]:
-        if not self._wait_for(lambda: self._state.may_take, self._timeout):
-            self._do(self._state.overdue())
-            self._wait_for(lambda: self._state.may_take)
+        def may_take() -> bool:
+            return self._state.may_take
+
+        if not self._wait_for(may_take, BREATH):
+            self._do(self._state.waits_on())
+            if not self._wait_for(may_take, self._timeout):
+                self._do(self._state.overdue())
+                self._wait_for(may_take)
         return self._take()
 
     def _has_news(self) -> bool:
@@ -206,9 +217,11 @@ class PartialAllreduce(Generic[T]):
 
     def _wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
         """Whether it came true in time; raises what a round raised."""
-        self.is_waiting = True
-        came_true = self._changed.wait_for(lambda: self._failure is not None or condition(), timeout)
-        self.is_waiting = False
+        self._waits_since = time.monotonic()
+        try:
+            came_true = self._changed.wait_for(lambda: self._failure is not None or condition(), timeout)
+        finally:
+            self._waits_since = None
         self._check()
         return came_true
 

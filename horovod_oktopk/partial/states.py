@@ -165,12 +165,17 @@ class RankState:
         assert self.may_arrive
         is_late = self.started > self.taken  # its round has begun without it
         if not is_late and not self.ahead:
-            starts = self.initiator == self.rules.rank
-            action = self._activation() if starts else Ask(self.initiator, self.started + 1)
-            return replace(self, handed_in=Presence.FRESH, activity=Activity.WAITING), (action,)
+            start = (self._activation(),) if self.initiator == self.rules.rank else ()
+            return replace(self, handed_in=Presence.FRESH, activity=Activity.WAITING), start
         activity = Activity.WAITING if is_late else Activity.COMPUTING
         after = replace(self, handed_in=Presence.STALE, activity=activity)
         return (after if is_late else after._after_step(rounds=0)), ()
+
+    def waits_on(self) -> Step:
+        """The program has waited a while: the drawn rank hears of it, as it may be waiting elsewhere."""
+        assert self.activity == Activity.WAITING
+        asks = self.started == self.taken and self.initiator != self.rules.rank
+        return self, (Ask(self.initiator, self.started + 1),) if asks else ()
 
     def overdue(self) -> Step:
         """The program has waited too long: the drawn rank may not come, so this one starts the round."""

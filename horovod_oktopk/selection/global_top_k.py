@@ -102,7 +102,8 @@ def _kth_by_sketches(ascending: Bits, sketches: Sketches, k: int,
     if certain.is_one_value:
         start, stop = _within(certain, ascending)
         above, equal = transport.allgather(np.array([len(ascending) - stop, stop - start])).T
-        return certain.lowest, above, equal
+        there_are_fewer = above.sum() + equal.sum() < k
+        return (0, above + equal, np.zeros_like(equal)) if there_are_fewer else (certain.lowest, above, equal)
     if certain.at_most.sum() > 4 * sketches.steps.sum():
         start, stop = _within(certain, ascending)
         return _kth_by_counts(ascending[start:stop], len(ascending) - stop, k, transport)

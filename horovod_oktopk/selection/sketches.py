@@ -3,14 +3,14 @@
 A rank tells every `step`-th of its magnitudes in descending order. On many ranks each begins at a place of its own
 within the first step. Then, whatever the magnitudes are, `step` times the number of entries that are at least t is on
 the mean the number of magnitudes that are. The errors of P ranks, of less than a step each, nearly cancel: the sum is
-wrong by about √P steps at most. That is *likely*. *Certain* are P steps, for where the likely ones do not do.
+wrong by √P steps, or less. That is *likely*. *Certain* are P steps, for where the likely ones do not do.
 Magnitudes travel as bits, which have their order.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -23,7 +23,7 @@ Counts = NDArray[np.int64]
 MIN_ENTRIES, MAX_ENTRIES = 16, 512
 REACH, REACH_OF_MANY = 4, 2
 """A sketch reaches down to the 4k/P-th element of its rank, four times what the mean rank contributes. On many ranks
-it reaches half as far, as a radix search, should it be needed, takes fewer words there than sketches do."""
+it reaches half as far: regions are balanced, and a radix search, where one is needed, costs the same on any P."""
 FEW_RANKS = 16
 """More than these are many."""
 GOLDEN = (math.sqrt(5) - 1) / 2
@@ -33,8 +33,8 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 def sketch_shape(k: int, size: int) -> tuple[int, int]:
     """(numbers of a sketch, its threshold and largest magnitude included; elements from one to the next).
 
-    Sketches are about as long as what then lies between two entries: with few ranks two steps of each, with many
-    2/√P steps, and some more for ranks that have more than the mean.
+    Sketches are about as long as what is then gathered: with few ranks two steps of each, with many 2/√P steps, and
+    about twice as much again, as there must be room for more than the mean.
     """
     if size <= FEW_RANKS:
         covered, between = REACH * k, 2.0
@@ -62,7 +62,10 @@ def sketch(ascending: Bits, step: int, entries: int, first: int | None = None) -
 
 @dataclass(frozen=True)
 class Bracket:
-    """lowest <= k-th magnitude < limit. at_most: how many elements of each rank lie there, int64, shape (P,)."""
+    """lowest <= k-th magnitude < limit, for certain or probably.
+
+    at_most: how many elements of each rank lie there, as surely, int64, shape (P,).
+    """
 
     lowest: int
     limit: int
@@ -109,19 +112,18 @@ class Sketches:
     def likely(self, k: int, certain: Bracket) -> Bracket | None:
         """Where the k-th of all probably is, and at most how many elements of each rank probably are there.
 
-        None on few ranks, where that is not much less than what is certain.
+        None on few ranks, where that is not much less than what is certain; and where there may be fewer than k.
         """
-        if len(self.steps) <= FEW_RANKS:
+        if len(self.steps) <= FEW_RANKS or certain.lowest == 1:
             return None
         expected = np.cumsum(np.repeat(self.steps, self.entries.shape[1])[self._order])
         spread = math.sqrt(float((self.steps**2).sum()))
-        last = len(expected) - 1
-        low, high = (int(self._descending[min(np.searchsorted(expected, each), last)])
-                     for each in (k + spread, max(k - spread, 0)))
+        places = np.searchsorted(expected, (k + spread, max(k - spread, 0))).clip(max=len(expected) - 1)
+        low, high = self._descending[places].tolist()
         lowest, limit = max(low, certain.lowest), min(high + 1, certain.limit)
         mean = np.maximum(self._place(lowest) - self._place(limit), 0)
         at_most = np.ceil(mean + 4 * np.sqrt(mean + 1) + 2).astype(np.int64)
-        return replace(certain, lowest=lowest, limit=limit, at_most=np.minimum(at_most, certain.at_most))
+        return Bracket(lowest, limit, np.minimum(at_most, certain.at_most))
 
     @cached_property
     def _order(self) -> Counts:
@@ -134,7 +136,8 @@ class Sketches:
 
     def _reached(self, bits: int) -> Counts:
         """How many entries of each rank are at least that."""
-        return (self.entries >= self.entries.dtype.type(bits)).sum(axis=1)
+        reached: Counts = np.count_nonzero(self.entries >= self.entries.dtype.type(bits), axis=1)
+        return reached
 
     def _place(self, bits: int) -> NDArray[np.float64]:
         """About how many elements of each rank are at least that, as if they were spread evenly between entries."""

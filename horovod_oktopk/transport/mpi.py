@@ -105,7 +105,8 @@ class MPITransport:
                 self._wait(requests)
                 for (_, moved), arrival in zip(messages, arrivals, strict=True):
                     blocks[moved] = arrival
-        return blocks[(self.rank - np.arange(self.size)) % self.size]
+        arrived: Counts = blocks[(self.rank - np.arange(self.size)) % self.size]
+        return arrived
 
     def allreduce(self, values: Values) -> Values:
         total = np.empty_like(values)

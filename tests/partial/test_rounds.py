@@ -56,7 +56,7 @@ def table(each: Any) -> np.ndarray:
 
 def waits_in_another(ranks: list[Rank], place: int) -> bool:
     """Whether a program with several allreduces waits in another one than that."""
-    return any(rank.partial.is_waiting for other, rank in enumerate(ranks) if other != place)
+    return any(rank.partial.holds_the_program for other, rank in enumerate(ranks) if other != place)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

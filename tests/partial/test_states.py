@@ -47,8 +47,6 @@ everyone_goes_on = [COMPUTING] * 4
 TRANSITIONS: dict[str, tuple[Any, ...]] = {
     "who comes in time waits, and with solo starts the round":
         ({}, ("arrived",), WAITS, [start(1)]),
-    "who comes in time, and is not drawn, tells the rank that is":
-        ({"rules": MAJORITY, "finished": 4, "taken": 4}, ("arrived",), WAITS, [Ask(2, 5)]),
     "who comes late, to a round that runs, waits for its end and contributes to the next":
         ({"service": HELPING}, ("arrived",), {"activity": WAITING, "handed_in": STALE}, []),
     "who comes late, to a round that has ended, takes it":
@@ -107,6 +105,10 @@ TRANSITIONS: dict[str, tuple[Any, ...]] = {
         ({"activity": WAITING, "finished": 1}, ("took",), {"activity": COMPUTING, "taken": 1}, []),
     "who takes more rounds than it made steps is ahead, up to the bound":
         ({"activity": WAITING, "finished": 9}, ("took",), {"activity": COMPUTING, "taken": 9, "ahead": 3}, []),
+    "who has waited a while, and is not drawn, tells the rank that is":
+        ({**WAITS, "rules": MAJORITY, "finished": 4, "taken": 4}, ("waits_on",), {}, [Ask(2, 5)]),
+    "who has waited a while for a round that runs tells nobody":
+        ({**WAITS, "rules": MAJORITY, "finished": 4, "taken": 4, "service": HELPING}, ("waits_on",), {}, []),
     "who has waited too long starts the round":
         (WAITS, ("overdue",), {}, [start(1)]),
     "who has waited too long for a round that runs waits on":
@@ -146,12 +148,13 @@ def may(before: RankState, event: str) -> bool:
             "took": before.activity in (SYNCHRONIZING, EXITING, SYNCHRONIZED) or (
                 before.activity == WAITING and before.finished > before.taken and before.service in (IDLE, HELD)),
             "synchronizes": True, "activated": before.service == IDLE, "gave_up": before.service == HELD,
-            "hindered": True, "was_asked": True, "ended": before.service in (HELPING, CONTRIBUTING)}[event]
+            "waits_on": before.activity == WAITING, "hindered": True, "was_asked": True,
+            "ended": before.service in (HELPING, CONTRIBUTING)}[event]
 
 
 @pytest.mark.parametrize(("event", "argument"), [
     ("arrived", None), ("overdue", None), ("took", None), ("synchronizes", False), ("synchronizes", True),
-    ("activated", 5), ("gave_up", None), ("hindered", None), ("was_asked", 5),
+    ("activated", 5), ("gave_up", None), ("hindered", None), ("waits_on", None), ("was_asked", 5),
     ("ended", everyone_goes_on), ("ended", [SYNCHRONIZING] * 4)])
 def test_every_event_in_every_state_is_refused_or_leads_to_a_sound_one(event, argument):
     for activity, handed_in, service, unseen, ahead in product(Activity, (ABSENT, STALE, FRESH), Service, range(4),

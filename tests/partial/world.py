@@ -37,6 +37,8 @@ class Rank:
     pending: list[int] = field(default_factory=list)
     synchronized: list[int] = field(default_factory=list)
     """The rounds that it had taken at the end of each synchronization."""
+    asked: int = 0
+    """The last round for which it has told the drawn rank that it waits."""
 
 
 class World:
@@ -79,6 +81,8 @@ class World:
                 yield lambda: self._arrive(index)
         elif state.may_take:
             yield lambda: self._take(index)
+        elif state.activity == Activity.WAITING and state.waits_on()[1] and not self._has_asked(index):
+            yield lambda: self._ask(index)
         elif self.may_lose_patience and state.activity == Activity.WAITING and not self.signals and (
                 state.started == state.taken):
             yield lambda: self.do(index, state.overdue())
@@ -94,6 +98,14 @@ class World:
                 self.signals.append((action.rank, -action.number))
             else:
                 self.signals += [(to, action.number) for to in action.ranks]
+
+    def _has_asked(self, index: int) -> bool:
+        return self.ranks[index].asked == self.ranks[index].state.started + 1
+
+    def _ask(self, index: int) -> None:
+        rank = self.ranks[index]
+        rank.asked = rank.state.started + 1
+        self.do(index, rank.state.waits_on())
 
     def _enter(self, index: int, step: Step) -> None:
         self.do(index, step)

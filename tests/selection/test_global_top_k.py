@@ -291,6 +291,12 @@ def test_the_threshold_is_exact_whatever_is_expected(weights, k):
             assert (sum(sizes), threshold) == (k, exact)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_of_fewer_than_k_denormals_all_are_selected(dtype):
+    for _, sizes, threshold, _ in select([SparseVector(np.arange(16), np.full(16, TINY[dtype], dtype))], 17, [0]):
+        assert (sizes, threshold) == ([16], 0.0)
+
+
 FORTY = 40
 
 
