@@ -34,19 +34,10 @@ class Compression:
 class Scheme(Compression):
     """What every scheme's options have in common. Options compare by identity.
 
-    density: fraction of the elements that a step selects, in (0, 1]; k = max(1, round(density * n)). 0.01, if
-        neither it nor k is given; None, if k is.
-    k: that number itself, instead of a density; from 1 to n.
-    transport: "mpi" (mpi4py), "horovod" (Horovod's own alltoall and allgather), or "auto": MPI where
-        Horovod runs on it, and Horovod's collectives elsewhere.
-    bucket_bytes: the gradients are split into buckets of about so many bytes, the last ones first, and a bucket is
-        reduced while the backward pass still computes the next; each has a k of its own, by the density. "auto" (in
-        PyTorch): buckets are planned over the first steps, and taken where they are faster. None: one bucket, after
-        the backward pass.
-    hierarchical: True: each host is one worker. Its ranks add up their gradients, keep a share of the residual each,
-        and send once what is selected; needs as many ranks on every host. A number: so many ranks, one after the
-        other, are taken for a host's. False: each rank is a worker.
-    Raises OptionError where a value is not allowed.
+    The options density, k, transport, bucket_bytes and hierarchical are explained in `OkTopk`.
+
+    Raises:
+        OptionError: A value is not allowed.
     """
 
     density: float | None = None

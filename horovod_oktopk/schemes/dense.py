@@ -19,6 +19,9 @@ class Dense:
     """Horovod's own dense allreduce, overlapped with the backward pass, behind the same argument; no options.
 
     Over MPI it is as fast as MPI's algorithm; `docs/benchmarks.md` says how to choose it.
+
+    Examples:
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=Dense())
     """
 
     @staticmethod

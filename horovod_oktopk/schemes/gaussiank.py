@@ -30,9 +30,16 @@ ATTEMPTS = 64
 
 @dataclass(frozen=True, eq=False)
 class GaussianK(Scheme):
-    """Gaussiank (Shi et al., 2019): TopkA with a threshold estimated from mean and deviation; see Scheme.
+    """Gaussiank (Shi et al., 2019): TopkA with a threshold that is estimated from mean and deviation.
 
-    The threshold is lowered until more than 3k/4 elements pass; of more than k, the k largest are sent.
+    The threshold is lowered until more than 3k/4 elements pass; if more than k pass, the k largest are sent. The
+    options density, k, transport, bucket_bytes and hierarchical are explained in `OkTopk`.
+
+    Raises:
+        OptionError: A value is not allowed.
+
+    Examples:
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=GaussianK(density=0.01))
     """
 
     def build(self, description: str) -> GaussianKAllreduce:

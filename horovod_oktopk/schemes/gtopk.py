@@ -31,11 +31,20 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class GTopk(Scheme):
-    """gTop-k (Shi et al., ICDCS 2019): the top-k of sums, merged along a tree; its root sends and receives
-    4k⌈log2 P⌉ words.
+    """gTop-k (Shi et al., ICDCS 2019): the top-k of sums, merged along a tree.
 
-    collective: "tree" (Algorithm 4), or "allgather" (Algorithm 2, the naive one), in 2k(P-1) words. The rest: see
-        Scheme.
+    The root of the tree sends and receives 4k⌈log₂ P⌉ words. The options density, k, transport, bucket_bytes and
+    hierarchical are explained in `OkTopk`.
+
+    Args:
+        collective: `"tree"` (the paper's Algorithm 4), or `"allgather"` (Algorithm 2, the naive one: the top-k of the
+            sum), in 2k(P−1) words.
+
+    Raises:
+        OptionError: A value is not allowed.
+
+    Examples:
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=GTopk(density=0.01, collective="allgather"))
     """
 
     collective: Literal["tree", "allgather"] = "tree"

@@ -36,38 +36,49 @@ KEPT_OF_PARAMETERS = 4
 
 @dataclass(frozen=True, eq=False)
 class OkTopk(Scheme):
-    """Ok-Topk (Li and Hoefler, PPoPP 2022): u = Topk(Σ Topk(residual + gradient)) in at most 6k(P-1)/P words.
+    """Ok-Topk (Li and Hoefler, PPoPP 2022): u = Topk(Σ Topk(residual + gradient)) in at most 6k(P−1)/P words.
 
-    density: fraction of the elements that a rank selects, in (0, 1]; k = max(1, round(density * n)). 0.01, if
-        neither it nor k is given; None, if k is.
-    k: that number itself, instead of a density; from 1 to n.
-    global_density: fraction kept of the sum, in (0, 1]: k' = max(1, round(global_density * n)) of its elements,
-        and at most P k. None: the density; 1.0: all that was sent, with no global selection; "auto": in StepAhead
-        four times the density, elsewhere the density. More is better for accuracy, above all on many ranks, and
-        costs words: at most (2k + 4k')(P-1)/P if k' is k or more. If the density is changed, k' keeps its ratio to k.
-    selection: "exact": the global top-k is exact at every step, as the local one always is; "reuse": the paper's,
-        which reuses the global threshold between evaluations, and saves one short message.
-    strategy: "split": Ok-Topk's own; "auto": over the first steps Ok-Topk, an allgather of everyone's top-k with the
-        same outcome, and a dense allreduce are timed, and the fastest is taken; for small models and fast networks.
-    value_dtype: "float16" or "bfloat16": values travel in 16 bits; "log4": in 4, a sign and one of eight magnitudes.
-        What rounding leaves over stays in the residual. None: they travel as they are; "auto": in StepAhead "log4",
-        elsewhere as they are. float16 holds magnitudes of about 6e-5 to 65504 well; the other two any.
-    threshold_interval: τ′, steps between exact evaluations of the global threshold, where it is reused.
-    region_interval: τ, steps between repartitions of the regions.
-    messages_in_flight: how many messages fly at once while what came before them is decoded; on many ranks as many as
-        make 8 batches.
-    balance_trigger: balance before the allgatherv where the largest block exceeds this multiple of the mean.
-    threshold_guard: relative deviation from k past which a reused global threshold is replaced, in [0, 1).
-    transport: "mpi" (mpi4py), "horovod" (Horovod's own alltoall and allgather), or "auto": MPI where
-        Horovod runs on it, and Horovod's collectives elsewhere.
-    bucket_bytes: the gradients are split into buckets of about so many bytes, the last ones first, and a bucket is
-        reduced while the backward pass still computes the next; each has a k of its own, by the density. "auto" (in
-        PyTorch): buckets are planned over the first steps, and taken where they are faster. None: one bucket, after
-        the backward pass.
-    hierarchical: True: each host is one worker. Its ranks add up their gradients, keep a share of the residual each,
-        and send once what is selected; needs as many ranks on every host. A number: so many ranks, one after the
-        other, are taken for a host's. False: each rank is a worker.
-    Raises OptionError where a value is not allowed.
+    Args:
+        density: share of the elements that a rank selects at a step, in (0, 1]: k = max(1, round(density · n)), over
+            all parameters together. 0.01, if neither density nor k is given; None, if k is.
+        k: that number itself, instead of a density; 1 to n.
+        global_density: share of the elements that is kept of the sum, in (0, 1]: k′ = max(1, round(global_density ·
+            n)), and at most P·k. None: as many as each rank selects. 1.0: all that was sent, without a global
+            selection. `"auto"`: in `StepAhead` four times as many as each rank selects, elsewhere as many. More is
+            better for accuracy, above all on many ranks, and costs words: at most (2k + 4k′)(P−1)/P if k′ ≥ k. If the
+            density is changed later, k′ keeps its ratio to k.
+        selection: `"exact"`: the global top-k is exact at every step, as the local one always is. `"reuse"`: the
+            paper's way, which reuses the global threshold between evaluations, and saves one short message.
+        strategy: `"split"`: Ok-Topk's own. `"auto"`: over the first 16 steps Ok-Topk, an allgather of everyone's
+            top-k with the same result, and a dense allreduce are timed, and the fastest is taken; for small models
+            and fast networks.
+        value_dtype: `"float16"` or `"bfloat16"`: values travel in 16 bits. `"log4"`: in 4, a sign and one of eight
+            magnitudes. None: as they are. `"auto"`: in `StepAhead` `"log4"`, elsewhere as they are. What rounding
+            leaves over stays in the residual. float16 suits magnitudes of 6e-5 to 65504; the other two suit any.
+        threshold_interval: τ′, steps between exact evaluations of the global threshold, if it is reused.
+        region_interval: τ, steps between repartitions of the index space.
+        messages_in_flight: messages under way at once while those before them are decoded (MPI); on more than 64
+            ranks as many as make 8 batches.
+        balance_trigger: blocks are balanced before the allgatherv if the largest exceeds this multiple of their mean;
+            at least 1.
+        threshold_guard: relative deviation from k past which a reused global threshold is replaced at once; in [0,
+            1).
+        transport: `"mpi"` (mpi4py), `"horovod"` (Horovod's own alltoall and allgather), or `"auto"`: MPI if Horovod
+            runs on it, and Horovod's collectives if not.
+        bucket_bytes: a number of bytes: gradients are reduced in buckets of about that size, the last ones first,
+            while the backward pass still computes the others; each bucket has a k of its own, by the density.
+            `"auto"` (in PyTorch): buckets are planned over the first steps, and taken if they are faster. None: one
+            bucket, after the backward pass.
+        hierarchical: True: each host is one worker. Its ranks add up their gradients, keep a share of the residual
+            each, and send once what is selected; every host needs as many ranks. A number: so many ranks, one after
+            the other, are taken for a host's. False: each rank is a worker.
+
+    Raises:
+        OptionError: A value is not allowed.
+
+    Examples:
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
+        ...                                      compression=OkTopk(density=0.01))
     """
 
     selection: Selection = "exact"

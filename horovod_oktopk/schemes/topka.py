@@ -15,7 +15,17 @@ from .step_result import StepResult
 
 @dataclass(frozen=True, eq=False)
 class TopkA(Scheme):
-    """Everyone gathers everyone's top-k: u = Σ Topk(residual + gradient), in 2k(P-1) words; see Scheme."""
+    """TopkA (Renggli et al., 2019): everyone gathers everyone's top-k: u = Σ Topk(residual + gradient).
+
+    A rank sends 2k(P−1) words. The options density, k, transport, bucket_bytes and hierarchical are explained in
+    `OkTopk`.
+
+    Raises:
+        OptionError: A value is not allowed.
+
+    Examples:
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=TopkA(density=0.01))
+    """
 
     def build(self, description: str) -> TopkAAllreduce:
         """The algorithm, with these options."""

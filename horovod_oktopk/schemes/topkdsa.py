@@ -23,8 +23,17 @@ from .step_result import StepResult
 class TopkDSA(Scheme):
     """SparCML (Renggli et al., SC 2019): u = Σ Topk(residual + gradient), summed by regions, sparse or dense.
 
-    It sends 4k(P-1)/P to (2k + n)(P-1)/P words, by how far the ranks' selections differ.
-    messages_in_flight: how many messages fly at once while what came before them is decoded. The rest: see Scheme.
+    A rank sends 4k(P−1)/P to (2k + n)(P−1)/P words, depending on how far the ranks' selections differ. The options
+    density, k, transport, bucket_bytes and hierarchical are explained in `OkTopk`.
+
+    Args:
+        messages_in_flight: messages under way at once while those before them are decoded (MPI).
+
+    Raises:
+        OptionError: A value is not allowed.
+
+    Examples:
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=TopkDSA(density=0.01))
     """
 
     messages_in_flight: int = 8

@@ -18,15 +18,22 @@ class StepAhead(Compression):
     """Step-ahead error feedback (Xu, Huo and Huang, AAAI 2021), over parameters instead of gradients.
 
     Each rank takes its optimizer's step by itself, on parameters p of its own. What moved them is reduced afterwards:
-    w, the parameters that all ranks share, goes on by the average of what the ranks have selected of w - p, and what
+    w, the parameters that all ranks share, goes on by the average of what the ranks have selected of w − p, and what
     was not selected remains in p. So each rank computes its gradients ahead of w, by what it has not sent yet.
 
-    inner: what reduces w - p: OkTopk(...) or another scheme, Dense() too; a class takes its defaults.
-    ahead: λ, the step-ahead coefficient, in (0, 1]: gradients are computed at w - λ · residual. A rank's steps have
-        λ times the learning rate, and the shared parameters move by 1/λ of what they add up to. None: 1/√P.
-    overlap: an exchange runs while the next step is computed, and is applied before the next one begins.
-    local_steps: how many steps of the optimizer an exchange is for.
-    Raises OptionError where a value is not allowed.
+    Args:
+        inner: what reduces w − p: `OkTopk(...)` or another scheme, `Dense()` too; a class takes its defaults.
+        ahead: λ, the step-ahead coefficient, in (0, 1]: gradients are computed at w − λ · residual. A rank's steps
+            have λ times the learning rate, and the shared parameters move by 1/λ of what they add up to. None: 1/√P.
+        overlap: an exchange runs while the next step is computed, and is applied before the next local step.
+        local_steps: how many steps of the optimizer an exchange is for. More send less, and cost accuracy.
+
+    Raises:
+        OptionError: A value is not allowed.
+
+    Examples:
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
+        ...                                      compression=StepAhead(OkTopk(density=0.01)))
     """
 
     inner: Inner = OKTOPK

@@ -17,12 +17,24 @@ from .step_ahead import OwnSteps, StepAheadReducer, is_in_use, own_steps_of, ste
 def shared_parameters(*targets: Any) -> Iterator[None]:
     """Inside `with shared_parameters(model):` the model holds the parameters that all ranks share.
 
-    targets: models, layers, optimizers, or lists of variables. To evaluate and to save in a program's own training
-    loop, and where weights are read by other ways than methods of Keras' models (`model(x)`, tf.train.Checkpoint).
-    There they are the same on all ranks. Outside, with `compression=StepAhead(...)`, each rank's model holds
-    parameters of its own, ahead of the shared ones. What is under way is applied first, on this rank alone: no
-    collective is called. What is not trained with StepAhead is left alone.
-    Raises PluginError inside a tf.function.
+    It is for evaluating and saving in a program's own training loop, and for weights that are read by other ways than
+    methods of Keras' models (`model(x)`, tf.train.Checkpoint). Inside they are the same on all ranks. Outside, with
+    `compression=StepAhead(...)`, each rank's model holds parameters of its own, ahead of the shared ones. What is
+    under way is applied first, on this rank alone: no collective is called.
+
+    Args:
+        *targets: models, layers, optimizers, or lists of variables. What is not trained with `StepAhead` is left
+            alone.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        PluginError: It is inside a tf.function.
+
+    Examples:
+        >>> with shared_parameters(model):
+        ...     prediction = model(x)
     """
     if not tf.executing_eagerly():
         raise PluginError("shared_parameters exchanges the values of variables when it is called, so it cannot be "

@@ -34,11 +34,21 @@ def install() -> None:
 
 
 def save_state(target: Any, path: PathLike, **marks: Any) -> None:
-    """Writes the residuals and counters of all ranks to one file; called on all ranks together, rank 0 writes.
+    """Writes the residuals and counters of all ranks to one file.
 
-    target: an optimizer or a model; for gradients of a tape, the model, or the list of variables.
-    marks: plain values to be stored beside it, which `read_marks` (of `horovod_oktopk.tensorflow.state`) gives back.
-    Raises PluginError where nothing has been reduced yet.
+    It is called on all ranks together; rank 0 writes.
+
+    Args:
+        target: an optimizer or a model; for gradients of a tape, the model, or the list of variables.
+        path: the file, on rank 0's disk.
+        **marks: plain values to be stored beside it, which `read_marks` (of `horovod_oktopk.tensorflow.state`) gives
+            back.
+
+    Raises:
+        PluginError: Nothing has been reduced yet.
+
+    Examples:
+        >>> save_state(model, "residuals.npz")
     """
     owners = gradient_reducers_of(target)
     if owners and not any(each.takes_part for each in owners):
@@ -52,10 +62,18 @@ def save_state(target: Any, path: PathLike, **marks: Any) -> None:
 
 
 def load_state(target: Any, path: PathLike) -> None:
-    """Takes what `save_state` wrote, when the next step is taken; called on all ranks. Rank 0 reads the file.
+    """Takes what `save_state` wrote, when the next step is taken.
 
-    At the same number of ranks each gets its own residual back, and the run goes on with the same bits; at
-    another the sum of the residuals is kept. The next step raises OptionError where the file does not fit.
+    It is called on all ranks together; rank 0 reads the file. At the same number of ranks each gets its own residual
+    back, and the run goes on with the same bits; at another the sum of the residuals is kept. The next step raises
+    OptionError if the file does not fit.
+
+    Args:
+        target: an optimizer or a model; for gradients of a tape, the model, or the list of variables.
+        path: the file, on rank 0's disk.
+
+    Examples:
+        >>> load_state(model, "residuals.npz")
     """
     expect_state(target, path)
 

@@ -13,14 +13,24 @@ from .registry import reducer_of
 
 
 class DensitySchedule:
-    """Sets the density of every epoch; on all ranks alike. It is set at once, and then by `step()` after every epoch.
+    """Sets the density of every epoch, on all ranks alike: at once, and then by `step()` after every epoch.
 
-    optimizer: made with `compression=OkTopk(...)`, whose density is the one after the schedule.
-    schedule: densities of the first epochs; or a function of the epoch (from 0) that gives a density, or None for
-        that after the schedule. By default gTop-k's, 25 %, 7.25 %, 1.5 % and 0.4 %: made for final ones of less.
-    epoch: the epoch that trains next, from 0; a resumed run gives the one at which it goes on.
-    Raises OptionError for a schedule that is not allowed, or where k was given as a number; PluginError for another
-    optimizer.
+    Args:
+        optimizer: made with `compression=OkTopk(...)`, whose density is the one after the schedule.
+        schedule: densities of the first epochs; or a function of the epoch (from 0) that gives a density, or None for
+            that after the schedule. By default gTop-k's, 25 %, 7.25 %, 1.5 % and 0.4 %, which suit a final density of
+            less than that.
+        epoch: the epoch that trains next, from 0; a resumed run gives the one at which it goes on.
+
+    Raises:
+        OptionError: The schedule is not allowed, or k was given as a number.
+        PluginError: The optimizer was not made with `compression=OkTopk(...)`.
+
+    Examples:
+        >>> schedule = DensitySchedule(optimizer, [0.25, 0.1, 0.03])
+        >>> for epoch in range(epochs):
+        ...     train(epoch)
+        ...     schedule.step()
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, schedule: Schedule = GTOPK_DENSITIES, epoch: int = 0,

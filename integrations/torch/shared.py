@@ -15,11 +15,22 @@ from .step_ahead import StepAheadReducer
 def shared_parameters(*optimizers: torch.optim.Optimizer) -> Iterator[None]:
     """Inside `with shared_parameters(optimizer):` the model holds the parameters that all ranks share.
 
-    To evaluate, to save, and to load: there the model is the same on all ranks. Outside, with
+    That is the place to evaluate, to save, and to load: there the model is the same on all ranks. Outside, with
     `compression=StepAhead(...)`, each rank's model holds parameters of its own, ahead of the shared ones. What is
     under way is applied first, on this rank alone: no collective is called. Model and optimizer are to be saved
     inside. If they are loaded inside as well, this rank's own parameters are there when it ends, and a resumed run
-    has the same bits. Optimizers without StepAhead have nothing else, and are left alone.
+    has the same bits.
+
+    Args:
+        *optimizers: those without `StepAhead` have nothing else, and are left alone.
+
+    Returns:
+        A context manager.
+
+    Examples:
+        >>> with shared_parameters(optimizer):
+        ...     validate(model)
+        ...     save(model, optimizer)
     """
     with ExitStack() as stack:
         for reducer in map(reducer_of, optimizers):

@@ -35,9 +35,23 @@ def attach_state(optimizer: Any, reducer: AnyReducer) -> None:
 def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """`optimizer.state_dict()` with the residuals of all ranks, for a checkpoint in one file.
 
-    Called on all ranks together; the ranks other than 0 get their own residual only. Rank 0 needs
-    P * n elements of memory. Load the result on every rank with `optimizer.load_state_dict`: at the same
+    It is called on all ranks together. Load the result on every rank with `optimizer.load_state_dict`: at the same
     number of ranks each gets its own residual back; at another the sum of the residuals is kept.
+
+    Args:
+        optimizer: made with `compression=OkTopk(...)`, or another scheme of this package.
+
+    Returns:
+        The state, on rank 0 with the residuals of all ranks, for which it needs P · n elements of memory; on the
+        other ranks with their own residual only.
+
+    Raises:
+        PluginError: The optimizer was not made with `compression=OkTopk(...)`.
+
+    Examples:
+        >>> state = gather_state_dict(optimizer)
+        >>> if hvd.rank() == 0:
+        ...     torch.save({"model": model.state_dict(), "optimizer": state}, path)
     """
     synchronize_replicas(optimizer)
     state_dict = optimizer.state_dict()

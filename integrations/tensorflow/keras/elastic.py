@@ -16,7 +16,13 @@ from ..state import wrap_load, wrap_save
 class KerasState(TensorFlowKerasState):  # type: ignore[misc]
     """Model and optimizer, committed, restored and taken from rank 0 as by Horovod's; residuals stay each rank's own.
 
-    model: built, and compiled unless an optimizer is given. kwargs: more values to keep, as in Horovod's.
+    Args:
+        model: built, and compiled unless an optimizer is given.
+        optimizer: the model's, if none is given.
+        **kwargs: more values to keep, as in Horovod's.
+
+    Examples:
+        >>> state = hvd_keras.KerasState(model, epoch=0)
     """
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
