@@ -54,8 +54,8 @@ class Partial(Compression):
             raise OptionError("Partial reduces all gradients in one bucket; got an inner scheme with "
                               f"bucket_bytes={self.inner.bucket_bytes!r}")
         if self.inner.hierarchical:
-            raise OptionError("Partial does not wait for ranks, so those of a host cannot work together; got an "
-                              f"inner scheme with hierarchical={self.inner.hierarchical!r}")
+            raise OptionError("Partial does not wait for ranks, so those of a host cannot work as one: leave "
+                              f"hierarchical out; got an inner scheme with hierarchical={self.inner.hierarchical!r}")
         if self.inner.transport == "horovod":
             raise OptionError(f"{NEEDS_MPI}; got an inner scheme with transport='horovod'")
 

@@ -212,8 +212,8 @@ class PartialAllreduce(Generic[T]):
         self._check()
         if self._state.exited:
             raise TransportError(f"ranks {list(self._state.exited)} have ended (hvd.shutdown, or the end of the "
-                                 "program) where this one goes on, and serve no more rounds: all ranks must call "
-                                 "synchronize_replicas equally often")
+                                 "program) while this one goes on: all ranks must call synchronize_replicas equally "
+                                 "often")
 
     def _wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
         """Whether it came true in time; raises what a round raised."""
@@ -288,5 +288,5 @@ class PartialAllreduce(Generic[T]):
         gone = np.flatnonzero(headers["presence"] == Presence.GIVEN_UP).tolist()
         if gone:
             raise TransportError(f"ranks {gone} have not come for {self._state.rules.max_staleness} rounds, and then "
-                                 f"for {self._timeout:g} s; before a collective of its own, or where it has no more "
-                                 "steps to take, a rank must serve the others' rounds (synchronize_replicas)")
+                                 f"for {self._timeout:g} s: call synchronize_replicas on all ranks before "
+                                 "collectives of your own, and when a rank has no more steps to take")

@@ -161,8 +161,8 @@ def _difference(transport: Transport, description: str) -> str:
     texts = [bytes(text).decode().splitlines() for text in transport.allgatherv(message, sizes)]
     found = [_first_difference(rank, texts[0], text) for rank, text in enumerate(texts) if text != texts[0]]
     shown = "; ".join(found[:4]) + (f"; and {len(found) - 4} more ranks" if len(found) > 4 else "")
-    return ("the ranks of this reduction differ, and must not (options, and names, shapes and dtypes of the "
-            f"parameters, are to be the same everywhere): {shown}")
+    return ("ranks disagree on options or parameters (names, shapes, dtypes), which must be the same everywhere: "
+            f"{shown}")
 
 
 def _first_difference(rank: int, reference: list[str], mine: list[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import PluginError
 
-ADVICE = "this version of horovod_oktopk supports Horovod 0.28"
+ADVICE = "this version of horovod_oktopk supports Horovod 0.28: install horovod==0.28.1"
 
 
 def check_horovod(version: str, signatures: Mapping[Callable[..., Any], list[str]]) -> None:

@@ -14,12 +14,11 @@ from ..selection.parameter_accumulator import ParameterAccumulator, Pieces, clip
 from ..transport.counting import CountingTransport, Hosts
 from .replica import Replica
 
-SAME_ON_HOST = ("one of the parameters, which all ranks of a host must change alike where it is one worker: by "
-                "gradients that are averaged (optimizer.synchronize() comes before whatever looks at them), and by "
-                "the same optimizer state (hvd.broadcast_optimizer_state)")
-PUT_TOGETHER = ("the state is of another shape: what the ranks of this host had not sent was put together. They take "
-                "the same steps now, so what the optimizer remembers (momentum, moments) must be the same on them as "
-                "well: hvd.broadcast_optimizer_state(optimizer, root_rank=0)")
+SAME_ON_HOST = ("one of the parameters, which all ranks of a host must change alike with hierarchical (change "
+                "gradients after optimizer.synchronize() only, and call hvd.broadcast_optimizer_state)")
+PUT_TOGETHER = ("the state was saved with other hosts: what the ranks of this host had not sent was combined. They "
+                "take the same steps now, so make their optimizer state (momentum, moments) the same: "
+                "hvd.broadcast_optimizer_state(optimizer, root_rank=0)")
 ROUNDING = 1e-3
 """By how much parameters of the ranks of a host may differ, as saving them rounds."""
 SAMPLES = 64

@@ -113,7 +113,7 @@ class Watchdog:
                     self._check_stall(each)
             self._close(*self._end)
         except Exception:
-            logger.exception("the watchdog of the MPI transports has failed; other ranks may wait in vain")
+            logger.exception("the thread that tells other ranks when this one ends has failed: they may hang then")
 
     def _present(self) -> list[Watched]:
         with self._lock:

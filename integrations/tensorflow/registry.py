@@ -274,7 +274,7 @@ def _check_variables(variables: Sequence[Any], grads: Sequence[Any]) -> None:
 def _other_variables(before: Sequence[str], now: Sequence[str]) -> str:
     changed = [f"gone or changed: '{line}'" for line in before if line not in now]
     changed += [f"new or changed: '{line}'" for line in now if line not in before]
-    return (f"the gradients differ from those of the first step, so their residual has no place: "
-            f"{'; '.join(changed[:4]) or 'another order'}. A gradient must be there, or None, or sparse at every "
-            "step alike. Where steps train different variables, reduce those that every step has in one call, and "
-            "the others in another: of a persistent tape's gradient(), or of an optimizer's apply()")
+    return ("the gradients differ from those of the first step, so their residual has no place: "
+            f"{'; '.join(changed[:4]) or 'another order'}. Each gradient must be there, None or sparse alike at all "
+            "steps. If steps train different variables, reduce those of every step in one call of gradient() (of a "
+            "persistent tape) or apply(), and the others in another")

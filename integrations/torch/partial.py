@@ -75,8 +75,8 @@ class PartialReducer(Reducer):
     def check_handed_in(self) -> None:
         """Raises PluginError where gradients have not been handed in."""
         if self._pending:
-            raise PluginError("synchronize_replicas: gradients have been computed, and not handed in by "
-                              "optimizer.step()")
+            raise PluginError("synchronize_replicas: gradients have been computed, and not handed in: call "
+                              "optimizer.step() before it, or discard_update(optimizer)")
 
     def average_models(self) -> None:
         """Where replicas drift apart: on all ranks together, after `synchronize_replicas`."""

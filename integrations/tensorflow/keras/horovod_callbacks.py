@@ -50,8 +50,8 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         late = [variable.name for variable in self._broadcast()]
         if late:
             logger.warning("%d variables were made after the first batch (%s): the ranks had their own until the end "
-                           "of epoch %d, and have those of rank %d now", len(late), ", ".join(late[:4]), epoch + 1,
-                           self._root_rank)
+                           "of epoch %d, and have those of rank %d now. Build the model before fit", len(late),
+                           ", ".join(late[:4]), epoch + 1, self._root_rank)
 
     def _broadcast(self, must_agree: bool = True) -> list[Any]:
         """Broadcasts what has not been yet, owner by owner, and returns it; all ranks send the same."""

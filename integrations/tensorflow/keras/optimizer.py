@@ -43,7 +43,7 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
     if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
         raise PluginError(f"expected an optimizer of {KERAS}; got {optimizer!r}")
     if is_distributed(optimizer):
-        raise PluginError(f"{type(optimizer).__name__} is distributed already")
+        raise PluginError(f"{type(optimizer).__name__} is distributed already: wrap an optimizer once")
     options = as_options(compression)
     if options is not None:
         check_optimizer(optimizer, options)
