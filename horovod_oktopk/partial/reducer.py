@@ -143,6 +143,10 @@ class PartialReducer(FlatReducer[L]):
             _serve(self)
         return self._allreduce
 
+    @property
+    def _name(self) -> str:
+        return f"Partial({super()._name}, policy={self.partial.policy!r})"
+
     def _waits_elsewhere(self) -> bool:
         """Whether this rank's program waits in the rounds of another reducer."""
         others = [each._allreduce for each in _running if each is not self]

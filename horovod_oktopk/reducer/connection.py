@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
 from ..errors import TransportError
+from ..kernels import KERNELS
 from ..phases.agreement import Attendance, roll_call
 from ..transport.base import Hierarchical, TransportName
 from ..transport.connect import Network
 from ..transport.counting import CountingTransport, Hosts
 
+logger = logging.getLogger("horovod_oktopk")
+
 
 class Connection:
-    """The transport to the ranks of a network, made when it is first needed; one object on each rank."""
+    """The transport to the ranks of a network, made when it is first needed; one object on each rank.
 
-    def __init__(self, network: Network, choice: TransportName, hierarchical: Hierarchical) -> None:
+    subject: says in words what is reduced.
+    """
+
+    def __init__(self, network: Network, choice: TransportName, hierarchical: Hierarchical,
+                 subject: Callable[[], str]) -> None:
         self.network = network
-        self._choice, self._hierarchical = choice, hierarchical
+        self._choice, self._hierarchical, self._subject = choice, hierarchical, subject
         self._transport: CountingTransport | None = None
         self._membership: tuple[int, int, int] | None = None
 
@@ -56,4 +66,14 @@ class Connection:
                                      f"{everyone.rank} of {everyone.size}")
             roll_call(Attendance(description, k, step=0), everyone)
             self._transport = transport
+            if rank == 0:
+                logger.info("%s; %s; kernels in %s", self._subject(), _ranks_of(transport), KERNELS.name)
         return self._transport
+
+
+def _ranks_of(transport: CountingTransport) -> str:
+    """How many there are, and over what they talk."""
+    hosts = transport.hosts
+    where = "" if hosts is None else f" on {len(hosts.grid)} hosts, each of which is one worker,"
+    size = transport.everyone.size
+    return f"{size} ranks{where} over {transport.route}" if size > 1 else "1 rank"

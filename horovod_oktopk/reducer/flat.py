@@ -63,7 +63,7 @@ class FlatReducer(Generic[L]):
         self._average = average
         self._signature = layout.describe() if signature is None else signature
         self._order = list(range(len(layout.entries)))[::-1] if order is None else list(order)
-        self._connection = Connection(network, options.transport, options.hierarchical)
+        self._connection = Connection(network, options.transport, options.hierarchical, self._subject)
         self._scale: float | None = None
         self._results: list[StepResult] = []
         self._before: dict[str, Any] | None = None
@@ -284,6 +284,17 @@ class FlatReducer(Generic[L]):
     def description(self) -> str:
         """What must be equal on all ranks, as the first bucket's roll call has it."""
         return self.buckets[0].algorithm.description
+
+    def _subject(self) -> str:
+        """What is reduced, for the log."""
+        several = f" in {len(self.buckets)} buckets" if len(self.buckets) > 1 else ""
+        k = sum(self.options.k_of(bucket.layout.n) for bucket in self.buckets if bucket.layout.n)
+        return f"{self._name}: {self.layout.summary(k)}{several}"
+
+    @property
+    def _name(self) -> str:
+        """Of the compression."""
+        return type(self.options).__name__
 
     def _describe(self) -> None:
         for index, bucket in enumerate(self.buckets):

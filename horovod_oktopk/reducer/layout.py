@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,6 @@ from ..errors import OptionError
 from ..kernels import KERNELS
 from ..vectors.sparse import DenseVector, SparseVector
 from ..vectors.wire import MAX_ELEMENTS
-
-if TYPE_CHECKING:
-    from typing import Self  # not in Python 3.10
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -43,6 +40,10 @@ class Layout:
     def describe(self) -> list[str]:
         """One line for each gradient: what must be equal on all ranks."""
         return [f"parameter {name}: shape {shape}, {dtype}" for name, shape, dtype in self.entries]
+
+    def summary(self, k: int) -> str:
+        """How much there is, and how much of it is selected, for the log."""
+        return f"n = {self.n:,} in {len(self.entries)} tensors, k = {k:,}"
 
     def part(self, members: Sequence[int]) -> Self:
         """The layout of some of the gradients alone; it keeps the dtype of all, so that residuals can move."""

@@ -103,8 +103,11 @@ class StepReport:
                    strategy="/".join(sorted(set(all_of("strategy")))), repartitioned=any(all_of("repartitioned")),
                    balanced=any(all_of("balanced")), phases=phases)
 
-    def scalars(self) -> Mapping[str, float]:
-        """All figures by name, as a logger wants them."""
+    def scalars(self, prefix: str = "oktopk") -> dict[str, float]:
+        """All figures by name: a plain dictionary, as Weights & Biases, MLflow and others take it.
+
+        prefix: what every name begins with, before a slash.
+        """
         figures: dict[str, float] = {
             "k": self.k, "global_k": self.global_k, "finite": self.finite,
             "local_selected": self.local_selected, "global_selected": self.global_selected,
@@ -116,7 +119,7 @@ class StepReport:
             figures |= {f"staleness/rank{rank}": count for rank, count in enumerate(self.staleness)}
         for name, traffic in self.phases.items():
             figures |= {f"{name}/{key}": value for key, value in vars(traffic).items()}
-        return figures
+        return {f"{prefix}/{name}": float(value) for name, value in figures.items()}
 
     def write(self, writer: ScalarWriter | Any, prefix: str = "oktopk") -> None:
         """Writes all figures to a TensorBoard SummaryWriter (or whatever has its add_scalar), or one of tf.summary.
@@ -124,8 +127,8 @@ class StepReport:
         Raises OptionError for another writer.
         """
         write = scalars_to(writer)
-        for name, value in self.scalars().items():
-            write(f"{prefix}/{name}", float(value), self.step)
+        for name, value in self.scalars(prefix).items():
+            write(name, value, self.step)
 
 
 def sum_of_phases(several: Sequence[Mapping[str, Traffic]]) -> dict[str, Traffic]:

@@ -89,7 +89,7 @@ class StepAheadReducer(Generic[L]):
         self._scheme: Scheme = options.inner
         self._described: Scheme | None = None
         self._algorithm: Algorithm = self._scheme.build("")
-        self._connection = Connection(network, self._scheme.transport, self._scheme.hierarchical)
+        self._connection = Connection(network, self._scheme.transport, self._scheme.hierarchical, self._subject)
         self._rank, self._ahead = 0, 0.0  # and λ, since the last start
         self._steps = 0  # of the optimizer, since the last exchange began
         self._exchange = Exchange()
@@ -377,6 +377,9 @@ class StepAheadReducer(Generic[L]):
     @property
     def _k(self) -> int:
         return self._scheme.k_of(self.layout.n) if self.layout.n else 0
+
+    def _subject(self) -> str:
+        return f"StepAhead({type(self._scheme).__name__}): {self.layout.summary(self._k)}"
 
     @property
     def description(self) -> str:

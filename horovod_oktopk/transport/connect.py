@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import AgreementError, PluginError
-from . import ending
+from . import ending, tracing
 from .base import Counts, Hierarchical, Transport, TransportName
 from .counting import CountingTransport, on_hosts
 from .horovod import Collectives, HorovodTransport
@@ -105,6 +105,8 @@ class Network:
         Raises PluginError where MPI is asked for and cannot be used, and where hosts have different numbers of ranks;
         AgreementError where the ranks' choices differ. All ranks raise it.
         """
+        if self.hvd.rank() == 0:
+            tracing.begin_timeline()
         if self.process_set.size() == 1:
             return CountingTransport(LocalTransport(LocalWorld(1), 0))
         rows = self._introduce(choice, hierarchical)
@@ -112,13 +114,15 @@ class Network:
         grid = grid_of(hierarchical, rows[:, 5]) if hierarchical else None
         if (rows[:, 0] >= 0).all():  # yield_cpu and other collectives do not meet: MPI has them apart
             return self._over_mpi(rows[:, 0], channel, bool(rows[:, 3].any()), grid)
-        reason = _why_not_mpi(self.hvd) or "another rank cannot use it"
+        reason = _why_not_mpi(self.hvd) or "another rank cannot use MPI"
         if choice == "mpi":
-            raise PluginError(f"transport='mpi' cannot be used: {reason}")
+            raise PluginError(f"transport='mpi' cannot be used: {reason}. Or use transport='horovod' or 'auto'")
         if choice == "auto" and self.hvd.mpi_enabled():
             logger.warning("using Horovod's collectives, not MPI: %s", reason)
         ending.announce_to_rendezvous(int(self.process_set.rank()))
-        return self._over_horovod(rows[:, 6], channel, grid, may_add=bool(rows[:, 7].all()))
+        why = "the options say so" if choice == "horovod" else reason
+        route = f"Horovod's collectives, as {why}"
+        return self._over_horovod(rows[:, 6], channel, grid, bool(rows[:, 7].all()), route)
 
     def _introduce(self, choice: TransportName, hierarchical: Hierarchical) -> Counts:
         """All ranks' rows: world rank in MPI (-1: not over MPI), choice, channel, yield_cpu, hierarchical, the first
@@ -144,9 +148,10 @@ class Network:
         def join(ranks: Counts) -> Transport:
             return _mpi_transport(tuple(world_ranks[ranks].tolist()), channel, yield_cpu, lambda: None, everyone)
 
-        return _joined(everyone, grid, join, everyone.gate.held)
+        return _joined(everyone, grid, join, "MPI", everyone.gate.held)
 
-    def _over_horovod(self, ranks: Counts, channel: int, grid: Counts | None, may_add: bool) -> CountingTransport:
+    def _over_horovod(self, ranks: Counts, channel: int, grid: Counts | None, may_add: bool,
+                      route: str) -> CountingTransport:
         everyone = HorovodTransport(self.collectives(self.process_set, channel))
         sets = {} if grid is None else process_sets(
             self.hvd, [ranks[part] for part in (*grid.T, *grid)], may_add)
@@ -154,14 +159,14 @@ class Network:
         def join(members: Counts) -> Transport:
             return HorovodTransport(self.collectives(sets[tuple(ranks[members].tolist())], f"{channel}.hosts"))
 
-        return _joined(everyone, grid, join)
+        return _joined(everyone, grid, join, route)
 
 
-def _joined(everyone: Transport, grid: Counts | None, join: Join,
+def _joined(everyone: Transport, grid: Counts | None, join: Join, route: str,
             step: Callable[[], AbstractContextManager[None]] = nullcontext) -> CountingTransport:
     if grid is None:
-        return CountingTransport(everyone)
-    return on_hosts(everyone, *groups(grid, everyone.rank, join), grid, step)
+        return CountingTransport(everyone, route=route)
+    return on_hosts(everyone, *groups(grid, everyone.rank, join), grid, step, route)
 
 
 def _check_equal(what: str, by_rank: list[Any]) -> None:
@@ -199,8 +204,7 @@ def count_resets(state: Any) -> None:
 def _why_not_mpi(hvd: Any) -> str | None:
     """Why MPI cannot be used; None where it can."""
     if not hvd.mpi_enabled():
-        return ("Horovod does not run on MPI: start the job with `horovodrun --mpi`, or use transport='horovod' or "
-                "'auto'")
+        return "Horovod does not run on MPI (start the job with `horovodrun --mpi`)"
     if os.environ.get("HOROVOD_MPI_THREADS_DISABLE") == "1" or not hvd.mpi_threads_supported():
         return "MPI runs without MPI_THREAD_MULTIPLE (see HOROVOD_MPI_THREADS_DISABLE)"
     if importlib.util.find_spec("mpi4py") is None:

@@ -10,6 +10,7 @@ from dataclasses import astuple, dataclass, field
 import numpy as np
 
 from .base import Bytes, Counts, Transport, Values, alltoall_rounds
+from .tracing import phase_span
 
 
 @dataclass
@@ -48,11 +49,13 @@ class CountingTransport:
     MPITransport's, an allreduce as reduce-scatter and allgather.
 
     hosts: the other ranks of a job in which each host is one worker; see Hosts.
+    route: in words, over what the messages go, and why.
     """
 
     inner: Transport
     log: Log = field(default_factory=Log)
     hosts: Hosts | None = None
+    route: str = ""
 
     def __post_init__(self) -> None:
         self.rank = self.inner.rank
@@ -79,7 +82,8 @@ class CountingTransport:
         outer, log.phase, before, log.inside = log.phase, name, log.inside, 0.0
         start = time.perf_counter()
         try:
-            yield
+            with phase_span(name):
+                yield
         finally:
             seconds = time.perf_counter() - start
             self.traffic.seconds += seconds - log.inside
@@ -153,8 +157,9 @@ class Hosts:
 
 
 def on_hosts(everyone: Transport, across: Transport, within: Transport, grid: Counts,
-             step: Callable[[], AbstractContextManager[None]] = nullcontext) -> CountingTransport:
+             step: Callable[[], AbstractContextManager[None]] = nullcontext, route: str = "") -> CountingTransport:
     """The transport of a step in which each host is one worker; all that is sent is counted together."""
     log = Log()
-    hosts = Hosts(CountingTransport(everyone, log), CountingTransport(within, log), grid, step)
-    return CountingTransport(across, log, hosts)
+    hosts = Hosts(CountingTransport(everyone, log, route=route), CountingTransport(within, log, route=route), grid,
+                  step)
+    return CountingTransport(across, log, hosts, route)

@@ -31,6 +31,7 @@ from ..schemes.report import StepReport, WriteScalar, scalars_to
 from ..step_ahead.options import StepAhead
 from ..step_ahead.reducer import finish_before
 from ..transport.ending import before_shutdown
+from ..transport.tracing import show_phases
 from . import amp, legacy_step_ahead
 from .models import check_optimizer
 from .registry import (
@@ -71,6 +72,7 @@ def install() -> None:
     hvd.join = hvd.mpi_ops.join = refuse_join(in_use, hvd.join)
     if not KERAS_3:
         legacy_step_ahead.install(stock_callbacks.BroadcastGlobalVariablesCallbackImpl)
+    show_phases(tf.profiler.experimental.Trace)
     hvd._oktopk_installed = True
 
 

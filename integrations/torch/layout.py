@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,6 @@ from ..errors import PluginError
 from ..reducer.flat import Update
 from ..reducer.layout import Layout, scatter
 from ..vectors.sparse import SparseVector
-
-if TYPE_CHECKING:
-    from typing import Self  # not in Python 3.10
 
 
 class TorchLayout(Layout):

@@ -33,7 +33,8 @@ from ..step_ahead.options import StepAhead
 from ..step_ahead.reducer import finish_before
 from ..transport.connect import count_resets
 from ..transport.ending import before_shutdown
-from . import elastic
+from ..transport.tracing import show_phases
+from . import elastic, profiling
 from .partial import PartialReducer
 from .reducer import Reducer, forget_handles
 from .registry import AnyReducer, gradient_reducer_of, reducer_of, register
@@ -75,6 +76,7 @@ def install() -> None:
     library.horovod_shutdown = end_before(finish_before(before_shutdown(library.horovod_shutdown)))
     count_resets(State)
     elastic.install(TorchState)
+    show_phases(profiling.span)
     stock._oktopk_installed = True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,3 +107,17 @@ def shared_folder(hvd: Any) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as mine:
         yield Path(hvd.broadcast_object(mine, root_rank=0))
         hvd.allgather_object("done with it")
+
+
+@contextmanager
+def logged(level: int = logging.WARNING) -> Iterator[list[str]]:
+    """The messages of the plugin of at least this level."""
+    messages: list[str] = []
+    handler, logger = logging.Handler(), logging.getLogger("horovod_oktopk")
+    handler.emit = lambda record: messages.append(record.getMessage())
+    before = logger.level
+    logger.setLevel(level)
+    logger.addHandler(handler)
+    yield messages
+    logger.removeHandler(handler)
+    logger.setLevel(before)

@@ -196,8 +196,8 @@ def check_reports_tell_who_came_and_what_was_saved(kind: Kind) -> None:
         assert words <= report.rounds * oktopk_bound(report.k, hvd.size())
         rounds += report.rounds
         assert (report.seconds_saved != 0) == (report.rounds > 0)  # more, or less, than a synchronous step
-        scalars = report.scalars()
-        assert (scalars["active_ranks"], scalars["seconds_saved"]) == (sum(report.active), report.seconds_saved)
+        scalars = report.scalars("p")
+        assert (scalars["p/active_ranks"], scalars["p/seconds_saved"]) == (sum(report.active), report.seconds_saved)
     trainer.synchronize_replicas()
     assert rounds >= STEPS
 

@@ -202,8 +202,8 @@ def test_training_keeps_to_the_bound_at_every_step_with_agreement_counted_too(tr
 def test_the_report_tells_what_happened(training):
     first, later = training[0][0].report, training[8][0].report
     assert (first.step, first.n, first.k, first.repartitioned) == (1, 200_000, 2000, True)
-    assert first.global_k == first.scalars()["global_k"] == 2000
+    assert first.global_k == first.scalars()["oktopk/global_k"] == 2000
     assert (later.step, later.repartitioned, later.finite) == (9, False, True)
     assert later.bytes_sent > sum(later.payload_bytes()) / 2 > 0
     assert later.local_threshold > 0
-    assert later.scalars()["allgatherv/bytes_sent"] == later.phases["allgatherv"].bytes_sent
+    assert later.scalars()["oktopk/allgatherv/bytes_sent"] == later.phases["allgatherv"].bytes_sent

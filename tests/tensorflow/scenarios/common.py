@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -47,14 +44,3 @@ def fit(model: Any, callbacks: Any = (), epochs: int = 2, **arguments: Any) -> d
 
 def weights(model: Any) -> dict[str, np.ndarray]:
     return {f"{index:03}": value for index, value in enumerate(model.get_weights())}
-
-
-@contextmanager
-def warnings_of_the_plugin() -> Iterator[list[str]]:
-    """What it logs."""
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())
-    logging.getLogger("horovod_oktopk").addHandler(handler)
-    yield messages
-    logging.getLogger("horovod_oktopk").removeHandler(handler)

@@ -18,12 +18,13 @@ from tests.scenarios.common import (
     assert_equal_everywhere,
     everywhere,
     flat,
+    logged,
     needs,
     needs_ranks,
     raised_everywhere,
     shared_folder,
 )
-from tests.tensorflow.scenarios.common import distribute, fit, keras, warnings_of_the_plugin, weights
+from tests.tensorflow.scenarios.common import distribute, fit, keras, weights
 
 layers = keras.layers
 
@@ -179,7 +180,7 @@ def check_a_models_own_optimizers_get_another_density_together() -> None:
 
 
 def check_a_checkpoint_of_nothing_warns() -> None:
-    with shared_folder(hvd) as folder, warnings_of_the_plugin() as messages:
+    with shared_folder(hvd) as folder, logged() as messages:
         model = Gan(hvd.Compression.none)
         fit(model, [hvd_keras.callbacks.StateCheckpoint(folder / "residuals")], epochs=1)
         assert any("no residuals were saved" in message for message in messages)

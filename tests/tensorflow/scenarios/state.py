@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from tests.scenarios.common import (
     everywhere,
     flat,
     gradients,
+    logged,
     raised_everywhere,
     shared_folder,
 )
@@ -32,7 +32,6 @@ from tests.tensorflow.scenarios.common import (
     keras,
     make_data,
     make_model,
-    warnings_of_the_plugin,
     weights,
 )
 
@@ -160,17 +159,12 @@ def check_checkpoint_callbacks_resume_with_the_same_bits() -> None:
 
 
 def check_a_checkpoint_of_another_step_is_not_taken() -> None:
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = records.append
-    logging.getLogger("horovod_oktopk").addHandler(handler)
-    with shared_folder(hvd) as folder:
+    with shared_folder(hvd) as folder, logged() as messages:
         train(fresh_model(), range(2), [hvd_keras.callbacks.StateCheckpoint(folder / "residuals")])
         model = fresh_model()  # its weights were not restored
         train(model, range(1), [hvd_keras.callbacks.StateCheckpoint(folder / "other", restore=folder / "residuals")])
         everywhere(hvd, "done")
-    logging.getLogger("horovod_oktopk").removeHandler(handler)
-    assert any("is of step 2, the model of step 0" in record.getMessage() for record in records)
+    assert any("is of step 2, the model of step 0" in message for message in messages)
     assert step_report(model).step == 1
 
 
@@ -215,7 +209,7 @@ def check_a_file_that_is_not_taken_leaves_residuals_as_they_are() -> None:
         train(model, range(2), [hvd_keras.callbacks.StateCheckpoint(folder / "residuals")])
         train(model, range(2, 3))
         held = residual(model)
-        with warnings_of_the_plugin() as messages:
+        with logged() as messages:
             callback = hvd_keras.callbacks.StateCheckpoint(folder / "other", restore=folder / "residuals")
             train(model, range(3, 4), [callback])
         everywhere(hvd, "done")

@@ -1,0 +1,13 @@
+"""Phases in PyTorch's profiler."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch.autograd import profiler
+
+
+def span(name: str) -> AbstractContextManager[Any]:
+    """A range of this name, if a profiler is on; without one, record_function would still take 10 µs."""
+    return profiler.record_function(name) if profiler._is_profiler_enabled else nullcontext()
