@@ -1,7 +1,7 @@
 # `make demo` and `make test` build the environment on their first run; later runs find it ready.
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help environment demo demo-tensorflow test test-rest test-all lint bench cluster-bench clean
+.PHONY: help environment demo demo-tensorflow test test-rest test-all lint docs docs-serve bench cluster-bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -29,6 +29,12 @@ lint: environment  ## Check style, types, and who imports whom
 	@scripts/typecheck.sh
 	@scripts/imports.sh
 
+docs:  ## Build the documentation site in site/, in an environment of its own
+	@scripts/docs.sh build
+
+docs-serve:  ## Show the documentation site at http://127.0.0.1:8000, made anew when a page changes
+	@scripts/docs.sh serve
+
 bench: environment  ## Measure the cost of a step without the network, of the core and in both frameworks
 	@$(BIN)/python -m benchmarks.local.step
 	@$(BIN)/python -m benchmarks.local.plugin
@@ -38,4 +44,4 @@ cluster-bench: environment  ## Measure allreduces and training on network namesp
 	@$(BIN)/python -m benchmarks.cluster.training
 
 clean:  ## Remove the environment and everything that was built (the cached Horovod wheel stays)
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.*
+	rm -rf .venv .docs-venv site build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.*

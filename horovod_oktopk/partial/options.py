@@ -22,17 +22,27 @@ class Partial(Compression):
     Rounds of reduction run without the ranks that are late. What those have computed joins their next contribution,
     and every rank applies every round's update, in order, so that replicas that have seen the same rounds are equal.
 
-    inner: what a round runs: Dense(), OkTopk(...) or another scheme, in one bucket; a class takes its defaults.
-    policy: "solo": whoever comes first starts a round; "majority": a rank that is drawn anew for each, so that half
-        of the ranks, on average, have come.
-    seed: of the draws.
-    max_staleness: how many rounds may run that a rank has not seen; then they wait for it, unless it waits in another
-        optimizer's rounds: then for as many as run meanwhile. A rank keeps their updates until it comes: of OkTopk 2k
-        words each (with a global_density 2k'), of Dense n.
-    timeout: seconds after which that fails, on all ranks, and after which a round starts without the drawn rank.
-    model_sync_interval: None, or the paper's way: a late rank applies the latest round's update alone, replicas
-        drift apart, and are averaged every so many of a rank's own steps.
-    Raises OptionError where a value is not allowed.
+    Args:
+        inner: what a round runs: `Dense()`, `OkTopk(...)` or another scheme, in one bucket; a class takes its
+            defaults. `OkTopk()` by default.
+        policy: `"solo"`: the first rank that comes starts a round. `"majority"`: a rank that is drawn anew for each
+            round starts it, so that half of the ranks have come on average.
+        seed: of the draws.
+        max_staleness: how many rounds may run that a rank has not seen; then rounds wait for it (but not while it
+            waits in another optimizer's rounds). Until it comes, a rank keeps their updates: 2k words for each with
+            `OkTopk` (with a `global_density` 2k′), n with `Dense`.
+        timeout: seconds after which that wait fails, on all ranks, and after which a round starts without the rank
+            that was drawn.
+        model_sync_interval: None: a late rank applies the updates that it missed, in order. A number: the paper's
+            way: a late rank applies the latest round's update alone, replicas drift apart, and are averaged after
+            this number of a rank's own steps.
+
+    Raises:
+        OptionError: A value is not allowed.
+
+    Examples:
+        >>> compression = Partial(OkTopk(density=0.01), policy="majority")
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=compression)
     """
 
     inner: Inner = OKTOPK

@@ -44,7 +44,8 @@ class GTopk(Scheme):
         OptionError: A value is not allowed.
 
     Examples:
-        >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=GTopk(density=0.01, collective="allgather"))
+        >>> compression = GTopk(density=0.01, collective="allgather")
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=compression)
     """
 
     collective: Literal["tree", "allgather"] = "tree"

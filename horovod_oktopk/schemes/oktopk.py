@@ -77,8 +77,7 @@ class OkTopk(Scheme):
         OptionError: A value is not allowed.
 
     Examples:
-        >>> optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
-        ...                                      compression=OkTopk(density=0.01))
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=OkTopk(density=0.01))
     """
 
     selection: Selection = "exact"

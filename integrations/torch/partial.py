@@ -147,11 +147,20 @@ IN_STEP_ONLY = ("with Partial the gradients are handed in by optimizer.step(), w
 
 
 def synchronize_replicas(*optimizers: torch.optim.Optimizer) -> None:
-    """Makes the replicas of `Partial` optimizers equal; called on all ranks together, with all optimizers at once.
+    """Makes the replicas of `Partial` optimizers equal.
 
-    A rank that is here serves the others' rounds until all are. Before evaluation, checkpoints, any collective of
-    your own, and after the last step. Without `Partial` it does nothing.
-    Raises PluginError between a backward pass and its step.
+    It is called on all ranks together, with all optimizers at once: before evaluation, checkpoints and any collective
+    of your own, and after the last step. A rank that is here serves the others' rounds until all are. Without
+    `Partial` it does nothing.
+
+    Args:
+        *optimizers: all optimizers that were made with `compression=Partial(...)`.
+
+    Raises:
+        PluginError: It was called between a backward pass and its step.
+
+    Examples:
+        >>> synchronize_replicas(generator_optimizer, critic_optimizer)
     """
     reducers = [reducer for reducer in map(reducer_of, optimizers) if isinstance(reducer, PartialReducer)]
     for reducer in reducers:

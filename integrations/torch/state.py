@@ -51,7 +51,7 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     Examples:
         >>> state = gather_state_dict(optimizer)
         >>> if hvd.rank() == 0:
-        ...     torch.save({"model": model.state_dict(), "optimizer": state}, path)
+        ...     torch.save(state, path)
     """
     synchronize_replicas(optimizer)
     state_dict = optimizer.state_dict()

@@ -53,7 +53,8 @@ class DensityWarmup(tf.keras.callbacks.Callback):  # type: ignore[misc]
         OptionError: The schedule is not allowed.
 
     Examples:
-        >>> model.fit(data, epochs=30, callbacks=[hvd_keras.callbacks.DensityWarmup([0.25, 0.1, 0.03])])
+        >>> warmup = hvd_keras.callbacks.DensityWarmup([0.25, 0.1, 0.03])
+        >>> model.fit(data, epochs=30, callbacks=[warmup])
     """
 
     def __init__(self, schedule: Schedule = GTOPK_DENSITIES) -> None:
@@ -100,7 +101,8 @@ class StepReportLogger(tf.keras.callbacks.Callback):  # type: ignore[misc]
     epoch's logs means, and of the last the sum. It comes before the callbacks that are to see it.
 
     Examples:
-        >>> history = model.fit(data, callbacks=[hvd_keras.callbacks.StepReportLogger()])
+        >>> logger = hvd_keras.callbacks.StepReportLogger()
+        >>> history = model.fit(data, callbacks=[logger])
         >>> history.history["oktopk_bytes_sent"]
     """
 

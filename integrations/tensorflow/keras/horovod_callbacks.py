@@ -25,8 +25,16 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
     """All ranks take the root's weights and optimizer state when training begins; random seeds stay their own.
 
     Of the model, and of all optimizers that it has, a GAN's own ones too. Variables that are made by the first batch
-    are taken after it, and those that come later, with a warning, at the end of their epoch. Raises AgreementError
-    on all ranks, if then they have different ones.
+    are taken after it, and those that come later, with a warning, at the end of their epoch.
+
+    Args:
+        root_rank: the rank whose values all take.
+
+    Raises:
+        AgreementError: On all ranks, if they have different variables.
+
+    Examples:
+        >>> hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
     """
 
     def __init__(self, root_rank: int) -> None:
@@ -104,7 +112,12 @@ def _difference(theirs: list[list[list[str]]]) -> str:
 
 
 class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Averages an epoch's metrics, vectors too. Comes before the callbacks that are to see the mean."""
+    """Averages an epoch's metrics over the ranks, vectors too. It comes before the callbacks that are to see the
+    mean.
+
+    Examples:
+        >>> hvd_keras.callbacks.MetricAverageCallback()
+    """
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if logs:
@@ -120,7 +133,21 @@ class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
 class LearningRateWarmupCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Raises the learning rate from initial_lr / P to initial_lr over the first epochs, batch by batch.
 
-    As Horovod's, after Goyal et al. (2017). momentum_correction: not in Keras 3, where momentum is a constant.
+    As Horovod's, after Goyal et al. (2017).
+
+    Args:
+        initial_lr: the learning rate after the warm-up.
+        warmup_epochs: how long it takes.
+        momentum_correction: must be False in Keras 3, where the momentum is a constant.
+        steps_per_epoch: by default what Keras tells.
+        verbose: 1: print the learning rate that was reached.
+
+    Raises:
+        OptionError: momentum_correction is True.
+
+    Examples:
+        >>> hvd_keras.callbacks.LearningRateWarmupCallback(
+        ...     initial_lr=0.1 * hvd.size(), warmup_epochs=3)
     """
 
     def __init__(self, initial_lr: float, warmup_epochs: float = 5, momentum_correction: bool = False,

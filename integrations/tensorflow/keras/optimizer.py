@@ -30,11 +30,29 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
                          scale_local_gradients: bool = True) -> Any:
     """Makes a Keras 3 optimizer reduce gradients over the ranks, and returns it: it is changed in place.
 
-    compression: OkTopk(...), StepAhead(...), or one of Horovod's for a dense allreduce. The other arguments are those
-    of horovod.tensorflow.keras.DistributedOptimizer, without its names, devices, groups and predivision. A saved
-    model holds the plain optimizer; see `load_model`. Copies made in memory are distributed, with residuals of their
-    own.
-    Raises PluginError for what is not a Keras 3 optimizer, or is distributed already.
+    A saved model holds the plain optimizer; see `load_model`. Copies made in memory are distributed, with residuals
+    of their own. The arguments after `compression` are those of horovod.tensorflow.keras.DistributedOptimizer, which
+    also has names, devices, groups and predivision.
+
+    Args:
+        optimizer: an optimizer of Keras 3.
+        compression: `OkTopk(...)`, `StepAhead(...)`, `Partial(...)`, or one of Horovod's for a dense allreduce.
+        op: `hvd.Average` or `hvd.Sum`.
+        sparse_as_dense: reduce sparse gradients (tf.IndexedSlices) as dense ones.
+        backward_passes_per_step: gradients of so many passes are added up locally before they are reduced.
+        average_aggregated_gradients: divide what was added up by the number of passes.
+        process_set: the ranks that reduce together.
+        scale_local_gradients: divide the gradients of variables that are not reduced by the number of ranks.
+
+    Returns:
+        The optimizer that was given.
+
+    Raises:
+        PluginError: It is no Keras 3 optimizer, or is distributed already.
+
+    Examples:
+        >>> optimizer = hvd_keras.DistributedOptimizer(
+        ...     keras.optimizers.SGD(0.1), compression=hvd_keras.OkTopk(density=0.01))
     """
     arguments = {"compression": compression, "op": op, "sparse_as_dense": sparse_as_dense,
                  "backward_passes_per_step": backward_passes_per_step,
@@ -80,7 +98,23 @@ def _distributed_class(plain: type, arguments: dict[str, Any]) -> type:
 
 
 def load_model(filepath: Any, custom_objects: Any = None, **arguments: Any) -> Any:
-    """keras.models.load_model, with the optimizer made distributed; arguments: those of DistributedOptimizer."""
+    """keras.models.load_model, with the optimizer made distributed.
+
+    Args:
+        filepath: the saved model.
+        custom_objects: as in keras.models.load_model.
+        **arguments: those of `DistributedOptimizer`.
+
+    Returns:
+        The model.
+
+    Raises:
+        PluginError: The model has no optimizer.
+
+    Examples:
+        >>> model = hvd_keras.load_model(
+        ...     "model.keras", compression=hvd_keras.OkTopk(density=0.01))
+    """
     model = tf.keras.models.load_model(filepath, custom_objects=custom_objects)
     if model.optimizer is None:
         raise PluginError(f"the model in {filepath} has no optimizer: compile it with a distributed one")
