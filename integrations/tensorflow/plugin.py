@@ -86,11 +86,21 @@ def _(writer: tf.summary.SummaryWriter) -> WriteScalar:
 
 
 def step_report(target: Any) -> StepReport | None:
-    """What the last reduction did on this rank; None before the first.
+    """What the last reduction did on this rank.
 
-    target: an optimizer or a model; for gradients of a tape, the model, or the list of variables.
-    Where it has several reductions or optimizers, the report is of the one that has taken most steps.
-    Raises PluginError for an optimizer that was not made with `compression=OkTopk(...)`.
+    Args:
+        target: an optimizer or a model; for gradients of a tape, the model, or the list of variables.
+
+    Returns:
+        The report of the last step; None before the first. If there are several reductions or optimizers, the report
+        of the one that has taken most steps.
+
+    Raises:
+        PluginError: The optimizer was not made with `compression=OkTopk(...)`.
+
+    Examples:
+        >>> report = step_report(model)
+        >>> print(report.bytes_sent, report.seconds)
     """
     if not gradient_reducers_of(target) and not variables_of(target):
         raise PluginError(f"{target!r} was not made with compression=OkTopk(...), so it has no step report")
@@ -99,10 +109,20 @@ def step_report(target: Any) -> StepReport | None:
 
 
 def set_density(target: Any, density: float | None) -> None:
-    """From the next step on, another fraction of the elements is selected; None: that of the options again.
+    """Selects another share of the elements, from the next step on.
 
-    target: see `step_report`. All ranks must set it before the same step. Raises PluginError where nothing was made
-    with `compression=OkTopk(...)`, OptionError where the density is not allowed, or k was given.
+    All ranks must set it before the same step.
+
+    Args:
+        target: an optimizer or a model; for gradients of a tape, the model, or the list of variables.
+        density: the share, in (0, 1]; None: that of the options again.
+
+    Raises:
+        PluginError: Nothing was made with `compression=OkTopk(...)`.
+        OptionError: The density is not allowed, or k was given.
+
+    Examples:
+        >>> set_density(model, 0.05)
     """
     changed: list[Any] = [*gradient_reducers_of(target)]
     changed = changed or [reducer.flat for reducer in reducers_of(target)]
@@ -114,14 +134,23 @@ def set_density(target: Any, density: float | None) -> None:
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
 def discard_update(target: Any) -> None:
-    """Undoes the last reduction, as if its gradients had never been computed; see `step_report` for the target.
+    """Undoes the last reduction, as if its gradients had never been computed.
 
-    To be called on all ranks together, in place of applying the reduced gradients: eagerly, or in a tf.function where
-    it depends on them, as in an `if` on their norm. Without it what was not sent would stay in the residual, and
-    come back. It needs the residual of before the step, n elements, which are kept from the first call on (in a
+    It is called on all ranks together, in place of applying the reduced gradients: eagerly, or in a tf.function if it
+    depends on them, as in an `if` on their norm. Without it what was not sent would stay in the residual, and come
+    back. It needs the residual of before the step, n elements, which are kept from the first call on (in a
     tf.function: from when it is traced): the first eager call drops the whole residual instead, with a warning.
-    Raises PluginError where nothing was reduced with `compression=OkTopk(...)`; AgreementError, on all ranks, where
-    some take their next step instead.
+
+    Args:
+        target: an optimizer or a model; for gradients of a tape, the model, or the list of variables.
+
+    Raises:
+        PluginError: Nothing was reduced with `compression=OkTopk(...)`.
+        AgreementError: On all ranks, if some take their next step instead.
+
+    Examples:
+        >>> gradients = tape.gradient(loss, model.trainable_variables)
+        >>> discard_update(model)
     """
     owners, reducers = gradient_reducers_of(target), reducers_of(target)
     if not reducers and (not owners or any(each.takes_part for each in owners)):
@@ -131,10 +160,17 @@ def discard_update(target: Any) -> None:
 
 
 def synchronize_replicas(*targets: Any) -> None:
-    """Makes the replicas of `Partial` optimizers equal; called on all ranks together, outside of any tf.function.
+    """Makes the replicas of `Partial` optimizers equal.
 
-    targets: all such optimizers, or their models. A rank that is here serves the others' rounds until all are. Before
-    evaluation, checkpoints, any collective of your own, and after the last step. Without `Partial` it does nothing.
+    It is called on all ranks together, outside of any tf.function: before evaluation, checkpoints and any collective
+    of your own, and after the last step. A rank that is here serves the others' rounds until all are. Without
+    `Partial` it does nothing.
+
+    Args:
+        *targets: all such optimizers, or their models.
+
+    Examples:
+        >>> synchronize_replicas(model)
     """
     synchronize(list(dict.fromkeys(each for target in targets for each in gradient_reducers_of(target))))
 

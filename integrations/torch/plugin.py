@@ -81,18 +81,39 @@ def install() -> None:
 
 
 def step_report(optimizer: torch.optim.Optimizer) -> StepReport | None:
-    """What the last reduction of this optimizer did on this rank; None before the first.
+    """What the last reduction of an optimizer did on this rank.
 
-    Raises PluginError for an optimizer that was not made with `compression=OkTopk(...)`.
+    Args:
+        optimizer: made with `compression=OkTopk(...)`, or another scheme of this package.
+
+    Returns:
+        The report of the last step; None before the first.
+
+    Raises:
+        PluginError: The optimizer was not made with `compression=OkTopk(...)`.
+
+    Examples:
+        >>> report = step_report(optimizer)
+        >>> print(report.bytes_sent, report.seconds)
     """
     return _reducer(optimizer).report
 
 
 def set_density(optimizer: torch.optim.Optimizer, density: float | None) -> None:
-    """From the next step on, another fraction of the elements is selected; None: that of the options again.
+    """Selects another share of the elements, from the next step on.
 
-    All ranks must set it before the same step. Raises PluginError for an optimizer that was not made with
-    `compression=OkTopk(...)`, OptionError where the density is not allowed, or k was given.
+    All ranks must set it before the same step.
+
+    Args:
+        optimizer: made with `compression=OkTopk(...)`, or another scheme of this package.
+        density: the share, in (0, 1]; None: that of the options again.
+
+    Raises:
+        PluginError: The optimizer was not made with `compression=OkTopk(...)`.
+        OptionError: The density is not allowed, or k was given.
+
+    Examples:
+        >>> set_density(optimizer, 0.05)
     """
     _reducer(optimizer).set_density(density)
 
@@ -100,12 +121,22 @@ def set_density(optimizer: torch.optim.Optimizer, density: float | None) -> None
 def discard_update(optimizer: torch.optim.Optimizer) -> None:
     """Drops the gradients that the next `optimizer.step()` would apply, as if they had never been computed.
 
-    To be called on all ranks together, in place of `optimizer.step()`. If they have been reduced already (by
+    It is called on all ranks together, in place of `optimizer.step()`. If the gradients have been reduced already (by
     `optimizer.synchronize()`), the reduction is undone: residual and thresholds are those of before. Without this
-    call what it did not send would stay in the residual, and come back. With StepAhead nothing is handed over before
-    the step; what Horovod averages over the ranks of a host is waited for, and forgotten.
-    Raises PluginError for an optimizer that was not made with `compression=OkTopk(...)`; AgreementError, on all
-    ranks, where some take their next step instead.
+    call what the reduction did not send would stay in the residual, and come back. With `StepAhead` nothing is handed
+    over before the step; what Horovod averages over the ranks of a host is waited for, and forgotten.
+
+    Args:
+        optimizer: made with `compression=OkTopk(...)`, or another scheme of this package.
+
+    Raises:
+        PluginError: The optimizer was not made with `compression=OkTopk(...)`.
+        AgreementError: On all ranks, if some take their next step instead.
+
+    Examples:
+        >>> optimizer.synchronize()
+        >>> discard_update(optimizer)
+        >>> optimizer.zero_grad()
     """
     _reducer(optimizer).discard()
 
