@@ -11,13 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
 
 from benchmarks.accuracy import convergence, pytorch_text
+from benchmarks.accuracy.power_sgd import PowerSGD, PowerSGDOptimizer
 from benchmarks.stragglers.tasks import TASKS, Digits
 from horovod_oktopk.phases.agreement import FEW_RANKS
 from horovod_oktopk.schemes.cost import oktopk_bound
 from horovod_oktopk.selection.sketches import sketch_shape
 from horovod_oktopk.transport.base import alltoall_rounds
+from horovod_oktopk.transport.local import LocalTransport, run_ranks
 from horovod_oktopk.vectors.wire import WireCodec
 from tests.launch import ROOT, environment
 
@@ -189,7 +193,9 @@ BAD_INPUT = [
     ("cluster.sizes", "--sizes 1000000000000", "GiB are free"),
     ("stragglers.training", "--cluster fast", "--rate must be such as 100mbit"),
     ("accuracy.convergence", "--studies words", "invalid choice: 'words'"),
-    ("accuracy.pytorch_text", "--compression dgc", "on ranks that are threads: give --threads")]
+    ("accuracy.pytorch_text", "--compression dgc", "dgc works on ranks that are threads: give --threads"),
+    ("accuracy.pytorch_text", "--compression powersgd", "powersgd works on ranks that are threads: give --threads"),
+    ("accuracy.pytorch_text", "--compression dgc --threads 2 --optimizer adamw", "give --optimizer sgd; got adamw")]
 
 
 @pytest.mark.parametrize(("program", "line", "message"), BAD_INPUT)
@@ -248,6 +254,7 @@ def train_text(folder: Path, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", ["none", "oktopk --density 0.05", "oktopk --density 0.05 --step-ahead",
                                     "topka --step-ahead --no-overlap --density-warmup 1", "dgc --density 0.05",
+                                    "powersgd", "fp16",
                                     "oktopk --model transformer --optimizer adamw --lr 0.01 --step-ahead"])
 def test_ranks_that_are_threads_learn_the_text_and_count_their_bytes(method: str, tmp_path: Path) -> None:
     found = train_text(tmp_path, "--compression", *method.split())
@@ -256,6 +263,40 @@ def test_ranks_that_are_threads_learn_the_text_and_count_their_bytes(method: str
     assert found["ranks"] == 2
     assert 0 < first["bytes"] < second["bytes"]
     assert (found["bytes_per_step"] > 4 * found["parameters"]) == (method == "none")
+
+
+def test_float16_sends_half_the_bytes_and_trains_as_dense_does(tmp_path: Path) -> None:
+    dense, half = (train_text(tmp_path, "--compression", method) for method in ("none", "fp16"))
+    assert half["bytes_per_step"] == pytest.approx(dense["bytes_per_step"] / 2, abs=16)
+    assert half["validation_loss"] == pytest.approx(dense["validation_loss"], rel=0.01)
+
+
+def power_sgd_of(matrices: list[NDArray[np.float32]], rank: int, steps: int) -> list[list[NDArray[np.float32]]]:
+    """What each of several ranks makes of its matrix, the same at every step: the means of the steps, and what its
+    residual is then."""
+    def of_rank(transport: LocalTransport) -> list[NDArray[np.float32]]:
+        p = torch.nn.Parameter(torch.zeros(matrices[0].shape))
+        optimizer = PowerSGDOptimizer(torch.optim.SGD([p], lr=1.0), [p], PowerSGD(rank), transport)
+        found: list[NDArray[np.float32]] = []
+        for _ in range(steps):
+            p.grad = torch.from_numpy(matrices[transport.rank].copy())
+            optimizer.step()
+            found.append(p.grad.numpy().copy())
+        return [*found, optimizer._errors[0]]
+
+    return run_ranks(len(matrices), of_rank, 60.0)
+
+
+def test_power_sgd_finds_a_mean_of_its_rank_and_keeps_what_it_does_not_send() -> None:
+    random = np.random.default_rng(3)
+    left, right = (random.standard_normal(shape).astype(np.float32) for shape in ((12, 2), (2, 9)))
+    thin = power_sgd_of([left @ right, 3 * left @ right], rank=2, steps=1)
+    np.testing.assert_allclose(thin[0][0], 2 * left @ right, rtol=1e-4, atol=1e-4)
+    full = [random.standard_normal((12, 9)).astype(np.float32) for _ in range(3)]
+    first, *others = power_sgd_of(full, rank=1, steps=5)
+    assert all((mine == theirs).all() for each in others for mine, theirs in zip(first[:-1], each[:-1], strict=True))
+    residual = np.mean([each[-1] for each in (first, *others)], axis=0)
+    np.testing.assert_allclose(sum(first[:-1]) + residual, 5 * np.mean(full, axis=0), rtol=1e-3, atol=1e-3)
 
 
 def test_step_ahead_with_everything_sent_is_dense_training(tmp_path: Path) -> None:

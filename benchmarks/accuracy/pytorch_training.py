@@ -13,12 +13,16 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from benchmarks.accuracy.half_gradients import HalfGradients
 from benchmarks.accuracy.momentum_correction import MomentumCorrection
+from benchmarks.accuracy.power_sgd import PowerSGD
 from benchmarks.accuracy.training import Results, Statistics, make_parser
 from horovod_oktopk import Dense, GaussianK, GTopk, OkTopk, Partial, StepAhead, TopkA, TopkDSA
 from horovod_oktopk.schemes.report import StepReport
 
 SCHEMES = {"oktopk": OkTopk, "topka": TopkA, "topkdsa": TopkDSA, "gtopk": GTopk, "gaussiank": GaussianK}
+THREADS_ONLY = ("dgc", "powersgd", "fp16")
+"""What is not the package's own."""
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 Schedule = torch.optim.lr_scheduler.LRScheduler
 
@@ -82,7 +86,7 @@ class Ranks(Protocol):
 
 
 def make_pytorch_parser(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
-    parser = make_parser(description, [*SCHEMES, "dgc"], **defaults)
+    parser = make_parser(description, [*SCHEMES, *THREADS_ONLY], **defaults)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     parser.add_argument("--density-warmup", type=int, default=0, metavar="EPOCHS",
                         help="the density falls from 25%% to --density over so many epochs")
@@ -94,8 +98,10 @@ def make_pytorch_parser(description: str | None, **defaults: Any) -> argparse.Ar
     parser.add_argument("--ahead", type=float, help="StepAhead's coefficient")
     parser.add_argument("--no-overlap", dest="overlap", action="store_false", help="StepAhead without overlap")
     parser.add_argument("--partial", choices=["solo", "majority"], help="do not wait for ranks that are late")
+    parser.add_argument("--rank", type=int, default=1, help="columns of powersgd's matrices")
     parser.add_argument("--threads", type=int, metavar="RANKS",
-                        help="so many ranks as threads of this process, without Horovod; needed for dgc")
+                        help="so many ranks as threads of this process, without Horovod; needed for "
+                             + ", ".join(THREADS_ONLY))
     return parser
 
 
@@ -103,6 +109,10 @@ def compression_of(arguments: argparse.Namespace) -> Any:
     """What the arguments name."""
     if arguments.compression == "dgc":
         return MomentumCorrection(arguments.density, arguments.momentum)
+    if arguments.compression == "powersgd":
+        return PowerSGD(arguments.rank)
+    if arguments.compression == "fp16":
+        return HalfGradients()
     scheme = SCHEMES.get(arguments.compression)
     options = {name: None if value == "none" else value for name in ("value_dtype", "global_density")
                if (value := getattr(arguments, name)) is not None}

@@ -17,7 +17,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.accuracy.half_gradients import HalfGradients, HalfGradientsOptimizer
 from benchmarks.accuracy.momentum_correction import MomentumCorrectedOptimizer, MomentumCorrection
+from benchmarks.accuracy.power_sgd import PowerSGD, PowerSGDOptimizer
 from benchmarks.accuracy.pytorch_training import Distributed
 from horovod_oktopk import Dense, StepAhead
 from horovod_oktopk.reducer.flat import FlatReducer
@@ -83,6 +85,10 @@ class ThreadRanks:
         network: Any = ThreadNetwork(self._transport)
         if isinstance(compression, MomentumCorrection):
             return MomentumCorrectedOptimizer(optimizer, list(named.values()), compression, self._transport)
+        if isinstance(compression, PowerSGD):
+            return PowerSGDOptimizer(optimizer, list(named.values()), compression, self._transport)
+        if isinstance(compression, HalfGradients):
+            return HalfGradientsOptimizer(optimizer, list(named.values()), self._transport)
         if isinstance(compression, StepAhead):
             return StepAheadOptimizer(optimizer, named, compression, network)
         scheme = DenseSum() if isinstance(compression, Dense) else compression
