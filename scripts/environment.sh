@@ -41,7 +41,13 @@ require_tools() {
 
 # What the finished environment depends on; written to the stamp when all is done.
 fingerprint() {
-    { cat "$REQUIREMENTS" setup.py horovod_oktopk/kernels/native/* "${BASH_SOURCE[0]}"; pwd; "$1" -VV; } | sha256sum | cut -c1-16
+    {
+        cat "$REQUIREMENTS" setup.py horovod_oktopk/kernels/native/* "${BASH_SOURCE[0]}"
+        pwd
+        "$1" -VV
+        "$1" -c 'import tomllib; found = tomllib.load(open("pyproject.toml", "rb"))
+print(found["build-system"], found["project"], found["tool"]["setuptools"])'
+    } | sha256sum | cut -c1-16
 }
 
 # Runs a long command quietly; on failure shows the end of its log.

@@ -1,30 +1,172 @@
-"""Packaging: what setup.py promises is what the tools check, and no install builds Horovod by surprise."""
+"""Packaging: what pyproject.toml promises, and what the distributions that it builds hold and do."""
 
 from __future__ import annotations
 
-import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import horovod_oktopk
+from tests.launch import horovodrun
 
 ROOT = Path(__file__).parents[1]
+PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, TOOL = PYPROJECT["project"], PYPROJECT["tool"]
+SOURCES = {"horovod_oktopk": ROOT / "horovod_oktopk",
+           **{f"horovod_oktopk/{each.parent.name}": each.parent for each in ROOT.glob("integrations/*/__init__.py")}}
+"""Where what is installed comes from."""
 
 
-def keywords():
-    """The arguments of setup() that are plain values."""
-    calls = [node for node in ast.walk(ast.parse((ROOT / "setup.py").read_text())) if isinstance(node, ast.Call)]
-    call = next(call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "setup")
-    return {each.arg: ast.literal_eval(each.value) for each in call.keywords
-            if each.arg in ("python_requires", "install_requires", "extras_require")}
+def modules() -> list[str]:
+    """The modules as they are installed, by their paths."""
+    return sorted(f"{target}/{path.relative_to(source).as_posix()}" for target, source in SOURCES.items()
+                  for path in source.rglob("*.py"))
 
 
-def test_the_oldest_python_is_the_one_that_the_tools_check():
-    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
-    assert keywords()["python_requires"] == f">={tools['mypy']['python_version']}"
-    assert tools["ruff"]["target-version"] == "py" + tools["mypy"]["python_version"].replace(".", "")
+def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *map(str, command)], cwd=cwd, env={**os.environ, **environment},
+                          capture_output=True, text=True, check=False)
 
 
-def test_no_install_builds_horovod():
-    found = keywords()
-    wanted = [each for requirements in (found["install_requires"], *found["extras_require"].values())
-              for each in requirements]
-    assert not [requirement for requirement in wanted if requirement.startswith("horovod")]
+def succeed(*command: str | Path, cwd: Path, **environment: str) -> str:
+    done = run(*command, cwd=cwd, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# What pyproject.toml says.
+
+def test_the_oldest_python_is_the_one_that_the_tools_check() -> None:
+    oldest = TOOL["mypy"]["python_version"]
+    assert PROJECT["requires-python"] == f">={oldest}"
+    assert TOOL["ruff"]["target-version"] == "py" + oldest.replace(".", "")
+
+
+def test_wheels_are_built_for_the_pythons_that_the_classifiers_name() -> None:
+    named = re.findall(r"Python :: (3\.\d+)\b", "\n".join(PROJECT["classifiers"]))
+    assert TOOL["cibuildwheel"]["build"].split() == [f"cp{each.replace('.', '')}-manylinux*" for each in named]
+
+
+def test_no_install_builds_horovod() -> None:
+    groups = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    assert not [requirement for group in groups for requirement in group if requirement.startswith("horovod")]
+
+
+def test_every_package_is_installed() -> None:
+    found = {path.rpartition("/")[0].replace("/", ".") for path in modules()}
+    assert set(TOOL["setuptools"]["packages"]) == found
+
+
+def test_the_citation_and_the_changelog_are_of_this_version() -> None:
+    version = horovod_oktopk.__version__
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
+    assert re.findall(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == version
+
+
+# What is built: the source distribution from a copy of the tree, and the wheel from the source distribution.
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution, unpacked."""
+    folder = tmp_path_factory.mktemp("sdist")
+    built = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "*.so", "build", "dist", "runs", "site")
+    shutil.copytree(ROOT, folder / "tree", ignore=built)
+    succeed("-c", "from setuptools import build_meta; build_meta.build_sdist('..')", cwd=folder / "tree")
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as file:
+        file.extractall(folder, filter="data")
+    return folder / archive.name.removesuffix(".tar.gz")
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    succeed("-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ".", cwd=sdist)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the wheel is installed, alone."""
+    folder = tmp_path_factory.mktemp("installed")
+    succeed("-m", "pip", "install", "--no-deps", "--no-index", "--target", folder, wheel, cwd=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def only_numpy(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """PYTHONPATH of a Python that is started with -S: the wheel, NumPy, and nothing else."""
+    folder = tmp_path_factory.mktemp("only_numpy")
+    for path in Path(np.__file__).parents[1].glob("numpy[.-]*"):  # its libraries, and what tells its version
+        (folder / path.name).symlink_to(path)
+    (folder / "numpy").symlink_to(Path(np.__file__).parent)
+    return os.pathsep.join([str(installed), str(folder)])
+
+
+@pytest.mark.slow
+def test_the_source_distribution_has_sources_tests_and_licences(sdist: Path) -> None:
+    for name in ("LICENSE", "NOTICE", "CITATION.cff", "horovod_oktopk/kernels/native/bindings.cpp",
+                 "horovod_oktopk/kernels/native/common.hpp", "tests/conftest.py", "benchmarks/__init__.py",
+                 "examples/minimal_pytorch.py", "scripts/environment.sh", "requirements/environment.txt"):
+        assert (sdist / name).is_file(), name
+    assert not (sdist / "docs" / "images").exists()
+
+
+@pytest.mark.slow
+def test_the_wheel_has_all_modules_the_kernels_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as file:
+        names = file.namelist()
+    assert sorted(name for name in names if name.endswith(".py")) == modules()
+    others = {name for name in names if not name.endswith(".py") and ".dist-info/" not in name}
+    assert {re.sub(r"\.cpython.*\.so$", ".so", name) for name in others} == {
+        "horovod_oktopk/kernels/_native.pyi", "horovod_oktopk/kernels/_native.so",
+        "horovod_oktopk/py.typed", "horovod_oktopk/tensorflow/py.typed", "horovod_oktopk/torch/py.typed"}
+    assert {name.rpartition("/")[2] for name in names if "/licenses/" in name} == {"LICENSE", "NOTICE"}
+
+
+@pytest.mark.slow
+def test_with_numpy_alone_the_checks_run_and_say_what_is_missing(only_numpy: str, tmp_path: Path) -> None:
+    done = run("-S", "-m", "horovod_oktopk", "check", cwd=tmp_path, PYTHONPATH=only_numpy)
+    assert done.returncode == 1, done.stderr
+    for line in (f"[X] horovod_oktopk: {horovod_oktopk.__version__}", f"[X] NumPy: {np.__version__}",
+                 "[X] Kernels: C++", "[ ] Horovod: not installed", "[ ] PyTorch: PyTorch is not installed",
+                 "[ ] TensorFlow: TensorFlow is not installed"):
+        assert line in done.stdout
+    predicted = succeed("-S", "-m", "horovod_oktopk", "advise", "--parameters", "1000000", "--ranks", "8",
+                        "--bandwidth", "1gbit", cwd=tmp_path, PYTHONPATH=only_numpy)
+    assert "OkTopk" in predicted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("module", "missing"), [("torch", "torch"), ("tensorflow", "tensorflow"),
+                                                 ("tensorflow.keras", "tensorflow")])
+def test_an_integration_without_its_framework_names_it(only_numpy: str, tmp_path: Path, module: str,
+                                                       missing: str) -> None:
+    done = run("-S", "-c", f"import horovod_oktopk.{module}", cwd=tmp_path, PYTHONPATH=only_numpy)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"ModuleNotFoundError: No module named '{missing}'")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["pytorch", "keras"])
+def test_the_installed_wheel_trains(installed: Path, tmp_path: Path, framework: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text((ROOT / f"examples/minimal_{framework}.py").read_text()
+                       + "\nimport horovod_oktopk\nprint('used:', horovod_oktopk.__file__, flush=True)\n")
+    job = horovodrun("mpi", 2, str(program), extra={"PYTHONPATH": str(installed)})
+    assert job.returncode == 0, job.output
+    assert re.findall(r"used: (\S+)", job.output) == [str(installed / "horovod_oktopk/__init__.py")] * 2
+    (accuracy,) = re.findall(r"test accuracy ([\d.]+)%", job.output)
+    assert float(accuracy) > 90
