@@ -263,9 +263,9 @@ def _ending(reducer: PartialReducer[Any], well: list[PartialReducer[Any]]) -> It
         yield from reducer.synchronize_replicas(for_good=True)
         well.append(reducer)
     except OkTopkError as error:  # known on all ranks
-        logger.error("partial rounds did not end well: %s", error)
+        logger.error("the rounds of Partial could not be ended on all ranks together: %s", error)
     except Exception:
-        logger.exception("partial rounds did not end well")
+        logger.exception("the rounds of Partial could not be ended on all ranks together, so the job is ended")
         reducer.abort()
 
 

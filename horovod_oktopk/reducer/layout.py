@@ -35,7 +35,8 @@ class Layout:
             if dtype not in DTYPES:
                 raise OptionError(f"the gradient of '{name}' must be one of {DTYPES}; got {dtype}")
         if self.n >= MAX_ELEMENTS:
-            raise OptionError(f"at most {MAX_ELEMENTS - 1} gradient elements can be reduced at once; got {self.n}")
+            raise OptionError(f"at most {MAX_ELEMENTS - 1} gradient elements can be reduced at once; got {self.n}: "
+                              "divide the parameters among several optimizers")
 
     def describe(self) -> list[str]:
         """One line for each gradient: what must be equal on all ranks."""

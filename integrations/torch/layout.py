@@ -28,7 +28,8 @@ class TorchLayout(Layout):
         self._members = set(self.parameters)
         devices = {str(p.device) for p in self.parameters}
         if len(devices) > 1:
-            raise PluginError(f"the parameters of one optimizer must lie on one device; got {sorted(devices)}")
+            raise PluginError(f"the parameters of one optimizer must lie on one device; got {sorted(devices)}: "
+                              "make an optimizer for each")
         self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
 
     def __contains__(self, p: torch.Tensor) -> bool:
