@@ -1,0 +1,67 @@
+"""Whether code uses this package as it is: what it imports exists, and arguments that it gives have these names."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+
+def mistakes(tree: ast.AST) -> Iterator[str]:
+    """In words."""
+    known: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from _import(node, known)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
+            yield from _lookup(node, known)
+        elif isinstance(node, ast.Call):
+            yield from _call(node, known)
+
+
+def _import(node: ast.Import | ast.ImportFrom, known: dict[str, Any]) -> Iterator[str]:
+    """Adds what is imported of this package to the known names."""
+    if isinstance(node, ast.Import):
+        for each in node.names:
+            if each.name.startswith("horovod_oktopk") and each.asname:
+                known[each.asname] = importlib.import_module(each.name)
+    elif node.module and node.module.startswith("horovod_oktopk"):
+        module = importlib.import_module(node.module)
+        for each in node.names:
+            if hasattr(module, each.name):
+                known[each.asname or each.name] = getattr(module, each.name)
+            else:
+                yield f"{node.module} has no {each.name}"
+
+
+def _lookup(node: ast.AST, known: dict[str, Any]) -> Iterator[str]:
+    try:
+        _value(node, known)
+    except AttributeError as error:
+        yield str(error)
+
+
+def _call(node: ast.Call, known: dict[str, Any]) -> Iterator[str]:
+    try:
+        called = _value(node.func, known)
+    except AttributeError:  # told by _lookup
+        return
+    if called is not None and callable(called):
+        takes = inspect.signature(called).parameters
+        if not any(each.kind is each.VAR_KEYWORD for each in takes.values()):
+            for given in node.keywords:
+                if given.arg is not None and given.arg not in takes:
+                    yield f"{ast.unparse(node.func)} takes {list(takes)}, and not {given.arg}"
+
+
+def _value(node: ast.AST, known: dict[str, Any]) -> Any:
+    """What a name, or an attribute of one, stands for; None for what is not of this package."""
+    if isinstance(node, ast.Name):
+        return known.get(node.id)
+    if isinstance(node, ast.Attribute):
+        owner = _value(node.value, known)
+        return getattr(owner, node.attr) if inspect.ismodule(owner) else None
+    return None
