@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs a command where the package lies as it is installed: integrations/<framework> is horovod_oktopk.<framework>.
+# Runs a command where the package lies as it is installed: integrations/<framework> is horovod_oktopk.<framework>;
+# with the benchmarks beside it.
 #
 #   scripts/package_tree.sh COMMAND [ARGUMENT]...
 #
@@ -9,7 +10,7 @@ PROJECT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export PROJECT
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
-cp -r "$PROJECT/horovod_oktopk" "$tree/"
+cp -r "$PROJECT/horovod_oktopk" "$PROJECT/benchmarks" "$tree/"
 for framework in "$PROJECT"/integrations/*/; do cp -r "$framework" "$tree/horovod_oktopk/"; done
 cd "$tree"
 "$@"

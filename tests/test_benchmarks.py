@@ -40,6 +40,24 @@ def outcome(program: str, folder: Path, *arguments: str) -> dict[str, Any]:
     return found
 
 
+def test_the_cost_of_a_step_on_the_host_and_on_a_device(tmp_path: Path) -> None:
+    host = outcome("local.step", tmp_path, "--n", "50000", "--steps", "2", "--warm-up", "1", "--every", "1")
+    assert set(host["steps"]) >= {"NumPy", "StepAhead"}
+    device = outcome("local.device", tmp_path, "--device", "cpu", "--n", "5000", "50000", "--steps", "2",
+                     "--warm-up", "1")
+    assert [size["k"] for size in device["sizes"]] == [50, 500]
+    for phases in (*host["steps"].values(), *(size["phases"] for size in device["sizes"])):
+        parts = sum(phases[name]["mean"] for name in ("accumulate", "select", "reduce", "write-back"))
+        assert 0 < parts == pytest.approx(phases["step"]["mean"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_without_a_gpu_its_benchmark_says_so(tmp_path: Path) -> None:
+    job = start("local.device", tmp_path)
+    assert job.returncode == 2
+    assert "PyTorch sees no CUDA device here; --device cpu" in job.stderr
+
+
 FIGURES = ("--ranks", "4", "--densities", "0.01", "--hidden", "16", "--batch-size", "2", "--sequence", "16",
            "--fill-ranks", "4", "--fill-steps", "2", "--skewed-parameters", "40000", "--steps")
 

@@ -174,10 +174,16 @@ def train(setup: Setup, ranks: Ranks, arguments: argparse.Namespace) -> Results:
     densities = [*first, None] if first else []  # None: the optimizer's own again
     history: list[dict[str, float]] = []
     began = time.perf_counter()
+
+    def after_a_step() -> None:
+        if setup.by_step:
+            schedule.step()
+        progress.update()
+
     with tqdm(total=arguments.epochs * len(setup.task.batches(0)), desc=f"{arguments.compression:>9}", unit="step",
               disable=ranks.rank() != 0, mininterval=0.5) as progress:
         steps = Steps(setup, ranks, optimizer, arguments.compression == "none",
-                      lambda: (schedule.step() if setup.by_step else None, progress.update()))
+                      after_a_step)
         for epoch in range(arguments.epochs):
             if epoch < len(densities):
                 optimizer.set_density(densities[epoch])

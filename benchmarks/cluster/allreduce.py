@@ -22,6 +22,7 @@ from benchmarks.data.gradients import Gradients, Recorded, Source
 from horovod_oktopk import GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from horovod_oktopk.kernels import KERNELS
 from horovod_oktopk.reducer.host_accumulator import HostAccumulator
+from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport, on_hosts
@@ -29,11 +30,12 @@ from horovod_oktopk.transport.mpi import MPITransport
 from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
 
 INTERFACE = Path("/sys/class/net/eth0/statistics/tx_bytes")
-SPARSE = {"OkTopk": OkTopk, "OkTopk, bfloat16": partial(OkTopk, value_dtype="bfloat16"),
-          "OkTopk, log4": partial(OkTopk, value_dtype="log4"),
-          "OkTopk, reuse": partial(OkTopk, selection="reuse"), "OkTopk, auto": partial(OkTopk, strategy="auto"),
-          "OkTopk, hierarchical": OkTopk, "OkTopk, log4, hierarchical": partial(OkTopk, value_dtype="log4"),
-          "TopkA": TopkA, "TopkDSA": TopkDSA, "GTopk": GTopk, "GaussianK": GaussianK}
+SPARSE: dict[str, Callable[..., Scheme]] = {
+    "OkTopk": OkTopk, "OkTopk, bfloat16": partial(OkTopk, value_dtype="bfloat16"),
+    "OkTopk, log4": partial(OkTopk, value_dtype="log4"), "OkTopk, reuse": partial(OkTopk, selection="reuse"),
+    "OkTopk, auto": partial(OkTopk, strategy="auto"), "OkTopk, hierarchical": OkTopk,
+    "OkTopk, log4, hierarchical": partial(OkTopk, value_dtype="log4"),
+    "TopkA": TopkA, "TopkDSA": TopkDSA, "GTopk": GTopk, "GaussianK": GaussianK}
 LOCAL_PHASES = ("accumulate", "host_sum", "select", "sum", "write_back")
 Vector = np.ndarray[Any, Any]
 Reduce = Callable[[Vector], StepReport | None]
@@ -58,6 +60,9 @@ def mpi_dense() -> Reduce:
         comm.Allreduce(MPI.IN_PLACE, gradient)
 
     return reduce
+
+
+DENSE: dict[str, Callable[[], Reduce]] = {"Horovod dense": horovod_dense, "MPI dense": mpi_dense}
 
 
 def sparse(scheme: str, n: int, density: float) -> Reduce:
@@ -149,12 +154,11 @@ def measure(schemes: list[str], densities: list[float], parameters: int, warm_up
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     results = []
     for scheme in schemes:
-        dense = {"Horovod dense": horovod_dense, "MPI dense": mpi_dense}.get(scheme)
-        for density in [None] if dense else densities:
+        for density in [None] if scheme in DENSE else densities:
             source: Source = (Recorded(Path(gradients), rank) if gradients
                               else Gradients(parameters, seed=1, noise_seed=100 + rank))
-            reduce = sparse(scheme, parameters, density) if dense is None else dense()
-            found = take_steps(reduce, source, parameters, 1 if dense else warm_up, steps)
+            reduce = DENSE[scheme]() if density is None else sparse(scheme, parameters, density)
+            found = take_steps(reduce, source, parameters, 1 if density is None else warm_up, steps)
             results.append({"scheme": scheme, "density": density, "ranks": size, "n": parameters, **found})
     return results
 

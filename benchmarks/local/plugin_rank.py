@@ -54,7 +54,9 @@ def pytorch(density: float) -> Framework:
         for p in parameters.values():  # what Horovod's hooks do as gradients become ready
             optimizer._handles[p] = optimizer._allreduce_grad_async(p)
         optimizer.synchronize()
-        return step_report(optimizer)
+        report = step_report(optimizer)
+        assert report is not None
+        return report
 
     return load, reduce
 
@@ -74,7 +76,9 @@ def tensorflow(density: float) -> Framework:
 
     def reduce(gradients: list[Any]) -> StepReport:
         reduced(gradients)
-        return step_report(variables)
+        report = step_report(variables)
+        assert report is not None
+        return report
 
     return load, reduce
 

@@ -36,7 +36,7 @@ from horovod_oktopk.schemes import algorithm
 from horovod_oktopk.selection import global_top_k, local_top_k
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
-from horovod_oktopk.step_ahead.exchange import local_change
+from horovod_oktopk.step_ahead.completion import local_change
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import LocalTransport, LocalWorld
 from horovod_oktopk.vectors import sparse
@@ -67,15 +67,15 @@ class Step:
 
     def run(self, gradient: Gradient) -> dict[str, float]:
         """Reduces the gradient in place. Seconds by phase."""
-        sparse.KERNELS = global_top_k.KERNELS = local_top_k.KERNELS = self.kernels
-        algorithm.WireCodec = partial(WireCodec, kernels=self.kernels)  # type: ignore[assignment, misc]
+        sparse.KERNELS = global_top_k.KERNELS = local_top_k.KERNELS = self.kernels  # type: ignore[attr-defined]
+        algorithm.WireCodec = partial(WireCodec, kernels=self.kernels)  # type: ignore[assignment, misc, attr-defined]
         self.transport.reset()
         times = [time.perf_counter()]
         finite = self.acc.accumulate([(0, gradient)], clear=True)
         times.append(time.perf_counter())
         result = self.algorithm.reduce(self.acc, self.k, finite, self.transport)
         times.append(time.perf_counter())
-        assert result.update is not None
+        assert isinstance(result.update, SparseVector)
         self.acc.commit(result.contributed, result.remainder)
         write_back(result.update, gradient)
         times.append(time.perf_counter())
@@ -99,8 +99,8 @@ class AheadStep:
 
     def run(self, gradient: Gradient) -> dict[str, float]:
         """Moves the parameters, untimed, and exchanges that. Seconds by phase."""
-        sparse.KERNELS = global_top_k.KERNELS = local_top_k.KERNELS = self.kernels
-        algorithm.WireCodec = WireCodec  # type: ignore[misc]
+        sparse.KERNELS = global_top_k.KERNELS = local_top_k.KERNELS = self.kernels  # type: ignore[attr-defined]
+        algorithm.WireCodec = WireCodec  # type: ignore[misc, attr-defined]
         self.p -= gradient
         self.transport.reset()
         times = [time.perf_counter()]
@@ -122,7 +122,7 @@ class AheadStep:
 
 def write_back(update: SparseVector, gradient: Gradient) -> None:
     """The sparse update as a dense gradient, which the accumulation has cleared."""
-    sparse.KERNELS.scatter(gradient, update.indices, update.values, zero=True)
+    sparse.KERNELS.scatter(gradient, update.indices, update.values, zero=True)  # type: ignore[attr-defined]
 
 
 def sparsify_with_topk(residual: torch.Tensor, gradient: torch.Tensor, k: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,7 +77,7 @@ class Ranks:
     def __init__(self, options: Scheme, size: int, n: int) -> None:
         self.k = options.k_of(n)
         self.accumulators = [NumpyAccumulator(n) for _ in range(size)]
-        self.algorithms = [options.build("benchmark: figures") for _ in range(size)]
+        self.algorithms: list[Any] = [options.build("benchmark: figures") for _ in range(size)]
 
     def accumulated(self, gradients: Gradients) -> Gradients:
         """acc of every rank, before the step."""
@@ -89,7 +90,7 @@ class Ranks:
             accumulator, transport = self.accumulators[inner.rank], CountingTransport(inner)
             finite = accumulator.accumulate([(0, gradients[inner.rank])])
             result = self.algorithms[inner.rank].reduce(accumulator, self.k, finite, transport)
-            assert result.update is not None
+            assert isinstance(result.update, SparseVector)
             passing = accumulator.select(result.report.local_threshold, accumulator.n)
             assert passing is not None
             accumulator.commit(result.contributed)

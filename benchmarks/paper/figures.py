@@ -155,7 +155,7 @@ def check(arguments: argparse.Namespace) -> None:
 def main(line: list[str] | None = None) -> None:
     arguments = parse_arguments(line)
     torch.set_num_threads(1)
-    wire._index_words = index_in_a_word
+    wire._index_words = index_in_a_word  # type: ignore[assignment]
     results = measure(arguments)
     show(results, output.make_console())
     output.write_json(arguments.json, results)

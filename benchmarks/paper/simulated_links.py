@@ -59,8 +59,9 @@ class LinkLog(Log):
 
 @dataclass
 class LinkTransport(CountingTransport):
-    """A CountingTransport that notes crossings. log: a LinkLog. places: the host of each rank, shape (P,)."""
+    """A CountingTransport that notes crossings. places: the host of each rank, shape (P,)."""
 
+    log: LinkLog
     places: Counts = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def plot_hosts(outcome: dict[str, Any], path: Path) -> None:
     draw_hosts(words, steps, dense, lambda r: r["words"] / k)
     words.set_title("Words on a host's link / k")
     for axes, rate in zip(seconds, rates, strict=True):
-        draw_hosts(axes, steps, dense, lambda r, rate=rate: 1e3 * r["seconds"][rate])
+        draw_hosts(axes, steps, dense, partial(milliseconds, rate=rate))
         axes.sharey(seconds[0])
         axes.set_title(f"Milliseconds of a step, predicted: {rate}")
     ranks = sorted({r["ranks"] for r in outcome["results"]})
@@ -114,6 +115,11 @@ def plot_hosts(outcome: dict[str, Any], path: Path) -> None:
     figure.suptitle(f"{outcome['ranks_per_host']} simulated ranks on each host, n = {outcome['n']:,}, k = {k:,}, "
                     f"{outcome['latency']}, memory {outcome['memory'] / 1e9:g} GB/s")
     save(figure, path, dpi=110)
+
+
+def milliseconds(result: dict[str, Any], rate: str) -> float:
+    """Predicted, of a step at this rate."""
+    return float(1e3 * result["seconds"][rate])
 
 
 def draw_hosts(axes: Any, steps: list[dict[str, Any]], dense: list[dict[str, Any]],

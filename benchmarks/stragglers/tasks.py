@@ -196,7 +196,7 @@ class Classifier(nn.Module):
         self.out = nn.Linear(32, classes)
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
-        there = (words != self.embedding.padding_idx).unsqueeze(2)
+        there = words.ne(self.embedding.num_embeddings - 1).unsqueeze(2)  # the last is padding
         hidden, _ = self.lstm(self.embedding(words))
         return self.out((hidden * there).sum(1) / there.sum(1))
 

@@ -55,7 +55,7 @@ class CountingTransport:
     inner: Transport
     log: Log = field(default_factory=Log)
     hosts: Hosts | None = None
-    route: str = ""
+    route: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
         self.rank = self.inner.rank
@@ -162,4 +162,4 @@ def on_hosts(everyone: Transport, across: Transport, within: Transport, grid: Co
     log = Log()
     hosts = Hosts(CountingTransport(everyone, log, route=route), CountingTransport(within, log, route=route), grid,
                   step)
-    return CountingTransport(across, log, hosts, route)
+    return CountingTransport(across, log, hosts, route=route)
