@@ -16,6 +16,8 @@ Span = Callable[[str], AbstractContextManager[Any]]
 """Makes what is entered while something of this name goes on."""
 
 _spans: list[Span] = []
+PID = 1_000_000
+"""Of our row in the picture; Horovod counts its own from 0, one for each tensor."""
 
 
 def show_phases(span: Span) -> None:
@@ -47,8 +49,8 @@ class Timeline:
         self._file, self._start = file, start
         self._lock = threading.Lock()
         self._threads: dict[int, int] = {}  # by their idents: their numbers in the file
-        file.write("[\n" + json.dumps({"name": "process_name", "ph": "M", "pid": "oktopk", "tid": 0,
-                                       "args": {"start_time_since_epoch_in_micros": start}}))
+        file.write("[\n" + json.dumps({"name": "process_name", "ph": "M", "pid": PID,
+                                       "args": {"name": "oktopk", "start_time_since_epoch_in_micros": start}}))
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -57,7 +59,7 @@ class Timeline:
         try:
             yield
         finally:
-            self._write({"name": name, "ph": "X", "pid": "oktopk", "ts": begin / 1000 - self._start,
+            self._write({"name": name, "ph": "X", "pid": PID, "ts": begin / 1000 - self._start,
                          "dur": (time.time_ns() - begin) / 1000})
 
     def close(self) -> None:
