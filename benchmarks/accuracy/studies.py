@@ -97,7 +97,7 @@ MOMENTUM_CORRECTION = Method("momentum correction (DGC)", RED, {"compression": "
 HALF_GRADIENTS = Method("float16", BROWN, {"compression": "fp16"})
 POWER_SGD = {f"powersgd-{rank}": Method(f"PowerSGD, rank {rank}", VIOLET, {"compression": "powersgd", "rank": rank},
                                         line=line)
-             for rank, line in ((1, "--"),)}
+             for rank, line in ((1, "--"), (4, "-"))}
 
 
 def step_ahead(title: str, color: str, line: str = "-", rate_of: str | None = "step-ahead", **options: Any) -> Method:
@@ -140,7 +140,7 @@ STUDIES = {
         "warm-up": all_kept("1.95 %, density warm-up", BROWN, 0.0195, density_warmup=2),
         "tenth": all_kept("0.1 %", VIOLET, 0.001)}, SGD_RATES, ONE_PERCENT),
     "lstm-others": Study("SGD with momentum", LSTM, 4, {
-        "dense": SAME_BATCHES, "fp16": HALF_GRADIENTS, **POWER_SGD}, SGD_RATES),
+        "dense": SAME_BATCHES, "fp16": HALF_GRADIENTS, **POWER_SGD}, (0.5, *SGD_RATES)),
     "lstm-0.1": Study("SGD with momentum, density 0.1 %", LSTM, 4, {
         "dense": SAME_BATCHES, **MAIN, "dgc": MOMENTUM_CORRECTION}, SGD_RATES, {"density": 0.001}),
     "lstm-2.6": Study("SGD with momentum, density 2.6 %", LSTM, 4, {
