@@ -1,0 +1,50 @@
+"""Handwritten digits with a small vision transformer and Hugging Face's Trainer, data-parallel with Horovod.
+
+    horovodrun -np 2 -H localhost:2 python examples/trainer_huggingface.py
+"""
+
+import horovod.torch as hvd
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import Subset, random_split
+from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
+
+from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters
+
+
+class HorovodTrainer(Trainer):
+    def create_optimizer(self, *args):
+        optimizer = super().create_optimizer(*args)
+        hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
+        self.optimizer = self.horovod = hvd.DistributedOptimizer(
+            optimizer, self.model.named_parameters(), compression=StepAhead(OkTopk(density=0.05)))
+        return self.optimizer
+
+    def evaluate(self, *args, **kwargs):  # Evaluate and save what all ranks share.
+        with shared_parameters(self.horovod):
+            return super().evaluate(*args, **kwargs)
+
+    def save_model(self, *args, **kwargs):
+        with shared_parameters(self.horovod):
+            super().save_model(*args, **kwargs)
+
+
+hvd.init()
+torch.manual_seed(1)  # Horovod: all ranks split the data alike.
+images, labels = load_digits(return_X_y=True)
+pixels = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+data = [{"pixel_values": image, "labels": label} for image, label in zip(pixels, labels, strict=True)]
+training, test = random_split(data, [0.8, 0.2])
+length = len(training) // hvd.size()  # Horovod: every rank trains on its own part, all of the same size.
+part = Subset(training, range(hvd.rank() * length, (hvd.rank() + 1) * length))
+
+model = ViTForImageClassification(ViTConfig(image_size=8, patch_size=2, num_channels=1, num_labels=10, hidden_size=32,
+                                            num_hidden_layers=2, num_attention_heads=4, intermediate_size=64))
+arguments = TrainingArguments(f"runs/huggingface/rank-{hvd.rank()}", num_train_epochs=20, learning_rate=1e-2,
+                              per_device_train_batch_size=32, save_strategy="no", report_to=[])
+trainer = HorovodTrainer(model, arguments, train_dataset=part, eval_dataset=test, compute_metrics=lambda result: {
+    "accuracy": (result.predictions.argmax(1) == result.label_ids).mean(),
+    "norm": nn.utils.parameters_to_vector(model.parameters()).norm().item()})
+trainer.train()
+print(f"rank {hvd.rank()}: {trainer.evaluate()}")

@@ -1,0 +1,50 @@
+"""Handwritten digits with Lightning's Trainer, data-parallel with Horovod: each rank has a Trainer of one device:
+    horovodrun -np 2 -H localhost:2 python examples/trainer_lightning.py
+"""
+from contextlib import ExitStack
+
+import horovod.torch as hvd
+import lightning.pytorch as lightning
+import torch
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split
+
+from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters
+
+
+class Digits(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+        self.shared = ExitStack()
+
+    def configure_optimizers(self):
+        hvd.broadcast_parameters(self.state_dict(), root_rank=0)
+        return hvd.DistributedOptimizer(torch.optim.SGD(self.parameters(), lr=0.05 * hvd.size(), momentum=0.9),
+                                        self.named_parameters(), compression=StepAhead(OkTopk(density=0.05)))
+
+    def training_step(self, batch):
+        return nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
+
+    def validation_step(self, batch):
+        self.log("accuracy", (self.layers(batch[0]).argmax(1) == batch[1]).float().mean())
+        self.log("norm", nn.utils.parameters_to_vector(self.parameters()).norm())
+
+    def on_validation_start(self):  # From here on the model is what all ranks share, also for callbacks that save it.
+        self.shared.enter_context(shared_parameters(*self.trainer.optimizers))
+
+    def on_train_batch_start(self, *_):  # It ends with the next batch, or with the fit.
+        self.shared.close()
+    on_fit_end = on_train_batch_start
+
+hvd.init()
+lightning.seed_everything(1)
+images, labels = load_digits(return_X_y=True)
+training, test = random_split(TensorDataset(torch.tensor(images / 16).float(), torch.tensor(labels)), [0.8, 0.2])
+loader = DataLoader(training, 32, sampler=DistributedSampler(training, hvd.size(), hvd.rank()))
+trainer = lightning.Trainer(max_epochs=10, devices=1, plugins=[LightningEnvironment()], logger=False,
+                            enable_progress_bar=False, enable_checkpointing=hvd.rank() == 0, default_root_dir="runs")
+trainer.fit(Digits(), loader, DataLoader(test, 360))
+print(f"rank {hvd.rank()}: { {name: value.item() for name, value in trainer.callback_metrics.items()} }")
