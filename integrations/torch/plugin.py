@@ -54,6 +54,8 @@ _SIGNATURES = {
     "synchronize": ["self"],
 }
 
+SEVERAL_GRADIENTS = ("LBFGS has its closure compute several gradients in a step, which are not reduced: take another "
+                     "optimizer, or StepAhead")
 _live: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -245,9 +247,22 @@ def _wrap_step(step: Callable[..., Any]) -> Callable[..., Any]:
         reducer = reducer_of(self)
         if isinstance(reducer, PartialReducer | StepAheadReducer):
             return reducer.step(closure)
-        return step(self, closure)
+        if reducer is None or closure is None or not self._should_synchronize:
+            return step(self, closure)
+        return _step_after(closure, self, step)
 
     return wrapped
+
+
+def _step_after(closure: Callable[[], Any], optimizer: Any, step: Callable[..., Any]) -> Any:
+    """Stock reduces first, and then has the closure compute new gradients, which would be applied as they are: the
+    replicas would drift apart."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise PluginError(SEVERAL_GRADIENTS)
+    with torch.enable_grad():
+        loss = closure()
+    step(optimizer)
+    return loss
 
 
 def _wrap_optimizer_synchronize(synchronize: Callable[..., None]) -> Callable[..., None]:

@@ -18,9 +18,10 @@ def register(optimizer: Any, reducer: AnyReducer) -> None:
 
 
 def reducer_of(optimizer: Any) -> AnyReducer | None:
-    """The reducer of an optimizer of ours; None for any other."""
+    """The reducer of an optimizer of ours, also inside a library's wrapper (Accelerate's); None for any other."""
     reducer: AnyReducer | None = getattr(optimizer, _ATTRIBUTE, None)
-    return reducer
+    inner = getattr(optimizer, "optimizer", None)
+    return reducer_of(inner) if reducer is None and inner is not None else reducer
 
 
 def gradient_reducer_of(optimizer: Any) -> Reducer | None:

@@ -9,7 +9,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from horovod_oktopk import AgreementError
+from horovod_oktopk import AgreementError, PluginError
 from horovod_oktopk.torch import OkTopk, Partial, set_density, step_report, synchronize_replicas
 from horovod_oktopk.torch.registry import reducer_of
 from tests.scenarios.common import needs, needs_ranks
@@ -63,6 +63,27 @@ def check_synchronize_and_clip() -> None:
             optimizer.step()
 
     assert_like_stock(take_step=take_step)
+
+
+def check_the_gradients_of_a_closure_are_reduced() -> None:
+    def take_step(optimizer: Any, params: Params, step: int) -> None:
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            return backward(params, gradients(step, hvd.rank()))
+
+        assert optimizer.step(closure).requires_grad
+
+    ours = train(DENSE, take_step)
+    np.testing.assert_allclose(ours, train(DENSE), rtol=0, atol=0)
+    assert np.abs(ours).max() > 1
+
+
+def check_lbfgs_is_refused() -> None:
+    params = parameters()
+    optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(params.values()), named_parameters=params.items(),
+                                         compression=DENSE)
+    (message,) = set(raised_everywhere(PluginError, lambda: optimizer.step(lambda: torch.zeros(()))))
+    assert "LBFGS" in message
 
 
 def check_closure() -> None:

@@ -71,6 +71,22 @@ def assert_shared_is_equal(model: torch.nn.Module, optimizer: Any) -> None:
     assert_equal_everywhere(shared_of(model, optimizer).values())
 
 
+def check_shared_parameters_sees_through_what_a_library_wraps_around_an_optimizer() -> None:
+    class Wrapper:
+        """As Accelerate and Lightning do."""
+
+        def __init__(self, optimizer: Any) -> None:
+            self.optimizer = optimizer
+
+    model = model_of()
+    optimizer = distributed(model)
+    train(model, optimizer, range(3))
+    assert_equal_everywhere(shared_of(model, Wrapper(optimizer)).values())
+    assert flat(shared_of(model, Wrapper(optimizer))).tobytes() == flat(shared_of(model, optimizer)).tobytes()
+    assert hvd.size() == 1 or flat(dict(model.named_parameters())).tobytes() != flat(
+        shared_of(model, optimizer)).tobytes()  # outside it holds this rank's own
+
+
 def check_every_scheme_keeps_the_shared_parameters_equal_at_every_step() -> None:
     for scheme in SCHEMES:
         for overlap in (True, False):
@@ -107,6 +123,24 @@ def check_training_comes_near_to_dense() -> None:
             losses.append(sum(loss_of(model, step, rank=99).item() for step in range(5)) / first)
     assert losses[0] < 0.5
     assert losses[1] < losses[0] + 0.1, losses
+
+
+def check_lbfgs_takes_the_step() -> None:
+    model = model_of()
+    optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3),
+                                         named_parameters=model.named_parameters(), compression=OPTIONS)
+    before = flat(shared_of(model, optimizer))
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, 0)
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    assert_shared_is_equal(model, optimizer)
+    assert not np.array_equal(flat(shared_of(model, optimizer)), before)
 
 
 def check_any_optimizer_takes_the_step() -> None:
