@@ -22,8 +22,8 @@ class StepAhead(Compression):
     was not selected remains in p. So each rank computes its gradients ahead of w, by what it has not sent yet.
 
     Args:
-        inner: what reduces w − p: `OkTopk(...)`, another scheme, or `Dense()`; a class takes its defaults. `OkTopk()` by
-            default.
+        inner: what reduces w − p: `OkTopk(...)`, another scheme, or `Dense()`; a class takes its defaults.
+            `OkTopk()` by default.
         ahead: λ, the step-ahead coefficient, in (0, 1]: gradients are computed at w − λ · residual. A rank's steps
             have λ times the learning rate, and the shared parameters move by 1/λ of what they add up to. None: 1/√P.
         overlap: an exchange runs while the next step is computed, and is applied before the next local step.
