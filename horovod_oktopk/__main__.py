@@ -75,6 +75,8 @@ def check_tensorflow() -> Finding:
 
 
 def check_mpi() -> Finding:
+    if find_spec("horovod") is None:
+        return False, "Horovod is not installed"
     if not _horovod_says("mpi_built"):
         return False, "Horovod was built without MPI: build it with HOROVOD_WITH_MPI=1, or run on Gloo"
     if find_spec("mpi4py") is None:
@@ -83,6 +85,8 @@ def check_mpi() -> Finding:
 
 
 def check_gloo() -> Finding:
+    if find_spec("horovod") is None:
+        return False, "Horovod is not installed"
     if not _horovod_says("gloo_built"):
         return False, "Horovod was built without Gloo: build it with HOROVOD_WITH_GLOO=1, or run on MPI"
     return True, "through Horovod's own alltoall and allgather"
@@ -230,7 +234,7 @@ def _probe_mpi() -> Finding:
                                timeout=60, env=_outside_of_jobs(), check=False)
     except subprocess.TimeoutExpired:
         return False, "starting MPI took more than 60 s; try: mpirun -np 1 python -c 'from mpi4py import MPI'"
-    lines = probe.stdout.split("\n")
+    lines = probe.stdout.splitlines()[-2:]  # TensorFlow and Horovod may have printed before
     if probe.returncode:
         last = probe.stderr.strip("-\n ").splitlines()[-1:] or ["it ended without a message"]
         return False, f"mpi4py does not start ({last[0]}): install it for the MPI that Horovod was built with"

@@ -26,7 +26,8 @@ LEFT_OUT = {
     "a line of `check`, which says itself what to do": (
         "install Horovod 0.28.1, built for your framework", "found …, supported is …", "Horovod was built without",
         "mpi4py is not installed: pip install mpi4py", "through Horovod's own alltoall and allgather",
-        "PyTorch is not installed", "PyTorch sees no CUDA device", "gradients on CUDA devices", "pip install numpy",
+        "Horovod is not installed", "PyTorch is not installed",
+        "PyTorch sees no CUDA device", "gradients on CUDA devices", "pip install numpy",
         "OkTopk can", "is not installed: pip install …", "not installed: …", "it ended without a message"),
     "the help of a command": (
         "python -m …", "n, gradient elements of the model", "share of them that is selected",

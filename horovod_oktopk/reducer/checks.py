@@ -8,7 +8,20 @@ from typing import Any
 
 from ..errors import PluginError
 
+NEEDED = ("{package} needs {framework}, and Horovod 0.28.1 built for it ({variable}=1); '{missing}' is not "
+          "installed. `python -m horovod_oktopk check` says what is there, docs/install.md how to install the rest")
 ADVICE = "this version of horovod_oktopk supports Horovod 0.28: install horovod==0.28.1"
+
+
+def what_is_missing(error: ModuleNotFoundError, package: str, framework: str, variable: str) -> ModuleNotFoundError:
+    """What an integration raises if its framework or Horovod is not there; the error itself, if it is another module.
+
+    variable: with which Horovod is built for the framework.
+    """
+    if error.name not in ("torch", "tensorflow", "horovod"):
+        return error
+    return ModuleNotFoundError(NEEDED.format(package=package, framework=framework, variable=variable,
+                                             missing=error.name), name=error.name)
 
 
 def check_horovod(version: str, signatures: Mapping[Callable[..., Any], list[str]]) -> None:

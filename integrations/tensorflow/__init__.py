@@ -1,9 +1,15 @@
 """Ok-Topk inside horovod.tensorflow: importing this module makes `compression=OkTopk(...)` work in its tapes
 and optimizers, and in those of horovod.tensorflow.keras. For Keras 3, see `horovod_oktopk.tensorflow.keras`."""
 
+from ..reducer.checks import what_is_missing
 from ..schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from ..step_ahead.options import StepAhead
-from . import amp, keras_models, plugin, state
+
+try:
+    from . import amp, keras_models, plugin, state
+except ModuleNotFoundError as error:
+    raise what_is_missing(error, __name__, "TensorFlow", "HOROVOD_WITH_TENSORFLOW") from error
+
 from .plugin import discard_update, set_density, step_report, synchronize_replicas
 from .shared import shared_parameters
 from .state import load_state, save_state

@@ -2,9 +2,15 @@
 `hvd.DistributedOptimizer`, whichever way that was, or will be, imported."""
 
 from ..partial.options import Partial
+from ..reducer.checks import what_is_missing
 from ..schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from ..step_ahead.options import StepAhead
-from . import amp, plugin
+
+try:
+    from . import amp, plugin
+except ModuleNotFoundError as error:
+    raise what_is_missing(error, __name__, "PyTorch", "HOROVOD_WITH_PYTORCH") from error
+
 from .partial import synchronize_replicas
 from .plugin import discard_update, set_density, step_report
 from .schedule import DensitySchedule
