@@ -1,10 +1,12 @@
 """One rank of a job in which the last rank ends after five steps, in the way that the arguments say.
 
-even: all ranks take equally many steps. Any other rank prints what it was told, and ends well.
+even: all ranks take equally many steps. open: StepAhead, and the program ends inside shared_parameters. Any other rank
+prints what it was told, and ends well.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -18,20 +20,24 @@ def torch_step(kind: str) -> tuple[Any, Callable[[], None]]:
     import horovod.torch as hvd
     import torch
 
-    from horovod_oktopk.torch import OkTopk, StepAhead
+    from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters
     torch.optim.SGD([torch.zeros(1)], lr=1)  # what it imports takes long: the ranks are to begin together
     hvd.init()
     torch.manual_seed(0)
     model = torch.nn.Linear(20, 20)
     options = OkTopk(density=0.1, hierarchical=2 if kind == "hosts" else False)
-    compression = StepAhead(options) if kind == "step_ahead" else options
+    compression = StepAhead(options) if kind in ("step_ahead", "open") else options
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=compression,
                                          named_parameters=model.named_parameters())
+    steps = itertools.count(1)
 
     def step() -> None:
         optimizer.zero_grad()
         model(torch.ones(4, 20)).sum().backward()
         optimizer.step()
+        if kind == "open" and next(steps) == MANY:  # never left, and kept alive by a cycle until the very end
+            model.itself, model.shared = [model], shared_parameters(optimizer)
+            model.shared.__enter__()
 
     return hvd, step
 

@@ -37,7 +37,7 @@ def test_the_ranks_that_go_on_are_told_which_rank_has_ended_and_how(framework: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("framework", "backend"), [("torch", "mpi"), ("torch", "gloo"), ("tensorflow", "mpi"),
-                                                     ("step_ahead", "mpi")])
+                                                     ("step_ahead", "mpi"), ("open", "mpi")])
 def test_ranks_with_equal_numbers_of_steps_end_well(framework: str, backend: str) -> None:
     job = job_of(framework, backend, "even")
     assert job.returncode == 0, job.output[-4000:]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -287,7 +288,7 @@ class StepAheadReducer(Generic[L]):
         try:
             yield
         finally:
-            if self.is_swapped:
+            if self.is_swapped and not sys.is_finalizing():  # if it was left open, its tensors may be gone by then
                 self._swap()
         if self._share is not waiting:
             self.resume()
