@@ -1,7 +1,7 @@
 """One rank of a job in which the last rank ends after five steps, in the way that the arguments say.
 
-even: all ranks take equally many steps. open: StepAhead, and the program ends inside shared_parameters. Any other rank
-prints what it was told, and ends well.
+even: all ranks take equally many steps. open: StepAhead, and the program ends inside shared_parameters. Any other
+rank prints what it was told, and ends well.
 """
 
 from __future__ import annotations
