@@ -397,7 +397,7 @@ class StepAheadReducer(Generic[L]):
     def finish(self) -> None:
         """Before Horovod is shut down: waits for what is under way, and leaves it."""
         self._exchange.wait(LAST_EXCHANGE)
-        if self.is_started and not self._was_shared and self._rank == 0:
+        if self.is_started and self.report is not None and not self._was_shared and self._rank == 0:
             self._was_shared = True  # told once
             logger.warning(NEVER_SHARED)
 

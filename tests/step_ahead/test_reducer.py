@@ -305,18 +305,20 @@ def test_inside_shared_the_model_holds_what_all_ranks_share_also_where_an_error_
     assert run_ranks(2, program) == [True, True]
 
 
-@pytest.mark.parametrize("enters", [True, False])
-def test_a_program_that_never_looked_at_what_is_shared_is_told_at_its_end(enters, caplog):
+@pytest.mark.parametrize(("steps", "enters", "told"), [(2, True, False), (2, False, True), (1, False, False)])
+def test_a_program_that_never_looked_at_what_is_shared_is_told_at_its_end(steps, enters, told, caplog):
+    """But for one that ends in the first exchange: it has failed, and has been told why."""
     def program(transport):
         worker = Worker(transport)
-        worker.step(moves(0, 1)[0])
+        for step in range(steps):
+            worker.step(moves(step, 1)[0])
         if enters:
             with worker.reducer.shared():
                 pass
         worker.reducer.finish()
 
     run_ranks(2, program)
-    assert [record.message[:30] for record in caplog.records] == ["shared_parameters was never en"] * (not enters)
+    assert [record.message[:30] for record in caplog.records] == ["shared_parameters was never en"] * told
 
 
 def test_the_density_can_be_changed_between_steps():
