@@ -31,7 +31,9 @@ def prepare(code: str, path: str) -> dict[str, Any]:
         train(names)
     if "torch.load(" in code:
         state = gather_state_dict(names["optimizer"])
-        torch.save({"model": model.state_dict(), "optimizer": state}, path)
+        if hvd.rank() == 0:
+            torch.save({"model": model.state_dict(), "optimizer": state}, path)
+        hvd.allgather_object("saved")
     if ".synchronize()" in code:
         backward(names, names["scaler"].scale if "scaler" in code else lambda loss: loss)
     return names
