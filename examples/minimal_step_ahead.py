@@ -1,5 +1,5 @@
 """Handwritten digits (they come with scikit-learn) in PyTorch, with step-ahead error feedback: more accurate than
-plain OkTopk, and the exchange hides behind the computation.
+plain OkTopk, and over MPI ranks exchange while they compute.
 
     horovodrun -np 2 -H localhost:2 python examples/minimal_step_ahead.py
 """

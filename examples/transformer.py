@@ -70,7 +70,7 @@ def train(model, optimizer, schedule, text, random, arguments):
         schedule.step()
 
 
-def main():
+def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, help="a text file to learn (Python's help texts)")
     parser.add_argument("--compression", choices=COMPRESSIONS, default="step-ahead")
@@ -80,10 +80,12 @@ def main():
     parser.add_argument("--lr", type=float, default=1e-3, help="AdamW's learning rate (0.001)")
     parser.add_argument("--stop-after", type=int, help="end after this epoch, to be resumed")
     parser.add_argument("--checkpoint", type=Path, help="written after every epoch, and resumed from if it is there")
-    arguments = parser.parse_args()
+    return parser.parse_args()
 
+
+def main():
+    arguments = parse_arguments()
     sparse = arguments.compression != "dense"
-
     hvd.init()
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     content = arguments.text.read_bytes() if arguments.text else "".join(pydoc_data.topics.topics.values()).encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
+WHOSE = re.compile(r"\[1,\d+\]<std(?:out|err)>:")
+"""What mpirun puts before each piece of a rank's output, in the middle of a line too."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ def horovodrun(backend: str, size: int, *command: str, timeout: float = 240, fla
             _end(job)
             output, _ = job.communicate()
             return Finished(-1, f"{output}\nthe job had not ended after {timeout} s")
-    return Finished(job.returncode, output)
+    return Finished(job.returncode, WHOSE.sub("", output))
 
 
 def _end(job: subprocess.Popen[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
 import os
 import threading
 import time
@@ -11,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO
+
+logger = logging.getLogger("horovod_oktopk")
 
 Span = Callable[[str], AbstractContextManager[Any]]
 """Makes what is entered while something of this name goes on."""
@@ -82,15 +85,22 @@ _timeline: Timeline | None = None
 def begin_timeline() -> None:
     """On the rank that writes Horovod's timeline, with HOROVOD_TIMELINE: our phases go into a file beside it.
 
-    "timeline.json" has "timeline.oktopk.json" beside it. Once in a process.
+    "timeline.json" has "timeline.oktopk.json" beside it. Once in a process. If the file cannot be written, a warning
+    says so, as Horovod does of its own: the other ranks wait for this one.
     """
     global _timeline
     path = os.environ.get("HOROVOD_TIMELINE", "DYNAMIC")
-    if _timeline is None and path != "DYNAMIC":  # that one is begun by a call, and by none of ours
-        timeline = Path(path)
-        _timeline = Timeline(timeline.with_suffix(".oktopk.json").open("w"), _start_of(timeline))
-        atexit.register(_timeline.close)
-        show_phases(_timeline.span)
+    if _timeline is not None or path == "DYNAMIC":  # that one is begun by a call, and by none of ours
+        return
+    timeline = Path(path)
+    try:
+        file = timeline.with_suffix(".oktopk.json").open("w")
+    except (OSError, ValueError) as error:
+        logger.warning("no timeline of the phases is written: %s", error)
+        return
+    _timeline = Timeline(file, _start_of(timeline))
+    atexit.register(_timeline.close)
+    show_phases(_timeline.span)
 
 
 def _start_of(timeline: Path) -> float:

@@ -100,6 +100,14 @@ def test_without_a_file_there_is_no_timeline(value, monkeypatch):
     assert tracing._timeline is None
 
 
+def test_a_timeline_that_cannot_be_written_is_told_and_ends_nothing(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("HOROVOD_TIMELINE", str(tmp_path / "no such folder" / "timeline.json"))
+    tracing.begin_timeline()
+    assert [record.message[:40] for record in caplog.records] == ["no timeline of the phases is written: [E"]
+    with alone().phase("agree"):
+        pass
+
+
 @pytest.mark.slow
 def test_beside_horovods_timeline_lies_ours_and_they_make_one_picture(tmp_path):
     path = tmp_path / "timeline.json"
