@@ -29,8 +29,11 @@ from horovod_oktopk.schemes.dense import DenseSum
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
+from horovod_oktopk.step_ahead.noise import normalizes
 from horovod_oktopk.step_ahead.reducer import StepAheadReducer
 from horovod_oktopk.step_ahead.replica import HostReplica
+from horovod_oktopk.torch.layout import TorchLayout
+from horovod_oktopk.torch.local_step import gradient_elements, lengthened
 from horovod_oktopk.transport.base import Transport
 from horovod_oktopk.transport.counting import CountingTransport
 
@@ -155,16 +158,14 @@ class StepAheadOptimizer(ReducingOptimizer):
         layout = layout_of(named)
         replica = HostReplica(layout, lambda: [p.detach().view(-1).numpy() for p in named.values()])
         self.reducer = StepAheadReducer(options, True, layout, NumpyParameterAccumulator(layout.n, layout.dtype),
-                                        replica, network)
+                                        replica, network, normalizes(type(optimizer)))
+        self._gather = gradient_elements(TorchLayout({**named}), None)
 
     def step(self) -> None:
         self.reducer.begin_step()
-        given = [group["lr"] for group in self.optimizer.param_groups]
-        for group in self.optimizer.param_groups:
-            group["lr"] *= self.reducer.coefficient
-        self.optimizer.step()
-        for group, rate in zip(self.optimizer.param_groups, given, strict=True):
-            group["lr"] = rate
+        self.reducer.observe(self._gather)
+        with lengthened(self.optimizer, self.reducer.coefficient, self.reducer.gain):
+            self.optimizer.step()
         self.reducer.end_step()
 
     def shared(self) -> AbstractContextManager[None]:

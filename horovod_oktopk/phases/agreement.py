@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import AgreementError
-from ..transport.base import Counts, Transport, allgather_rows, alltoall_rows
+from ..transport.base import Counts, Transport, Values, allgather_rows, alltoall_rows
 
 Words = NDArray[np.uint32]
 
@@ -42,6 +42,16 @@ class Memory(NamedTuple):
 NOTHING = Memory()
 
 
+class Measured(NamedTuple):
+    """What `size` ranks told of something that they measure; the same bits on all of them."""
+
+    total: Values
+    """The sums of their numbers: float64, shape (m,)."""
+    squares: float
+    """The sum of all numbers' squares."""
+    size: int
+
+
 @dataclass(frozen=True)
 class Attendance:
     """What one rank says at the roll call.
@@ -49,6 +59,7 @@ class Attendance:
     description: everything that must be equal on all ranks, one "name: value" a line; so must k.
     step: its step counter. finite: whether its accumulator is.
     counts: int64: what the others must know of its selection: one number for all of them, or one for each rank.
+    sample: float32, shape (m,), the same m on all ranks: what it measures, for `RollCall.measured`.
     """
 
     description: str
@@ -57,6 +68,7 @@ class Attendance:
     finite: bool = True
     memory: Memory = NOTHING
     counts: Counts = field(default_factory=lambda: np.empty(0, np.int64))
+    sample: Values = field(default_factory=lambda: np.empty(0, np.float32))
 
     @property
     def text(self) -> str:
@@ -83,6 +95,8 @@ class RollCall:
     """Whether all ranks are at the same step, and remember the same (thresholds, boundaries) of the steps before."""
     counts: Counts
     """See `tell`."""
+    measured: Measured | None = None
+    """What all ranks have measured; None where nothing was, or not at the same step."""
 
     @property
     def finite(self) -> bool:
@@ -95,33 +109,47 @@ def roll_call(mine: Attendance, transport: Transport) -> RollCall:
 
     Raises AgreementError, with the same message on every rank, where the ranks differ.
     """
-    rows, counts = _rows(mine, transport)
+    rows, counts, samples = _rows(mine, transport)
     if not (rows[:, :2] == rows[0, :2]).all():
         raise AgreementError(_difference(transport, mine.text))
     steps, states = rows[:, 2], rows[:, 3] & ~np.uint32(FINITE)
     is_same_step = bool((steps == steps[0]).all())
     in_sync = is_same_step and bool((states == states[0]).all() and states[0] & COMPLETE)
     not_finite = tuple(np.flatnonzero(~rows[:, 3] & FINITE).tolist())
-    return RollCall(mine.step if is_same_step else int(steps[0]), not_finite, in_sync, counts)
+    measured = _measured(mine.sample, samples, transport) if len(mine.sample) else None
+    return RollCall(mine.step if is_same_step else int(steps[0]), not_finite, in_sync, counts,
+                    measured if is_same_step else None)
 
 
-def _rows(mine: Attendance, transport: Transport) -> tuple[Words, Counts]:
-    """Every rank's row and, as `tell` has them, counts.
+def _rows(mine: Attendance, transport: Transport) -> tuple[Words, Counts, Values | None]:
+    """Every rank's row and, as `tell` has them, counts; and every rank's sample, float32, shape (P, m), on few ranks.
 
     Many ranks tell one word of their rows beside the counts; only where those differ are rows gathered.
     """
     row = mine.row()
+    if transport.size <= FEW_RANKS:
+        told, counts = tell(np.concatenate([row, mine.sample.view(np.uint32)]), mine.counts, transport)
+        return told[:, :len(row)], counts, np.ascontiguousarray(told[:, len(row):]).view(np.float32)
     if _tells_all(mine.counts, transport):
-        return tell(row, mine.counts, transport)
+        return *tell(row, mine.counts, transport), None
     *others, last = row.tolist()
     word = zlib.crc32(repr((*others, last & ~FINITE)).encode()) & ~FINITE | last & FINITE
     words, counts = tell(np.array([word], np.uint32), mine.counts, transport)
     digests = words & ~np.uint32(FINITE)
     if (digests != digests[0]).any():
-        return allgather_rows(row, transport), counts
+        return allgather_rows(row, transport), counts, None
     rows = np.tile(row, (transport.size, 1))
     rows[:, -1] = rows[:, -1] & ~np.uint32(FINITE) | words[:, 0] & FINITE
-    return rows, counts
+    return rows, counts, None
+
+
+def _measured(mine: Values, samples: Values | None, transport: Transport) -> Measured:
+    """Sums over the ranks: of what all have told; or, where many ranks' samples would be long, by an allreduce."""
+    own = mine.astype(np.float64) if samples is None else samples.astype(np.float64)
+    sums = np.append(own if samples is None else own.sum(axis=0), np.square(own).sum())
+    if samples is None:
+        sums = transport.allreduce(sums)
+    return Measured(sums[:-1], float(sums[-1]), transport.size)
 
 
 def tell(row: Words, counts: Counts, transport: Transport) -> tuple[Words, Counts]:

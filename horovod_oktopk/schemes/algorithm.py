@@ -17,7 +17,7 @@ from ..selection.accumulator import Accumulator
 from ..selection.local_top_k import local_top_k
 from ..transport.base import Counts
 from ..transport.counting import CountingTransport, Hosts
-from ..vectors.sparse import DenseVector, Indices, SparseVector
+from ..vectors.sparse import DenseVector, Indices, SparseVector, Values
 from ..vectors.values import ValueDtype
 from ..vectors.wire import WireCodec
 from .report import StepReport
@@ -51,6 +51,8 @@ class Step:
     """How many elements of this share the mean worker has selected: k, where it is not divided."""
     lengths: Counts = field(init=False)
     """How many each worker has; only where it is divided."""
+    sample: Values = field(default_factory=lambda: np.empty(0, np.float32))
+    """What this rank measures and tells; see `agreement.Attendance`."""
     is_joint: bool = False
     """Whether the ranks of a host have selected together."""
     global_k: int = field(init=False)
@@ -96,12 +98,13 @@ class Algorithm:
     A scheme gives `exchange`, and what else differs: how it selects, what it tells the others at the roll call, and
     what it remembers of the steps before.
 
-    description: what must be equal on all ranks, one "name: value" a line.
+    description: what must be equal on all ranks, one "name: value" a line. samples: how many numbers `Step.sample`
+    has; every roll call has as many, so that ranks that differ still meet in one.
     """
 
     def __init__(self, description: str) -> None:
         self.description = description
-        self.step = 0
+        self.step = self.samples = 0
 
     def reduce(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport,
                whole: int | None = None) -> StepResult:
@@ -132,7 +135,9 @@ class Algorithm:
 
     def _complete(self, step: Step, hosts: Hosts | None) -> StepResult:
         with step.phase("agree"):
-            mine = Attendance(self.description, step.k, self.step, step.finite, self.memory())
+            mine = replace(self._attendance(self.description, step.k, step.finite), memory=self.memory())
+            if len(step.sample):
+                mine = replace(mine, sample=step.sample)
             if hosts is None:
                 mine = replace(mine, counts=self.counts(step.selected, step.n, step.transport.size))
             step.call = roll_call(mine, step.transport.everyone)
@@ -183,7 +188,8 @@ class Algorithm:
             nothing = np.empty(0, np.int64)
         else:
             nothing = self.counts(SparseVector.empty(np.float32), 0, transport.size)
-        return roll_call(Attendance(description, k, self.step, finite, counts=nothing), transport.everyone).finite
+        mine = replace(self._attendance(description, k, finite), counts=nothing)
+        return roll_call(mine, transport.everyone).finite
 
     def agree_on_host(self, k: int, transport: CountingTransport, description: str | None = None,
                       finite: bool = True) -> bool:
@@ -194,13 +200,17 @@ class Algorithm:
         """
         if transport.hosts is None:
             return finite
-        mine = Attendance(self.description if description is None else description, k, self.step, finite)
+        mine = self._attendance(self.description if description is None else description, k, finite)
         try:
             with transport.phase("host_agree"):
                 return roll_call(mine, transport.hosts.within).finite
         except AgreementError:
             roll_call(mine, transport.everyone)  # the others are there, or will be
             raise
+
+    def _attendance(self, description: str, k: int, finite: bool) -> Attendance:
+        """Of a rank that has measured nothing."""
+        return Attendance(description, k, self.step, finite, sample=np.full(self.samples, np.nan, np.float32))
 
     # What schemes give.
 

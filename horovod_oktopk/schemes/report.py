@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
@@ -61,6 +62,14 @@ class StepReport:
     seconds_saved: float = 0.0
     """Under `Partial`: by how much sooner the rounds came than if every step had waited for the slowest rank."""
 
+    gain: float = 1.0
+    """With `StepAhead`: how much longer the ranks' own steps are, as their gradients are noisier than dense ones."""
+    noise_ratio: float = 1.0
+    """With `StepAhead`: the mean square of a rank's gradient, divided by that of the ranks' mean gradient."""
+    noise_scale: float = math.nan
+    """With `StepAhead`: the gradient noise scale (McCandlish et al., 2018), as a multiple of the ranks' whole batch.
+    NaN where it is not measured; infinite where nothing but noise is seen."""
+
     PAYLOAD = ("split_and_reduce", "balance", "allgatherv", "reduce_tree", "broadcast_tree",
                "allreduce")
     ON_HOST = ("host_agree", "host_sum", "host_select", "host_gather")
@@ -117,6 +126,8 @@ class StepReport:
         if self.rounds != 1 or self.active:
             figures |= {"rounds": self.rounds, "active_ranks": sum(self.active), "seconds_saved": self.seconds_saved}
             figures |= {f"staleness/rank{rank}": count for rank, count in enumerate(self.staleness)}
+        if not math.isnan(self.noise_scale):
+            figures |= {"gain": self.gain, "noise_ratio": self.noise_ratio, "noise_scale": self.noise_scale}
         for name, traffic in self.phases.items():
             figures |= {f"{name}/{key}": value for key, value in vars(traffic).items()}
         return {f"{prefix}/{name}": float(value) for name, value in figures.items()}

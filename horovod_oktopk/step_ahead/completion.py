@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -18,10 +19,9 @@ from .exchange import Outcome
 def complete(algorithm: Algorithm, step: Step, divisor: float) -> Outcome:
     """The exchange of a step that has begun. divisor: what a sum is divided by for w."""
     hosts, n = step.transport.hosts, step.report.n
-    if hosts is None:
-        return _outcome(algorithm.complete(step), divisor, None, n)
-    with hosts.step():
-        return _outcome(algorithm.complete(step), divisor, hosts, n)
+    with nullcontext() if hosts is None else hosts.step():
+        outcome = _outcome(algorithm.complete(step), divisor, hosts, n)
+    return replace(outcome, measured=step.call.measured)
 
 
 def _outcome(result: StepResult, divisor: float, hosts: Hosts | None, n: int) -> Outcome:

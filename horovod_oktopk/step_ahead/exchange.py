@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 
+from ..phases.agreement import Measured
 from ..schemes.step_result import StepResult
 from ..vectors.sparse import DenseVector, SparseVector
 
@@ -20,6 +21,8 @@ class Outcome:
     """What w is to lose; None where a step was not taken."""
     change: SparseVector | DenseVector | None
     """What is to be added to p."""
+    measured: Measured | None = None
+    """What all ranks have told of their gradients."""
 
 
 class Exchange:

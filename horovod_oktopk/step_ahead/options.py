@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import sqrt
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import OptionError
 from ..schemes.base import Compression, check_integer, check_real
@@ -28,6 +28,9 @@ class StepAhead(Compression):
             have λ times the learning rate, and the shared parameters move by 1/λ of what they add up to. None: 1/√P.
         overlap: an exchange runs while the next step is computed, and is applied before the next local step.
         local_steps: how many steps of the optimizer an exchange is for. More send less, and cost accuracy.
+        gain: how much longer a rank's own steps are. `"auto"`: measured, if the optimizer normalizes its gradients as
+            Adam does: its steps are shorter on a rank's small batch than on all ranks' together. Other optimizers
+            have 1. A number: that. None: 1.
 
     Raises:
         OptionError: A value is not allowed.
@@ -41,6 +44,7 @@ class StepAhead(Compression):
     ahead: float | None = None
     overlap: bool = True
     local_steps: int = 1
+    gain: float | Literal["auto"] | None = "auto"
 
     def __post_init__(self) -> None:
         if self.ahead is not None:
@@ -48,6 +52,8 @@ class StepAhead(Compression):
         if not isinstance(self.overlap, bool):
             raise OptionError(f"overlap must be True or False; got {self.overlap!r}")
         check_integer("local_steps", self.local_steps)
+        if self.gain not in (None, "auto"):
+            check_real("gain", self.gain, 'above 0, None or "auto"', lambda x: x > 0)
         self.__dict__["inner"] = self.inner.for_parameters()
         if self.inner.bucket_bytes is not None:
             raise OptionError("StepAhead hides its exchange behind the whole next step, and has no buckets; got an "

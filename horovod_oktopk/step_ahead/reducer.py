@@ -4,7 +4,8 @@ Invariant: the residual of this rank is w - p, and is stored nowhere. w has the 
 
     begin_step      what is under way is applied: w -= u / (λP); p += c - u / (λP), where c is what this rank
                     contributed to u. So w - p is the new residual again.
-    (the optimizer's own local step on p, with λ times its learning rate)
+    observe         a few elements of the gradient are read: the ranks' own noise tells the gain
+    (the optimizer's own local step on p, with λ · gain times its learning rate)
     end_step        acc = w - p is looked at, and its top k are selected; u = Topk(Σ Topk(acc)) is under way. Until it
                     is applied, p has moved by (1 - 1/λ) times what was selected: to where the exchange would take it,
                     if all ranks had selected the same.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import math
 import sys
 import warnings
 import weakref
@@ -40,6 +42,7 @@ from ..vectors.sparse import SparseVector
 from .completion import complete, whole
 from .exchange import Exchange
 from .hosts import HostMember
+from .noise import SUMS, Gather, GradientNoise, nothing, sample
 from .options import StepAhead
 from .replica import Replica
 
@@ -67,14 +70,15 @@ LAST_EXCHANGE = 60.0
 class StepAheadReducer(Generic[L]):
     """Keeps the shared parameters w of one model, and exchanges w - p; one object on each rank.
 
-    average: whether the ranks' moves are averaged, or summed. accumulator: holds w.
+    average: whether the ranks' moves are averaged, or summed. accumulator: holds w. normalizes: whether the optimizer
+    normalizes its gradients, as Adam does.
     Raises PluginError for parameters in 16 bits.
     """
 
     unit: Unit = "parameters"
 
     def __init__(self, options: StepAhead, average: bool, layout: L, accumulator: ParameterAccumulator,
-                 replica: Replica, network: Network) -> None:
+                 replica: Replica, network: Network, normalizes: bool = False) -> None:
         for name, _, dtype in layout.entries:
             if dtype not in ("float32", "float64"):
                 raise PluginError(NARROW.format(name=name, dtype=dtype))
@@ -90,12 +94,16 @@ class StepAheadReducer(Generic[L]):
         self._scheme: Scheme = options.inner
         self._described: Scheme | None = None
         self._algorithm: Algorithm = self._scheme.build("")
+        self._algorithm.samples = SUMS
         self._connection = Connection(network, self._scheme.transport, self._scheme.hierarchical, self._subject)
         self._rank, self._ahead = 0, 0.0  # and λ, since the last start
         self._steps = 0  # of the optimizer, since the last exchange began
         self._exchange = Exchange()
         self._anticipated: SparseVector | None = None  # what p goes back by before it is applied
         self._member = HostMember(accumulator)
+        self._normalizes = normalizes
+        self._noise = GradientNoise()
+        self._sample = nothing()  # of this step's gradient
         self._was_loaded = False
         self._share: Record | None = None  # of a state that was loaded, for the next start
         self._scheme.k_of(max(1, layout.n))
@@ -114,8 +122,14 @@ class StepAheadReducer(Generic[L]):
             self.start()
         if not self._has_agreed:
             self._agree()
-        if self._steps + 1 == self.options.local_steps:
+        self._sample = nothing()
+        if self._is_due:
             self.catch_up()
+
+    def observe(self, gather: Gather) -> None:
+        """Between both: looks at this rank's gradient, as its optimizer is given it. None is a gradient of zeros."""
+        if self._is_due and self.layout.n and self._workers > 1:
+            self._sample = sample(gather, self.layout.n, self._algorithm.step)
 
     def skip_local_step(self) -> None:
         """In place of it, where this rank's gradients are not finite: says so, and nothing else."""
@@ -123,8 +137,8 @@ class StepAheadReducer(Generic[L]):
 
     def end_step(self) -> None:
         """After it: begins an exchange, if one is due."""
-        self._steps += 1
-        if self._steps < self.options.local_steps:
+        if not self._is_due:
+            self._steps += 1
             return
         self._steps = 0
         self._begin_exchange()
@@ -141,7 +155,10 @@ class StepAheadReducer(Generic[L]):
                 outcome = self._exchange.end()
             finally:
                 self._take_back()
-            self.report = outcome.result.report
+            if outcome.measured is not None:
+                self._noise.take(outcome.measured, self._workers)
+            self.report = report = outcome.result.report
+            report.gain, report.noise_ratio, report.noise_scale = self.gain, self._noise.ratio, self._noise.scale
             if outcome.result.update is None:
                 raise NonFiniteError(NOT_FINITE.format(ranks=list(outcome.result.not_finite)))
             if outcome.update is None or outcome.change is None:  # on all ranks alike
@@ -157,6 +174,7 @@ class StepAheadReducer(Generic[L]):
             algorithm.description, self._described = self.description, self._scheme
         acc, finite, all_finite = self._look(transport)
         step = algorithm.begin(acc, self._k, finite, transport, whole=self.layout.n)
+        step.sample = self._sample
         acc.release()
         if all_finite:
             algorithm.select_together(step)
@@ -245,6 +263,8 @@ class StepAheadReducer(Generic[L]):
         if "own" in share["algorithm"]:  # not of another number of ranks
             self._algorithm.load_state(share["algorithm"]["own"])
         self._steps, self._member.copies = share["steps"], share["copies"]
+        if share["noise"] is not None:
+            self._noise.load_state(share["noise"])
         residual, saved = share["residual"], share["residual_scale"]
         if saved and saved != self._ahead:
             residual = residual * residual.dtype.type(self._ahead / saved)
@@ -325,7 +345,7 @@ class StepAheadReducer(Generic[L]):
             self._swap()
         own = record(*self.network.membership()[:2], self.layout, self._replica.logical(residual), self._ahead,
                      {"step": self._algorithm.step, "own": self._algorithm.state()}, self.unit, self._member.copies)
-        return {**own, "shared": digest, "steps": self._steps}
+        return {**own, "shared": digest, "steps": self._steps, "noise": self._noise.state()}
 
     def load(self, records: Sequence[Record]) -> None:
         """Takes this rank's share of the records that `record` gave on these or other ranks; none starts anew.
@@ -340,7 +360,7 @@ class StepAheadReducer(Generic[L]):
         self._exchange.forget()
         self._anticipated = None
         self.is_started = self.is_swapped = False
-        self._share = {"shared": None, "steps": 0, "copies": 1, **share}
+        self._share = {"shared": None, "steps": 0, "copies": 1, "noise": None, **share}
 
     # The ranks, for other ends than a step: what a checkpoint in one file needs.
 
@@ -363,7 +383,24 @@ class StepAheadReducer(Generic[L]):
     @property
     def coefficient(self) -> float:
         """λ: what the optimizer's learning rate is to be multiplied by."""
-        return self.options.coefficient(self.network.membership()[1] // self.copies)
+        return self.options.coefficient(self._workers)
+
+    @property
+    def gain(self) -> float:
+        """How much longer than that the optimizer's steps are to be; not those of decoupled weight decay."""
+        if self.options.gain == "auto":
+            return math.sqrt(self._noise.ratio) if self._normalizes else 1.0
+        return 1.0 if self.options.gain is None else float(self.options.gain)
+
+    @property
+    def _workers(self) -> int:
+        """How many have gradients and parameters of their own."""
+        return self.network.membership()[1] // self.copies
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether an exchange begins at the end of this step."""
+        return self._steps + 1 == self.options.local_steps
 
     @property
     def adds(self) -> bool:
@@ -388,6 +425,7 @@ class StepAheadReducer(Generic[L]):
         options = {**self.options.settings(), **self._scheme.settings()}
         return "\n".join([f"compression: StepAhead({type(self._scheme).__name__})",
                           *(f"{name}: {value}" for name, value in options.items()),
+                          f"optimizer: normalizes its gradients: {self._normalizes}",
                           f"op: {'Average' if self._average else 'Sum'}", *self.layout.describe()])
 
     def set_density(self, density: float | None) -> None:

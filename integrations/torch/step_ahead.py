@@ -18,14 +18,16 @@ import numpy as np
 
 import torch
 
-from ..errors import OptionError, PluginError
+from ..errors import PluginError
 from ..reducer.state import Record, parameters_of
 from ..schemes.base import Scheme
 from ..schemes.report import StepReport
 from ..selection.parameter_accumulator import NumpyParameterAccumulator
+from ..step_ahead.noise import normalizes
 from ..step_ahead.options import StepAhead
 from ..step_ahead.reducer import StepAheadReducer as Core
 from .layout import TorchLayout
+from .local_step import are_finite, gradient_elements, lengthened
 from .parameter_accumulator import TorchParameterAccumulator
 from .reducer import forget_handles
 from .replica import TorchHostReplica, TorchReplica, flat_memory
@@ -69,9 +71,14 @@ class StepAheadReducer:
         self._synchronize(closure)
         core = self._begin()
         result = None
-        if closure is not None or self._gradients_are_finite():
-            with self._learning_rates_times(core.coefficient):
+        if closure is not None:  # which computes the gradients
+            with lengthened(self._optimizer, core.coefficient, core.gain):
                 result = self._local_step(closure)
+            self._observe(core)
+        elif are_finite([p.grad for p in self._parameters() if p.grad is not None]):
+            self._observe(core)
+            with lengthened(self._optimizer, core.coefficient, core.gain):
+                result = self._local_step(None)
         else:
             core.skip_local_step()
         core.end_step()
@@ -129,32 +136,8 @@ class StepAheadReducer:
     def _local_step(self, closure: Callable[[], Any] | None) -> Any:
         return super(type(self._optimizer), self._optimizer).step(closure)  # type: ignore[misc]
 
-    def _gradients_are_finite(self) -> bool:
-        gradients = [p.grad for p in self._parameters() if p.grad is not None]
-        values = [each._values() if each.is_sparse else each for each in gradients]
-        if not values:
-            return True
-        total = torch.stack([each.sum(dtype=torch.float32).to(values[0].device) for each in values]).sum()
-        # A sum is finite only if its terms are; it may overflow though they are.
-        return bool(torch.isfinite(total)) or all(bool(torch.isfinite(each).all()) for each in values)
-
-    @contextmanager
-    def _learning_rates_times(self, factor: float) -> Iterator[None]:
-        if factor == 1:
-            yield
-            return
-        groups = self._optimizer.param_groups
-        if not all("lr" in group for group in groups):
-            raise OptionError(f"{type(self._optimizer).__name__} has no learning rate (lr) to be multiplied by "
-                              f"StepAhead's coefficient, {factor:g}: give StepAhead(..., ahead=1)")
-        given = [group["lr"] for group in groups]
-        for group in groups:
-            group["lr"] = group["lr"] * factor
-        try:
-            yield
-        finally:
-            for group, rate in zip(groups, given, strict=False):
-                group["lr"] = rate
+    def _observe(self, core: Core[TorchLayout]) -> None:
+        core.observe(gradient_elements(core.layout, getattr(self._optimizer, "grad_scale", None)))
 
     # Which parameters.
 
@@ -195,7 +178,8 @@ class StepAheadReducer:
         else:
             replica = TorchReplica(layout, read)
             accumulator = TorchParameterAccumulator(layout.n, layout.dtype, layout.device)
-        core = Core(self.step_ahead, average, layout, accumulator, replica, self.network)
+        core = Core(self.step_ahead, average, layout, accumulator, replica, self.network,
+                    normalizes(type(self._optimizer)))
         if self._options is not self.step_ahead.inner:
             core.set_density(self._options.density)
         return core
