@@ -1,0 +1,159 @@
+"""The gain of `compression=StepAhead(...)`: measured from the gradients that the optimizer is given."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from horovod_oktopk.torch import Dense, StepAhead, shared_parameters, step_report
+from tests.torch.scenarios.common import assert_equal_everywhere, flat
+from tests.torch.scenarios.step_ahead import OPTIONS, distributed, loss_of, model_of, shared_of, train
+
+ALONE = StepAhead(Dense(), ahead=1, overlap=False)
+"""Nothing but the optimizer's own steps."""
+
+
+def gain_after(steps: int, *, compression: Any = OPTIONS, optimizer: Any = torch.optim.Adam, **arguments: Any) -> Any:
+    """The last report."""
+    model = model_of()
+    wrapped = distributed(model, compression, optimizer, **arguments)
+    train(model, wrapped, range(steps))
+    assert_equal_everywhere(shared_of(model, wrapped).values())
+    return step_report(wrapped)
+
+
+def check_an_optimizer_that_normalizes_takes_longer_steps_on_all_ranks_alike() -> None:
+    for optimizer in (torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.NAdam):
+        report = gain_after(6, optimizer=optimizer)
+        assert report.gain == np.sqrt(report.noise_ratio) <= np.sqrt(hvd.size())
+        assert (report.gain > 1) == (hvd.size() > 1), "the ranks' data differ"
+        assert_equal_everywhere([torch.tensor(report.gain)])
+
+
+def check_an_optimizer_whose_steps_grow_with_the_gradient_has_no_gain() -> None:
+    report = gain_after(6, optimizer=torch.optim.SGD)
+    assert report.gain == 1
+    assert (report.noise_ratio > 1) == (hvd.size() > 1), "it is measured all the same"
+
+
+def check_an_optimizer_may_say_by_itself_that_it_normalizes() -> None:
+    class Signs(torch.optim.SGD):
+        normalizes_gradients = True
+
+    assert (gain_after(6, optimizer=Signs).gain > 1) == (hvd.size() > 1)
+
+
+def check_a_gain_is_a_factor_of_the_learning_rate() -> None:
+    models = [model_of(), model_of()]
+    for model, gain, rate in zip(models, (2.0, None), (0.1, 0.2), strict=True):
+        options = StepAhead(Dense(), ahead=1, overlap=False, gain=gain)
+        optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=rate), compression=options,
+                                             named_parameters=model.named_parameters())
+        train(model, optimizer, range(3))
+        assert optimizer.param_groups[0]["lr"] == rate
+    assert np.array_equal(*(flat(dict(model.named_parameters())) for model in models))
+
+
+def check_weight_decay_is_as_without_a_gain() -> None:
+    """Where it is decoupled; gradients are zero, so nothing else moves."""
+    for make in (lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.5),
+                 lambda p: torch.optim.NAdam(p, lr=0.1, weight_decay=0.5, decoupled_weight_decay=True),
+                 lambda p: torch.optim.Adafactor(p, lr=0.1, weight_decay=0.5)):
+        found = []
+        for gain in (None, 4.0):
+            model = model_of()
+            optimizer = hvd.DistributedOptimizer(
+                make(model.parameters()), named_parameters=model.named_parameters(),
+                compression=StepAhead(Dense(), ahead=1, overlap=False, gain=gain))
+            for _ in range(3):
+                optimizer.zero_grad()
+                sum(0 * p.sum() for p in model.parameters()).backward()
+                optimizer.step()
+            found.append(flat(shared_of(model, optimizer)))
+            assert optimizer.param_groups[0]["weight_decay"] == 0.5
+        assert not np.allclose(found[0], flat(dict(model_of().named_parameters()))), "it decays"
+        assert np.allclose(*found, rtol=1e-6)
+
+
+def check_loss_scales_are_left_out_of_the_measurement() -> None:
+    """The ranks have different ones; fused optimizers are given gradients that are scaled still."""
+    expected = gain_after(4, compression=ALONE).noise_ratio
+    for fused in (False, True):
+        model = model_of()
+        optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1, fused=fused),
+                                             named_parameters=model.named_parameters(), compression=ALONE)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**(8 + 3 * hvd.rank()))
+        for step in range(4):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, step)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert np.isclose(step_report(optimizer).noise_ratio, expected, rtol=1e-3)
+
+
+def check_what_a_closure_computes_is_measured() -> None:
+    model = model_of()
+    optimizer = distributed(model, ALONE, torch.optim.Adam)
+
+    def closure(step: int) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        loss.backward()
+        return loss
+
+    for step in range(4):
+        optimizer.step(lambda step=step: closure(step))
+    assert step_report(optimizer).gain == gain_after(4, compression=ALONE).gain
+
+
+def check_a_sparse_gradient_is_measured_as_the_dense_one() -> None:
+    ratios = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        table = torch.nn.Embedding(50, 8, sparse=sparse)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1),
+                                             named_parameters=table.named_parameters(), compression=ALONE)
+        for step in range(5):
+            optimizer.zero_grad()
+            words = torch.tensor([3, 3, 7, 10 + hvd.rank(), 20 + step])
+            table(words).square().sum().backward()
+            optimizer.step()
+        ratios.append(step_report(optimizer).noise_ratio)
+    assert np.isclose(*ratios), ratios
+    assert (ratios[0] > 1) == (hvd.size() > 1)
+
+
+def check_a_memory_format_changes_nothing() -> None:
+    ratios = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        layer = torch.nn.Conv2d(3, 5, 3).to(memory_format=memory_format)
+        optimizer = hvd.DistributedOptimizer(torch.optim.Adam(layer.parameters(), lr=0.1), compression=ALONE,
+                                             named_parameters=layer.named_parameters())
+        for step in range(3):
+            optimizer.zero_grad()
+            images = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(9 * step + hvd.rank()))
+            layer(images).square().sum().backward()
+            optimizer.step()
+        ratios.append(step_report(optimizer).noise_ratio)
+    assert np.isclose(*ratios, rtol=1e-4), ratios
+
+
+def check_a_resumed_run_has_the_same_gain() -> None:
+    models = [model_of(), model_of(1)]
+    first, second = optimizers = [distributed(model, optimizer=torch.optim.Adam) for model in models]
+    train(models[0], first, range(5))
+    with shared_parameters(first), shared_parameters(second):
+        models[1].load_state_dict(models[0].state_dict())
+        second.load_state_dict(copy.deepcopy(first.state_dict()))
+    gains = []
+    for model, optimizer in zip(models, optimizers, strict=True):
+        train(model, optimizer, range(5, 8))
+        gains.append((flat(shared_of(model, optimizer)), step_report(optimizer).gain))
+    (one, gain), (other, resumed) = gains
+    assert gain == resumed
+    assert np.array_equal(one, other)
