@@ -62,7 +62,9 @@ class HorovodRanks:
         """A process has a generator of its own."""
         return nullcontext()
 
-    def distribute(self, optimizer: torch.optim.Optimizer, model: nn.Module, compression: Any) -> Distributed:
+    def distribute(self, optimizer: torch.optim.Optimizer, model: nn.Module, compression: Any,
+                   clip: float) -> Distributed:
+        assert not clip, "on threads only"
         return HorovodOptimizer(optimizer, model, compression)
 
 
@@ -75,6 +77,8 @@ def run(make: Make, shown: str, parser: argparse.ArgumentParser,
     arguments = parser.parse_args(line)
     if arguments.compression in THREADS_ONLY and not arguments.threads:
         parser.error(f"{arguments.compression} works on ranks that are threads: give --threads")
+    if arguments.clip and not (arguments.threads and arguments.compression in ("none", "oktopk")):
+        parser.error("--clip works on ranks that are threads, with oktopk or none: give --threads")
     if arguments.compression == "dgc" and arguments.optimizer != "sgd":
         parser.error(f"momentum correction (dgc) is SGD's: give --optimizer sgd; got {arguments.optimizer}")
     if arguments.threads:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -14,7 +16,7 @@ from torch.nn import functional
 from benchmarks.accuracy.pytorch_ranks import run
 from benchmarks.accuracy.pytorch_training import Ranks, Schedule, Setup, make_pytorch_parser
 from benchmarks.data.characters import CharacterModel, load_characters, sequences
-from benchmarks.data.models import Transformer
+from benchmarks.data.models import GPT, Transformer
 
 VALIDATION_SHARE = 0.1
 
@@ -49,22 +51,34 @@ class Text:
 
 def make(ranks: Ranks, arguments: argparse.Namespace) -> Setup:
     task = Text(arguments.seed, arguments.batch_size, arguments.sequence, ranks)
-    model = (CharacterModel(task.characters, arguments.hidden) if arguments.model == "lstm"
-             else Transformer(arguments.hidden, arguments.sequence, layers=2))
+    models: dict[str, Callable[[], nn.Module]] = {
+        "lstm": lambda: CharacterModel(task.characters, arguments.hidden),
+        "transformer": lambda: Transformer(arguments.hidden, arguments.sequence, layers=2),
+        "gpt": lambda: GPT(task.characters, arguments.sequence)}
+    steps = arguments.epochs * len(task.batches(0))
 
     def schedule(optimizer: torch.optim.Optimizer) -> Schedule:
-        return torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, arguments.lr * ranks.size(), arguments.epochs * len(task.batches(0)), pct_start=0.1,
-            cycle_momentum=False, final_div_factor=1e3)
+        if arguments.model == "gpt":
+            return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warm_up_and_cosine(step, steps))
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr * ranks.size(), steps, pct_start=0.1,
+                                                   cycle_momentum=False, final_div_factor=1e3)
 
-    return Setup(task, model, schedule, by_step=True)
+    return Setup(task, models[arguments.model](), schedule, by_step=True)
+
+
+def warm_up_and_cosine(step: int, steps: int, warm_up: int = 100, least: float = 0.1) -> float:
+    """The rate's factor: it rises to 1 in the first steps, and falls to `least` in the last."""
+    if step < warm_up:
+        return (step + 1) / (warm_up + 1)
+    return least + (1 - least) / 2 * (1 + math.cos(math.pi * min(1.0, (step - warm_up) / max(1, steps - warm_up))))
 
 
 def make_text_parser() -> argparse.ArgumentParser:
     parser = make_pytorch_parser(__doc__, epochs=6, batch_size=16, lr=0.5)
-    parser.add_argument("--model", choices=["lstm", "transformer"], default="lstm")
+    parser.add_argument("--model", choices=["lstm", "transformer", "gpt"], default="lstm",
+                        help="gpt has a schedule of its own: a warm-up of 100 steps, and a cosine to a tenth")
     parser.add_argument("--sequence", type=int, default=64, help="characters of a sequence")
-    parser.add_argument("--hidden", type=int, default=128, help="width of the model; a multiple of 6 for transformer")
+    parser.add_argument("--hidden", type=int, default=128, help="width of lstm; and of transformer, a multiple of 6")
     return parser
 
 

@@ -23,7 +23,7 @@ from horovod_oktopk.schemes.report import StepReport
 SCHEMES = {"oktopk": OkTopk, "topka": TopkA, "topkdsa": TopkDSA, "gtopk": GTopk, "gaussiank": GaussianK}
 THREADS_ONLY = ("dgc", "powersgd", "fp16")
 """What is not the package's own."""
-OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+OPTIMIZERS = ("sgd", "adamw")
 Schedule = torch.optim.lr_scheduler.LRScheduler
 
 
@@ -82,12 +82,18 @@ class Ranks(Protocol):
     def own_randomness(self) -> AbstractContextManager[None]:
         """Inside, PyTorch's default generator is this rank's own."""
 
-    def distribute(self, optimizer: torch.optim.Optimizer, model: nn.Module, compression: Any) -> Distributed: ...
+    def distribute(self, optimizer: torch.optim.Optimizer, model: nn.Module, compression: Any,
+                   clip: float) -> Distributed:
+        """clip: the norm to which gradients are clipped before a step; 0: they are not."""
 
 
 def make_pytorch_parser(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
     parser = make_parser(description, [*SCHEMES, *THREADS_ONLY], **defaults)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
+    parser.add_argument("--beta2", type=float, default=0.999, help="of AdamW")
+    parser.add_argument("--weight-decay", type=float, default=0.01, help="of AdamW")
+    parser.add_argument("--clip", type=float, default=0.0, metavar="NORM",
+                        help="gradients are clipped to this norm, as a program would; needs --threads")
     parser.add_argument("--density-warmup", type=int, default=0, metavar="EPOCHS",
                         help="the density falls from 25%% to --density over so many epochs")
     parser.add_argument("--densities", type=lambda line: [float(each) for each in line.split(",")], default=[],
@@ -96,6 +102,7 @@ def make_pytorch_parser(description: str | None, **defaults: Any) -> argparse.Ar
     parser.add_argument("--global-density", type=float, help="how much of the sum is kept, as OkTopk takes it")
     parser.add_argument("--step-ahead", action="store_true", help="StepAhead around the scheme")
     parser.add_argument("--ahead", type=float, help="StepAhead's coefficient")
+    parser.add_argument("--gain", default="auto", help="StepAhead's gain: auto, none, or a number")
     parser.add_argument("--no-overlap", dest="overlap", action="store_false", help="StepAhead without overlap")
     parser.add_argument("--partial", choices=["solo", "majority"], help="do not wait for ranks that are late")
     parser.add_argument("--rank", type=int, default=1, help="columns of powersgd's matrices")
@@ -118,14 +125,20 @@ def compression_of(arguments: argparse.Namespace) -> Any:
                if (value := getattr(arguments, name)) is not None}
     compression: Any = Dense() if scheme is None else scheme(density=arguments.density, **options)
     if arguments.step_ahead:
-        compression = StepAhead(compression, ahead=arguments.ahead, overlap=arguments.overlap)
+        gain: Any = {"auto": "auto", "none": None}.get(arguments.gain) if arguments.gain.isalpha() else float(
+            arguments.gain)
+        compression = StepAhead(compression, ahead=arguments.ahead, overlap=arguments.overlap, gain=gain)
     return compression if arguments.partial is None else Partial(compression, policy=arguments.partial)
 
 
 def optimizer_of(model: nn.Module, arguments: argparse.Namespace, size: int) -> torch.optim.Optimizer:
     """The user's own, which knows nothing of other ranks; momentum correction has SGD's momentum itself."""
-    own = {"momentum": arguments.momentum} if arguments.optimizer == "sgd" and arguments.compression != "dgc" else {}
-    return OPTIMIZERS[arguments.optimizer](model.parameters(), lr=arguments.lr * size, **own)
+    rate = arguments.lr * size
+    if arguments.optimizer == "adamw":
+        return torch.optim.AdamW(model.parameters(), rate, (0.9, arguments.beta2),
+                                 weight_decay=arguments.weight_decay)
+    own = {"momentum": arguments.momentum} if arguments.compression != "dgc" else {}
+    return torch.optim.SGD(model.parameters(), rate, **own)
 
 
 def warmup(density: float, epochs: int) -> list[float]:
@@ -168,7 +181,7 @@ class Steps:
 def train(setup: Setup, ranks: Ranks, arguments: argparse.Namespace) -> Results:
     """A whole training, on every rank."""
     optimizer = ranks.distribute(optimizer_of(setup.model, arguments, ranks.size()), setup.model,
-                                 compression_of(arguments))
+                                 compression_of(arguments), arguments.clip)
     schedule = setup.schedule(optimizer.optimizer)
     first = arguments.densities or warmup(arguments.density, arguments.density_warmup)
     densities = [*first, None] if first else []  # None: the optimizer's own again

@@ -86,6 +86,9 @@ LSTM = Task("Characters, LSTM", "pytorch_text", "validation_loss", "validation l
             {"epochs": 6})
 TRANSFORMER = Task("Characters, transformer", "pytorch_text", "validation_loss",
                    "validation loss (nats per character)", 64, {"epochs": 6, "model": "transformer", "hidden": 60})
+GPT = Task("Characters, GPT in a published configuration", "pytorch_text", "validation_loss",
+           "validation loss (nats per character)", 12,
+           {"epochs": 4, "model": "gpt", "optimizer": "adamw", "beta2": 0.99, "weight-decay": 0.1, "clip": 1.0})
 DIGITS = Task("Handwritten digits, convolutional network", "pytorch_digits", "accuracy", "test accuracy (%)", 128)
 
 DENSE = Method("dense", BLACK, {"compression": "none"})
@@ -124,6 +127,14 @@ SCHEMES = {"dense": DENSE, "gradients": GRADIENTS, **{
     name.lower(): Method(name, color, {"compression": name.lower()}, line=line) for name, color, line in (
         ("TopkA", BLUE, "-"), ("TopkDSA", GREEN, "--"), ("GTopk", RED, "-"), ("GaussianK", VIOLET, "-"))}}
 
+WITHOUT_GAIN = step_ahead("gain=None", VIOLET, gain="none")
+
+
+def longer(epochs: int, of: Task) -> Method:
+    """StepAhead(OkTopk) in a longer run, with its schedule stretched to it."""
+    return step_ahead(f"{epochs / int(of.options['epochs']):.3g} times the steps", BLUE, "--", epochs=epochs)
+
+
 FALLING = "0.04,0.03,0.02,0.0135,0.009,0.0045"
 """Densities by epoch: they fall as the learning rate does, and in the mean there are as many bytes."""
 TRANSFORMER_RATES = (0.0025, 0.005, 0.01, 0.02, 0.04, 0.08)
@@ -156,6 +167,14 @@ STUDIES = {
     "transformer-short": Study("AdamW, six epochs", TRANSFORMER, 4, {
         "dense": SAME_BATCHES, **MAIN, "all-kept": all_kept("1.95 %", GREEN, 0.0195, rate_of="step-ahead")},
         TRANSFORMER_RATES, {**ONE_PERCENT, "optimizer": "adamw"}),
+    "own-gpt": Study("dense's own settings", GPT, 4, {
+        "dense": DENSE, "step-ahead": STEP_AHEAD, "no-gain": WITHOUT_GAIN, "gradients": GRADIENTS,
+        "longer-5": longer(5, GPT)}, (0.001,), ONE_PERCENT),
+    **{f"own-transformer-{ranks}": Study("AdamW, dense's own settings", TRANSFORMER, ranks, {
+        "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, "no-gain": WITHOUT_GAIN}, (0.02,),
+        {**ONE_PERCENT, "optimizer": "adamw", "epochs": 12}) for ranks in (4, 8, 16, 32)},
+    **{f"own-lstm-{ranks}": Study("SGD with momentum, dense's own settings", LSTM, ranks, {
+        "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD}, (8.0,), ONE_PERCENT) for ranks in (4, 8, 16, 32)},
     "digits-1": Study("density 1 %", DIGITS, 4, {"dense": DENSE, **MAIN}, (0.05, 0.1), ONE_PERCENT),
     "digits-0.1": Study("density 0.1 %", DIGITS, 4, {"dense": DENSE, **MAIN}, (0.05, 0.1), {"density": 0.001}),
     "schemes-digits": Study("every scheme", DIGITS, 4, SCHEMES, (0.05,), {"density": 0.02}, threads=False),

@@ -82,7 +82,8 @@ class ThreadRanks:
             yield
             self._generator = torch.get_rng_state()
 
-    def distribute(self, optimizer: torch.optim.Optimizer, model: nn.Module, compression: Any) -> Distributed:
+    def distribute(self, optimizer: torch.optim.Optimizer, model: nn.Module, compression: Any,
+                   clip: float) -> Distributed:
         """As horovod_oktopk.torch does, with the parameters in the order of their names."""
         named = dict(sorted(model.named_parameters()))
         network: Any = ThreadNetwork(self._transport)
@@ -93,9 +94,9 @@ class ThreadRanks:
         if isinstance(compression, HalfGradients):
             return HalfGradientsOptimizer(optimizer, list(named.values()), self._transport)
         if isinstance(compression, StepAhead):
-            return StepAheadOptimizer(optimizer, named, compression, network)
+            return StepAheadOptimizer(optimizer, named, compression, network, clip)
         scheme = DenseSum() if isinstance(compression, Dense) else compression
-        return GradientOptimizer(optimizer, named, scheme, network)
+        return GradientOptimizer(optimizer, named, scheme, network, clip)
 
 
 def layout_of(named: dict[str, nn.Parameter]) -> Layout:
@@ -107,8 +108,14 @@ class ReducingOptimizer:
 
     reducer: FlatReducer[Layout] | StepAheadReducer[Layout]
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter], clip: float) -> None:
         self.optimizer = optimizer
+        self._parameters = list(named.values())
+        self._clip = clip
+
+    def clip_gradients(self) -> None:
+        if self._clip:
+            nn.utils.clip_grad_norm_(self._parameters, self._clip)
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
@@ -126,9 +133,8 @@ class GradientOptimizer(ReducingOptimizer):
     reducer: FlatReducer[Layout]
 
     def __init__(self, optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter], scheme: Scheme,
-                 network: Any) -> None:
-        super().__init__(optimizer)
-        self._parameters = list(named.values())
+                 network: Any, clip: float) -> None:
+        super().__init__(optimizer, named, clip)
         self.reducer = FlatReducer(scheme, True, layout_of(named),
                                    lambda layout: NumpyAccumulator(layout.n, layout.dtype), network)
 
@@ -140,6 +146,7 @@ class GradientOptimizer(ReducingOptimizer):
         for own, part in zip(gradients, self.reducer.layout.parts(updates[0]), strict=True):
             own.fill(0)
             own[part.indices] = part.values
+        self.clip_gradients()
         self.optimizer.step()
 
     def shared(self) -> AbstractContextManager[None]:
@@ -153,8 +160,8 @@ class StepAheadOptimizer(ReducingOptimizer):
     reducer: StepAheadReducer[Layout]
 
     def __init__(self, optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter], options: StepAhead,
-                 network: Any) -> None:
-        super().__init__(optimizer)
+                 network: Any, clip: float) -> None:
+        super().__init__(optimizer, named, clip)
         layout = layout_of(named)
         replica = HostReplica(layout, lambda: [p.detach().view(-1).numpy() for p in named.values()])
         self.reducer = StepAheadReducer(options, True, layout, NumpyParameterAccumulator(layout.n, layout.dtype),
@@ -162,6 +169,7 @@ class StepAheadOptimizer(ReducingOptimizer):
         self._gather = gradient_elements(TorchLayout({**named}), None)
 
     def step(self) -> None:
+        self.clip_gradients()
         self.reducer.begin_step()
         self.reducer.observe(self._gather)
         with lengthened(self.optimizer, self.reducer.coefficient, self.reducer.gain):

@@ -72,6 +72,45 @@ class Transformer(nn.Module):
         return self.output(self.layers(self.embedding(characters) + self.position[:length], mask, is_causal=True))
 
 
+class Block(nn.Module):
+    """A layer of GPT."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_attention, self.before_mlp = nn.LayerNorm(width, bias=False), nn.LayerNorm(width, bias=False)
+        self.attention, self.projection = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.wide, self.narrow = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.attention(self.before_attention(x)).unflatten(2, (3, self.heads, -1)).unbind(2)
+        heads = functional.scaled_dot_product_attention(
+            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), is_causal=True)
+        x = x + self.projection(heads.transpose(1, 2).flatten(2))
+        return x + self.narrow(functional.gelu(self.wide(self.before_mlp(x))))
+
+
+class GPT(nn.Module):
+    """A character model in a published configuration for CPUs: 4 layers, 128 wide, no biases, no dropout, embedding and
+    output are one matrix; about 0.8 million parameters."""
+
+    def __init__(self, characters: int, length: int = 64, width: int = 128, layers: int = 4, heads: int = 4) -> None:
+        super().__init__()
+        self.embedding, self.position = nn.Embedding(characters, width), nn.Embedding(length, width)
+        self.layers = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.last = nn.LayerNorm(width, bias=False)
+        for name, p in self.named_parameters():
+            if p.dim() > 1:
+                deep = "projection" in name or "narrow" in name
+                nn.init.normal_(p, std=0.02 / (2 * layers) ** 0.5 if deep else 0.02)
+
+    def forward(self, characters: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(characters) + self.position.weight[:characters.shape[1]]
+        for layer in self.layers:
+            x = layer(x)
+        return functional.linear(self.last(x), self.embedding.weight)
+
+
 def digits(size: int, seed: int) -> Iterator[Batch]:
     """Handwritten digits (8 x 8, from scikit-learn), enlarged to 32 x 32 in three equal channels."""
     from sklearn.datasets import load_digits
