@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..phases.agreement import Measured
+from ..transport.base import Transport
 from ..vectors.sparse import Indices, Values
 
 Gather = Callable[[Indices], Values]
@@ -69,16 +70,22 @@ class GradientNoise:
         self._workers = 1
         self._own = self._mean = 0.0
 
-    def take(self, measured: Measured, workers: int) -> None:
-        """What all ranks have told at one step; left out where one of them had nothing to tell.
+    def become_alike(self, transport: Transport, workers: int) -> None:
+        """Takes rank 0's means on all ranks, as one that joins an elastic job has none.
 
-        workers: how many have gradients of their own: the ranks, or the hosts.
+        workers: how many have gradients of their own: the ranks, or the hosts. If the means are of another number of
+        them, it begins anew.
         """
+        own = np.array([self._workers, self._own, self._mean])
+        first, self._own, self._mean = transport.allgather(own.view(np.int64))[0].view(np.float64).tolist()
+        self._workers = int(first)
+        if self._workers != workers:
+            self.forget(workers)
+
+    def take(self, measured: Measured) -> None:
+        """What all ranks have told at one step; left out where one of them had nothing to tell."""
         own = measured.squares / measured.size
         mean = float(np.square(measured.total / measured.size).sum())
-        if workers != self._workers:
-            self.forget()
-            self._workers = workers
         if math.isfinite(own) and math.isfinite(mean):
             self._own += (own - self._own) / WINDOW
             self._mean += (mean - self._mean) / WINDOW
@@ -101,9 +108,9 @@ class GradientNoise:
         ratio = self.ratio
         return (ratio - 1) / (self._workers - ratio) if ratio < self._workers else math.inf
 
-    def forget(self) -> None:
-        """Begins anew."""
-        self.__init__()  # type: ignore[misc]
+    def forget(self, workers: int) -> None:
+        """Begins anew, with so many workers."""
+        self._workers, self._own, self._mean = workers, 0.0, 0.0
 
     def state(self) -> Mapping[str, Any]:
         """Plain numbers, for a record."""

@@ -156,7 +156,7 @@ class StepAheadReducer(Generic[L]):
             finally:
                 self._take_back()
             if outcome.measured is not None:
-                self._noise.take(outcome.measured, self._workers)
+                self._noise.take(outcome.measured)
             self.report = report = outcome.result.report
             report.gain, report.noise_ratio, report.noise_scale = self.gain, self._noise.ratio, self._noise.scale
             if outcome.result.update is None:
@@ -245,12 +245,13 @@ class StepAheadReducer(Generic[L]):
             self._take(share, self._digest)
 
     def _agree(self) -> None:
-        """On all ranks together: w is the same everywhere, and so are the options."""
+        """On all ranks together: w is the same everywhere, and so are the options; and the gain becomes so."""
         said, is_new = f"{self.description}\n{BROADCAST_FIRST}: {self._digest}", not self._connection.is_current
         transport = self._connection.connect(said, self._k)
         if not is_new:
             self._algorithm.check_agreement(said, self._k, transport)
         self._has_agreed = True
+        self._noise.become_alike(transport.everyone, self._workers)
         if transport.hosts is not None:
             self._member.become_alike(self._replica, transport.hosts, self.adds, self._was_loaded)
 
@@ -417,7 +418,8 @@ class StepAheadReducer(Generic[L]):
         return self._scheme.k_of(self.layout.n) if self.layout.n else 0
 
     def _subject(self) -> str:
-        return f"StepAhead({type(self._scheme).__name__}): {self.layout.summary(self._k)}"
+        gain = "measured" if self.options.gain == "auto" and self._normalizes else f"{self.gain:g}"
+        return f"StepAhead({type(self._scheme).__name__}), gain {gain}: {self.layout.summary(self._k)}"
 
     @property
     def description(self) -> str:

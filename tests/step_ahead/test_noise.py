@@ -160,6 +160,14 @@ def test_the_gain_is_what_the_options_say(gain, normalizes_, expected):
     assert reducer.report.noise_ratio > 1, "it is measured all the same"
 
 
+@pytest.mark.parametrize(("gain", "normalizes_", "told"), [
+    ("auto", True, "measured"), ("auto", False, "1"), (2.5, True, "2.5"), (None, True, "1")])
+def test_the_log_says_which_it_is(gain, normalizes_, told, caplog):
+    caplog.set_level("INFO", "horovod_oktopk")
+    measure(2, 1.0, steps=1, options=replace(OPTIONS, gain=gain), normalizes=normalizes_)
+    assert any(message.startswith(f"StepAhead(OkTopk), gain {told}: n = 2,000") for message in caplog.messages)
+
+
 @pytest.mark.parametrize("gain", [0, -1.0, "yes", True, float("nan")])
 def test_a_gain_that_makes_no_sense_is_refused(gain):
     with pytest.raises(OptionError, match='gain must be .*above 0, None or "auto"'):
@@ -219,15 +227,32 @@ def test_a_resumed_run_has_the_same_gain():
         assert whole == resumed > 1
 
 
+def test_a_rank_that_joins_takes_the_first_ones_means():
+    def program(transport: Any) -> list[float]:
+        noise = GradientNoise()
+        if transport.rank == 0:
+            noise.load_state({"workers": 3, "own": 2.0, "mean": 1.0})
+        noise.become_alike(transport, 3)
+        joined = noise.ratio
+        noise.become_alike(transport, 2)
+        return [joined, noise.ratio]
+
+    assert run_ranks(3, program) == [[2.0, 1.0]] * 3
+
+
 def test_on_another_number_of_ranks_it_is_measured_anew():
-    noise = GradientNoise()
-    noise.load_state({"workers": 4, "own": 3.0, "mean": 1.0})
-    assert noise.ratio == 3.0
-    told = run_ranks(2, lambda transport: roll_call(
-        Attendance("", 1, 0, sample=np.full(SUMS, 1 - 2 * transport.rank, np.float32)), transport).measured)[0]
-    noise.take(told, 2)
-    assert noise.ratio == 2.0, "the ranks cancel: nothing but noise"
-    assert noise.scale == np.inf
+    def program(transport: Any) -> Any:
+        noise = GradientNoise()
+        noise.load_state({"workers": 4, "own": 3.0, "mean": 1.0})
+        assert noise.ratio == 3.0
+        noise.become_alike(transport, 2)
+        sample = np.full(SUMS, 1 - 2 * transport.rank, np.float32)
+        measured = roll_call(Attendance("", 1, 0, sample=sample), transport).measured
+        assert measured is not None
+        noise.take(measured)
+        return noise.ratio, noise.scale
+
+    assert run_ranks(2, program) == [(2.0, np.inf)] * 2, "the ranks cancel: nothing but noise"
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(FEW_RANKS + 1, marks=pytest.mark.slow)])
