@@ -30,7 +30,7 @@ from .cost import oktopk_bound
 from .step_result import StepResult
 
 Selection = Literal["exact", "reuse"]
-KEPT_OF_PARAMETERS = 4
+KEPT_OF_PARAMETERS = 32
 """In StepAhead, how many times as many elements are kept of the sum as a rank selects, if users leave it open."""
 
 
@@ -44,7 +44,7 @@ class OkTopk(Scheme):
         k: that number itself, instead of a density; 1 to n.
         global_density: share of the elements that is kept of the sum, in (0, 1]: k′ = max(1, round(global_density ·
             n)), and at most P·k. None: as many as each rank selects. 1.0: all that was sent, without a global
-            selection. `"auto"`: in `StepAhead` four times as many as each rank selects, elsewhere as many. More is
+            selection. `"auto"`: in `StepAhead` all that up to 32 ranks select, elsewhere as many as each. More is
             better for accuracy, above all on many ranks, and costs words: at most (2k + 4k′)(P−1)/P if k′ ≥ k. If the
             density is changed later, k′ keeps its ratio to k.
         selection: `"exact"`: the global top-k is exact at every step, as the local one always is. `"reuse"`: the

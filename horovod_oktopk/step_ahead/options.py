@@ -25,7 +25,8 @@ class StepAhead(Compression):
         inner: what reduces w − p: `OkTopk(...)`, another scheme, or `Dense()`; a class takes its defaults.
             `OkTopk()` by default.
         ahead: λ, the step-ahead coefficient, in (0, 1]: gradients are computed at w − λ · residual. A rank's steps
-            have λ times the learning rate, and the shared parameters move by 1/λ of what they add up to. None: 1/√P.
+            have λ times the learning rate, and the shared parameters move by 1/λ of what they add up to. None: 1/√P
+            for optimizers that normalize their gradients (see gain), and 1/⁴√P for others.
         overlap: an exchange runs while the next step is computed, and is applied before the next local step.
         local_steps: how many steps of the optimizer an exchange is for. More send less, and cost accuracy.
         gain: how much longer a rank's own steps are. `"auto"`: measured, if the optimizer normalizes its gradients as
@@ -62,9 +63,14 @@ class StepAhead(Compression):
             raise OptionError("StepAhead hides its exchange behind the next step, so there is no fastest strategy to "
                               f"look for; got an inner scheme with strategy={self.inner.strategy!r}")
 
-    def coefficient(self, size: int) -> float:
-        """λ among so many ranks."""
-        return 1 / sqrt(size) if self.ahead is None else float(self.ahead)
+    def coefficient(self, workers: int, normalizes: bool) -> float:
+        """λ among so many workers. normalizes: whether the optimizer normalizes its gradients.
+
+        Where it does, noise makes a rank's steps no shorter, so more of w - p is noise.
+        """
+        if self.ahead is not None:
+            return float(self.ahead)
+        return 1 / sqrt(workers) if normalizes else 1 / sqrt(sqrt(workers))
 
     def settings(self) -> Mapping[str, Any]:
         """Its own options by name, without the scheme's."""

@@ -220,7 +220,7 @@ class StepAheadReducer(Generic[L]):
     @property
     def _divisor(self) -> float:
         size = self._connection.transport.size
-        return self.options.coefficient(size) * (size if self._average else 1)
+        return self.coefficient * (size if self._average else 1)
 
     @contextmanager
     def _reported(self, phase: str) -> Iterator[None]:
@@ -384,7 +384,7 @@ class StepAheadReducer(Generic[L]):
     @property
     def coefficient(self) -> float:
         """λ: what the optimizer's learning rate is to be multiplied by."""
-        return self.options.coefficient(self._workers)
+        return self.options.coefficient(self._workers, self._normalizes)
 
     @property
     def gain(self) -> float:

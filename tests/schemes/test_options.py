@@ -109,16 +109,17 @@ def test_k_of_the_sum(options, k, n, size, global_k):
 
 
 @pytest.mark.parametrize(("options", "value_dtype", "global_k"), [
-    ({}, "log4", 40), ({"value_dtype": None}, None, 40), ({"value_dtype": "bfloat16"}, "bfloat16", 40),
+    ({}, "log4", 80), ({"value_dtype": None}, None, 80), ({"value_dtype": "bfloat16"}, "bfloat16", 80),
     ({"global_density": None}, "log4", 10), ({"global_density": 0.03}, "log4", 30), ({"density": 0.5}, "log4", 1000),
-    ({"k": 10}, "log4", 40)])
+    ({"k": 10}, "log4", 80)])
 def test_what_is_left_open_suits_parameters_in_step_ahead(options, value_dtype, global_k):
     given = OkTopk(**options)
     inner = StepAhead(given).inner
     for each in (inner, inner if "k" in options else inner.with_density(0.2).with_density(None)):
         assert (each.wire_dtype, each.global_k_of(each.k_of(1000), 1000, 8)) == (value_dtype, global_k)
+        assert options or each.global_k_of(10, 1000, 64) == 320
     assert given.wire_dtype == options.get("value_dtype")
-    assert StepAhead(OkTopk).inner.settings()["global_density"] == "4 times the density"
+    assert StepAhead(OkTopk).inner.settings()["global_density"] == "32 times the density"
     assert StepAhead(inner).inner.settings() == inner.settings()
 
 

@@ -296,3 +296,10 @@ def test_elements_are_gathered_from_the_part_that_has_them(lengths, seed):
     parts = np.split(whole, offsets[1:-1])
     wanted = np.sort(np.random.default_rng(seed).integers(offsets[-1], size=9)) if len(whole) else whole
     assert gather_by_parts(wanted, offsets, lambda part, places: parts[part][places]).tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize(("size", "ahead", "expected"), [
+    (1, None, (1.0, 1.0)), (4, None, (0.5, 0.5 ** 0.5)), (16, None, (0.25, 0.5)), (16, 0.3, (0.3, 0.3))])
+def test_how_far_ahead_depends_on_the_optimizer(size, ahead, expected):
+    options = StepAhead(ahead=ahead)
+    assert (options.coefficient(size, True), options.coefficient(size, False)) == pytest.approx(expected)
