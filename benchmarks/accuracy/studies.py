@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.output import BLUE, GREEN, ORANGE, RED, VIOLET
@@ -168,7 +168,7 @@ STUDIES = {
         "dense": SAME_BATCHES, **MAIN, "all-kept": all_kept("1.95 %", GREEN, 0.0195, rate_of="step-ahead")},
         TRANSFORMER_RATES, {**ONE_PERCENT, "optimizer": "adamw"}),
     "own-gpt": Study("dense's own settings", GPT, 4, {
-        "dense": DENSE, "step-ahead": STEP_AHEAD, "no-gain": WITHOUT_GAIN, "gradients": GRADIENTS,
+        "dense": replace(DENSE, ranks=1), "step-ahead": STEP_AHEAD, "no-gain": WITHOUT_GAIN,
         "longer-5": longer(5, GPT)}, (0.001,), ONE_PERCENT),
     **{f"own-transformer-{ranks}": Study("AdamW, dense's own settings", TRANSFORMER, ranks, {
         "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, "no-gain": WITHOUT_GAIN}, (0.02,),
