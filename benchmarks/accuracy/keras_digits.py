@@ -86,15 +86,22 @@ class ProgressBar(keras.callbacks.Callback):
         self._bar.close()
 
 
+def compression_of(arguments: argparse.Namespace) -> Any:
+    if arguments.compression == "none":
+        return hvd.Compression.none
+    scheme = hvd_keras.OkTopk(density=arguments.density)
+    return hvd_keras.StepAhead(scheme) if arguments.step_ahead else scheme
+
+
 def train(arguments: argparse.Namespace) -> Results:
     training, test = load_data(arguments.seed, arguments.batch_size)
     model = make_model(arguments.seed)
     compressed = arguments.compression == "oktopk"
     rate = arguments.lr * hvd.size()
+    optimizer = (keras.optimizers.Adam(rate) if arguments.optimizer == "adam" else
+                 keras.optimizers.SGD(rate, momentum=arguments.momentum))
     model.compile(
-        hvd_keras.DistributedOptimizer(
-            keras.optimizers.SGD(rate, momentum=arguments.momentum),
-            compression=hvd_keras.OkTopk(density=arguments.density) if compressed else hvd.Compression.none),
+        hvd_keras.DistributedOptimizer(optimizer, compression=compression_of(arguments)),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
 
     def cosine(epoch: int, _: float) -> float:
@@ -113,7 +120,10 @@ def train(arguments: argparse.Namespace) -> Results:
 
 
 def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
-    return make_parser(__doc__, ["oktopk"], epochs=30, batch_size=32, lr=0.0125).parse_args(line)
+    parser = make_parser(__doc__, ["oktopk"], epochs=30, batch_size=32, lr=0.0125)
+    parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
+    parser.add_argument("--step-ahead", action="store_true", help="StepAhead around the scheme")
+    return parser.parse_args(line)
 
 
 def main(line: list[str] | None = None) -> None:
