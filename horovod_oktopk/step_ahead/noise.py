@@ -139,6 +139,6 @@ def gather_by_parts(wanted: Indices, offsets: Indices, element: Callable[[int, I
     offsets: where parts begin, and the end. element: gives a part's elements, by its number, at places in it.
     """
     cuts = np.searchsorted(wanted, offsets)
-    found = [np.asarray(element(part, wanted[first:last] - offsets[part]), np.float64)
+    found = [element(part, wanted[first:last] - offsets[part])
              for part, (first, last) in enumerate(pairwise(cuts.tolist())) if first < last]
-    return np.concatenate(found) if found else np.empty(0)
+    return np.concatenate([*found, np.empty(0)])

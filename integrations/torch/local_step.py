@@ -77,5 +77,10 @@ def _elements(gradient: torch.Tensor | None, places: Indices) -> Values:
     if gradient.is_sparse:
         rows, values = gradient._indices()[0].cpu().numpy(), gradient._values()
         return elements_of_rows(rows, values.detach().reshape(len(rows), -1).cpu().numpy(), places)
-    found: Values = torch.take(gradient.detach(), torch.from_numpy(places).to(gradient.device)).double().cpu().numpy()
+    if gradient.device.type != "cpu":
+        chosen: Values = torch.take(gradient.detach(), torch.from_numpy(places).to(gradient.device)).cpu().numpy()
+        return chosen
+    values = gradient.detach().numpy()
+    found: Values = values[np.unravel_index(places, values.shape)] if not values.flags.c_contiguous else (
+        values.reshape(-1)[places])
     return found
