@@ -80,7 +80,7 @@ def _elements(gradient: torch.Tensor | None, places: Indices) -> Values:
     if gradient.device.type != "cpu":
         chosen: Values = torch.take(gradient.detach(), torch.from_numpy(places).to(gradient.device)).cpu().numpy()
         return chosen
-    values = gradient.detach().numpy()
-    found: Values = values[np.unravel_index(places, values.shape)] if not values.flags.c_contiguous else (
-        values.reshape(-1)[places])
+    whole: Values = gradient.detach().numpy()
+    found: Values = (whole.reshape(-1)[places] if whole.flags.c_contiguous
+                     else whole[np.unravel_index(places, whole.shape)])
     return found
