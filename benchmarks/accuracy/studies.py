@@ -171,8 +171,8 @@ STUDIES = {
         "dense": replace(DENSE, ranks=1), "step-ahead": STEP_AHEAD, "no-gain": WITHOUT_GAIN,
         "longer-5": longer(5, GPT)}, (0.001,), ONE_PERCENT),
     **{f"own-transformer-{ranks}": Study("AdamW, dense's own settings", TRANSFORMER, ranks, {
-        "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, **({"no-gain": WITHOUT_GAIN} if ranks == 4 else {})}, (0.02,),
-        {**ONE_PERCENT, "optimizer": "adamw", "epochs": 12}) for ranks in (4, 8, 16, 32)},
+        "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, **({"no-gain": WITHOUT_GAIN} if ranks == 4 else {})},
+        (0.02,), {**ONE_PERCENT, "optimizer": "adamw", "epochs": 12}) for ranks in (4, 8, 16, 32)},
     **{f"own-lstm-{ranks}": Study("SGD with momentum, dense's own settings", LSTM, ranks, {
         "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD}, (8.0,), ONE_PERCENT) for ranks in (4, 8, 16, 32)},
     "digits-1": Study("density 1 %", DIGITS, 4, {"dense": DENSE, **MAIN}, (0.05, 0.1), ONE_PERCENT),
