@@ -22,12 +22,22 @@ class TakesOwnSteps:
 
     @property
     def learning_rate(self: Any) -> Any:
-        """As the user has set it; while a step is taken, times λ."""
+        """As the user has set it; while a step is taken, times λ · gain."""
         return self._allreduce_grads.times_coefficient(super().learning_rate)  # type: ignore[misc]
 
     @learning_rate.setter
     def learning_rate(self: Any, rate: Any) -> None:
         super(TakesOwnSteps, type(self)).learning_rate.fset(self, rate)  # type: ignore[misc]
+
+    @property
+    def weight_decay(self: Any) -> Any:
+        """As the user has set it; while a step is taken, divided by the gain."""
+        decay, steps = vars(self).get("weight_decay"), getattr(self, "_allreduce_grads", None)
+        return steps.over_gain(decay) if isinstance(steps, OwnSteps) else decay
+
+    @weight_decay.setter
+    def weight_decay(self: Any, decay: Any) -> None:
+        vars(self)["weight_decay"] = decay
 
     def apply_gradients(self: Any, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
         """Takes a step with this rank's own gradients."""
@@ -37,12 +47,13 @@ class TakesOwnSteps:
             return super(TakesOwnSteps, self).apply_gradients(given, *args, **kwargs)  # type: ignore[misc]
 
         if steps.is_stepping or not given:  # or a scaler around this one sees to the exchange
+            steps.observe(given)
             return update()
         if self._local_vars:
             raise PluginError("a local variable cannot be used with StepAhead, which shares all of the optimizer's: "
                               "give local layers an optimizer of their own")
         _build(self, given)
-        steps.step([v for _, v in given], [g for g, _ in given], update)
+        steps.step([v for _, v in given], given, update)
         return self.iterations
 
 

@@ -33,6 +33,7 @@ from ..step_ahead.reducer import finish_before
 from ..transport.ending import before_shutdown
 from ..transport.tracing import show_phases
 from . import amp, legacy_step_ahead
+from .local_step import normalizes_gradients
 from .models import check_optimizer
 from .registry import (
     TapeReductions,
@@ -281,6 +282,8 @@ def _wrap_create(create: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(options, StepAhead):
             asked["optimizer"] = legacy_step_ahead.taking_own_steps(asked["optimizer"])
         optimizer = create(*call.args, **call.kwargs)
+        if isinstance(options, StepAhead):
+            optimizer._allreduce_grads.normalizes = normalizes_gradients(optimizer)
         optimizer._compute_gradients = _wrap_compute(optimizer._compute_gradients)
         return optimizer
 

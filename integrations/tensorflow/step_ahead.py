@@ -7,6 +7,7 @@ runs them after whatever reads or writes these before, and ahead of whatever doe
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -22,6 +23,7 @@ from ..selection.parameter_accumulator import NumpyParameterAccumulator
 from ..step_ahead.options import StepAhead
 from ..step_ahead.reducer import StepAheadReducer as Core
 from .layout import TensorLayout
+from .local_step import GivenGradients, Pairs
 from .reducer import guarded, name_of, refuse_xla
 from .registry import GradientReducer, gradient_reducer_of, tensor_of
 from .replica import VariableReplica
@@ -39,6 +41,8 @@ class OwnSteps(GradientReducer):
     def __init__(self, options: StepAhead, op: Any, process_set: Any) -> None:
         super().__init__(options.inner, op, process_set, sparse_as_dense=False, sparse=None)
         self.step_ahead = options
+        self.normalizes = False
+        """Whether the optimizer normalizes its gradients."""
         self._present: StepAheadReducer | None = None
         self._average: Callable[..., Any] | None = None
         _ALL.add(self)
@@ -69,32 +73,47 @@ class OwnSteps(GradientReducer):
         return averaged
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
-    def step(self, variables: Sequence[Any], grads: Sequence[Any], update: Callable[[], object]) -> None:
+    def step(self, variables: Sequence[Any], pairs: Pairs, update: Callable[[], object]) -> None:
         """The optimizer's own step, between an exchange's end and the next one's beginning.
 
-        variables: all that the optimizer has been built with. grads: where one is not finite, `update` is left out,
-        and this rank takes part in the exchange with what it has; none where `update` looks by itself.
+        variables: all that the optimizer has been built with. pairs: gradients with their variables: where one is not
+        finite, `update` is left out, and this rank takes part in the exchange with what it has; none where `update`
+        looks by itself, and calls `observe`.
         """
         if not self.takes_part:
             update()
             return
         refuse_xla()
         reducer = self.reducer_over(variables)
-        finite = _all_finite(grads)
-        _in_order(reducer.begin, reducer.touched, finite)
+        finite = _all_finite([gradient for gradient, _ in pairs])
+        given = reducer.given(pairs)
+        _in_order(functools.partial(reducer.begin, given), reducer.touched, finite, *given.inputs)
         self._present = reducer
         try:
-            _if(finite, update) if len(grads) else update()
+            _if(finite, update) if len(pairs) else update()
         finally:
             self._present = None
         _in_order(reducer.end, reducer.touched)
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
+    def observe(self, pairs: Pairs) -> None:
+        """Inside a step: the gradients that the optimizer applies, where `step` had none."""
+        if self._present is not None:
+            given = self._present.given(pairs)
+            _in_order(functools.partial(self._present.observe, given), self._present.touched, *given.inputs)
+
     def times_coefficient(self, learning_rate: Any) -> Any:
-        """λ times an optimizer's learning rate while it takes its step, and what the user has given otherwise."""
+        """λ · gain times an optimizer's learning rate while it takes its step; otherwise what the user has given."""
         if self._present is None:
             return learning_rate
         rate = tf.convert_to_tensor(learning_rate)
         return rate * tf.cast(self._present.coefficient, rate.dtype)
+
+    def over_gain(self, weight_decay: Any) -> Any:
+        """A weight decay that goes by the learning rate, divided by the gain while a step is taken."""
+        if self._present is None or not weight_decay:
+            return weight_decay
+        return tf.convert_to_tensor(weight_decay, tf.float32) / self._present.gain
 
     def reducer_over(self, variables: Sequence[Any]) -> StepAheadReducer:
         """That of these variables: a new one at first, and the one of more variables for some of them."""
@@ -108,7 +127,7 @@ class OwnSteps(GradientReducer):
         if in_session():
             raise PluginError("StepAhead needs TensorFlow 2's eager mode and tf.function, as Keras has them; in a "
                               "graph of TensorFlow 1 use OkTopk")
-        reducer = StepAheadReducer(self.step_ahead, self.op, self.process_set, variables)
+        reducer = StepAheadReducer(self.step_ahead, self.op, self.process_set, variables, self.normalizes)
         for before in step_aheads_over(variables):  # of an optimizer that has had these: the model holds w then
             before.flat.suspend()
         if self.options is not self.step_ahead.inner:
@@ -119,19 +138,23 @@ class OwnSteps(GradientReducer):
 class StepAheadReducer:
     """Keeps what all ranks share of one list of variables; on every rank of the process set."""
 
-    def __init__(self, options: StepAhead, op: Any, process_set: Any, variables: Sequence[Any]) -> None:
+    def __init__(self, options: StepAhead, op: Any, process_set: Any, variables: Sequence[Any],
+                 normalizes: bool) -> None:
         tensors = [tensor_of(v) for v in variables]
         layout = TensorLayout((name_of(v), tuple(v.shape), tensor.dtype.name)
                               for v, tensor in zip(variables, tensors, strict=True))
         self.flat: Core[TensorLayout] = Core(
             options, op == hvd.Average, layout, NumpyParameterAccumulator(layout.n, layout.dtype),
-            VariableReplica(layout, tensors), network(process_set, own_channel=True, yield_cpu=options.overlap))
+            VariableReplica(layout, tensors), network(process_set, own_channel=True, yield_cpu=options.overlap),
+            normalizes)
+        self._tensors = tensors
         self.before_step: Callable[[Core[TensorLayout]], None] | None = None
         """Called once, on all ranks, when the next step is taken."""
         with tf.init_scope():
             self.coefficient = tf.Variable(1.0, trainable=False, name="step_ahead_coefficient")
-            """λ of the step at hand."""
-        self.touched = [*tensors, self.coefficient]
+            """λ · gain of the step at hand."""
+            self.gain = tf.Variable(1.0, trainable=False, name="step_ahead_gain")
+        self.touched = [*tensors, self.coefficient, self.gain]
         """The variables that a step reads and writes."""
 
     def resume(self) -> None:
@@ -142,13 +165,24 @@ class StepAheadReducer:
             action(self.flat)
         self.flat.resume()
 
-    def begin(self, finite: Array) -> None:
-        """Before the optimizer's own step. finite: whether it is taken."""
+    def given(self, pairs: Pairs) -> GivenGradients:
+        """The gradients that a step is given, in the layout."""
+        return GivenGradients(pairs, self._tensors, self.flat.layout)
+
+    def begin(self, given: GivenGradients, finite: Array, *inputs: Array) -> None:
+        """Before the optimizer's own step. finite: whether it is taken. inputs: what came for those of `given`."""
         self.resume()
         self.flat.begin_step()
-        self.coefficient.assign(self.flat.coefficient)
+        self.coefficient.assign(self.flat.coefficient * self.flat.gain)
+        self.gain.assign(self.flat.gain)
         if not finite:
             self.flat.skip_local_step()
+        elif inputs:
+            self.observe(given, *inputs)
+
+    def observe(self, given: GivenGradients, *inputs: Array) -> None:
+        """Looks at what the optimizer is given."""
+        self.flat.observe(given.gather(inputs))
 
     def end(self) -> None:
         """After it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import statistics
 from pathlib import Path
@@ -98,7 +99,8 @@ class StepReportLogger(tf.keras.callbacks.Callback):  # type: ignore[misc]
     Of the last step: oktopk_density, oktopk_k, oktopk_local_selected, oktopk_global_selected and both thresholds;
     oktopk_bytes_sent by this rank: of the step, and in an epoch's logs the mean of its steps. With `Partial` also
     oktopk_rounds, oktopk_active_ranks, oktopk_staleness (of the rank that lags most) and oktopk_seconds_saved: in an
-    epoch's logs means, and of the last the sum. It comes before the callbacks that are to see it.
+    epoch's logs means, and of the last the sum. With `StepAhead` on several ranks oktopk_gain and
+    oktopk_noise_scale. It comes before the callbacks that are to see it.
 
     Examples:
         >>> logger = hvd_keras.callbacks.StepReportLogger()
@@ -124,6 +126,8 @@ class StepReportLogger(tf.keras.callbacks.Callback):  # type: ignore[misc]
 def _figures(report: StepReport) -> dict[str, float]:
     names = ("k", "local_selected", "global_selected", "local_threshold", "global_threshold", "bytes_sent")
     figures = {f"oktopk_{name}": float(getattr(report, name)) for name in names}
+    if not math.isnan(report.noise_scale):
+        figures |= {"oktopk_gain": report.gain, "oktopk_noise_scale": report.noise_scale}
     return {"oktopk_density": report.k / report.n, **figures}
 
 

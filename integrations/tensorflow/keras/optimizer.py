@@ -17,6 +17,7 @@ from ...partial.options import Partial
 from ...schemes.inner import as_options
 from ...step_ahead.options import StepAhead
 from .. import amp
+from ..local_step import Pairs, normalizes_gradients
 from ..models import check_optimizer
 from ..registry import GradientReducer, is_overwritten, tensor_of
 from ..step_ahead import OwnSteps
@@ -77,6 +78,8 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
         if isinstance(options, Partial) else
         hvd._make_allreduce_grads_fn(f"Distributed{plain.__name__}", "", "", compression, sparse_as_dense, op, 1.0,
                                      None, process_set))
+    if isinstance(optimizer._allreduce_grads, OwnSteps):
+        optimizer._allreduce_grads.normalizes = normalizes_gradients(optimizer)
     optimizer._aggregation = None if backward_passes_per_step == 1 else LocalGradientAggregationHelperEager(
         backward_passes_per_step, optimizer._allreduce_grads, sparse_as_dense, average_aggregated_gradients,
         process_set, scale_local_gradients)
@@ -174,7 +177,7 @@ class _Distributed:
 
     @property
     def learning_rate(self: Any) -> Any:
-        """As the user has set it; with StepAhead, while a step is taken, times λ."""
+        """As the user has set it; with StepAhead, while a step is taken, times λ · gain."""
         rate = super().learning_rate  # type: ignore[misc]
         return self._allreduce_grads.times_coefficient(rate) if isinstance(self._allreduce_grads, OwnSteps) else rate
 
@@ -182,13 +185,25 @@ class _Distributed:
     def learning_rate(self: Any, rate: Any) -> None:
         super(_Distributed, type(self)).learning_rate.fset(self, rate)  # type: ignore[misc]
 
+    @property
+    def weight_decay(self: Any) -> Any:
+        """As the user has set it; with StepAhead, while a step is taken, divided by the gain."""
+        decay, steps = vars(self).get("weight_decay"), self._allreduce_grads
+        return steps.over_gain(decay) if isinstance(steps, OwnSteps) else decay
+
+    @weight_decay.setter
+    def weight_decay(self: Any, decay: Any) -> None:
+        vars(self)["weight_decay"] = decay
+
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         """Reduces the gradients, and applies them; with StepAhead it applies them as they are."""
         update = super().apply  # type: ignore[misc]
+        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
         if self._is_reduced:
+            if isinstance(self._allreduce_grads, OwnSteps):
+                self._allreduce_grads.observe(list(zip(grads, variables, strict=True)))
             update(grads, trainable_variables)
             return
-        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
         if not self.built:
             self.build(variables)
         if isinstance(self._allreduce_grads, PartialGradientReducer):
@@ -197,16 +212,17 @@ class _Distributed:
             return
         with amp.gradients_for(self):
             reduced = self.reduce(grads, variables)
-        take = functools.partial(self._take, reduced, lambda: update(reduced, variables))
+        take = functools.partial(self._take, list(zip(reduced, variables, strict=True)),
+                                 lambda: update(reduced, variables))
         if self._aggregation is None:
             take()
         else:
             tf.cond(tf.equal(self._aggregation.counter, 0), lambda: _nothing(take()), _nothing)
 
-    def _take(self: Any, grads: Sequence[Any], update: Callable[[], object]) -> None:
-        """The optimizer's own step. grads: none where `update` looks for overflow by itself."""
+    def _take(self: Any, pairs: Pairs, update: Callable[[], object]) -> None:
+        """The optimizer's own step. pairs: none where `update` looks for overflow by itself."""
         if isinstance(self._allreduce_grads, OwnSteps):
-            self._allreduce_grads.step(self._trainable_variables, grads, update)
+            self._allreduce_grads.step(self._trainable_variables, pairs, update)
         else:
             update()
 

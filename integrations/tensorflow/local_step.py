@@ -1,0 +1,62 @@
+"""The optimizer's own step of step-ahead error feedback: which gradients it is given, as inputs of a Python function;
+and what of them is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+import tensorflow as tf
+
+from ..step_ahead.noise import Gather, elements_of_rows, gather_by_parts, normalizes
+from ..vectors.sparse import Indices, Values
+from .layout import TensorLayout
+from .registry import tensor_of
+
+Pairs = Sequence[tuple[Any, Any]]
+"""A gradient and its variable."""
+
+
+def normalizes_gradients(optimizer: Any) -> bool:
+    """Whether an optimizer's steps do not grow with its gradients, and one step's gradients can be seen.
+
+    With Keras' own accumulation of gradients a step sees one batch's, and not what is added up.
+    """
+    return normalizes(type(optimizer)) and not getattr(optimizer, "gradient_accumulation_steps", None)
+
+
+class GivenGradients:
+    """The gradients of a step, of some of a layout's variables.
+
+    inputs: the tensors that a Python function is to be given.
+    """
+
+    def __init__(self, pairs: Pairs, tensors: Sequence[tf.Variable], layout: TensorLayout) -> None:
+        part_of = {id(tensor): part for part, tensor in enumerate(tensors)}
+        given = {part_of[id(tensor_of(variable))]: gradient for gradient, variable in pairs if gradient is not None}
+        self._layout = layout
+        self._is_sparse = {part: isinstance(gradient, tf.IndexedSlices) for part, gradient in given.items()}
+        self.inputs = [tensor for gradient in given.values() for tensor in (
+            (gradient.indices, gradient.values) if isinstance(gradient, tf.IndexedSlices) else (gradient,))]
+
+    def gather(self, inputs: Sequence[Values]) -> Gather:
+        """Reads elements of what came for the inputs; zeros where there is no gradient."""
+        remaining = iter(inputs)
+        arrays = {part: self._next(is_sparse, remaining) for part, is_sparse in self._is_sparse.items()}
+
+        def element(part: int, places: Indices) -> Values:
+            if part not in arrays:
+                return np.zeros(len(places))
+            rows, values = arrays[part]
+            if rows is None:
+                return values.reshape(-1)[places]  # type: ignore[no-any-return]
+            return elements_of_rows(rows, values.reshape(len(rows), -1), places)
+
+        return lambda wanted: gather_by_parts(wanted, self._layout.offsets, element)
+
+    @staticmethod
+    def _next(is_sparse: bool, remaining: Iterator[Values]) -> tuple[Indices | None, Values]:
+        return (next(remaining).astype(np.int64), next(remaining)) if is_sparse else (None, next(remaining))
