@@ -154,7 +154,7 @@ class StepAheadReducer:
             self.coefficient = tf.Variable(1.0, trainable=False, name="step_ahead_coefficient")
             """λ · gain of the step at hand."""
             self.gain = tf.Variable(1.0, trainable=False, name="step_ahead_gain")
-        self.touched = [*tensors, self.coefficient, self.gain]
+        self.touched: list[tf.Variable] = [*tensors, self.coefficient, self.gain, _turn()]
         """The variables that a step reads and writes."""
 
     def resume(self) -> None:
@@ -208,6 +208,17 @@ def step_aheads_over(variables: Sequence[Any]) -> list[StepAheadReducer]:
 def is_in_use() -> bool:
     """Whether anything trains with StepAhead in this process."""
     return any(steps.reducers for steps in list(_ALL))
+
+
+@functools.cache
+def _turn() -> tf.Variable:
+    """A variable that every step touches: so TensorFlow takes all steps of a graph in the order of the program.
+
+    Otherwise ranks could take those of two optimizers in different orders, and wait for each other.
+    """
+    with tf.init_scope():
+        turn: tf.Variable = tf.Variable(0.0, trainable=False, name="step_ahead_turn")
+    return turn
 
 
 def _all_finite(grads: Sequence[Any]) -> tf.Tensor:

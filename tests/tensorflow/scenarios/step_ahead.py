@@ -271,6 +271,30 @@ def check_two_optimizers_of_one_model() -> None:
     assert step_report(model).step == 8
 
 
+def check_two_optimizers_in_one_function_take_their_steps_in_one_order() -> None:
+    """As in a GAN with a loop of its own: two tapes, and both optimizers in one graph."""
+    models = [make_model(seed) for seed in (1, 2)]
+    both = [distribute(OPTIONS, keras.optimizers.Adam(0.01)) for _ in models]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> None:
+        with tf.GradientTape() as first, tf.GradientTape() as second:
+            losses = [loss(y, model(x)) for model in models]
+        gradients = [tape.gradient(each, model.trainable_variables)
+                     for tape, each, model in zip((first, second), losses, models, strict=True)]
+        for optimizer, own_gradients, model in zip(both, gradients, models, strict=True):
+            optimizer.apply_gradients(zip(own_gradients, model.trainable_variables, strict=True))
+
+    x, y = make_data()
+    for start in range(0, 64, 8):
+        step(tf.constant(x[start:start + 8]), tf.constant(y[start:start + 8]))
+    for optimizer, model in zip(both, models, strict=True):
+        with shared_parameters(optimizer):
+            assert_equal_everywhere(hvd, {"w": own(model)})
+        assert step_report(optimizer).step == 8
+
+
 def check_a_rank_outside_the_process_set_trains_alone() -> None:
     needs(len(SETS) > 1, "two process sets")
     model = compiled(make_model(), distribute(OPTIONS, process_set=SETS[0]))
