@@ -43,7 +43,8 @@ LEFT_OUT = {
         "ranks… over …", "on … hosts", "in … buckets", "bucket … of …", "times the density", "at density …",
         "Horovod's collectives, as …", "the options say so", "StepAhead(…), gain …"),
     "a part of another message": (
-        "in (0, 1], None or \"auto\"", "above 0, None or \"auto\"", "optimizer: normalizes its gradients", "an integer of at least", ", or True or False", ", or \"auto\"", "at least 1",
+        "in (0, 1], None or \"auto\"", "above 0, None or \"auto\"", "optimizer: normalizes its gradients",
+        "an integer of at least", ", or True or False", ", or \"auto\"", "at least 1",
         "stay as they are", "start at zero", "mpi4py is not installed (pip", "mpi4py has loaded another MPI library",
         "MPI runs without MPI_THREAD_MULTIPLE", "another rank cannot use", "and … more ranks", "of shape …",
         "found …", "got an inner scheme with transport='horovod'"),

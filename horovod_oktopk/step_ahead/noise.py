@@ -124,8 +124,9 @@ class GradientNoise:
 def elements_of_rows(rows: Indices, values: Values, wanted: Indices) -> Values:
     """The elements of a gradient that has some of its rows only, several times perhaps: float64, as many as `wanted`.
 
-    rows: int64, shape (r,); values: shape (r, m), theirs; wanted: places in the whole gradient, flat.
+    rows: int64, shape (r,); values: shape (r, ...), theirs; wanted: places in the whole gradient, flat.
     """
+    values = values.reshape(len(rows), math.prod(values.shape[1:]))
     row, column = np.divmod(wanted, max(1, values.shape[1]))
     hit = np.isin(rows, row)
     rows, values = rows[hit], values[hit]

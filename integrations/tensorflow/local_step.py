@@ -53,7 +53,7 @@ class GivenGradients:
             rows, values = arrays[part]
             if rows is None:
                 return values.reshape(-1)[places]  # type: ignore[no-any-return]
-            return elements_of_rows(rows, values.reshape(len(rows), -1), places)
+            return elements_of_rows(rows, values, places)
 
         return lambda wanted: gather_by_parts(wanted, self._layout.offsets, element)
 

@@ -76,7 +76,7 @@ def _elements(gradient: torch.Tensor | None, places: Indices) -> Values:
         return np.zeros(len(places))
     if gradient.is_sparse:
         rows, values = gradient._indices()[0].cpu().numpy(), gradient._values()
-        return elements_of_rows(rows, values.detach().reshape(len(rows), -1).cpu().numpy(), places)
+        return elements_of_rows(rows, values.detach().cpu().numpy(), places)
     if gradient.device.type != "cpu":
         chosen: Values = torch.take(gradient.detach(), torch.from_numpy(places).to(gradient.device)).cpu().numpy()
         return chosen

@@ -282,8 +282,8 @@ def test_a_sum_squared_is_on_average_the_squares_of_what_was_added():
 @given(rows=st.lists(st.integers(0, 9), max_size=12), seed=st.integers(0, 99))
 def test_elements_of_a_sparse_gradient_are_those_of_the_dense_one(rows, seed):
     random = np.random.default_rng(seed)
-    values, wanted = random.standard_normal((len(rows), 3)), np.sort(random.integers(30, size=20))
-    dense = np.zeros((10, 3))
+    values, wanted = random.standard_normal((len(rows), 3, 2)), np.sort(random.integers(60, size=20))
+    dense = np.zeros((10, 3, 2))
     np.add.at(dense, np.array(rows, np.int64), values)
     found = elements_of_rows(np.array(rows, np.int64), values, wanted)
     assert np.allclose(found, dense.ravel()[wanted])
