@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..errors import PluginError
-from .step_ahead import OwnSteps, own_steps_of
+from .step_ahead import DecoupledDecay, OwnSteps, own_steps_of
 
 
 class TakesOwnSteps:
@@ -19,6 +19,7 @@ class TakesOwnSteps:
 
     _allreduce_grads: OwnSteps
     """What Horovod has asked us for."""
+    weight_decay = DecoupledDecay()
 
     @property
     def learning_rate(self: Any) -> Any:
@@ -28,16 +29,6 @@ class TakesOwnSteps:
     @learning_rate.setter
     def learning_rate(self: Any, rate: Any) -> None:
         super(TakesOwnSteps, type(self)).learning_rate.fset(self, rate)  # type: ignore[misc]
-
-    @property
-    def weight_decay(self: Any) -> Any:
-        """As the user has set it; while a step is taken, divided by the gain."""
-        decay, steps = vars(self).get("weight_decay"), getattr(self, "_allreduce_grads", None)
-        return steps.over_gain(decay) if isinstance(steps, OwnSteps) else decay
-
-    @weight_decay.setter
-    def weight_decay(self: Any, decay: Any) -> None:
-        vars(self)["weight_decay"] = decay
 
     def apply_gradients(self: Any, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
         """Takes a step with this rank's own gradients."""

@@ -135,6 +135,27 @@ class OwnSteps(GradientReducer):
         return self._add(key, reducer, list(variables))
 
 
+class DecoupledDecay:
+    """A weight decay that goes by the learning rate, as an attribute of an optimizer.
+
+    It is what the user has set; while a step is taken, divided by the gain.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, optimizer: Any, owner: type) -> Any:
+        try:
+            decay = vars(optimizer)[self._name]
+        except KeyError:
+            raise AttributeError(f"{type(optimizer).__name__} has no {self._name}") from None
+        steps = getattr(optimizer, "_allreduce_grads", None)
+        return steps.over_gain(decay) if isinstance(steps, OwnSteps) else decay
+
+    def __set__(self, optimizer: Any, decay: Any) -> None:
+        vars(optimizer)[self._name] = decay
+
+
 class StepAheadReducer:
     """Keeps what all ranks share of one list of variables; on every rank of the process set."""
 

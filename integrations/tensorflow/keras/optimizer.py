@@ -20,7 +20,7 @@ from .. import amp
 from ..local_step import Pairs, normalizes_gradients
 from ..models import check_optimizer
 from ..registry import GradientReducer, is_overwritten, tensor_of
-from ..step_ahead import OwnSteps
+from ..step_ahead import DecoupledDecay, OwnSteps
 from ..versions import KERAS
 from .partial import PartialGradientReducer
 
@@ -158,6 +158,9 @@ class _Distributed:
     _scale_local_gradients: bool
     _local_vars: set[Any]
     _is_reduced: bool
+    weight_decay = DecoupledDecay()
+    adam_weight_decay = DecoupledDecay()
+    """Muon's, of the variables for which it is Adam."""
 
     @classmethod
     def from_config(cls, *args: Any, **kwargs: Any) -> Any:
@@ -184,16 +187,6 @@ class _Distributed:
     @learning_rate.setter
     def learning_rate(self: Any, rate: Any) -> None:
         super(_Distributed, type(self)).learning_rate.fset(self, rate)  # type: ignore[misc]
-
-    @property
-    def weight_decay(self: Any) -> Any:
-        """As the user has set it; with StepAhead, while a step is taken, divided by the gain."""
-        decay, steps = vars(self).get("weight_decay"), self._allreduce_grads
-        return steps.over_gain(decay) if isinstance(steps, OwnSteps) else decay
-
-    @weight_decay.setter
-    def weight_decay(self: Any, decay: Any) -> None:
-        vars(self)["weight_decay"] = decay
 
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         """Reduces the gradients, and applies them; with StepAhead it applies them as they are."""
