@@ -51,6 +51,7 @@ LEFT_OUT = {
     "a defect of the package, or of a transport: nobody can do anything but report it": (
         "an index lies outside of the array", "the indices must ascend", "a message of …", "a message's … indices",
         "the ranks are in different rounds", "rank … sent …"),
+    "Python's own error for an attribute that is not there": ("… has no …",),
     "ranks that are threads, for tests": ("another rank failed, or did not arrive within",),
     "a program": ("import ctypes, glob, os",),
 }

@@ -21,7 +21,7 @@ ADAFACTOR_EPSILON = 1e-12
 
 def check_optimizer(optimizer: Any, options: Scheme | Partial | StepAhead) -> None:
     """Raises PluginError for Keras' Adafactor, unless its epsilon_1 suits updates that are mostly zeros; and, with
-    StepAhead, for averages of variables.
+    StepAhead, for averages of variables, and for several optimizers in one.
 
     It divides by the root of a row's mean square times a column's. In rows and columns of zeros these are epsilon_1
     (1e-30), whose square is 0 in float32: 0 / 0 makes all weights of the variable NaN. With StepAhead its gradients
@@ -31,6 +31,9 @@ def check_optimizer(optimizer: Any, options: Scheme | Partial | StepAhead) -> No
         if getattr(optimizer, "use_ema", False):
             raise PluginError("use_ema=True averages the variables of each rank, which differ with StepAhead: "
                               "average what all ranks share, inside shared_parameters(model), or use OkTopk")
+        if isinstance(optimizer, getattr(tf.keras.optimizers, "MultiOptimizer", ())):
+            raise PluginError("MultiOptimizer has no learning rate to be multiplied by StepAhead's coefficient and "
+                              "gain, as each optimizer in it has its own: use OkTopk")
         return
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     density = options.inner.density if isinstance(options, Partial) else options.density

@@ -238,6 +238,10 @@ def check_what_cannot_work_is_refused() -> None:
     assert "tf.keras.optimizers" in message(lambda: hvd.DistributedOptimizer(v1, compression=OPTIONS))
     if KERAS_3:  # in tf-keras Horovod refuses it
         assert "Adasum" in message(lambda: distribute(OPTIONS, op=hvd.Adasum))
+    if KERAS_3:
+        kinds = keras.optimizers
+        several = kinds.MultiOptimizer(kinds.OptimizerMap(kinds.SGD(0.1)))
+        assert "each optimizer in it has its own" in message(lambda: distribute(OPTIONS, several))
     assert "use_ema" in message(lambda: distribute(OPTIONS, keras.optimizers.SGD(0.1, use_ema=True)))
     assert "jit_compile=False" in message(lambda: fit(model_with(jit_compile=True)))
     model = compiled(make_model(dtype="bfloat16"), distribute(OPTIONS))
