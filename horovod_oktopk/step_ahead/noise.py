@@ -117,7 +117,7 @@ class GradientNoise:
         return {"workers": self._workers, "own": self._own, "mean": self._mean}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Takes what `state` gave, on as many workers or others: then the next measurement begins anew."""
+        """Takes what `state` gave, on any number of workers: `become_alike` then sees whether it is of this one."""
         self._workers, self._own, self._mean = state["workers"], state["own"], state["mean"]
 
 
