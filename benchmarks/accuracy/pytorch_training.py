@@ -125,8 +125,8 @@ def compression_of(arguments: argparse.Namespace) -> Any:
                if (value := getattr(arguments, name)) is not None}
     compression: Any = Dense() if scheme is None else scheme(density=arguments.density, **options)
     if arguments.step_ahead:
-        gain: Any = {"auto": "auto", "none": None}.get(arguments.gain) if arguments.gain.isalpha() else float(
-            arguments.gain)
+        named = {"auto": "auto", "none": None}
+        gain: Any = named[arguments.gain] if arguments.gain in named else float(arguments.gain)
         compression = StepAhead(compression, ahead=arguments.ahead, overlap=arguments.overlap, gain=gain)
     return compression if arguments.partial is None else Partial(compression, policy=arguments.partial)
 

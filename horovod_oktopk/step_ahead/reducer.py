@@ -401,7 +401,7 @@ class StepAheadReducer(Generic[L]):
     @property
     def _is_due(self) -> bool:
         """Whether an exchange begins at the end of this step."""
-        return self._steps + 1 == self.options.local_steps
+        return self._steps + 1 >= self.options.local_steps
 
     @property
     def adds(self) -> bool:

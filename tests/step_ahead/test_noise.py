@@ -303,3 +303,17 @@ def test_elements_are_gathered_from_the_part_that_has_them(lengths, seed):
 def test_how_far_ahead_depends_on_the_optimizer(size, ahead, expected):
     options = StepAhead(ahead=ahead)
     assert (options.coefficient(size, True), options.coefficient(size, False)) == pytest.approx(expected)
+
+
+def test_a_run_that_is_resumed_with_fewer_local_steps_exchanges_at_once():
+    def program(transport: Any) -> bool:
+        before = Quadratic(transport, 1.0, replace(OPTIONS, local_steps=4))
+        for _ in range(3):
+            before.step()
+        state = before.reducer.record()
+        resumed = Quadratic(transport, 1.0, replace(OPTIONS, local_steps=2, overlap=False))
+        resumed.reducer.load([state])
+        resumed.step()
+        return resumed.reducer.report is not None
+
+    assert all(run_ranks(2, program))
