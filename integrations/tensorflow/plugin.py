@@ -42,6 +42,7 @@ from .registry import (
     in_use,
     is_overwritten,
     reducers_of,
+    targets_of,
     tensor_of,
     variables_of,
 )
@@ -168,12 +169,16 @@ def synchronize_replicas(*targets: Any) -> None:
     `Partial` it does nothing.
 
     Args:
-        *targets: all such optimizers, or their models.
+        *targets: all such optimizers, or their models, or lists of these.
+
+    Raises:
+        PluginError: A target has no variables.
 
     Examples:
         >>> synchronize_replicas(model)
     """
-    synchronize(list(dict.fromkeys(each for target in targets for each in gradient_reducers_of(target))))
+    synchronize(list(dict.fromkeys(each for target in targets_of("synchronize_replicas", *targets)
+                                   for each in gradient_reducers_of(target))))
 
 
 def _wrap_make(make: Callable[..., Any]) -> Callable[..., Any]:

@@ -197,7 +197,34 @@ def variables_of(target: Any) -> list[Any]:
     """The tf.Variables of a model, or of a list of variables."""
     if not isinstance(target, list | tuple):
         target = getattr(target, "trainable_variables", ())
-    return [tensor_of(variable) for variable in target]
+    return [tensor_of(variable) for variable in target if is_variable(variable)]
+
+
+def is_variable(target: Any) -> bool:
+    """Whether it is a tf.Variable, or a Keras variable that has one."""
+    return isinstance(tensor_of(target), tf.Variable)
+
+
+def targets_of(function: str, *targets: Any) -> list[Any]:
+    """The targets, where models and optimizers in a list stand alone; the variables in a list stay a list.
+
+    function: what was called with them.
+    Raises PluginError for what has no variables.
+    """
+    found: list[Any] = []
+    for target in targets:
+        if isinstance(target, list | tuple):
+            variables = [each for each in target if is_variable(each)]
+            found += [variables] if variables else []
+            found += targets_of(function, *(each for each in target if not is_variable(each)))
+        elif is_variable(target):
+            found.append([target])
+        elif hasattr(type(target), "variables") or gradient_reducer_of(target) is not None:
+            found.append(target)
+        else:
+            raise PluginError(f"{function} takes models, layers, optimizers, or lists of variables or of these; got "
+                              f"{type(target).__name__}: write {function}(model)")
+    return found
 
 
 def expect_state(target: Any, path: Any) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 from ..errors import PluginError
-from .registry import gradient_reducers_of, is_expected
+from .registry import gradient_reducers_of, is_expected, targets_of
 from .step_ahead import OwnSteps, StepAheadReducer, is_in_use, own_steps_of, step_aheads_over
 
 
@@ -23,14 +23,14 @@ def shared_parameters(*targets: Any) -> Iterator[None]:
     under way is applied first, on this rank alone: no collective is called.
 
     Args:
-        *targets: models, layers, optimizers, or lists of variables. What is not trained with `StepAhead` is left
-            alone.
+        *targets: models, layers, optimizers, or lists of variables or of these. What is not trained with `StepAhead`
+            is left alone.
 
     Returns:
         A context manager.
 
     Raises:
-        PluginError: It is inside a tf.function.
+        PluginError: It is inside a tf.function; or a target has no variables.
 
     Examples:
         >>> with shared_parameters(model):
@@ -40,7 +40,7 @@ def shared_parameters(*targets: Any) -> Iterator[None]:
         raise PluginError("shared_parameters exchanges the values of variables when it is called, so it cannot be "
                           "part of a tf.function: call it around the function")
     with ExitStack() as stack:
-        for reducer in _reducers_of(targets):
+        for reducer in _reducers_of(targets_of("shared_parameters", *targets)):
             stack.enter_context(reducer.flat.shared())
         yield
 
@@ -64,7 +64,7 @@ def resume(model: Any) -> None:
             reducer.resume()
 
 
-def _reducers_of(targets: Any) -> list[StepAheadReducer]:
+def _reducers_of(targets: Sequence[Any]) -> list[StepAheadReducer]:
     found: dict[StepAheadReducer, None] = {}
     for target in targets if is_in_use() else ():
         steps = own_steps_of(target)

@@ -6,7 +6,9 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .registry import reducer_of
+import torch
+
+from .registry import reducers_of
 from .shared import shared_parameters
 from .step_ahead import StepAheadReducer
 
@@ -17,14 +19,16 @@ def install(state: Any) -> None:
     state.sync = _wrap_sync(state.sync)
 
 
-def _optimizers(state: Any) -> Iterator[Any]:
-    return (handler.value for handler in state._handlers.values())
+def _trained(state: Any) -> Iterator[Any]:
+    """The state's models and optimizers; it may have samplers, too."""
+    values = (handler.value for handler in state._handlers.values())
+    return (value for value in values if isinstance(value, torch.nn.Module | torch.optim.Optimizer))
 
 
 def _wrap_save(save: Callable[[Any], None]) -> Callable[[Any], None]:
     @functools.wraps(save)
     def wrapped(self: Any) -> None:
-        with shared_parameters(*_optimizers(self)):
+        with shared_parameters(*_trained(self)):
             save(self)
     return wrapped
 
@@ -33,7 +37,7 @@ def _wrap_sync(sync: Callable[[Any], None]) -> Callable[[Any], None]:
     """A rank that joins gets what all share, and no residual; the others' stays."""
     @functools.wraps(sync)
     def wrapped(self: Any) -> None:
-        for reducer in map(reducer_of, _optimizers(self)):
+        for reducer in reducers_of("TorchState", *_trained(self)):
             if isinstance(reducer, StepAheadReducer):
                 reducer.suspend()
         sync(self)

@@ -24,7 +24,7 @@ from ..reducer.flat import Update
 from .accumulator import make_accumulator
 from .layout import TorchLayout
 from .reducer import Reducer
-from .registry import reducer_of
+from .registry import reducers_of
 from .transport import network
 
 
@@ -146,7 +146,7 @@ IN_STEP_ONLY = ("with Partial the gradients are handed in by optimizer.step(), w
                 "synchronize() and skip_synchronize() cannot be used, nor a GradScaler")
 
 
-def synchronize_replicas(*optimizers: torch.optim.Optimizer) -> None:
+def synchronize_replicas(*targets: Any) -> None:
     """Makes the replicas of `Partial` optimizers equal.
 
     It is called on all ranks together, with all optimizers at once: before evaluation, checkpoints and any collective
@@ -154,15 +154,17 @@ def synchronize_replicas(*optimizers: torch.optim.Optimizer) -> None:
     `Partial` it does nothing.
 
     Args:
-        *optimizers: all optimizers that were made with `compression=Partial(...)`.
+        *targets: all optimizers that were made with `compression=Partial(...)`, or their models, or lists of these.
 
     Raises:
-        PluginError: It was called between a backward pass and its step.
+        PluginError: It was called between a backward pass and its step; or a target is neither an optimizer nor a
+            model.
 
     Examples:
         >>> synchronize_replicas(generator_optimizer, critic_optimizer)
     """
-    reducers = [reducer for reducer in map(reducer_of, optimizers) if isinstance(reducer, PartialReducer)]
+    reducers = [reducer for reducer in reducers_of("synchronize_replicas", *targets)
+                if isinstance(reducer, PartialReducer)]
     for reducer in reducers:
         reducer.check_handed_in()
     synchronize(reducers)

@@ -10,7 +10,6 @@ import functools
 import inspect
 import logging
 import os
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +36,7 @@ from ..transport.tracing import show_phases
 from . import elastic, profiling
 from .partial import PartialReducer
 from .reducer import Reducer, forget_handles
-from .registry import AnyReducer, gradient_reducer_of, reducer_of, register
+from .registry import AnyReducer, gradient_reducer_of, is_in_use, reducer_of, register
 from .state import attach_state
 from .step_ahead import StepAheadReducer
 
@@ -56,7 +55,6 @@ _SIGNATURES = {
 
 SEVERAL_GRADIENTS = ("LBFGS has its closure compute several gradients in a step, which are not reduced: take another "
                      "optimizer, or StepAhead")
-_live: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def install() -> None:
@@ -73,7 +71,7 @@ def install() -> None:
     adasum = stock._DistributedAdasumOptimizer
     adasum.__init__ = _wrap_adasum(adasum.__init__)
     stock.synchronize = _wrap_synchronize(stock.synchronize)
-    hvd.join = hvd.mpi_ops.join = refuse_join(lambda: len(_live) > 0, hvd.join)
+    hvd.join = hvd.mpi_ops.join = refuse_join(is_in_use, hvd.join)
     library = hvd.mpi_ops._basics.MPI_LIB_CTYPES  # whatever name a program calls, this is what is called in the end
     library.horovod_shutdown = end_before(finish_before(before_shutdown(library.horovod_shutdown)))
     count_resets(State)
@@ -175,7 +173,6 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
         reduces = isinstance(reducer, Reducer) and reducer.network.takes_part
         if reduces and not self._grad_accs:  # alone, stock registers no hooks, and reduces nothing
             _reduce_in_synchronize(self)
-        _live.add(self)
         if os.environ.get("HOROVOD_AUTOTUNE") == "1":
             logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own traffic, and has no effect on OkTopk")
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
-import torch
-
-from .registry import reducer_of
+from .registry import reducers_of
 from .step_ahead import StepAheadReducer
 
 
 @contextmanager
-def shared_parameters(*optimizers: torch.optim.Optimizer) -> Iterator[None]:
+def shared_parameters(*targets: Any) -> Iterator[None]:
     """Inside `with shared_parameters(optimizer):` the model holds the parameters that all ranks share.
 
     That is the place to evaluate, to save, and to load: there the model is the same on all ranks. Outside, with
@@ -22,10 +21,14 @@ def shared_parameters(*optimizers: torch.optim.Optimizer) -> Iterator[None]:
     has the same bits.
 
     Args:
-        *optimizers: those without `StepAhead` have nothing else, and are left alone.
+        *targets: optimizers, models (of all optimizers that train one of their parameters), or lists of these. What
+            is trained without `StepAhead` has nothing else, and is left alone.
 
     Returns:
         A context manager.
+
+    Raises:
+        PluginError: A target is neither an optimizer nor a model.
 
     Examples:
         >>> with shared_parameters(optimizer):
@@ -33,7 +36,7 @@ def shared_parameters(*optimizers: torch.optim.Optimizer) -> Iterator[None]:
         ...     save(model, optimizer)
     """
     with ExitStack() as stack:
-        for reducer in map(reducer_of, optimizers):
+        for reducer in reducers_of("shared_parameters", *targets):
             if isinstance(reducer, StepAheadReducer):
                 stack.enter_context(reducer.shared())
         yield

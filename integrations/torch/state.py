@@ -53,11 +53,12 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         >>> if hvd.rank() == 0:
         ...     torch.save(state, path)
     """
-    synchronize_replicas(optimizer)
-    state_dict = optimizer.state_dict()
     reducer = reducer_of(optimizer)
     if reducer is None:
-        raise PluginError("gather_state_dict needs an optimizer made with compression=OkTopk(...)")
+        raise PluginError("gather_state_dict needs an optimizer made with compression=OkTopk(...); got "
+                          f"{type(optimizer).__name__}")
+    synchronize_replicas(optimizer)
+    state_dict = optimizer.state_dict()
     records, network = state_dict[KEY], reducer.network
     if not records or not network.takes_part:
         return state_dict

@@ -1,0 +1,93 @@
+"""Which optimizers and models `shared_parameters` and its like take; what is neither is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from horovod_oktopk import PluginError
+from horovod_oktopk.torch import (
+    OkTopk,
+    discard_update,
+    gather_state_dict,
+    set_density,
+    shared_parameters,
+    step_report,
+    synchronize_replicas,
+)
+from tests.torch.scenarios.common import assert_equal_everywhere, flat, raised_everywhere
+from tests.torch.scenarios.step_ahead import OPTIONS, distributed, loss_of, model_of, shared_of, train
+
+
+class Wrapped(torch.nn.Module):
+    """As torch.compile and DataParallel do: another module over the same parameters."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = model
+
+
+def inside(model: torch.nn.Module, *targets: Any) -> bytes:
+    """What the model holds inside `shared_parameters(*targets)`."""
+    with shared_parameters(*targets):
+        return flat(dict(model.named_parameters())).tobytes()
+
+
+def check_models_and_lists_serve_as_the_optimizer_does() -> None:
+    model, other = model_of(), model_of(seed=1)
+    optimizer = distributed(model)
+    train(model, optimizer, range(3))
+    shared = flat(shared_of(model, optimizer))
+    own = flat(dict(model.named_parameters()))  # once what was under way is applied
+    assert hvd.size() == 1 or own.tobytes() != shared.tobytes(), "between steps ranks have parameters of their own"
+    for target in (model, [optimizer], (model,), Wrapped(model), model[0], torch.compile(model),
+                   [[model], optimizer]):
+        assert inside(model, target) == shared.tobytes(), target
+        assert inside(model, other, target) == shared.tobytes()
+        assert flat(dict(model.named_parameters())).tobytes() == own.tobytes()
+    assert_equal_everywhere([torch.from_numpy(shared)])
+
+
+def check_a_model_with_two_optimizers_is_shared_as_a_whole() -> None:
+    model = model_of()
+    halves = [hvd.DistributedOptimizer(torch.optim.SGD(part.parameters(), lr=0.1), compression=OPTIONS,
+                                       named_parameters=part.named_parameters()) for part in (model[0], model[2])]
+    for step in range(3):
+        for half in halves:
+            half.zero_grad()
+        loss_of(model, step).backward()
+        for half in halves:
+            half.step()
+    with shared_parameters(model):
+        assert_equal_everywhere(model.parameters())
+
+
+def check_what_trains_without_step_ahead_is_left_alone() -> None:
+    model = model_of()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    for target in (plain, distributed(model, OkTopk(density=0.1)), model, [], ()):
+        before = flat(dict(model.named_parameters())).tobytes()
+        assert inside(model, target) == before
+        synchronize_replicas(target)
+
+
+def check_what_is_neither_an_optimizer_nor_a_model_is_refused() -> None:
+    model = model_of()
+    optimizer = distributed(model)
+    train(model, optimizer, range(1))
+    for wrong, name in ((None, "NoneType"), ([None], "NoneType"), ({"model": model}, "dict"),
+                        (torch.optim.SGD, "type"), (next(model.parameters()), "Parameter"),
+                        (model.state_dict(), "OrderedDict")):
+        for function in (inside_of(model), synchronize_replicas):
+            message = raised_everywhere(PluginError, lambda wrong=wrong, function=function: function(wrong))[0]
+            assert f"got {name}" in message
+            assert "(optimizer)" in message
+        for function in (step_report, discard_update, gather_state_dict, lambda wrong: set_density(wrong, 0.1)):
+            raised_everywhere(PluginError, lambda wrong=wrong, function=function: function(wrong))
+    raised_everywhere(PluginError, lambda: gather_state_dict([optimizer]))
+
+
+def inside_of(model: torch.nn.Module) -> Any:
+    return lambda target: inside(model, target)
