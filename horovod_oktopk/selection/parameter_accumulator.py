@@ -26,7 +26,8 @@ class ParameterAccumulator(Accumulator, Protocol):
     """acc = w - p. One step: accumulate, select, release, and later commit. Nothing may change p before `release`."""
 
     shared: Any
-    """w: a flat array of n on the accumulator's device; the same bits on all ranks."""
+    """w: a flat array of n on the accumulator's device; the same bits on all ranks. Every element is a value of its
+    parameter's own dtype, though others may have a wider one: so a model can hold w, and give it back."""
 
     def start(self, pieces: Pieces) -> None:
         """w becomes p."""
@@ -38,7 +39,7 @@ class ParameterAccumulator(Accumulator, Protocol):
         """Lets go of the pieces: a framework may copy what somebody else still holds when it writes there."""
 
     def commit(self, update: SparseVector | DenseVector) -> None:
-        """w becomes w - update."""
+        """w becomes w - update, rounded to each parameter's own dtype."""
 
     def read_shared(self) -> Values:
         """w on the host; not to be changed."""
@@ -56,6 +57,16 @@ def clipped(pieces: Pieces, start: int, stop: int) -> Pieces:
             if offset < stop and offset + len(piece) > start]
 
 
+def narrower(pieces: Pieces, dtype: np.dtype[Any]) -> list[tuple[int, int]]:
+    """From where to where the pieces have a narrower dtype than this; what is adjacent is one stretch."""
+    found: list[tuple[int, int]] = []
+    for offset, piece in pieces:
+        if piece.itemsize < dtype.itemsize:
+            start = found.pop()[0] if found and found[-1][1] == offset else offset
+            found.append((start, offset + len(piece)))
+    return found
+
+
 class NumpyParameterAccumulator(CollectingAccumulator):
     """A ParameterAccumulator in host memory. The pieces are float32 or float64; w has the wider of their dtypes."""
 
@@ -65,8 +76,10 @@ class NumpyParameterAccumulator(CollectingAccumulator):
         self.shared: NDArray[Any] = np.empty(n, self.dtype) if shared is None else shared
         self._pieces: Pieces = ()
         self._offsets: list[int] = []
+        self._narrower: list[tuple[int, int]] = []  # where parameters are float32, though w is float64
 
     def start(self, pieces: Pieces) -> None:
+        self._narrower = narrower(pieces, self.dtype)
         for offset, piece in pieces:
             self.shared[offset:offset + len(piece)] = piece
 
@@ -125,6 +138,11 @@ class NumpyParameterAccumulator(CollectingAccumulator):
             self.shared -= update.values
         else:
             self._kernels.add(self.shared, update.indices, -update.values)
+        for start, stop in self._narrower:
+            where: Any = slice(start, stop)
+            if isinstance(update, SparseVector):
+                where = update.indices[slice(*np.searchsorted(update.indices, [start, stop]).tolist())]
+            self.shared[where] = self.shared[where].astype(np.float32)
 
     def read_shared(self) -> Values:
         return self.shared

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..selection.allocator import keep_freed_memory
-from ..selection.parameter_accumulator import ParameterAccumulator, Pieces
+from ..selection.parameter_accumulator import ParameterAccumulator, Pieces, narrower
 from ..vectors.sparse import DenseVector, SparseVector, Values
 from .accumulator import CHUNK
 
@@ -26,8 +26,10 @@ class TorchParameterAccumulator:
         torch_dtype = torch.float64 if self.dtype == np.float64 else torch.float32
         self.shared = torch.zeros(n, dtype=torch_dtype, device=device) if shared is None else shared
         self._pieces: Pieces = ()
+        self._narrower: list[tuple[int, int]] = []  # where parameters are float32, though w is float64
 
     def start(self, pieces: Pieces) -> None:
+        self._narrower = narrower(pieces, self.dtype)
         for offset, piece in pieces:
             self.shared[offset:offset + len(piece)] = piece
 
@@ -93,10 +95,17 @@ class TorchParameterAccumulator:
 
     def commit(self, update: SparseVector | DenseVector) -> None:
         values = torch.from_numpy(update.values).to(self.shared.device)
+        indices = None
         if isinstance(update, DenseVector):
             self.shared -= values
         else:
-            self.shared[torch.from_numpy(update.indices).to(self.shared.device)] -= values
+            indices = torch.from_numpy(update.indices).to(self.shared.device)
+            self.shared[indices] -= values
+        for start, stop in self._narrower:
+            where: Any = slice(start, stop)
+            if indices is not None:
+                where = indices[slice(*np.searchsorted(update.indices, [start, stop]).tolist())]
+            self.shared[where] = self.shared[where].float().double()
 
     def read_shared(self) -> Values:
         values: Values = self.shared.cpu().numpy()

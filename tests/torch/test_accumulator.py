@@ -103,9 +103,11 @@ def test_zeros_are_never_selected(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_parameters_have_the_same_bits_as_with_numpy_over_steps(device: str, dtype: type,
+@pytest.mark.parametrize(("dtype", "some"), [(np.float32, np.float32), (np.float64, np.float64),
+                                             (np.float64, np.float32)])
+def test_parameters_have_the_same_bits_as_with_numpy_over_steps(device: str, dtype: type, some: type,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    """some: the dtype of every second parameter."""
     n, k = 50_000, 700
     monkeypatch.setattr("horovod_oktopk.torch.parameter_accumulator.CHUNK", 7001)
     ours = TorchParameterAccumulator(n, dtype, torch.device(device))
@@ -113,7 +115,8 @@ def test_parameters_have_the_same_bits_as_with_numpy_over_steps(device: str, dty
     p = rng.standard_normal(n).astype(dtype)
 
     def pieces() -> tuple[list, list]:
-        parts = list(zip([0, *cuts], np.split(p, cuts), strict=True))
+        parts = [(at, part.astype(some) if index % 2 else part)
+                 for index, (at, part) in enumerate(zip([0, *cuts], np.split(p, cuts), strict=True))]
         return parts, [(at, torch.from_numpy(part).to(device)) for at, part in parts]
 
     for accumulator, own in zip((reference, ours), pieces(), strict=True):
@@ -134,6 +137,9 @@ def test_parameters_have_the_same_bits_as_with_numpy_over_steps(device: str, dty
             accumulator.commit(expected[1].divided(2))
             accumulator.commit(DenseVector(np.full(n, 0.25, dtype)))
         assert np.array_equal(ours.read_shared(), reference.read_shared())
+        for at, part in pieces()[0]:
+            w = reference.read_shared()[at:at + len(part)]
+            assert np.array_equal(w, w.astype(part.dtype)), "a value of the parameter's dtype"
         assert np.array_equal(ours.minus(p).cpu().numpy(), reference.minus(p))
     p[77] = np.nan
     assert not ours.accumulate(pieces()[1])
