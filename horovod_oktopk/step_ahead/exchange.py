@@ -51,9 +51,11 @@ class Exchange:
         under_way, self._under_way = self._under_way, None
         return under_way.result()
 
-    def forget(self) -> None:
-        """Whatever it gives is of no use any more."""
-        self._under_way = None
+    def drop(self) -> None:
+        """Waits for it, so that none of its messages meets one that follows; what it gives or raises is dropped."""
+        if self._under_way is not None:
+            wait_for([self._under_way])
+            self._under_way = None
 
     def wait(self, timeout: float) -> None:
         """For so many seconds at most; it stays under way."""

@@ -287,7 +287,7 @@ class StepAheadReducer(Generic[L]):
 
     def _start_anew(self) -> None:
         """Who the ranks are has changed, so what was under way is lost."""
-        self._exchange.forget()
+        self._exchange.drop()
         self._take_back()
         self.suspend()
         self._algorithm.forget()
@@ -357,8 +357,11 @@ class StepAheadReducer(Generic[L]):
                            unit=self.unit, copies=self.copies, adds=self.adds))
 
     def take(self, share: Record) -> None:
-        """Takes what `share_of` has worked out for this rank, when `shared` ends or the next step begins."""
-        self._exchange.forget()
+        """Takes what `share_of` has worked out for this rank, when `shared` ends or the next step begins.
+
+        What is under way is waited for, and dropped: the state is of another step.
+        """
+        self._exchange.drop()
         self._anticipated = None
         self.is_started = self.is_swapped = False
         self._share = {"shared": None, "steps": 0, "copies": 1, "noise": None, **share}

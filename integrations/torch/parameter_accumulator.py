@@ -95,16 +95,15 @@ class TorchParameterAccumulator:
 
     def commit(self, update: SparseVector | DenseVector) -> None:
         values = torch.from_numpy(update.values).to(self.shared.device)
-        indices = None
         if isinstance(update, DenseVector):
             self.shared -= values
         else:
-            indices = torch.from_numpy(update.indices).to(self.shared.device)
-            self.shared[indices] -= values
+            self.shared[torch.from_numpy(update.indices).to(self.shared.device)] -= values
         for start, stop in self._narrower:
             where: Any = slice(start, stop)
-            if indices is not None:
-                where = indices[slice(*np.searchsorted(update.indices, [start, stop]).tolist())]
+            if isinstance(update, SparseVector):
+                part = update.indices[slice(*np.searchsorted(update.indices, [start, stop]).tolist())]
+                where = torch.from_numpy(part).to(self.shared.device)
             self.shared[where] = self.shared[where].float().double()
 
     def read_shared(self) -> Values:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 
-from horovod_oktopk import OkTopk, StepAhead, TopkA
-from horovod_oktopk.transport.local import run_ranks
+from horovod_oktopk import OkTopk, StepAhead, TopkA, TransportError
+from horovod_oktopk.transport.local import LocalTransport, run_ranks
 
 from ..support.simulation import same_bits
 from .test_reducer import ENTRIES, Worker, moves, train
@@ -88,3 +92,99 @@ def test_when_the_ranks_change_what_was_not_sent_stays_and_the_model_goes_on_fro
         return same_bits(worker.w, shared) and np.allclose(worker.p, own, atol=1e-6)
 
     assert run_ranks(2, program) == [True, True]
+
+
+class SlowTransport(LocalTransport):
+    """Whose exchanges in a thread are still under way when the program goes on.
+
+    fails: as if a rank was lost. has_met: whether two threads of the rank have communicated at once.
+    """
+
+    def __init__(self, transport: LocalTransport) -> None:
+        super().__init__(transport._world, transport.rank)
+        self.fails = self.has_met = False
+        self._inside = threading.Lock()
+
+    @contextmanager
+    def _alone(self):
+        if not self._inside.acquire(blocking=False):
+            self.has_met = True
+            raise TransportError("two threads communicate at once")
+        try:
+            if threading.current_thread().name.startswith("horovod_oktopk"):
+                time.sleep(0.02)
+                if self.fails:
+                    raise TransportError("a rank was lost")
+            yield
+        finally:
+            self._inside.release()
+
+    def allgather(self, row):
+        with self._alone():
+            return super().allgather(row)
+
+    def allgatherv(self, message, sizes):
+        with self._alone():
+            return super().allgatherv(message, sizes)
+
+
+@pytest.mark.parametrize("options", [StepAhead(OkTopk(density=0.05)), StepAhead(TopkA(density=0.05))], ids=str)
+def test_a_state_may_be_loaded_while_an_exchange_is_under_way(options):
+    """It is waited for, and what it gives is dropped: no message of it meets one of the next step's."""
+    def trained(inside):
+        def program(transport):
+            worker = Worker(SlowTransport(transport), options)
+            mine = moves(transport.rank, 4)
+            for move in mine:
+                worker.step(move)
+            with worker.reducer.shared():
+                record, saved = worker.reducer.record(), [own.copy() for own in worker.parameters]
+            for _ in range(3):
+                for move in mine:
+                    worker.step(move)
+                time.sleep(0.005)  # the thread begins
+                if inside:
+                    with worker.reducer.shared():
+                        worker.parameters = [own.copy() for own in saved]
+                        worker.reducer.load([record])
+                else:
+                    worker.reducer.load([record])
+                    worker.parameters = [own.copy() for own in saved]
+            for move in mine:
+                worker.step(move)
+            worker.reducer.catch_up()
+            assert not worker.network.transport.has_met
+            return worker
+
+        return run_ranks(2, program)
+
+    for one, other in zip(trained(inside=False), trained(inside=True), strict=True):
+        assert same_bits(one.w, other.w)
+        assert same_bits(one.p, other.p)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_when_the_ranks_change_while_an_exchange_is_under_way_it_is_waited_for(fails):
+    def program(transport):
+        worker = Worker(SlowTransport(transport))
+        mine = moves(transport.rank, 6)
+        for move in mine[:3]:
+            worker.step(move)
+        worker.reducer.catch_up()
+        shared = worker.w.copy()
+        worker.network.transport.fails = fails
+        worker.step(mine[3])
+        worker.network.resets += 1
+        time.sleep(0.005)  # the thread begins
+        worker.reducer.begin_step()
+        worker.network.transport.fails = False
+        assert same_bits(worker.w, shared), "what it gave is dropped"
+        worker.reducer.end_step()
+        for move in mine[4:]:
+            worker.step(move)
+        worker.reducer.catch_up()
+        assert not worker.network.transport.has_met
+        return worker
+
+    workers = run_ranks(2, program)
+    assert same_bits(workers[0].w, workers[1].w)

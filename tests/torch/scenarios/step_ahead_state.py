@@ -80,6 +80,26 @@ def check_a_resumed_run_has_the_same_bits() -> None:
         assert np.array_equal(flat(shared_of(model, optimizer)), flat(shared_of(resumed, again)))
 
 
+def check_a_run_rolls_back_while_an_exchange_is_under_way() -> None:
+    """Outside of shared_parameters, and in either order."""
+    results = []
+    for model_first in (True, False):
+        model = model_of()
+        optimizer = distributed(model)
+        train(model, optimizer, range(3))
+        with shared_parameters(optimizer):
+            saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        pairs = list(zip((model, optimizer), saved, strict=True))
+        for attempt in range(8):
+            train(model, optimizer, range(3, 5 + attempt % 3))
+            for each, state in pairs if model_first else pairs[::-1]:
+                each.load_state_dict(copy.deepcopy(state))
+        train(model, optimizer, range(3, 8))
+        assert_shared_is_equal(model, optimizer)
+        results.append(flat(shared_of(model, optimizer)))
+    assert np.array_equal(results[0], results[1])
+
+
 def convolution(memory_format: torch.memory_format) -> torch.nn.Module:
     torch.manual_seed(0)
     return torch.nn.Conv2d(3, 4, 3, bias=False).to(memory_format=memory_format)
