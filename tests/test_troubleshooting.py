@@ -21,8 +21,8 @@ OF_OTHERS = "## Messages of Horovod, Open MPI and the build"
 
 LEFT_OUT = {
     "a line of a roll call's description, which is shown as part of an AgreementError": (
-        "state: loaded from a file", "state: saved to a file", "the last update: discarded", "parameter …: shape",
-        "sparse gradient, …"),
+        "parameter …: shape", "sparse gradient, …", "load the state from a file", "save the state to a file",
+        "discard the last update", "gather the state (gather_state_dict)", "take a step"),
     "a line of `check`, which says itself what to do": (
         "install Horovod 0.28.1, built for your framework", "found …, supported is …", "Horovod was built without",
         "mpi4py is not installed: pip install mpi4py", "through Horovod's own alltoall and allgather",

@@ -27,6 +27,10 @@ FEW_RANKS = 16
 LARGEST_WORD = 2**32 - 1
 COMPLETE, FINITE = 1, 2
 """Flags of a row's last word."""
+NOW, STEP = "now: ", "take a step"
+"""What the line of a description begins with that says what a rank does; and what it does where there is none."""
+PARTED = ("the ranks do different things, and would wait for each other for ever: {}. All ranks must take the same "
+          "number of steps, and do together what is for all of them")
 
 
 class Memory(NamedTuple):
@@ -182,11 +186,20 @@ def _digest(text: str) -> tuple[int, int]:
     return low, high
 
 
+def instead(description: str, doing: str) -> str:
+    """The description of a rank that meets the others, and takes no step. doing: "save the state", say."""
+    return f"{description}\n{NOW}{doing}"
+
+
 def _difference(transport: Transport, description: str) -> str:
-    """Gathers the descriptions, and words the first difference that each rank has to rank 0."""
+    """Gathers the descriptions, and words what the ranks do, or the first difference that each has to rank 0."""
     message = np.frombuffer(description.encode(), np.uint8)
     sizes = transport.allgather(np.array([len(message)], np.int64))[:, 0]
     texts = [bytes(text).decode().splitlines() for text in transport.allgatherv(message, sizes)]
+    doing = [next((line.removeprefix(NOW) for line in text if line.startswith(NOW)), STEP) for text in texts]
+    if len(set(doing)) > 1:
+        return PARTED.format(", ".join(f"ranks {[rank for rank, each in enumerate(doing) if each == one]} {one}"
+                                       for one in dict.fromkeys(doing)))
     found = [_first_difference(rank, texts[0], text) for rank, text in enumerate(texts) if text != texts[0]]
     shown = "; ".join(found[:4]) + (f"; and {len(found) - 4} more ranks" if len(found) > 4 else "")
     return ("ranks disagree on options or parameters (names, shapes, dtypes), which must be the same everywhere: "

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import OptionError
+from ..phases.agreement import instead
 from ..transport.base import Transport
 from ..transport.connect import Network
 from ..transport.counting import CountingTransport
@@ -92,7 +93,7 @@ def load(reducer: Reduction, index: int, path: PathLike, optimizer: int = 0) -> 
     Raises OptionError on every rank where the first one cannot read it, or where it is of another model.
     """
     transport = reducer.connect()
-    reducer.check_agreement(f"{reducer.description}\nstate: loaded from a file")  # or some would wait in vain
+    reducer.check_agreement(instead(reducer.description, "load the state from a file"))  # or some would wait in vain
     source = _Source(reducer, index, path, optimizer) if transport.rank == 0 else None
     failure = _tell(transport, source and source.failure)
     if failure is not None:
@@ -138,7 +139,7 @@ class _Source:
 def _save_one(reducer: Reduction, index: int, archive: zipfile.ZipFile | None) -> list[Record]:
     """All ranks' plain records; their residuals go into the archive."""
     transport = reducer.connect()
-    reducer.check_agreement(f"{reducer.description}\nstate: saved to a file")  # or some would wait in vain
+    reducer.check_agreement(instead(reducer.description, "save the state to a file"))  # or some would wait in vain
     own = reducer.record()
     assert own is not None
     plain = {**own, "residual": {"n": reducer.layout.n, "file": f"{index}.{transport.rank}.npy"}}

@@ -14,6 +14,7 @@ from typing import Any, Generic, NoReturn
 import numpy as np
 
 from ..errors import PluginError
+from ..phases.agreement import instead
 from ..schemes.base import Scheme
 from ..schemes.report import StepReport, sum_of_phases
 from ..schemes.step_result import StepResult
@@ -160,7 +161,7 @@ class FlatReducer(Generic[L]):
         with their next step instead; they raise it as well.
         """
         self.connect()
-        self.check_agreement(f"{self.description}\nthe last update: discarded")
+        self.check_agreement(instead(self.description, "discard the last update"))
         if self._last is not None:
             (state, scale), self._last = self._last, None
             if not self.buckets.revert(state):

@@ -14,8 +14,10 @@ import horovod.torch as hvd
 import torch
 
 from ..errors import PluginError
-from .partial import synchronize_replicas
+from ..phases.agreement import instead
+from .partial import PartialReducer, synchronize_replicas
 from .registry import AnyReducer, reducer_of
+from .step_ahead import StepAheadReducer
 
 KEY = "horovod_oktopk"
 
@@ -58,6 +60,7 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         raise PluginError("gather_state_dict needs an optimizer made with compression=OkTopk(...); got "
                           f"{type(optimizer).__name__}")
     synchronize_replicas(optimizer)
+    _meet(reducer)
     state_dict = optimizer.state_dict()
     records, network = state_dict[KEY], reducer.network
     if not records or not network.takes_part:
@@ -74,6 +77,17 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     if own["rank"] == 0:
         state_dict[KEY] = everyone
     return state_dict
+
+
+def _meet(reducer: AnyReducer) -> None:
+    """A rank that takes a step instead hears of it, as do the others: they would wait for each other for ever."""
+    if isinstance(reducer, PartialReducer) or not reducer.network.takes_part:
+        return  # Partial's replicas have met already
+    reduction = reducer.core if isinstance(reducer, StepAheadReducer) else reducer.flat
+    if reduction is not None:
+        reduction.connect()
+        reduction.check_agreement(instead(reduction.description, "gather the state (gather_state_dict)"))
+        reduction.leave()
 
 
 def _to_torch(record: dict[str, Any]) -> dict[str, Any]:

@@ -170,7 +170,7 @@ def check_a_rank_that_saves_alone_is_told(kind: Kind) -> None:
         with shared_folder(hvd) as folder:
             action = (lambda of=trainer, at=folder: of.save(f"{at}/state")) if is_last(hvd) else (
                 lambda of=trainer: of.step(gradients(1, hvd.rank())))
-            assert_disagreement(hvd, action, "state: saved to a file")
+            assert_disagreement(hvd, action, "save the state to a file")
 
 
 def check_hosts_with_different_numbers_of_ranks_are_refused(kind: Kind) -> None:

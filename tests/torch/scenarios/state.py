@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from functools import partial
 from typing import Any
 
 import horovod.torch as hvd
@@ -11,8 +12,8 @@ import numpy as np
 import torch
 
 from horovod_oktopk import AgreementError
-from horovod_oktopk.torch import OkTopk, discard_update, step_report
-from tests.scenarios.common import needs_ranks
+from horovod_oktopk.torch import OkTopk, StepAhead, discard_update, gather_state_dict, step_report
+from tests.scenarios.common import assert_disagreement, is_last, needs_ranks
 from tests.torch.scenarios.common import (
     backward,
     distribute,
@@ -64,6 +65,17 @@ def check_a_resumed_run_gives_the_same_bits() -> None:
     take_steps(fresh, resumed, range(6, 12))
     assert step_report(fresh).step == 12
     assert np.array_equal(flat(resumed), uninterrupted())
+
+
+def check_a_rank_that_gathers_its_state_while_others_go_on_is_told() -> None:
+    needs_ranks(hvd)
+    for options in (OPTIONS, StepAhead(OPTIONS, overlap=False)):
+        params = parameters()
+        optimizer = distribute(params, options)
+        take_steps(optimizer, params, range(3))
+        action = partial(gather_state_dict, optimizer) if is_last(hvd) else (
+            partial(take_steps, optimizer, params, range(3, 4)))
+        assert_disagreement(hvd, action, "gather the state (gather_state_dict)")
 
 
 def check_a_checkpoint_of_rank_0_alone_is_not_multiplied() -> None:
