@@ -53,8 +53,8 @@ _SIGNATURES = {
     "synchronize": ["self"],
 }
 
-SEVERAL_GRADIENTS = ("LBFGS has its closure compute several gradients in a step, which are not reduced: take another "
-                     "optimizer, or StepAhead")
+LBFGS = ("LBFGS cannot be used: it compares the gradients of several closures with how far its own moves have led. "
+         "Here the gradients are either not reduced, or other ranks' moves come between: take another optimizer")
 
 
 def install() -> None:
@@ -162,6 +162,8 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
         call.arguments["compression"] = options
         call.apply_defaults()
         check_arguments(hvd, call.arguments["op"])
+        if isinstance(self, torch.optim.LBFGS):
+            raise PluginError(LBFGS)
         if isinstance(options, StepAhead):
             if not options.inner.hierarchical:
                 self._register_hooks = lambda: None  # gradients stay the program's own
@@ -254,8 +256,6 @@ def _wrap_step(step: Callable[..., Any]) -> Callable[..., Any]:
 def _step_after(closure: Callable[[], Any], optimizer: Any, step: Callable[..., Any]) -> Any:
     """Stock reduces first, and then has the closure compute new gradients, which would be applied as they are: the
     replicas would drift apart."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise PluginError(SEVERAL_GRADIENTS)
     with torch.enable_grad():
         loss = closure()
     step(optimizer)

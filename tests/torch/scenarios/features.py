@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from horovod_oktopk import AgreementError, PluginError
-from horovod_oktopk.torch import OkTopk, Partial, set_density, step_report, synchronize_replicas
+from horovod_oktopk.torch import OkTopk, Partial, StepAhead, set_density, step_report, synchronize_replicas
 from horovod_oktopk.torch.registry import reducer_of
 from tests.scenarios.common import needs, needs_ranks
 from tests.torch.scenarios.common import (
@@ -80,10 +80,13 @@ def check_the_gradients_of_a_closure_are_reduced() -> None:
 
 def check_lbfgs_is_refused() -> None:
     params = parameters()
-    optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(params.values()), named_parameters=params.items(),
-                                         compression=DENSE)
-    (message,) = set(raised_everywhere(PluginError, lambda: optimizer.step(lambda: torch.zeros(()))))
-    assert "LBFGS" in message
+    plain = torch.optim.LBFGS(params.values())
+    for compression in (DENSE, StepAhead(), Partial()):
+        (message,) = set(raised_everywhere(PluginError, lambda compression=compression: hvd.DistributedOptimizer(
+            plain, named_parameters=params.items(), compression=compression)))
+        assert "LBFGS" in message
+        assert "another optimizer" in message
+    hvd.DistributedOptimizer(plain, named_parameters=params.items())  # stock takes it
 
 
 def check_closure() -> None:

@@ -148,24 +148,6 @@ def check_training_comes_near_to_dense() -> None:
     assert losses[1] < losses[0] + 0.1, losses
 
 
-def check_lbfgs_takes_the_step() -> None:
-    model = model_of()
-    optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3),
-                                         named_parameters=model.named_parameters(), compression=OPTIONS)
-    before = flat(shared_of(model, optimizer))
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model, 0)
-        loss.backward()
-        return loss
-
-    for _ in range(3):
-        optimizer.step(closure)
-    assert_shared_is_equal(model, optimizer)
-    assert not np.array_equal(flat(shared_of(model, optimizer)), before)
-
-
 def check_any_optimizer_takes_the_step() -> None:
     for make in (lambda p: torch.optim.AdamW(p, lr=0.01), lambda p: torch.optim.SGD(p, lr=0.1, foreach=True),
                  lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01)),
