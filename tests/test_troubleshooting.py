@@ -47,7 +47,7 @@ LEFT_OUT = {
         "an integer of at least", ", or True or False", ", or \"auto\"", "at least 1",
         "stay as they are", "start at zero", "mpi4py is not installed (pip", "mpi4py has loaded another MPI library",
         "MPI runs without MPI_THREAD_MULTIPLE", "another rank cannot use", "and … more ranks", "of shape …",
-        "found …", "got an inner scheme with transport='horovod'"),
+        "found …", "got an inner scheme with transport='horovod'", "on …, of shape …"),
     "a defect of the package, or of a transport: nobody can do anything but report it": (
         "an index lies outside of the array", "the indices must ascend", "a message of …", "a message's … indices",
         "the ranks are in different rounds", "rank … sent …"),

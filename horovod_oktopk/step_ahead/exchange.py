@@ -57,8 +57,8 @@ class Exchange:
             wait_for([self._under_way])
             self._under_way = None
 
-    def wait(self, timeout: float) -> None:
-        """For so many seconds at most; it stays under way."""
+    def wait(self, timeout: float | None = None) -> None:
+        """Until it has ended, or for so many seconds at most; it stays under way."""
         if self._under_way is not None:
             wait_for([self._under_way], timeout)
 

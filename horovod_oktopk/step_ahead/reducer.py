@@ -24,7 +24,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic
+from typing import Any, Generic, NoReturn
 
 import numpy as np
 
@@ -144,6 +144,16 @@ class StepAheadReducer(Generic[L]):
         self._begin_exchange()
         if not self.options.overlap:
             self.catch_up()
+
+    def refuse(self, message: str) -> NoReturn:
+        """Raises PluginError for a step that cannot be taken; if other ranks take it, all raise AgreementError.
+
+        What is under way stays so.
+        """
+        self._exchange.wait()
+        if self._connection.is_current:
+            self.check_agreement(f"{self.description}\n{message}")
+        raise PluginError(message)
 
     def catch_up(self) -> None:
         """Waits for what is under way, and applies it; on this rank alone.

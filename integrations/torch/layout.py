@@ -15,6 +15,9 @@ from ..reducer.flat import Update
 from ..reducer.layout import Layout, scatter
 from ..vectors.sparse import SparseVector
 
+CHANGED = ("'{name}' is {now} now, and was {then} at the first step: convert or move the model before the first "
+           "step, or a copy of it (copy.deepcopy)")
+
 
 class TorchLayout(Layout):
     """The flat view over parameters (name → tensor), in the mapping's order.
@@ -26,6 +29,7 @@ class TorchLayout(Layout):
         super().__init__((name, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in named.items())
         self.parameters = list(named.values())
         self._members = set(self.parameters)
+        self._kinds = [_kind(p) for p in self.parameters]
         devices = {str(p.device) for p in self.parameters}
         if len(devices) > 1:
             raise PluginError(f"the parameters of one optimizer must lie on one device; got {sorted(devices)}: "
@@ -34,6 +38,15 @@ class TorchLayout(Layout):
 
     def __contains__(self, p: torch.Tensor) -> bool:
         return p in self._members
+
+    def changed(self, strides: bool = True) -> str | None:
+        """Says which parameter is not what it was when this was laid out: its dtype, device or shape has changed, as
+        by `model.half()`; or, if asked for, how it lies in memory. None if all are."""
+        for (name, *_), p, then in zip(self.entries, self.parameters, self._kinds, strict=True):
+            now = _kind(p)
+            if now != then and (strides or now[:-1] != then[:-1]):
+                return CHANGED.format(name=name, now=_in_words(now), then=_in_words(then))
+        return None
 
     def _of(self, members: Sequence[int]) -> Self:
         return type(self)({self.entries[index][0]: self.parameters[index] for index in members})
@@ -78,6 +91,18 @@ class TorchLayout(Layout):
         for out, part in zip(outputs, self.parts(update), strict=True):
             _write(out, part, cleared and out.is_contiguous() and out.dtype is own_dtype)
         return outputs
+
+
+Kind = tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]
+
+
+def _kind(p: torch.Tensor) -> Kind:
+    return p.dtype, p.device, p.shape, p.stride()
+
+
+def _in_words(kind: Kind) -> str:
+    dtype, device, shape, strides = kind
+    return f"{str(dtype).removeprefix('torch.')} on {device}, of shape {tuple(shape)} and strides {strides},"
 
 
 def _memory_of(gradient: torch.Tensor) -> torch.Tensor:

@@ -56,6 +56,8 @@ class PartialReducer(Reducer):
         self._optimizer._synchronized = False
         assert self.flat is not None
         self._observe(self.flat)
+        if self._changed:  # this rank alone raises: the others' rounds go on, and wait for it in the end
+            raise PluginError(self._changed)
         pieces = self.flat.layout.pieces([self._gradients[p] for p in self.flat.layout.parameters])
         self._apply(self.flat.arrive(pieces, self._hyperparameters.read()))
         self._steps += 1

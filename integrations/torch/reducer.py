@@ -49,6 +49,7 @@ class Reducer:
         self._stream: torch.cuda.Stream | None = None
         # Of the present step:
         self._scale: float | None = None
+        self._changed: str | None = None  # which parameter is not what it was, and how
         self._ready: dict[torch.Tensor, float] = {}  # when each gradient was submitted
         self._missing: list[int] = []  # gradients of each bucket that were not, where buckets may start
         self._started: list[Future[None]] = []
@@ -171,7 +172,8 @@ class Reducer:
             self.options = self.flat.options
         self._observe(self.flat)
         self.flat.reset_if_membership_changed()
-        if len(self.flat.buckets) > 1 and self.flat.is_connected:  # ranks connect in the order of their steps
+        # Not in the first step: ranks connect in the order of their steps.
+        if len(self.flat.buckets) > 1 and self.flat.is_connected and not self._changed:
             self._missing = [len(bucket.members) for bucket in self.flat.buckets]
             self._bucket_of = {p: index for index, bucket in enumerate(self.flat.buckets)
                                for p in bucket.layout.parameters}
@@ -186,6 +188,8 @@ class Reducer:
     def _reduce(self) -> None:
         flat = self.flat or self._lay_out()
         gradients, self._pending = self._pending, {}
+        if self._changed:
+            flat.refuse([*flat.layout.describe(), self._changed], self._changed)
         for future in self._end(gradients, flat):
             future.result()
         updates = flat.finish()
@@ -254,7 +258,9 @@ class Reducer:
         return self.flat
 
     def _observe(self, flat: FlatReducer[TorchLayout]) -> None:
-        """What holds for this step: the scale of its gradients, and which parameters are frozen on this rank."""
+        """What holds for this step: the scale of its gradients, which parameters are frozen on this rank, and whether
+        one has changed otherwise."""
+        self._changed = flat.layout.changed(strides=False)
         self._scale = self._gradient_scale(flat)
         flat.frozen = {place for place, p in enumerate(flat.layout.parameters) if not p.requires_grad}
 

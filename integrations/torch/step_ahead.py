@@ -55,7 +55,6 @@ class StepAheadReducer:
         self._options = options.inner
         self._optimizer = optimizer
         self._waiting: list[Record] = []
-        self._strides: list[Any] = []
         self._has_warned = False
         self._host_set: Any = _UNKNOWN
 
@@ -153,7 +152,9 @@ class StepAheadReducer:
         """The core of the present parameters: a new one at first, and after `add_param_group`."""
         core = self.core
         if core is not None and len(core.layout.parameters) == len(self._parameters()):
-            self._check_unmoved(core)
+            message = core.layout.changed()
+            if message is not None:
+                core.refuse(message)
             return core
         before, self.core = core, self._make_core(TorchLayout(self._named()))
         if before is not None:
@@ -166,9 +167,11 @@ class StepAheadReducer:
 
     def _make_core(self, layout: TorchLayout) -> Core[TorchLayout]:
         names = [name for name, *_ in layout.entries]
-        self._strides = [(p.stride(), p.device) for p in layout.parameters]
 
         def read() -> list[torch.Tensor]:
+            message = layout.changed()
+            if message is not None:
+                raise PluginError(message)
             return [flat_memory(name, p) for name, p in zip(names, layout.parameters, strict=True)]
 
         average = self._optimizer.op == hvd.Average
@@ -183,12 +186,6 @@ class StepAheadReducer:
         if self._options is not self.step_ahead.inner:
             core.set_density(self._options.density)
         return core
-
-    def _check_unmoved(self, core: Core[TorchLayout]) -> None:
-        for (name, *_), p, then in zip(core.layout.entries, core.layout.parameters, self._strides, strict=True):
-            if (p.stride(), p.device) != then:
-                raise PluginError(f"'{name}' has another memory format or device ({p.stride()}, {p.device}) than at "
-                                  f"the first step ({then[0]}, {then[1]}): move the model before it")
 
     # What plugin, state and reports need.
 

@@ -1,0 +1,91 @@
+"""A model that is converted in mid-training: the next step says so, on all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from horovod_oktopk import AgreementError, PluginError
+from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters
+from tests.scenarios.common import is_last, needs_ranks
+from tests.torch.scenarios.common import flat, raised_everywhere
+from tests.torch.scenarios.step_ahead import assert_shared_is_equal, distributed, model_of, shared_of, train
+
+OWN_STEPS = (StepAhead(OkTopk(density=0.1)), StepAhead(OkTopk(density=0.1), overlap=False, local_steps=2))
+KINDS = (*OWN_STEPS, OkTopk(density=0.1), OkTopk(density=0.1, bucket_bytes=400))
+
+
+def try_step(model: torch.nn.Module, optimizer: Any) -> Any:
+    return lambda: train(model, optimizer, range(4, 8))
+
+
+def refuse_to_read(model: torch.nn.Module, optimizer: Any) -> None:
+    """What a converted model holds; once it is converted back, training goes on."""
+    raised_everywhere(PluginError, lambda: shared_of(model, optimizer))
+    raised_everywhere(PluginError, optimizer.state_dict)
+    model.float()
+    train(model, optimizer, range(8, 12))
+    assert_shared_is_equal(model, optimizer)
+
+
+def check_a_model_that_is_converted_in_mid_training_is_refused() -> None:
+    for compression in KINDS:
+        for convert in (torch.nn.Module.half, torch.nn.Module.bfloat16, torch.nn.Module.double):
+            model = model_of()
+            optimizer = distributed(model, compression)
+            train(model, optimizer, range(4))
+            convert(model)
+            for message in raised_everywhere(PluginError, try_step(model, optimizer)):
+                assert "'0.bias' is" in message, message
+                assert "was float32" in message, message
+            if compression in OWN_STEPS:
+                refuse_to_read(model, optimizer)
+
+
+def check_one_rank_alone_that_converts_its_model_is_told_everywhere() -> None:
+    needs_ranks(hvd)
+    for compression in KINDS:
+        model = model_of()
+        optimizer = distributed(model, compression)
+        train(model, optimizer, range(4))
+        if is_last(hvd):
+            model.half()
+        for message in raised_everywhere(AgreementError, try_step(model, optimizer)):
+            assert f"rank {hvd.size() - 1} has ''0.bias' is float16 on cpu" in message, message
+
+
+def check_a_model_that_is_converted_inside_shared_parameters_is_refused_when_it_ends() -> None:
+    model = model_of()
+    optimizer = distributed(model)
+    train(model, optimizer, range(4))
+    shared = flat(shared_of(model, optimizer))
+
+    def convert() -> None:
+        with shared_parameters(optimizer):
+            model.half()
+
+    assert "copy.deepcopy" in raised_everywhere(PluginError, convert)[0]
+    raised_everywhere(PluginError, try_step(model, optimizer))
+    half = flat(dict(model.named_parameters()))
+    assert half.dtype == np.float16
+    assert np.allclose(half, shared, atol=1e-3), "what was shared is still there"
+
+
+def check_another_memory_format_or_shape_is_refused() -> None:
+    def transposed(p: torch.Tensor) -> torch.Tensor:
+        return p.t().contiguous().t()
+
+    for change in (transposed, lambda p: p[:5].clone()):
+        model = model_of()
+        optimizer = distributed(model)
+        train(model, optimizer, range(4))
+        model[0].weight.data = change(model[0].weight.data)
+        assert "'0.weight' is" in raised_everywhere(PluginError, optimizer.step)[0]
+    model = model_of()
+    optimizer = distributed(model, OkTopk(density=0.1))
+    train(model, optimizer, range(2))
+    model[0].weight.data = transposed(model[0].weight.data)  # gradients are read in the order of indices
+    train(model, optimizer, range(2, 4))
