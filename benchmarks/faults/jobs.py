@@ -22,10 +22,14 @@ from benchmarks.faults.rank import PLAN
 BLAMED = re.compile(r"rank (\d+) has (?:come to the end|ended|called hvd\.shutdown)|for ranks \[([\d, ]+)\] to come")
 
 
+SILENT = ("none", "fewer", "nan")
+"""Faults of which no time is noted."""
+
+
 @dataclass(frozen=True)
 class Ended:
     """A job that has ended, or had to be. ranks: what each that came to its end told. crashes: of which ranks, by
-    signals of their own. seconds: from the fault to the end."""
+    signals of their own. happened: whether the fault came. seconds: from there to the end."""
 
     plan: Plan
     in_time: bool
@@ -33,6 +37,7 @@ class Ended:
     ranks: dict[int, dict[str, Any]]
     crashes: list[int]
     left_over: int
+    happened: bool
     seconds: float
     output: str
 
@@ -60,7 +65,7 @@ def run(plan: Plan, limit: float) -> Ended:
         fault = folder / TIME
         return Ended(plan, in_time, job.returncode, _told(folder),
                      [int(each.suffix[1:]) for each in folder.glob("crash.*") if each.stat().st_size], left_over,
-                     ended - fault.stat().st_mtime if fault.exists() else 0.0,
+                     fault.exists() or plan.fault in SILENT, ended - fault.stat().st_mtime if fault.exists() else 0.0,
                      (folder / "output").read_text(errors="replace"))
 
 
@@ -68,6 +73,8 @@ def faults_of(ended: Ended, reference: Ended | None) -> list[str]:
     """What is not as promised; empty where all is well. reference: the same program, undisturbed."""
     if not ended.in_time:
         return ["hangs"]
+    if not ended.happened:
+        return [f"failed before the fault ({ended.returncode}): {ended.output[-500:]}"]
     found = [f"rank {rank} crashed" for rank in ended.crashes]
     if ended.left_over:
         found.append(f"{ended.left_over} processes left over")

@@ -59,7 +59,7 @@ class Program:
 
     def _train_with_tapes(self, injector: Injector, path: Path) -> None:
         model, optimizer, scheme = self._model, self._optimizer, scheme_of(self._plan.mode)
-        hvd.broadcast_variables(model.variables, root_rank=0)
+        hvd.broadcast_variables([variable.value for variable in model.variables], root_rank=0)  # Keras 3
 
         @tf.function  # type: ignore[misc]
         def step(x: Any, y: Any) -> None:

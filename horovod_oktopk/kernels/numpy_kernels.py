@@ -14,8 +14,8 @@ from .protocol import CHUNK, LEVELS, Array, CandidateBuffer, Integers, Words
 
 
 def _where_passing(values: Array, threshold: float) -> Integers:
-    magnitudes = np.abs(values)
-    return np.flatnonzero(magnitudes >= values.dtype.type(threshold) if threshold > 0 else magnitudes > 0)
+    magnitudes, bound = np.abs(values), values.dtype.type(threshold)
+    return np.flatnonzero(magnitudes >= bound if bound > 0 else magnitudes > 0)  # bound may be 0 where threshold is not
 
 
 def _is_finite(chunk: Array) -> bool:

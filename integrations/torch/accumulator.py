@@ -54,9 +54,7 @@ class TorchAccumulator:
         found = []
         count = 0
         for start in range(0, self.n, CHUNK):
-            magnitude = self._acc[start:start + CHUNK].abs()
-            passes = magnitude >= threshold if threshold > 0 else magnitude > 0
-            found.append(passes.nonzero().view(-1) + start)
+            found.append(where_passing(self._acc[start:start + CHUNK], threshold) + start)
             count += len(found[-1])
             if count > limit:
                 return None
@@ -93,6 +91,13 @@ class TorchAccumulator:
 
     def load_residual(self, values: Values) -> None:
         self.residual.copy_(torch.from_numpy(values))
+
+
+def where_passing(values: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Where magnitudes reach the threshold; what is zero never does. int64, ascending."""
+    magnitudes, bound = values.abs(), values.new_tensor(threshold).item()  # which may be 0 where threshold is not
+    found: torch.Tensor = (magnitudes >= bound if bound > 0 else magnitudes > 0).nonzero().view(-1)
+    return found
 
 
 def _conforms(accumulator: TorchAccumulator) -> ResidualAccumulator:

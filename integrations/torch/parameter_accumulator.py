@@ -12,7 +12,7 @@ import torch
 from ..selection.allocator import keep_freed_memory
 from ..selection.parameter_accumulator import ParameterAccumulator, Pieces, narrower
 from ..vectors.sparse import DenseVector, SparseVector, Values
-from .accumulator import CHUNK
+from .accumulator import CHUNK, where_passing
 
 
 class TorchParameterAccumulator:
@@ -65,8 +65,7 @@ class TorchParameterAccumulator:
         indices, values = [torch.empty(0, dtype=torch.int64, device=self.shared.device)], [self.shared[:0]]
         count = 0
         for start, chunk in self._chunks():
-            magnitude = chunk.abs()
-            found = (magnitude >= threshold if threshold > 0 else magnitude > 0).nonzero().view(-1)
+            found = where_passing(chunk, threshold)
             indices.append(found + start)
             values.append(chunk[found])
             count += len(found)

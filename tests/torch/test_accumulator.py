@@ -94,10 +94,11 @@ def test_where_everything_contributed_nothing_stays(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_zeros_are_never_selected(device: str) -> None:
+@pytest.mark.parametrize("threshold", [0.0, 1e-50])
+def test_zeros_are_never_selected(device: str, threshold: float) -> None:
     accumulator = TorchAccumulator(4, np.float32, torch.device(device))
     accumulator.accumulate([(0, torch.tensor([0.0, -1.0, 0.0, 1e-45], device=device))])
-    found = accumulator.select(0.0, limit=4)
+    found = accumulator.select(threshold, limit=4)
     assert found is not None
     assert found.indices.tolist() == [1, 3]
 

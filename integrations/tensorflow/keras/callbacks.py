@@ -128,7 +128,7 @@ def _figures(report: StepReport) -> dict[str, float]:
     figures = {f"oktopk_{name}": float(getattr(report, name)) for name in names}
     if not math.isnan(report.noise_scale):
         figures |= {"oktopk_gain": report.gain, "oktopk_noise_scale": report.noise_scale}
-    return {"oktopk_density": report.k / report.n, **figures}
+    return {"oktopk_density": report.k / max(1, report.n), **figures}  # 0 / 0 where all are sparse
 
 
 def _partial_figures(reports: list[StepReport]) -> dict[str, float]:

@@ -122,6 +122,17 @@ def check_callbacks_put_the_report_into_the_logs() -> None:
     np.testing.assert_allclose(history["oktopk_bytes_sent"][1], np.mean(everywhere(hvd, mine)), rtol=1e-6)
 
 
+def check_a_model_whose_gradients_are_all_sparse_is_reported() -> None:
+    model = keras.Sequential([keras.Input((3,), dtype="int32"), keras.layers.Embedding(20, 4),
+                              keras.layers.GlobalAveragePooling1D()])
+    compiled(model, distribute(OkTopk(density=0.1)))
+    x = np.arange(48, dtype=np.int32).reshape(16, 3) % 20
+    history = model.fit(x, np.zeros(16, np.int32), batch_size=8, verbose=0,
+                        callbacks=[hvd_keras.callbacks.StepReportLogger()]).history
+    assert step_report(model).n == 0
+    assert history["oktopk_density"] == [0.0]
+
+
 def check_a_report_goes_to_a_tf_summary_writer() -> None:
     model = compiled(make_model(), distribute(OkTopk(density=0.1)))
     fit(model, epochs=1)
