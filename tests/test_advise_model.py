@@ -168,13 +168,15 @@ def test_latencies(text, value):
     assert advise.parse_latency(text) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("text", ["", "fast", "0gbit", "-1gbit", "10gb", "nan", "1e999gbit", "10", "1e9", "10g", "25GBps", "25GB/s"])
+@pytest.mark.parametrize("text", ["", "fast", "0gbit", "-1gbit", "10gb", "nan", "1e999gbit", "10", "1e9", "10g",
+                                  "25GBps", "25GB/s"])
 def test_a_bandwidth_that_makes_no_sense_is_refused(text):
     with pytest.raises(OptionError, match="10gbit"):
         advise.parse_bandwidth(text)
 
 
-@pytest.mark.parametrize(("text", "value"), [("50GB/s", 5e10), ("800mB/s", 8e8), ("25GBps", 2.5e10), ("1.5 TB/s", 1.5e12)])
+@pytest.mark.parametrize(("text", "value"), [("50GB/s", 5e10), ("800mB/s", 8e8), ("25GBps", 2.5e10),
+                                             ("1.5 TB/s", 1.5e12)])
 def test_memory_bandwidths(text, value):
     assert advise.parse_memory_bandwidth(text) == value
 

@@ -14,8 +14,8 @@ from .protocol import CHUNK, LEVELS, Array, CandidateBuffer, Integers, Words
 
 
 def _where_passing(values: Array, threshold: float) -> Integers:
-    magnitudes, bound = np.abs(values), values.dtype.type(threshold)
-    return np.flatnonzero(magnitudes >= bound if bound > 0 else magnitudes > 0)  # bound may be 0 where threshold is not
+    magnitudes, bound = np.abs(values), values.dtype.type(threshold)  # 0 where it is too small for the dtype
+    return np.flatnonzero(magnitudes >= bound if bound > 0 else magnitudes > 0)
 
 
 def _is_finite(chunk: Array) -> bool:

@@ -34,7 +34,8 @@ def nasty(rng, n, dtype, finite=False):
 
 def thresholds(dtype):
     info = np.finfo(dtype)
-    return [0.0, float(info.smallest_subnormal) / 4, float(info.smallest_subnormal), float(info.tiny), 0.5, 1.0, 3.7, float(info.max), float("inf")]
+    least = float(info.smallest_subnormal)
+    return [0.0, least / 4, least, float(info.tiny), 0.5, 1.0, 3.7, float(info.max), float("inf")]
 
 
 def collected(buffer):
