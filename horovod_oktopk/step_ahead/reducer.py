@@ -22,6 +22,7 @@ import math
 import sys
 import warnings
 import weakref
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, NoReturn
@@ -49,7 +50,8 @@ from .replica import Replica
 logger = logging.getLogger("horovod_oktopk")
 
 BROADCAST_FIRST = ("the parameters, which must be the same everywhere before the first step "
-                   "(hvd.broadcast_parameters; in Keras BroadcastGlobalVariablesCallback, and a model that is built)")
+                   "(hvd.broadcast_parameters; in Keras BroadcastGlobalVariablesCallback, and a model that is "
+                   "built), and whenever shared_parameters ends")
 NARROW = ("StepAhead needs float32 or float64 parameters; '{name}' has {dtype}. What a rank has not sent yet would "
           "be lost to rounding: keep float32 parameters, and compute in 16 bits (torch.autocast; in Keras the policy "
           "mixed_float16 or mixed_bfloat16)")
@@ -104,7 +106,7 @@ class StepAheadReducer(Generic[L]):
         self._normalizes = normalizes
         self._noise = GradientNoise()
         self._sample = nothing()  # of this step's gradient
-        self._was_loaded = False
+        self._was_loaded = self._is_suspended = False
         self._share: Record | None = None  # of a state that was loaded, for the next start
         self._scheme.k_of(max(1, layout.n))
         _live.add(self)
@@ -249,7 +251,7 @@ class StepAheadReducer(Generic[L]):
         self._digest = self._digest_of_shared()
         self._rank, self._ahead, self._steps = self.network.membership()[0], self.coefficient, 0
         self.is_started, self._has_agreed, self._member.copies = True, False, self.copies
-        share, self._share = self._share, None
+        share, self._share, self._is_suspended = self._share, None, False
         self._was_loaded = share is not None
         if share is not None:
             self._take(share, self._digest)
@@ -264,6 +266,7 @@ class StepAheadReducer(Generic[L]):
         self._noise.become_alike(transport.everyone, self._workers)
         if transport.hosts is not None:
             self._member.become_alike(self._replica, transport.hosts, self.adds, self._was_loaded)
+        self._was_loaded = False
 
     def _take(self, share: Record, digest: str) -> None:
         if share["shared"] not in (None, digest):
@@ -281,6 +284,10 @@ class StepAheadReducer(Generic[L]):
             residual = residual * residual.dtype.type(self._ahead / saved)
         self._replica.assign(self._accumulator.minus(self._replica.in_memory(residual)))
 
+    def _checksum(self) -> int:
+        """A number that differs where w does, all but certainly; it takes less time than a digest."""
+        return zlib.crc32(np.ascontiguousarray(self._accumulator.read_shared()).view(np.uint8).data)
+
     def _digest_of_shared(self) -> str:
         """A short text that differs where one bit of w does."""
         values = np.ascontiguousarray(self._replica.logical(self._accumulator.read_shared()))
@@ -293,7 +300,7 @@ class StepAheadReducer(Generic[L]):
             if not self.is_swapped:
                 self._swap()
             self.is_started = self.is_swapped = False
-            self._share = share
+            self._share, self._is_suspended = share, True
 
     def _start_anew(self) -> None:
         """Who the ranks are has changed, so what was under way is lost."""
@@ -306,22 +313,26 @@ class StepAheadReducer(Generic[L]):
     def shared(self) -> Iterator[None]:
         """Inside, the model holds w, to be read; this rank's own parameters come back afterwards.
 
-        A state may be loaded inside, and the model's w with it: then p is w - residual at the end.
+        A state may be loaded inside, and the model's w with it: then p is w - residual at the end. If the program
+        has changed w inside, it must have done so on all ranks alike, which the next step finds out.
         """
         self._was_shared = True
         if self.is_swapped:
             yield
             return
-        waiting = self._share
+        waiting, before = self._share, 0
         if self.is_started:
             self.catch_up()
+            before = self._checksum()
             self._swap()
         try:
             yield
         finally:
             if self.is_swapped and not sys.is_finalizing():  # if it was left open, its tensors may be gone by then
                 self._swap()
-        if self._share is not waiting:
+                if self._checksum() != before:
+                    self._digest, self._has_agreed = self._digest_of_shared(), False
+        if self._share is not waiting and not self._is_suspended:
             self.resume()
 
     def resume(self) -> None:
@@ -373,7 +384,7 @@ class StepAheadReducer(Generic[L]):
         """
         self._exchange.drop()
         self._anticipated = None
-        self.is_started = self.is_swapped = False
+        self.is_started = self.is_swapped = self._is_suspended = False
         self._share = {"shared": None, "steps": 0, "copies": 1, "noise": None, **share}
 
     # The ranks, for other ends than a step: what a checkpoint in one file needs.

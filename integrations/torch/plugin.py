@@ -38,7 +38,7 @@ from .partial import PartialReducer
 from .reducer import Reducer, forget_handles
 from .registry import AnyReducer, gradient_reducer_of, is_in_use, reducer_of, register
 from .state import attach_state
-from .step_ahead import StepAheadReducer
+from .step_ahead import StepAheadReducer, hand_over
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -53,6 +53,8 @@ _SIGNATURES = {
     "synchronize": ["self"],
 }
 
+TWICE = ("hvd.DistributedOptimizer was given an optimizer that it has made itself, which is distributed already: "
+         "give it the plain optimizer, once")
 LBFGS = ("LBFGS cannot be used: it compares the gradients of several closures with how far its own moves have led. "
          "Here the gradients are either not reduced, or other ranks' moves come between: take another optimizer")
 
@@ -154,10 +156,12 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
+        _refuse_twice(self)
         call = signature.bind(self, *args, **kwargs)
         options = as_options(call.arguments["compression"])
         if options is None:
             init(*call.args, **call.kwargs)
+            hand_over(self)
             return
         call.arguments["compression"] = options
         call.apply_defaults()
@@ -169,6 +173,7 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
                 self._register_hooks = lambda: None  # gradients stay the program's own
             call.arguments["compression"] = hvd.Compression.none
         init(*call.args, **call.kwargs)
+        hand_over(self)
         reducer = _make_reducer(self, options)
         register(self, reducer)
         attach_state(self, reducer)
@@ -179,6 +184,12 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
             logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own traffic, and has no effect on OkTopk")
 
     return wrapped
+
+
+def _refuse_twice(optimizer: Any) -> None:
+    """Horovod makes a class of the optimizer's own: of a distributed one it would fail for want of arguments."""
+    if sum("_allreduce_grad_async" in vars(cls) for cls in type(optimizer).__mro__) > 1:
+        raise PluginError(TWICE)
 
 
 def _make_reducer(optimizer: Any, options: Scheme | Partial | StepAhead) -> AnyReducer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -42,6 +43,19 @@ NO_CLOSURE = ("with hierarchical a closure's gradients cannot be averaged over t
 TWICE = ("optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): "
          "gradients are averaged over the host twice")
 _UNKNOWN = object()
+_all: weakref.WeakSet[StepAheadReducer] = weakref.WeakSet()
+
+
+def hand_over(optimizer: Any) -> None:
+    """Has other optimizers with StepAhead leave this one's parameters: then these are those that all ranks share.
+
+    When it is made, or takes a step after them. They would hold each rank's own parameters otherwise.
+    """
+    wanted = {p for group in optimizer.param_groups for p in group["params"]}
+    for other in list(_all):
+        if other._optimizer is not optimizer and other.core is not None and not wanted.isdisjoint(
+                other.core.layout.parameters):
+            other.suspend()
 
 
 class StepAheadReducer:
@@ -57,6 +71,7 @@ class StepAheadReducer:
         self._waiting: list[Record] = []
         self._has_warned = False
         self._host_set: Any = _UNKNOWN
+        _all.add(self)
 
     # The step.
 
@@ -129,6 +144,8 @@ class StepAheadReducer:
 
     def _begin(self) -> Core[TorchLayout]:
         core = self._laid_out()
+        if not core.is_started:
+            hand_over(self._optimizer)
         core.begin_step()
         return core
 

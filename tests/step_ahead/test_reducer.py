@@ -305,6 +305,50 @@ def test_inside_shared_the_model_holds_what_all_ranks_share_also_where_an_error_
     assert run_ranks(2, program) == [True, True]
 
 
+@pytest.mark.parametrize("changes", [[False, True], [True, True]])
+@pytest.mark.parametrize("alike", [True, False])
+def test_what_changes_inside_shared_must_change_on_all_ranks_alike(changes, alike):
+    def program(transport):
+        worker = Worker(transport)
+        mine = moves(transport.rank, 8)
+        for move in mine[:4]:
+            worker.step(move)
+        with worker.reducer.shared():
+            worker.parameters[1] += 0.5 * changes[transport.rank] * (1 if alike else 1 + transport.rank)
+        try:
+            for move in mine[4:]:
+                worker.step(move)
+            worker.reducer.catch_up()
+        except AgreementError as error:
+            return "shared_parameters" in str(error)
+        return worker.w.tobytes()
+
+    first, second = run_ranks(2, program)
+    if alike and changes[0]:
+        assert isinstance(first, bytes)
+        assert first == second
+    else:
+        assert first is True
+        assert second is True
+
+
+def test_what_is_suspended_inside_shared_stays_so_until_its_next_step():
+    def program(transport):
+        worker = Worker(transport)
+        mine = moves(transport.rank, 8)
+        for move in mine[:4]:
+            worker.step(move)
+        with worker.reducer.shared():
+            shared = worker.p
+            worker.reducer.suspend()
+        assert same_bits(worker.p, shared)
+        worker.reducer.begin_step()
+        assert same_bits(worker.w, shared)
+        return same_bits(worker.p, shared)
+
+    assert run_ranks(2, program) == [False, False], "what was not sent is there again"
+
+
 @pytest.mark.parametrize(("steps", "enters", "told"), [(2, True, False), (2, False, True), (1, False, False)])
 def test_a_program_that_never_looked_at_what_is_shared_is_told_at_its_end(steps, enters, told, caplog):
     """But for one that ends in the first exchange: it has failed, and has been told why."""
