@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 from .shared import resume, shared_parameters, suspend
-from .step_ahead import is_in_use
+from .step_ahead import is_in_use, is_made
 
 Method = Callable[..., Any]
 
@@ -71,16 +71,15 @@ def _wrap_fit(fit: Method) -> Method:
 
     @functools.wraps(fit)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = signature.bind(self, *args, **kwargs)
-        given, callback = call.arguments.get("callbacks"), BetweenEpochs()
-        if isinstance(given, tf.keras.callbacks.CallbackList):
-            given.append(callback)
-        else:
-            call.arguments["callbacks"] = [callback, *tf.nest.flatten(given or [])]
+        if not is_made():
+            return fit(self, *args, **kwargs)
         try:
+            call = signature.bind(self, *args, **kwargs)
+        except TypeError:  # Keras says it better
+            return fit(self, *args, **kwargs)
+        with BetweenEpochs.first_of(call.arguments.get("callbacks"), self) as callbacks:
+            call.arguments["callbacks"] = callbacks
             return fit(*call.args, **call.kwargs)
-        finally:
-            callback.leave()
 
     return wrapped
 
@@ -98,6 +97,23 @@ class BetweenEpochs(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._inside = ExitStack()
+
+    @classmethod
+    @contextmanager
+    def first_of(cls, given: Any, model: Any) -> Iterator[Any]:
+        """What `fit` is to be given for callbacks. A CallbackList stays the program's own, and is as it was afterwards.
+        """
+        callback = cls()
+        is_list = isinstance(given, tf.keras.callbacks.CallbackList)
+        if is_list:
+            callback.set_model(model)
+            given.callbacks.insert(0, callback)
+        try:
+            yield given if is_list else [callback, *tf.nest.flatten(given or [])]
+        finally:
+            callback.leave()
+            if is_list:
+                given.callbacks.remove(callback)
 
     def on_epoch_begin(self, *_: Any) -> None:
         """This rank's own parameters come back."""

@@ -226,6 +226,11 @@ def step_aheads_over(variables: Sequence[Any]) -> list[StepAheadReducer]:
             if not wanted.isdisjoint(key)]
 
 
+def is_made() -> bool:
+    """Whether an optimizer with StepAhead lives in this process; it may be about to take its first step."""
+    return len(_ALL) > 0
+
+
 def is_in_use() -> bool:
     """Whether anything trains with StepAhead in this process."""
     return any(steps.reducers for steps in list(_ALL))

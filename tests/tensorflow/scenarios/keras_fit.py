@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from contextlib import closing
+from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -21,7 +23,7 @@ from tests.scenarios.common import (
     raised_everywhere,
     shared_folder,
 )
-from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_model, weights
+from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_data, make_model, weights
 
 
 def train(compression: object, **arguments: object) -> dict[str, np.ndarray]:
@@ -43,6 +45,51 @@ def check_fit_reduces_as_a_dense_allreduce_does() -> None:
     assert_close(train(DENSE, run_eagerly=True), dense)
     assert_close(train(DENSE, steps_per_execution=2), dense)
     assert_close(train(DENSE, jit_compile=False), dense)
+
+
+def check_a_model_of_no_business_of_ours_is_fitted_by_keras_alone() -> None:
+    class Fits(keras.Model):  # type: ignore[misc]
+        def fit(self, *args: object, **kwargs: object) -> object:
+            return super().fit(*args, **kwargs)
+
+    class Counts(keras.callbacks.Callback):  # type: ignore[misc]
+        epochs = 0
+
+        def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+            self.epochs += 1
+
+    def model() -> Any:
+        keras.utils.set_random_seed(1)
+        inputs = keras.layers.Input((20,))
+        return compiled(Fits(inputs, keras.layers.Dense(4)(inputs)), keras.optimizers.SGD(0.1))
+
+    data, keras_own = make_data(), keras.Model.fit.__wrapped__
+    expected = model()
+    keras_own(expected, *data, 16, 2, 0, shuffle=False)
+    for callbacks in (Counts(), [Counts()], (Counts(),), None):
+        ours = model()
+        ours.fit(*data, 16, 2, 0, callbacks, shuffle=False)
+        assert_same(ours, expected)
+    ours, counts = model(), Counts()
+    ours.fit(*data, 16, 2, 0, keras.callbacks.CallbackList([counts], add_history=True, model=ours), shuffle=False)
+    assert counts.epochs == 2
+    assert_same(ours, expected)
+    for wrong in ((data[0], data[1][:5]), (*data, "16"), (*data, 16, 2, 0, [5]), tuple(range(40))):
+        assert told(lambda wrong=wrong: ours.fit(*wrong)) == told(lambda wrong=wrong: keras_own(ours, *wrong))
+    assert told(lambda: ours.fit(*data, verbose=0, other=5)) == told(lambda: keras_own(ours, *data, verbose=0, other=5))
+
+
+def assert_same(left: Any, right: Any) -> None:
+    assert all(map(np.array_equal, left.get_weights(), right.get_weights()))
+
+
+def told(action: Callable[[], object]) -> str:
+    """The error of an action."""
+    try:
+        action()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError("no error")
 
 
 def check_jit_compile_auto_does_not_choose_xla() -> None:

@@ -69,6 +69,29 @@ def check_fit_shows_what_ranks_share_in_validation_and_callbacks_and_at_the_end(
     np.testing.assert_allclose(model.evaluate(x, y, verbose=0)[0], history["val_loss"][-1], rtol=1e-4)
 
 
+def check_a_callback_list_of_the_programs_own_sees_what_ranks_share() -> None:
+    model, watch = model_with(), Watch()
+    callbacks = keras.callbacks.CallbackList([watch], add_history=True, model=model)
+    before = list(callbacks.callbacks)
+    x, y = make_data()
+    for _ in range(2):
+        model.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=callbacks)
+        assert callbacks.callbacks == before
+    assert watch.seen == {"training": [hvd.size() == 1] * 16, "epoch's end": [True] * 4, "training's end": [True] * 2}
+
+
+def check_a_fit_that_calls_the_one_of_keras_shows_what_ranks_share() -> None:
+    class Fits(keras.Model):  # type: ignore[misc]
+        def fit(self, *args: Any, **kwargs: Any) -> Any:
+            return super().fit(*args, **kwargs)
+
+    inputs, watch = keras.layers.Input((20,)), Watch()
+    keras.utils.set_random_seed(1)
+    model = compiled(Fits(inputs, keras.layers.Dense(4)(inputs)), distribute(OPTIONS))
+    model.fit(*make_data(), 16, 2, 0, [watch])  # batch_size, epochs, verbose, callbacks
+    assert watch.seen == {"training": [hvd.size() == 1] * 8, "epoch's end": [True] * 2, "training's end": [True]}
+
+
 def check_a_second_fit_goes_on_with_what_was_not_sent() -> None:
     results = []
     for epochs in ((2, 1), (1, 1, 1)):
