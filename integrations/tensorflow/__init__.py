@@ -6,7 +6,7 @@ from ..schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from ..step_ahead.options import StepAhead
 
 try:
-    from . import amp, keras_models, plugin, state
+    from . import amp, keras_models, plugin, saving, state
 except ModuleNotFoundError as error:
     raise what_is_missing(error, __name__, "TensorFlow", "HOROVOD_WITH_TENSORFLOW") from error
 
@@ -18,6 +18,7 @@ plugin.install()
 amp.install()
 state.install()
 keras_models.install()
+saving.install()
 
 __all__ = [
            "Dense",

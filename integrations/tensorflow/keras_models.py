@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from .shared import resume, shared_parameters, suspend
-from .step_ahead import is_in_use, is_made
+from .step_ahead import is_in_use, is_made, step_aheads_over
 
 Method = Callable[..., Any]
 
@@ -30,13 +30,20 @@ def install() -> None:
 def _wrap_method(cls: Any, name: str, wrap: Callable[[Method], Method]) -> None:
     """Of the class of Keras that has the method; Python's own are left alone."""
     owner = next((each for each in cls.__mro__ if name in vars(each)), object)
-    if owner is not object and not hasattr(vars(owner)[name], "_oktopk_shared"):
+    if owner is not object:
+        wrap_once(owner, name, wrap)
+
+
+def wrap_once(owner: Any, name: str, wrap: Callable[[Method], Method]) -> None:
+    """Of a class or a module that has the function itself."""
+    if not hasattr(vars(owner)[name], "_oktopk_shared"):
         wrapped: Any = wrap(vars(owner)[name])
         wrapped._oktopk_shared = True
         setattr(owner, name, wrapped)
 
 
-def _wrap_reader(method: Method) -> Method:
+def reads_shared(method: Method) -> Method:
+    """Of a model, or of a function whose first argument is one: inside, the model holds what all ranks share."""
     @functools.wraps(method)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_in_use() or not tf.executing_eagerly():
@@ -47,7 +54,19 @@ def _wrap_reader(method: Method) -> Method:
     return wrapped
 
 
-def _wrap_writer(method: Method) -> Method:
+def _wrap_state_tree(get_state_tree: Method) -> Method:
+    """Its leaves are the variables themselves, which go on to change: here copies."""
+    @functools.wraps(get_state_tree)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tree = get_state_tree(self, *args, **kwargs)
+        if not is_in_use() or not step_aheads_over(self.trainable_variables):
+            return tree
+        return tf.nest.map_structure(lambda leaf: tf.identity(leaf) if isinstance(leaf, tf.Variable) else leaf, tree)
+
+    return reads_shared(wrapped)
+
+
+def writes_shared(method: Method) -> Method:
     """What is written is shared: the next step begins anew with it, and with a roll call."""
     @functools.wraps(method)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -87,8 +106,9 @@ def _wrap_fit(fit: Method) -> Method:
 METHODS: dict[str, Callable[[Method], Method]] = {
     "fit": _wrap_fit, "train_on_batch": _wrap_trainer,
     **dict.fromkeys(("evaluate", "predict", "test_on_batch", "predict_on_batch", "get_weights", "save",
-                     "save_weights", "export", "__reduce__", "__deepcopy__"), _wrap_reader),
-    **dict.fromkeys(("set_weights", "load_weights", "compile"), _wrap_writer)}
+                     "save_weights", "export", "__reduce__", "__deepcopy__"), reads_shared),
+    "get_state_tree": _wrap_state_tree,
+    **dict.fromkeys(("set_weights", "load_weights", "set_state_tree", "quantize", "compile"), writes_shared)}
 
 
 class BetweenEpochs(tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -101,7 +121,8 @@ class BetweenEpochs(tf.keras.callbacks.Callback):  # type: ignore[misc]
     @classmethod
     @contextmanager
     def first_of(cls, given: Any, model: Any) -> Iterator[Any]:
-        """What `fit` is to be given for callbacks. A CallbackList stays the program's own, and is as it was afterwards.
+        """Gives what `fit` is to be given for callbacks. A CallbackList stays the program's own, and is as before
+        afterwards.
         """
         callback = cls()
         is_list = isinstance(given, tf.keras.callbacks.CallbackList)

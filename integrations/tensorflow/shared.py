@@ -17,10 +17,10 @@ from .step_ahead import OwnSteps, StepAheadReducer, is_in_use, own_steps_of, ste
 def shared_parameters(*targets: Any) -> Iterator[None]:
     """Inside `with shared_parameters(model):` the model holds the parameters that all ranks share.
 
-    It is for evaluating and saving in a program's own training loop, and for weights that are read by other ways than
-    methods of Keras' models (`model(x)`, tf.train.Checkpoint). Inside they are the same on all ranks. Outside, with
-    `compression=StepAhead(...)`, each rank's model holds parameters of its own, ahead of the shared ones. What is
-    under way is applied first, on this rank alone: no collective is called.
+    It is for evaluating in a program's own training loop, and for weights that are read by other ways than methods of
+    Keras' models and functions that save them (`model(x)`, `model.variables`). Inside they are the same on all ranks.
+    Outside, with `compression=StepAhead(...)`, each rank's model holds parameters of its own, ahead of the shared
+    ones. What is under way is applied first, on this rank alone: no collective is called.
 
     Args:
         *targets: models, layers, optimizers, or lists of variables or of these. What is not trained with `StepAhead`
