@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -20,13 +21,14 @@ def torch_step(kind: str) -> tuple[Any, Callable[[], None]]:
     import horovod.torch as hvd
     import torch
 
-    from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters
+    from horovod_oktopk.torch import OkTopk, Partial, StepAhead, shared_parameters
     torch.optim.SGD([torch.zeros(1)], lr=1)  # what it imports takes long: the ranks are to begin together
     hvd.init()
     torch.manual_seed(0)
     model = torch.nn.Linear(20, 20)
     options = OkTopk(density=0.1, hierarchical=2 if kind == "hosts" else False)
-    compression = StepAhead(options) if kind in ("step_ahead", "open") else options
+    wrap = {"step_ahead": StepAhead, "open": StepAhead, "partial": Partial}.get(kind)
+    compression = wrap(options) if wrap else options
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=compression,
                                          named_parameters=model.named_parameters())
     steps = itertools.count(1)
@@ -64,8 +66,10 @@ def end(how: str, hvd: Any, step: Callable[[], None]) -> None:
     """What the last rank does after its steps."""
     if how == "raising":
         raise ValueError("the file is gone")
-    if how == "exiting":
-        sys.exit()
+    if how.startswith("exiting"):
+        sys.exit(3 if how == "exiting with 3" else None)
+    if how == "frozen":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if how == "shutdown":
         hvd.shutdown()
         time.sleep(3)

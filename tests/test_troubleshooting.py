@@ -42,6 +42,7 @@ LEFT_OUT = {
         "the rendezvous server could not be told", "no shared memory", "n = … in … tensors", "kernels in …",
         "ranks… over …", "on … hosts", "in … buckets", "bucket … of …", "times the density", "at density …",
         "Horovod's collectives, as …", "the options say so", "StepAhead(…), gain …"),
+    "a text of Horovod's, which is looked for": ("Horovod has been shut down",),
     "a part of another message": (
         "in (0, 1], None or \"auto\"", "above 0, None or \"auto\"", "optimizer: normalizes its gradients",
         "an integer of at least", ", or True or False", ", or \"auto\"", "at least 1",

@@ -11,7 +11,6 @@ import functools
 import logging
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,6 +28,8 @@ from ..schemes.step_result import StepResult
 from ..selection.accumulator import EmptyAccumulator, ResidualAccumulator
 from ..transport.connect import Network
 from ..transport.counting import Traffic
+from ..transport.ending import leave, unhappy_end
+from ..transport.stalls import StallLimits
 from ..vectors.sparse import SparseVector, Values, sum_of
 from .options import NEEDS_MPI, Partial
 from .outcomes import Outcome, Rounds, RoundUpdate, report_of, updates_of
@@ -138,7 +139,8 @@ class PartialReducer(FlatReducer[L]):
             options = self.partial
             transport.reset()
             self._allreduce = PartialAllreduce(options.policy, self._run, transport, signals(), 1 + self._settings,
-                                               options.seed, options.max_staleness, options.timeout,
+                                               options.seed, options.max_staleness,
+                                               StallLimits.of_horovod().patience(options.timeout),
                                                self._waits_elsewhere)
             _serve(self)
         return self._allreduce
@@ -243,15 +245,14 @@ def _serve(reducer: PartialReducer[Any]) -> None:
 
 
 def end_all() -> None:
-    """Ends the rounds of all reducers, on all ranks together; where this rank ends by an exception, ends the job:
-    the others' rounds would wait for it."""
+    """Ends the rounds of all reducers, on all ranks together; or, where this rank ends by an error, tells the others:
+    their rounds would wait for it."""
     reducers = sorted(_running, key=lambda each: each.network.channel)
     _running.clear()
-    if reducers and sys.exc_info()[1] is not None:
-        traceback.print_exc()  # nobody will see it any more
-        reducers[0].abort()
-    if reducers and getattr(sys, "last_value", None) is not None:
-        reducers[0].abort()
+    how = unhappy_end() if reducers else None
+    if how is not None:
+        leave(how)
+        return
     well: list[PartialReducer[Any]] = []
     in_turn([_ending(each, well) for each in reducers])
     for each in well:

@@ -11,9 +11,12 @@ import functools
 import logging
 import os
 import sys
+import threading
 import urllib.request
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from .stalls import StallLimits
 
 if TYPE_CHECKING:  # mpi4py is imported only where MPI runs
     from .mpi import MPITransport
@@ -28,6 +31,19 @@ TIMEOUT = 2.0
 _watchdog: Watchdog | None = None
 _rank: int | None = None
 """The rank that this process would announce to the rendezvous server."""
+_exit_status: object = None
+"""What `sys.exit` was called with last."""
+_was_told = False
+"""Whether this rank has had an error from others: it announces none then."""
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""The rendezvous server is the launcher's, whatever proxies there are."""
+
+OF_OTHERS = ("HorovodInternalError", "TransportError")
+"""Errors whose cause is another rank."""
+SHUT_DOWN = "Horovod has been shut down"
+"""In the text of what Horovod raises when a rank has gone."""
+UNKNOWN = ("another rank has gone without a word: killed, ended by os._exit, or cut off; the launcher's output may "
+           "tell which")
 
 
 def watch(transport: MPITransport, world_rank: int, members: tuple[int, ...], meet: Callable[[], None],
@@ -35,7 +51,7 @@ def watch(transport: MPITransport, world_rank: int, members: tuple[int, ...], me
     """Has the watchdog of this process watch the transport; see Watchdog.watch."""
     global _watchdog
     if _watchdog is None:
-        from .watchdog import StallLimits, Watchdog
+        from .watchdog import Watchdog
         _watchdog = Watchdog(world_rank, StallLimits.of_horovod())
         _at_exit()
     _watchdog.watch(transport, members, meet, parent)
@@ -60,12 +76,25 @@ def leave(reason: str) -> None:
         _watchdog.stop(reason)
     if _rank is not None:
         rank, _rank = _rank, None
-        _request(f"rank {rank} {reason}".encode())
+        if not _was_told and not _is_of_others(_error()):  # whoever caused it has told so, or nobody knows
+            _request(f"rank {rank} {reason}".encode())
+
+
+def unhappy_end() -> str | None:
+    """How this process ends, where it is not as it should: for the others. None where all is well."""
+    error = _error()
+    if error is not None:
+        return f"has ended with {type(error).__name__}: {str(error)[:300]}"
+    return f"has ended by sys.exit({_exit_status!r})" if _exit_status else None
 
 
 def explain(error: Exception) -> str:
     """The text of a failure of Horovod's collectives, after which rank has ended, if that is known."""
+    global _was_told
+    _was_told = True
     ended = _request(None) if _rendezvous() is not None else None
+    if ended is None and _rendezvous() is not None and SHUT_DOWN in str(error):
+        ended = UNKNOWN
     return str(error) if ended is None else f"{ended}. {error}"
 
 
@@ -82,14 +111,40 @@ def before_shutdown(shutdown: Callable[..., Any]) -> Callable[..., Any]:
 def _at_exit() -> None:
     atexit.unregister(_leave_at_exit)
     atexit.register(_leave_at_exit)  # after hvd.init, so before Horovod's own shutdown
+    if not hasattr(sys.exit, "__wrapped__"):
+        sys.exit = _noting_status(sys.exit)
 
 
 def _leave_at_exit() -> None:
-    error = getattr(sys, "last_value", None)
-    if error is None:
-        leave("has come to the end of its program, while others go on: all ranks must take the same number of steps")
-    else:
-        leave(f"has ended with {type(error).__name__}: {str(error)[:300]}")
+    leave(unhappy_end() or "has come to the end of its program, or has left it, while others go on: all ranks must "
+                           "take the same number of steps")
+
+
+def _noting_status(leave_program: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+    """sys.exit, of which Python tells nothing when the process ends; `raise SystemExit` goes unnoticed."""
+    @functools.wraps(leave_program)
+    def wrapped(status: object = None, /) -> NoReturn:
+        global _exit_status
+        if threading.current_thread() is threading.main_thread():
+            _exit_status = status
+        leave_program(status)
+
+    return wrapped
+
+
+def _error() -> BaseException | None:
+    """The exception with which the program ends, or in whose handling it shuts Horovod down."""
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    return None if isinstance(error, SystemExit) else error
+
+
+def _is_of_others(error: BaseException | None) -> bool:
+    """Whether this rank is a victim: of what another rank did, it would be blamed itself."""
+    while error is not None:
+        if type(error).__name__ in OF_OTHERS or SHUT_DOWN in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _rendezvous() -> str | None:
@@ -103,13 +158,13 @@ def _rendezvous() -> str | None:
 def _request(text: bytes | None) -> str | None:
     """Leaves the text with the server, if nobody has done so before, or reads what is there."""
     try:
-        with urllib.request.urlopen(str(_rendezvous()), timeout=TIMEOUT) as answer:
+        with _direct.open(str(_rendezvous()), timeout=TIMEOUT) as answer:
             return str(answer.read().decode())
     except OSError:  # nothing is there yet, or no server any more
         pass
     if text is not None:
         try:
-            urllib.request.urlopen(urllib.request.Request(str(_rendezvous()), text, method="PUT"), timeout=TIMEOUT)
+            _direct.open(urllib.request.Request(str(_rendezvous()), text, method="PUT"), timeout=TIMEOUT).close()
         except OSError as error:
             logger.debug("the rendezvous server could not be told that this rank ends: %s", error)
     return None

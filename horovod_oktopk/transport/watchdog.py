@@ -2,18 +2,20 @@
 
 Each process has one thread that watches all its MPI transports. Ranks send each other small messages there:
 
-- *stopped*: a rank uses this transport no more, after how many operations, who ended, and why. Whoever waits in a
-  later operation is woken, and raises an error; whoever is in an earlier one ends it first.
+- *stopped*: a rank uses this transport no more, after how many operations, who ended, why, and whether some rank does
+  not answer. Whoever waits in a later operation is woken, and raises an error; whoever is in an earlier one ends it
+  first.
 - *asked*, *told*: whoever has waited for long asks all others how far they are, and names those that are missing.
 
 When a process has stopped everywhere, its thread meets the others' in one of Horovod's own collectives. After that
-nobody is inside MPI, and Horovod may end it.
+nobody is inside MPI, and Horovod may end it. A rank that does not answer never comes there, and Horovod's shutdown
+would wait for it for ever: then whoever comes to its end ends the job.
 """
 
 from __future__ import annotations
 
 import logging
-import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .mpi import MPITransport
+from .stalls import StallLimits
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -30,22 +33,10 @@ ANSWERS = 1.0
 """Seconds in which a rank that runs tells how far it is."""
 LAST_WORDS = 60.0
 """Seconds for which a process that ends waits for the others to stop; so long only if one hangs."""
-
-
-@dataclass(frozen=True)
-class StallLimits:
-    """Horovod's settings. warning, shutdown: seconds, 0 for never."""
-
-    warning: float
-    shutdown: float
-
-    @classmethod
-    def of_horovod(cls) -> StallLimits:
-        """From the variables that Horovod and `horovodrun` know."""
-        if os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0"):
-            return cls(0.0, 0.0)
-        return cls(float(os.environ.get("HOROVOD_STALL_CHECK_TIME_SECONDS") or 60),
-                   float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 0))
+SHORT_WORDS = 3.0
+"""The same, where one does not answer."""
+NO_ANSWER = ("this rank ends the whole job, as another rank does not answer, and to shut Horovod down in order would "
+             "take for ever: %s")
 
 
 @dataclass
@@ -87,6 +78,7 @@ class Watchdog:
         self._watched: list[Watched] = []
         self._lock = threading.Lock()
         self._end: tuple[int, str] | None = None  # which world rank has ended, and the reason
+        self._one_is_silent = False  # some rank does not answer, and was given up
         self._thread = threading.Thread(target=self._run, name="horovod_oktopk.watchdog", daemon=True)
         self._thread.start()
 
@@ -100,7 +92,15 @@ class Watchdog:
     def stop(self, reason: str) -> None:
         """This process uses MPI no more; returns when no other does either. reason: for the others: "has ended"."""
         self._end = self._end or (self._rank, f"rank {self._rank} {reason}")
-        self._thread.join(LAST_WORDS)
+        patience = time.monotonic() + LAST_WORDS
+        while self._thread.is_alive() and time.monotonic() < patience:
+            self._thread.join(SHORT_WORDS if self._one_is_silent else LOOK)
+            if self._one_is_silent:
+                break
+        if self._one_is_silent:
+            logger.critical(NO_ANSWER, self._end[1])
+            sys.stdout.flush()
+            self._present()[0].transport.abort()
         if self._thread.is_alive():
             logger.warning("this rank ends, though some others have not stopped communicating for %g s", LAST_WORDS)
 
@@ -123,7 +123,8 @@ class Watchdog:
         gate, control = each.transport.gate, each.transport.control
         for source, (kind, *content) in control.receive():
             if kind == "stopped":
-                done, ended, reason = content
+                done, ended, reason, one_is_silent = content
+                self._one_is_silent |= one_is_silent
                 gate.close(reason, after=done)
                 self._end = self._end or (ended, reason)
             elif kind == "asked":
@@ -144,9 +145,11 @@ class Watchdog:
                 if each.transport.gate.is_stuck:
                     each.transport.wake()
                 if each.transport.gate.is_quiet(LOOK / 10):
-                    each.tell_all(("stopped", each.transport.gate.done, ended, reason))
+                    each.tell_all(("stopped", each.transport.gate.done, ended, reason, self._one_is_silent))
                     each.transport.close()
                     each.has_stopped = True
+        if self._one_is_silent:
+            return
         for each in sorted(present, key=lambda each: (each.members, each.transport.channel)):
             each.meet()  # in the same order everywhere
 
@@ -159,12 +162,13 @@ class Watchdog:
 
     def _check_stall(self, each: Watched) -> None:
         waited = each.transport.gate.waited()
-        if each.asked is not None and time.monotonic() > each.asked + ANSWERS:
-            each.asked = None
-            self._name_missing(each, waited)
-        elif waited < each.warned:
-            each.warned = 0.0  # another wait
-        elif each.asked is None and self._is_long(waited, each.warned):
+        if waited < each.warned:
+            each.asked, each.warned = None, 0.0  # another wait
+        elif each.asked is not None:
+            if time.monotonic() > each.asked + ANSWERS:
+                each.asked = None
+                self._name_missing(each, waited)
+        elif self._is_long(waited, each.warned):
             each.asked, each.warned = time.monotonic(), waited
             each.told.clear()
             each.tell_all(("asked",))
@@ -176,13 +180,17 @@ class Watchdog:
     def _name_missing(self, each: Watched, waited: float) -> None:
         transport = each.transport
         others = set(range(transport.size)) - {transport.rank}
-        missing = sorted(rank for rank in others if each.told.get(rank, (0, 0.0))[0] < transport.gate.begun)
+        # A rank that is inside an operation waits itself, for whoever is missing.
+        behind = sorted(rank for rank in others if each.told.get(rank, (0, 0.0))[0] < transport.gate.begun)
+        missing = [rank for rank in behind if rank not in each.told or each.told[rank][1]] or behind
         if not waited or not missing:
             return
         text = (f"rank {each.number(transport.rank)} has waited for {waited:.0f} s for ranks "
                 f"{[each.number(rank) for rank in missing]} to come to a reduction; {_since(missing, each)}")
         if self._limits.shutdown and waited > self._limits.shutdown:
-            self._end = self._rank, f"{text}; HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is {self._limits.shutdown:g}"
+            self._one_is_silent |= any(rank not in each.told for rank in missing)
+            self._end = self._end or (
+                self._rank, f"{text}; HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is {self._limits.shutdown:g}")
             transport.gate.close(self._end[1], after=transport.gate.done)
         elif transport.rank < min(others - set(missing), default=transport.size):  # one of those that wait says it
             logger.warning("stalled: %s; HOROVOD_STALL_CHECK_TIME_SECONDS is %g", text, self._limits.warning)
