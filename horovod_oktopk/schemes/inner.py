@@ -33,7 +33,18 @@ OKTOPK = Inner()
 
 
 def as_options(compression: Any) -> Any:
-    """Options of ours (a plain class takes the defaults), or None for anything else."""
+    """Options of ours (a plain class takes the defaults), or None for one of Horovod's compressors.
+
+    Raises OptionError for what is neither.
+    """
+    options = _ours(compression)
+    if options is None and not hasattr(compression, "compress"):
+        raise OptionError("compression takes OkTopk(...) or other options of this package, or one of Horovod's, as "
+                          f"hvd.Compression.none; got {compression!r}")
+    return options
+
+
+def _ours(compression: Any) -> Any:
     if isinstance(compression, type) and issubclass(compression, Compression):
         return compression()
     return compression if isinstance(compression, Compression) else None
@@ -43,7 +54,7 @@ def _scheme(inner: Any, owner: str) -> Scheme:
     """Raises OptionError for what is none of ours."""
     if isinstance(inner, Dense) or inner is Dense:
         return DenseSum()
-    scheme = as_options(inner)
+    scheme = _ours(inner)
     if not isinstance(scheme, Scheme):
         raise OptionError(f"{owner} takes Dense(), OkTopk(...) or another scheme; got {inner!r}")
     return scheme

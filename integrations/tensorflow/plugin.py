@@ -35,6 +35,7 @@ from ..transport.tracing import show_phases
 from . import amp, legacy_step_ahead
 from .local_step import normalizes_gradients
 from .models import check_optimizer
+from .reducer import refuse_replicas
 from .registry import (
     TapeReductions,
     gradient_reducer_for,
@@ -190,6 +191,7 @@ def _wrap_make(make: Callable[..., Any]) -> Callable[..., Any]:
         options = as_options(asked["compression"])
         if options is None:
             return make(*args, **kwargs)
+        refuse_replicas()
         if isinstance(options, Partial):
             raise PluginError("Partial applies several updates in a step, or none: in TensorFlow it works under "
                               "Keras 3 alone, in horovod_oktopk.tensorflow.keras.DistributedOptimizer")
@@ -219,7 +221,7 @@ def _wrap_optimizer(make: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         call = signature.bind(*args, **kwargs)
         asked = call.arguments
-        options = as_options(asked.get("compression"))
+        options = as_options(asked.get("compression", hvd.Compression.none))
         if options is None or isinstance(asked["optimizer"], hvd._LegacyOptimizer):
             if isinstance(options, StepAhead):
                 raise PluginError("StepAhead takes the steps of Keras optimizers, not of tf.compat.v1.train: use "
@@ -261,7 +263,8 @@ def _wrap_adasum(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
-        if as_options(signature.bind(self, *args, **kwargs).arguments.get("compression")) is not None:
+        asked = signature.bind(self, *args, **kwargs).arguments
+        if as_options(asked.get("compression", hvd.Compression.none)) is not None:
             check_arguments(hvd, hvd.Adasum)
         init(self, *args, **kwargs)
 
@@ -276,7 +279,7 @@ def _wrap_create(create: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         call = signature.bind(*args, **kwargs)
         asked = call.arguments
-        options = as_options(asked["compression"])
+        options = as_options(asked.get("compression", hvd.Compression.none))
         if options is None:
             return create(*args, **kwargs)
         if KERAS_3 and isinstance(asked["optimizer"], tf.keras.optimizers.Optimizer):

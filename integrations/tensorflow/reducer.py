@@ -166,8 +166,18 @@ def is_dense(gradient: Any) -> bool:
     return gradient is not None and not isinstance(gradient, tf.IndexedSlices)
 
 
-def refuse_xla() -> None:
-    """Raises PluginError inside a function that XLA compiles."""
+def refuse_replicas() -> None:
+    """Raises PluginError inside a strategy of tf.distribute with several replicas in one process."""
+    strategy = tf.distribute.get_strategy()
+    if strategy.num_replicas_in_sync > 1 or isinstance(strategy, tf.distribute.MirroredStrategy):
+        raise PluginError(f"tf.distribute.{type(strategy).__name__} makes replicas inside a process, and Horovod "
+                          "reduces between processes: start one process for each device (horovodrun -np), and leave "
+                          "the strategy out")
+
+
+def refuse_xla_and_replicas() -> None:
+    """Raises PluginError inside a function that XLA compiles, and inside a strategy of tf.distribute."""
+    refuse_replicas()
     if not tf.executing_eagerly() and GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         raise PluginError("OkTopk cannot work inside a function that XLA compiles, as no Horovod collective of its "
                           "kind can: use jit_compile=False for the training step (model.compile, tf.function)")

@@ -21,7 +21,7 @@ from ..reducer import checkpoint
 from ..reducer.checks import check_arguments
 from ..schemes.base import Scheme
 from .models import optimizers_of
-from .reducer import Reducer, Signature, describe, is_dense, refuse_xla
+from .reducer import Reducer, Signature, describe, is_dense, refuse_xla_and_replicas
 
 _ALL: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
 _OF_TAPES: dict[Any, GradientReducer] = {}
@@ -70,7 +70,7 @@ class GradientReducer:
         """The reduced gradients; None where there is none. vars: the gradients' tf.Variables. density: a tape's."""
         if not self.takes_part:
             return list(grads)
-        refuse_xla()
+        refuse_xla_and_replicas()
         variables = [tensor_of(v) for v in vars or ()]
         _check_variables(variables, grads)
         with tf.name_scope("OkTopkAllreduce"):

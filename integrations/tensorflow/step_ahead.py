@@ -24,7 +24,7 @@ from ..step_ahead.options import StepAhead
 from ..step_ahead.reducer import StepAheadReducer as Core
 from .layout import TensorLayout
 from .local_step import GivenGradients, Pairs
-from .reducer import guarded, name_of, refuse_xla
+from .reducer import guarded, name_of, refuse_xla_and_replicas
 from .registry import GradientReducer, gradient_reducer_of, tensor_of
 from .replica import VariableReplica
 from .session import in_session
@@ -83,7 +83,7 @@ class OwnSteps(GradientReducer):
         if not self.takes_part:
             update()
             return
-        refuse_xla()
+        refuse_xla_and_replicas()
         reducer = self.reducer_over(variables)
         finite = _all_finite([gradient for gradient, _ in pairs])
         given = reducer.given(pairs)

@@ -19,6 +19,7 @@ from ...step_ahead.options import StepAhead
 from .. import amp
 from ..local_step import Pairs, normalizes_gradients
 from ..models import check_optimizer
+from ..reducer import refuse_replicas
 from ..registry import GradientReducer, is_overwritten, tensor_of
 from ..step_ahead import DecoupledDecay, OwnSteps
 from ..versions import KERAS
@@ -49,7 +50,8 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
         The optimizer that was given.
 
     Raises:
-        PluginError: It is no Keras 3 optimizer, or is distributed already.
+        PluginError: It is no Keras 3 optimizer, or is distributed already; or in a scope of tf.distribute.
+        OptionError: The compression is none of these.
 
     Examples:
         >>> optimizer = hvd_keras.DistributedOptimizer(
@@ -65,6 +67,7 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
         raise PluginError(f"{type(optimizer).__name__} is distributed already: wrap an optimizer once")
     options = as_options(compression)
     if options is not None:
+        refuse_replicas()
         check_optimizer(optimizer, options)
     if isinstance(options, StepAhead) and isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
         DistributedOptimizer(optimizer.inner_optimizer, **arguments)  # it takes the steps, whose wrapper looks first

@@ -7,7 +7,7 @@ import horovod.tensorflow.keras as stock_keras
 import tensorflow as tf
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
-from horovod_oktopk import PluginError
+from horovod_oktopk import OptionError, PluginError, StepAhead
 from horovod_oktopk.tensorflow import OkTopk, load_state, save_state, set_density, step_report
 from horovod_oktopk.tensorflow.versions import KERAS_3
 from tests.scenarios.common import DENSE, needs, raised_everywhere
@@ -113,3 +113,34 @@ def check_gradients_without_their_variables() -> None:
         reducer([tf.ones(3), tf.ones(3)], [other])
 
     assert "variable of every gradient" in raised_everywhere(hvd, PluginError, step)[0]
+
+
+def check_what_is_no_compression() -> None:
+    variable = tf.Variable(tf.ones(3))
+    for wrong in ("oktopk", None, 0.01, hvd.Compression):
+        for make in (lambda wrong=wrong: distribute(wrong),
+                     lambda wrong=wrong: hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), compression=wrong),
+                     lambda wrong=wrong: hvd.DistributedGradientTape(tf.GradientTape(), compression=wrong)):
+            assert f"got {wrong!r}" in raised_everywhere(hvd, OptionError, make)[0]
+    tape = hvd.DistributedGradientTape(tf.GradientTape())
+    with tape:
+        loss = tf.reduce_sum(variable)
+    tape.gradient(loss, [variable])  # without the argument it is Horovod's
+
+
+class Replicas(tf.distribute.MirroredStrategy):  # type: ignore[misc]
+    """Of one device, which is all that a test has."""
+
+    def __init__(self) -> None:
+        super().__init__(["CPU:0"])
+
+
+def check_replicas_inside_a_process() -> None:
+    for compression in (DENSE, StepAhead(DENSE)):
+        with Replicas().scope():
+            message = raised_everywhere(hvd, PluginError, lambda c=compression: distribute(c))[0]
+            assert "one process for each device" in message
+        optimizer = distribute(compression)  # before the scope
+        with Replicas().scope():
+            model = compiled(make_model(), optimizer)
+        assert "one process for each device" in raised_everywhere(hvd, PluginError, lambda m=model: fit(m))[0]

@@ -28,3 +28,11 @@ def check_complex_gradients_are_refused() -> None:
 def check_a_report_of_another_optimizer_is_refused() -> None:
     optimizer = distribute(parameters(), hvd.Compression.none)
     assert "compression=OkTopk" in raised_everywhere(PluginError, lambda: step_report(optimizer))[0]
+
+
+def check_what_is_no_compression_is_refused() -> None:
+    model = torch.nn.Linear(3, 1)
+    for wrong in ("oktopk", None, 0.01, hvd.Compression):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        assert f"got {wrong!r}" in raised_everywhere(
+            OptionError, lambda o=optimizer, w=wrong: hvd.DistributedOptimizer(o, compression=w))[0]
