@@ -22,7 +22,9 @@ OF_OTHERS = "## Messages of Horovod, Open MPI and the build"
 LEFT_OUT = {
     "a line of a roll call's description, which is shown as part of an AgreementError": (
         "parameter …: shape", "sparse gradient, …", "load the state from a file", "save the state to a file",
-        "discard the last update", "gather the state (gather_state_dict)", "take a step"),
+        "discard the last update", "gather the state (gather_state_dict)", "take a step",
+        "average the metrics of an epoch",
+        "broadcast variables at the end of an epoch", "save the state at the end of an epoch"),
     "a line of `check`, which says itself what to do": (
         "install Horovod 0.28.1, built for your framework", "found …, supported is …", "Horovod was built without",
         "mpi4py is not installed: pip install mpi4py", "through Horovod's own alltoall and allgather",

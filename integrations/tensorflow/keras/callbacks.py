@@ -17,6 +17,7 @@ import tensorflow as tf
 from ...errors import OptionError
 from ...schedule import GTOPK_DENSITIES, Schedule, density_of_epoch
 from ...schemes.report import StepReport
+from ..meeting import meet
 from ..models import optimizers_of
 from ..plugin import set_density, step_report, synchronize_replicas
 from ..registry import gradient_reducers_of, reducers_of
@@ -179,6 +180,7 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
             logger.warning("no residuals were saved: no optimizer that the model has as an attribute, and no tape "
                            "over its variables, has reduced a gradient with compression=OkTopk(...) yet")
         else:
+            meet(self.model, "save the state at the end of an epoch")
             path, wrong = hvd.broadcast_object(self._file_of(epoch, logs), root_rank=0, name="horovod_oktopk.path")
             if wrong:
                 raise OptionError(wrong)

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...errors import AgreementError, OptionError
+from ..meeting import check_alike, meet
 from ..models import optimizers_of
 from ..plugin import synchronize_replicas
 from ..registry import tensor_of
@@ -31,7 +32,8 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         root_rank: the rank whose values all take.
 
     Raises:
-        AgreementError: On all ranks, if they have different variables.
+        AgreementError: On all ranks, if they have different variables; or, at the end of an epoch, different numbers
+            of batches.
 
     Examples:
         >>> hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
@@ -55,6 +57,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
             self._broadcast()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        meet(self.model, "broadcast variables at the end of an epoch")
         late = [variable.name for variable in self._broadcast()]
         if late:
             logger.warning("%d variables were made after the first batch (%s): the ranks had their own until the end "
@@ -115,13 +118,18 @@ class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Averages an epoch's metrics over the ranks, vectors too. It comes before the callbacks that are to see the
     mean.
 
+    Raises:
+        AgreementError: On all ranks, at the end of an epoch: some have more batches, or other metrics.
+
     Examples:
         >>> hvd_keras.callbacks.MetricAverageCallback()
     """
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        names = sorted(logs or {})
+        meet(self.model, "average the metrics of an epoch")
+        check_alike("metrics", [f"{name} {np.shape(logs[name]) or ''}".rstrip() for name in names] if logs else ())
         if logs:
-            names = sorted(logs)
             values = [np.asarray(logs[name], np.float64) for name in names]
             mine = np.concatenate([value.ravel() for value in values])
             means = hvd.allreduce(tf.constant(mine), op=hvd.Average, name="horovod_oktopk.metrics").numpy()

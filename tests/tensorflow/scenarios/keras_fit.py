@@ -12,14 +12,16 @@ import numpy as np
 import tensorflow as tf
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
-from horovod_oktopk import OptionError, PluginError
-from horovod_oktopk.tensorflow import OkTopk, step_report
+from horovod_oktopk import AgreementError, OptionError, PluginError
+from horovod_oktopk.tensorflow import OkTopk, StepAhead, step_report
 from horovod_oktopk.tensorflow.versions import KERAS_3
 from tests.scenarios.common import (
     DENSE,
     assert_equal_everywhere,
     everywhere,
+    is_last,
     needs,
+    needs_ranks,
     raised_everywhere,
     shared_folder,
 )
@@ -178,6 +180,30 @@ def check_a_model_whose_gradients_are_all_sparse_is_reported() -> None:
                         callbacks=[hvd_keras.callbacks.StepReportLogger()]).history
     assert step_report(model).n == 0
     assert history["oktopk_density"] == [0.0]
+
+
+def check_ranks_with_fewer_batches_are_an_error_on_all() -> None:
+    needs_ranks(hvd)
+    callbacks = hvd_keras.callbacks
+    for compression in (OkTopk(density=0.1), StepAhead(OkTopk(density=0.1))):
+        for communicates in (callbacks.BroadcastGlobalVariablesCallback(0), callbacks.MetricAverageCallback()):
+            if not KERAS_3 and isinstance(communicates, callbacks.BroadcastGlobalVariablesCallback):
+                continue  # Horovod's own, which broadcasts at the first batch alone
+            model = compiled(make_model(), distribute(compression))
+            x, y = make_data(32 if is_last(hvd) else 64)
+            messages = raised_everywhere(hvd, AgreementError, lambda m=model, c=communicates, x=x, y=y: m.fit(
+                x, y, batch_size=16, epochs=2, verbose=0, callbacks=[c]))
+            assert all("take a step" in each and "of an epoch" in each for each in messages), messages
+
+
+def check_metrics_of_other_names_are_an_error_on_all() -> None:
+    needs_ranks(hvd)
+    model = make_model()
+    model.compile(distribute(OkTopk(density=0.1)), keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                  metrics=[keras.metrics.SparseCategoricalAccuracy(f"accuracy{int(is_last(hvd))}")])
+    messages = raised_everywhere(hvd, AgreementError, lambda: fit(model, [
+        hvd_keras.callbacks.MetricAverageCallback()]))
+    assert all("different metrics (rank 0: accuracy0, loss" in each for each in messages), messages
 
 
 def check_a_report_goes_to_a_tf_summary_writer() -> None:
