@@ -6,7 +6,7 @@ from ..schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from ..step_ahead.options import StepAhead
 
 try:
-    from . import amp, keras_models, plugin, saving, state
+    from . import amp, building, keras_models, plugin, saving, state
 except ModuleNotFoundError as error:
     raise what_is_missing(error, __name__, "TensorFlow", "HOROVOD_WITH_TENSORFLOW") from error
 
@@ -19,6 +19,7 @@ amp.install()
 state.install()
 keras_models.install()
 saving.install()
+building.install()
 
 __all__ = [
            "Dense",

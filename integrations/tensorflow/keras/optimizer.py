@@ -299,18 +299,28 @@ def _wrap_scaled_apply(apply: Callable[..., None]) -> Callable[..., None]:
 
 
 def _wrap_compile(compile_model: Callable[..., None]) -> Callable[..., None]:
-    """Model.compile, where jit_compile="auto" must not choose XLA, which cannot compile a collective."""
+    """Model.compile, where jit_compile="auto" must not choose XLA, which cannot compile a collective.
+
+    experimental_run_tf_function, which Horovod's examples give, is without effect, as in tf-keras.
+    """
     signature = inspect.signature(compile_model)
 
     @functools.wraps(compile_model)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
-        call = signature.bind(self, *args, **kwargs)
+        known = {name: value for name, value in kwargs.items() if name != "experimental_run_tf_function"}
+        try:
+            call = signature.bind(self, *args, **known)
+        except TypeError:  # Keras says it better
+            compile_model(self, *args, **kwargs)
+            return
         call.apply_defaults()
-        if is_distributed(call.arguments["optimizer"]):
+        if not is_distributed(call.arguments["optimizer"]):
+            compile_model(self, *args, **kwargs)
+        else:
             if call.arguments["jit_compile"] not in ("auto", False, None):
                 raise PluginError("XLA cannot compile a training step that reduces gradients: use "
                                   "model.compile(..., jit_compile=False), or 'auto'")
             call.arguments["jit_compile"] = False
-        compile_model(*call.args, **call.kwargs)
+            compile_model(*call.args, **call.kwargs)
 
     return wrapped

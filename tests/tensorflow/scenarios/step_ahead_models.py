@@ -157,6 +157,23 @@ def check_ranks_start_from_the_weights_of_rank_0() -> None:
     assert_equal_everywhere(hvd, weights(model))
 
 
+def check_a_port_of_horovods_example_starts_from_the_weights_of_rank_0() -> None:
+    """Its model is built by the first batch, and its data repeat."""
+    x, y = make_data()
+    batches = tf.data.Dataset.from_tensor_slices((x.reshape(-1, 5, 4, 1), y)).repeat().shuffle(100).batch(16)
+    for compression in (OPTIONS, OkTopk(density=0.05)):
+        keras.utils.set_random_seed(1 + hvd.rank())
+        layers = keras.layers
+        model = keras.Sequential([layers.Conv2D(4, [3, 3], activation="relu"), layers.Dropout(0.25),
+                                  layers.BatchNormalization(), layers.Flatten(), layers.Dense(4)])
+        optimizer = distribute(compression, keras.optimizers.Adam(0.01))
+        compiled(model, optimizer, experimental_run_tf_function=False)
+        model.fit(batches, steps_per_epoch=3, epochs=2, verbose=0, callbacks=[
+            hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0), hvd_keras.callbacks.MetricAverageCallback()])
+        assert_equal_everywhere(hvd, {"w": own(model)})
+        assert step_report(model).step == 6
+
+
 def check_the_density_warms_up_and_is_reported() -> None:
     model = model_with(StepAhead(OkTopk(density=0.1), overlap=False))
     history = fit(model, [hvd_keras.callbacks.DensityWarmup([0.5, 0.25]), hvd_keras.callbacks.StepReportLogger()],
