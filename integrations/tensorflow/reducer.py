@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import horovod.tensorflow as hvd
@@ -138,17 +138,24 @@ def call(step: Step, inputs: list[tf.Tensor], dtypes: list[tf.DType],
 
 
 def guarded(step: Callable[..., T], *inputs: Array) -> T:
-    """The step inside a graph; its errors, as TensorFlow passes them on.
+    """The step inside a graph; its errors, as TensorFlow passes them on, and as a line of the log by themselves.
 
     Elastic training takes up again after an UnknownError that names HorovodAllreduce, and takes any
     other for success: so failed communication becomes the one, and all else an InvalidArgumentError.
     """
     try:
         return step(*inputs)
-    except (HorovodInternalError, TransportError) as error:
-        raise RuntimeError(f"HorovodAllreduce failed: {error}") from error
     except Exception as error:
+        _log_once(f"{type(error).__name__}: {' '.join(str(error).split())}")
+        if isinstance(error, HorovodInternalError | TransportError):
+            raise RuntimeError(f"HorovodAllreduce failed: {error}") from error
         raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+@lru_cache(maxsize=16)
+def _log_once(text: str) -> None:
+    """TensorFlow puts the names of its graph and stacks around an error: there it is hard to find."""
+    logger.error("%s", text)
 
 
 def describe(variables: Sequence[Any], gradients: Sequence[Any]) -> Signature:

@@ -17,6 +17,7 @@ from tests.scenarios.common import (
     assert_equal_everywhere,
     everywhere,
     is_last,
+    logged,
     needs_ranks,
     raised_everywhere,
 )
@@ -141,6 +142,22 @@ def check_a_variable_that_is_added_later() -> None:
                 chosen = list(variables if is_last(hvd) else variables[:2])
                 reduced(chosen, lambda: tf.add_n([tf.reduce_sum(v) for v in chosen]))
             assert_disagreement(hvd, tf.function(one) if in_graph else one)
+
+
+def check_an_error_in_a_graph_is_a_line_of_the_log_by_itself() -> None:
+    first, second = tf.Variable(tf.ones(3)), tf.Variable(tf.ones(2), name="told_once")
+    reduced([first], lambda: tf.reduce_sum(first))
+
+    @tf.function
+    def step() -> None:
+        reduced([first, second], lambda: tf.reduce_sum(first) + tf.reduce_sum(second))
+
+    with logged() as messages:
+        for _ in range(2):
+            raised_everywhere(hvd, PluginError, step)
+    [line] = messages
+    assert line.startswith("PluginError: the gradients differ from those of the first step")
+    assert "told_once" in line
 
 
 def check_tapes_over_other_variables_have_residuals_of_their_own() -> None:
