@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -136,11 +137,11 @@ class PartialReducer(FlatReducer[L]):
             signals = getattr(transport.inner, "signals", None)
             if signals is None:
                 raise PluginError(NEEDS_MPI)
-            options = self.partial
+            options, limits = self.partial, StallLimits.of_horovod()
             transport.reset()
             self._allreduce = PartialAllreduce(options.policy, self._run, transport, signals(), 1 + self._settings,
                                                options.seed, options.max_staleness,
-                                               StallLimits.of_horovod().patience(options.timeout),
+                                               limits.patience(options.timeout), limits.patience(math.inf),
                                                self._waits_elsewhere)
             _serve(self)
         return self._allreduce

@@ -7,6 +7,7 @@ activation spreads. The caller says what a round reduces, and how; `states.py` d
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,10 @@ Headers = NDArray[np.void]
 BREATH = 0.05
 """Seconds for which a thread waits for a signal before it looks whether it is to end; and after which a program that
 waits may be one for which others wait elsewhere."""
+
+
+ALONE = ("rank %d has waited for %g s in synchronize_replicas, and another rank has neither come nor taken a step; "
+         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is set to that")
 
 
 def header_dtype(settings: int) -> np.dtype[np.void]:
@@ -74,19 +79,21 @@ class PartialAllreduce(Generic[T]):
     seed: of the draws of "majority"; the same on all ranks.
     max_staleness: how many rounds may have begun that a rank has not seen; the next waits for it.
     timeout: seconds after which that wait fails, on all ranks, and after which a round starts without the drawn rank.
+    patience: seconds without any round for which `synchronize` waits for the other ranks.
     waits_elsewhere: whether the program is waiting in another object of this class; no round here waits for it then.
     Raises OptionError for another policy.
     """
 
     def __init__(self, policy: Policy, run: Callable[[bool, tuple[float, ...]], T], transport: Transport,
                  signals: Signals, settings: int = 0, seed: int = 0, max_staleness: int = 16,
-                 timeout: float = 600.0, waits_elsewhere: Callable[[], bool] = lambda: False) -> None:
+                 timeout: float = 600.0, patience: float = math.inf,
+                 waits_elsewhere: Callable[[], bool] = lambda: False) -> None:
         if policy not in get_args(Policy):
             raise OptionError(f"policy must be one of {get_args(Policy)}; got {policy!r}")
         self._run = run
         self._transport = transport
         self._signals = signals
-        self._timeout = timeout
+        self._timeout, self._patience = timeout, patience
         self._waits_elsewhere = waits_elsewhere
         self._waits_since: float | None = None
         self._changed = threading.Condition()
@@ -142,10 +149,14 @@ class PartialAllreduce(Generic[T]):
         with self._changed:
             self._check_all_are_there()
             self._do(self._state.synchronizes(exits=for_good))
+        last = time.monotonic()
         while self._state.activity != Activity.COMPUTING:
             with self._changed:
                 self._wait_for(self._has_news, BREATH)
                 rounds = self._take()
+            last = time.monotonic() if rounds else last
+            if time.monotonic() > last + self._patience:
+                raise TransportError(ALONE % (self._transport.rank, self._patience))
             yield rounds
         self._last_return = time.monotonic()
 

@@ -162,6 +162,16 @@ def test_staleness_is_bounded(max_staleness):
     assert run_ranks(2, program) == [expected] * 2
 
 
+def test_a_synchronization_waits_no_longer_than_it_is_told():
+    def program(transport):
+        rank = Rank(transport, "solo", patience=0.1)
+        if rank.rank == 0:
+            with pytest.raises(TransportError, match=r"rank 0 has waited for 0.1 s in synchronize_replicas"):
+                rank.synchronize()
+
+    run_ranks(2, program)
+
+
 def test_a_rank_that_does_not_come_is_an_error_on_all():
     def program(transport):
         rank = Rank(transport, "solo", max_staleness=2, timeout=0.1)
