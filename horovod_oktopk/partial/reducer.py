@@ -7,11 +7,13 @@ of all gradients equals what was applied plus what the residuals hold.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import math
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -104,13 +106,26 @@ class PartialReducer(FlatReducer[L]):
         raise PluginError("with Partial an update cannot be discarded: a step applies all rounds since the last one")
 
     def end(self) -> None:
-        """On all ranks together, once all have exited by `synchronize_replicas`: none needs another's service."""
+        """Once all ranks have exited by `synchronize_replicas`: the thread has nothing to serve, and ends."""
         if self._allreduce is not None:
             allreduce, self._allreduce = self._allreduce, None
             allreduce.end()
-            self.network.barrier()
-            if self in _running:
-                _running.remove(self)
+            self._leave_running()
+
+    def belongs_to(self, owner: object) -> None:
+        """When the owner is gone, this rank takes no more steps: it exits, and all ends when all ranks have.
+
+        The owner holds this object, and not the other way round.
+        """
+        weakref.finalize(owner, self._drop).atexit = False
+
+    def _drop(self) -> None:
+        if self._allreduce is not None:
+            self._allreduce.drop()
+
+    def _leave_running(self) -> None:
+        with contextlib.suppress(ValueError):  # both at the end of the program and in the thread
+            _running.remove(self)
 
     @property
     def last_report(self) -> StepReport | None:
@@ -142,7 +157,7 @@ class PartialReducer(FlatReducer[L]):
             self._allreduce = PartialAllreduce(options.policy, self._run, transport, signals(), 1 + self._settings,
                                                options.seed, options.max_staleness,
                                                limits.patience(options.timeout), limits.patience(math.inf),
-                                               self._waits_elsewhere)
+                                               self._waits_elsewhere, self._leave_running)
             _serve(self)
         return self._allreduce
 
@@ -152,7 +167,7 @@ class PartialReducer(FlatReducer[L]):
 
     def _waits_elsewhere(self) -> bool:
         """Whether this rank's program waits in the rounds of another reducer."""
-        others = [each._allreduce for each in _running if each is not self]
+        others = [each._allreduce for each in list(_running) if each is not self]
         return any(each.holds_the_program for each in others if each is not None)
 
     def _take_note(self, rounds: Rounds) -> list[RoundUpdate]:
@@ -235,7 +250,7 @@ def in_turn(synchronizing: Iterable[Iterator[object]]) -> None:
 # The end.
 
 _running: list[PartialReducer[Any]] = []
-"""All, even those that nobody uses here any more: other ranks may still need their service."""
+"""All whose rounds are not over, even those that nobody uses here any more: other ranks may need their service."""
 
 
 def _serve(reducer: PartialReducer[Any]) -> None:

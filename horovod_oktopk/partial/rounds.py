@@ -81,13 +81,15 @@ class PartialAllreduce(Generic[T]):
     timeout: seconds after which that wait fails, on all ranks, and after which a round starts without the drawn rank.
     patience: seconds without any round for which `synchronize` waits for the other ranks.
     waits_elsewhere: whether the program is waiting in another object of this class; no round here waits for it then.
+    when_over: called in the thread when no round follows: some ranks have exited, and nobody goes on.
     Raises OptionError for another policy.
     """
 
     def __init__(self, policy: Policy, run: Callable[[bool, tuple[float, ...]], T], transport: Transport,
                  signals: Signals, settings: int = 0, seed: int = 0, max_staleness: int = 16,
                  timeout: float = 600.0, patience: float = math.inf,
-                 waits_elsewhere: Callable[[], bool] = lambda: False) -> None:
+                 waits_elsewhere: Callable[[], bool] = lambda: False,
+                 when_over: Callable[[], None] = lambda: None) -> None:
         if policy not in get_args(Policy):
             raise OptionError(f"policy must be one of {get_args(Policy)}; got {policy!r}")
         self._run = run
@@ -95,6 +97,8 @@ class PartialAllreduce(Generic[T]):
         self._signals = signals
         self._timeout, self._patience = timeout, patience
         self._waits_elsewhere = waits_elsewhere
+        self._when_over = when_over
+        self._is_dropped = False
         self._waits_since: float | None = None
         self._changed = threading.Condition()
         # Under the condition's lock:
@@ -115,6 +119,8 @@ class PartialAllreduce(Generic[T]):
     @property
     def holds_the_program(self) -> bool:
         """Whether the program is inside, and has waited for a while."""
+        if self._is_dropped:
+            return False
         since = self._waits_since
         return not self._state.activity.goes_on or (since is not None and time.monotonic() > since + BREATH)
 
@@ -144,11 +150,12 @@ class PartialAllreduce(Generic[T]):
         What it yields may be empty, so a caller can wait for several in turns. for_good: this rank exits, and `end`
         follows; ranks that still train get an error at their next call, instead of waiting.
         """
-        if for_good and self._state.exited:  # so nothing has come since
-            return
         with self._changed:
+            if for_good and self._state.exited:  # so nothing has come since
+                return
             self._check_all_are_there()
-            self._do(self._state.synchronizes(exits=for_good))
+            if self._state.activity != Activity.EXITING:
+                self._do(self._state.synchronizes(exits=for_good))
         last = time.monotonic()
         while self._state.activity != Activity.COMPUTING:
             with self._changed:
@@ -172,6 +179,11 @@ class PartialAllreduce(Generic[T]):
         with self._changed:
             self._is_over = True
         self._thread.join()
+
+    def drop(self) -> None:
+        """The program has let go of what uses this: the thread exits in its place, as by `synchronize` for good, and
+        ends when nobody goes on. Only takes note: the garbage collector may call it in the midst of anything."""
+        self._is_dropped = True
 
     # Under the lock.
 
@@ -223,8 +235,8 @@ class PartialAllreduce(Generic[T]):
         self._check()
         if self._state.exited:
             raise TransportError(f"ranks {list(self._state.exited)} have ended (hvd.shutdown, or the end of the "
-                                 "program) while this one goes on: all ranks must call synchronize_replicas equally "
-                                 "often")
+                                 "program), or dropped their optimizer, while this one goes on: all ranks must call "
+                                 "synchronize_replicas equally often")
 
     def _wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
         """Whether it came true in time; raises what a round raised."""
@@ -242,6 +254,7 @@ class PartialAllreduce(Generic[T]):
         try:
             while self._await_activation():
                 self._serve_round()
+            self._when_over()
         except BaseException as error:
             with self._changed:
                 self._failure = error
@@ -249,16 +262,21 @@ class PartialAllreduce(Generic[T]):
 
     def _await_activation(self) -> bool:
         """Waits until the next round is activated, here or elsewhere. False: there will be none."""
-        while not self._is_over:
+        while not self._is_over and not self._state.exited:
             number = self._signals.receive(BREATH)
             with self._changed:
                 if number is not None:
                     self._do(self._state.activated(number) if number > 0 else self._state.was_asked(-number))
                 elif self._waits_elsewhere():
                     self._do(self._state.hindered())
+                self._exit_if_dropped()
                 if self._state.service != Service.IDLE:
                     return True
         return False
+
+    def _exit_if_dropped(self) -> None:
+        if self._is_dropped and self._state.activity != Activity.EXITING:
+            self._do(self._state.synchronizes(exits=True))
 
     def _serve_round(self) -> None:
         headers = self._exchange_headers(self._begin())
@@ -270,9 +288,10 @@ class PartialAllreduce(Generic[T]):
         outcome = self._run(contributes, settings) if presences[first] else None
         number, seconds = self._state.started, float(headers["elapsed"][0])
         with self._changed:
-            self._rounds.append(Round(number, tuple(map(Presence, presences.tolist())),
-                                      tuple(headers["staleness"].tolist()), tuple(headers["busy"].tolist()), seconds,
-                                      settings, outcome))
+            if not self._is_dropped:
+                self._rounds.append(Round(number, tuple(map(Presence, presences.tolist())),
+                                          tuple(headers["staleness"].tolist()), tuple(headers["busy"].tolist()),
+                                          seconds, settings, outcome))
             self._do(self._state.ended([Activity(activity) for activity in headers["activity"]]))
 
     def _begin(self) -> Headers:
@@ -280,7 +299,9 @@ class PartialAllreduce(Generic[T]):
         last = time.monotonic() + self._timeout
         with self._changed:
             while not self._changed.wait_for(lambda: self._state.is_running, BREATH):
-                if self._waits_elsewhere():
+                if self._is_dropped:
+                    self._exit_if_dropped()
+                elif self._waits_elsewhere():
                     self._do(self._state.hindered())
                 elif time.monotonic() > last:
                     self._do(self._state.gave_up())

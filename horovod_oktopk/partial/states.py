@@ -123,7 +123,7 @@ class RankState:
     training: tuple[int, ...] | None = None
     """The ranks that were not synchronizing in the last round; None for all."""
     exited: tuple[int, ...] = ()
-    """The ranks that have exited while others go on."""
+    """The ranks that have exited in the last round of all: once nobody goes on and some exit, no other follows."""
     asked: int = 0
     """The last round for which a rank waits that was drawn to be started here."""
 
@@ -234,7 +234,7 @@ class RankState:
             return after, ()
         exiting = tuple(rank for rank, activity in enumerate(activities) if activity == Activity.EXITING)
         return replace(after, activity=Activity.SYNCHRONIZED, synchronized=after.finished,
-                       exited=exiting if len(exiting) < len(activities) else ()), ()
+                       exited=exiting), ()
 
     # Steps that events have in common.
 

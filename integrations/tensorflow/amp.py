@@ -22,8 +22,9 @@ from .versions import KERAS_3
 _UNKNOWN = object()
 _present: Any = _UNKNOWN
 """The scaler of the gradients that are being reduced; None where they are not scaled."""
-_waiting: list[tuple[weakref.ref[Any] | None, Any]] = []
-"""Scalers of losses whose gradients have not been reduced, each with the graph in which it scaled (None: eagerly)."""
+_waiting: list[tuple[weakref.ref[Any] | None, weakref.ref[Any]]] = []
+"""Scalers of losses whose gradients have not been reduced, each with the graph in which it scaled (None: eagerly).
+None is kept alive: with another compression than ours nobody ever takes them from here."""
 
 
 def scale_of_gradients() -> Any:
@@ -52,7 +53,7 @@ def gradients_for(optimizer: Any) -> Iterator[None]:
 def _reducing(scaler: Any) -> Iterator[None]:
     global _present
     before, _present = _present, scaler
-    _waiting[:] = [each for each in _waiting if each[1] is not scaler]
+    _waiting[:] = [each for each in _waiting if each[1]() is not scaler]
     try:
         yield
     finally:
@@ -81,9 +82,9 @@ def _watch(cls: type, method: str) -> None:
         with contextlib.suppress(AttributeError):  # of a plain number
             scaled._oktopk_scaler = self
         graph = present_graphs()[0]
-        waiting = None if graph is None else weakref.ref(graph), self
+        waiting = None if graph is None else weakref.ref(graph), weakref.ref(self)
         if waiting not in _waiting:
-            _waiting.append(waiting)
+            _waiting[:] = [*filter(_is_alive, _waiting), waiting]
         return scaled
 
     wrapped._oktopk_installed = True  # type: ignore[attr-defined]
@@ -94,8 +95,13 @@ def _take_waiting() -> Any:
     """The one scaler that waits for its gradients in the graphs at hand; None where there is none."""
     graphs = present_graphs()
     here = [(graph, scaler) for graph, scaler in _waiting if (graph and graph()) in graphs]
-    _waiting[:] = [each for each in _waiting if each not in here and (each[0] is None or each[0]() is not None)]
-    return _the_one([scaler for _, scaler in here])
+    _waiting[:] = [each for each in _waiting if each not in here and _is_alive(each)]
+    return _the_one([present for _, scaler in here if (present := scaler()) is not None])
+
+
+def _is_alive(waiting: tuple[weakref.ref[Any] | None, weakref.ref[Any]]) -> bool:
+    graph, scaler = waiting
+    return scaler() is not None and (graph is None or graph() is not None)
 
 
 def _the_one(scalers: list[Any]) -> Any:

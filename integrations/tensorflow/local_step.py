@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from ..step_ahead.noise import Gather, elements_of_rows, gather_by_parts, normalizes
 from ..vectors.sparse import Indices, Values
-from .layout import TensorLayout
 from .registry import tensor_of
 
 Pairs = Sequence[tuple[Any, Any]]
@@ -29,21 +28,15 @@ def normalizes_gradients(optimizer: Any) -> bool:
 
 
 class GivenGradients:
-    """The gradients of a step, of some of a layout's variables.
+    """Which gradients a step is given, of some of a layout's variables; it holds none of them, nor a variable."""
 
-    inputs: the tensors that a Python function is to be given.
-    """
-
-    def __init__(self, pairs: Pairs, tensors: Sequence[tf.Variable], layout: TensorLayout) -> None:
+    def __init__(self, pairs: Pairs, tensors: Sequence[tf.Variable]) -> None:
         part_of = {id(tensor): part for part, tensor in enumerate(tensors)}
-        given = {part_of[id(tensor_of(variable))]: gradient for gradient, variable in pairs if gradient is not None}
-        self._layout = layout
-        self._is_sparse = {part: isinstance(gradient, tf.IndexedSlices) for part, gradient in given.items()}
-        self.inputs = [tensor for gradient in given.values() for tensor in (
-            (gradient.indices, gradient.values) if isinstance(gradient, tf.IndexedSlices) else (gradient,))]
+        self._is_sparse = {part_of[id(tensor_of(variable))]: isinstance(gradient, tf.IndexedSlices)
+                           for gradient, variable in pairs if gradient is not None}
 
-    def gather(self, inputs: Sequence[Values]) -> Gather:
-        """Reads elements of what came for the inputs; zeros where there is no gradient."""
+    def gather(self, inputs: Sequence[Values], offsets: Indices) -> Gather:
+        """Reads elements of what came for the inputs, by the layout's offsets; zeros where there is no gradient."""
         remaining = iter(inputs)
         arrays = {part: self._next(is_sparse, remaining) for part, is_sparse in self._is_sparse.items()}
 
@@ -55,7 +48,13 @@ class GivenGradients:
                 return values.reshape(-1)[places]  # type: ignore[no-any-return]
             return elements_of_rows(rows, values, places)
 
-        return lambda wanted: gather_by_parts(wanted, self._layout.offsets, element)
+        return lambda wanted: gather_by_parts(wanted, offsets, element)
+
+    @staticmethod
+    def inputs(pairs: Pairs) -> list[Any]:
+        """The tensors that a Python function is to be given of these gradients."""
+        return [tensor for gradient, _ in pairs if gradient is not None for tensor in (
+            (gradient.indices, gradient.values) if isinstance(gradient, tf.IndexedSlices) else (gradient,))]
 
     @staticmethod
     def _next(is_sparse: bool, remaining: Iterator[Values]) -> tuple[Indices | None, Values]:

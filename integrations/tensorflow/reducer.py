@@ -7,6 +7,7 @@ communicates in one place and in one order, whatever TensorFlow runs side by sid
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, TypeVar
@@ -33,6 +34,9 @@ logger = logging.getLogger("horovod_oktopk")
 Array = NDArray[Any]
 Signature = tuple[str, ...]
 T = TypeVar("T")
+
+GONE = ("a graph reduces gradients for an optimizer, or for variables of a tape, that are gone: keep the optimizer "
+        "and the model for as long as the function that was traced with them is called")
 
 
 class Reducer:
@@ -71,28 +75,30 @@ class Reducer:
             with tf.control_dependencies(done):
                 is_last = index == len(self.flat.buckets) - 1  # the others need not wait for the slices
                 inputs = [scale, finite if is_last else tf.constant(True), *(gradients[i] for i in bucket.members)]
-                done = call(partial(self._reduce, index, density), inputs, [tf.int32])
+                done = call(partial(weakly(self._reduce), index, density), inputs, [tf.int32])
         with tf.control_dependencies(done):
-            return call(self._finish, [], [g.dtype for g in gradients], [g.shape for g in gradients])
+            return call(weakly(self._finish), [], [g.dtype for g in gradients], [g.shape for g in gradients])
 
     def discard(self) -> None:
         """Undoes the last step, now or when the graph runs."""
-        def undo() -> list[Array]:
-            self.flat.discard()
-            return [np.array(0, np.int32)]
-
-        call(undo, [], [tf.int32])
+        call(weakly(self._undo), [], [tf.int32])
         for bucket in self.flat.buckets:  # once it is undone: what was lent before is gone
             if isinstance(bucket.accumulator, LendingAccumulator):
                 bucket.accumulator.keep_residual()
 
     def refuse(self, gradients: Sequence[tf.Tensor], signature: Signature, message: str) -> list[tf.Tensor]:
         """For a step that cannot be taken: it raises PluginError, on ranks that do take it AgreementError."""
-        def step(*_: Array) -> list[Array]:
-            self.flat.refuse(signature, message)
+        step = partial(weakly(self._refuse), signature, message)
         if in_session():
             return in_turn(call, step, [], list(gradients), self.process_set)
         return call(step, [], [g.dtype for g in gradients], [g.shape for g in gradients])
+
+    def _undo(self) -> list[Array]:
+        self.flat.discard()
+        return [np.array(0, np.int32)]
+
+    def _refuse(self, signature: Signature, message: str, *_: Array) -> list[Array]:
+        self.flat.refuse(signature, message)
 
     def _whole_step(self, density: float | None, scale: Array, slices_finite: Array, *gradients: Array,
                     ) -> list[Array]:
@@ -135,6 +141,25 @@ def call(step: Step, inputs: list[tf.Tensor], dtypes: list[tf.DType],
     for output, shape in zip(outputs, shapes or (), strict=False):
         output.set_shape(shape)
     return list(outputs)
+
+
+def weakly(method: Callable[..., T]) -> Callable[..., T]:
+    """An object's method, for a graph: it does not keep the object, as a graph does not keep its variables either.
+
+    TensorFlow keeps what a tf.function calls, in a graph that it never drops. TensorFlow 1's graphs are the program's
+    own, and hold their steps. Raises PluginError where the object is gone.
+    """
+    if in_session():
+        return method
+    kept = weakref.WeakMethod(method)
+
+    def call_it(*inputs: Any) -> T:
+        present = kept()
+        if present is None:
+            raise PluginError(GONE)
+        return present(*inputs)
+
+    return call_it
 
 
 def guarded(step: Callable[..., T], *inputs: Array) -> T:

@@ -54,7 +54,8 @@ class GradientReducer:
         self.op = op
         self.process_set = process_set
         self.reducers: dict[tuple[int, ...], Served] = {}
-        """By the identities of the variables, of which none is kept alive."""
+        """By the identities of the variables. They go with these: what only a tape has, holds none of them. An
+        optimizer's may hold its variables, as the optimizer does."""
         self._sparse_as_dense = sparse_as_dense
         self._sparse = sparse
         _ALL.add(self)
@@ -99,7 +100,7 @@ class GradientReducer:
         signature = describe(variables, grads)
         reducer = self.reducers.get(key)
         if reducer is None:
-            for known, other in self.reducers.items():
+            for known, other in self.present_reducers().items():
                 if set(known) & set(key):
                     assert isinstance(other, Reducer)
                     return other, signature, _other_variables(other.signature, signature)
@@ -115,10 +116,14 @@ class GradientReducer:
     def _add(self, key: tuple[int, ...], reducer: S, variables: list[Any]) -> S:
         self.reducers[key] = reducer
         for variable in variables:
-            weakref.finalize(tensor_of(variable), self.reducers.pop, key, None)
+            weakref.finalize(tensor_of(variable), _forget, weakref.ref(self), key).atexit = False
         for expected in _EXPECTED:
             expected.hand_to(self, reducer, key)
         return reducer
+
+    def present_reducers(self) -> dict[tuple[int, ...], Served]:
+        """The same as `reducers`, in a copy: the garbage collector may take some away at any moment."""
+        return self.reducers.copy()
 
     def synchronize_replicas(self) -> Iterator[None]:
         """See Replica in partial/replicas.py. Without `Partial` nothing is under way between steps."""
@@ -130,7 +135,7 @@ class GradientReducer:
     def set_density(self, density: float | None) -> None:
         """See FlatReducer.set_density; for the reducers that there are, and those to come."""
         self.options = self.options.with_density(density)
-        for reducer in self.reducers.values():
+        for reducer in self.present_reducers().values():
             reducer.flat.set_density(density)
 
 
@@ -183,9 +188,10 @@ def reducers_by_optimizer(target: Any) -> list[list[Served]]:
     """Of an optimizer or a model; or those that tapes have of a model's variables, or of a list of variables."""
     several = gradient_reducers_of(target)
     if several:
-        return [list(gradient_reducer.reducers.values()) for gradient_reducer in several]
+        return [list(gradient_reducer.present_reducers().values()) for gradient_reducer in several]
     wanted = {id(variable) for variable in variables_of(target)}
-    return [[reducer for each in _OF_TAPES.values() for key, reducer in each.reducers.items() if wanted & set(key)]]
+    return [[reducer for each in _OF_TAPES.values() for key, reducer in each.present_reducers().items()
+             if wanted & set(key)]]
 
 
 def reducers_of(target: Any) -> list[Served]:
@@ -274,7 +280,7 @@ def is_expected(gradient_reducer: GradientReducer) -> bool:
 
 def in_use() -> bool:
     """Whether any reduction of ours is in use."""
-    return any(gradient_reducer.reducers for gradient_reducer in _ALL)
+    return any(gradient_reducer.reducers for gradient_reducer in list(_ALL))
 
 
 def tensor_of(variable: Any) -> Any:
@@ -286,6 +292,13 @@ def tensor_of(variable: Any) -> Any:
 def is_overwritten(variable: Any) -> bool:
     """Whether its "gradient" is its next value: the scales of Keras' float8 layers."""
     return getattr(variable, "overwrite_with_gradient", False) is True
+
+
+def _forget(gradient_reducer: weakref.ref[GradientReducer], key: tuple[int, ...]) -> None:
+    """One of the variables is gone. What calls this lives as long as they do, so it must hold nothing that may."""
+    present = gradient_reducer()
+    if present is not None:
+        present.reducers.pop(key, None)
 
 
 def _check_variables(variables: Sequence[Any], grads: Sequence[Any]) -> None:

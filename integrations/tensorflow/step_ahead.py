@@ -24,7 +24,7 @@ from ..step_ahead.options import StepAhead
 from ..step_ahead.reducer import StepAheadReducer as Core
 from .layout import TensorLayout
 from .local_step import GivenGradients, Pairs
-from .reducer import guarded, name_of, refuse_xla_and_replicas
+from .reducer import guarded, name_of, refuse_xla_and_replicas, weakly
 from .registry import GradientReducer, gradient_reducer_of, tensor_of
 from .replica import VariableReplica
 from .session import in_session
@@ -54,7 +54,7 @@ class OwnSteps(GradientReducer):
 
     def by_variables(self) -> dict[tuple[int, ...], StepAheadReducer]:
         """Its reducers, by the identities of their variables."""
-        return cast(dict[tuple[int, ...], StepAheadReducer], self.reducers)
+        return cast(dict[tuple[int, ...], StepAheadReducer], self.present_reducers())
 
     @property
     def averages(self) -> bool:
@@ -87,20 +87,21 @@ class OwnSteps(GradientReducer):
         reducer = self.reducer_over(variables)
         finite = _all_finite([gradient for gradient, _ in pairs])
         given = reducer.given(pairs)
-        _in_order(functools.partial(reducer.begin, given), reducer.touched, finite, *given.inputs)
+        _in_order(functools.partial(weakly(reducer.begin), given), reducer.touched, finite, *given.inputs(pairs))
         self._present = reducer
         try:
             _if(finite, update) if len(pairs) else update()
         finally:
             self._present = None
-        _in_order(reducer.end, reducer.touched)
+        _in_order(weakly(reducer.end), reducer.touched)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
     def observe(self, pairs: Pairs) -> None:
         """Inside a step: the gradients that the optimizer applies, where `step` had none."""
         if self._present is not None:
             given = self._present.given(pairs)
-            _in_order(functools.partial(self._present.observe, given), self._present.touched, *given.inputs)
+            _in_order(functools.partial(weakly(self._present.observe), given), self._present.touched,
+                      *given.inputs(pairs))
 
     def times_coefficient(self, learning_rate: Any) -> Any:
         """λ · gain times an optimizer's learning rate while it takes its step; otherwise what the user has given."""
@@ -188,10 +189,10 @@ class StepAheadReducer:
 
     def given(self, pairs: Pairs) -> GivenGradients:
         """The gradients that a step is given, in the layout."""
-        return GivenGradients(pairs, self._tensors, self.flat.layout)
+        return GivenGradients(pairs, self._tensors)
 
     def begin(self, given: GivenGradients, finite: Array, *inputs: Array) -> None:
-        """Before the optimizer's own step. finite: whether it is taken. inputs: what came for those of `given`."""
+        """Before the optimizer's own step. finite: whether it is taken. inputs: gradients, as `given` has them."""
         self.resume()
         self.flat.begin_step()
         self.coefficient.assign(self.flat.coefficient * self.flat.gain)
@@ -203,7 +204,7 @@ class StepAheadReducer:
 
     def observe(self, given: GivenGradients, *inputs: Array) -> None:
         """Looks at what the optimizer is given."""
-        self.flat.observe(given.gather(inputs))
+        self.flat.observe(given.gather(inputs, self.flat.layout.offsets))
 
     def end(self) -> None:
         """After it."""

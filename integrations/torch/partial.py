@@ -125,8 +125,10 @@ class PartialReducer(Reducer):
     def _make_flat(self, layout: TorchLayout) -> FlatPartialReducer[TorchLayout]:
         self._hyperparameters = Hyperparameters(self._optimizer)
         options = replace(self.partial, inner=self.options)  # whose density may have been set
-        return FlatPartialReducer(options, self._optimizer.op == hvd.Average, layout, make_accumulator,
+        flat = FlatPartialReducer(options, self._optimizer.op == hvd.Average, layout, make_accumulator,
                                   self.network, self._hyperparameters.names)
+        flat.belongs_to(self)
+        return flat
 
     # Updates.
 

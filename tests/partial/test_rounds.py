@@ -418,3 +418,19 @@ def test_one_rank_that_is_left_takes_a_round_at_each_step():
         rank.synchronize()
 
     run_ranks(2, program)
+
+
+@pytest.mark.parametrize("policy", ["solo", "majority"])
+def test_what_ranks_drop_at_different_times_is_in_a_round_and_all_threads_end(policy):
+    """Nobody synchronizes: each rank lets go when it has taken its own number of steps."""
+    def program(transport: LocalTransport) -> tuple[Rank, bool]:
+        over = threading.Event()
+        rank = Rank(transport, policy, max_staleness=1, when_over=over.set)
+        for step in range(4 + 3 * transport.rank):
+            rank.arrive(step)
+        rank.partial.drop()
+        return rank, over.wait(20)
+
+    for rank, is_over in run_ranks(3, program, timeout=40):
+        assert is_over
+        assert not rank.pending.any(), "a gradient is in no round"

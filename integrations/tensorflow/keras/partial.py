@@ -23,7 +23,7 @@ from ...partial.outcomes import RoundUpdate
 from ...partial.reducer import PartialReducer as FlatPartialReducer
 from ...selection.accumulator import NumpyAccumulator
 from ..layout import TensorLayout
-from ..reducer import Reducer, call, is_dense, refuse_xla_and_replicas
+from ..reducer import Reducer, call, is_dense, refuse_xla_and_replicas, weakly
 from ..registry import GradientReducer, tensor_of
 from ..transport import network
 
@@ -74,7 +74,7 @@ class PartialGradientReducer(GradientReducer):
                 reducer.average_models()
 
     def _partial_reducers(self) -> Iterator[PartialReducer]:
-        for reducer in self.reducers.values():
+        for reducer in self.present_reducers().values():
             assert isinstance(reducer, PartialReducer)
             yield reducer
 
@@ -107,14 +107,16 @@ class PartialReducer(Reducer):
                    ) -> FlatPartialReducer[TensorLayout]:
         self._dtypes = [tf.as_dtype(dtype) for _, _, dtype in layout.entries]
         self._shapes = [tf.TensorShape(shape) for _, shape, _ in layout.entries]
-        return FlatPartialReducer(self.partial, average, layout, lambda part: NumpyAccumulator(part.n, part.dtype),
+        flat = FlatPartialReducer(self.partial, average, layout, lambda part: NumpyAccumulator(part.n, part.dtype),
                                   network(process_set, own_channel=True, yield_cpu=True), ["learning_rate"])
+        flat.belongs_to(self)
+        return flat
 
     def step(self, grads: Sequence[Any], rate: tf.Variable | None, update: Update) -> None:
         """Hands in the gradients; `update` is called for every round. rate: the learning rate, which a round sets."""
         self._update = update
         mine = tf.constant(0.0, tf.float64) if rate is None else tf.cast(rate, tf.float64)
-        [count] = call(self._arrive, [mine, *(g for g in grads if is_dense(g))], [tf.int32])
+        [count] = call(weakly(self._arrive), [mine, *(g for g in grads if is_dense(g))], [tf.int32])
         if tf.executing_eagerly():
             for _ in range(int(count)):
                 self._apply_next(rate)
@@ -142,7 +144,8 @@ class PartialReducer(Reducer):
     def _apply_next(self, rate: tf.Variable | None, after: Any = None) -> Any:
         """One update. after: how many there have been in this step, in a graph; returns one more."""
         inputs = [] if after is None else [after]
-        of_round, *dense = call(self._next, inputs, [tf.float64, *self._dtypes], [tf.TensorShape(()), *self._shapes])
+        of_round, *dense = call(weakly(self._next), inputs, [tf.float64, *self._dtypes],
+                                [tf.TensorShape(()), *self._shapes])
         if rate is not None:
             rate.assign(tf.cast(of_round, rate.dtype))
         given = iter(dense)

@@ -1,0 +1,63 @@
+"""What is left of models that are dropped: of threads, and of objects."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+ONCE = 8
+"""Objects of a kind that may stay, as they are there once in a process; of each model's there would be more."""
+COMMUNICATORS = ("MPITransport", "Gate", "Control", "Watched", "Network")
+"""One for each reduction that has a communicator of its own, which lasts until the job ends."""
+OF_GRAPHS = ("GivenGradients",)
+"""What a function's graph calls stays with TensorFlow; it holds neither models nor gradients."""
+OF_FRAMEWORKS = {"Parameter": "torch", "ResourceVariable": "tensorflow", "LossScaleOptimizer": "keras",
+                 "LossScaleOptimizerV3": "tf_keras"}
+PATIENCE = 20
+"""Seconds for what ends on all ranks together: far more than it takes."""
+
+
+def census() -> Counter[str]:
+    """How many objects of ours live, how many variables and parameters, and how many threads of ours run."""
+    counted = Counter(name for each in gc.get_objects() if (name := _name(type(each))) is not None)
+    counted["threads"] = sum(thread.name.startswith("horovod_oktopk") for thread in threading.enumerate())
+    return counted
+
+
+def assert_nothing_stays(hvd: Any, train: Callable[[], Any], several: int) -> None:
+    """Makes, trains and drops more than ONCE models on all ranks."""
+    assert several > ONCE
+    gc.collect()
+    gc.freeze()  # what was there before is not looked at, which takes most of the time otherwise
+    try:
+        for number in range(several):
+            train()
+            if number % 10 == 0:
+                gc.collect()
+        hvd.allgather_object("all have dropped theirs")
+        left = _settled(lambda now: max(now.values(), default=0) <= ONCE)
+    finally:
+        gc.unfreeze()
+    assert max(left.values(), default=0) <= ONCE, f"{several} models that were dropped have left {dict(left)}"
+
+
+def _settled(is_done: Callable[[Counter[str]], bool]) -> Counter[str]:
+    """The census once it is as it should be, or when nothing more can be hoped for."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        gc.collect()
+        now = census()
+        if is_done(now) or time.monotonic() > until:
+            return now
+        time.sleep(0.1)
+
+
+def _name(kind: type) -> str | None:
+    module, name = str(kind.__module__), kind.__qualname__
+    if module.startswith("horovod_oktopk"):
+        return None if name in (*COMMUNICATORS, *OF_GRAPHS) else name
+    return name if module.startswith(OF_FRAMEWORKS.get(name, "none of these")) else None

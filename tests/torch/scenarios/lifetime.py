@@ -1,0 +1,61 @@
+"""Nothing lives longer than its model and optimizer: no thread, no memory, no model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from horovod_oktopk.torch import OkTopk, Partial, StepAhead, synchronize_replicas
+from tests.scenarios.common import needs
+from tests.scenarios.leaks import assert_nothing_stays
+
+SEVERAL = 100
+
+
+def train(compression: Any, **arguments: Any) -> Any:
+    """Two steps of a new model, which is gone afterwards, but for what this returns."""
+    model = torch.nn.Linear(30, 10)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=compression,
+                                         named_parameters=model.named_parameters(), **arguments)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(4, 30)).square().sum().backward()
+        optimizer.step()
+    return optimizer
+
+
+def check_optimizers_that_are_dropped_leave_nothing() -> None:
+    assert_nothing_stays(hvd, lambda: train(OkTopk(density=0.1)), SEVERAL)
+
+
+def check_optimizers_with_buckets_that_are_dropped_leave_nothing() -> None:
+    assert_nothing_stays(hvd, lambda: train(OkTopk(density=0.1, bucket_bytes=100)), SEVERAL)
+
+
+def check_step_ahead_that_is_dropped_with_an_exchange_under_way_leaves_nothing() -> None:
+    assert_nothing_stays(hvd, lambda: train(StepAhead(OkTopk(density=0.1), overlap=True)), SEVERAL)
+
+
+def check_partial_that_is_dropped_leaves_nothing() -> None:
+    needs(hvd.size() == 1 or hvd.mpi_enabled(), "MPI")
+    assert_nothing_stays(hvd, lambda: synchronize_replicas(train(Partial(OkTopk(density=0.1)))), SEVERAL)
+
+
+def check_partial_that_is_dropped_without_being_synchronized_leaves_nothing() -> None:
+    """Some rounds are still under way then, and gradients in none."""
+    needs(hvd.size() == 1 or hvd.mpi_enabled(), "MPI")
+    assert_nothing_stays(hvd, lambda: train(Partial(OkTopk(density=0.1), policy="solo")), 20)
+
+
+def check_a_gradient_scaler_is_dropped() -> None:
+    def scaled() -> None:
+        scaler = torch.amp.GradScaler("cpu")
+        optimizer = train(OkTopk(density=0.1))
+        model = torch.nn.Linear(3, 2)
+        scaler.scale(model(torch.ones(1, 3)).sum()).backward()
+        optimizer.zero_grad()
+
+    assert_nothing_stays(hvd, scaled, 20)
