@@ -21,7 +21,7 @@ OF_OTHERS = "## Messages of Horovod, Open MPI and the build"
 
 LEFT_OUT = {
     "a line of a roll call's description, which is shown as part of an AgreementError": (
-        "parameter …: shape", "sparse gradient, …", "load the state from a file", "save the state to a file",
+        "parameter …: shape", "sparse gradient, …", "load the state from …", "save the state to …",
         "discard the last update", "gather the state (gather_state_dict)", "take a step",
         "average the metrics of an epoch",
         "broadcast variables at the end of an epoch", "save the state at the end of an epoch"),

@@ -1,15 +1,15 @@
 """All ranks' records in one file, which the first rank writes and reads: the others need not see its disk.
 
-The file is a zip archive of `records.json` and one .npy for each residual. Residuals travel one at a
-time, so no rank holds more than one beside its own.
+Residuals travel one at a time, so no rank holds more than one beside its own. Whatever fails on one rank is told to
+all between two messages: then nothing is under way, and training can go on.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import zipfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,8 +21,10 @@ from ..transport.base import Transport
 from ..transport.connect import Network
 from ..transport.counting import CountingTransport
 from ..vectors.sparse import Values
+from .archive import Reader, Writer
 from .layout import Layout
-from .state import Record, Unit, match_parameters, share_of
+from .state import Record, Unit, parameters_of, share_of, warn_of_no_state
+from .together import gather_texts, tell, together
 
 PathLike = str | os.PathLike[str]
 CHUNK = 1 << 28
@@ -65,118 +67,196 @@ def save(reducers: Sequence[Reduction], path: PathLike, optimizers: Sequence[int
 
     optimizers: which optimizer each reducer is of, by number; if not given, one has them all. marks: plain values,
     to be stored beside it. The file appears whole or not at all.
+    Raises the same error on all ranks where one cannot do its part: OSError if the file cannot be written,
+    OptionError if marks are not plain values. Then nothing is left behind, and training may go on.
     """
-    path = Path(path)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    writes = all(reducer.network.membership()[0] == 0 for reducer in reducers)
-    archive = zipfile.ZipFile(part, "w") if writes else None
-    records = [_save_one(reducer, index, archive) for index, reducer in enumerate(reducers)]
-    if archive is not None:
-        owners = list(optimizers) or [0] * len(records)
-        archive.writestr("records.json", json.dumps({"marks": marks, "optimizers": owners, "reductions": records}))
-        archive.close()
-        part.replace(path)
-    for reducer in reducers:
-        reducer.leave()
+    saving = _Saving(Path(path), writes=all(reducer.network.membership()[0] == 0 for reducer in reducers))
+    try:
+        records = [saving.add(reducer, index) for index, reducer in enumerate(reducers)]
+        content = {"marks": marks, "optimizers": list(optimizers) or [0] * len(records), "reductions": records}
+        saving.finish(reducers[0].connect(), content)
+    finally:
+        saving.discard()
+        for reducer in reducers:
+            reducer.leave()
 
 
 def read_marks(path: PathLike) -> dict[str, Any]:
-    """The plain values that were stored beside the state."""
-    with zipfile.ZipFile(path) as archive:
-        marks: dict[str, Any] = json.loads(archive.read("records.json"))["marks"]
-    return marks
+    """The plain values that were stored beside the state. Raises OptionError where the file cannot be read."""
+    reader = Reader(path)
+    reader.close()
+    return reader.marks
 
 
-def load(reducer: Reduction, index: int, path: PathLike, optimizer: int = 0) -> None:
-    """Gives every rank its share of the state of an optimizer's index-th reducer; called on all ranks together.
+def load(reducer: Reduction, index: int, path: PathLike, optimizer: int = 0, taken: set[int] | None = None) -> None:
+    """Gives every rank its share of the state of an optimizer's reducer; called on all ranks together.
 
-    Raises OptionError on every rank where the first one cannot read it, or where it is of another model.
+    It is the state of the same parameters, or else the index-th. taken: those that other reducers have taken, to
+    which this one is added. If the file has no other, the reducer stays as it is, with a warning.
+    Raises OptionError on every rank where the first one cannot read it, or where it is of another model. Then no rank
+    has taken anything.
     """
     transport = reducer.connect()
     reducer.check_agreement(instead(reducer.description, "load the state from a file"))  # or some would wait in vain
-    source = _Source(reducer, index, path, optimizer) if transport.rank == 0 else None
-    failure = _tell(transport, source and source.failure)
-    if failure is not None:
-        raise OptionError(f"no state for these parameters could be loaded from {path}: {failure}")
-    for rank in range(transport.size):
-        share = source.share(rank, transport.size) if source is not None else None
-        plain = _tell(transport, share and {**share, "residual": None})
-        residual = _move(transport, 0, rank, None if share is None else share["residual"], reducer)
+    doing = f"load the state from {path}"
+    source = _Source(reducer, index, path, optimizer, set() if taken is None else taken)
+    is_first = transport.rank == 0
+    try:
+        together(transport, doing, source.open if is_first else _nothing)
+        if tell(transport, source.has_state):
+            share = _shares(transport, reducer, source if is_first else None, doing)
+            together(transport, doing, partial(reducer.take, share))
+    finally:
+        source.close()
+
+
+def _shares(transport: Transport, reducer: Reduction, source: _Source | None, doing: str) -> Record:
+    """This rank's share. source: on rank 0, which reads its own last, to hold no more than one beside it."""
+    inbox = together(transport, doing, partial(_inbox, reducer, needed=source is None))
+    mine: Record = {}
+    for rank in (*range(1, transport.size), 0):
+        share = together(transport, doing, partial(source.share, rank, transport.size) if source else _nothing)
+        plain = tell(transport, share and {**share, "residual": None})
+        residual = _move(transport, 0, rank, share["residual"] if share else None, inbox, reducer.layout)
         if transport.rank == rank:
-            reducer.take({**plain, "residual": residual})
+            mine = {**plain, "residual": residual}
+    return mine
+
+
+class _Saving:
+    """A file that is being saved. writes: whether on this rank."""
+
+    def __init__(self, path: Path, writes: bool) -> None:
+        self._path, self._writes = path, writes
+        self._doing = f"save the state to {path}"
+        self._writer: Writer | None = None
+        self._inbox: Values | None = None
+
+    def add(self, reducer: Reduction, index: int) -> list[Record]:
+        """All ranks' plain records; their residuals go into the file."""
+        transport = reducer.connect()
+        # Or some would wait in vain.
+        reducer.check_agreement(instead(reducer.description, "save the state to a file"))
+        own = together(transport, self._doing, partial(self._prepare, reducer))
+        plain = {**own, "residual": {"n": reducer.layout.n, "file": f"{index}.{transport.rank}.npy"}}
+        records: list[Record] = [json.loads(text) for text in gather_texts(transport, json.dumps(plain))]
+        for rank, record in enumerate(records):
+            residual = own["residual"] if rank == transport.rank else None
+            moved = _move(transport, rank, 0, residual, self._inbox, reducer.layout)
+            together(transport, self._doing, partial(self._write, record["residual"]["file"], moved))
+        return records
+
+    def finish(self, transport: Transport, content: dict[str, Any]) -> None:
+        """Puts the file in its place."""
+        together(transport, self._doing, partial(self._finish, content))
+
+    def discard(self) -> None:
+        """Removes what is not in its place."""
+        if self._writer is not None:
+            self._writer.discard()
+
+    def _prepare(self, reducer: Reduction) -> Record:
+        if self._writes and self._writer is None:
+            self._writer = Writer(self._path)
+        self._inbox = _inbox(reducer, self._writes)
+        own = reducer.record()
+        assert own is not None
+        return own
+
+    def _write(self, name: str, residual: Values | None) -> None:
+        if self._writer is not None and residual is not None:
+            self._writer.write(name, residual)
+
+    def _finish(self, content: dict[str, Any]) -> None:
+        if self._writer is not None:
+            try:
+                json.dumps(content)
+            except (TypeError, ValueError) as error:
+                raise OptionError("what is stored beside the state must be plain values (numbers, texts, lists): "
+                                  f"{error}") from error
+            self._writer.finish(content)
 
 
 class _Source:
-    """The file, on the rank that reads it. failure: why it cannot be; None where it can."""
+    """The file, on the rank that reads it. has_state: whether it has one for the reducer; None where it is not read.
+    """
 
-    def __init__(self, reducer: Reduction, index: int, path: PathLike, optimizer: int) -> None:
-        self.failure: str | None = None
-        self._layout, self._unit, self._copies = reducer.layout, reducer.unit, reducer.copies
-        self._adds = reducer.adds
+    def __init__(self, reducer: Reduction, index: int, path: PathLike, optimizer: int, taken: set[int]) -> None:
+        self.has_state: bool | None = None
+        self._reducer, self._index, self._path, self._optimizer = reducer, index, path, optimizer
+        self._taken = taken
+        self._reader: Reader | None = None
+        self._records: list[Record] = []
+
+    def open(self) -> None:
+        """Raises OptionError where it cannot be read."""
         try:
-            self._archive = zipfile.ZipFile(path)
-            saved = json.loads(self._archive.read("records.json"))
-            own = [records for owner, records in zip(saved["optimizers"], saved["reductions"], strict=True)
-                   if owner == optimizer]
-            self._records: list[Record] = own[index]
-            for record in self._records:
-                match_parameters(record, reducer.layout)
+            self._reader = Reader(self._path)
         except OptionError as error:
-            self.failure = str(error)
-        except (OSError, ValueError, LookupError, zipfile.BadZipFile) as error:
-            self.failure = f"{type(error).__name__}: {error}"
+            raise self._refused(error) from error
+        own = [records for owner, records in zip(self._reader.owners, self._reader.reductions, strict=True)
+               if owner == self._optimizer]
+        place = self._place(own)
+        self.has_state = place is not None
+        if place is None:
+            warn_of_no_state(self._path, self._reducer.layout)
+        else:
+            self._records = own[place]
+            self._taken.add(place)
 
     def share(self, rank: int, size: int) -> Record:
-        return share_of(self._records, rank, size, self._layout, self._read, unit=self._unit, copies=self._copies,
-                        adds=self._adds)
+        """Raises OptionError where it is of another model, or damaged."""
+        reducer, reader = self._reducer, self._reader
+        assert reader is not None
+        try:
+            return share_of(self._records, rank, size, reducer.layout, reader.residual, unit=reducer.unit,
+                            copies=reducer.copies, adds=reducer.adds)
+        except OptionError as error:
+            raise self._refused(error) from error
 
-    def _read(self, record: Record) -> Values:
-        with self._archive.open(record["residual"]["file"]) as file:
-            values: Values = np.lib.format.read_array(file)  # type: ignore[no-untyped-call]
-        return values
+    def close(self) -> None:
+        """Closes the file, if it is open."""
+        if self._reader is not None:
+            self._reader.close()
 
+    def _place(self, several: list[list[Record]]) -> int | None:
+        """Of the same parameters, if there are such; otherwise by order."""
+        ours, free = sorted(parameters_of(self._reducer.layout)), set(range(len(several))) - self._taken
+        same = [place for place in sorted(free) if sorted(several[place][0]["parameters"]) == ours]
+        if self._index in same or (not same and self._index in free):
+            return self._index
+        return same[0] if same else None
 
-def _save_one(reducer: Reduction, index: int, archive: zipfile.ZipFile | None) -> list[Record]:
-    """All ranks' plain records; their residuals go into the archive."""
-    transport = reducer.connect()
-    reducer.check_agreement(instead(reducer.description, "save the state to a file"))  # or some would wait in vain
-    own = reducer.record()
-    assert own is not None
-    plain = {**own, "residual": {"n": reducer.layout.n, "file": f"{index}.{transport.rank}.npy"}}
-    records: list[Record] = [json.loads(text) for text in _gather(transport, json.dumps(plain))]
-    for rank, record in enumerate(records):
-        residual = _move(transport, rank, 0, own["residual"] if rank == transport.rank else None, reducer)
-        if archive is not None and residual is not None:
-            with archive.open(record["residual"]["file"], "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, residual)  # type: ignore[no-untyped-call]
-    return records
-
-
-def _gather(transport: Transport, text: str) -> list[str]:
-    message = np.frombuffer(text.encode(), np.uint8)
-    sizes = transport.allgather(np.array([len(message)], np.int64))[:, 0]
-    return [bytes(part).decode() for part in transport.allgatherv(message, sizes)]
+    def _refused(self, error: OptionError) -> OptionError:
+        words = f"no state for these parameters could be loaded from {self._path}: {error}"
+        refused: OptionError = OptionError(words)
+        return refused
 
 
-def _tell(transport: Transport, value: Any) -> Any:
-    """What rank 0 has to say, as plain values."""
-    return json.loads(_gather(transport, json.dumps(value) if transport.rank == 0 else "")[0])
+def _nothing() -> None:
+    """What a rank does that has nothing to do."""
 
 
-def _move(transport: Transport, source: int, destination: int, residual: Values | None,
-          reducer: Reduction) -> Values | None:
-    """One rank's residual at another; all ranks take part. None elsewhere."""
+def _inbox(reducer: Reduction, needed: bool) -> Values | None:
+    """Where residuals arrive."""
+    return np.empty(reducer.layout.n, reducer.layout.dtype) if needed else None
+
+
+def _move(transport: Transport, source: int, destination: int, residual: Values | None, inbox: Values | None,
+          layout: Layout) -> Values | None:
+    """One rank's residual at another, in its inbox; all ranks take part. None elsewhere.
+
+    residual: at the source; like the inbox of the layout's length and dtype.
+    """
     if source == destination:
         return residual
-    moved = np.empty(reducer.layout.n, reducer.layout.dtype) if transport.rank == destination else None
-    length = reducer.layout.n * reducer.layout.dtype.itemsize
+    length = layout.n * layout.dtype.itemsize
     for start in range(0, length, CHUNK):
         stop = min(start + CHUNK, length)
-        outgoing = ({destination: residual.view(np.uint8)[start:stop]}
-                    if transport.rank == source and residual is not None else {})
-        incoming = {source: stop - start} if moved is not None else {}
+        outgoing = {destination: residual.view(np.uint8)[start:stop]} if residual is not None else {}
+        incoming = {source: stop - start} if transport.rank == destination else {}
         for batch in transport.exchange(outgoing, incoming, 1):
             for _, message in batch:
-                assert moved is not None
-                moved.view(np.uint8)[start:stop] = message
-    return moved
+                assert inbox is not None
+                inbox.view(np.uint8)[start:stop] = message
+    return inbox if transport.rank == destination else None

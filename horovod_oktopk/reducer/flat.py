@@ -26,7 +26,7 @@ from .bucket_trial import BucketTrial, Sample
 from .buckets import Bucket, Buckets, L, split
 from .connection import Connection
 from .host_accumulator import HostAccumulator
-from .state import THIS_PROCESS, Record, Unit, record, share_of
+from .state import THIS_PROCESS, Record, Unit, check_residuals, record, share_of
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -270,6 +270,7 @@ class FlatReducer(Generic[L]):
 
     def load(self, records: Sequence[Record]) -> None:
         """Takes this rank's share of the records that `record` gave on these or other ranks; none starts anew."""
+        check_residuals(records)
         self.take(share_of(records, *self.network.membership()[:2], self.layout, process=THIS_PROCESS))
 
     def take(self, share: Record) -> None:

@@ -11,7 +11,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -42,6 +42,79 @@ def parameters_of(layout: Layout) -> list[list[Any]]:
     return [[name, list(shape)] for name, shape, _ in layout.entries]
 
 
+def check_records(records: Any) -> None:
+    """Raises OptionError where it is no list of records, or one lacks a field, or has a wrong one.
+
+    Residuals are looked at where they are taken, as a file has them elsewhere; see `residual_of`.
+    """
+    if not isinstance(records, list | tuple):
+        raise OptionError(f"the state is damaged: expected a list of records; got {type(records).__name__}")
+    for each in records:
+        if not isinstance(each, dict):
+            raise OptionError(f"the state is damaged: expected a record; got {type(each).__name__}")
+        for name, is_right in _FORM.items():
+            if name not in each:
+                raise OptionError(f"the state is damaged: a record has no '{name}'")
+            if not is_right(each[name]):
+                raise OptionError(f"the state is damaged: a record's '{name}' is {each[name]!r:.80}")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _are_parameters(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(
+        isinstance(each, list | tuple) and len(each) == 2 and isinstance(each[0], str)
+        and isinstance(each[1], list | tuple) and all(map(_is_count, each[1])) for each in value)
+
+
+_FORM: dict[str, Callable[[Any], bool]] = {
+    "unit": lambda value: value in get_args(Unit), "rank": _is_count, "size": _is_count,
+    "process": lambda value: isinstance(value, str), "parameters": _are_parameters, "residual": lambda _: True,
+    "residual_scale": lambda value: value is None or isinstance(value, int | float),
+    "algorithm": lambda value: isinstance(value, dict) and _is_count(value.get("step"))}
+"""What a field of a record must be."""
+
+
+def residual_of(saved: Record, dtype: Any, read: Read) -> Values:
+    """A record's residual in the given dtype: float32 or float64, shape (n,).
+
+    Raises OptionError where it is not of the record's parameters, or not finite.
+    """
+    values, length = read(saved), _length(saved["parameters"])
+    is_array = isinstance(values, np.ndarray)
+    if not is_array or values.shape != (length,) or values.dtype not in (np.float32, np.float64):
+        came = f"{values.dtype} of shape {values.shape}" if is_array else type(values).__name__
+        raise OptionError(f"the state is damaged: the residual of rank {saved['rank']} must be float32 or float64 "
+                          f"of shape {(length,)}; got {came}")
+    with np.errstate(over="ignore"):
+        residual: Values = values.astype(dtype, copy=False)
+    if not np.isfinite(residual).all():
+        raise OptionError(f"the residual of rank {saved['rank']} is not finite in {np.dtype(dtype).name}: the state "
+                          "is damaged, or of a model with a wider dtype")
+    return residual
+
+
+def check_residuals(records: Sequence[Record]) -> None:
+    """Raises OptionError where one of the records, which are in memory, is not whole; see `residual_of`."""
+    check_records(records)
+    for each in records:
+        residual_of(each, getattr(each["residual"], "dtype", np.float64), _in_memory)
+
+
+def _in_memory(saved: Record) -> Values:
+    values: Values = saved["residual"]
+    return values
+
+
+def warn_of_no_state(path: Any, layout: Layout) -> None:
+    """Warns that a file has none for these parameters."""
+    first = layout.entries[0][0] if layout.entries else "nothing"
+    warnings.warn(f"{path} has no state for the parameters that begin with '{first}': they had none when it was "
+                  "saved, and keep what they have", stacklevel=2)
+
+
 def share_of(records: Sequence[Record], rank: int, size: int, layout: Layout,
              read: Read = lambda r: r["residual"], process: str | None = None,  # type: ignore[no-any-return]
              unit: Unit = "gradients", copies: int = 1, adds: bool = True) -> Record:
@@ -70,23 +143,24 @@ def share_of(records: Sequence[Record], rank: int, size: int, layout: Layout,
         had = own[0].get("copies", 1)
         is_whole = (own[0]["size"] == size and had == copies and places == sorted(places)  # whatever the names are
                     and (copies == 1 or own[0]["rank"] == rank))
-        algorithm, residual = own[0]["algorithm"] if is_whole else {"step": step}, fitted(own[0], places, read)
+        algorithm = own[0]["algorithm"] if is_whole else {"step": step}
+        residual = fitted(own[0], places, layout, read)
         if had != copies:
             residual, copies = residual / residual.dtype.type(had if adds else 1), 1
         return {**record(rank, size, layout, residual, scale, algorithm, unit, copies), **extra}
     residual = np.zeros(layout.n, layout.dtype)
     for r in records:
         if r["rank"] % size == rank and r["size"] != size:
-            part = fitted(r, match_parameters(r, layout), read)
+            part = fitted(r, match_parameters(r, layout), layout, read)
             np.add(residual, part / part.dtype.type(r.get("copies", 1) if adds else 1), out=residual)
     if records:
         _warn(records, size)
     return {**record(rank, size, layout, residual, scale, {"step": step}, unit), **extra}
 
 
-def fitted(saved: Record, places: list[int], read: Read) -> Values:
-    """A record's residual in the order of what `match_parameters` has found."""
-    residual = read(saved)
+def fitted(saved: Record, places: list[int], layout: Layout, read: Read) -> Values:
+    """A record's residual in the layout's dtype, and in the order of what `match_parameters` has found."""
+    residual = residual_of(saved, layout.dtype, read)
     if places == sorted(places):
         return residual
     lengths = [int(np.prod(shape, dtype=np.int64)) for _, shape in saved["parameters"]]

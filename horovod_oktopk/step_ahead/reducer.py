@@ -32,7 +32,7 @@ import numpy as np
 from ..errors import NonFiniteError, PluginError
 from ..reducer.buckets import L
 from ..reducer.connection import Connection
-from ..reducer.state import THIS_PROCESS, Record, Unit, record, share_of
+from ..reducer.state import THIS_PROCESS, Record, Unit, check_residuals, record, share_of
 from ..schemes.algorithm import Algorithm
 from ..schemes.base import Scheme
 from ..schemes.report import StepReport, sum_of_phases
@@ -374,6 +374,7 @@ class StepAheadReducer(Generic[L]):
 
         The model is to hold w by then: the parameters that were shared when the state was saved.
         """
+        check_residuals(records)
         self.take(share_of(records, *self.network.membership()[:2], self.layout, process=THIS_PROCESS,
                            unit=self.unit, copies=self.copies, adds=self.adds))
 

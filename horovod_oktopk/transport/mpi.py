@@ -116,15 +116,19 @@ class MPITransport:
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
                  messages_in_flight: int) -> Iterator[list[tuple[int, Bytes]]]:
+        posted: list[Any] = []
         flying: tuple[list[Any], list[tuple[int, Bytes]]] | None = None
-        with self.gate.operation():
-            for batch in rotated_batches(self.rank, self.size, messages_in_flight):
-                posted = self._post(batch, outgoing, incoming)
-                if flying is not None:  # the next batch is under way while the caller sums this one
+        try:
+            with self.gate.operation():
+                for batch in rotated_batches(self.rank, self.size, messages_in_flight):
+                    arriving = self._post(batch, outgoing, incoming, posted)
+                    if flying is not None:  # the next batch is under way while the caller sums this one
+                        yield self._arrived(*flying)
+                    flying = arriving
+                if flying is not None:
                     yield self._arrived(*flying)
-                flying = posted
-            if flying is not None:
-                yield self._arrived(*flying)
+        finally:  # also where the caller leaves: MPI may still write into these, or read from them
+            self._abandoned += [request for request in posted if request]
 
     def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
         gathered = np.empty(int(sizes.sum()), np.uint8)
@@ -141,15 +145,21 @@ class MPITransport:
         self._hears_waking = True
 
     def _wait(self, requests: list[Any]) -> None:
-        """Until all are complete. Raises TransportError where this rank is woken before."""
+        """Until all are complete. Raises TransportError where this rank is woken before.
+
+        Whatever is raised, what is under way keeps its memory. It is not cancelled: then the next receive would take
+        the message that was meant for it.
+        """
         pending = [*requests, self._woken]
-        if self.yield_cpu:
-            self._look_until_complete(pending)
-        else:
-            while any(pending[:-1]) and pending[-1]:
-                MPI.Request.Waitsome(pending)
+        try:
+            if self.yield_cpu:
+                self._look_until_complete(pending)
+            else:
+                while any(pending[:-1]) and pending[-1]:
+                    MPI.Request.Waitsome(pending)
+        finally:
+            self._abandoned += [request for request in requests if request]
         if any(pending[:-1]):
-            self._abandoned += requests
             self.gate.check()
 
     def _look_until_complete(self, pending: list[Any]) -> None:
@@ -158,13 +168,18 @@ class MPITransport:
             if any(pending[:-1]) and pending[-1] and time.monotonic() > start + SPIN:
                 time.sleep(NAP)
 
-    def _post(self, batch: list[tuple[int, int]], outgoing: Mapping[int, Bytes],
-              incoming: Mapping[int, int]) -> tuple[list[Any], list[tuple[int, Bytes]]]:
+    def _post(self, batch: list[tuple[int, int]], outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
+              posted: list[Any]) -> tuple[list[Any], list[tuple[int, Bytes]]]:
+        """Begins a batch. posted: gets every request as soon as there is one, as the next may fail."""
         arrivals = [(source, np.empty(incoming[source], np.uint8)) for _, source in batch if source in incoming]
         with _errors(), self.gate.inside():
-            requests = [self.comm.Irecv([buffer, MPI.BYTE], source, TAG) for source, buffer in arrivals]
-            requests += [self.comm.Isend([outgoing[to], MPI.BYTE], to, TAG) for to, _ in batch if to in outgoing]
-        return requests, arrivals
+            before = len(posted)
+            for source, buffer in arrivals:
+                posted.append(self.comm.Irecv([buffer, MPI.BYTE], source, TAG))
+            for to, _ in batch:
+                if to in outgoing:
+                    posted.append(self.comm.Isend([outgoing[to], MPI.BYTE], to, TAG))
+        return posted[before:], arrivals
 
     def _arrived(self, requests: list[Any], arrivals: list[tuple[int, Bytes]]) -> list[tuple[int, Bytes]]:
         with _errors(), self.gate.inside():

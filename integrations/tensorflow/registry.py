@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -252,7 +252,7 @@ def expect_state(target: Any, path: Any) -> None:
 class _Expected:
     """A file, and whom its state is for: an optimizer's GradientReducer, or those of tapes over some variables.
 
-    number: of the optimizer among those of the target.
+    number: of the optimizer among those of the target. taken: what of the file is taken, on rank 0.
     """
 
     path: Any
@@ -260,6 +260,7 @@ class _Expected:
     gradient_reducer: weakref.ref[GradientReducer] | None
     variables: list[weakref.ref[Any]]
     handed: int = 0
+    taken: set[int] = field(default_factory=set)
 
     def hand_to(self, gradient_reducer: GradientReducer, reducer: Served, key: tuple[int, ...]) -> None:
         if self.gradient_reducer is not None:
@@ -268,7 +269,8 @@ class _Expected:
             known = {id(ref()) for ref in self.variables}
             wanted = gradient_reducer in _OF_TAPES.values() and bool(key) and known.issuperset(key)
         if wanted:
-            reducer.before_step = partial(checkpoint.load, index=self.handed, path=self.path, optimizer=self.number)
+            reducer.before_step = partial(checkpoint.load, index=self.handed, path=self.path, optimizer=self.number,
+                                          taken=self.taken)
             self.handed += 1
 
 

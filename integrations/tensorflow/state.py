@@ -46,6 +46,8 @@ def save_state(target: Any, path: PathLike, **marks: Any) -> None:
 
     Raises:
         PluginError: Nothing has been reduced yet.
+        OSError: On all ranks: rank 0 cannot write the file, as the disk is full, say. Training may go on.
+        OptionError: On all ranks: marks are not plain values.
 
     Examples:
         >>> save_state(model, "residuals.npz")
@@ -65,8 +67,9 @@ def load_state(target: Any, path: PathLike) -> None:
     """Takes what `save_state` wrote, when the next step is taken.
 
     It is called on all ranks together; rank 0 reads the file. At the same number of ranks each gets its own residual
-    back, and the run goes on with the same bits; at another the sum of the residuals is kept. The next step raises
-    OptionError if the file does not fit.
+    back, and the run goes on with the same bits; at another the sum of the residuals is kept. A residual of another
+    dtype is converted: from float64 to float32 it is rounded. The next step raises OptionError on all ranks, and
+    takes nothing, if the file does not fit, or is damaged.
 
     Args:
         target: an optimizer or a model; for gradients of a tape, the model, or the list of variables.
@@ -79,7 +82,7 @@ def load_state(target: Any, path: PathLike) -> None:
 
 
 def read_marks(path: PathLike) -> dict[str, Any]:
-    """The plain values that `save_state` stored."""
+    """The plain values that `save_state` stored. Raises OptionError where this rank cannot read the file."""
     return checkpoint.read_marks(path)
 
 

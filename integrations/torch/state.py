@@ -13,8 +13,9 @@ import horovod.torch as hvd
 
 import torch
 
-from ..errors import PluginError
+from ..errors import OptionError, PluginError
 from ..phases.agreement import instead
+from ..reducer.state import check_records, check_residuals
 from .partial import PartialReducer, synchronize_replicas
 from .registry import AnyReducer, reducer_of
 from .step_ahead import StepAheadReducer
@@ -28,7 +29,11 @@ def attach_state(optimizer: Any, reducer: AnyReducer) -> None:
         state_dict[KEY] = [_to_torch(record) for record in reducer.records()]
 
     def load(_optimizer: Any, state_dict: dict[str, Any]) -> None:
-        reducer.load_records([_to_numpy(record) for record in state_dict.get(KEY, [])])
+        saved = state_dict.get(KEY, [])
+        check_records(saved)
+        records = [_to_numpy(record) for record in saved]
+        check_residuals(records)  # of all ranks, and before anything is taken: so all ranks refuse the same file
+        reducer.load_records(records)
 
     optimizer.register_state_dict_post_hook(save)
     optimizer.register_load_state_dict_pre_hook(load)
@@ -95,4 +100,9 @@ def _to_torch(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _to_numpy(record: dict[str, Any]) -> dict[str, Any]:
-    return {**record, "residual": record["residual"].cpu().numpy()}
+    residual = record["residual"]
+    if not isinstance(residual, torch.Tensor) or residual.dtype not in (torch.float32, torch.float64):
+        came = residual.dtype if isinstance(residual, torch.Tensor) else type(residual).__name__
+        raise OptionError(f"the state is damaged: the residual of rank {record['rank']} must be a tensor of float32 "
+                          f"or float64; got {came}")
+    return {**record, "residual": residual.cpu().numpy()}

@@ -122,7 +122,7 @@ def test_several_reductions_share_a_file(tmp_path):
     assert on_ranks(2, program) == [True, True]
 
 
-@pytest.mark.parametrize("damage", ["missing", "not a zip", "cut", "another model", "another index"])
+@pytest.mark.parametrize("damage", ["missing", "not a zip", "cut", "another model"])
 def test_a_file_that_does_not_fit_is_an_error_on_all_ranks(damage, tmp_path):
     path = tmp_path / "state"
 
@@ -142,7 +142,7 @@ def test_a_file_that_does_not_fit_is_an_error_on_all_ranks(damage, tmp_path):
     def load(transport):
         reducer = make(transport)
         with pytest.raises(OptionError, match="no state for these parameters could be loaded"):
-            checkpoint.load(reducer, 1 if damage == "another index" else 0, path)
+            checkpoint.load(reducer, 0, path)
         return take_steps(reducer, transport.rank, range(1)) is not None  # nobody is left waiting
 
     assert on_ranks(3, load) == [True] * 3

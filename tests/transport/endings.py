@@ -163,9 +163,43 @@ def who_waits_for_one_that_waits_for_a_rank_that_ends_is_told(world: Any) -> Non
                 assert told(lambda: gather(waiting, 1)) == f"rank {last} has ended"
 
 
+def what_is_under_way_keeps_its_memory(world: Any) -> None:
+    """Rank 0 leaves an exchange, or MPI fails there; a message of megabytes comes afterwards, for nobody's memory."""
+    if world.size < 3:
+        return
+    from horovod_oktopk.transport.mpi import MPITransport
+    for fails in (False, True):
+        transport, side = MPITransport(world.Dup()), world.Dup()
+        length, last = 1 << 22, world.size - 1
+        late = last - 1  # its message is of the second batch
+        if world.rank == 0:
+            _leave_in_the_middle(transport, {late: length, last: 8}, fails)
+            others = [np.zeros(length, np.uint8) for _ in range(8)]
+            side.barrier()
+            side.recv(source=late)
+            assert not any(other.any() for other in others), "MPI has written into memory that others have"
+        else:
+            if world.rank == last:
+                list(transport.exchange({0: np.ones(16 if fails else 8, np.uint8)}, {}, 2))
+            side.barrier()
+            if world.rank == late:
+                list(transport.exchange({0: np.full(length, 7, np.uint8)}, {}, 2))
+                side.send(None, 0)
+        side.barrier()
+
+
+def _leave_in_the_middle(transport: Any, incoming: dict[int, int], fails: bool) -> None:
+    if fails:  # a message is longer than what was expected
+        assert "MPI failed" in told(lambda: list(transport.exchange({}, incoming, 1)))
+        return
+    for _ in transport.exchange({}, incoming, 1):
+        break
+
+
 ENDINGS = {program.__name__: program for program in (
     whoever_waits_for_a_rank_that_ends_is_told, whoever_comes_after_a_rank_has_ended_is_told,
     whoever_waits_for_a_message_is_told, what_all_have_begun_is_ended, an_exchange_that_was_given_up_holds_nobody,
     the_missing_are_named, a_stall_that_lasts_is_an_error_on_all_ranks, a_step_is_ended_among_some_of_its_ranks,
-    who_waits_for_one_that_waits_for_a_rank_that_ends_is_told)}
+    who_waits_for_one_that_waits_for_a_rank_that_ends_is_told,
+    what_is_under_way_keeps_its_memory)}
 """For two ranks or more."""

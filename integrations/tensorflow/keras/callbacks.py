@@ -8,7 +8,6 @@ import os
 import statistics
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import horovod.tensorflow as hvd
 
@@ -156,6 +155,7 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     Raises:
         OptionError: On all ranks, at the end of an epoch: filepath has a name that the logs do not have.
+        OSError: On all ranks, at the end of an epoch: the file cannot be written.
 
     Examples:
         >>> hvd_keras.callbacks.StateCheckpoint("residuals.npz")
@@ -168,7 +168,8 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Logs = None) -> None:
         # Rank 0 decides, as the others may not see its disk.
-        found = hvd.broadcast_object(self._look(), root_rank=0, name="horovod_oktopk.checkpoint")
+        found = hvd.broadcast_object(self._look() if hvd.rank() == 0 else None, root_rank=0,
+                                     name="horovod_oktopk.checkpoint")
         if found is None:
             load_state(self.model, self._restore)
         elif found:
@@ -181,7 +182,8 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
                            "over its variables, has reduced a gradient with compression=OkTopk(...) yet")
         else:
             meet(self.model, "save the state at the end of an epoch")
-            path, wrong = hvd.broadcast_object(self._file_of(epoch, logs), root_rank=0, name="horovod_oktopk.path")
+            path, wrong = hvd.broadcast_object(self._file_of(epoch, logs) if hvd.rank() == 0 else None,
+                                               root_rank=0, name="horovod_oktopk.path")
             if wrong:
                 raise OptionError(wrong)
             save_state(self.model, path, iterations=self._iterations())
@@ -190,17 +192,17 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
         """The path, and why there is none."""
         try:
             return self._path.format(**{**(logs or {}), "epoch": epoch + 1}), None
-        except (LookupError, TypeError, ValueError) as error:
+        except Exception as error:  # whatever it is, the other ranks wait for it
             return "", (f"the path {self._path!r} of StateCheckpoint cannot be filled in ({type(error).__name__}: "
                         f"{error}): this epoch has {['epoch', *sorted(logs or {})]}")
 
     def _look(self) -> str | None:
         """None where the file is to be loaded; else why not, or "" where that is no surprise."""
-        if not Path(self._restore).exists():
-            return ""
         try:
+            if not Path(self._restore).exists():
+                return ""
             saved = read_marks(self._restore).get("iterations", self._iterations())
-        except (OSError, ValueError, KeyError, BadZipFile) as error:
+        except (OSError, OptionError) as error:
             return f"{self._restore} cannot be read: {error}"
         if saved != self._iterations():
             return f"{self._restore} is of step {saved}, the model of step {self._iterations()}"

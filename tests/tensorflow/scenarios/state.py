@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import OptionError
-from horovod_oktopk.tensorflow import OkTopk, discard_update, load_state, save_state, step_report
+from horovod_oktopk.tensorflow import OkTopk, StepAhead, discard_update, load_state, save_state, step_report
 from horovod_oktopk.tensorflow.registry import reducers_of
 from horovod_oktopk.tensorflow.versions import KERAS_3
 from tests.scenarios.common import (
@@ -25,6 +26,7 @@ from tests.scenarios.common import (
     raised_everywhere,
     shared_folder,
 )
+from tests.support.full_disk import room_for
 from tests.tensorflow.driver import Kind
 from tests.tensorflow.scenarios.common import (
     compiled,
@@ -230,6 +232,82 @@ def check_a_file_that_is_not_there_is_an_error_on_all_ranks() -> None:
             hvd.DistributedGradientTape(tape, compression=OkTopk(k=1)).gradient(loss, [weight])
 
         assert "nothing" in raised_everywhere(hvd, OptionError, step)[0]
+
+
+def check_training_goes_on_as_without_the_save_where_the_disk_is_full() -> None:
+    for options in (OPTIONS, StepAhead(OPTIONS)):
+        with shared_folder(hvd) as folder:
+            def run(limits: list[int], options: Any = options, folder: Any = folder) -> tuple[np.ndarray, np.ndarray]:
+                model = compiled(make_model(), distribute(options, keras.optimizers.SGD(0.1, momentum=0.5)))
+                train(model, range(2))
+                save_state(model, folder / "state")
+                for limit in limits:
+                    with room_for(limit) if hvd.rank() == 0 else contextlib.nullcontext():
+                        save = functools.partial(save_state, model, folder / "state")
+                        messages = raised_everywhere(hvd, OSError, save)
+                    assert len(set(messages)) == 1, messages
+                    assert "rank 0 could not save the state" in messages[0]
+                    train(model, range(2, 3))
+                    if not limits[1:]:
+                        train(model, range(3, 4))
+                if not limits:
+                    train(model, range(2, 3))
+                    train(model, range(3, 4))
+                return flat(weights(model)), reducers_of(model)[0].flat.record()["residual"]
+
+            undisturbed = run([])
+            length = everywhere(hvd, (folder / "state").stat().st_size)[0]
+            for limit in (0, length // 3, 2 * length // 3, length - 100, length - 1):
+                for expected, found in zip(undisturbed, run([limit]), strict=True):
+                    assert expected.tobytes() == found.tobytes(), (options, limit)
+                assert [path.name for path in Path(folder).iterdir()] == ["state"]
+            everywhere(hvd, "done")
+
+
+def check_a_residual_of_another_dtype_is_converted_on_all_ranks() -> None:
+    for written, read in ((tf.float64, tf.float32), (tf.float32, tf.float64)):
+        with shared_folder(hvd) as folder:
+            variable = {dtype: tf.Variable(tf.zeros(50, dtype), name="weight") for dtype in (written, read)}
+
+            def step(dtype: Any, number: int, variable: Any = variable) -> None:
+                factors = tf.constant(np.random.default_rng((number, hvd.rank())).integers(-9, 10, 50), dtype)
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(variable[dtype] * factors)
+                tape = hvd.DistributedGradientTape(tape, compression=OkTopk(k=3), op=hvd.Sum)
+                tape.gradient(loss, [variable[dtype]])
+
+            step(written, 0)
+            held = residual([variable[written]])
+            save_state([variable[written]], folder / "state")
+            everywhere(hvd, "written")
+            load_state([variable[read]], folder / "state")
+            step(read, 1)
+            saved, step_found = residual([variable[read]]), step_report([variable[read]]).step
+            step(written, 1)
+            assert held.any()
+            assert step_found == 2
+            assert np.array_equal(saved, residual([variable[written]]))
+            everywhere(hvd, "done")
+
+
+def check_a_second_phase_of_tapes_goes_on_where_the_file_has_one_alone() -> None:
+    with shared_folder(hvd) as folder:
+        first, second = (tf.Variable(tf.ones(9), name=name) for name in ("first", "second"))
+
+        def step(variable: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(variable * tf.range(9.0))
+            hvd.DistributedGradientTape(tape, compression=OkTopk(k=2)).gradient(loss, [variable])
+
+        step(first)
+        save_state([first, second], folder / "state")
+        everywhere(hvd, "written")
+        load_state([first, second], folder / "state")
+        step(first)
+        step(second)
+        assert reducers_of([second])[0].flat.report.step == 1
+        assert reducers_of([first])[0].flat.report.step == 2
+        everywhere(hvd, "done")
 
 
 def check_what_is_discarded_does_not_come_back() -> None:

@@ -11,9 +11,10 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from horovod_oktopk import AgreementError
+from horovod_oktopk import AgreementError, OptionError
 from horovod_oktopk.torch import OkTopk, StepAhead, discard_update, gather_state_dict, step_report
-from tests.scenarios.common import assert_disagreement, is_last, needs_ranks
+from tests.scenarios.common import assert_disagreement, is_last, needs_ranks, shared_folder
+from tests.support.full_disk import room_for
 from tests.torch.scenarios.common import (
     backward,
     distribute,
@@ -180,3 +181,42 @@ def check_a_checkpoint_that_was_loaded_to_a_device() -> None:
         state["horovod_oktopk"][0]["residual"] = residual.clone().as_subclass(OnADevice)
         loading.load_state_dict(state)
         assert np.array_equal(loading.state_dict()["horovod_oktopk"][0]["residual"].numpy(), residual.numpy())
+
+
+def check_training_goes_on_where_rank_0_cannot_write_a_checkpoint() -> None:
+    params = parameters()
+    optimizer = distribute(params, OPTIONS)
+    take_steps(optimizer, params, range(6))
+    with shared_folder(hvd) as folder:
+        for limit in (0, 100, 1000):
+            state = gather_state_dict(optimizer)
+            if hvd.rank() == 0:
+                failed = False
+                with room_for(limit):
+                    try:
+                        torch.save(state, folder / "state")
+                    except (OSError, RuntimeError):  # PyTorch's own writer
+                        failed = True
+                assert failed, limit
+        everywhere("done")
+    take_steps(optimizer, params, range(6, 12))
+    assert np.array_equal(flat(params), uninterrupted())
+
+
+def check_a_damaged_record_is_refused_and_nothing_is_taken() -> None:
+    params = parameters()
+    optimizer = distribute(params, OPTIONS)
+    take_steps(optimizer, params, range(6))
+    state = hvd.broadcast_object(through_a_file(gather_state_dict(optimizer)), root_rank=0)
+    last = state["horovod_oktopk"][-1]
+    residual = last["residual"]
+    damaged = [{name: value for name, value in last.items() if name != "algorithm"}, [],
+               {**last, "residual": residual[:-1]}, {**last, "residual": residual.to(torch.bfloat16)},
+               {**last, "residual": residual.numpy()}, {**last, "residual": torch.full_like(residual, torch.nan)}]
+    for record in damaged:
+        state["horovod_oktopk"][-1] = record
+        messages = raised_everywhere(OptionError, lambda: optimizer.load_state_dict(state))
+        assert len(set(messages)) == 1, messages
+        assert "damaged" in messages[0]
+    take_steps(optimizer, params, range(6, 12))
+    assert np.array_equal(flat(params), uninterrupted())
