@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy import convergence, pytorch_text
 from benchmarks.accuracy.power_sgd import PowerSGD, PowerSGDOptimizer
+from benchmarks.faults.jobs import Ended, faults_of
+from benchmarks.faults.plans import Plan
 from benchmarks.stragglers.tasks import TASKS, Digits
 from horovod_oktopk.phases.agreement import FEW_RANKS
 from horovod_oktopk.schemes.cost import oktopk_bound
@@ -349,3 +352,30 @@ def test_a_study_tries_the_rates_with_the_first_seed_and_repeats_no_run(tmp_path
     convergence.main(["--studies", "digits-1", "--no-training", *line[2:]])  # of which there are none
     assert len(made) == count
     assert not (tmp_path / "out_digits-1.png").exists()
+
+
+@pytest.mark.slow
+def test_jobs_in_which_a_rank_goes_wrong_end_as_promised(tmp_path: Path) -> None:
+    found: Any = outcome("faults.campaign", tmp_path, "--jobs", "2", "--programs", "torch", "--faults", "raise")
+    assert [row["fault"] for row in found] == ["raise"] * 2
+    assert [row["wrong"] for row in found] == [[]] * 2, found
+
+
+def test_a_job_that_ends_otherwise_is_told() -> None:
+    plan = Plan("torch", "gradients", "mpi", 2, "raise", rank=1)
+    told = {0: {"error": "TransportError: rank 1 has ended with ValueError"}}
+    well = Ended(plan, in_time=True, returncode=1, ranks=told, crashes=[], left_over=0, happened=True, seconds=1.0,
+                 output="")
+    assert faults_of(well, None) == []
+    blames = {0: {"error": "TransportError: rank 0 has come to the end of its program"}}
+    for change in ({"in_time": False}, {"returncode": 0}, {"crashes": [0]}, {"left_over": 1}, {"happened": False},
+                   {"ranks": blames}):
+        assert len(faults_of(replace(well, **change), None)) == 1, change
+    alike = {rank: {"digest": "a", "finite": True, "saved": None} for rank in range(2)}
+    paused = replace(well, plan=replace(plan, fault="pause"), returncode=0, ranks=alike)
+    assert faults_of(paused, paused) == []
+    for change in ({"returncode": 1}, {"ranks": {**alike, 1: {**alike[1], "digest": "b"}}},
+                   {"ranks": {**alike, 1: {**alike[1], "finite": False}}}, {"ranks": {0: alike[0]}}):
+        assert faults_of(replace(paused, **change), paused), change
+    other = {rank: {**each, "digest": "c"} for rank, each in alike.items()}
+    assert faults_of(paused, replace(paused, ranks=other))
