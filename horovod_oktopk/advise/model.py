@@ -8,6 +8,7 @@ from math import ceil, floor, log2
 import numpy as np
 
 from ..errors import OptionError
+from ..phases.sparse_transport import MESSAGES_IN_FLIGHT
 from ..schemes import cost
 from ..schemes.oktopk import OkTopk
 from ..transport.base import batch_length
@@ -134,7 +135,7 @@ def oktopk_latency(size: int, workers: int, network: Network) -> float:
 
 def _exchange_latency(size: int, network: Network) -> float:
     """Of a message to each rank, of which several fly at once."""
-    batches = ceil((size - 1) / batch_length(size, OkTopk().messages_in_flight))
+    batches = ceil((size - 1) / batch_length(size, MESSAGES_IN_FLIGHT))
     return network.latency * batches + OVERHEAD * (size - 1)
 
 

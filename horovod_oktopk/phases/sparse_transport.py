@@ -16,16 +16,16 @@ Route = Sequence[tuple[int, Extent]]
 """(rank, extent) of messages to, or from, the ranks; this rank among them. Their order is that of their elements."""
 
 
+MESSAGES_IN_FLIGHT = 8
+"""Messages that fly at once while what came before them is decoded; more among many ranks, see batch_length."""
+
+
 @dataclass(frozen=True)
 class SparseTransport:
-    """A Transport of sparse vectors.
-
-    messages_in_flight: how many messages fly at once while what came before them is decoded.
-    """
+    """A Transport of sparse vectors."""
 
     transport: Transport
     codec: WireCodec
-    messages_in_flight: int = 1
 
     @property
     def rank(self) -> int:
@@ -52,7 +52,7 @@ class SparseTransport:
         extents = {rank: extent for rank, extent in received if rank != self.rank and extent.length}
         incoming = {rank: self.codec.size(extent.length, extent.span) for rank, extent in extents.items()}
         arrived = {self.rank: parts[self.rank]}
-        for batch in self.transport.exchange(outgoing, incoming, self.messages_in_flight):
+        for batch in self.transport.exchange(outgoing, incoming, MESSAGES_IN_FLIGHT):
             arrived.update((rank, self.codec.decode(message, *extents[rank])) for rank, message in batch)
         nothing = SparseVector.empty(self.codec.dtype)
         return [arrived.get(rank, nothing) for rank, _ in received]

@@ -72,9 +72,9 @@ class Step:
         """What happens inside is counted, and timed, under this name."""
         return self.transport.phase(name)
 
-    def ranks(self, value_dtype: ValueDtype | None = None, messages_in_flight: int = 1) -> SparseTransport:
+    def ranks(self, value_dtype: ValueDtype | None = None) -> SparseTransport:
         """The other ranks, to exchange sparse vectors with: this rank's selection first."""
-        ranks = SparseTransport(self.transport, WireCodec(self.acc.dtype, value_dtype), messages_in_flight)
+        ranks = SparseTransport(self.transport, WireCodec(self.acc.dtype, value_dtype))
         if value_dtype is None:
             return ranks
         return ranks.spanning(self.threshold, self.largest)

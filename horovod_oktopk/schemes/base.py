@@ -15,8 +15,18 @@ from .algorithm import Algorithm
 DEFAULT_DENSITY = 0.01
 
 
+GONE = {"messages_in_flight": "8 messages fly at once", "balance_trigger": "it is 4", "threshold_guard": "it is 0.25"}
+"""Options of earlier versions, and what holds in their place."""
+
+
 class Compression:
     """Horovod's Compressor interface. Its methods are reached only where the plugin has no hold."""
+
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        """Raise OptionError for an option that is no more."""
+        for name in options.keys() & GONE.keys():
+            raise OptionError(f"{cls.__name__} has no option {name} any more: {GONE[name]}. Leave it out")
+        return super().__new__(cls)
 
     def compress(self, _tensor: Any) -> NoReturn:
         """Refuses: a lone tensor cannot be compressed, and must not go dense."""

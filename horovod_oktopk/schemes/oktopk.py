@@ -57,12 +57,6 @@ class OkTopk(Scheme):
             leaves over stays in the residual. float16 suits magnitudes of 6e-5 to 65504; the other two suit any.
         threshold_interval: τ′, steps between exact evaluations of the global threshold, if it is reused.
         region_interval: τ, steps between repartitions of the index space.
-        messages_in_flight: messages under way at once while those before them are decoded (MPI); on more than 64
-            ranks as many as make 8 batches.
-        balance_trigger: blocks are balanced before the allgatherv if the largest exceeds this multiple of their mean;
-            at least 1.
-        threshold_guard: relative deviation from k past which a reused global threshold is replaced at once; in [0,
-            1).
         transport: `"mpi"` (mpi4py), `"horovod"` (Horovod's own alltoall and allgather), or `"auto"`: MPI if Horovod
             runs on it, and Horovod's collectives if not.
         bucket_bytes: a number of bytes: gradients are reduced in buckets of about that size, the last ones first,
@@ -86,9 +80,6 @@ class OkTopk(Scheme):
     value_dtype: ValueDtype | Literal["auto"] | None = "auto"
     threshold_interval: int = 32
     region_interval: int = 64
-    messages_in_flight: int = 8
-    balance_trigger: float = 4.0
-    threshold_guard: float = 0.25
     _of_parameters: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -99,10 +90,8 @@ class OkTopk(Scheme):
                 raise OptionError(f"{name} must be one of {allowed}; got {getattr(self, name)!r}")
         if self.global_density not in (None, "auto"):
             check_real("global_density", self.global_density, 'in (0, 1], None or "auto"', lambda x: 0 < x <= 1)
-        for name in ("threshold_interval", "region_interval", "messages_in_flight"):
+        for name in ("threshold_interval", "region_interval"):
             check_integer(name, getattr(self, name))
-        check_real("balance_trigger", self.balance_trigger, "at least 1", lambda x: x >= 1)
-        check_real("threshold_guard", self.threshold_guard, "in [0, 1)", lambda x: 0 <= x < 1)
 
     def for_parameters(self) -> OkTopk:
         """See Scheme."""
@@ -162,15 +151,18 @@ class OkTopk(Scheme):
 class OkTopkAllreduce(Algorithm):
     """Algorithm 1. Regions and the global threshold are remembered from step to step."""
 
+    balance_trigger = 4.0
+    """The multiple of their mean that blocks may reach before they are balanced for the allgatherv; at least 1."""
+
     def __init__(self, description: str, options: OkTopk) -> None:
         super().__init__(description)
         self.options = options
-        self.global_ = ReusedThreshold(options.threshold_guard)
+        self.global_ = ReusedThreshold()
         self.boundaries: Indices | None = None
 
     def exchange(self, step: Step) -> StepResult:
         """Lines 5 to 15; before them, lines 2 to 4 have selected."""
-        ranks = step.ranks(self.options.wire_dtype, self.options.messages_in_flight)
+        ranks = step.ranks(self.options.wire_dtype)
         selection = ranks.codec.round(step.selected)
         with step.phase("agree"):
             regions, load = self._divide(selection.indices, step)  # lines 5-7
@@ -184,7 +176,7 @@ class OkTopkAllreduce(Algorithm):
                 sizes = sizes[step.transport.hosts.group]
             ranks = ranks.spanning(*self.global_.ends)
             chosen = ranks.codec.round(summed)
-        balances = needs_balance(sizes, self.options.balance_trigger) and volume.fits_balanced(sizes[regions.order])
+        balances = needs_balance(sizes, self.balance_trigger) and volume.fits_balanced(sizes[regions.order])
         update = self._gather(chosen, sizes[regions.order], balances, step, regions, ranks)  # line 13
         sent = selection.positions_in(update)  # line 14
         step.report.global_threshold = self.global_.value or 0.0

@@ -15,7 +15,7 @@ from ..phases.split_reduce import split_and_reduce
 from ..vectors.sparse import Indices, SparseVector, concatenate
 from ..vectors.wire import Bytes
 from .algorithm import Algorithm, Step
-from .base import Scheme, check_integer
+from .base import Scheme
 from .step_result import StepResult
 
 
@@ -26,9 +26,6 @@ class TopkDSA(Scheme):
     A rank sends 4k(P−1)/P to (2k + n)(P−1)/P words, depending on how far the ranks' selections differ. The options
     density, k, transport, bucket_bytes and hierarchical are explained in `OkTopk`.
 
-    Args:
-        messages_in_flight: messages under way at once while those before them are decoded (MPI).
-
     Raises:
         OptionError: A value is not allowed.
 
@@ -36,30 +33,20 @@ class TopkDSA(Scheme):
         >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=TopkDSA(density=0.01))
     """
 
-    messages_in_flight: int = 8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("messages_in_flight", self.messages_in_flight)
-
     def build(self, description: str) -> TopkDSAAllreduce:
         """The algorithm, with these options."""
-        return TopkDSAAllreduce(description, self)
+        return TopkDSAAllreduce(description)
 
 
 class TopkDSAAllreduce(Algorithm):
     """u = Σ Topk(acc), summed by regions of n/P elements. A rank sends 4k(P-1)/P to (2k + n)(P-1)/P words."""
-
-    def __init__(self, description: str, options: TopkDSA) -> None:
-        super().__init__(description)
-        self.options = options
 
     def counts(self, selected: SparseVector, n: int, size: int) -> NDArray[np.int64]:
         """Elements by region."""
         return count_by_region(selected.indices, equal_regions(n, size))
 
     def exchange(self, step: Step) -> StepResult:
-        ranks = step.ranks(messages_in_flight=self.options.messages_in_flight)
+        ranks = step.ranks()
         boundaries = equal_regions(step.n, ranks.size)
         sent = count_by_region(step.selected.indices, boundaries)
         regions = Regions(boundaries, sent, counts_for(step.counts, ranks.rank))

@@ -21,11 +21,10 @@ SKETCH = 64
 
 
 class ReusedThreshold(ExactThreshold):
-    """guard: the share of k that a reused threshold's selection may deviate by."""
+    """A threshold that is evaluated, and then reused while it selects about k."""
 
-    def __init__(self, guard: float) -> None:
-        super().__init__()
-        self.guard = guard
+    guard = 0.25
+    """The share of k that a reused threshold's selection may deviate by."""
 
     def select_again(self, reduced: SparseVector, k: int, region_order: Counts, fits: Callable[[Counts], bool],
                      transport: Transport, local_threshold: float = 0.0) -> tuple[SparseVector, Counts]:

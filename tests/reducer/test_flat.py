@@ -25,7 +25,7 @@ from ..support.network import ThreadNetwork
 
 N = 103
 ENTRIES = [("a", (50, 2), "float32"), ("b", (3,), "float32")]
-OPTIONS = OkTopk(density=0.1, threshold_interval=4, region_interval=5, threshold_guard=0.9)
+OPTIONS = OkTopk(density=0.1, threshold_interval=4, region_interval=5)
 
 
 def make(transport: LocalTransport, entries: Any = ENTRIES, options: OkTopk = OPTIONS, average: bool = False,
@@ -316,7 +316,7 @@ def test_what_the_residual_holds_of_a_frozen_gradient_waits(bucket_bytes):
 
 @pytest.mark.parametrize("bucket_bytes", [None, 64])
 def test_a_discarded_step_leaves_no_trace(bucket_bytes):
-    options = OkTopk(density=0.1, threshold_interval=4, threshold_guard=0.9, bucket_bytes=bucket_bytes)
+    options = OkTopk(density=0.1, threshold_interval=4, bucket_bytes=bucket_bytes)
 
     def program(transport, discards):
         reducer = make(transport, options=options)

@@ -114,7 +114,7 @@ def check_different_buckets_are_a_disagreement(kind: Kind) -> None:
 
 
 def check_a_resumed_run_of_buckets_gives_the_same_bits(kind: Kind) -> None:
-    options = OkTopk(density=0.1, selection="reuse", threshold_interval=4, region_interval=5, threshold_guard=0.9,
+    options = OkTopk(density=0.1, selection="reuse", threshold_interval=4, region_interval=5,
                      bucket_bytes=60)
     trainer = kind(options, op=kind.hvd.Sum)
     for step in range(6):

@@ -12,8 +12,8 @@ from horovod_oktopk import GTopk, OkTopk, OptionError, TopkDSA
 from tests.scenarios.common import SHAPES, N, everywhere, flat, gradients, raised_everywhere, shared_folder
 from tests.scenarios.driver import Kind, Trainer
 
-OPTIONS = OkTopk(density=0.1, threshold_interval=4, region_interval=5, threshold_guard=0.9)
-"""A loose guard, so that what is selected depends on the thresholds of the steps before."""
+OPTIONS = OkTopk(density=0.1, selection="reuse", threshold_interval=4, region_interval=5)
+"""What is selected depends on the thresholds of the steps before."""
 
 
 def take_steps(kind: Kind, trainer: Trainer, steps: range) -> None:

@@ -64,7 +64,7 @@ def test_sums_that_cancel_stay_even_where_all_are_kept():
     gradient = np.zeros((1, 2, 10), np.float32)
     gradient[0, :, 3] = 5, -5
     gradient[0, :, 7] = 1, 1
-    for record in simulate(gradient, 2, make=OkTopk(k=2, global_density=1.0).build)[0]:
+    for record in simulate(gradient, 2, make=OkTopk(density=0.2, global_density=1.0).build)[0]:
         assert record.update.indices.tolist() == [7]
         assert abs(record.residual[3]) == 5
 
@@ -83,12 +83,12 @@ def test_where_fewer_sums_are_there_than_are_to_be_kept_all_are(selection):
 def test_reuse_keeps_the_number_within_the_guard(drawn):
     case, global_k = drawn
     for ranks in simulate(case.gradients(), case.k, make=keeping(
-            global_k, case, selection="reuse", threshold_interval=4, threshold_guard=0.2)):
+            global_k, case, selection="reuse", threshold_interval=4)):
         sums = sum_of_local_top_k(ranks, case.k)
         for record in ranks:
             least = min(global_k, np.count_nonzero(sums))
-            assert least - max(0.2 * least, global_k / 16 + case.size) <= record.report.global_selected
-            assert record.report.global_selected <= 1.2 * global_k
+            assert least - max(0.25 * least, global_k / 16 + case.size) <= record.report.global_selected
+            assert record.report.global_selected <= 1.25 * global_k
 
 
 def sum_of_local_top_k(ranks, k):
@@ -98,11 +98,6 @@ def sum_of_local_top_k(ranks, k):
 @given(cases(steps=4))
 def test_reuse_for_no_step_is_exact_too(case):
     assert_equals_oracle(case, selection="reuse", threshold_interval=1)
-
-
-@pytest.mark.parametrize("messages_in_flight", [1, 2, 100])
-def test_messages_in_flight_change_no_bit(messages_in_flight):
-    assert_equals_oracle(Case("normal", 500, 40, 7, 3, seed=3), messages_in_flight=messages_in_flight)
 
 
 def test_a_sample_of_the_accumulator_is_enough_for_exactness():

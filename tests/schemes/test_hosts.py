@@ -15,11 +15,11 @@ from horovod_oktopk.transport.local import run_ranks
 from horovod_oktopk.vectors.sparse import SparseVector
 
 from ..support.gradients import Case, cases, each_adversarial
-from ..support.simulation import advance, keeping, new_ranks, same_bits
+from ..support.simulation import advance, keeping, making, new_ranks, same_bits
 
 SCHEMES = {
     "OkTopk": OkTopk().build, "often cut": OkTopk(region_interval=2).build,
-    "always balanced": OkTopk(balance_trigger=1.0).build, "reused": OkTopk(selection="reuse").build,
+    "always balanced": making(balance_trigger=1.0), "reused": OkTopk(selection="reuse").build,
     "TopkA": TopkA().build, "TopkDSA": TopkDSA().build, "GTopk": GTopk().build,
     "naive GTopk": GTopk(collective="allgather").build}
 
@@ -155,7 +155,7 @@ def one_owner(hosts):
 def test_a_host_sends_no_more_than_the_bound_of_one_rank(hosts, trigger):
     """Words of payload of all of its ranks."""
     gradients, k = one_owner(hosts)
-    found = on_shares(gradients, k, 2, OkTopk(balance_trigger=trigger).build)
+    found = on_shares(gradients, k, 2, making(balance_trigger=trigger))
     for step in found:
         sent = [report.payload_bytes()[0] / 4 for _, _, report in step]
         assert max(sent[2 * host] + sent[2 * host + 1] for host in range(hosts)) <= oktopk_bound(k, hosts)

@@ -12,12 +12,12 @@ from horovod_oktopk.phases import agreement
 from horovod_oktopk.schemes.cost import oktopk_bound
 
 from ..support.gradients import Case, cases, each_adversarial
-from ..support.simulation import advance, new_ranks, same_runs, simulate
+from ..support.simulation import advance, making, new_ranks, same_runs, simulate
 
 SCHEMES = {
     "OkTopk": OkTopk().build, "reuse": OkTopk(selection="reuse", threshold_interval=3).build,
     "auto": OkTopk(strategy="auto").build, "often cut": OkTopk(region_interval=2).build,
-    "always balanced": OkTopk(balance_trigger=1.0).build, "TopkA": TopkA().build, "TopkDSA": TopkDSA().build,
+    "always balanced": making(balance_trigger=1.0), "TopkA": TopkA().build, "TopkDSA": TopkDSA().build,
     "GTopk": GTopk().build, "GaussianK": GaussianK().build}
 MANY = agreement.FEW_RANKS + 1
 CONTROL = ("agree", "global_select")

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 from horovod_oktopk import OkTopk, StepAhead
 from horovod_oktopk.errors import OkTopkError, OptionError, PluginError
+from horovod_oktopk.schemes.base import GONE
 
 INTEGER = "an integer of at least 1"
 NOT_INTEGERS = [0, -3, 1.5, True, "8", float("nan")]
 BAD = [
     *[("density", value, "(0, 1]") for value in (0, -1, 1.5, float("nan"), float("inf"), "a", True, [0.1])],
     *[("global_density", value, "(0, 1]") for value in (0, -1, 1.5, float("nan"), "a", True, [0.1])],
-    *[(name, value, INTEGER) for name in ("k", "threshold_interval", "region_interval", "messages_in_flight")
+    *[(name, value, INTEGER) for name in ("k", "threshold_interval", "region_interval")
       for value in NOT_INTEGERS],
-    *[(name, None, INTEGER) for name in ("threshold_interval", "region_interval", "messages_in_flight")],
-    *[("balance_trigger", value, "at least 1") for value in (0.99, -1, float("inf"), "4", True, None)],
-    *[("threshold_guard", value, "[0, 1)") for value in (-0.1, 1, float("nan"), "x", False, None)],
+    *[(name, None, INTEGER) for name in ("threshold_interval", "region_interval")],
     *[("selection", value, "('exact', 'reuse')") for value in ("approximate", None, 1)],
     *[("strategy", value, "('split', 'auto')") for value in ("dense", None, 1)],
     *[("value_dtype", value, "(None, 'auto', 'float16', 'bfloat16', 'log4')")
@@ -43,6 +44,12 @@ def test_density_and_k_exclude_each_other():
 def test_the_density_is_the_default_unless_k_is_given():
     assert OkTopk().density == OkTopk(density=None).density == OkTopk().settings()["density"] == 0.01
     assert OkTopk(k=7).density is None
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_an_option_that_is_no_more_says_what_to_do(name):
+    with pytest.raises(OptionError, match=f"OkTopk has no option {name} any more: .*{re.escape(GONE[name][-20:])}"):
+        OkTopk(**{name: 1})
 
 
 def test_an_unknown_option_is_a_type_error():
@@ -73,10 +80,9 @@ def test_k_beyond_n_is_refused_by_both_numbers():
 
 
 def test_the_scheme_gets_the_options():
-    options = OkTopk(threshold_guard=0.5)
+    options = OkTopk()
     scheme = options.build("a: 1")
     assert scheme.options is options
-    assert scheme.global_.guard == 0.5
     assert scheme.description == "a: 1"
 
 
@@ -85,15 +91,15 @@ def test_settings_hold_all_options_by_name():
         "density": 0.2, "k": None, "transport": "auto", "bucket_bytes": None, "hierarchical": False,
         "selection": "exact", "strategy": "split", "global_density": "1 times the density", "value_dtype": None,
         "threshold_interval": 32,
-        "region_interval": 64, "messages_in_flight": 8, "balance_trigger": 4.0, "threshold_guard": 0.25}
+        "region_interval": 64}
 
 
 def test_the_density_that_was_given_comes_back():
-    options = OkTopk(density=0.2, messages_in_flight=3)
+    options = OkTopk(density=0.2, region_interval=3)
     changed = options.with_density(0.5).with_density(0.3)
-    assert (changed.density, changed.messages_in_flight) == (0.3, 3)
+    assert (changed.density, changed.region_interval) == (0.3, 3)
     assert changed.with_density(None).density == 0.2
-    assert changed.settings() == OkTopk(density=0.3, messages_in_flight=3).settings()
+    assert changed.settings() == OkTopk(density=0.3, region_interval=3).settings()
 
 
 @pytest.mark.parametrize(("options", "k", "n", "size", "global_k"), [

@@ -24,7 +24,7 @@ GUARD = 0.25
 MOST_ROUNDS = 16
 """Of counting, until the cuts are right: four that go by the samples, and halving of short intervals."""
 EXACT = {"region_interval": 8}
-REUSE = {"selection": "reuse", "threshold_interval": 4, "region_interval": 8, "threshold_guard": GUARD}
+REUSE = {"selection": "reuse", "threshold_interval": 4, "region_interval": 8}
 
 
 def mean_bound(k, size, kept):

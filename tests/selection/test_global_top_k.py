@@ -67,10 +67,10 @@ def select(parts, k, region_order):
     return run_ranks(len(parts), program, timeout=10)
 
 
-def select_again(parts, k, region_order, value, guard=0.25, fits=lambda sizes: True):
+def select_again(parts, k, region_order, value, fits=lambda sizes: True):
     """(indices selected, sizes, threshold) on every rank, where the threshold `value` may be reused."""
     def program(transport):
-        threshold = ReusedThreshold(guard)
+        threshold = ReusedThreshold()
         threshold.value = value
         chosen, sizes = threshold.select_again(parts[transport.rank], k, np.array(region_order), fits, transport)
         return chosen.indices.tolist(), sizes.tolist(), threshold.value
@@ -104,7 +104,7 @@ def test_all_ranks_know_the_ends_of_what_was_selected(dtype, size, k, seed):
     parts = [SparseVector(block, values[block]) for block in np.array_split(np.arange(40), size)]
 
     def program(transport):
-        threshold, found = ReusedThreshold(0.25), []
+        threshold, found = ReusedThreshold(), []
         for select in (threshold.select, lambda *rest: threshold.select_again(*rest[:3], lambda _: True, rest[3])):
             chosen, _ = select(parts[transport.rank], k, np.arange(size), transport)
             found.append((threshold.ends, np.abs(chosen.values).tolist()))
@@ -123,7 +123,7 @@ def test_where_all_is_selected_the_ends_begin_with_the_least_local_threshold(sel
     parts, floors = regions([5, 0.1, 3, 2], [0, 1]), [4.0, 0.0, 2.0]
 
     def program(transport):
-        threshold, floor = ReusedThreshold(0.25), floors[transport.rank]
+        threshold, floor = ReusedThreshold(), floors[transport.rank]
         threshold.value, mine = 1.0, parts[transport.rank] if transport.rank < 2 else SparseVector.empty(np.float32)
         if select == "select":
             threshold.select(mine, 10, np.arange(3), transport, floor)

@@ -49,14 +49,25 @@ class Rank:
 
 
 def new_ranks(size: int, n: int, dtype: Any = np.float32, make: Any = None, **options: Any) -> list[Rank]:
-    """options: those of OkTopk, unless `make` makes the algorithm."""
-    make = make or OkTopk(**options).build
+    """options: see `making`, unless `make` makes the algorithm."""
+    make = make or making(**options)
     return [Rank(make("test: yes"), NumpyAccumulator(n, dtype)) for _ in range(size)]
+
+
+def making(balance_trigger: float | None = None, **options: Any) -> Any:
+    """Return a maker of Ok-Topk's algorithm. balance_trigger: in place of its constant."""
+    def make(description: str) -> Any:
+        algorithm = OkTopk(**options).build(description)
+        if balance_trigger is not None:
+            algorithm.balance_trigger = balance_trigger
+        return algorithm
+
+    return make
 
 
 def keeping(global_k: int, case: Any, **options: Any) -> Any:
     """Makes algorithms that keep so many elements of the sum; for `make`."""
-    return OkTopk(k=case.k, global_density=global_k / case.n, **options).build
+    return making(density=case.k / case.n, global_density=global_k / case.n, **options)
 
 
 def advance(ranks: list[Rank], gradients: np.ndarray, k: int) -> list[list[Record]]:

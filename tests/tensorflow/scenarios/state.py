@@ -37,7 +37,7 @@ from tests.tensorflow.scenarios.common import (
     weights,
 )
 
-OPTIONS = OkTopk(density=0.1, threshold_interval=4, region_interval=5, threshold_guard=0.9)
+OPTIONS = OkTopk(density=0.1, selection="reuse", threshold_interval=4, region_interval=5)
 
 
 def residual(target: Any) -> np.ndarray:

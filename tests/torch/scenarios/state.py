@@ -25,8 +25,8 @@ from tests.torch.scenarios.common import (
     raised_everywhere,
 )
 
-OPTIONS = OkTopk(density=0.1, threshold_interval=4, region_interval=5, threshold_guard=0.9)
-"""A loose guard, so that what is selected depends on the thresholds of the steps before."""
+OPTIONS = OkTopk(density=0.1, selection="reuse", threshold_interval=4, region_interval=5)
+"""What is selected depends on the thresholds of the steps before."""
 
 
 def take_steps(optimizer: Any, params: dict[str, torch.nn.Parameter], steps: range) -> None:
