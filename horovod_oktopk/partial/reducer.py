@@ -186,7 +186,6 @@ class PartialReducer(FlatReducer[L]):
         pending, self._is_pending = self._is_pending, False  # also where what follows fails
         if pending:
             accumulator.commit(NOWHERE)
-        self.buckets.hold_back(self.frozen)
         self._is_pending = accumulator.accumulate(pieces)
         self._is_finite = self._is_finite and self._is_pending
 
@@ -221,7 +220,7 @@ class PartialReducer(FlatReducer[L]):
     def read_residual(self) -> Values:
         """See FlatReducer."""
         pending = self.buckets[0].accumulator.values().copy() if self._is_pending else None
-        residual = super().read_residual() if pending is None else self.buckets.add_held(pending)
+        residual = super().read_residual() if pending is None else pending
         for remainder in self._remainders:
             residual[remainder.indices] += remainder.values
         return residual

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -46,7 +46,6 @@ class Buckets(Generic[L]):
         self._options = options
         self._make_accumulator = make_accumulator
         self._buckets: list[Bucket[L]] = []
-        self._held: dict[int, Values] = {}
         self.split(partition)
 
     def __len__(self) -> int:
@@ -94,29 +93,6 @@ class Buckets(Generic[L]):
         for bucket, before in zip(self._buckets, state["buckets"], strict=True):
             bucket.algorithm.load_state(before)
 
-    def hold_back(self, members: Set[int]) -> None:
-        """From now on the residuals of these gradients, and of no others, are kept out of what is reduced."""
-        if members == self._held.keys():
-            return
-        residual, held = self.read_residual(), {}
-        for index in members:
-            part = residual[self._layout.offsets[index]:self._layout.offsets[index + 1]]
-            held[index] = part.copy()
-            part.fill(0)
-        self.load_residual(residual)
-        self._held = held
-
-    def add_held(self, residual: Values) -> Values:
-        """Adds what is held back to a residual in the layout's order, and returns it."""
-        for index, values in self._held.items():
-            residual[self._layout.offsets[index]:self._layout.offsets[index + 1]] += values
-        return residual
-
-    def rescale_held(self, ratio: float) -> None:
-        """Converts what is held back to another unit, as an accumulator does with what is not."""
-        for values in self._held.values():
-            np.multiply(values, ratio, out=values)
-
     def revert(self, state: dict[str, Any]) -> bool:
         """Undoes the last step of all; state: what `state` gave before it. Says whether all residuals were there."""
         self.load_state(state)
@@ -124,19 +100,18 @@ class Buckets(Generic[L]):
         return all(were_there)
 
     def read_residual(self) -> Values:
-        """A copy of all residuals, in the layout's order; what is held back is in it."""
+        """A copy of all residuals, in the layout's order."""
         if len(self) == 1:
-            return self.add_held(self[0].accumulator.read_residual())
+            return self[0].accumulator.read_residual()
         residual = np.empty(self._layout.n, self._layout.dtype)
         for bucket in self._buckets:
             values = bucket.accumulator.read_residual()
             for part, own in self._places(bucket):
                 residual[part] = values[own]
-        return self.add_held(residual)
+        return residual
 
     def load_residual(self, residual: Values) -> None:
-        """Gives every bucket its part of a residual that is in the layout's order. Then nothing is held back."""
-        self._held = {}
+        """Gives every bucket its part of a residual that is in the layout's order."""
         if len(self) == 1:
             self[0].accumulator.load_residual(residual)
             return

@@ -7,7 +7,7 @@ sparse updates that it gets back into its framework's tensors.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic, NoReturn
 
@@ -59,8 +59,6 @@ class FlatReducer(Generic[L]):
         self.report: StepReport | None = None
         self.residual_scale: float | None = None
         """The loss scale that the residual's unit holds; None where gradients are not scaled."""
-        self.frozen: Set[int] = frozenset()
-        """The gradients whose residual this rank holds back from the next step on, by their places in the layout."""
         self._average = average
         self._signature = layout.describe() if signature is None else signature
         self._order = list(range(len(layout.entries)))[::-1] if order is None else list(order)
@@ -94,7 +92,6 @@ class FlatReducer(Generic[L]):
         if index == 0:
             self.connect()
             self._undo()  # a step that was begun and not finished
-            self.buckets.hold_back(self.frozen)
             self._results, self._scale, self._before, self._last = [], scale, self.buckets.state(), None
         elif len(self._results) < index or not self._results[-1].report.finite:
             return
@@ -136,7 +133,7 @@ class FlatReducer(Generic[L]):
             for bucket, result in zip(self.buckets, self._results, strict=True):
                 if bucket.layout.n:
                     self._commit(bucket, result)
-            self._take_scale(self._scale or self.residual_scale)
+            self.residual_scale = self._scale or self.residual_scale
         return updates
 
     def _report_all_k(self, report: StepReport) -> None:
@@ -147,12 +144,6 @@ class FlatReducer(Generic[L]):
                 k = self.options.k_of(n)
                 report.k += k
                 report.global_k += bucket.algorithm.global_k(k, n, self._transport.size)
-
-    def _take_scale(self, scale: float | None) -> None:
-        """The residual is in another unit now."""
-        if scale and self.residual_scale and scale != self.residual_scale:
-            self.buckets.rescale_held(scale / self.residual_scale)
-        self.residual_scale = scale
 
     def discard(self) -> None:
         """Undoes the last step, as if its gradients had never come; on all ranks together.
@@ -167,7 +158,7 @@ class FlatReducer(Generic[L]):
             if not self.buckets.revert(state):
                 logger.warning("the residual of before the discarded step was overwritten, so all that was not sent "
                                "yet is dropped. From now on it is kept, in memory of its own")
-            self._take_scale(scale)
+            self.residual_scale = scale
 
     def _commit(self, bucket: Bucket[L], result: StepResult) -> None:
         bucket.accumulator.commit(result.contributed, result.remainder)

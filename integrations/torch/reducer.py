@@ -258,11 +258,9 @@ class Reducer:
         return self.flat
 
     def _observe(self, flat: FlatReducer[TorchLayout]) -> None:
-        """What holds for this step: the scale of its gradients, which parameters are frozen on this rank, and whether
-        one has changed otherwise."""
+        """What holds for this step: the scale of its gradients, and whether a parameter has changed."""
         self._changed = flat.layout.changed(strides=False)
         self._scale = self._gradient_scale(flat)
-        flat.frozen = {place for place, p in enumerate(flat.layout.parameters) if not p.requires_grad}
 
     def _make_flat(self, layout: TorchLayout) -> FlatReducer[TorchLayout]:
         place = {p: index for index, p in enumerate(layout.parameters)}

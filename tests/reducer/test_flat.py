@@ -287,34 +287,6 @@ def test_where_elastic_training_begins_anew_what_depends_on_the_ranks_is_forgott
 
 
 @pytest.mark.parametrize("bucket_bytes", [None, 64])
-def test_what_the_residual_holds_of_a_frozen_gradient_waits(bucket_bytes):
-    options = OkTopk(density=0.1, bucket_bytes=bucket_bytes)
-
-    def program(transport):
-        reducer = make(transport, options=options)
-        rng = np.random.default_rng(transport.rank)
-        first = rng.integers(-64, 65, N).astype(np.float32)
-        applied = take_step(reducer, first, scale=2.0)
-        waiting = reducer.read_residual()[:100]
-        reducer.frozen = {0}
-        for _ in range(60):
-            update = take_step(reducer, np.zeros(N, np.float32), scale=4.0)
-            assert not update[:100].any()
-            applied += update / 2
-        assert np.array_equal(reducer.read_residual()[:100], 2 * waiting)
-        reducer.load([reducer.record()])
-        assert not take_step(reducer, np.zeros(N, np.float32), scale=4.0).any()
-        reducer.frozen = set()
-        for _ in range(60):
-            applied += take_step(reducer, np.zeros(N, np.float32), scale=4.0) / 2
-        return first, applied
-
-    found = on_ranks(3, program)
-    total = sum(first for first, _ in found)
-    assert all(np.array_equal(applied, total) for _, applied in found)
-
-
-@pytest.mark.parametrize("bucket_bytes", [None, 64])
 def test_a_discarded_step_leaves_no_trace(bucket_bytes):
     options = OkTopk(density=0.1, threshold_interval=4, bucket_bytes=bucket_bytes)
 

@@ -204,19 +204,3 @@ def test_who_the_ranks_are_may_change():
     sent = sum(np.frombuffer(update, np.float32) for update in found[0][0])
     assert np.array_equal(sent + sum(residual for _, residual in found), given.sum(axis=(0, 1)))
 
-
-def test_what_the_residual_holds_of_a_frozen_gradient_waits():
-    given = gradients(4, 4)
-
-    def program(transport):
-        reducer = make(transport, options=ON_HOSTS)
-        updates_of(reducer, given[:2, transport.rank])
-        reducer.frozen = {0}
-        residual, own = reducer.read_residual(), given[2:, transport.rank].copy()
-        own[:, :100] = 0
-        while_frozen = updates_of(reducer, own)
-        kept = reducer.read_residual()[:100]
-        assert not any(np.frombuffer(update, np.float32)[:100].any() for update in while_frozen)
-        return np.array_equal(kept, residual[:100])
-
-    assert all(on_ranks(4, program))

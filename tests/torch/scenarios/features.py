@@ -18,7 +18,6 @@ from tests.torch.scenarios.common import (
     assert_equal_everywhere,
     backward,
     distribute,
-    everywhere,
     flat,
     gradients,
     parameters,
@@ -183,27 +182,20 @@ def check_frozen_parameter() -> None:
     assert torch.equal(params["d"].detach(), -sum(gradients(0, rank)["d"] for rank in range(hvd.size())))
 
 
-def check_a_parameter_frozen_in_mid_training_stands_still() -> None:
+def check_what_was_computed_before_a_parameter_froze_is_still_applied() -> None:
     half = [Partial(OkTopk(density=0.2), policy="solo")] if hvd.mpi_enabled() else []
-    for compression in (OkTopk(density=0.2), OkTopk(density=0.2, bucket_bytes=64), *half):
+    for compression in (OkTopk(density=0.2), *half):
         params = parameters()
         optimizer = distribute(params, compression, op=hvd.Sum)
         for step in range(2):
             plain_step(optimizer, params, step)
         synchronize_replicas(optimizer)
-        frozen = params["b.weight"].requires_grad_(False)
-        before = frozen.detach().clone()
+        if hvd.rank() == 0:
+            params["b.weight"].requires_grad_(False)
         empty_the_residuals(optimizer, params)
-        assert torch.equal(frozen.detach(), before)
-        computed = sum(flat(gradients(step, rank)) for rank in range(hvd.size()) for step in range(2))
-        assert np.array_equal(sum(everywhere(residual_of(optimizer))) - flat(params), computed)
-        frozen.requires_grad_(True)
-        empty_the_residuals(optimizer, params)
-        assert np.array_equal(-flat(params), computed)
-
-
-def residual_of(optimizer: Any) -> np.ndarray:
-    return optimizer.state_dict()["horovod_oktopk"][0]["residual"].numpy()
+        assert_equal_everywhere(params.values())
+        assert np.array_equal(-flat(params), sum(flat(gradients(step, rank)) for rank in range(hvd.size())
+                                                 for step in range(2)))
 
 
 def empty_the_residuals(optimizer: Any, params: Params) -> None:
@@ -213,23 +205,6 @@ def empty_the_residuals(optimizer: Any, params: Params) -> None:
         backward(params, {name: torch.zeros_like(p) for name, p in params.items() if p.requires_grad})
         optimizer.step()
     synchronize_replicas(optimizer)
-
-
-def check_a_parameter_frozen_on_one_rank_is_trained_by_the_others() -> None:
-    params = parameters()
-    optimizer = distribute(params, OkTopk(density=0.2), op=hvd.Sum)
-    plain_step(optimizer, params, 0)
-    held = residual_of(optimizer)
-    if hvd.rank() == 0:
-        params["b.weight"].requires_grad_(False)
-    empty_the_residuals(optimizer, params)
-    weight = slice(11, 46)  # it comes after a.bias in the order of names
-    if hvd.rank() == 0:
-        assert held[weight].any()
-        assert np.array_equal(residual_of(optimizer)[weight], held[weight])
-    assert_equal_everywhere(params.values())
-    total = sum(flat(gradients(0, rank)) for rank in range(hvd.size()))
-    assert np.array_equal(sum(everywhere(residual_of(optimizer))) - flat(params), total)
 
 
 def check_tied_parameters() -> None:
