@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
 
 class OkTopkError(Exception):
     """Base of all errors of this package."""
@@ -32,3 +35,21 @@ class TransportError(OkTopkError, RuntimeError):
 
 class WireError(OkTopkError, ValueError):
     """A received message is not a valid sparse vector."""
+
+
+def gone(module: str, advice: Mapping[str, str]) -> Callable[[str], NoReturn]:
+    """Return a module's `__getattr__`, which raises PluginError for names that earlier versions had.
+
+    advice: by name, what holds in its place.
+    """
+    def missing(name: str) -> NoReturn:
+        if name in advice:
+            raise PluginError(f"{module} has no {name} any more: {advice[name]}")
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return missing
+
+
+NO_DISCARD = {"discard_update": "a step that is not applied loses its update, as with a dense allreduce, and what "
+                                "was not sent comes back. Leave the call out"}
+"""The advice for what all integrations had."""

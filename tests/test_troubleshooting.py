@@ -22,7 +22,7 @@ OF_OTHERS = "## Messages of Horovod, Open MPI and the build"
 LEFT_OUT = {
     "a line of a roll call's description, which is shown as part of an AgreementError": (
         "parameter …: shape", "sparse gradient, …", "load the state from …", "save the state to …",
-        "discard the last update", "gather the state (gather_state_dict)", "take a step",
+        "gather the state (gather_state_dict)", "take a step",
         "average the metrics of an epoch",
         "broadcast variables at the end of an epoch", "save the state at the end of an epoch"),
     "a line of `check`, which says itself what to do": (
@@ -44,6 +44,8 @@ LEFT_OUT = {
         "the rendezvous server could not be told", "no shared memory", "n = … in … tensors", "kernels in …",
         "ranks… over …", "on … hosts", "in … buckets", "bucket … of …", "times the density", "at density …",
         "Horovod's collectives, as …", "the options say so", "StepAhead(…), gain …"),
+    "what holds in place of a name of an earlier version": (
+        "8 messages fly", "it is always", "a step that is not applied loses its update"),
     "a text of Horovod's, which is looked for": ("Horovod has been shut down",),
     "a part of another message": (
         "in (0, 1], None or \"auto\"", "above 0, None or \"auto\"", "optimizer: normalizes its gradients",
@@ -54,7 +56,7 @@ LEFT_OUT = {
     "a defect of the package, or of a transport: nobody can do anything but report it": (
         "an index lies outside of the array", "the indices must ascend", "a message of …", "a message's … indices",
         "the ranks are in different rounds", "rank … sent …"),
-    "Python's own error for an attribute that is not there": ("… has no …",),
+    "Python's own error for an attribute that is not there": ("… has no …", "module … has no attribute …"),
     "ranks that are threads, for tests": ("another rank failed, or did not arrive within",),
     "a program": ("import ctypes, glob, os",),
 }

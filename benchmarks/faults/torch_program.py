@@ -14,7 +14,6 @@ from horovod_oktopk.torch import (
     OkTopk,
     Partial,
     StepAhead,
-    discard_update,
     gather_state_dict,
     shared_parameters,
     synchronize_replicas,
@@ -64,8 +63,6 @@ class Program:
         if all(p.grad.isfinite().all() for p in self._model.parameters() if p.grad is not None):
             with optimizer.skip_synchronize():
                 optimizer.step()
-        else:
-            discard_update(optimizer)
 
     def _save(self, path: Path, injector: Injector) -> str | None:
         state = gather_state_dict(self._optimizer)

@@ -66,9 +66,6 @@ class TopAccumulator:
     def read_residual(self) -> Values:
         raise NotImplementedError("nothing is kept")
 
-    def revert(self) -> bool:
-        raise NotImplementedError("nothing is kept")
-
     def load_residual(self, values: Values) -> None:
         raise NotImplementedError("nothing is kept")
 

@@ -101,10 +101,6 @@ class PartialReducer(FlatReducer[L]):
         assert self._step_report is not None
         self._step_report.phases["write_back"].seconds += time.perf_counter() - start
 
-    def discard(self) -> None:
-        """Refuses: rounds are applied in the step that they belong to."""
-        raise PluginError("with Partial an update cannot be discarded: a step applies all rounds since the last one")
-
     def end(self) -> None:
         """Once all ranks have exited by `synchronize_replicas`: the thread has nothing to serve, and ends."""
         if self._allreduce is not None:

@@ -93,12 +93,6 @@ class Buckets(Generic[L]):
         for bucket, before in zip(self._buckets, state["buckets"], strict=True):
             bucket.algorithm.load_state(before)
 
-    def revert(self, state: dict[str, Any]) -> bool:
-        """Undoes the last step of all; state: what `state` gave before it. Says whether all residuals were there."""
-        self.load_state(state)
-        were_there = [bucket.accumulator.revert() for bucket in self._buckets if bucket.layout.n]
-        return all(were_there)
-
     def read_residual(self) -> Values:
         """A copy of all residuals, in the layout's order."""
         if len(self) == 1:

@@ -14,7 +14,6 @@ from typing import Any, Generic, NoReturn
 import numpy as np
 
 from ..errors import PluginError
-from ..phases.agreement import instead
 from ..schemes.base import Scheme
 from ..schemes.report import StepReport, sum_of_phases
 from ..schemes.step_result import StepResult
@@ -66,8 +65,6 @@ class FlatReducer(Generic[L]):
         self._scale: float | None = None
         self._results: list[StepResult] = []
         self._before: dict[str, Any] | None = None
-        self._last: tuple[dict[str, Any], float | None] | None = None
-        """Algorithms' state and residual's scale before the last step, while that can be undone."""
         options.k_of(max(1, layout.n))
         self.buckets = Buckets(layout, options, self._share_of_host if options.hierarchical else make_accumulator,
                                split(layout, self._order, options.bucket_bytes))
@@ -92,7 +89,7 @@ class FlatReducer(Generic[L]):
         if index == 0:
             self.connect()
             self._undo()  # a step that was begun and not finished
-            self._results, self._scale, self._before, self._last = [], scale, self.buckets.state(), None
+            self._results, self._scale, self._before = [], scale, self.buckets.state()
         elif len(self._results) < index or not self._results[-1].report.finite:
             return
         transport, bucket = self._transport, self.buckets[index]
@@ -127,8 +124,6 @@ class FlatReducer(Generic[L]):
                 self.report.finite, self.report.n = False, self.layout.n
                 self._report_all_k(self.report)
                 return None
-            assert self._before is not None
-            self._last = self._before, self.residual_scale
             self._before = None
             for bucket, result in zip(self.buckets, self._results, strict=True):
                 if bucket.layout.n:
@@ -144,21 +139,6 @@ class FlatReducer(Generic[L]):
                 k = self.options.k_of(n)
                 report.k += k
                 report.global_k += bucket.algorithm.global_k(k, n, self._transport.size)
-
-    def discard(self) -> None:
-        """Undoes the last step, as if its gradients had never come; on all ranks together.
-
-        Where it was not finite, or is undone already, nothing is done. Raises AgreementError where some ranks go on
-        with their next step instead; they raise it as well.
-        """
-        self.connect()
-        self.check_agreement(instead(self.description, "discard the last update"))
-        if self._last is not None:
-            (state, scale), self._last = self._last, None
-            if not self.buckets.revert(state):
-                logger.warning("the residual of before the discarded step was overwritten, so all that was not sent "
-                               "yet is dropped. From now on it is kept, in memory of its own")
-            self.residual_scale = scale
 
     def _commit(self, bucket: Bucket[L], result: StepResult) -> None:
         bucket.accumulator.commit(result.contributed, result.remainder)
@@ -266,7 +246,7 @@ class FlatReducer(Generic[L]):
 
     def take(self, share: Record) -> None:
         """Takes what `share_of` has worked out for this rank."""
-        self._before = self._last = None
+        self._before = None
         self.buckets.load_state(share["algorithm"])
         self.buckets.load_residual(share["residual"])
         self.residual_scale = share["residual_scale"]
@@ -306,7 +286,7 @@ class FlatReducer(Generic[L]):
     def reset_if_membership_changed(self) -> None:
         """Before a step: where elastic training has changed who the ranks are, forgets what depends on them."""
         if self._connection.lost():
-            self._before = self._last = None
+            self._before = None
             self._begin_trial()
             self._describe()
             for bucket in self.buckets:

@@ -33,15 +33,13 @@ class HostAccumulator(NumpyAccumulator):
         self._has_begun = False
         self._sum: HostSum | None = None
         self._share = slice(0, 0)
-        self._outside: Values | None = None  # until it is committed; afterwards, while that can be reverted:
-        self._spent: Values | None = None
+        self._outside: Values | None = None  # until it is committed
         super().__init__(0, dtype)
 
     def accumulate(self, pieces: Iterable[tuple[int, NDArray[Any]]], scale: float = 1.0, clear: bool = False) -> bool:
         hosts = self._hosts()
         if hosts is not self._known or not self._has_begun:
             self._take_share(hosts)
-        self._spent = None
         if self._sum is None:
             return super().accumulate(pieces, scale, clear)
         return self._add_sums(self._sum.of(pieces, self._outside, scale, clear), scale, clear)
@@ -59,11 +57,7 @@ class HostAccumulator(NumpyAccumulator):
 
     def commit(self, contributed: Indices | slice, remainder: SparseVector | None = None) -> None:
         super().commit(contributed, remainder)
-        self._spent, self._outside = self._outside, None
-
-    def revert(self) -> bool:
-        self._outside, self._spent = self._spent, None
-        return super().revert()
+        self._outside = None
 
     def read_residual(self) -> Values:
         residual = np.zeros(self.whole, self.dtype) if self._outside is None else self._outside.copy()

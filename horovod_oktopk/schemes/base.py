@@ -15,7 +15,8 @@ from .algorithm import Algorithm
 DEFAULT_DENSITY = 0.01
 
 
-GONE = {"messages_in_flight": "8 messages fly at once", "balance_trigger": "it is 4", "threshold_guard": "it is 0.25"}
+GONE = {"messages_in_flight": "8 messages fly at once", "balance_trigger": "it is always 4",
+        "threshold_guard": "it is always 0.25"}
 """Options of earlier versions, and what holds in their place."""
 
 

@@ -67,12 +67,6 @@ class ResidualAccumulator(Accumulator, Protocol):
     def commit(self, contributed: Indices | slice, remainder: SparseVector | None = None) -> None:
         """The residual becomes acc, with zero at the indices that contributed to the update, plus the remainder."""
 
-    def revert(self) -> bool:
-        """Undoes the last commit: the residual is that of before its step, or zero where that is not there any more.
-
-        To be called at most once, before the next `accumulate`. Says whether it was there.
-        """
-
     def read_residual(self) -> Values:
         """A copy of the residual, on the host."""
 
@@ -159,10 +153,6 @@ class NumpyAccumulator(CollectingAccumulator):
         if remainder is not None:
             self._kernels.add(self._acc, remainder.indices, remainder.values)
         self.residual, self._acc = self._acc, self.residual
-
-    def revert(self) -> bool:
-        self.residual, self._acc = self._acc, self.residual
-        return True
 
     def read_residual(self) -> Values:
         return self.residual.copy()

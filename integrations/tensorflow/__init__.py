@@ -1,6 +1,7 @@
 """Ok-Topk inside horovod.tensorflow: importing this module makes `compression=OkTopk(...)` work in its tapes
 and optimizers, and in those of horovod.tensorflow.keras. For Keras 3, see `horovod_oktopk.tensorflow.keras`."""
 
+from ..errors import NO_DISCARD, gone
 from ..reducer.checks import what_is_missing
 from ..schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from ..step_ahead.options import StepAhead
@@ -10,7 +11,7 @@ try:
 except ModuleNotFoundError as error:
     raise what_is_missing(error, __name__, "TensorFlow", "HOROVOD_WITH_TENSORFLOW") from error
 
-from .plugin import discard_update, set_density, step_report, synchronize_replicas
+from .plugin import set_density, step_report, synchronize_replicas
 from .shared import shared_parameters
 from .state import load_state, save_state
 
@@ -20,6 +21,7 @@ state.install()
 keras_models.install()
 saving.install()
 building.install()
+__getattr__ = gone(__name__, NO_DISCARD)
 
 __all__ = [
            "Dense",
@@ -29,7 +31,6 @@ __all__ = [
            "StepAhead",
            "TopkA",
            "TopkDSA",
-           "discard_update",
            "load_state",
            "save_state",
            "set_density",

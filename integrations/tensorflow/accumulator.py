@@ -31,7 +31,6 @@ class LendingAccumulator(NumpyAccumulator):
         self._layout = layout
         lengths = np.diff(layout.offsets) * layout.dtype.itemsize
         self._starts = np.concatenate([[0], np.cumsum(-(-lengths // ALIGNMENT) * ALIGNMENT)]).tolist()
-        self._lends, self._was_lent = True, False
         super().__init__(layout.n, layout.dtype)
 
     def accumulate(self, pieces: Iterable[tuple[int, Array]], scale: float = 1.0, clear: bool = False) -> bool:
@@ -39,27 +38,15 @@ class LendingAccumulator(NumpyAccumulator):
             _collect()
         if self._is_lent():
             self._acc = self._allocate()
-        self._was_lent = False
         return super().accumulate(pieces, scale, clear)
 
     def memory_for(self, index: int) -> Array:
         """An array in the shape and dtype of the index-th gradient, for TensorFlow to take over; after a commit."""
         _, shape, dtype = self._layout.entries[index]
-        if not self._lends or np.dtype(tf.as_dtype(dtype).as_numpy_dtype) != self.dtype:
+        if np.dtype(tf.as_dtype(dtype).as_numpy_dtype) != self.dtype:
             return new_memory(self._layout, index)
-        self._was_lent = True
         length = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
         return _aligned(self._acc.base)[self._starts[index]:][:length].view(self.dtype).reshape(shape)
-
-    def keep_residual(self) -> None:
-        """From now on the spare is not lent, so that `revert` finds the residual of before in it."""
-        self._lends = False
-
-    def revert(self) -> bool:
-        if self._was_lent:
-            self.residual.fill(0)
-            return False
-        return super().revert()
 
     def _is_lent(self) -> bool:
         return sys.getrefcount(self._acc.base) > 2  # beside the spare itself, and the argument of this call

@@ -135,33 +135,6 @@ def set_density(target: Any, density: float | None) -> None:
         each.set_density(density)
 
 
-@tf.autograph.experimental.do_not_convert  # type: ignore[misc]
-def discard_update(target: Any) -> None:
-    """Undoes the last reduction, as if its gradients had never been computed.
-
-    It is called on all ranks together, in place of applying the reduced gradients: eagerly, or in a tf.function if it
-    depends on them, as in an `if` on their norm. Without it what was not sent would stay in the residual, and come
-    back. It needs the residual of before the step, n elements, which are kept from the first call on (in a
-    tf.function: from when it is traced): the first eager call drops the whole residual instead, with a warning.
-
-    Args:
-        target: an optimizer or a model; for gradients of a tape, the model, or the list of variables.
-
-    Raises:
-        PluginError: Nothing was reduced with `compression=OkTopk(...)`.
-        AgreementError: On all ranks, if some take their next step instead.
-
-    Examples:
-        >>> gradients = tape.gradient(loss, model.trainable_variables)
-        >>> discard_update(model)
-    """
-    owners, reducers = gradient_reducers_of(target), reducers_of(target)
-    if not reducers and (not owners or any(each.takes_part for each in owners)):
-        raise PluginError(f"there is no update to discard: nothing of {target!r} has been reduced with OkTopk yet")
-    for reducer in reducers:
-        reducer.discard()
-
-
 def synchronize_replicas(*targets: Any) -> None:
     """Makes the replicas of `Partial` optimizers equal.
 

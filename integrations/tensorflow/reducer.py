@@ -79,23 +79,12 @@ class Reducer:
         with tf.control_dependencies(done):
             return call(weakly(self._finish), [], [g.dtype for g in gradients], [g.shape for g in gradients])
 
-    def discard(self) -> None:
-        """Undoes the last step, now or when the graph runs."""
-        call(weakly(self._undo), [], [tf.int32])
-        for bucket in self.flat.buckets:  # once it is undone: what was lent before is gone
-            if isinstance(bucket.accumulator, LendingAccumulator):
-                bucket.accumulator.keep_residual()
-
     def refuse(self, gradients: Sequence[tf.Tensor], signature: Signature, message: str) -> list[tf.Tensor]:
         """For a step that cannot be taken: it raises PluginError, on ranks that do take it AgreementError."""
         step = partial(weakly(self._refuse), signature, message)
         if in_session():
             return in_turn(call, step, [], list(gradients), self.process_set)
         return call(step, [], [g.dtype for g in gradients], [g.shape for g in gradients])
-
-    def _undo(self) -> list[Array]:
-        self.flat.discard()
-        return [np.array(0, np.int32)]
 
     def _refuse(self, signature: Signature, message: str, *_: Array) -> list[Array]:
         self.flat.refuse(signature, message)

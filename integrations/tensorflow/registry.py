@@ -36,8 +36,6 @@ class Served(Protocol):
     @property
     def flat(self) -> Any: ...
 
-    def discard(self) -> None: ...
-
 
 S = TypeVar("S", bound=Served)
 

@@ -210,9 +210,6 @@ class StepAheadReducer:
         """After it."""
         self.flat.end_step()
 
-    def discard(self) -> None:
-        """Nothing was handed in: gradients of a step that is not taken are the program's own."""
-
 
 def own_steps_of(optimizer: Any) -> OwnSteps | None:
     """Of an optimizer, or of the one inside it that loss scaling has wrapped; None with any other compression."""

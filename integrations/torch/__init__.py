@@ -1,6 +1,7 @@
 """Ok-Topk inside horovod.torch: importing this module makes `compression=OkTopk(...)` work in
 `hvd.DistributedOptimizer`, whichever way that was, or will be, imported."""
 
+from ..errors import NO_DISCARD, gone
 from ..partial.options import Partial
 from ..reducer.checks import what_is_missing
 from ..schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
@@ -12,13 +13,14 @@ except ModuleNotFoundError as error:
     raise what_is_missing(error, __name__, "PyTorch", "HOROVOD_WITH_PYTORCH") from error
 
 from .partial import synchronize_replicas
-from .plugin import discard_update, set_density, step_report
+from .plugin import set_density, step_report
 from .schedule import DensitySchedule
 from .shared import shared_parameters
 from .state import gather_state_dict
 
 plugin.install()
 amp.install()
+__getattr__ = gone(__name__, NO_DISCARD)
 
 __all__ = [
            "Dense",
@@ -30,7 +32,6 @@ __all__ = [
            "StepAhead",
            "TopkA",
            "TopkDSA",
-           "discard_update",
            "gather_state_dict",
            "set_density",
            "shared_parameters",

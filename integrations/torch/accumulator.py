@@ -81,10 +81,6 @@ class TorchAccumulator:
             self._acc[torch.from_numpy(remainder.indices).to(device)] += torch.from_numpy(remainder.values).to(device)
         self.residual, self._acc = self._acc, self.residual
 
-    def revert(self) -> bool:
-        self.residual, self._acc = self._acc, self.residual
-        return True
-
     def read_residual(self) -> Values:
         values: Values = self.residual.cpu().numpy().copy()
         return values

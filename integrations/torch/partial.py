@@ -78,7 +78,7 @@ class PartialReducer(Reducer):
         """Raises PluginError where gradients have not been handed in."""
         if self._pending:
             raise PluginError("synchronize_replicas: gradients have been computed, and not handed in: call "
-                              "optimizer.step() before it, or discard_update(optimizer)")
+                              "optimizer.step() before it")
 
     def average_models(self) -> None:
         """Where replicas drift apart: on all ranks together, after `synchronize_replicas`."""

@@ -120,29 +120,6 @@ def set_density(optimizer: torch.optim.Optimizer, density: float | None) -> None
     _reducer(optimizer).set_density(density)
 
 
-def discard_update(optimizer: torch.optim.Optimizer) -> None:
-    """Drops the gradients that the next `optimizer.step()` would apply, as if they had never been computed.
-
-    It is called on all ranks together, in place of `optimizer.step()`. If the gradients have been reduced already (by
-    `optimizer.synchronize()`), the reduction is undone: residual and thresholds are those of before. Without this
-    call what the reduction did not send would stay in the residual, and come back. With `StepAhead` nothing is handed
-    over before the step; what Horovod averages over the ranks of a host is waited for, and forgotten.
-
-    Args:
-        optimizer: made with `compression=OkTopk(...)`, or another scheme of this package.
-
-    Raises:
-        PluginError: The optimizer was not made with `compression=OkTopk(...)`.
-        AgreementError: On all ranks, if some take their next step instead.
-
-    Examples:
-        >>> optimizer.synchronize()
-        >>> discard_update(optimizer)
-        >>> optimizer.zero_grad()
-    """
-    _reducer(optimizer).discard()
-
-
 def _reducer(optimizer: torch.optim.Optimizer) -> AnyReducer:
     reducer = reducer_of(optimizer)
     if reducer is None:

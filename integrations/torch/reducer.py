@@ -144,12 +144,6 @@ class Reducer:
         self._results.clear()
         self._others_finite.clear()
 
-    def discard(self) -> None:
-        """Drops gradients that were computed; where they are reduced and not applied yet, undoes that."""
-        if self._optimizer._synchronized and self.flat is not None and self.network.takes_part:
-            self.flat.discard()
-        self.abandon_step()
-
     def abandon_step(self) -> None:
         """Has the optimizer wait for new gradients, whatever was submitted."""
         self.drop()

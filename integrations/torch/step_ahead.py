@@ -30,7 +30,6 @@ from ..step_ahead.reducer import StepAheadReducer as Core
 from .layout import TorchLayout
 from .local_step import are_finite, gradient_elements, lengthened
 from .parameter_accumulator import TorchParameterAccumulator
-from .reducer import forget_handles
 from .replica import TorchHostReplica, TorchReplica, flat_memory
 from .transport import network
 
@@ -221,13 +220,6 @@ class StepAheadReducer:
         self._options = self._options.with_density(density)
         if self.core is not None:
             self.core.set_density(density)
-
-    def discard(self) -> None:
-        """Nothing was handed in, as gradients are the program's own; those that are being averaged are waited for."""
-        if self.averages and self.network.takes_part:
-            if self._optimizer._handles:
-                self._optimizer.synchronize()
-            forget_handles(self._optimizer)
 
     @contextmanager
     def shared(self) -> Iterator[None]:

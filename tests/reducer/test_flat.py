@@ -286,34 +286,6 @@ def test_where_elastic_training_begins_anew_what_depends_on_the_ranks_is_forgott
     assert on_ranks(2, program) == [(True, True, True, 3)] * 2
 
 
-@pytest.mark.parametrize("bucket_bytes", [None, 64])
-def test_a_discarded_step_leaves_no_trace(bucket_bytes):
-    options = OkTopk(density=0.1, threshold_interval=4, bucket_bytes=bucket_bytes)
-
-    def program(transport, discards):
-        reducer = make(transport, options=options)
-        take_steps(reducer, transport.rank, range(3))
-        if discards:
-            assert take_step(reducer, np.full(N, 1e6, np.float32), scale=2.0) is not None
-            reducer.discard()
-            assert take_step(reducer, np.full(N, np.nan, np.float32)) is None
-            reducer.discard()  # nothing has changed
-        total = take_steps(reducer, transport.rank, range(3, 8))
-        return total.tobytes(), reducer.read_residual().tobytes(), reducer.report.step, reducer.residual_scale
-
-    assert on_ranks(3, partial(program, discards=True)) == on_ranks(3, partial(program, discards=False))
-
-
-def test_a_step_that_one_rank_alone_discards_is_an_error_on_all():
-    def program(transport):
-        reducer = make(transport)
-        take_steps(reducer, transport.rank, range(2))
-        with pytest.raises(AgreementError, match="discard the last update"):
-            reducer.discard() if transport.rank == 1 else take_steps(reducer, transport.rank, range(2, 3))
-
-    on_ranks(3, program)
-
-
 @pytest.mark.parametrize(("others", "warning"), [
     ([("b", (50, 2), "float32"), ("a", (3,), "float32")], None),
     ([("c", (3,), "float32"), ("a", (50, 2), "float32")], None),

@@ -120,32 +120,6 @@ def test_ranks_that_come_to_differ_all_raise(odd):
     assert all(on_ranks(4, program))
 
 
-def test_a_step_that_one_rank_alone_discards_is_an_error_on_all():
-    def program(transport):
-        reducer = make(transport, options=ON_HOSTS)
-        take_steps(reducer, transport.rank, range(2))
-        action = reducer.discard if transport.rank == 2 else lambda: take_steps(reducer, transport.rank, range(1))
-        with pytest.raises(AgreementError, match="discard the last update"):
-            action()
-        return True
-
-    assert all(on_ranks(4, program))
-
-
-def test_a_discarded_step_leaves_no_trace():
-    given = gradients(5, 4)
-
-    def program(transport):
-        reducer, plain = make(transport, options=ON_HOSTS), make(transport, options=ON_HOSTS)
-        own = given[:, transport.rank]
-        expected = updates_of(plain, own[[0, 1, 3, 4]])
-        found = updates_of(reducer, own[:3])[:2]
-        reducer.discard()
-        return found + updates_of(reducer, own[3:]) == expected
-
-    assert all(on_ranks(4, program))
-
-
 @pytest.mark.parametrize("bucket_bytes", [None, 64])
 def test_a_file_gives_every_rank_its_state_back(bucket_bytes, tmp_path):
     options = replace(ON_HOSTS, bucket_bytes=bucket_bytes)

@@ -4,11 +4,11 @@ Under Keras 3, which Horovod's own optimizer and callbacks cannot drive, these a
 (TF_USE_LEGACY_KERAS=1) they are Horovod's.
 """
 
+from ...errors import NO_DISCARD, gone
 from ...partial.options import Partial
 from ...schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from ...step_ahead.options import StepAhead
 from .. import (
-    discard_update,
     load_state,
     save_state,
     set_density,
@@ -29,6 +29,8 @@ else:
     from horovod.tensorflow.keras import DistributedOptimizer, load_model  # type: ignore[no-redef]
     from horovod.tensorflow.keras.elastic import KerasState  # type: ignore[no-redef]
 
+__getattr__ = gone(__name__, NO_DISCARD)
+
 __all__ = [
     "Dense",
     "DistributedOptimizer",
@@ -41,7 +43,6 @@ __all__ = [
     "TopkA",
     "TopkDSA",
     "callbacks",
-    "discard_update",
     "load_model",
     "load_state",
     "save_state",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as stock_keras
 import tensorflow as tf
@@ -144,3 +146,9 @@ def check_replicas_inside_a_process() -> None:
         with Replicas().scope():
             model = compiled(make_model(), optimizer)
         assert "one process for each device" in raised_everywhere(hvd, PluginError, lambda m=model: fit(m))[0]
+
+
+def check_a_name_that_is_no_more_says_what_to_do() -> None:
+    for module in ("horovod_oktopk.tensorflow", "horovod_oktopk.tensorflow.keras"):
+        message = raised_everywhere(hvd, PluginError, lambda m=module: importlib.import_module(m).discard_update)[0]
+        assert f"{module} has no discard_update any more" in message

@@ -14,14 +14,13 @@ from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import OptionError
-from horovod_oktopk.tensorflow import OkTopk, StepAhead, discard_update, load_state, save_state, step_report
+from horovod_oktopk.tensorflow import OkTopk, StepAhead, load_state, save_state, step_report
 from horovod_oktopk.tensorflow.registry import reducers_of
 from horovod_oktopk.tensorflow.versions import KERAS_3
 from tests.scenarios.common import (
     assert_equal_everywhere,
     everywhere,
     flat,
-    gradients,
     logged,
     raised_everywhere,
     shared_folder,
@@ -309,41 +308,3 @@ def check_a_second_phase_of_tapes_goes_on_where_the_file_has_one_alone() -> None
         assert reducers_of([first])[0].flat.report.step == 2
         everywhere(hvd, "done")
 
-
-def check_what_is_discarded_does_not_come_back() -> None:
-    trainer = Kind("function")(OPTIONS)
-    variables = list(trainer.variables.values())
-
-    @tf.function
-    def step(grads: dict[str, tf.Tensor], limit: float) -> None:
-        with tf.GradientTape() as tape:
-            loss = trainer.loss(grads)
-        reduced = hvd.DistributedGradientTape(tape, compression=OPTIONS).gradient(loss, variables)
-        if tf.linalg.global_norm(reduced) > limit:
-            discard_update(variables)
-        else:
-            for variable, gradient in zip(variables, reduced, strict=True):
-                variable.assign_sub(gradient)
-
-    def take(number: int, factor: float = 1.0) -> None:
-        grads = {name: tf.constant(factor * g) for name, g in gradients(number, hvd.rank()).items()}
-        step(grads, tf.constant(1e4))
-
-    for number in range(3):
-        take(number)
-        before, values = trainer.residual(), trainer.values()
-        assert before.any()
-        take(50, 1e6)
-        assert np.array_equal(trainer.residual(), before)
-        assert all(np.array_equal(values[name], value) for name, value in trainer.values().items())
-    assert trainer.report() is not None
-
-
-def check_the_first_eager_discard_drops_the_residual() -> None:
-    trainer = Kind("tape")(OPTIONS)
-    for number in range(3):
-        trainer.step(gradients(number, hvd.rank()))
-        before = trainer.residual()
-        trainer.step(gradients(50, hvd.rank()))
-        discard_update(list(trainer.variables.values()))
-        assert np.array_equal(trainer.residual(), before if number else np.zeros_like(before))

@@ -11,8 +11,8 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from horovod_oktopk import AgreementError, OptionError
-from horovod_oktopk.torch import OkTopk, StepAhead, discard_update, gather_state_dict, step_report
+from horovod_oktopk import OptionError
+from horovod_oktopk.torch import OkTopk, StepAhead, gather_state_dict, step_report
 from tests.scenarios.common import assert_disagreement, is_last, needs_ranks, shared_folder
 from tests.support.full_disk import room_for
 from tests.torch.scenarios.common import (
@@ -124,41 +124,6 @@ def check_elastic_state_restores_residual_and_counter() -> None:
     assert step_report(optimizer).step == 7
     assert np.array_equal(flat(named), expected)
     assert torch.equal(optimizer.state_dict()["horovod_oktopk"][0]["residual"], residual)
-
-
-def check_what_is_discarded_does_not_come_back() -> None:
-    params = parameters()
-    optimizer = distribute(params, OPTIONS)
-    take_steps(optimizer, params, range(6))
-    for reduces in (True, False):
-        optimizer.zero_grad()
-        backward(params, {name: 1e6 * g for name, g in gradients(50, hvd.rank()).items()})
-        if reduces:
-            optimizer.synchronize()
-        discard_update(optimizer)
-    take_steps(optimizer, params, range(6, 12))  # and zero_grad is no error
-    assert np.array_equal(flat(params), uninterrupted())
-    assert step_report(optimizer).step == 12
-
-
-def check_one_rank_alone_discards() -> None:
-    needs_ranks(hvd)
-    params = parameters()
-    optimizer = distribute(params, OPTIONS)
-    take_steps(optimizer, params, range(2))
-
-    def step() -> None:
-        optimizer.zero_grad()
-        backward(params, gradients(2, hvd.rank()))
-        optimizer.synchronize()
-        if hvd.rank() == 0:
-            discard_update(optimizer)
-        else:
-            with optimizer.skip_synchronize():
-                optimizer.step()
-            take_steps(optimizer, params, range(3, 4))
-
-    assert "discard the last update" in raised_everywhere(AgreementError, step)[0]
 
 
 class OnADevice(torch.Tensor):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from horovod_oktopk import AgreementError, PluginError
-from horovod_oktopk.torch import OkTopk, StepAhead, discard_update, gather_state_dict, shared_parameters, step_report
+from horovod_oktopk.torch import OkTopk, StepAhead, gather_state_dict, shared_parameters, step_report
 from tests.scenarios.common import is_last, needs, needs_ranks
 from tests.scenarios.hosts import host_sizes, set_of
 from tests.torch.scenarios.common import flat, raised_everywhere
@@ -201,25 +201,6 @@ def check_parameters_that_join_are_averaged_too() -> None:
     own = np.concatenate([p.detach().numpy().ravel() for p in (*model.parameters(), *more.parameters())])
     assert len(set(hvd.allgather_object(own.tobytes()))) == 1
     assert not torch.equal(more.weight, torch.ones(4, 4))
-
-
-def check_discarded_gradients_do_not_come_back() -> None:
-    needs_ranks(hvd)
-    results = []
-    for synchronizes in (None, False, True):
-        model = model_of()
-        optimizer = distributed(model, options(hvd.size()))
-        train(model, optimizer, range(2))
-        if synchronizes is not None:
-            optimizer.zero_grad()
-            loss_of(model, 9).backward()
-            if synchronizes:
-                optimizer.synchronize()
-            discard_update(optimizer)
-            optimizer.zero_grad()
-        train(model, optimizer, range(2, 5))
-        results.append(flat(shared_of(model, optimizer)).tobytes())
-    assert len(set(results)) == 1
 
 
 def check_a_state_of_rank_0_serves_its_whole_host() -> None:

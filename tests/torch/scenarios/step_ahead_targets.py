@@ -10,7 +10,6 @@ import torch
 from horovod_oktopk import PluginError
 from horovod_oktopk.torch import (
     OkTopk,
-    discard_update,
     gather_state_dict,
     set_density,
     shared_parameters,
@@ -84,7 +83,7 @@ def check_what_is_neither_an_optimizer_nor_a_model_is_refused() -> None:
             message = raised_everywhere(PluginError, lambda wrong=wrong, function=function: function(wrong))[0]
             assert f"got {name}" in message
             assert "(optimizer)" in message
-        for function in (step_report, discard_update, gather_state_dict, lambda wrong: set_density(wrong, 0.1)):
+        for function in (step_report, gather_state_dict, lambda wrong: set_density(wrong, 0.1)):
             raised_everywhere(PluginError, lambda wrong=wrong, function=function: function(wrong))
     raised_everywhere(PluginError, lambda: gather_state_dict([optimizer]))
 
