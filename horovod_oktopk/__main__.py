@@ -12,7 +12,6 @@ from collections.abc import Callable
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from . import __version__, advise
 from .errors import OptionError
@@ -128,45 +127,35 @@ def check() -> int:
 def add_advise(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parameters", type=int, required=True, help="n, gradient elements of the model")
     parser.add_argument("--density", type=float, default=0.01, help="share of them that is selected (0.01)")
-    parser.add_argument("--global-density", type=float, help="share that OkTopk keeps of the sum (the density)")
+    parser.add_argument("--global-density", type=float,
+                        help="share that is kept of the sum (OkTopk: the density; StepAhead: 32 times that)")
     parser.add_argument("--ranks", type=int, help="P")
-    parser.add_argument("--ranks-per-host", type=int, metavar="L",
-                        help="ranks that share a host's link (1; with --measure as in the job)")
-    parser.add_argument("--bandwidth", help="of a host's link in each direction, with its unit: 10gbit, 940mbit/s")
+    parser.add_argument("--bandwidth", help="of a rank's link in each direction, with its unit: 10gbit, 940mbit/s")
     parser.add_argument("--latency", default="50us", help="of one message, with its unit: 50us, 0.1ms (50us)")
-    parser.add_argument("--memory-bandwidth", metavar="BYTES",
-                        help="what a host's ranks copy in a second, all together, with its unit: 50GB/s (measured)")
     parser.add_argument("--measure", action="store_true",
                         help="measure bandwidth and latency between the ranks of this job, under horovodrun")
 
 
 def run_advise(arguments: argparse.Namespace) -> int:
     """Prints the prediction, on rank 0; 0."""
-    options = OkTopk(density=arguments.density, global_density=arguments.global_density)
+    options = OkTopk(density=arguments.density,
+                     global_density="auto" if arguments.global_density is None else arguments.global_density)
     options.k_of(_at_least_1("--parameters", arguments.parameters))
-    given = None if arguments.ranks_per_host is None else _at_least_1("--ranks-per-host", arguments.ranks_per_host)
-    memory = None if arguments.memory_bandwidth is None else advise.parse_memory_bandwidth(arguments.memory_bandwidth)
     if arguments.measure:
-        size, rank, ranks_per_host, network = _measure(given)
+        size, rank, network = _measure()
     else:
         if arguments.ranks is None or arguments.bandwidth is None:
             raise OptionError("--ranks and --bandwidth are needed, or --measure under horovodrun")
-        size, rank, ranks_per_host = _at_least_1("--ranks", arguments.ranks), 0, given or 1
+        size, rank = _at_least_1("--ranks", arguments.ranks), 0
         network = advise.Network(advise.parse_latency(arguments.latency), advise.parse_bandwidth(arguments.bandwidth))
-    advise.hosts_of(size, ranks_per_host)
     selection = advise.measure_selection(arguments.parameters, arguments.density)
-    if ranks_per_host > 1 and memory is None:  # a job's ranks measure at once, each for itself
-        memory = (ranks_per_host * advise.measure_memory(1) if arguments.measure
-                  else advise.measure_memory(ranks_per_host))
-    host = advise.Host(ranks_per_host, memory or float("inf"))
     if rank == 0:
-        print(advise.report(arguments.parameters, size, arguments.density, network, selection,
-                            arguments.global_density, host))
+        print(advise.report(arguments.parameters, size, options, network, selection))
     return 0
 
 
-def _measure(ranks_per_host: int | None) -> tuple[int, int, int, advise.Network]:
-    """(size, rank, ranks per host, network) of this job. ranks_per_host: None, if it is to tell."""
+def _measure() -> tuple[int, int, advise.Network]:
+    """(size, rank, network) of this job."""
     name = next((name for name in ("torch", "tensorflow") if find_spec(name) is not None), None)
     if name is None:
         raise OptionError("--measure needs PyTorch or TensorFlow, with Horovod")
@@ -174,20 +163,8 @@ def _measure(ranks_per_host: int | None) -> tuple[int, int, int, advise.Network]
     hvd.init()
     if hvd.size() == 1:
         raise OptionError("--measure needs several ranks: horovodrun -np P python -m horovod_oktopk advise ...")
-    if ranks_per_host is None:
-        ranks_per_host = ranks_of_each_host(hvd)
     network = importlib.import_module(f"{__package__}.{name}.transport").network(hvd.global_process_set)
-    return hvd.size(), hvd.rank(), ranks_per_host, advise.measure_network(network.connect("auto"))
-
-
-def ranks_of_each_host(hvd: Any) -> int:
-    """Of the job that Horovod's module hvd runs in. Raises OptionError where hosts differ."""
-    if hvd.local_size() == hvd.size():
-        return 1  # on one host: what is measured is between its ranks
-    if not hvd.is_homogeneous():
-        raise OptionError("the hosts of this job have different numbers of ranks; with --ranks-per-host 1 each rank "
-                          "counts as a host of its own")
-    return int(hvd.local_size())
+    return hvd.size(), hvd.rank(), advise.measure_network(network.connect("auto"))
 
 
 def _at_least_1(name: str, value: int) -> int:
@@ -260,8 +237,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog=f"python -m {Path(__file__).parent.name}", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("check", help="say what works here, and what does not")
-    add_advise(commands.add_parser("advise", help="predict what each scheme costs on a network"))
-    arguments = parser.parse_args()
+    add_advise(commands.add_parser("advise", help="predict what dense, OkTopk and StepAhead cost on a network"))
+    arguments, unknown = parser.parse_known_args()
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}; see --help. advise takes each host as one rank: "
+                     "let --ranks be the number of hosts, without --ranks-per-host and --memory-bandwidth")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's notices would hide the answer
     if arguments.command == "check":
         return check()

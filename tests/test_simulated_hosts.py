@@ -105,7 +105,7 @@ def test_the_ranks_of_a_host_have_what_one_rank_would_have():
 def simulation(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder: Path = tmp_path_factory.mktemp("hosts")
     return outcome("paper.simulation", folder, "--parameters", str(N), "--density", "0.02", "--ranks", "8", "16",
-                   "--ranks-per-host", str(L), "--bandwidth", "1gbit", "10gbit", "--memory-bandwidth", "10GB/s")
+                   "--ranks-per-host", str(L), "--bandwidth", "1gbit", "10gbit", "--memory-bandwidth", "10")
 
 
 def results(simulation: dict[str, Any], scheme: str, hierarchical: bool) -> list[dict[str, Any]]:

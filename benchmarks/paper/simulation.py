@@ -32,19 +32,11 @@ from tqdm import tqdm
 from benchmarks import output
 from benchmarks.output import make_table
 from benchmarks.paper import simulation_hosts
-from benchmarks.paper.simulated_costs import Cluster, total
+from benchmarks.paper.simulated_costs import Cluster, Host, total
 from benchmarks.paper.simulated_ranks import Job, PopularElements, RankStep, simulate
 from benchmarks.paper.simulation_plots import plot, plot_hosts
 from horovod_oktopk import GTopk, OkTopk, TopkA, TopkDSA
-from horovod_oktopk.advise import (
-    Host,
-    Network,
-    hosts_of,
-    parse_bandwidth,
-    parse_latency,
-    parse_memory_bandwidth,
-    predict,
-)
+from horovod_oktopk.advise import Network, parse_bandwidth, parse_latency, predict_dense
 from horovod_oktopk.errors import OptionError
 from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.schemes.cost import oktopk_bound
@@ -122,7 +114,7 @@ def show(outcome: dict[str, Any], console: Console) -> None:
         f"{outcome['bandwidth']}", ["scheme"],
         ["ranks", "step", "payload, most", "payload, mean", "bound", "control", "update", "predicted ms",
          "dense, ms"])
-    dense = {entry["ranks"]: entry["seconds"] for entry in outcome["table1"] if entry["scheme"] == "dense"}
+    dense = {entry["ranks"]: entry["seconds"] for entry in outcome["dense"]}
     for r in outcome["results"]:
         bound = f"{r['bound'] / k:.3f}" if r["bound"] else ""
         table.add_row(r["scheme"], str(r["ranks"]), str(r["step"]), f"{r['payload_most'] / k:.3f}",
@@ -154,10 +146,10 @@ def read_measured(path: Path | None, n: int, density: float, network: Network) -
     return [e for e in same if e["scheme"] in SCHEMES] + list(dense.values()), len(entries) - len(same)
 
 
-def table1(ranks: list[int], n: int, density: float, network: Network) -> list[dict[str, Any]]:
-    """The predictions of `horovod_oktopk advise`, without sparsification."""
+def dense_of(ranks: list[int], n: int, network: Network) -> list[dict[str, Any]]:
+    """What `horovod_oktopk advise` predicts of dense, by the number of ranks."""
     return [{**asdict(p), "ranks": size, "seconds": p.seconds} for size in ranks
-            for p in predict(n, size, density, network, 0.0)]
+            for p in [predict_dense(n, size, network)]]
 
 
 def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
@@ -175,8 +167,8 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--bandwidth", nargs="+", metavar="RATE",
                         help="of a host's link, in each direction, with its unit: 10gbit, 940mbit/s (1gbit; where "
                              f"hosts have several ranks, {' '.join(RATES)})")
-    parser.add_argument("--memory-bandwidth", default="50GB/s", metavar="BYTES",
-                        help="what a host's ranks copy in a second, all together, with its unit (50GB/s)")
+    parser.add_argument("--memory-bandwidth", type=float, default=50, metavar="GB",
+                        help="gigabytes that a host's ranks copy in a second, all together (50)")
     parser.add_argument("--measured", type=Path, help=f"JSON of a cluster: entries with {', '.join(MEASURED_KEYS)}, "
                                                       "and bytes_sent where counted")
     parser.add_argument("--seed", type=int, default=1)
@@ -202,17 +194,22 @@ def check(arguments: argparse.Namespace) -> Cluster:
         raise SystemExit(f"simulation: --parameters must be from 1000 to 2^31 - 1; got {arguments.parameters}")
     if not 0.3 <= arguments.tail <= 4:
         raise SystemExit(f"simulation: --tail must be from 0.3 to 4; got {arguments.tail:g}")
+    if arguments.memory_bandwidth <= 0:
+        raise SystemExit(f"simulation: --memory-bandwidth must be above 0; got {arguments.memory_bandwidth:g}")
+    unfit = [size for size in arguments.ranks if arguments.ranks_per_host > 1
+             and (size % arguments.ranks_per_host or size == arguments.ranks_per_host)]
+    if unfit:
+        raise SystemExit(f"simulation: --ranks must fill two or more hosts of {arguments.ranks_per_host}; got "
+                         f"{unfit[0]}")
     if arguments.ranks_per_host == 1 and len(arguments.bandwidth) > 1:
         raise SystemExit("simulation: several bandwidths are for --ranks-per-host of 2 and more")
     if arguments.ranks_per_host > 1 and arguments.measured is not None:
         raise SystemExit("simulation: --measured is for one rank on each host")
     try:
         OkTopk(global_density=arguments.global_density)
-        for size in arguments.ranks:
-            hosts_of(size, arguments.ranks_per_host)
         rates = [parse_bandwidth(rate) for rate in arguments.bandwidth]
         return Cluster(parse_latency(arguments.latency), rates[0], parse_latency(arguments.overhead),
-                       Host(arguments.ranks_per_host, parse_memory_bandwidth(arguments.memory_bandwidth)))
+                       Host(arguments.ranks_per_host, 1e9 * arguments.memory_bandwidth))
     except OptionError as error:
         raise SystemExit(f"simulation: {error}") from None
 
@@ -239,7 +236,7 @@ def of_ranks(arguments: argparse.Namespace, gradients: PopularElements, cluster:
     outcome = {"arguments": output.as_text(arguments), "n": n, "k": gradients.k,
                "latency": arguments.latency, "bandwidth": bandwidth,
                "results": [asdict(result) for result in measure(arguments, gradients, cluster)],
-               "table1": table1(arguments.ranks, n, density, cluster), "measured": measured, "left_out": left_out}
+               "dense": dense_of(arguments.ranks, n, cluster), "measured": measured, "left_out": left_out}
     show(outcome, output.make_console())
     output.write_json(arguments.json, outcome)
     plot(outcome, arguments.plot)

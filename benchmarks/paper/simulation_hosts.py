@@ -3,7 +3,7 @@
 Ranks that follow one another are a host's. They share its link, so the bytes of all of them go over it one after
 another; each rank has a core. What they send each other is copied into memory that they share and out of it, and a
 round of such messages has a latency of 1 µs. With each host as one worker, its ranks first add up their n elements:
-2.5 (L-1) copies of them, as measured (SUM_COPIES in horovod_oktopk/advise/model.py). Dense is a ring in the order of
+2.5 (L-1) copies of them, as measured (SUM_COPIES in simulated_costs.py). Dense is a ring in the order of
 the ranks, which crosses each link once, in the rounds of a tree. Each worker, a rank or a host, selects k.
 """
 
@@ -21,7 +21,7 @@ from benchmarks.output import make_table
 from benchmarks.paper.simulated_costs import Cluster, Figures, total
 from benchmarks.paper.simulated_ranks import Job, PopularElements, RankStep, simulate
 from benchmarks.paper.simulation_plots import label, last_steps
-from horovod_oktopk.advise import host_sum_seconds, predict
+from horovod_oktopk.advise import predict_dense
 from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.vectors.wire import WORD
@@ -61,7 +61,7 @@ def result_of(scheme: str, job: Job, step: int, steps: list[RankStep], clusters:
     """clusters: by the rate of a link."""
     trees = {rate: cluster.of_phases(steps) for rate, cluster in clusters.items()}
     phases, cluster = next(iter(trees.values())), next(iter(clusters.values()))
-    adding = host_sum_seconds(steps[0].report.n, cluster.host) if job.hierarchical else 0.0
+    adding = cluster.host.sum_seconds(steps[0].report.n) if job.hierarchical else 0.0
     payload = {name: phases[name] for name in StepReport.PAYLOAD if name in phases}
     return HostResult(
         scheme, job.hierarchical, job.size, job.size // job.ranks_per_host, step, total(phases, "bytes") / WORD,
@@ -93,8 +93,7 @@ def dense_of(ranks: list[int], n: int, clusters: dict[str, Cluster]) -> list[dic
     """What `horovod_oktopk advise` predicts of dense, by the number of ranks."""
     found = []
     for size in ranks:
-        of_rates = {rate: predict(n, size, 1.0, cluster, 0.0, host=cluster.host)[0]
-                    for rate, cluster in clusters.items()}
+        of_rates = {rate: predict_dense(n, size, cluster) for rate, cluster in clusters.items()}
         words = next(iter(of_rates.values())).words
         found.append({"scheme": "dense", "ranks": size, "words": words,
                       "seconds": {rate: p.seconds for rate, p in of_rates.items()}})

@@ -52,7 +52,7 @@ def plot_payload(outcome: dict[str, Any], axes: Any) -> None:
     k = outcome["k"]
     for scheme, (sizes, values) in by_scheme(last_steps(outcome["results"]), "payload_most", 1 / k).items():
         axes.plot(sizes, values, marker="o", markersize=4, color=COLORS[scheme], label=scheme)
-    sizes, words = by_scheme(outcome["table1"], "words", 1 / k)["dense"]
+    sizes, words = by_scheme(outcome["dense"], "words", 1 / k)["dense"]
     axes.plot(sizes, words, color=COLORS["dense"], label="dense, 2n(P−1)/P")
     for sizes, bounds in by_scheme([r for r in outcome["results"] if r["bound"]], "bound", 1 / k).values():
         axes.plot(sizes, bounds, "k--", linewidth=1, label="OkTopk's bound")
@@ -76,8 +76,7 @@ def plot_control(outcome: dict[str, Any], axes: Any) -> None:
 
 
 def plot_seconds(outcome: dict[str, Any], axes: Any) -> None:
-    predicted = by_scheme([*last_steps(outcome["results"]),
-                           *(entry for entry in outcome["table1"] if entry["scheme"] == "dense")], "seconds", 1)
+    predicted = by_scheme([*last_steps(outcome["results"]), *outcome["dense"]], "seconds", 1)
     for scheme, (sizes, values) in predicted.items():
         axes.plot(sizes, values, marker="o", markersize=4, color=COLORS[scheme],
                   label="dense (Table 1)" if scheme == "dense" else scheme)

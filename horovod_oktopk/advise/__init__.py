@@ -1,10 +1,9 @@
-"""`python -m horovod_oktopk advise`: what each scheme would cost on a network, and whether dense wins."""
+"""`python -m horovod_oktopk advise`: what OkTopk and StepAhead would cost on a network, and whether dense wins."""
 
-from .measure import measure_memory, measure_network, measure_selection
-from .model import ALONE, HIERARCHICAL, Host, Network, Prediction, host_sum_seconds, hosts_of, predict
+from .measure import measure_network, measure_selection
+from .model import Network, Prediction, predict, predict_dense
 from .report import report
-from .units import parse_bandwidth, parse_latency, parse_memory_bandwidth
+from .units import parse_bandwidth, parse_latency
 
-__all__ = ["ALONE", "HIERARCHICAL", "Host", "Network", "Prediction", "host_sum_seconds", "hosts_of",
-           "measure_memory", "measure_network", "measure_selection", "parse_bandwidth", "parse_latency",
-           "parse_memory_bandwidth", "predict", "report"]
+__all__ = ["Network", "Prediction", "measure_network", "measure_selection", "parse_bandwidth", "parse_latency",
+           "predict", "predict_dense", "report"]

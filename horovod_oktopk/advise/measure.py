@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
 
 import numpy as np
 
 from ..kernels import KERNELS
 from ..selection.accumulator import NumpyAccumulator
 from ..selection.local_top_k import local_top_k
-from ..timing import median_seconds, slowest
-from ..transport.base import Bytes, Transport
+from ..transport.base import Transport
 from ..vectors.wire import WORD
 from .model import Network
 
@@ -20,8 +18,6 @@ MEASURED_ELEMENTS = 1 << 22
 """Selection is measured on at most so many elements; it takes time in proportion."""
 LARGE = 1 << 22
 """Bytes of the messages that bandwidth is measured with."""
-COPIED = 1 << 26
-"""Bytes that memory bandwidth is measured with, of all ranks together: more than caches hold."""
 
 
 def measure_selection(n: int, density: float) -> float:
@@ -44,38 +40,21 @@ def measure_selection(n: int, density: float) -> float:
     return min(times[1:]) * n / m
 
 
-def measure_memory(ranks: int, repeats: int = 7) -> float:
-    """Bytes that so many threads copy in a second together, each in memory of its own."""
-    length = COPIED // ranks
-    start_together = Barrier(ranks)
-
-    def seconds(_: int) -> list[float]:
-        source, target = np.ones(length, np.uint8), np.zeros(length, np.uint8)
-        return [_timed_copy(source, target, start_together) for _ in range(repeats)]
-
-    with ThreadPoolExecutor(ranks) as threads:
-        slowest_copies = np.max(list(threads.map(seconds, range(ranks))), axis=0)
-    return float(ranks * length / np.median(slowest_copies))
-
-
-def _timed_copy(source: Bytes, target: Bytes, start_together: Barrier) -> float:
-    start_together.wait()
-    start = time.perf_counter()
-    np.copyto(target, source)
-    return time.perf_counter() - start
-
-
 def measure_network(transport: Transport, repeats: int = 20) -> Network:
     """α and β between neighbours, all sending at once; called on all ranks together.
 
-    The slowest rank's figures count, so that every rank gets the same. Where hosts have several ranks, that is the
-    one whose neighbour is on the next host: it has the host's link for itself.
+    The slowest rank's figures count, so that every rank gets the same.
     """
-    short, long = slowest([_ring_seconds(transport, length, repeats) for length in (WORD, LARGE)], transport)
+    mine = [_ring_seconds(transport, length, repeats) for length in (WORD, LARGE)]
+    short, long = (transport.allgather((1e9 * np.array(mine)).astype(np.int64)).max(axis=0) / 1e9).tolist()
     return Network(max(short, 1e-9), 8 * LARGE / max(long - short, 1e-9))
 
 
 def _ring_seconds(transport: Transport, length: int, repeats: int) -> float:
     after, before = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
-    message = np.zeros(length, np.uint8)
-    return median_seconds(lambda: list(transport.exchange({after: message}, {before: length}, 1)), repeats)
+    message, times = np.zeros(length, np.uint8), []
+    for _ in range(1 + repeats):
+        start = time.perf_counter()
+        list(transport.exchange({after: message}, {before: length}, 1))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])  # the first one sets up connections

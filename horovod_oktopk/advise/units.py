@@ -12,13 +12,9 @@ SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 def parse_bandwidth(text: str) -> float:
     """Bits per second of, say, 10gbit, 940mbit/s or 25Gbps. Raises OptionError, without a unit or in bytes too."""
-    return _bandwidth(text, r"(?i:bit(?:/s)?)|b(?:/s|ps)",
-                      "a bandwidth in bits with its unit, such as 10gbit, 940mbit/s or 25Gbps")
-
-
-def parse_memory_bandwidth(text: str) -> float:
-    """Bytes per second of, say, 50GB/s. Raises OptionError, without a unit or in bits too."""
-    return _bandwidth(text, r"B(?:/s|ps)", "a memory bandwidth in bytes with its unit, such as 50GB/s")
+    found = re.fullmatch(r"([0-9.eE+]+?)\s*([kmgtKMGT]?)(?:(?i:bit(?:/s)?)|b(?:/s|ps))", text.strip())
+    return _positive(text, found and found[1], PREFIXES[found[2].lower()] if found else 1.0,
+                     "a bandwidth in bits with its unit, such as 10gbit, 940mbit/s or 25Gbps")
 
 
 def parse_latency(text: str) -> float:
@@ -26,12 +22,6 @@ def parse_latency(text: str) -> float:
     found = re.fullmatch(r"([0-9.eE+-]+?)\s*(s|ms|us|ns)", text.strip().lower())
     return _positive(text, found and found[1], SECONDS[found[2]] if found else 1.0,
                      "a latency with its unit, such as 50us, 0.1ms or 1e-6s")
-
-
-def _bandwidth(text: str, unit: str, what: str) -> float:
-    """unit: a pattern; b is bits, B is bytes."""
-    found = re.fullmatch(rf"([0-9.eE+]+?)\s*([kmgtKMGT]?)(?:{unit})", text.strip())
-    return _positive(text, found and found[1], PREFIXES[found[2].lower()] if found else 1.0, what)
 
 
 def _positive(text: str, number: str | None, unit: float, what: str) -> float:
