@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import singledispatch
-from typing import Any, Protocol
+from typing import Any, NoReturn
 
-from ..errors import OptionError
+from ..errors import PluginError
 from ..transport.counting import Traffic
-
-WriteScalar = Callable[[str, float, int], object]
-"""Takes a name, a value and a step."""
-
-
-class ScalarWriter(Protocol):
-    """The one method needed of a TensorBoard SummaryWriter."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object: ...
-
-
-@singledispatch
-def scalars_to(writer: Any) -> WriteScalar:
-    """What writes a scalar to this writer; integrations register writers that have no add_scalar."""
-    write: WriteScalar | None = getattr(writer, "add_scalar", None)
-    if write is None:
-        raise OptionError("expected a writer with add_scalar(tag, value, step), such as TensorBoard's SummaryWriter, "
-                          f"or with horovod_oktopk.tensorflow imported one of tf.summary; got {writer!r}")
-    return write
 
 
 @dataclass
@@ -132,14 +112,10 @@ class StepReport:
             figures |= {f"{name}/{key}": value for key, value in vars(traffic).items()}
         return {f"{prefix}/{name}": float(value) for name, value in figures.items()}
 
-    def write(self, writer: ScalarWriter | Any, prefix: str = "oktopk") -> None:
-        """Writes all figures to a TensorBoard SummaryWriter (or whatever has its add_scalar), or one of tf.summary.
-
-        Raises OptionError for another writer.
-        """
-        write = scalars_to(writer)
-        for name, value in self.scalars(prefix).items():
-            write(name, value, self.step)
+    def write(self, *_: object, **__: object) -> NoReturn:
+        """Raise PluginError: a loop over `scalars()` writes to any logger."""
+        raise PluginError("StepReport.write is no more; use report.scalars(): for name, value in "
+                          "report.scalars().items(): writer.add_scalar(name, value, report.step)")
 
 
 def sum_of_phases(several: Sequence[Mapping[str, Traffic]]) -> dict[str, Traffic]:

@@ -27,7 +27,7 @@ from ..partial.reducer import end_before
 from ..partial.replicas import synchronize
 from ..reducer.checks import check_arguments, check_horovod, refuse_join
 from ..schemes.inner import as_options
-from ..schemes.report import StepReport, WriteScalar, scalars_to
+from ..schemes.report import StepReport
 from ..step_ahead.options import StepAhead
 from ..step_ahead.reducer import finish_before
 from ..transport.ending import before_shutdown
@@ -77,15 +77,6 @@ def install() -> None:
         legacy_step_ahead.install(stock_callbacks.BroadcastGlobalVariablesCallbackImpl)
     show_phases(tf.profiler.experimental.Trace)
     hvd._oktopk_installed = True
-
-
-@scalars_to.register
-def _(writer: tf.summary.SummaryWriter) -> WriteScalar:
-    def write(name: str, value: float, step: int) -> None:
-        with writer.as_default():
-            tf.summary.scalar(name, value, step=step)
-
-    return write
 
 
 def step_report(target: Any) -> StepReport | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -204,20 +203,6 @@ def check_metrics_of_other_names_are_an_error_on_all() -> None:
     messages = raised_everywhere(hvd, AgreementError, lambda: fit(model, [
         hvd_keras.callbacks.MetricAverageCallback()]))
     assert all("different metrics (rank 0: accuracy0, loss" in each for each in messages), messages
-
-
-def check_a_report_goes_to_a_tf_summary_writer() -> None:
-    model = compiled(make_model(), distribute(OkTopk(density=0.1)))
-    fit(model, epochs=1)
-    with shared_folder(hvd) as folder:
-        mine = folder / str(hvd.rank())
-        with closing(tf.summary.create_file_writer(str(mine))) as writer:
-            step_report(model).write(writer)
-        events = [event for file in mine.iterdir() for event in tf.compat.v1.train.summary_iterator(str(file))]
-    found = {value.tag: (event.step, float(tf.make_ndarray(value.tensor))) for event in events
-             for value in event.summary.value}
-    assert found["oktopk/k"] == (4, step_report(model).k)
-    raised_everywhere(hvd, OptionError, lambda: step_report(model).write(object()))
 
 
 def check_adafactor_is_refused_where_sparse_updates_would_make_it_nan() -> None:
