@@ -106,7 +106,7 @@ class Network:
         AgreementError where the ranks' choices differ. All ranks raise it.
         """
         if self.hvd.rank() == 0:
-            tracing.begin_timeline()
+            tracing.explain_timeline()
         if self.process_set.size() == 1:
             return CountingTransport(LocalTransport(LocalWorld(1), 0))
         rows = self._introduce(choice, hierarchical)
