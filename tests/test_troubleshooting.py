@@ -40,8 +40,8 @@ LEFT_OUT = {
         "Over MPI StepAhead's communication is hidden", "Accuracy, measured at density 1 %"),
     "no error: said at INFO or DEBUG, or beside the progress": (
         "bucket_bytes='auto' takes", "strategy='auto' takes", "Epoch …: the learning rate has reached",
-        "the rendezvous server could not be told", "no shared memory", "n = … in … tensors", "kernels in …",
-        "ranks… over …", "on … hosts", "in … buckets", "bucket … of …", "times the density", "at density …",
+        "no shared memory", "n = … in … tensors", "kernels in …", "ranks… over …", "on … hosts",
+        "in … buckets", "bucket … of …", "times the density", "at density …",
         "Horovod's collectives, as …", "the options say so", "StepAhead(…), gain …"),
     "what holds in place of a name of an earlier version": (
         "8 messages fly", "it is always", "a step that is not applied loses its update"),

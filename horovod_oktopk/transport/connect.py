@@ -119,7 +119,6 @@ class Network:
             raise PluginError(f"transport='mpi' cannot be used: {reason}. Or use transport='horovod' or 'auto'")
         if choice == "auto" and self.hvd.mpi_enabled():
             logger.warning("using Horovod's collectives, not MPI: %s", reason)
-        ending.announce_to_rendezvous(int(self.process_set.rank()))
         why = "the options say so" if choice == "horovod" else reason
         route = f"Horovod's collectives, as {why}"
         return self._over_horovod(rows[:, 6], channel, grid, bool(rows[:, 7].all()), route)

@@ -59,7 +59,7 @@ class TensorFlowCollectives:
 def _eagerly_on_the_host() -> Iterator[None]:
     """Also where the program builds graphs. Failures become the error that elastic training recovers from.
 
-    They name the rank that has ended, if it is known.
+    They say that a rank has left the job, where it has.
     """
     try:
         with context.eager_mode(), tf.device("/cpu:0"):

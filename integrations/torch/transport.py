@@ -55,7 +55,7 @@ class TorchCollectives:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Failures name the rank that ended, where it is known."""
+    """Have a failure say that a rank has left the job, where it has."""
     try:
         yield
     except HorovodInternalError as error:
