@@ -16,7 +16,6 @@ from typing import Any
 import tensorflow as tf
 
 from ..errors import PluginError
-from .graphs import present_graphs
 from .versions import KERAS_3
 
 _UNKNOWN = object()
@@ -81,7 +80,7 @@ def _watch(cls: type, method: str) -> None:
         scaled = original(self, loss)
         with contextlib.suppress(AttributeError):  # of a plain number
             scaled._oktopk_scaler = self
-        graph = present_graphs()[0]
+        graph = _present_graphs()[0]
         waiting = None if graph is None else weakref.ref(graph), weakref.ref(self)
         if waiting not in _waiting:
             _waiting[:] = [*filter(_is_alive, _waiting), waiting]
@@ -91,9 +90,19 @@ def _watch(cls: type, method: str) -> None:
     setattr(cls, method, wrapped)
 
 
+def _present_graphs() -> list[Any]:
+    """The graph being built and those around it; [None] where operations run eagerly."""
+    if tf.executing_eagerly():
+        return [None]
+    graphs = [tf.compat.v1.get_default_graph()]
+    while (outer := getattr(graphs[-1], "outer_graph", None)) is not None:
+        graphs.append(outer)
+    return graphs
+
+
 def _take_waiting() -> Any:
     """The one scaler that waits for its gradients in the graphs at hand; None where there is none."""
-    graphs = present_graphs()
+    graphs = _present_graphs()
     here = [(graph, scaler) for graph, scaler in _waiting if (graph and graph()) in graphs]
     _waiting[:] = [each for each in _waiting if each not in here and _is_alive(each)]
     return _the_one([present for _, scaler in here if (present := scaler()) is not None])

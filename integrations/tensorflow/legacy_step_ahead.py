@@ -51,9 +51,6 @@ class TakesOwnSteps:
 def taking_own_steps(optimizer: Any) -> Any:
     """A tf-keras optimizer's copy whose steps will be its own. Raises PluginError for one that cannot take them."""
     plain = type(optimizer)
-    if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
-        raise PluginError(f"StepAhead does not work with tf.keras.optimizers.legacy.{plain.__name__}: use "
-                          f"tf.keras.optimizers.{plain.__name__}")
     if isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
         raise PluginError("in tf-keras loss scaling comes around the distributed optimizer: "
                           "LossScaleOptimizer(hvd.DistributedOptimizer(...))")

@@ -11,9 +11,6 @@ from ..errors import PluginError
 from ..partial.options import Partial
 from ..schemes.base import Scheme
 from ..step_ahead.options import StepAhead
-from .versions import KERAS_3
-
-_KINDS = (tf.keras.optimizers.Optimizer, *(() if KERAS_3 else (tf.keras.optimizers.legacy.Optimizer,)))
 
 ADAFACTOR_EPSILON = 1e-12
 """The least epsilon_1 whose square is safe in float32."""
@@ -50,8 +47,8 @@ def optimizers_of(model: Any) -> list[Any]:
     """
     models = [layer for layer in model._flatten_layers() if isinstance(layer, tf.keras.Model)]
     values = [value for each in models for value in vars(each).values()]
-    found = (member for value in values for member in _members(value) if isinstance(member, _KINDS))
-    return list({id(optimizer): optimizer for optimizer in found}.values())
+    found = (member for value in values for member in _members(value))
+    return list({id(each): each for each in found if isinstance(each, tf.keras.optimizers.Optimizer)}.values())
 
 
 def _members(value: Any) -> Iterable[Any]:

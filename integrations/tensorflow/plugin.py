@@ -61,14 +61,13 @@ def install() -> None:
     """Wraps Horovod's names; once. Raises PluginError where this Horovod is not the one that is known."""
     if getattr(hvd, "_oktopk_installed", False):
         return
-    tape, adasum = hvd._DistributedGradientTape, hvd._DistributedAdasumOptimizer
+    tape = hvd._DistributedGradientTape
     check_horovod(horovod.__version__, {hvd._make_allreduce_grads_fn: _MAKE, tape.gradient: _GRADIENT,
                                         tape.register_local_source: ["self", "source"]})
     hvd._make_allreduce_grads_fn = _wrap_make(hvd._make_allreduce_grads_fn)
     hvd.DistributedOptimizer = _wrap_optimizer(hvd.DistributedOptimizer)
     tape.gradient = _wrap_gradient(tape.gradient)
     tape.register_local_source = _wrap_source(tape.register_local_source)
-    adasum.__init__ = _wrap_adasum(adasum.__init__)
     stock_keras.create_distributed_optimizer = _wrap_create(stock_keras.create_distributed_optimizer)
     library = hvd.mpi_ops._basics.MPI_LIB_CTYPES  # whatever name a program calls, this is what is called in the end
     library.horovod_shutdown = end_before(finish_before(before_shutdown(library.horovod_shutdown)))
@@ -186,10 +185,7 @@ def _wrap_optimizer(make: Callable[..., Any]) -> Callable[..., Any]:
         call = signature.bind(*args, **kwargs)
         asked = call.arguments
         options = as_options(asked.get("compression", hvd.Compression.none))
-        if options is None or isinstance(asked["optimizer"], hvd._LegacyOptimizer):
-            if isinstance(options, StepAhead):
-                raise PluginError("StepAhead takes the steps of Keras optimizers, not of tf.compat.v1.train: use "
-                                  f"tf.keras.optimizers, or OkTopk; got {asked['optimizer']!r}")
+        if options is None:
             return make(*args, **kwargs)
         import horovod.tensorflow.keras as hvd_keras
         check_arguments(hvd, asked.get("op", hvd.Average))
@@ -222,19 +218,6 @@ def _wrap_source(register: Callable[[Any, Any], None]) -> Callable[[Any, Any], N
     return wrapped
 
 
-def _wrap_adasum(init: Callable[..., None]) -> Callable[..., None]:
-    signature = inspect.signature(init)
-
-    @functools.wraps(init)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
-        asked = signature.bind(self, *args, **kwargs).arguments
-        if as_options(asked.get("compression", hvd.Compression.none)) is not None:
-            check_arguments(hvd, hvd.Adasum)
-        init(self, *args, **kwargs)
-
-    return wrapped
-
-
 def _wrap_create(create: Callable[..., Any]) -> Callable[..., Any]:
     """What makes Horovod's Keras optimizers: Keras 3 would never call them."""
     signature = inspect.signature(create)
@@ -246,7 +229,11 @@ def _wrap_create(create: Callable[..., Any]) -> Callable[..., Any]:
         options = as_options(asked.get("compression", hvd.Compression.none))
         if options is None:
             return create(*args, **kwargs)
-        if KERAS_3 and isinstance(asked["optimizer"], tf.keras.optimizers.Optimizer):
+        if not isinstance(asked["optimizer"], tf.keras.optimizers.Optimizer):
+            raise PluginError(f"expected an optimizer of {KERAS}; got {asked['optimizer']!r}. Those of "
+                              "tf.compat.v1.train and tf.keras.optimizers.legacy are not supported: use "
+                              "tf.keras.optimizers.SGD and its like, in eager mode or in a tf.function")
+        if KERAS_3:
             raise PluginError(f"{KERAS} does not call Horovod's optimizer, and ranks would train apart. Use "
                               "horovod_oktopk.tensorflow.keras.DistributedOptimizer, which is made for it, or "
                               "tf-keras (TF_USE_LEGACY_KERAS=1)")

@@ -26,13 +26,14 @@ from ..schemes.base import Scheme
 from . import amp
 from .accumulator import LendingAccumulator, new_memory
 from .layout import TensorLayout
-from .session import Step, in_session, in_turn
 from .transport import network
 
 logger = logging.getLogger("horovod_oktopk")
 
 Array = NDArray[Any]
 Signature = tuple[str, ...]
+Step = Callable[..., list[Array]]
+"""From the values of tensors to those of others."""
 T = TypeVar("T")
 
 GONE = ("a graph reduces gradients for an optimizer, or for variables of a tape, that are gone: keep the optimizer "
@@ -48,7 +49,6 @@ class Reducer:
             raise PluginError("bucket_bytes='auto' works in PyTorch only: TensorFlow's graph is made before it is "
                               "known when gradients are ready. Give a number of bytes, such as 32_000_000")
         self.signature = describe(variables, gradients)
-        self.process_set = process_set
         self._asked_density = options.density
         layout = TensorLayout((name_of(v), tuple(v.shape), g.dtype.name)
                               for v, g in zip(variables, gradients, strict=True) if is_dense(g))
@@ -67,9 +67,6 @@ class Reducer:
         scale = amp.scale_of_gradients()
         scale = tf.constant(0.0) if scale is None else tf.cast(scale, tf.float32)
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(each.values)) for each in slices] or [True])
-        if in_session():
-            return in_turn(call, partial(self._whole_step, density), [scale, finite, *gradients], list(gradients),
-                           self.process_set)
         done: list[tf.Tensor] = []
         for index, bucket in enumerate(self.flat.buckets):  # one after the other, in the same order on all ranks
             with tf.control_dependencies(done):
@@ -82,18 +79,10 @@ class Reducer:
     def refuse(self, gradients: Sequence[tf.Tensor], signature: Signature, message: str) -> list[tf.Tensor]:
         """For a step that cannot be taken: it raises PluginError, on ranks that do take it AgreementError."""
         step = partial(weakly(self._refuse), signature, message)
-        if in_session():
-            return in_turn(call, step, [], list(gradients), self.process_set)
         return call(step, [], [g.dtype for g in gradients], [g.shape for g in gradients])
 
     def _refuse(self, signature: Signature, message: str, *_: Array) -> list[Array]:
         self.flat.refuse(signature, message)
-
-    def _whole_step(self, density: float | None, scale: Array, slices_finite: Array, *gradients: Array,
-                    ) -> list[Array]:
-        for index, bucket in enumerate(self.flat.buckets):
-            self._reduce(index, density, scale, slices_finite, *(gradients[i] for i in bucket.members))
-        return self._finish()
 
     def _reduce(self, index: int, density: float | None, scale: Array, slices_finite: Array, *gradients: Array,
                 ) -> list[Array]:
@@ -135,11 +124,9 @@ def call(step: Step, inputs: list[tf.Tensor], dtypes: list[tf.DType],
 def weakly(method: Callable[..., T]) -> Callable[..., T]:
     """An object's method, for a graph: it does not keep the object, as a graph does not keep its variables either.
 
-    TensorFlow keeps what a tf.function calls, in a graph that it never drops. TensorFlow 1's graphs are the program's
-    own, and hold their steps. Raises PluginError where the object is gone.
+    TensorFlow keeps what a tf.function calls, in a graph that it never drops. Raises PluginError where the object is
+    gone.
     """
-    if in_session():
-        return method
     kept = weakref.WeakMethod(method)
 
     def call_it(*inputs: Any) -> T:
@@ -196,9 +183,14 @@ def refuse_replicas() -> None:
                           "the strategy out")
 
 
-def refuse_xla_and_replicas() -> None:
-    """Raises PluginError inside a function that XLA compiles, and inside a strategy of tf.distribute."""
+def check_place() -> None:
+    """Raises PluginError in a graph of TensorFlow 1, inside a function that XLA compiles, and inside a strategy of
+    tf.distribute."""
     refuse_replicas()
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        raise PluginError("OkTopk works in TensorFlow 2's eager mode and in a tf.function; this is a graph of "
+                          "TensorFlow 1: leave out tf.Graph() and disable_eager_execution(), and use a tape or an "
+                          "optimizer of tf.keras.optimizers")
     if not tf.executing_eagerly() and GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         raise PluginError("OkTopk cannot work inside a function that XLA compiles, as no Horovod collective of its "
                           "kind can: use jit_compile=False for the training step (model.compile, tf.function)")

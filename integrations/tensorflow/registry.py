@@ -21,7 +21,7 @@ from ..reducer import checkpoint
 from ..reducer.checks import check_arguments
 from ..schemes.base import Scheme
 from .models import optimizers_of
-from .reducer import Reducer, Signature, describe, is_dense, refuse_xla_and_replicas
+from .reducer import Reducer, Signature, check_place, describe, is_dense
 
 _ALL: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
 _OF_TAPES: dict[Any, GradientReducer] = {}
@@ -69,7 +69,7 @@ class GradientReducer:
         """The reduced gradients; None where there is none. vars: the gradients' tf.Variables. density: a tape's."""
         if not self.takes_part:
             return list(grads)
-        refuse_xla_and_replicas()
+        check_place()
         variables = [tensor_of(v) for v in vars or ()]
         _check_variables(variables, grads)
         with tf.name_scope("OkTopkAllreduce"):
@@ -171,7 +171,7 @@ def gradient_reducer_of(target: Any) -> GradientReducer | None:
     found = getattr(target, "_allreduce_grads", None)
     if isinstance(found, GradientReducer):
         return found
-    inner = (getattr(target, name, None) for name in ("optimizer", "inner_optimizer", "_optimizer"))
+    inner = (getattr(target, name, None) for name in ("optimizer", "inner_optimizer"))
     return next((found for each in inner if each is not None and (found := gradient_reducer_of(each))), None)
 
 

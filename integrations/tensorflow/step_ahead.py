@@ -24,10 +24,9 @@ from ..step_ahead.options import StepAhead
 from ..step_ahead.reducer import StepAheadReducer as Core
 from .layout import TensorLayout
 from .local_step import GivenGradients, Pairs
-from .reducer import guarded, name_of, refuse_xla_and_replicas, weakly
+from .reducer import check_place, guarded, name_of, weakly
 from .registry import GradientReducer, gradient_reducer_of, tensor_of
 from .replica import VariableReplica
-from .session import in_session
 from .transport import network
 
 Array = NDArray[Any]
@@ -83,7 +82,7 @@ class OwnSteps(GradientReducer):
         if not self.takes_part:
             update()
             return
-        refuse_xla_and_replicas()
+        check_place()
         reducer = self.reducer_over(variables)
         finite = _all_finite([gradient for gradient, _ in pairs])
         given = reducer.given(pairs)
@@ -125,9 +124,6 @@ class OwnSteps(GradientReducer):
             if set(key) & set(known):
                 raise PluginError("StepAhead has no place for variables that join others after the first step: make "
                                   "a new optimizer, as for compile(), or build it with all variables at first")
-        if in_session():
-            raise PluginError("StepAhead needs TensorFlow 2's eager mode and tf.function, as Keras has them; in a "
-                              "graph of TensorFlow 1 use OkTopk")
         reducer = StepAheadReducer(self.step_ahead, self.op, self.process_set, variables, self.normalizes)
         for before in step_aheads_over(variables):  # of an optimizer that has had these: the model holds w then
             before.flat.suspend()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-KINDS = {"torch": ("optimizer",), "tensorflow": ("tape", "function", "keras", "legacy")}
+KINDS = {"torch": ("optimizer",), "tensorflow": ("tape", "function", "keras")}
 ONLY = {"partial": ("optimizer", "keras")}
 """Modules whose scenarios are not for all kinds."""
 SETS: list[Any] = []

@@ -1,4 +1,4 @@
-"""TensorFlow: tapes, Keras' optimizer (of either Keras), and the legacy optimizer of tf.compat.v1."""
+"""TensorFlow: tapes, and Keras' optimizer (of either Keras)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def seed(value: int) -> None:
 
 
 TAPE = {"op", "process_set", "gradient_predivide_factor", "groups", "sparse_as_dense"}
-SUPPORTS = {"tape": TAPE, "function": TAPE, "legacy": TAPE,
+SUPPORTS = {"tape": TAPE, "function": TAPE,
             "keras": {"op", "process_set", "backward_passes_per_step", "sparse_as_dense"}
             | ({"partial"} if KERAS_3 else {"gradient_predivide_factor", "groups"})}
 
@@ -175,13 +175,4 @@ class KerasTrainer(TensorFlowTrainer):
             self.target.minimize(loss, variables, tape)
 
 
-class LegacyTrainer(TensorFlowTrainer):
-    def prepare(self, arguments: dict[str, Any]) -> None:
-        plain = tf.compat.v1.train.GradientDescentOptimizer(self.initial_lr)
-        self.target = hvd.DistributedOptimizer(plain, **arguments)
-
-    def take_step(self, grads: dict[str, tf.Tensor]) -> None:
-        self.target.minimize(lambda: self.loss(grads), var_list=list(self.variables.values()))
-
-
-TRAINERS = {"tape": TapeTrainer, "function": FunctionTrainer, "keras": KerasTrainer, "legacy": LegacyTrainer}
+TRAINERS = {"tape": TapeTrainer, "function": FunctionTrainer, "keras": KerasTrainer}

@@ -14,7 +14,7 @@ KINDS = {
     Job("tensorflow", "mpi", 2): (),
     Job("tensorflow", "gloo", 2): ("keras",),
     Job("tensorflow", "mpi", 1): ("function",),
-    Job("tensorflow", "mpi", 2, keras="tf_keras"): ("keras", "legacy"),
+    Job("tensorflow", "mpi", 2, keras="tf_keras"): ("keras",),
     Job("tensorflow", "mpi", 4): ("keras",),
 }
 """Kinds of training by job: all of them everywhere would take too long."""
@@ -23,11 +23,10 @@ ON_FOUR = ("sparse.", "buckets.", "hosts.", "partial.nothing", "step_ahead.every
 """What depends most on how many ranks there are."""
 ALONE = ("keras_fit.", "refused.", "partial.", "step_ahead_models.")
 """Of what TensorFlow has of its own, what one rank is tried with."""
-NOT_QUICK = ("keras_copies.", "lifetime.", "own_optimizers.", "sessions.", "step_ahead")
+NOT_QUICK = ("keras_copies.", "lifetime.", "own_optimizers.", "step_ahead")
 """Of what it has of its own, what `make test` leaves out on two ranks over MPI, but for:"""
-QUICK = ("keras_copies.copies_of_models", "own_optimizers.a_gan_starts_alike", "sessions.a_session",
-         "sessions.two_optimizers_in_one_run", "step_ahead.dense", "step_ahead_models.fit_shows",
-         "step_ahead_hosts.the_ranks_of_a_host")
+QUICK = ("keras_copies.copies_of_models", "own_optimizers.a_gan_starts_alike", "step_ahead.dense",
+         "step_ahead_models.fit_shows", "step_ahead_hosts.the_ranks_of_a_host")
 OVER_GLOO = ("lifetime.", "step_ahead.dense", "step_ahead_models.fit_shows", "step_ahead_hosts.")
 """Of what it has of its own, what is concerned with the network."""
 

@@ -23,7 +23,7 @@ from ...partial.outcomes import RoundUpdate
 from ...partial.reducer import PartialReducer as FlatPartialReducer
 from ...selection.accumulator import NumpyAccumulator
 from ..layout import TensorLayout
-from ..reducer import Reducer, call, is_dense, refuse_xla_and_replicas, weakly
+from ..reducer import Reducer, call, check_place, is_dense, weakly
 from ..registry import GradientReducer, tensor_of
 from ..transport import network
 
@@ -46,7 +46,7 @@ class PartialGradientReducer(GradientReducer):
         if not self.takes_part:
             update(list(grads))
             return
-        refuse_xla_and_replicas()
+        check_place()
         if self._sparse_as_dense:
             grads = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
         if any(isinstance(g, tf.IndexedSlices) for g in grads):

@@ -47,11 +47,27 @@ def check_xla_in_fit() -> None:
     assert "jit_compile=False" in raised_everywhere(hvd, PluginError, train)[0]
 
 
-def check_legacy_adasum() -> None:
-    def make() -> None:
-        hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), compression=OkTopk, op=hvd.Adasum)
+def check_optimizers_of_before() -> None:
+    plain = [tf.compat.v1.train.GradientDescentOptimizer(1.0)]
+    if not KERAS_3:
+        plain.append(keras.optimizers.legacy.SGD(1.0))
+    for optimizer in plain:
+        for compression in (DENSE, StepAhead(DENSE)):
+            def make(optimizer: object = optimizer, compression: object = compression) -> None:
+                hvd.DistributedOptimizer(optimizer, compression=compression)
 
-    assert "Adasum" in raised_everywhere(hvd, PluginError, make)[0]
+            assert "tf.keras.optimizers.SGD" in raised_everywhere(hvd, PluginError, make)[0]
+
+
+def check_a_graph_of_tensorflow_1() -> None:
+    def step() -> None:
+        with tf.Graph().as_default():
+            weight = tf.Variable(tf.ones(3))
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weight)
+            hvd.DistributedGradientTape(tape, compression=DENSE).gradient(loss, [weight])
+
+    assert "eager mode and in a tf.function" in raised_everywhere(hvd, PluginError, step)[0]
 
 
 def check_a_lone_allreduce() -> None:

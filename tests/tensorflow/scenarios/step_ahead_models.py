@@ -274,8 +274,6 @@ def check_what_cannot_work_is_refused() -> None:
     with tf.GradientTape() as tape:
         tf.reduce_sum(weight)
     assert "DistributedOptimizer" in message(lambda: hvd.DistributedGradientTape(tape, compression=OPTIONS))
-    v1 = tf.compat.v1.train.GradientDescentOptimizer(1.0)
-    assert "tf.keras.optimizers" in message(lambda: hvd.DistributedOptimizer(v1, compression=OPTIONS))
     if KERAS_3:  # in tf-keras Horovod refuses it
         assert "Adasum" in message(lambda: distribute(OPTIONS, op=hvd.Adasum))
     if KERAS_3:
@@ -297,6 +295,5 @@ def check_what_cannot_work_is_refused() -> None:
     assert "local" in message(lambda: local.apply_gradients([(tf.ones(3), weight)]))
     optimizer.apply_gradients([(tf.ones(3), weight)])
     assert "after the first step" in message(lambda: optimizer.apply_gradients([(weight, weight), (extra, extra)]))
-    assert "legacy.SGD" in message(lambda: distribute(OPTIONS, keras.optimizers.legacy.SGD(0.1)))
     scaled = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1))
     assert "comes around" in message(lambda: distribute(OPTIONS, scaled))
