@@ -23,10 +23,10 @@ ON_FOUR = ("sparse.", "buckets.", "hosts.", "partial.nothing", "step_ahead.every
 """What depends most on how many ranks there are."""
 ALONE = ("keras_fit.", "refused.", "partial.", "step_ahead_models.")
 """Of what TensorFlow has of its own, what one rank is tried with."""
-NOT_QUICK = ("keras_copies.", "lifetime.", "own_optimizers.", "step_ahead")
+NOT_QUICK = ("lifetime.", "own_optimizers.", "step_ahead")
 """Of what it has of its own, what `make test` leaves out on two ranks over MPI, but for:"""
-QUICK = ("keras_copies.copies_of_models", "own_optimizers.a_gan_starts_alike", "step_ahead.dense",
-         "step_ahead_models.fit_shows", "step_ahead_hosts.the_ranks_of_a_host")
+QUICK = ("own_optimizers.a_gan_starts_alike", "step_ahead.dense", "step_ahead_models.fit_shows",
+         "step_ahead_hosts.the_ranks_of_a_host")
 OVER_GLOO = ("lifetime.", "step_ahead.dense", "step_ahead_models.fit_shows", "step_ahead_hosts.")
 """Of what it has of its own, what is concerned with the network."""
 

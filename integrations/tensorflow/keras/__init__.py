@@ -20,11 +20,9 @@ from ..versions import KERAS_3
 from . import callbacks
 
 if KERAS_3:
-    from . import copies
     from .elastic import KerasState
     from .optimizer import DistributedOptimizer, install, load_model
     install()
-    copies.install()
 else:
     from horovod.tensorflow.keras import DistributedOptimizer, load_model  # type: ignore[no-redef]
     from horovod.tensorflow.keras.elastic import KerasState  # type: ignore[no-redef]

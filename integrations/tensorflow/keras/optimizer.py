@@ -32,9 +32,8 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
                          scale_local_gradients: bool = True) -> Any:
     """Makes a Keras 3 optimizer reduce gradients over the ranks, and returns it: it is changed in place.
 
-    A saved model holds the plain optimizer; see `load_model`. Copies made in memory are distributed, with residuals
-    of their own. The arguments after `compression` are those of horovod.tensorflow.keras.DistributedOptimizer, which
-    also has names, devices, groups and predivision.
+    A saved model, and a model's copy, hold the plain optimizer; see `load_model`. The arguments after `compression`
+    are those of horovod.tensorflow.keras.DistributedOptimizer, which also has names, devices, groups and predivision.
 
     Args:
         optimizer: an optimizer of Keras 3.
@@ -57,25 +56,20 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
         >>> optimizer = hvd_keras.DistributedOptimizer(
         ...     keras.optimizers.SGD(0.1), compression=hvd_keras.OkTopk(density=0.01))
     """
-    arguments = {"compression": compression, "op": op, "sparse_as_dense": sparse_as_dense,
-                 "backward_passes_per_step": backward_passes_per_step,
-                 "average_aggregated_gradients": average_aggregated_gradients, "process_set": process_set,
-                 "scale_local_gradients": scale_local_gradients}
     if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
         raise PluginError(f"expected an optimizer of {KERAS}; got {optimizer!r}")
     if is_distributed(optimizer):
         raise PluginError(f"{type(optimizer).__name__} is distributed already: wrap an optimizer once")
-    options = as_options(compression)
+    options, given = as_options(compression), optimizer
+    if isinstance(options, StepAhead) and isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer  # it takes the steps, whose wrapper looks first
     if options is not None:
         refuse_replicas()
         check_optimizer(optimizer, options)
-    if isinstance(options, StepAhead) and isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
-        DistributedOptimizer(optimizer.inner_optimizer, **arguments)  # it takes the steps, whose wrapper looks first
-        return optimizer
     if isinstance(options, Partial):
         _check_partial(optimizer, backward_passes_per_step)
     plain = type(optimizer)
-    optimizer.__class__ = _distributed_class(plain, arguments)
+    optimizer.__class__ = _distributed_class(plain)
     optimizer._allreduce_grads = (
         PartialGradientReducer(options, op, process_set, sparse_as_dense, optimizer)
         if isinstance(options, Partial) else
@@ -88,12 +82,12 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
         process_set, scale_local_gradients)
     optimizer._process_set, optimizer._scale_local_gradients = process_set, scale_local_gradients
     optimizer._local_vars, optimizer._is_reduced = set(), False
-    return optimizer
+    return given
 
 
-def _distributed_class(plain: type, arguments: dict[str, Any]) -> type:
+def _distributed_class(plain: type) -> type:
     """The class of one distributed optimizer, which Keras writes into files as the plain one."""
-    cls = type(plain.__name__, (_Distributed, plain), {"__module__": plain.__module__, "_arguments": arguments})
+    cls = type(plain.__name__, (_Distributed, plain), {"__module__": plain.__module__})
     saving = tf.keras.utils
     registered = saving.get_registered_name(plain)
     if registered != plain.__name__:
@@ -131,13 +125,8 @@ def load_model(filepath: Any, custom_objects: Any = None, **arguments: Any) -> A
 
 def is_distributed(optimizer: Any) -> bool:
     """Whether an optimizer, or the one inside it that loss scaling has wrapped, reduces gradients."""
-    return distributed_part(optimizer) is not None
-
-
-def distributed_part(optimizer: Any) -> Any:
-    """The one of both that reduces gradients; None where none does."""
     both = (optimizer, getattr(optimizer, "inner_optimizer", None))
-    return next((each for each in both if isinstance(each, _Distributed)), None)
+    return any(isinstance(each, _Distributed) for each in both)
 
 
 def install() -> None:
@@ -148,13 +137,13 @@ def install() -> None:
         scaling.apply = _wrap_scaled_apply(scaling.apply)
         owner = next(cls for cls in keras.Model.__mro__ if "compile" in vars(cls))
         owner.compile = _wrap_compile(owner.compile)
+        owner = next(cls for cls in keras.optimizers.Optimizer.__mro__ if "__reduce__" in vars(cls))
+        owner.__reduce__ = _wrap_reduce(owner.__reduce__)
 
 
 class _Distributed:
     """Comes before a Keras optimizer's own class."""
 
-    _arguments: dict[str, Any]
-    """What DistributedOptimizer was given."""
     _allreduce_grads: Any
     _aggregation: Any
     _process_set: Any
@@ -166,10 +155,9 @@ class _Distributed:
     """Muon's, of the variables for which it is Adam."""
 
     @classmethod
-    def from_config(cls, *args: Any, **kwargs: Any) -> Any:
-        """A distributed optimizer from what `get_config` gave."""
-        plain: Any = cls.__bases__[1]
-        return DistributedOptimizer(plain.from_config(*args, **kwargs), **cls._arguments)
+    def from_config(cls, *_: Any, **__: Any) -> Any:
+        """Raise PluginError: a file has the name of the plain class, so Keras never calls this."""
+        raise PluginError(COPIED)
 
     def register_local_var(self: Any, variable: Any) -> None:
         """The gradient of this variable is not reduced (but divided by P, if scale_local_gradients)."""
@@ -246,6 +234,8 @@ class _Distributed:
         return reduced
 
 
+COPIED = ("a distributed optimizer cannot be copied or pickled: give DistributedOptimizer a plain one of the same "
+          "configuration, keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))")
 NO_SCALING = ("a LossScaleOptimizer cannot be used with Partial: its scale would have to be one for all ranks, whose "
               "steps differ. bfloat16 needs none")
 
@@ -295,6 +285,17 @@ def _wrap_scaled_apply(apply: Callable[..., None]) -> Callable[..., None]:
             inner._is_reduced = False
 
     wrapped._oktopk_installed = True  # type: ignore[attr-defined]
+    return wrapped
+
+
+def _wrap_reduce(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """What copies and pickles Keras' objects, in a file that holds the plain optimizer."""
+    @functools.wraps(reduce)
+    def wrapped(self: Any) -> Any:
+        if is_distributed(self):
+            raise PluginError(COPIED)
+        return reduce(self)
+
     return wrapped
 
 

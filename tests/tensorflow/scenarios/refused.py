@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import pickle
+from typing import Any
 
 import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as stock_keras
@@ -113,6 +116,39 @@ def check_distributing_twice_or_something_else() -> None:
     optimizer = distribute(DENSE)
     assert "already" in raised_everywhere(hvd, PluginError, lambda: distribute(DENSE, optimizer))[0]
     assert "got 5" in raised_everywhere(hvd, PluginError, lambda: hvd_keras.DistributedOptimizer(5))[0]
+
+
+def plain_like(optimizer: Any) -> Any:
+    return keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+
+
+def check_copies_of_optimizers() -> None:
+    needs(KERAS_3, "Keras 3")  # tf-keras' own cannot be copied at all
+    scaler = keras.mixed_precision.LossScaleOptimizer
+    for optimizer in (distribute(DENSE), scaler(distribute(DENSE)),
+                      distribute(DENSE, scaler(keras.optimizers.SGD())),
+                      distribute(StepAhead(DENSE), scaler(keras.optimizers.SGD()))):
+        for strategy in (copy.copy, copy.deepcopy, pickle.dumps):
+            def make(strategy: Any = strategy, optimizer: Any = optimizer) -> None:
+                strategy(optimizer)
+
+            assert "cannot be copied" in raised_everywhere(hvd, PluginError, make)[0]
+    cls = type(distribute(DENSE))
+    assert "cannot be copied" in raised_everywhere(hvd, PluginError, lambda: cls.from_config({}))[0]
+
+
+def check_copies_of_models_have_the_plain_optimizer() -> None:
+    needs(KERAS_3, "Keras 3")
+    optimizer = distribute(DENSE, op=hvd.Sum)
+    model = compiled(make_model(), optimizer)
+    fit(model)
+    clone = keras.models.clone_model(model)
+    clone.compile_from_config(model.get_compile_config())
+    copies = [clone.optimizer, copy.deepcopy(model).optimizer, pickle.loads(pickle.dumps(model)).optimizer,
+              plain_like(optimizer)]
+    for plain in copies:
+        assert type(plain) is keras.optimizers.SGD
+    fit(compiled(make_model(), distribute(DENSE, copies[-1])))
 
 
 def check_reports_density_and_state_of_what_is_not_ours() -> None:

@@ -17,7 +17,7 @@ import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import Dense, OkTopk, PluginError, StepAhead
 from horovod_oktopk.tensorflow import load_state, save_state, shared_parameters, step_report
 from horovod_oktopk.tensorflow.versions import KERAS_3
-from tests.scenarios.common import assert_equal_everywhere, everywhere, needs, raised_everywhere, shared_folder
+from tests.scenarios.common import assert_equal_everywhere, everywhere, raised_everywhere, shared_folder
 from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_data, make_model, weights
 from tests.tensorflow.scenarios.step_ahead import OPTIONS, assert_shared_is_equal, model_with, own, shared, take_steps
 
@@ -243,18 +243,6 @@ def check_elastic_states_keep_what_ranks_share_and_each_residual() -> None:
 
 def tf_variable(variable: Any) -> tf.Variable:
     return variable.value if KERAS_3 else variable
-
-
-def check_copies_train_with_the_others() -> None:
-    needs(KERAS_3, "Keras 3")
-    model = model_with()
-    take_steps(model, range(2))
-    clone = copy.deepcopy(model)
-    assert np.array_equal(own(clone), shared(model))
-    for each in (clone, model):
-        take_steps(each, range(3))
-        assert_shared_is_equal(each)
-    assert step_report(clone).step == 3
 
 
 def check_a_step_inside_is_refused_and_the_next_one_outside_is_not() -> None:
