@@ -41,8 +41,8 @@ from .registry import (
     gradient_reducer_for,
     gradient_reducers_of,
     in_use,
-    is_overwritten,
     reducers_of,
+    refuse_overwritten,
     targets_of,
     tensor_of,
     variables_of,
@@ -201,9 +201,7 @@ def _wrap_gradient(gradient: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(self._allreduce_grads, TapeReductions):
             return gradient(self, target, sources, *args, **kwargs)
-        if any(map(is_overwritten, sources)):
-            raise PluginError("float8 layers have variables whose gradients are their next values, which a tape "
-                              "cannot tell: use horovod_oktopk.tensorflow.keras.DistributedOptimizer")
+        refuse_overwritten(sources)
         with amp.gradients_of(target):
             return gradient(self, target, [tensor_of(source) for source in sources], *args, **kwargs)
 

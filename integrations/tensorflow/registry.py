@@ -7,7 +7,7 @@ asked for, and by the variables.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -21,7 +21,7 @@ from ..reducer import checkpoint
 from ..reducer.checks import check_arguments
 from ..schemes.base import Scheme
 from .models import optimizers_of
-from .reducer import Reducer, Signature, check_place, describe, is_dense
+from .reducer import Reducer, Signature, check_place, describe, is_dense, name_of
 
 _ALL: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
 _OF_TAPES: dict[Any, GradientReducer] = {}
@@ -289,9 +289,12 @@ def tensor_of(variable: Any) -> Any:
     return variable if callable(value) else value
 
 
-def is_overwritten(variable: Any) -> bool:
-    """Whether its "gradient" is its next value: the scales of Keras' float8 layers."""
-    return getattr(variable, "overwrite_with_gradient", False) is True
+def refuse_overwritten(variables: Iterable[Any]) -> None:
+    """Raise PluginError for a variable whose "gradient" is its next value: the scales of Keras' float8 layers."""
+    for variable in variables:
+        if getattr(variable, "overwrite_with_gradient", False) is True:
+            raise PluginError("float8 training is not supported, as it writes new scales over the variables at every "
+                              f"step: use mixed_bfloat16 or mixed_float16; got {name_of(variable)}")
 
 
 def _forget(gradient_reducer: weakref.ref[GradientReducer], key: tuple[int, ...]) -> None:

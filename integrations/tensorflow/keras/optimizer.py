@@ -20,7 +20,7 @@ from .. import amp
 from ..local_step import Pairs, normalizes_gradients
 from ..models import check_optimizer
 from ..reducer import refuse_replicas
-from ..registry import GradientReducer, is_overwritten, tensor_of
+from ..registry import GradientReducer, refuse_overwritten, tensor_of
 from ..step_ahead import DecoupledDecay, OwnSteps
 from ..versions import KERAS
 from .partial import PartialGradientReducer
@@ -183,6 +183,7 @@ class _Distributed:
         """Reduces the gradients, and applies them; with StepAhead it applies them as they are."""
         update = super().apply  # type: ignore[misc]
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        refuse_overwritten(variables)
         if self._is_reduced:
             if isinstance(self._allreduce_grads, OwnSteps):
                 self._allreduce_grads.observe(list(zip(grads, variables, strict=True)))
@@ -191,7 +192,6 @@ class _Distributed:
         if not self.built:
             self.build(variables)
         if isinstance(self._allreduce_grads, PartialGradientReducer):
-            _check_overwritten(self, variables)
             self._allreduce_grads.apply(grads, variables, lambda reduced: update(reduced, variables))
             return
         with amp.gradients_for(self):
@@ -212,15 +212,10 @@ class _Distributed:
 
     def reduce(self: Any, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The gradients, reduced but for those of local variables."""
-        _check_overwritten(self, variables)
         if self._aggregation is not None:
             return list(self._aggregation.compute_gradients(tuple(grads), tuple(map(tensor_of, variables))))
         reduced = list(grads)
         shared = [i for i, v in enumerate(variables) if tensor_of(v).ref() not in self._local_vars]
-        for index in filter(lambda i: is_overwritten(variables[i]), shared):
-            reduced[index] = hvd.allreduce(grads[index], op=hvd.Max, name=f"horovod_oktopk.overwritten.{index}",
-                                           process_set=self._process_set)
-        shared = [i for i in shared if not is_overwritten(variables[i])]
         given = [variables[i] for i in shared]
         if not isinstance(self._allreduce_grads, GradientReducer):  # Horovod's own does not know Keras 3's variables
             given = [tensor_of(variable) for variable in given]
@@ -229,7 +224,7 @@ class _Distributed:
             reduced[index] = output
         if self._scale_local_gradients:
             for index in set(range(len(reduced))) - set(shared):
-                if reduced[index] is not None and not is_overwritten(variables[index]):
+                if reduced[index] is not None:
                     reduced[index] = reduced[index] / self._process_set.size()
         return reduced
 
@@ -246,14 +241,6 @@ def _check_partial(optimizer: Any, backward_passes_per_step: int) -> None:
     if backward_passes_per_step != 1:
         raise PluginError("Partial takes backward_passes_per_step=1; got "
                           f"{backward_passes_per_step!r}. Keras' gradient_accumulation_steps can be used")
-
-
-def _check_overwritten(optimizer: Any, variables: Sequence[Any]) -> None:
-    several = isinstance(optimizer._allreduce_grads, PartialGradientReducer | OwnSteps)
-    if (several or optimizer._aggregation is not None) and any(map(is_overwritten, variables)):
-        raise PluginError("float8 training writes new scales over the variables at every step, which neither Partial "
-                          "nor StepAhead nor backward_passes_per_step can add up: use DistributedOptimizer without "
-                          "them")
 
 
 def _nothing(*_: Any) -> tf.Tensor:

@@ -301,26 +301,3 @@ def check_a_local_variable_keeps_its_own_gradient() -> None:
     assert len(set(biases)) == hvd.size()
     assert_equal_everywhere(hvd, {"kernel": weights(model)["000"]})
     assert step_report(model).n == 20 * 24 + 24 + 24 * 4
-
-
-def float8_model() -> object:
-    model = make_model()
-    model.quantize("float8")
-    return model
-
-
-def check_float8_scales_are_not_sparsified() -> None:
-    """Their gradients are their next values: all ranks take the largest."""
-    needs(KERAS_3, "Keras 3")
-    model = compiled(float8_model(), distribute(OkTopk(density=0.1)))
-    fit(model)
-    assert_equal_everywhere(hvd, weights(model))
-    assert all(np.isfinite(value).all() for value in weights(model).values())
-    assert step_report(model).n == 20 * 24 + 24 + 24 * 4 + 4
-    assert all(v.numpy().any() for v in model.variables if "amax_history" in v.path)
-
-
-def check_float8_is_refused_where_steps_are_added_up() -> None:
-    needs(KERAS_3, "Keras 3")
-    model = compiled(float8_model(), distribute(DENSE, backward_passes_per_step=2))
-    assert "float8" in raised_everywhere(hvd, PluginError, lambda: fit(model))[0]

@@ -118,6 +118,20 @@ def check_distributing_twice_or_something_else() -> None:
     assert "got 5" in raised_everywhere(hvd, PluginError, lambda: hvd_keras.DistributedOptimizer(5))[0]
 
 
+def check_float8() -> None:
+    needs(KERAS_3, "Keras 3")
+    for distributed in (distribute(DENSE), distribute(StepAhead(DENSE)),
+                        keras.mixed_precision.LossScaleOptimizer(distribute(DENSE))):
+        model = make_model()
+        model.quantize("float8")
+        compiled(model, distributed)
+        assert "mixed_bfloat16" in raised_everywhere(hvd, PluginError, lambda m=model: fit(m))[0]
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(tf.ones((2, 20))))
+    tape = hvd.DistributedGradientTape(tape, compression=DENSE)
+    assert "float8" in raised_everywhere(hvd, PluginError, lambda: tape.gradient(loss, model.trainable_variables))[0]
+
+
 def plain_like(optimizer: Any) -> Any:
     return keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
 
