@@ -39,16 +39,17 @@ LEFT_OUT = {
         "parameters, … ranks, density", "MB … ms", "Dense wins: it takes", "is … times faster than dense",
         "Over MPI StepAhead's communication is hidden", "Accuracy, measured at density 1 %"),
     "no error: said at INFO or DEBUG, or beside the progress": (
-        "bucket_bytes='auto' takes", "strategy='auto' takes", "Epoch …: the learning rate has reached",
+        "Epoch …: the learning rate has reached",
         "no shared memory", "n = … in … tensors", "kernels in …", "ranks… over …", "on … hosts",
-        "in … buckets", "bucket … of …", "times the density", "at density …",
+        "times the density", "at density …",
         "Horovod's collectives, as …", "the options say so", "StepAhead(…), gain …"),
     "what holds in place of a name of an earlier version": (
-        "8 messages fly", "it is always", "a step that is not applied loses its update"),
+        "StepAhead(...) around the scheme hides", "`python -m horovod_oktopk advise` says", "8 messages fly",
+        "it is always", "a step that is not applied loses its update"),
     "a text of Horovod's, which is looked for": ("Horovod has been shut down",),
     "a part of another message": (
         "in (0, 1], None or \"auto\"", "above 0, None or \"auto\"", "optimizer: normalizes its gradients",
-        "an integer of at least", ", or True or False", ", or \"auto\"", "at least 1",
+        "an integer of at least", ", or True or False", "at least 1",
         "stay as they are", "start at zero", "mpi4py is not installed (pip", "mpi4py has loaded another MPI library",
         "MPI runs without MPI_THREAD_MULTIPLE", "another rank cannot use", "and … more ranks", "of shape …",
         "found …", "got an inner scheme with transport='horovod'", "on …, of shape …"),

@@ -140,10 +140,9 @@ class GradientOptimizer(ReducingOptimizer):
 
     def step(self) -> None:
         gradients = [p.grad.view(-1).numpy() for p in self._parameters if p.grad is not None]
-        self.reducer.reduce(0, zip(self.reducer.layout.offsets[:-1].tolist(), gradients, strict=True))
-        updates = self.reducer.finish()
-        assert updates is not None
-        for own, part in zip(gradients, self.reducer.layout.parts(updates[0]), strict=True):
+        update = self.reducer.reduce(zip(self.reducer.layout.offsets[:-1].tolist(), gradients, strict=True))
+        assert update is not None
+        for own, part in zip(gradients, self.reducer.layout.parts(update), strict=True):
             own.fill(0)
             own[part.indices] = part.values
         self.clip_gradients()

@@ -33,7 +33,7 @@ INTERFACE = Path("/sys/class/net/eth0/statistics/tx_bytes")
 SPARSE: dict[str, Callable[..., Scheme]] = {
     "OkTopk": OkTopk, "OkTopk, bfloat16": partial(OkTopk, value_dtype="bfloat16"),
     "OkTopk, log4": partial(OkTopk, value_dtype="log4"), "OkTopk, reuse": partial(OkTopk, selection="reuse"),
-    "OkTopk, auto": partial(OkTopk, strategy="auto"), "OkTopk, hierarchical": OkTopk,
+    "OkTopk, hierarchical": OkTopk,
     "OkTopk, log4, hierarchical": partial(OkTopk, value_dtype="log4"),
     "TopkA": TopkA, "TopkDSA": TopkDSA, "GTopk": GTopk, "GaussianK": GaussianK}
 LOCAL_PHASES = ("accumulate", "host_sum", "select", "sum", "write_back")

@@ -9,13 +9,13 @@ from benchmarks import launch
 from benchmarks.cluster.hosts import Cluster
 from benchmarks.output import BLUE, GREEN, ORANGE, RED, VIOLET
 
-SPARSE = ("OkTopk", "OkTopk, bfloat16", "OkTopk, log4", "OkTopk, reuse", "OkTopk, auto",
+SPARSE = ("OkTopk", "OkTopk, bfloat16", "OkTopk, log4", "OkTopk, reuse",
           "OkTopk, hierarchical", "OkTopk, log4, hierarchical", "GTopk", "TopkDSA", "TopkA",
           "GaussianK")
 DENSE = ("Horovod dense", "MPI dense")
 COLORS = {"OkTopk, hierarchical": "#8c1a00", "OkTopk, log4, hierarchical": "#4d3300",
           "OkTopk": ORANGE, "OkTopk, bfloat16": RED, "OkTopk, log4": "#937860", "OkTopk, reuse": "#ccb974",
-          "OkTopk, auto": "#da8bc3", "GTopk": GREEN, "TopkDSA": VIOLET, "TopkA": BLUE, "GaussianK": "#64b5cd",
+          "GTopk": GREEN, "TopkDSA": VIOLET, "TopkA": BLUE, "GaussianK": "#64b5cd",
           "Horovod dense": "#555555", "best dense": "#aaaaaa"}
 ALGORITHMS = {"ring": 4, "segmented ring": 5, "Rabenseifner": 6}
 """Open MPI's numbers of its allreduce algorithms (coll_tuned_allreduce_algorithm)."""

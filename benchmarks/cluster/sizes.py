@@ -1,5 +1,4 @@
-"""One allreduce of vectors from a thousand to many millions of elements on the cluster: where dense wins, and whether
-strategy="auto" keeps up with it.
+"""One allreduce of vectors from a thousand to many millions of elements on the cluster: where dense wins.
 
     sudo .venv/bin/python -m benchmarks.cluster.sizes
 
@@ -18,7 +17,7 @@ from benchmarks import launch, output
 from benchmarks.cluster.hosts import add_arguments, check_machine, cluster, in_words
 from benchmarks.cluster.jobs import COLORS, DENSE, Job
 
-SCHEMES = ("Horovod dense", "OkTopk", "OkTopk, auto")
+SCHEMES = ("Horovod dense", "OkTopk")
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 50_000_000, 100_000_000)
 BYTES_PER_ELEMENT = 18
 """Memory of a rank: gradient, residual, spare buffer, messages. Beyond 2^24 elements few numbers are drawn."""
@@ -53,11 +52,10 @@ def seconds_of(scheme: str, n: int, steps: int, arguments: argparse.Namespace) -
 def show(results: list[dict[str, Any]], arguments: argparse.Namespace, console: Console) -> None:
     table = output.make_table(
         f"Milliseconds of one allreduce on {arguments.hosts} hosts at {in_words(arguments.rate)}, density "
-        f"{arguments.density:.1%}: the best of the rounds' medians", [], ["n", *SCHEMES, "auto to dense"])
+        f"{arguments.density:.1%}: the best of the rounds' medians", [], ["n", *SCHEMES])
     for n in arguments.sizes:
         best = {r["scheme"]: min(r["seconds"]) for r in results if r["n"] == n}
-        table.add_row(f"{n:,}", *(f"{1e3 * best[scheme]:.2f}" for scheme in SCHEMES),
-                      f"{best['OkTopk, auto'] / best[DENSE[0]]:.2f}")
+        table.add_row(f"{n:,}", *(f"{1e3 * best[scheme]:.2f}" for scheme in SCHEMES))
     console.print(table)
 
 
@@ -78,8 +76,7 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
     add_arguments(parser)
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
     parser.add_argument("--few-from", type=int, default=5_000_000, help="from this size on, one round of 10 steps")
-    parser.add_argument("--warm-up", type=int, default=20, help="steps of a sparse scheme before those timed; "
-                                                               "strategy='auto' decides after 16")
+    parser.add_argument("--warm-up", type=int, default=20, help="steps of a sparse scheme before those timed")
     parser.add_argument("--steps", type=int, default=30, help="timed")
     arguments = parser.parse_args(line)
     for n in arguments.sizes:

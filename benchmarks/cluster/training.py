@@ -19,14 +19,11 @@ from benchmarks.output import BLUE, GREY, ORANGE
 Scheme = tuple[str, str, dict[str, object]]
 SCHEMES: dict[str, tuple[str, dict[str, object]]] = {
     "Dense": ("Dense", {}), "OkTopk": ("OkTopk", {}),
-    "OkTopk, 8 MB buckets": ("OkTopk", {"bucket_bytes": 8_000_000}),
-    "OkTopk, 32 MB buckets": ("OkTopk", {"bucket_bytes": 32_000_000}),
     "StepAhead(OkTopk)": ("StepAhead", {}),
     "OkTopk, hierarchical": ("OkTopk", {"hierarchical": True}),
     "StepAhead(OkTopk), hierarchical": ("StepAhead", {"hierarchical": True}),
     "StepAhead(OkTopk), k sums": ("StepAhead", {"global_density": None}),
     "StepAhead(OkTopk), float32": ("StepAhead", {"value_dtype": None, "global_density": None}),
-    "OkTopk, auto buckets": ("OkTopk", {"bucket_bytes": "auto"}),
     "GTopk": ("GTopk", {}), "TopkDSA": ("TopkDSA", {}), "TopkA": ("TopkA", {}), "GaussianK": ("GaussianK", {})}
 """By name: the class, and its options beside the density."""
 MODELS = {"vgg16": 14_728_266, "lstm": 27_608_320, "transformer": 10_769_792}
@@ -91,8 +88,8 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
     parser = output.make_parser(__doc__, "training")
     add_arguments(parser)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="all, if not given")
-    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, help="if not given, all but buckets and hosts",
-                        default=[name for name in SCHEMES if not name.endswith(("buckets", "hierarchical"))])
+    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, help="if not given, all but hosts",
+                        default=[name for name in SCHEMES if not name.endswith("hierarchical")])
     parser.add_argument("--warm-up", type=int, default=12, help="steps of a sparse scheme before those timed")
     parser.add_argument("--steps", type=int, default=7, help="timed")
     arguments = parser.parse_args(line)

@@ -14,8 +14,6 @@ import horovod_oktopk.torch as plugin
 from benchmarks import launch
 from benchmarks.data.models import WORKLOADS, Workload
 
-TRIAL = 26
-"""Steps after which automatic buckets are chosen."""
 LOCAL_PHASES = ("accumulate", "host_sum", "select", "sum", "write_back")
 Scheme = tuple[str, str, dict[str, Any]]
 """What it is called in the results; its class, and its options beside the density."""
@@ -30,11 +28,10 @@ def measure(model: str, schemes: list[Scheme], density: float, warm_up: int, ste
     found = []
     for name, kind, options in schemes:
         computation = of_all_ranks(median_step(make_step(workload, None), 2, steps))["step"]
-        dense, automatic = kind == "Dense", options.get("bucket_bytes") == "auto"
+        dense = kind == "Dense"
         compression = plugin.Dense if dense else compression_of(kind, density, options)
-        before = 1 if dense else max(warm_up, TRIAL) if automatic else warm_up
-        figures = of_all_ranks(median_step(make_step(workload, compression), before, steps))
-        overlapped = dense or kind == "StepAhead" or "bucket_bytes" in options
+        figures = of_all_ranks(median_step(make_step(workload, compression), 1 if dense else warm_up, steps))
+        overlapped = dense or kind == "StepAhead"
         found.append({"model": model, "scheme": name, **parts_of(figures, computation, overlapped)})
     return found
 

@@ -26,7 +26,7 @@ from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.vectors.wire import WORD
 
-FLAT_ALONE = ("GTopk",)
+ON_HOSTS = ("OkTopk",)
 """It looks at all of a worker's elements at once."""
 HOSTS = (2, 4, 8, 16, 32)
 """If no ranks are given."""
@@ -75,7 +75,7 @@ def jobs_of(arguments: argparse.Namespace, largest: dict[str, int]) -> list[tupl
     """Every scheme flat and, where it can, with hosts as workers. largest: ranks, by scheme."""
     return [(scheme, Job(size, arguments.ranks_per_host, hierarchical)) for scheme in arguments.schemes
             for size in arguments.ranks if size <= largest[scheme]
-            for hierarchical in (False, True) if not (hierarchical and scheme in FLAT_ALONE)]
+            for hierarchical in (False, True) if not hierarchical or scheme in ON_HOSTS]
 
 
 def measure(jobs: list[tuple[str, Job]], options_of: Callable[[str], Scheme], steps_of: Callable[[str], int],

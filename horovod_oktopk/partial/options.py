@@ -23,8 +23,8 @@ class Partial(Compression):
     and every rank applies every round's update, in order, so that replicas that have seen the same rounds are equal.
 
     Args:
-        inner: what a round runs: `Dense()`, `OkTopk(...)` or another scheme, in one bucket; a class takes its
-            defaults. `OkTopk()` by default.
+        inner: what a round runs: `Dense()`, `OkTopk(...)` or another scheme; a class takes its defaults. `OkTopk()`
+            by default.
         policy: `"solo"`: the first rank that comes starts a round. `"majority"`: a rank that is drawn anew for each
             round starts it, so that half of the ranks have come on average.
         seed: of the draws.
@@ -60,9 +60,6 @@ class Partial(Compression):
         check_real("timeout", self.timeout, "above 0", lambda x: x > 0)
         if self.model_sync_interval is not None:
             check_integer("model_sync_interval", self.model_sync_interval)
-        if self.inner.bucket_bytes is not None:
-            raise OptionError("Partial reduces all gradients in one bucket; got an inner scheme with "
-                              f"bucket_bytes={self.inner.bucket_bytes!r}")
         if self.inner.hierarchical:
             raise OptionError("Partial does not wait for ranks, so those of a host cannot work as one: leave "
                               f"hierarchical out; got an inner scheme with hierarchical={self.inner.hierarchical!r}")

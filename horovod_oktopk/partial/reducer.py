@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import OkTopkError, PluginError
-from ..reducer.buckets import Bucket, L
 from ..reducer.flat import FlatReducer, Piece
+from ..reducer.layout import L
 from ..reducer.state import Record
 from ..schemes.report import StepReport
 from ..schemes.step_result import StepResult
@@ -178,36 +178,33 @@ class PartialReducer(FlatReducer[L]):
     # In rounds.
 
     def _hand_in(self, pieces: Iterable[Piece]) -> None:
-        accumulator = self.buckets[0].accumulator
         pending, self._is_pending = self._is_pending, False  # also where what follows fails
         if pending:
-            accumulator.commit(NOWHERE)
-        self._is_pending = accumulator.accumulate(pieces)
+            self.accumulator.commit(NOWHERE)
+        self._is_pending = self.accumulator.accumulate(pieces)
         self._is_finite = self._is_finite and self._is_pending
 
     def _run(self, contributes: bool, settings: tuple[float, ...]) -> Outcome:
         if self.options.k is None and settings[0] != self.options.density:
             super().set_density(settings[0])
-        bucket, transport = self.buckets[0], self._transport
         self._contributes = contributes and self._is_pending
-        self._before = self.buckets.state()
-        accumulator = bucket.accumulator if self._contributes else self._nothing
-        self._results = [bucket.algorithm.reduce(accumulator, self.options.k_of(max(1, bucket.layout.n)),
-                                                 self._is_finite or not contributes, transport)]
-        updates = self.finish()
-        transport.reset()  # what follows belongs to the next round
+        self._before = self.algorithm.state()
+        accumulator = self.accumulator if self._contributes else self._nothing
+        update = self._finish(self.algorithm.reduce(accumulator, self.options.k_of(max(1, self.layout.n)),
+                                                    self._is_finite or not contributes, self._transport))
+        self._transport.reset()  # what follows belongs to the next round
         if contributes:
             self._is_finite = True
         assert self.report is not None
-        return Outcome(None if updates is None else updates[0], self.report)
+        return Outcome(update, self.report)
 
-    def _commit(self, bucket: Bucket[L], result: StepResult) -> None:
+    def _commit(self, result: StepResult) -> None:
         remainder = result.remainder  # of what this rank has sent, and of the sums that it has rounded
         if remainder is not None and len(remainder):
             self._remainders.append(remainder)
         if self._contributes:
             total = sum_of(self._remainders) if self._remainders else None
-            super()._commit(bucket, replace(result, remainder=total))
+            super()._commit(replace(result, remainder=total))
             self._remainders.clear()
             self._is_pending = False
 
@@ -215,8 +212,7 @@ class PartialReducer(FlatReducer[L]):
 
     def read_residual(self) -> Values:
         """See FlatReducer."""
-        pending = self.buckets[0].accumulator.values().copy() if self._is_pending else None
-        residual = super().read_residual() if pending is None else pending
+        residual = self.accumulator.values().copy() if self._is_pending else super().read_residual()
         for remainder in self._remainders:
             residual[remainder.indices] += remainder.values
         return residual

@@ -33,19 +33,6 @@ PARTED = ("the ranks do different things, and would wait for each other for ever
           "number of steps, and do together what is for all of them")
 
 
-class Memory(NamedTuple):
-    """What a rank remembers of the steps before, in short: ranks in sync have the same."""
-
-    complete: bool = False
-    """Whether it remembers all that a step could need."""
-    strategy: int = 0
-    """How the step is reduced, and since which step it is tried: where there is a choice."""
-    since: int = 0
-
-
-NOTHING = Memory()
-
-
 class Measured(NamedTuple):
     """What `size` ranks told of something that they measure; the same bits on all of them."""
 
@@ -61,7 +48,8 @@ class Attendance:
     """What one rank says at the roll call.
 
     description: everything that must be equal on all ranks, one "name: value" a line; so must k.
-    step: its step counter. finite: whether its accumulator is.
+    step: its step counter. finite: whether its accumulator is. is_complete: whether it remembers all of the steps
+    before that a step could need (thresholds, boundaries).
     counts: int64: what the others must know of its selection: one number for all of them, or one for each rank.
     sample: float32, shape (m,), the same m on all ranks: what it measures, for `RollCall.measured`.
     """
@@ -70,7 +58,7 @@ class Attendance:
     k: int
     step: int
     finite: bool = True
-    memory: Memory = NOTHING
+    is_complete: bool = False
     counts: Counts = field(default_factory=lambda: np.empty(0, np.int64))
     sample: Values = field(default_factory=lambda: np.empty(0, np.float32))
 
@@ -80,11 +68,9 @@ class Attendance:
         return f"{self.description}\nk: {self.k}"
 
     def row(self) -> Words:
-        """Four words: the digest of the text, the step, and digest of the memory with two flags."""
-        memory = zlib.crc32(f"{self.memory.strategy} {self.memory.since}".encode())
-        flags = COMPLETE * self.memory.complete | FINITE * self.finite
-        return np.array([*_digest(self.text), self.step & LARGEST_WORD, memory & ~(COMPLETE | FINITE) | flags],
-                        np.uint32)
+        """Four words: the digest of the text, the step, and two flags."""
+        flags = COMPLETE * self.is_complete | FINITE * self.finite
+        return np.array([*_digest(self.text), self.step & LARGEST_WORD, flags], np.uint32)
 
 
 @dataclass(frozen=True)
@@ -96,7 +82,7 @@ class RollCall:
     not_finite: tuple[int, ...]
     """The ranks whose accumulator is not finite."""
     in_sync: bool
-    """Whether all ranks are at the same step, and remember the same (thresholds, boundaries) of the steps before."""
+    """Whether all ranks are at the same step, and remember what a step could need of those before."""
     counts: Counts
     """See `tell`."""
     measured: Measured | None = None

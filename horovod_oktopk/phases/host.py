@@ -1,20 +1,15 @@
 """Each host is one worker: its ranks hold a share of its elements each, and select and update together.
 
-Messages between them stay on the host. All schemes go by these two functions, before and after what they exchange
-with the ranks that have the same share on other hosts.
+Messages between them stay on the host.
 """
 
 from __future__ import annotations
-
-from typing import TypeVar
 
 import numpy as np
 
 from ..selection.global_top_k import ExactThreshold
 from ..transport.base import Bytes, Counts, Transport
-from ..vectors.sparse import DenseVector, SparseVector, concatenate
-
-V = TypeVar("V", SparseVector, DenseVector, SparseVector | DenseVector)
+from ..vectors.sparse import SparseVector, concatenate
 
 
 def select_on_host(selected: SparseVector, k: int, within: Transport) -> tuple[float, float, SparseVector]:
@@ -28,11 +23,9 @@ def select_on_host(selected: SparseVector, k: int, within: Transport) -> tuple[f
     return exact.value, exact.ends[1], chosen
 
 
-def whole_update(update: V, bounds: Counts, within: Transport) -> V:
+def whole_update(update: SparseVector, bounds: Counts, within: Transport) -> SparseVector:
     """The update of all shares. bounds: of the shares; a rank's update has indices within its own."""
     dtype = update.values.dtype
-    if isinstance(update, DenseVector):
-        return DenseVector(np.concatenate(_joined(update.values.view(np.uint8), within)).view(dtype))
     offset = np.dtype(np.uint32)  # vectors are shorter than 2**32
     mine = np.concatenate([update.values.view(np.uint8), update.indices.astype(offset).view(np.uint8)])
     parts = []

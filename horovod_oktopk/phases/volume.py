@@ -43,12 +43,3 @@ class Volume:
         by_rank[self.order] = gathered
         return bool((2 * (self.load.sent + by_rank) <= self.bound).all())
 
-
-def host_fits(k: int, sizes: Counts, bound: float) -> bool:
-    """Whether every host keeps to the bound, in words, even if it sends all k elements of its selection in phase 1.
-
-    sizes: elements by share and host, shape (shares, hosts). No share knows what is sent in another in phase 1.
-    """
-    hosts = np.arange(sizes.shape[1])
-    gathered = sum(ring_elements(each, hosts) for each in sizes)
-    return bool(2 * (k + np.max(gathered)) <= bound)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Self
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from ..kernels import KERNELS
 from ..vectors.sparse import DenseVector, SparseVector
 from ..vectors.wire import MAX_ELEMENTS
 
+L = TypeVar("L", bound="Layout")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -45,15 +46,6 @@ class Layout:
     def summary(self, k: int) -> str:
         """How much there is, and how much of it is selected, for the log."""
         return f"n = {self.n:,} in {len(self.entries)} tensors, k = {k:,}"
-
-    def part(self, members: Sequence[int]) -> Self:
-        """The layout of some of the gradients alone; it keeps the dtype of all, so that residuals can move."""
-        part = self._of(members)
-        part.dtype = self.dtype
-        return part
-
-    def _of(self, members: Sequence[int]) -> Self:
-        return type(self)([self.entries[index] for index in members])
 
     def representable(self, update: SparseVector | DenseVector) -> bool:
         """Whether every value is finite in the dtype of its gradient; float16 overflows early."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import AgreementError
-from ..phases.agreement import Attendance, Memory, RollCall, roll_call, tell
+from ..phases.agreement import Attendance, RollCall, roll_call, tell
 from ..phases.host import select_on_host, whole_update
 from ..phases.sparse_transport import SparseTransport
 from ..selection.accumulator import Accumulator
@@ -121,7 +122,7 @@ class Algorithm:
         n = acc.n if whole is None else whole
         step = Step(acc, k, finite, transport, StepReport(self.step + 1, n, k, phases=transport.phases))
         step.global_k = step.report.global_k = self.global_k(k, n, transport.size)
-        if not self.fits(k, transport.size):
+        if not self.fits(transport.size):
             self.forget()
         step.selected = self.select(step)
         step.largest = float(np.abs(step.selected.values).max(initial=0))
@@ -135,7 +136,7 @@ class Algorithm:
 
     def _complete(self, step: Step, hosts: Hosts | None) -> StepResult:
         with step.phase("agree"):
-            mine = replace(self._attendance(self.description, step.k, step.finite), memory=self.memory())
+            mine = replace(self._attendance(self.description, step.k, step.finite), is_complete=self.is_complete())
             if len(step.sample):
                 mine = replace(mine, sample=step.sample)
             if hosts is None:
@@ -145,17 +146,13 @@ class Algorithm:
         if not step.call.finite:
             return step.skipped()
         step.counts, step.share_k = step.call.counts, step.k
-        result = self.take(step)
+        if hosts is None:
+            result = self.exchange(step)
+        else:
+            self._join_shares(step)
+            result = self._update_of_all_shares(self.exchange(step), step, hosts)
         self.step = step.t
         return result
-
-    def take(self, step: Step) -> StepResult:
-        """What follows the roll call, once all ranks have agreed on the step."""
-        hosts = step.transport.hosts
-        if hosts is None:
-            return self.exchange(step)
-        self.join_shares(step)
-        return self._update_of_all_shares(self.exchange(step), step, hosts)
 
     def select_together(self, step: Step) -> None:
         """Of what a host's ranks have selected of their shares, the host's top-k remains; once, before `complete` or
@@ -163,10 +160,10 @@ class Algorithm:
         hosts = step.transport.hosts
         if hosts is not None and not step.is_joint:
             with step.phase("host_select"):
-                step.threshold, step.largest, step.selected = self.select_on_host(step, hosts)
+                step.threshold, step.largest, step.selected = select_on_host(step.selected, step.k, hosts.within)
             step.is_joint = True
 
-    def join_shares(self, step: Step) -> None:
+    def _join_shares(self, step: Step) -> None:
         """The host selects, and those that have the same share hear what of it each host has selected."""
         self.select_together(step)
         with step.phase("agree"):
@@ -175,7 +172,7 @@ class Algorithm:
             step.lengths, step.share_k = lengths[:, 0].astype(np.int64), float(lengths.mean())
 
     def _update_of_all_shares(self, result: StepResult, step: Step, hosts: Hosts) -> StepResult:
-        assert result.update is not None
+        assert isinstance(result.update, SparseVector)
         with step.phase("host_gather"):
             update = whole_update(result.update, hosts.bounds(step.report.n), hosts.within)
         step.report.global_selected = len(update)
@@ -234,20 +231,16 @@ class Algorithm:
         """The threshold, and what passes it: the exact top-k."""
         return local_top_k(acc, k)
 
-    def select_on_host(self, step: Step, hosts: Hosts) -> tuple[float, float, SparseVector]:
-        """The host's threshold, its largest magnitude, and which elements of this share's selection it selects."""
-        return select_on_host(step.selected, step.k, hosts.within)
-
     def counts(self, selected: SparseVector, n: int, size: int) -> NDArray[np.int64]:  # noqa: ARG002
         """What the others must know of the selection before they exchange; its length. int64, shape (m,)."""
         return np.array([len(selected)], np.int64)
 
-    def memory(self) -> Memory:
-        """What this rank remembers of the steps before."""
-        return Memory(complete=True)
+    def is_complete(self) -> bool:
+        """Whether this rank remembers all of the steps before that a step could need."""
+        return True
 
-    def fits(self, k: int, size: int) -> bool:  # noqa: ARG002
-        """Whether that is of as many ranks, and of the same k where this matters."""
+    def fits(self, size: int) -> bool:  # noqa: ARG002
+        """Whether that is of as many ranks."""
         return True
 
     def state(self) -> dict[str, Any]:
@@ -257,6 +250,14 @@ class Algorithm:
     def load_state(self, state: dict[str, Any]) -> None:
         """Takes what `state` gave on the same rank of as many ranks."""
         self.step = state["step"]
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state: from all of it, or, if it is of other ranks and has nothing else, from its step."""
+        state = state.get("buckets", [state])[0]  # as files of earlier versions have it
+        self.forget()
+        self.step = state["step"]
+        if state.keys() - {"step", "members"}:
+            self.load_state(dict(state))
 
     def forget(self) -> None:
         """Drops what depends on who the ranks are; the next step finds it anew."""

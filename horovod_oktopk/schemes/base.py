@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from numbers import Integral, Real
-from typing import Any, Literal, NoReturn, Self, get_args
+from typing import Any, ClassVar, NoReturn, Self, get_args
 
 from ..errors import OptionError, PluginError
 from ..transport.base import Hierarchical, TransportName
@@ -15,7 +15,9 @@ from .algorithm import Algorithm
 DEFAULT_DENSITY = 0.01
 
 
-GONE = {"messages_in_flight": "8 messages fly at once", "balance_trigger": "it is always 4",
+GONE = {"bucket_bytes": "StepAhead(...) around the scheme hides the whole exchange behind the next step",
+        "strategy": "`python -m horovod_oktopk advise` says what is fastest, and Dense() is a dense allreduce",
+        "messages_in_flight": "8 messages fly at once", "balance_trigger": "it is always 4",
         "threshold_guard": "it is always 0.25"}
 """Options of earlier versions, and what holds in their place."""
 
@@ -45,16 +47,17 @@ class Compression:
 class Scheme(Compression):
     """What every scheme's options have in common. Options compare by identity.
 
-    The options density, k, transport, bucket_bytes and hierarchical are explained in `OkTopk`.
+    The options density, k and transport are explained in `OkTopk`.
 
     Raises:
         OptionError: A value is not allowed.
     """
 
+    serves_hosts: ClassVar[bool] = False
+
     density: float | None = None
     k: int | None = None
     transport: TransportName = "auto"
-    bucket_bytes: int | Literal["auto"] | None = None
     hierarchical: Hierarchical = False
     _given_density: float | None = field(init=False, repr=False)
 
@@ -68,14 +71,11 @@ class Scheme(Compression):
             check_integer("k", self.k)
             if self.density is not None:
                 raise OptionError(f"density and k exclude each other; got density={self.density!r}, k={self.k!r}")
-        if self.bucket_bytes is not None:
-            if self.bucket_bytes != "auto":
-                check_integer("bucket_bytes", self.bucket_bytes, ', or "auto"')
-            if self.k is not None:
-                raise OptionError("bucket_bytes splits the gradients into buckets, each with a k of its own: give a "
-                                  f"density; got k={self.k!r}, bucket_bytes={self.bucket_bytes!r}")
         if not isinstance(self.hierarchical, bool):
             check_integer("hierarchical", self.hierarchical, ", or True or False")
+        if self.hierarchical and not self.serves_hosts:
+            raise OptionError(f"hierarchical is an option of OkTopk alone; got {type(self).__name__}(hierarchical="
+                              f"{self.hierarchical!r}): leave it out")
         if self.transport not in get_args(TransportName):
             raise OptionError(f"transport must be one of {get_args(TransportName)}; got {self.transport!r}")
 

@@ -65,13 +65,7 @@ class DenseAllreduce(Algorithm):
         return np.empty(0, np.int64)
 
     def exchange(self, step: Step) -> StepResult:
-        return reduce_densely(step, self._values)
-
-
-def reduce_densely(step: Step, values: Values) -> StepResult:
-    """The sum of all ranks' values, shape (n,)."""
-    with step.phase("allreduce"):
-        total = DenseVector(step.transport.allreduce(values))
-    step.report.strategy = "dense"
-    step.report.local_selected = step.report.global_selected = step.n
-    return StepResult(total, EVERYTHING, step.report, selected=DenseVector(values))
+        with step.phase("allreduce"):
+            total = DenseVector(step.transport.allreduce(self._values))
+        step.report.local_selected = step.report.global_selected = step.n
+        return StepResult(total, EVERYTHING, step.report, selected=DenseVector(self._values))

@@ -9,14 +9,13 @@ in one bit each: their elements stay in the residual, so nothing is lost.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError, WireError
-from ..phases.host import select_on_host
 from ..selection.local_top_k import top_k
 from ..transport.counting import CountingTransport
 from ..vectors.sparse import Indices, SparseVector, sum_of
@@ -33,8 +32,8 @@ Mask = NDArray[np.bool_]
 class GTopk(Scheme):
     """gTop-k (Shi et al., ICDCS 2019): the top-k of sums, merged along a tree.
 
-    The root of the tree sends and receives 4k⌈log₂ P⌉ words. The options density, k, transport, bucket_bytes and
-    hierarchical are explained in `OkTopk`.
+    The root of the tree sends and receives 4k⌈log₂ P⌉ words. The options density, k and transport
+    are explained in `OkTopk`.
 
     Args:
         collective: `"tree"` (the paper's Algorithm 4), or `"allgather"` (Algorithm 2, the naive one: the top-k of the
@@ -67,7 +66,7 @@ class NaiveGTopkAllreduce(Algorithm):
         with step.phase("allgatherv"):
             parts = gather(step.selected, step, step.ranks())
         with step.phase("sum"):
-            update = nonzero_top_k(sum_of(parts), step.k, step.transport)
+            update = nonzero_top_k(sum_of(parts), step.k)
         return step.result(update, step.selected.indices[step.selected.positions_in(update)])
 
     def global_k(self, k: int, n: int, size: int) -> int:  # noqa: ARG002
@@ -90,12 +89,9 @@ class GTopkAllreduce(Algorithm):
         return k
 
 
-def nonzero_top_k(total: SparseVector, k: int, transport: CountingTransport) -> SparseVector:
-    """The k largest elements; sums that cancel to zero are none. Of a host's ranks: what is in this one's share."""
-    if transport.hosts is None:
-        return top_k(total.compress(total.values != 0), k)
-    with transport.phase("host_select"):
-        return select_on_host(total, k, transport.hosts.within)[2]
+def nonzero_top_k(total: SparseVector, k: int) -> SparseVector:
+    """The k largest elements; sums that cancel to zero are none."""
+    return top_k(total.compress(total.values != 0), k)
 
 
 def tree_distances(size: int) -> list[int]:
@@ -147,11 +143,7 @@ class PaddedCodec:
 
 @dataclass(frozen=True)
 class _Tree:
-    """The way up, in which vectors are merged, and the way down.
-
-    Of a host's ranks each sends its share of a vector, and tells its length before: padded to one length, all shares
-    together would take as many times the words.
-    """
+    """The way up, in which vectors are merged, and the way down."""
 
     transport: CountingTransport
     codec: PaddedCodec
@@ -161,11 +153,11 @@ class _Tree:
         merged, dropped = selection, {}
         for distance in tree_distances(self.transport.size):
             child, parent = self._partners(distance)
-            outgoing = {} if parent is None else {parent: self._fitted(merged).encode(merged)}
+            outgoing = {} if parent is None else {parent: self.codec.encode(merged)}
             messages = self._swap(outgoing, {} if child is None else {child: self.codec.size})
             if messages:
                 total = sum_of([merged, self.codec.decode(messages[0])])
-                merged = nonzero_top_k(total, self.codec.k, self.transport)
+                merged = nonzero_top_k(total, self.codec.k)
                 dropped[distance] = np.setdiff1d(total.indices, merged.indices, assume_unique=True)
         return merged, dropped
 
@@ -176,13 +168,12 @@ class _Tree:
             if distance in dropped:
                 lost |= np.isin(update.indices, dropped[distance], assume_unique=True)
             child, parent = self._partners(distance)
-            fitted = self._fitted(update)
             outgoing = {} if child is None else {
-                child: np.concatenate([fitted.encode(update), fitted.encode_mask(lost)])}
+                child: np.concatenate([self.codec.encode(update), self.codec.encode_mask(lost)])}
             incoming = {} if parent is None else {parent: self.codec.size + self.codec.mask_size}
             for message in self._swap(outgoing, incoming):
                 update = self.codec.decode(message[:self.codec.size])
-                lost = np.unpackbits(message[self._fitted(update).size:])[:len(update)].astype(np.bool_)
+                lost = np.unpackbits(message[self.codec.size:])[:len(update)].astype(np.bool_)
         return update, lost
 
     def _partners(self, distance: int) -> tuple[int | None, int | None]:
@@ -194,19 +185,6 @@ class _Tree:
             return rank + distance, None
         return None, None
 
-    def _fitted(self, vector: SparseVector) -> PaddedCodec:
-        """What its message is padded to: nothing, where lengths are told."""
-        return self.codec if self.transport.hosts is None else replace(self.codec, k=len(vector))
-
     def _swap(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int]) -> list[Bytes]:
         """One round; all ranks take part, as a transport may do it by a collective."""
-        if self.transport.hosts is not None:
-            incoming = self._told_lengths(outgoing, incoming)
         return [message for batch in self.transport.exchange(outgoing, incoming, 1) for _, message in batch]
-
-    def _told_lengths(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int]) -> Mapping[int, int]:
-        """Bytes of what comes, in a round of their own."""
-        lengths = {rank: np.array([len(message)], np.int64).view(np.uint8) for rank, message in outgoing.items()}
-        with self.transport.phase("agree"):
-            batches = list(self.transport.exchange(lengths, dict.fromkeys(incoming, 8), 1))
-        return {rank: int(message.copy().view(np.int64)[0]) for batch in batches for rank, message in batch}

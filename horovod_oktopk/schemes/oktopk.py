@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError
-from ..phases.agreement import Memory, tell
+from ..phases.agreement import tell
 from ..phases.balance_gather import allgatherv, balance, needs_balance, plan_balance
 from ..phases.regions import Load, Regions, count_by_region, divide
 from ..phases.repartition import space_repartition
 from ..phases.sparse_transport import SparseTransport
 from ..phases.split_reduce import split_and_reduce
-from ..phases.volume import Volume, host_fits
+from ..phases.volume import Volume
 from ..selection.threshold_reuse import ReusedThreshold
 from ..transport.base import Counts
 from ..transport.counting import Hosts
 from ..vectors.sparse import Indices, SparseVector, sum_of
 from ..vectors.values import ValueDtype
 from .algorithm import Algorithm, Step
-from .auto import AutoAllreduce
 from .base import Scheme, check_integer, check_real, elements
 from .cost import oktopk_bound
 from .step_result import StepResult
@@ -49,9 +47,6 @@ class OkTopk(Scheme):
             density is changed later, k′ keeps its ratio to k.
         selection: `"exact"`: the global top-k is exact at every step, as the local one always is. `"reuse"`: the
             paper's way, which reuses the global threshold between evaluations, and saves one short message.
-        strategy: `"split"`: Ok-Topk's own. `"auto"`: over the first 16 steps Ok-Topk, an allgather of everyone's
-            top-k with the same result, and a dense allreduce are timed, and the fastest is taken; for small models
-            and fast networks.
         value_dtype: `"float16"` or `"bfloat16"`: values travel in 16 bits. `"log4"`: in 4, a sign and one of eight
             magnitudes. None: as they are. `"auto"`: in `StepAhead` `"log4"`, elsewhere as they are. What rounding
             leaves over stays in the residual. float16 suits magnitudes of 6e-5 to 65504; the other two suit any.
@@ -59,10 +54,6 @@ class OkTopk(Scheme):
         region_interval: τ, steps between repartitions of the index space.
         transport: `"mpi"` (mpi4py), `"horovod"` (Horovod's own alltoall and allgather), or `"auto"`: MPI if Horovod
             runs on it, and Horovod's collectives if not.
-        bucket_bytes: a number of bytes: gradients are reduced in buckets of about that size, the last ones first,
-            while the backward pass still computes the others; each bucket has a k of its own, by the density.
-            `"auto"` (in PyTorch): buckets are planned over the first steps, and taken if they are faster. None: one
-            bucket, after the backward pass.
         hierarchical: True: each host is one worker. Its ranks add up their gradients, keep a share of the residual
             each, and send once what is selected; every host needs as many ranks. A number: so many ranks, one after
             the other, are taken for a host's. False: each rank is a worker.
@@ -74,8 +65,9 @@ class OkTopk(Scheme):
         >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=OkTopk(density=0.01))
     """
 
+    serves_hosts: ClassVar[bool] = True
+
     selection: Selection = "exact"
-    strategy: Literal["split", "auto"] = "split"
     global_density: float | Literal["auto"] | None = "auto"
     value_dtype: ValueDtype | Literal["auto"] | None = "auto"
     threshold_interval: int = 32
@@ -84,10 +76,13 @@ class OkTopk(Scheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, allowed in (("selection", get_args(Selection)), ("strategy", ("split", "auto")),
+        for name, allowed in (("selection", get_args(Selection)),
                               ("value_dtype", (None, "auto", *get_args(ValueDtype)))):
             if getattr(self, name) not in allowed:
                 raise OptionError(f"{name} must be one of {allowed}; got {getattr(self, name)!r}")
+        if self.hierarchical and self.selection == "reuse":
+            raise OptionError("hierarchical works with selection='exact' only; got selection='reuse', "
+                              f"hierarchical={self.hierarchical!r}")
         if self.global_density not in (None, "auto"):
             check_real("global_density", self.global_density, 'in (0, 1], None or "auto"', lambda x: 0 < x <= 1)
         for name in ("threshold_interval", "region_interval"):
@@ -142,10 +137,9 @@ class OkTopk(Scheme):
             return super().kind()
         return {**super().kind(), "global_density": f"{kept / self._given_density:.6g} times the density"}
 
-    def build(self, description: str) -> OkTopkAllreduce | AutoAllreduce:
+    def build(self, description: str) -> OkTopkAllreduce:
         """See Scheme."""
-        algorithm = OkTopkAllreduce(description, self)
-        return AutoAllreduce(algorithm, self.wire_dtype) if self.strategy == "auto" else algorithm
+        return OkTopkAllreduce(description, self)
 
 
 class OkTopkAllreduce(Algorithm):
@@ -202,15 +196,16 @@ class OkTopkAllreduce(Algorithm):
                          ) -> tuple[SparseVector, NDArray[np.int64]]:
         """This rank's share of the global top-k, and how many elements each rank's has, of all ranks."""
         hosts, everyone = step.transport.hosts, step.transport.everyone
-        order, fits, weight = volume.order, volume.fits_direct, None
+        order, weight = volume.order, None
         if hosts is not None:
-            order, fits = hosts.grid.T.ravel(), partial(_fits_hosts, step, hosts)
+            order = hosts.grid.T.ravel()
             weight = step.share_k * hosts.within.size / step.k  # as in what hosts select, so in their sum
         if step.global_k >= min(step.report.n, step.k * step.transport.size):
             return self.global_.select_all(reduced, everyone, step.threshold)
         if (self.options.selection == "reuse" and step.call.in_sync
                 and not _due(step.t, self.options.threshold_interval)):
-            return self.global_.select_again(reduced, step.global_k, order, fits, everyone, step.threshold)
+            return self.global_.select_again(reduced, step.global_k, order, volume.fits_direct, everyone,
+                                              step.threshold)
         return self.global_.select(reduced, step.global_k, order, everyone, step.threshold, weight)
 
     @staticmethod
@@ -232,7 +227,7 @@ class OkTopkAllreduce(Algorithm):
     def global_k(self, k: int, n: int, size: int) -> int:
         return self.options.global_k_of(k, n, size)
 
-    def fits(self, k: int, size: int) -> bool:  # noqa: ARG002
+    def fits(self, size: int) -> bool:
         return self.boundaries is None or len(self.boundaries) == size + 1
 
     def select(self, step: Step) -> SparseVector:
@@ -246,8 +241,8 @@ class OkTopkAllreduce(Algorithm):
             return np.zeros(size, np.int64)
         return count_by_region(selected.indices, self.boundaries)
 
-    def memory(self) -> Memory:
-        return Memory(complete=self.boundaries is not None and self.global_.value is not None)
+    def is_complete(self) -> bool:
+        return self.boundaries is not None and self.global_.value is not None
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "global_threshold": self.global_.value,
@@ -265,11 +260,6 @@ class OkTopkAllreduce(Algorithm):
 
 def _due(t: int, interval: int) -> bool:
     return (t - 1) % interval == 0
-
-
-def _fits_hosts(step: Step, hosts: Hosts, sizes: Counts) -> bool:
-    """Whether a reused threshold selects so little that each host keeps to its bound. sizes: elements by rank."""
-    return host_fits(step.k, sizes[hosts.grid.T], _host_bound(step))
 
 
 def _host_bound(step: Step) -> float:

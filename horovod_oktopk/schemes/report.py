@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ..errors import PluginError
 from ..transport.counting import Traffic
@@ -27,8 +27,6 @@ class StepReport:
     global_selected: int = 0
     local_threshold: float = 0.0
     global_threshold: float = 0.0
-    strategy: str = "split"
-    """How it was reduced: always "split", or with strategy="auto" also "gather" or "dense"."""
     repartitioned: bool = False
     balanced: bool = False
     phases: dict[str, Traffic] = field(default_factory=dict)
@@ -74,23 +72,6 @@ class StepReport:
         """(sent, received) bytes of indices and values: what `oktopk_bound` bounds."""
         payload: list[Traffic] = [self.phases[name] for name in self.PAYLOAD if name in self.phases]
         return sum(t.bytes_sent for t in payload), sum(t.bytes_received for t in payload)
-
-    @classmethod
-    def of_buckets(cls, reports: Sequence[StepReport]) -> StepReport:
-        """One report of a step's several reductions: sums, and of thresholds the largest."""
-        if len(reports) == 1:
-            return reports[0]
-        phases = sum_of_phases([report.phases for report in reports])
-
-        def all_of(name: str) -> list[Any]:
-            return [getattr(report, name) for report in reports]
-
-        return cls(step=max(all_of("step")), n=sum(all_of("n")), k=sum(all_of("k")),
-                   global_k=sum(all_of("global_k")), finite=all(all_of("finite")),
-                   local_selected=sum(all_of("local_selected")), global_selected=sum(all_of("global_selected")),
-                   local_threshold=max(all_of("local_threshold")), global_threshold=max(all_of("global_threshold")),
-                   strategy="/".join(sorted(set(all_of("strategy")))), repartitioned=any(all_of("repartitioned")),
-                   balanced=any(all_of("balanced")), phases=phases)
 
     def scalars(self, prefix: str = "oktopk") -> dict[str, float]:
         """All figures by name: a plain dictionary, as Weights & Biases, MLflow and others take it.

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..kernels import KERNELS
-from ..phases.host import V, whole_update
+from ..phases.host import whole_update
 from ..schemes.algorithm import Algorithm, Step
 from ..schemes.step_result import StepResult
 from ..transport.counting import Hosts
@@ -28,20 +28,22 @@ def _outcome(result: StepResult, divisor: float, hosts: Hosts | None, n: int) ->
     if result.update is None or not np.isfinite(result.update.values).all():
         return Outcome(result, None, None)
     update = result.update.divided(divisor)
-    change = local_change(update if hosts is None else _share_of(update, hosts, n), result)
+    if hosts is None:
+        return Outcome(replace(result, selected=None), update, local_change(update, result))
+    assert isinstance(update, SparseVector)
+    change = local_change(_share_of(update, hosts, n), result)
+    assert isinstance(change, SparseVector)
     return Outcome(replace(result, selected=None), update, whole(change, hosts, n))
 
 
-def _share_of(update: SparseVector | DenseVector, hosts: Hosts, n: int) -> SparseVector | DenseVector:
+def _share_of(update: SparseVector, hosts: Hosts, n: int) -> SparseVector:
     """What of an update lies in this rank's share; indices from its start."""
     start, stop = hosts.bounds(n)[hosts.within.rank:hosts.within.rank + 2].tolist()
-    if isinstance(update, DenseVector):
-        return DenseVector(update.values[start:stop])
     part = slice(*np.searchsorted(update.indices, [start, stop]).tolist())
     return SparseVector(update.indices[part] - start, update.values[part])
 
 
-def whole(vector: V, hosts: Hosts | None, n: int) -> V:
+def whole(vector: SparseVector, hosts: Hosts | None, n: int) -> SparseVector:
     """The vector of all shares of n elements, where each rank of a host has that of its own."""
     if hosts is None:
         return vector

@@ -10,7 +10,6 @@ from typing import Any, Literal
 from ..errors import OptionError
 from ..schemes.base import Compression, check_integer, check_real
 from ..schemes.inner import OKTOPK, Inner
-from ..schemes.oktopk import OkTopk
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +55,6 @@ class StepAhead(Compression):
         if self.gain not in (None, "auto"):
             check_real("gain", self.gain, 'above 0, None or "auto"', lambda x: x > 0)
         self.__dict__["inner"] = self.inner.for_parameters()
-        if self.inner.bucket_bytes is not None:
-            raise OptionError("StepAhead hides its exchange behind the whole next step, and has no buckets; got an "
-                              f"inner scheme with bucket_bytes={self.inner.bucket_bytes!r}")
-        if isinstance(self.inner, OkTopk) and self.inner.strategy != "split":
-            raise OptionError("StepAhead hides its exchange behind the next step, so there is no fastest strategy to "
-                              f"look for; got an inner scheme with strategy={self.inner.strategy!r}")
 
     def coefficient(self, workers: int, normalizes: bool) -> float:
         """λ among so many workers. normalizes: whether the optimizer normalizes its gradients.

@@ -30,8 +30,8 @@ from typing import Any, Generic, NoReturn
 import numpy as np
 
 from ..errors import NonFiniteError, PluginError
-from ..reducer.buckets import L
 from ..reducer.connection import Connection
+from ..reducer.layout import L
 from ..reducer.state import THIS_PROCESS, Record, Unit, check_residuals, record, share_of
 from ..schemes.algorithm import Algorithm
 from ..schemes.base import Scheme

@@ -1,7 +1,7 @@
 """One reduction: gradient tensors → flat accumulators → sparse updates → gradient tensors.
 
-The dense gradients of each bucket go through one tf.numpy_function, one bucket after the other, so that each rank
-communicates in one place and in one order, whatever TensorFlow runs side by side.
+All dense gradients go through one tf.numpy_function, so that each rank communicates in one place and in one order,
+whatever TensorFlow runs side by side.
 """
 
 from __future__ import annotations
@@ -45,9 +45,6 @@ class Reducer:
 
     def __init__(self, options: Scheme, op: Any, process_set: Any, variables: Sequence[Any], gradients: Sequence[Any],
                  ) -> None:
-        if options.bucket_bytes == "auto":
-            raise PluginError("bucket_bytes='auto' works in PyTorch only: TensorFlow's graph is made before it is "
-                              "known when gradients are ready. Give a number of bytes, such as 32_000_000")
         self.signature = describe(variables, gradients)
         self._asked_density = options.density
         layout = TensorLayout((name_of(v), tuple(v.shape), g.dtype.name)
@@ -67,14 +64,8 @@ class Reducer:
         scale = amp.scale_of_gradients()
         scale = tf.constant(0.0) if scale is None else tf.cast(scale, tf.float32)
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(each.values)) for each in slices] or [True])
-        done: list[tf.Tensor] = []
-        for index, bucket in enumerate(self.flat.buckets):  # one after the other, in the same order on all ranks
-            with tf.control_dependencies(done):
-                is_last = index == len(self.flat.buckets) - 1  # the others need not wait for the slices
-                inputs = [scale, finite if is_last else tf.constant(True), *(gradients[i] for i in bucket.members)]
-                done = call(partial(weakly(self._reduce), index, density), inputs, [tf.int32])
-        with tf.control_dependencies(done):
-            return call(weakly(self._finish), [], [g.dtype for g in gradients], [g.shape for g in gradients])
+        return call(partial(weakly(self._reduce), density), [scale, finite, *gradients],
+                    [g.dtype for g in gradients], [g.shape for g in gradients])
 
     def refuse(self, gradients: Sequence[tf.Tensor], signature: Signature, message: str) -> list[tf.Tensor]:
         """For a step that cannot be taken: it raises PluginError, on ranks that do take it AgreementError."""
@@ -84,28 +75,18 @@ class Reducer:
     def _refuse(self, signature: Signature, message: str, *_: Array) -> list[Array]:
         self.flat.refuse(signature, message)
 
-    def _reduce(self, index: int, density: float | None, scale: Array, slices_finite: Array, *gradients: Array,
-                ) -> list[Array]:
-        if index == 0 and density is not None and density != self._asked_density:  # else `set_density` holds
+    def _reduce(self, density: float | None, scale: Array, slices_finite: Array, *gradients: Array) -> list[Array]:
+        if density is not None and density != self._asked_density:  # else `set_density` holds
             self.flat.set_density(density)
             self._asked_density = density
-        if index == 0 and self.before_step is not None:
+        if self.before_step is not None:
             action, self.before_step = self.before_step, None
             action(self.flat)
-        pieces = self.flat.buckets[index].layout.pieces(gradients)
-        self.flat.reduce(index, pieces, float(scale) or None, others_finite=bool(slices_finite))
-        return [np.array(index, np.int32)]
-
-    def _finish(self) -> list[Array]:
-        updates = self.flat.finish()
-        outputs: dict[int, Array] = {}
+        layout, accumulator = self.flat.layout, self.flat.accumulator
+        update = self.flat.reduce(layout.pieces(gradients), float(scale) or None, others_finite=bool(slices_finite))
         with self.flat.writing():
-            for number, bucket in enumerate(self.flat.buckets):
-                update = None if updates is None else updates[number]
-                acc = bucket.accumulator
-                memory = acc.memory_for if isinstance(acc, LendingAccumulator) else partial(new_memory, bucket.layout)
-                outputs.update(zip(bucket.members, bucket.layout.write(update, memory), strict=True))
-        return [outputs[index] for index in sorted(outputs)]
+            return layout.write(update, accumulator.memory_for if isinstance(accumulator, LendingAccumulator)
+                                else partial(new_memory, layout))
 
 
 def call(step: Step, inputs: list[tf.Tensor], dtypes: list[tf.DType],

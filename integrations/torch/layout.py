@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,9 +47,6 @@ class TorchLayout(Layout):
             if now != then and (strides or now[:-1] != then[:-1]):
                 return CHANGED.format(name=name, now=_in_words(now), then=_in_words(then))
         return None
-
-    def _of(self, members: Sequence[int]) -> Self:
-        return type(self)({self.entries[index][0]: self.parameters[index] for index in members})
 
     def _fits(self, values: NDArray[Any], dtype: str) -> bool:
         return bool(torch.isfinite(torch.from_numpy(values).to(getattr(torch, dtype))).all())

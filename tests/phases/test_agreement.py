@@ -8,7 +8,7 @@ import pytest
 from horovod_oktopk import OkTopk
 from horovod_oktopk.errors import AgreementError
 from horovod_oktopk.phases import agreement
-from horovod_oktopk.phases.agreement import Attendance, Memory, roll_call
+from horovod_oktopk.phases.agreement import Attendance, roll_call
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.local import run_ranks
@@ -133,7 +133,7 @@ def test_many_ranks_hear_the_same_about_what_differs():
 def test_many_ranks_hear_who_is_not_finite_and_whether_all_are_in_sync(late):
     def program(transport):
         rank = transport.rank
-        mine = Attendance("same: yes", 5, step=7 + (rank == late), finite=rank != 1, memory=Memory(complete=True),
+        mine = Attendance("same: yes", 5, step=7 + (rank == late), finite=rank != 1, is_complete=True,
                           counts=10 * rank + np.arange(3))
         call = roll_call(mine, CountingTransport(transport))
         return call.step, call.not_finite, call.in_sync, call.counts.tolist()

@@ -8,13 +8,14 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from horovod_oktopk import AgreementError, OkTopk, OptionError, PluginError, TopkA
+from horovod_oktopk import AgreementError, OkTopk, OptionError, PluginError, TopkA, TransportError
 from horovod_oktopk.reducer import checkpoint
 from horovod_oktopk.reducer.flat import FlatReducer
 from horovod_oktopk.reducer.layout import Layout
@@ -35,18 +36,15 @@ def make(transport: LocalTransport, entries: Any = ENTRIES, options: OkTopk = OP
 
 
 def take_step(reducer: FlatReducer, gradient: np.ndarray, scale: float | None = None) -> np.ndarray | None:
-    """All groups' updates as one dense vector; None where the step was undone."""
+    """The update as a dense vector; None where the step was undone."""
     offsets = reducer.layout.offsets
-    for index, bucket in enumerate(reducer.buckets):
-        parts = [gradient[offsets[i]:offsets[i + 1]] for i in bucket.members]
-        reducer.reduce(index, zip(bucket.layout.offsets[:-1].tolist(), parts, strict=True), scale)
-    updates = reducer.finish()
-    if updates is None:
+    parts = [gradient[start:stop] for start, stop in pairwise(offsets)]
+    update = reducer.reduce(zip(offsets[:-1].tolist(), parts, strict=True), scale)
+    if update is None:
         return None
     dense = np.zeros_like(gradient)
-    for bucket, update in zip(reducer.buckets, updates, strict=True):
-        for i, part in zip(bucket.members, bucket.layout.parts(update), strict=True):
-            dense[offsets[i] + part.indices] = part.values
+    for start, part in zip(offsets, reducer.layout.parts(update), strict=False):
+        dense[start + part.indices] = part.values
     return dense
 
 
@@ -96,7 +94,7 @@ def test_another_number_of_ranks_keeps_the_sum(former, size, tmp_path):
     def after(transport):
         reducer = make(transport)
         checkpoint.load(reducer, 0, tmp_path / "state")
-        return reducer.read_residual(), reducer.buckets[0].algorithm.step
+        return reducer.read_residual(), reducer.algorithm.step
 
     held = on_ranks(former, before)
     with warnings.catch_warnings(record=True) as caught:
@@ -230,7 +228,7 @@ def test_an_overflow_of_the_gradients_dtype_is_undone():
             return bool((update.values < 65504).all())
 
     def program(transport):
-        reducer = FlatReducer(OkTopk(k=2), False, HalfLayout([("a", (8,), "float16")]),
+        reducer = FlatReducer(OkTopk(density=0.25), False, HalfLayout([("a", (8,), "float16")]),
                               lambda layout: NumpyAccumulator(layout.n, layout.dtype), ThreadNetwork(transport))
         update = take_step(reducer, np.full(8, 6e4, np.float32))
         return update, reducer.report.finite, reducer.read_residual().any()
@@ -252,6 +250,41 @@ def test_the_residual_follows_the_loss_scale():
         return totals[0] == totals[1]
 
     assert on_ranks(2, program) == [True, True]
+
+
+def test_a_step_that_failed_leaves_no_trace(monkeypatch):
+    def program(transport):
+        reducers = [make(transport), make(transport)]
+        for reducer in reducers:
+            take_steps(reducer, transport.rank, range(3))
+        before, algorithm = reducers[0].algorithm.state(), reducers[0].algorithm
+
+        def fail(*_: Any, **__: Any) -> None:
+            algorithm.boundaries = None  # what a step has changed before it fails
+            raise TransportError("cut off")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(algorithm, "reduce", fail)
+            with pytest.raises(TransportError, match="cut off"):
+                take_step(reducers[0], np.ones(N, np.float32))
+        recorded = reducers[0].record()["algorithm"]
+        updates = [take_step(reducer, np.ones(N, np.float32)) for reducer in reducers]
+        return recorded == before, np.array_equal(*updates), reducers[0].algorithm.state()["step"]
+
+    assert on_ranks(1, program) == [(True, True, 4)]
+
+
+def test_nan_changes_no_residual_and_no_state():
+    def program(transport):
+        reducer = make(transport)
+        take_steps(reducer, transport.rank, range(3))
+        before, state, gradient = reducer.read_residual(), reducer.algorithm.state(), np.ones(N, np.float32)
+        gradient[0] = np.nan if transport.rank == 1 else 1.0
+        update = take_step(reducer, gradient)
+        same = reducer.read_residual().tobytes() == before.tobytes() and reducer.algorithm.state() == state
+        return update is None and not reducer.report.finite and same, take_step(reducer, np.ones(N, np.float32))[0]
+
+    assert [undone for undone, _ in on_ranks(3, program)] == [True] * 3
 
 
 @pytest.mark.parametrize(("entries", "message"), [
@@ -276,10 +309,10 @@ def test_where_elastic_training_begins_anew_what_depends_on_the_ranks_is_forgott
         take_steps(reducer, transport.rank, range(2))
         held = reducer.read_residual()
         reducer.reset_if_membership_changed()
-        before = reducer.buckets[0].algorithm.boundaries
+        before = reducer.algorithm.boundaries
         reducer.network.resets = 1  # with the same rank and size
         reducer.reset_if_membership_changed()
-        after = reducer.buckets[0].algorithm.boundaries
+        after = reducer.algorithm.boundaries
         take_steps(reducer, transport.rank, range(1))
         return before is not None, after is None, bool(held.any()), reducer.report.step
 

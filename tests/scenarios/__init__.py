@@ -1,4 +1,4 @@
-"""Scenarios: what a user does, on every rank of a job, in either framework.
+"""Scenarios: what a user does, on every rank of a job, in either framework, or of the core alone.
 
 Functions named `check_*` are run by name. Those of this package take a Kind: one way of training in one
 framework (see driver.py). A framework's own are in tests/<framework>/scenarios.
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-KINDS = {"torch": ("optimizer",), "tensorflow": ("tape", "function", "keras")}
-ONLY = {"partial": ("optimizer", "keras")}
+KINDS = {"torch": ("optimizer",), "tensorflow": ("tape", "function", "keras"), "core": ("core",)}
+ONLY = {"partial": ("optimizer", "keras", "core")}
 """Modules whose scenarios are not for all kinds."""
 SETS: list[Any] = []
 """Two process sets that divide the ranks, where there are several."""
@@ -48,11 +48,15 @@ def names(framework: str, kinds: Iterable[str] | None = None) -> list[str]:
 def all_scenarios(framework: str) -> dict[str, Callable[[], None]]:
     """Every scenario by name, in a fixed order."""
     driver = importlib.import_module(f"tests.{framework}.driver")
-    scenarios = {}
-    for name, module, function, kind in _found(framework):
-        check = getattr(importlib.import_module(module), function)
-        scenarios[name] = functools.partial(check, driver.Kind(kind)) if kind else check
-    return scenarios
+    return {name: functools.partial(check, driver.Kind(kind)) if kind else check
+            for name, (check, kind) in loaded(framework).items()}
+
+
+@functools.cache
+def loaded(framework: str) -> dict[str, tuple[Callable[..., None], str | None]]:
+    """Every scenario's function and kind by name, in a fixed order."""
+    return {name: (getattr(importlib.import_module(module), function), kind)
+            for name, module, function, kind in _found(framework)}
 
 
 def process_sets(hvd: Any) -> list[Any]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from unittest import mock
 
 import numpy as np
 
@@ -35,8 +40,13 @@ def needs_ranks(hvd: Any, least: int = 2) -> None:
 def gradients(step: int, rank: int, dtype: Any = np.float32, shapes: Mapping[str, tuple[int, ...]] | None = None,
               ) -> dict[str, np.ndarray]:
     """Integers, so that sums are exact in any order."""
+    return {name: values.astype(dtype) for name, values in _integers(step, rank, tuple((shapes or SHAPES).items()))}
+
+
+@functools.cache
+def _integers(step: int, rank: int, shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> list[tuple[str, np.ndarray]]:
     rng = np.random.default_rng((step, rank))
-    return {name: rng.integers(-64, 65, shape).astype(dtype) for name, shape in (shapes or SHAPES).items()}
+    return [(name, rng.integers(-64, 65, shape)) for name, shape in shapes]
 
 
 def flat(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -109,15 +119,98 @@ def shared_folder(hvd: Any) -> Iterator[Path]:
         hvd.allgather_object("done with it")
 
 
+T = TypeVar("T")
+RANKS: set[int] = set()
+"""The threads that are ranks, where ranks are threads: the log, warnings and the environment are the process's."""
+_LOCK = threading.RLock()
+_entered: dict[Any, tuple[ExitStack, list[None]]] = {}
+_listening: dict[str, list[tuple[int, int, list[str]]]] = {"log": [], "warnings": []}
+"""Who listens: thread, least level, and the messages."""
+
+
+def computed_once(function: Callable[..., T]) -> Callable[..., T]:
+    """A function whose results are kept, and which one rank computes where ranks are threads."""
+    cached = functools.cache(function)
+
+    @functools.wraps(function)
+    def wrapped(*args: Any) -> T:
+        with _LOCK:
+            return cached(*args)
+
+    return wrapped
+
+
 @contextmanager
-def logged(level: int = logging.WARNING) -> Iterator[list[str]]:
-    """The messages of the plugin of at least this level."""
+def _in_the_process(key: Any, make: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """A context that the first of the ranks in this process enters, and the last one leaves."""
+    with _LOCK:
+        if key not in _entered:
+            _entered[key] = ExitStack(), []
+            _entered[key][0].enter_context(make())
+        stack, inside = _entered[key]
+        inside.append(None)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            inside.pop()
+            if not inside:
+                del _entered[key]
+                stack.close()
+
+
+def environment(**variables: str) -> AbstractContextManager[None]:
+    """These variables are set inside."""
+    return _in_the_process(tuple(variables), lambda: mock.patch.dict(os.environ, variables))
+
+
+@contextmanager
+def _heard(source: str, level: int, make: Callable[[], AbstractContextManager[Any]]) -> Iterator[list[str]]:
     messages: list[str] = []
+    listener = threading.get_ident(), level, messages
+    with _in_the_process(source, make):
+        _listening[source].append(listener)
+        try:
+            yield messages
+        finally:
+            _listening[source][:] = [each for each in _listening[source] if each is not listener]
+
+
+def _tell(source: str, level: int, message: str) -> None:
+    """Tells all that listen what this thread says, unless it is another rank's."""
+    said_by = threading.get_ident()
+    for heard_by, least, messages in list(_listening[source]):
+        if level >= least and (said_by == heard_by or said_by not in RANKS):
+            messages.append(message)
+
+
+def logged(level: int = logging.WARNING) -> AbstractContextManager[list[str]]:
+    """The messages of the plugin of at least this level."""
+    return _heard("log", level, _logging)
+
+
+@contextmanager
+def _logging() -> Iterator[None]:
     handler, logger = logging.Handler(), logging.getLogger("horovod_oktopk")
-    handler.emit = lambda record: messages.append(record.getMessage())
+    handler.emit = lambda record: _tell("log", record.levelno, record.getMessage())
     before = logger.level
-    logger.setLevel(level)
+    logger.setLevel(logging.DEBUG)
     logger.addHandler(handler)
-    yield messages
-    logger.removeHandler(handler)
-    logger.setLevel(before)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+def warned() -> AbstractContextManager[list[str]]:
+    """What Python's warnings say."""
+    return _heard("warnings", 0, _warning)
+
+
+@contextmanager
+def _warning() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_, **__: _tell("warnings", 0, str(message))
+        yield

@@ -50,6 +50,10 @@ class Kind(Protocol):
 
     name: str
     hvd: Any
+    sets: list[Any]
+    """Two process sets that divide the ranks, where there are several."""
+    runs_partial: bool
+    """Whether partial rounds work in this job."""
     saves_together: bool
     """Whether `save` of a trainer is one call of ours on all ranks."""
     op_error: type[Exception]

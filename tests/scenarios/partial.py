@@ -19,6 +19,7 @@ from tests.scenarios.common import (
     flat,
     gradients,
     is_last,
+    needs,
     needs_ranks,
     raised_everywhere,
     shared_folder,
@@ -26,7 +27,7 @@ from tests.scenarios.common import (
 from tests.scenarios.driver import Kind, Trainer
 
 SCHEMES = (Dense(), OkTopk(density=0.1), TopkA(k=5), TopkDSA(k=5), GTopk(k=5), GaussianK(density=0.2))
-STEPS = 12
+STEPS = 8
 
 
 def delays(hvd: Any, steps: int) -> Iterator[int]:
@@ -96,7 +97,7 @@ def check_a_round_has_one_learning_rate(kind: Kind) -> None:
 
 def check_ranks_may_take_different_numbers_of_steps(kind: Kind) -> None:
     hvd = kind.hvd
-    steps = STEPS + 20 * hvd.rank()
+    steps = STEPS + 6 * hvd.rank()
     trainer = train(kind, Partial(OkTopk(density=0.1), policy="majority", max_staleness=4), steps)
     trainer.synchronize_replicas()
     expected = sum(everywhere(hvd, sum(flat(gradients(step, hvd.rank())) for step in range(steps))))
@@ -117,6 +118,7 @@ def check_evaluation_in_the_middle(kind: Kind) -> None:
 def check_models_that_are_averaged(kind: Kind) -> None:
     """The paper's way: a late rank skips to the latest update, and models drift apart until they are averaged."""
     hvd = kind.hvd
+    needs(kind.name != "core", "model_sync_interval")
     trainer = kind(Partial(Dense(), policy="solo", model_sync_interval=1000, max_staleness=1000))
     waits = is_last(hvd) and hvd.size() > 1
     trainer.step(gradients(0, hvd.rank()))
@@ -152,10 +154,10 @@ def check_nan_on_one_rank_costs_its_gradient_alone(kind: Kind) -> None:
 def check_a_density_that_changes(kind: Kind) -> None:
     hvd = kind.hvd
     trainer = kind(Partial(OkTopk(density=0.5), policy="solo"), op=hvd.Sum)
-    if kind.name == "optimizer":  # in TensorFlow there is no reduction before the first step
+    if kind.name != "keras":  # where there is no reduction before the first step
         trainer.set_density(0.3)
     for step in delays(hvd, STEPS):
-        if kind.name == "optimizer" and step == 1:
+        if kind.name != "keras" and step == 1:
             assert trainer.report().k == round(0.3 * N)
         if step == STEPS // 2:
             trainer.set_density(0.1)
@@ -253,6 +255,5 @@ def check_a_rank_that_does_not_come(kind: Kind) -> None:
 
 
 def check_a_wrong_inner_scheme_is_refused(kind: Kind) -> None:
-    assert "one bucket" in raised_everywhere(kind.hvd, OptionError, lambda: Partial(OkTopk(bucket_bytes=9)))[0]
     trainer = kind(Partial(Dense()))
     assert "has no density" in raised_everywhere(kind.hvd, OptionError, lambda: trainer.set_density(0.5))[0]

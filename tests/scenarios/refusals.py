@@ -74,7 +74,7 @@ def check_different_names_shapes_and_dtypes(kind: Kind) -> None:
 def check_partial_is_refused_where_it_cannot_work(kind: Kind) -> None:
     hvd = kind.hvd
     needs_ranks(hvd)
-    needs(not (hvd.mpi_enabled() and kind.supports("partial")), "a job in which partial rounds cannot work")
+    needs(not kind.runs_partial, "a job in which partial rounds cannot work")
     messages = raised_everywhere(hvd, PluginError, lambda: one_step(kind, Partial(policy="solo")))
     assert ("horovodrun --mpi" if kind.supports("partial") else "Keras 3") in messages[0]
 

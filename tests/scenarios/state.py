@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import warnings
 import zipfile
 
 import numpy as np
 
 from horovod_oktopk import GTopk, OkTopk, OptionError, TopkDSA
-from tests.scenarios.common import SHAPES, N, everywhere, flat, gradients, raised_everywhere, shared_folder
+from tests.scenarios.common import SHAPES, N, everywhere, flat, gradients, raised_everywhere, shared_folder, warned
 from tests.scenarios.driver import Kind, Trainer
 
 OPTIONS = OkTopk(density=0.1, selection="reuse", threshold_interval=4, region_interval=5)
@@ -53,12 +52,11 @@ def check_the_sum_of_residuals_survives_another_number_of_ranks(kind: Kind) -> N
             kind.rewrite(f"{folder}/state", list(held))
         everywhere(hvd, "written")
         trainer = kind(OPTIONS, op=hvd.Sum)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warned() as messages:
             trainer.load(f"{folder}/state")
             trainer.step({name: np.zeros_like(g) for name, g in gradients(0, 0).items()})
-    warned = everywhere(hvd, any("the sum of the residuals is kept" in str(w.message) for w in caught))
-    assert warned[0]
+    was_told = everywhere(hvd, any("the sum of the residuals is kept" in message for message in messages))
+    assert was_told[0]
     assert trainer.report().step == 2
     assert np.array_equal(sum(everywhere(hvd, trainer.residual())) - flat(trainer.values()), held.sum(axis=0))
 

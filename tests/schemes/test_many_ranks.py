@@ -16,7 +16,7 @@ from ..support.simulation import advance, making, new_ranks, same_runs, simulate
 
 SCHEMES = {
     "OkTopk": OkTopk().build, "reuse": OkTopk(selection="reuse", threshold_interval=3).build,
-    "auto": OkTopk(strategy="auto").build, "often cut": OkTopk(region_interval=2).build,
+    "often cut": OkTopk(region_interval=2).build,
     "always balanced": making(balance_trigger=1.0), "TopkA": TopkA().build, "TopkDSA": TopkDSA().build,
     "GTopk": GTopk().build, "GaussianK": GaussianK().build}
 MANY = agreement.FEW_RANKS + 1

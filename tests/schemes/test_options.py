@@ -20,7 +20,6 @@ BAD = [
       for value in NOT_INTEGERS],
     *[(name, None, INTEGER) for name in ("threshold_interval", "region_interval")],
     *[("selection", value, "('exact', 'reuse')") for value in ("approximate", None, 1)],
-    *[("strategy", value, "('split', 'auto')") for value in ("dense", None, 1)],
     *[("value_dtype", value, "(None, 'auto', 'float16', 'bfloat16', 'log4')")
       for value in ("float32", np.float16, 16, [])],
     *[("transport", value, "('auto', 'mpi', 'horovod')") for value in ("tcp", "", None, 3, [])],
@@ -88,8 +87,8 @@ def test_the_scheme_gets_the_options():
 
 def test_settings_hold_all_options_by_name():
     assert OkTopk(density=0.2).settings() == {
-        "density": 0.2, "k": None, "transport": "auto", "bucket_bytes": None, "hierarchical": False,
-        "selection": "exact", "strategy": "split", "global_density": "1 times the density", "value_dtype": None,
+        "density": 0.2, "k": None, "transport": "auto", "hierarchical": False,
+        "selection": "exact", "global_density": "1 times the density", "value_dtype": None,
         "threshold_interval": 32,
         "region_interval": 64}
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_oktopk import AgreementError, GaussianK, GTopk, NonFiniteError, OkTopk, StepAhead, TopkA, TopkDSA
+from horovod_oktopk import AgreementError, NonFiniteError, OkTopk, StepAhead
 from horovod_oktopk.reducer import checkpoint
 from horovod_oktopk.transport.local import run_ranks
 
@@ -17,8 +17,7 @@ from ..support.simulation import same_bits
 from .test_reducer import Worker, moves
 
 EXACT = OkTopk(density=0.05, region_interval=5, value_dtype=None)
-SCHEMES = [EXACT, OkTopk(density=0.05, value_dtype=None, global_density=None), TopkA(density=0.05),
-           TopkDSA(density=0.05), GTopk(density=0.05)]
+SCHEMES = [EXACT, OkTopk(density=0.05, value_dtype=None, global_density=None)]
 SHAPES = [(1, 3), (2, 2), (3, 2), (2, 3)]
 
 
@@ -39,7 +38,7 @@ def run(hosts: int, ranks_per_host: int, scheme: Any, steps: int = 12, **options
 
 
 @pytest.mark.parametrize(("hosts", "ranks_per_host"), SHAPES)
-@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: type(scheme).__name__)
+@pytest.mark.parametrize("scheme", SCHEMES, ids=["all sums", "k sums"])
 @pytest.mark.parametrize("options", [{}, {"overlap": False}, {"local_steps": 3, "ahead": 0.7}], ids=str)
 def test_the_bits_are_those_of_one_rank_a_host(hosts, ranks_per_host, scheme, options):
     flat = run(hosts, 1, scheme, **options)
@@ -49,12 +48,10 @@ def test_the_bits_are_those_of_one_rank_a_host(hosts, ranks_per_host, scheme, op
             assert same_bits(p, expected_p)
 
 
-@pytest.mark.parametrize("scheme", [OkTopk(density=0.05), OkTopk(density=0.05, selection="reuse"),
-                                    GaussianK(density=0.05)], ids=str)
 @pytest.mark.parametrize(("hosts", "ranks_per_host"), SHAPES)
-def test_the_shared_parameters_have_the_same_bits_and_nothing_is_lost(scheme, hosts, ranks_per_host):
+def test_the_shared_parameters_have_the_same_bits_and_nothing_is_lost(hosts, ranks_per_host):
     """Rounded to 4 bits too."""
-    found = run(hosts, ranks_per_host, scheme)
+    found = run(hosts, ranks_per_host, OkTopk(density=0.05))
     by_host = found[::ranks_per_host]
     for rank, each in enumerate(found):
         assert same_bits(each[-3][0], found[0][-3][0])

@@ -20,6 +20,7 @@ from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.tensorflow import load_state, save_state, set_density, step_report, synchronize_replicas
 from horovod_oktopk.tensorflow.registry import reducers_of
 from horovod_oktopk.tensorflow.versions import KERAS_3
+from tests.scenarios import SETS
 from tests.scenarios.common import SHAPES
 from tests.scenarios.driver import Gradients
 from tests.scenarios.state import rewrite
@@ -46,11 +47,16 @@ class Kind:
     """See tests.scenarios.driver."""
 
     hvd = hvd
+    sets = SETS
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.saves_together = True
         self.op_error = ValueError if name == "keras" and not KERAS_3 else PluginError
+
+    @property
+    def runs_partial(self) -> bool:
+        return bool(hvd.mpi_enabled()) and self.supports("partial")
 
     def supports(self, argument: str) -> bool:
         return argument in SUPPORTS[self.name]

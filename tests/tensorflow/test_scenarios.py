@@ -18,7 +18,7 @@ KINDS = {
     Job("tensorflow", "mpi", 4): ("keras",),
 }
 """Kinds of training by job: all of them everywhere would take too long."""
-ON_FOUR = ("sparse.", "buckets.", "hosts.", "partial.nothing", "step_ahead.every_scheme", "step_ahead.dense",
+ON_FOUR = ("sparse.", "hosts.", "partial.nothing", "step_ahead.every_scheme", "step_ahead.dense",
            "step_ahead_hosts.")
 """What depends most on how many ranks there are."""
 ALONE = ("keras_fit.", "refused.", "partial.", "step_ahead_models.")

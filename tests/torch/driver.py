@@ -12,6 +12,7 @@ import torch
 from horovod_oktopk import PluginError
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.torch import gather_state_dict, set_density, step_report, synchronize_replicas
+from tests.scenarios import SETS
 from tests.scenarios.common import SHAPES
 from tests.scenarios.driver import Gradients
 
@@ -31,10 +32,15 @@ class Kind:
 
     hvd = hvd
     op_error = PluginError
+    sets = SETS
     saves_together = False
 
     def __init__(self, name: str) -> None:
         self.name = name
+
+    @property
+    def runs_partial(self) -> bool:
+        return bool(hvd.mpi_enabled())
 
     def supports(self, argument: str) -> bool:
         return True

@@ -31,7 +31,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = torch.nn.ParameterList([torch.zeros(120), torch.zeros(80)])
     compression = (StepAhead(OkTopk(density=0.05)) if "step_ahead" in sys.argv
-                   else OkTopk(density=0.05, bucket_bytes=1))  # two groups
+                   else OkTopk(density=0.05))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), op=hvd.Sum,
                                          named_parameters=model.named_parameters(), compression=compression)
     state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)

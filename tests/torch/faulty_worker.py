@@ -1,5 +1,7 @@
-"""One rank of a job in which the last rank goes wrong at step 3: killed after the backward pass, or raising in it,
-when the first of two buckets is on its way; the argument says which."""
+"""One rank of a job in which the last rank goes wrong at step 3: killed after the backward pass, or raising in it.
+
+The argument says which.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,8 @@ def main() -> None:
     torch.set_num_threads(1)
     model = torch.nn.Linear(30, 30)
     raising = sys.argv[1] == "raising"
-    options = OkTopk(density=0.1, bucket_bytes=1 if raising else None)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=options,
-                                         named_parameters=model.named_parameters())
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
+                                         compression=OkTopk(density=0.1), named_parameters=model.named_parameters())
     for step in range(1_000_000):
         optimizer.zero_grad()
         faulty = step == 3 and hvd.rank() == hvd.size() - 1
@@ -29,7 +30,7 @@ def main() -> None:
             print(f"rank {hvd.rank()} has reached step 3", flush=True)
         loss = model(torch.randn(4, 30)).sum()
         if faulty and raising:
-            model.weight.register_hook(lambda _: time.sleep(1) or 1 / 0)  # the bias is on its way
+            model.weight.register_hook(lambda _: time.sleep(1) or 1 / 0)
         loss.backward()
         if faulty:
             os.kill(os.getpid(), signal.SIGKILL)

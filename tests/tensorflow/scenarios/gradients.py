@@ -63,7 +63,7 @@ def check_sparse_gradients() -> None:
 
 def check_nan_in_a_sparse_gradient_alone_undoes_the_step() -> None:
     """As a step is skipped whole, what the dense gradients would have sent must stay in the residual."""
-    for in_graph, options in ((False, OkTopk(density=0.5)), (True, OkTopk(density=0.5, bucket_bytes=8))):
+    for in_graph, options in ((False, OkTopk(density=0.5)), (True, OkTopk(density=0.5))):
         table = tf.Variable(tf.ones((20, 3)), name="table")
         dense = [tf.Variable(tf.ones(4), name=name) for name in "ab"]
 
@@ -300,7 +300,7 @@ def check_memory_that_nobody_holds_is_used_again() -> None:
         variable.assign_sub(0.1 * reduced([variable], lambda: tf.reduce_sum(variable))[0])
 
     step()
-    accumulator = reducers_of([variable])[0].flat.buckets[0].accumulator
+    accumulator = reducers_of([variable])[0].flat.accumulator
     memory = {accumulator.residual.base.ctypes.data, accumulator._acc.base.ctypes.data}
     for _ in range(5):
         step()

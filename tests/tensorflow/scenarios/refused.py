@@ -31,18 +31,6 @@ def check_xla() -> None:
     assert "jit_compile=False" in raised_everywhere(hvd, PluginError, step)[0]
 
 
-def check_groups_that_are_found_while_training() -> None:
-    weight, options = tf.Variable(tf.ones(3)), OkTopk(density=0.5, bucket_bytes="auto")
-
-    def step() -> None:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(weight)
-        hvd.DistributedGradientTape(tape, compression=options).gradient(loss, [weight])
-
-    for train in (step, tf.function(step)):
-        assert "Give a number of bytes" in raised_everywhere(hvd, PluginError, train)[0]
-
-
 def check_xla_in_fit() -> None:
     def train() -> None:
         fit(compiled(make_model(), distribute(DENSE), jit_compile=True))

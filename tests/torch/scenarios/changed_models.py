@@ -15,7 +15,7 @@ from tests.torch.scenarios.common import flat, raised_everywhere
 from tests.torch.scenarios.step_ahead import assert_shared_is_equal, distributed, model_of, shared_of, train
 
 OWN_STEPS = (StepAhead(OkTopk(density=0.1)), StepAhead(OkTopk(density=0.1), overlap=False, local_steps=2))
-KINDS = (*OWN_STEPS, OkTopk(density=0.1), OkTopk(density=0.1, bucket_bytes=400))
+KINDS = (*OWN_STEPS, OkTopk(density=0.1))
 
 
 def try_step(model: torch.nn.Module, optimizer: Any) -> Any:

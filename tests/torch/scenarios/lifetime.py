@@ -31,10 +31,6 @@ def check_optimizers_that_are_dropped_leave_nothing() -> None:
     assert_nothing_stays(hvd, lambda: train(OkTopk(density=0.1)), SEVERAL)
 
 
-def check_optimizers_with_buckets_that_are_dropped_leave_nothing() -> None:
-    assert_nothing_stays(hvd, lambda: train(OkTopk(density=0.1, bucket_bytes=100)), SEVERAL)
-
-
 def check_step_ahead_that_is_dropped_with_an_exchange_under_way_leaves_nothing() -> None:
     assert_nothing_stays(hvd, lambda: train(StepAhead(OkTopk(density=0.1), overlap=True)), SEVERAL)
 
