@@ -1,0 +1,230 @@
+"""The core alone: ranks are threads, parameters are NumPy arrays, and SGD is plain.
+
+No other file of tests/core knows the classes that reduce a model's gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from horovod_oktopk import OkTopkError, Partial, PluginError, StepAhead
+from horovod_oktopk.kernels.half_precision import from_half, to_half
+from horovod_oktopk.partial.reducer import PartialReducer
+from horovod_oktopk.reducer import checkpoint
+from horovod_oktopk.reducer.checks import check_arguments
+from horovod_oktopk.reducer.flat import FlatReducer
+from horovod_oktopk.reducer.layout import Layout
+from horovod_oktopk.schemes.base import Compression
+from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.selection.accumulator import NumpyAccumulator
+from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
+from horovod_oktopk.step_ahead.reducer import StepAheadReducer
+from horovod_oktopk.step_ahead.replica import HostReplica
+from tests.core.world import Hvd, ProcessSet, ThreadCollectives, ThreadNetwork
+from tests.scenarios.common import SHAPES
+from tests.scenarios.driver import Gradients
+from tests.scenarios.state import rewrite
+
+
+class Kind:
+    """See tests.scenarios.driver."""
+
+    name = "core"
+    saves_together = runs_partial = True
+    op_error = PluginError
+    rewrite = staticmethod(rewrite)
+
+    def __init__(self, hvd: Hvd) -> None:
+        self.hvd, last = hvd, hvd.size() - 1
+        self.everyone = ProcessSet(hvd, list(range(last + 1)))
+        self.sets = [ProcessSet(hvd, list(range(last))), ProcessSet(hvd, [last])] if last else []
+        self._trainers: list[CoreTrainer] = []
+
+    def supports(self, argument: str) -> bool:
+        return argument in ("op", "process_set", "partial")
+
+    def __call__(self, compression: Any, dtype: str = "float32", shapes: Any = None, lr: float = 1.0,
+                 momentum: float = 0.0, op: str = Hvd.Average, process_set: ProcessSet | None = None) -> CoreTrainer:
+        options = compression() if isinstance(compression, type) else compression
+        process_set = process_set or self.everyone
+        if not isinstance(options, Compression) or not process_set.included():
+            options = None
+        else:
+            check_arguments(self.hvd, op)
+        # The ranks make trainers in the same order, so each has a channel of its own.
+        network = ThreadNetwork(self.hvd, process_set, ThreadCollectives, len(self._trainers) + 1)
+        make = {Partial: PartialTrainer, StepAhead: StepAheadTrainer}.get(type(options), CoreTrainer)
+        trainer = make(options, op == self.hvd.Average, network, dtype, shapes or SHAPES, lr, momentum)
+        self._trainers.append(trainer)
+        return trainer
+
+    def end(self) -> None:
+        """After the scenario; on all ranks together."""
+        for trainer in self._trainers:
+            trainer.end()
+
+
+class CoreTrainer:
+    """See tests.scenarios.driver. Without options gradients are added up densely."""
+
+    def __init__(self, options: Any, average: bool, network: ThreadNetwork, dtype: str, shapes: Any, lr: float,
+                 momentum: float) -> None:
+        self.network, self.average, self.dtype, self.momentum = network, average, dtype, momentum
+        self.layout = CoreLayout((name, shape, dtype) for name, shape in sorted(shapes.items()))
+        self.vector, self.velocity = np.zeros((2, self.layout.n), self.layout.dtype)
+        self.parts = np.split(self.vector, self.layout.offsets[1:-1])
+        self.parameters = {name: part.reshape(shape) for (name, shape, _), part
+                           in zip(self.layout.entries, self.parts, strict=True)}
+        self.set_lr(lr)
+        self.reducer = None if options is None else self.make(options)
+
+    def make(self, options: Any) -> Any:
+        return FlatReducer(options, self.average, self.layout, make_accumulator, self.network)
+
+    def step(self, grads: Gradients) -> None:
+        if self.reducer is None:
+            total = self.network.dense_sum(self.flat(grads))
+            self.descend(total / self.network.process_set.size() if self.average else total, self.lr())
+            return
+        update = self.reducer.reduce(self.pieces(grads))
+        with self.reducer.writing():
+            self.descend(self.written(update), self.lr())
+
+    def flat(self, grads: Gradients) -> np.ndarray:
+        everything = [grads.get(name, np.zeros_like(p)).ravel() for name, p in self.parameters.items()]
+        return self.rounded(np.concatenate(everything).astype(self.layout.dtype))
+
+    def pieces(self, grads: Gradients) -> Iterable[tuple[int, np.ndarray]]:
+        offsets = self.layout.offsets
+        return zip(offsets[:-1].tolist(), np.split(self.flat(grads), offsets[1:-1]), strict=True)
+
+    def written(self, update: Any) -> np.ndarray:
+        """An update as a gradient; where there is none, no numbers at all, as in the frameworks."""
+        dense = np.full(self.layout.n, np.nan if update is None else 0.0, self.layout.dtype)
+        if update is not None:
+            dense[getattr(update, "indices", slice(None))] = update.values
+        return self.rounded(dense)
+
+    def descend(self, gradient: np.ndarray, lr: float) -> None:
+        self.velocity = gradient + self.momentum * self.velocity if self.momentum else gradient
+        self.vector[:] = self.rounded(self.vector - self.layout.dtype.type(lr) * self.velocity)
+
+    def rounded(self, values: np.ndarray) -> np.ndarray:
+        """To the parameters' dtype; NumPy has no bfloat16."""
+        if self.dtype == "bfloat16":
+            return from_half(to_half(values, "bfloat16"), "bfloat16", np.float32)
+        return values.astype(self.dtype).astype(self.layout.dtype)
+
+    def values(self) -> dict[str, np.ndarray]:
+        return {name: p.copy() for name, p in self.parameters.items()}
+
+    def assign(self, values: Gradients) -> None:
+        for name, value in values.items():
+            self.parameters[name][...] = value
+
+    def report(self) -> StepReport | None:
+        return self.reducer and self.reducer.last_report
+
+    def residual(self) -> np.ndarray:
+        return self.reducer.record()["residual"]
+
+    def save(self, path: str) -> None:
+        if self.reducer is not None:
+            checkpoint.save([self.reducer], path)
+
+    def load(self, path: str) -> None:
+        checkpoint.load(self.reducer, 0, path)
+
+    def lr(self) -> float:
+        return self._lr
+
+    def set_lr(self, lr: float) -> None:
+        self._lr = lr
+
+    def set_density(self, density: float) -> None:
+        if self.reducer is not None:
+            self.reducer.set_density(density)
+
+    def synchronize_replicas(self) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+class PartialTrainer(CoreTrainer):
+    is_started = False
+
+    def make(self, options: Any) -> Any:
+        return OneProgram(options, self.average, self.layout, make_accumulator, self.network, ["lr"])
+
+    def step(self, grads: Gradients) -> None:
+        self.apply(self.reducer.arrive(self.pieces(grads), [self.lr()]))
+        self.is_started = True
+
+    def synchronize_replicas(self, for_good: bool = False) -> None:
+        for updates in self.reducer.synchronize_replicas(for_good):
+            self.apply(updates)
+        self.is_started = True
+
+    def apply(self, updates: Any) -> None:
+        for each in updates:
+            with self.reducer.applying():
+                dense = self.written(each.update)
+            self.descend(dense, *each.settings)
+
+    def end(self) -> None:
+        if self.is_started:
+            try:
+                self.synchronize_replicas(for_good=True)
+                self.reducer.end()
+            except OkTopkError:  # rounds have failed before, on all ranks
+                self.reducer._leave_running()
+
+
+class OneProgram(PartialReducer[Layout]):
+    def _waits_elsewhere(self) -> bool:
+        return False  # the other reducers of this process are other ranks'
+
+
+class StepAheadTrainer(CoreTrainer):
+    """Its values are those that all ranks share."""
+
+    def make(self, options: Any) -> Any:
+        accumulator = NumpyParameterAccumulator(self.layout.n, self.layout.dtype)
+        replica = HostReplica(self.layout, lambda: self.parts)
+        return StepAheadReducer(options, self.average, self.layout, accumulator, replica, self.network)
+
+    def step(self, grads: Gradients) -> None:
+        gradient = self.flat(grads)
+        self.reducer.begin_step()
+        self.reducer.observe(lambda places: gradient[places])
+        self.descend(gradient, self.lr() * self.reducer.coefficient * self.reducer.gain)
+        self.reducer.end_step()
+
+    def values(self) -> dict[str, np.ndarray]:
+        with self.reducer.shared():
+            return super().values()
+
+    def assign(self, values: Gradients) -> None:
+        with self.reducer.shared():
+            super().assign(values)
+
+    def load(self, path: str) -> None:
+        with self.reducer.shared():
+            super().load(path)
+
+    def end(self) -> None:
+        self.reducer.finish()
+
+
+class CoreLayout(Layout):
+    def _fits(self, values: Any, dtype: str) -> bool:
+        return dtype != "float16" or bool(np.isfinite(values.astype(np.float16)).all())
+
+
+def make_accumulator(layout: Layout) -> NumpyAccumulator:
+    return NumpyAccumulator(layout.n, layout.dtype)
