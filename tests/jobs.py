@@ -15,6 +15,11 @@ import pytest
 from tests.launch import horovodrun
 from tests.worker import Outcome
 
+ENDED = "ended"
+"""A test of each job beside those of its scenarios: it ended by itself, with status 0."""
+SCENARIOS: dict[Job, list[str]] = {}
+"""Of the jobs that tests are parametrized by."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -35,31 +40,40 @@ class Job:
         others += ["numpy"] if self.kernels == "numpy" else []
         return "-".join([self.backend, str(self.size), *others])
 
-    def run(self, scenarios: Iterable[str]) -> dict[str, Outcome]:
-        """Launches it for these scenarios, and gives what became of each."""
-        worker = "tests.numpy_worker" if self.kernels == "numpy" else "tests.worker"
+    def run(self, scenarios: Iterable[str], worker: str = "", extra: Mapping[str, str] | None = None,
+            timeout: float = 540) -> dict[str, Outcome]:
+        """Launches it for these scenarios, and gives what became of each, and of the job: ENDED.
+
+        worker: the program, if not that of the kernels; extra: environment of the ranks.
+        """
+        scenarios = [name for name in scenarios if name != ENDED]
+        worker = worker or ("tests.numpy_worker" if self.kernels == "numpy" else "tests.worker")
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder, "report.json")
             ended = horovodrun(self.backend, self.size, "-m", worker, self.framework, str(report), *scenarios,
-                               timeout=540, extra={"TF_USE_LEGACY_KERAS": str(int(self.keras == "tf_keras"))})
+                               timeout=timeout,
+                               extra={"TF_USE_LEGACY_KERAS": str(int(self.keras == "tf_keras")), **(extra or {})})
             found: dict[str, Outcome] = json.loads(report.read_text()) if report.exists() else {}
+        how = f"the job ended with status {ended.returncode}:\n{ended.output[-6000:]}"
         for name in scenarios:
-            found.setdefault(name, f"did not run; the job ended with status {ended.returncode}:\n"
-                                   f"{ended.output[-6000:]}")
+            found.setdefault(name, f"did not run; {how}")
+        found[ENDED] = how if ended.returncode else None
         return found
 
 
 def cases(jobs: Mapping[Job, Iterable[str]]) -> pytest.MarkDecorator:
-    """Parametrizes a test by the jobs and their scenarios."""
+    """Parametrizes a test by the jobs and their scenarios, the last of which is ENDED."""
+    SCENARIOS.update((job, list(names)) for job, names in jobs.items())
     return pytest.mark.parametrize(("job", "scenario"), [
         pytest.param(job, name, id=f"{job}-{name}", marks=() if job.quick else pytest.mark.slow)
-        for job, names in jobs.items() for name in names])
+        for job in jobs for name in (*SCENARIOS[job], ENDED)])
 
 
 def launcher(selected: Iterable[pytest.Item]) -> Callable[[Job, str], None]:
     """Gives a scenario's outcome as that of the test which calls it.
 
-    A job is launched once, when the first of its scenarios is asked for, and runs those that are selected.
+    A job is launched once, when the first of its scenarios is asked for, and runs those that are selected: all of
+    them if ENDED alone is.
     """
     wanted: dict[Job, list[str]] = defaultdict(list)
     for item in selected:
@@ -72,7 +86,7 @@ def launcher(selected: Iterable[pytest.Item]) -> Callable[[Job, str], None]:
     def report(job: Job, scenario: str) -> None:
         if job not in found:
             found[job] = {}  # stays if pytest ends the launch: it is not tried again for every scenario
-            found[job] = job.run(wanted[job])
+            found[job] = job.run(SCENARIOS[job] if wanted[job] == [ENDED] else wanted[job])
         outcome = found[job].get(scenario, "the launch took too long")
         if isinstance(outcome, dict):
             pytest.skip(outcome["skipped"])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -52,9 +54,10 @@ def horovodrun(backend: str, size: int, *command: str, timeout: float = 240, fla
 
 
 def _end(job: subprocess.Popen[str]) -> None:
-    """Ends the launcher; it is given time to end its ranks, which lead sessions of their own."""
+    """Ends the launcher; it is given time to end its ranks, which lead sessions of their own, and then killed."""
+    ranks = psutil.Process(job.pid).children(recursive=True)
     job.terminate()
-    try:
-        job.wait(timeout=20)
-    except subprocess.TimeoutExpired:
-        os.killpg(job.pid, signal.SIGKILL)
+    _, left = psutil.wait_procs([psutil.Process(job.pid), *ranks], timeout=20)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.jobs import Job
+from tests.jobs import ENDED, Job
 from tests.scenarios.common import Skipped, needs
 from tests.worker import attempt, is_wanted, together
 
@@ -39,3 +39,11 @@ def test_jobs_have_names_of_their_own():
     assert str(Job("torch", "gloo", 2)) == "gloo-2"
     assert str(Job("torch", "mpi", 2, kernels="numpy")) == "mpi-2-numpy"
     assert str(Job("tensorflow", "mpi", 4, keras="tf_keras")) == "mpi-4-tf_keras"
+
+
+@pytest.mark.parametrize(("trouble", "status"), [("", None), ("crash", "status 3"), ("hang", "status -1")])
+def test_a_job_that_crashes_or_hangs_at_its_end_has_not_ended(trouble, status):
+    found = Job("torch", "mpi", 1).run(["refusals.k_beyond_n_is_refused[optimizer]"], "tests.troubled_worker",
+                                         {"TROUBLE": trouble}, timeout=40)
+    assert found.pop(ENDED) is None if status is None else status in found.pop(ENDED)
+    assert list(found.values()) == [None]
