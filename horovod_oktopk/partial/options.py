@@ -28,14 +28,12 @@ class Partial(Compression):
         policy: `"solo"`: the first rank that comes starts a round. `"majority"`: a rank that is drawn anew for each
             round starts it, so that half of the ranks have come on average.
         seed: of the draws.
-        max_staleness: how many rounds may run that a rank has not seen; then rounds wait for it (but not while it
-            waits in another optimizer's rounds). Until it comes, a rank keeps their updates: 2k words for each with
-            `OkTopk` (with a `global_density` 2k′), n with `Dense`.
+        max_staleness: how many rounds may run that a rank has not seen; then rounds wait for it. Until it comes, a
+            rank keeps their updates: 2k words for each with `OkTopk` (with a `global_density` 2k′), n with `Dense`.
         timeout: seconds after which that wait fails, on all ranks, and after which a round starts without the rank
             that was drawn.
-        model_sync_interval: None: a late rank applies the updates that it missed, in order. A number: the paper's
-            way: a late rank applies the latest round's update alone, replicas drift apart, and are averaged after
-            this number of a rank's own steps.
+        in_order: True: a late rank applies the updates that it missed, in order. False: the paper's way: a late rank
+            applies the latest round's update alone, replicas drift apart, and `synchronize_replicas` averages them.
 
     Raises:
         OptionError: A value is not allowed.
@@ -50,7 +48,7 @@ class Partial(Compression):
     seed: int = 0
     max_staleness: int = 16
     timeout: float = 600.0
-    model_sync_interval: int | None = None
+    in_order: bool = True
 
     def __post_init__(self) -> None:
         if self.policy not in get_args(Policy):
@@ -58,8 +56,8 @@ class Partial(Compression):
         check_integer("seed", self.seed, least=0)
         check_integer("max_staleness", self.max_staleness)
         check_real("timeout", self.timeout, "above 0", lambda x: x > 0)
-        if self.model_sync_interval is not None:
-            check_integer("model_sync_interval", self.model_sync_interval)
+        if not isinstance(self.in_order, bool):
+            raise OptionError(f"in_order must be True or False; got {self.in_order!r}")
         if self.inner.hierarchical:
             raise OptionError("Partial does not wait for ranks, so those of a host cannot work as one: leave "
                               f"hierarchical out; got an inner scheme with hierarchical={self.inner.hierarchical!r}")

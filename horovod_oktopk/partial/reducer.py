@@ -17,7 +17,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -41,6 +40,9 @@ from .rounds import PartialAllreduce
 logger = logging.getLogger("horovod_oktopk")
 
 NOWHERE = np.empty(0, np.int64)
+ONE_AT_A_TIME = ("a second optimizer with Partial has taken a step, and this one takes another: ranks would wait for "
+                 "each other in the rounds of both. Give the other one another compression, as OkTopk, or train them "
+                 "one after the other")
 
 
 class PartialReducer(FlatReducer[L]):
@@ -73,8 +75,8 @@ class PartialReducer(FlatReducer[L]):
     def arrive(self, pieces: Iterable[Piece], settings: Sequence[float] = ()) -> list[RoundUpdate]:
         """Hands in this rank's gradients; returns the updates to be applied, in order; there may be none.
 
-        Raises PluginError where there is no MPI, AgreementError where the ranks differ, TransportError where
-        communication fails: on all ranks together in the first step, later with their next.
+        Raises PluginError if there is no MPI, or if another reducer has taken a step since; AgreementError if the
+        ranks differ, TransportError if communication fails: on all ranks in the first step, later with their next.
         """
         def contribute() -> list[float]:
             start = time.perf_counter()
@@ -82,13 +84,16 @@ class PartialReducer(FlatReducer[L]):
             self._accumulating.seconds = time.perf_counter() - start
             return [self._wished.density or 0.0, *settings]  # 0 with k, which no density changes
 
-        return self._take_note(self.start().arrive(contribute))
+        allreduce = self.start()
+        if next(each for each in reversed(_running) if each.network.hvd is self.network.hvd) is not self:
+            raise PluginError(ONE_AT_A_TIME)
+        return self._take_note(allreduce.arrive(contribute))
 
     def synchronize_replicas(self, for_good: bool = False) -> Iterator[list[RoundUpdate]]:
         """Serves rounds until all ranks are here; yields the updates to be applied, as they come.
 
         Then all that was handed in has been in a round, and all ranks have seen the same rounds. The caller must
-        exhaust it; several `in_turn`. for_good: this rank takes no more steps, and `end` follows.
+        exhaust it. for_good: this rank takes no more steps, and `end` follows.
         """
         for rounds in self.start().synchronize(for_good):
             yield self._take_note(rounds) if rounds else []
@@ -153,18 +158,13 @@ class PartialReducer(FlatReducer[L]):
             self._allreduce = PartialAllreduce(options.policy, self._run, transport, signals(), 1 + self._settings,
                                                options.seed, options.max_staleness,
                                                limits.patience(options.timeout), limits.patience(math.inf),
-                                               self._waits_elsewhere, self._leave_running)
+                                               self._leave_running)
             _serve(self)
         return self._allreduce
 
     @property
     def _name(self) -> str:
         return f"Partial({super()._name}, policy={self.partial.policy!r})"
-
-    def _waits_elsewhere(self) -> bool:
-        """Whether this rank's program waits in the rounds of another reducer."""
-        others = [each._allreduce for each in list(_running) if each is not self]
-        return any(each.holds_the_program for each in others if each is not None)
 
     def _take_note(self, rounds: Rounds) -> list[RoundUpdate]:
         self._step_report = report_of(rounds, self._step_report, self._accumulating)
@@ -173,7 +173,7 @@ class PartialReducer(FlatReducer[L]):
         for each in rounds:
             if each.outcome is not None and each.outcome.update is None:
                 logger.warning("round %d was skipped, as some rank's gradient was not finite", each.number)
-        return updates_of(rounds, only_latest=self.partial.model_sync_interval is not None)
+        return updates_of(rounds, only_latest=not self.partial.in_order)
 
     # In rounds.
 
@@ -232,12 +232,6 @@ class PartialReducer(FlatReducer[L]):
         super().take(share)
 
 
-def in_turn(synchronizing: Iterable[Iterator[object]]) -> None:
-    """Exhausts what several reducers' `synchronize_replicas` gave, in turns: a rank may wait for any of them."""
-    for _ in zip_longest(*synchronizing):
-        pass
-
-
 # The end.
 
 _running: list[PartialReducer[Any]] = []
@@ -260,16 +254,15 @@ def end_all() -> None:
     if how is not None:
         leave(how)
         return
-    well: list[PartialReducer[Any]] = []
-    in_turn([_ending(each, well) for each in reducers])
-    for each in well:
-        each.end()
+    for each in reducers:
+        _end(each)
 
 
-def _ending(reducer: PartialReducer[Any], well: list[PartialReducer[Any]]) -> Iterator[object]:
+def _end(reducer: PartialReducer[Any]) -> None:
     try:
-        yield from reducer.synchronize_replicas(for_good=True)
-        well.append(reducer)
+        for _ in reducer.synchronize_replicas(for_good=True):
+            pass
+        reducer.end()
     except OkTopkError as error:  # known on all ranks
         logger.error("the rounds of Partial could not be ended on all ranks together: %s", error)
     except Exception:

@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError, TransportError
 from ..transport.base import Signals, Transport
-from .states import Activity, Ask, Policy, Presence, RankState, Rules, Run, Service, Step
+from .states import Activity, Policy, Presence, RankState, Rules, Run, Service, Step
 
 T = TypeVar("T")
 Headers = NDArray[np.void]
 
 BREATH = 0.05
-"""Seconds for which a thread waits for a signal before it looks whether it is to end; and after which a program that
-waits may be one for which others wait elsewhere."""
+"""Seconds for which a thread waits for a signal before it looks whether it is to end."""
 
 
 ALONE = ("rank %d has waited for %g s in synchronize_replicas, and another rank has neither come nor taken a step; "
@@ -80,7 +79,6 @@ class PartialAllreduce(Generic[T]):
     max_staleness: how many rounds may have begun that a rank has not seen; the next waits for it.
     timeout: seconds after which that wait fails, on all ranks, and after which a round starts without the drawn rank.
     patience: seconds without any round for which `synchronize` waits for the other ranks.
-    waits_elsewhere: whether the program is waiting in another object of this class; no round here waits for it then.
     when_over: called in the thread when no round follows: some ranks have exited, and nobody goes on.
     Raises OptionError for another policy.
     """
@@ -88,7 +86,6 @@ class PartialAllreduce(Generic[T]):
     def __init__(self, policy: Policy, run: Callable[[bool, tuple[float, ...]], T], transport: Transport,
                  signals: Signals, settings: int = 0, seed: int = 0, max_staleness: int = 16,
                  timeout: float = 600.0, patience: float = math.inf,
-                 waits_elsewhere: Callable[[], bool] = lambda: False,
                  when_over: Callable[[], None] = lambda: None) -> None:
         if policy not in get_args(Policy):
             raise OptionError(f"policy must be one of {get_args(Policy)}; got {policy!r}")
@@ -96,10 +93,8 @@ class PartialAllreduce(Generic[T]):
         self._transport = transport
         self._signals = signals
         self._timeout, self._patience = timeout, patience
-        self._waits_elsewhere = waits_elsewhere
         self._when_over = when_over
         self._is_dropped = False
-        self._waits_since: float | None = None
         self._changed = threading.Condition()
         # Under the condition's lock:
         self._state = RankState(Rules(transport.rank, transport.size, policy, seed, max_staleness))
@@ -115,14 +110,6 @@ class PartialAllreduce(Generic[T]):
     def state(self) -> RankState:
         """At present."""
         return self._state
-
-    @property
-    def holds_the_program(self) -> bool:
-        """Whether the program is inside, and has waited for a while."""
-        if self._is_dropped:
-            return False
-        since = self._waits_since
-        return not self._state.activity.goes_on or (since is not None and time.monotonic() > since + BREATH)
 
     def arrive(self, contribute: Callable[[], Sequence[float]]) -> list[Round[T]]:
         """This rank has come: hands in its values, and returns all rounds that it has not seen, in order.
@@ -147,8 +134,8 @@ class PartialAllreduce(Generic[T]):
         """Serves rounds until all ranks are here as well; yields the rounds that this rank has not seen, as they end.
 
         Then all ranks have the same rounds, and all that was handed in has been in one. The caller must exhaust it.
-        What it yields may be empty, so a caller can wait for several in turns. for_good: this rank exits, and `end`
-        follows; ranks that still train get an error at their next call, instead of waiting.
+        for_good: this rank exits, and `end` follows; ranks that still train get an error at their next call, instead
+        of waiting.
         """
         with self._changed:
             if for_good and self._state.exited:  # so nothing has come since
@@ -193,8 +180,6 @@ class PartialAllreduce(Generic[T]):
         for action in actions:
             if isinstance(action, Run):
                 self._write_header(action)
-            elif isinstance(action, Ask):
-                self._signals.send(action.rank, -action.number)  # below 0, to tell it from an activation
             else:
                 for rank in action.ranks:
                     self._signals.send(rank, action.number)
@@ -210,11 +195,9 @@ class PartialAllreduce(Generic[T]):
         def may_take() -> bool:
             return self._state.may_take
 
-        if not self._wait_for(may_take, BREATH):
-            self._do(self._state.waits_on())
-            if not self._wait_for(may_take, self._timeout):
-                self._do(self._state.overdue())
-                self._wait_for(may_take)
+        if not self._wait_for(may_take, self._timeout):
+            self._do(self._state.overdue())
+            self._wait_for(may_take)
         return self._take()
 
     def _has_news(self) -> bool:
@@ -240,11 +223,7 @@ class PartialAllreduce(Generic[T]):
 
     def _wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
         """Whether it came true in time; raises what a round raised."""
-        self._waits_since = time.monotonic()
-        try:
-            came_true = self._changed.wait_for(lambda: self._failure is not None or condition(), timeout)
-        finally:
-            self._waits_since = None
+        came_true = self._changed.wait_for(lambda: self._failure is not None or condition(), timeout)
         self._check()
         return came_true
 
@@ -266,9 +245,7 @@ class PartialAllreduce(Generic[T]):
             number = self._signals.receive(BREATH)
             with self._changed:
                 if number is not None:
-                    self._do(self._state.activated(number) if number > 0 else self._state.was_asked(-number))
-                elif self._waits_elsewhere():
-                    self._do(self._state.hindered())
+                    self._do(self._state.activated(number))
                 self._exit_if_dropped()
                 if self._state.service != Service.IDLE:
                     return True
@@ -301,8 +278,6 @@ class PartialAllreduce(Generic[T]):
             while not self._changed.wait_for(lambda: self._state.is_running, BREATH):
                 if self._is_dropped:
                     self._exit_if_dropped()
-                elif self._waits_elsewhere():
-                    self._do(self._state.hindered())
                 elif time.monotonic() > last:
                     self._do(self._state.gave_up())
             header = self._header.copy()

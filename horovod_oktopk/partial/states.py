@@ -71,14 +71,6 @@ class Signal:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """Action: the drawn rank is told that this one waits for the round of this number."""
-
-    rank: int
-    number: int
-
-
-@dataclass(frozen=True)
 class Run:
     """Action: the next round begins here; this is what the other ranks are to be told."""
 
@@ -100,7 +92,7 @@ class Rules:
     max_staleness: int
 
 
-Step = tuple["RankState", tuple[Signal | Ask | Run, ...]]
+Step = tuple["RankState", tuple[Signal | Run, ...]]
 
 
 @dataclass(frozen=True)
@@ -124,8 +116,6 @@ class RankState:
     """The ranks that were not synchronizing in the last round; None for all."""
     exited: tuple[int, ...] = ()
     """The ranks that have exited in the last round of all: once nobody goes on and some exit, no other follows."""
-    asked: int = 0
-    """The last round for which a rank waits that was drawn to be started here."""
 
     @property
     def is_running(self) -> bool:
@@ -171,12 +161,6 @@ class RankState:
         after = replace(self, handed_in=Presence.STALE, activity=activity)
         return (after if is_late else after._after_step(rounds=0)), ()
 
-    def waits_on(self) -> Step:
-        """The program has waited a while: the drawn rank hears of it, as it may be waiting elsewhere."""
-        assert self.activity == Activity.WAITING
-        asks = self.started == self.taken and self.initiator != self.rules.rank
-        return self, (Ask(self.initiator, self.started + 1),) if asks else ()
-
     def overdue(self) -> Step:
         """The program has waited too long: the drawn rank may not come, so this one starts the round."""
         assert self.activity == Activity.WAITING
@@ -198,14 +182,6 @@ class RankState:
         after = replace(self, activity=Activity.EXITING if exits else Activity.SYNCHRONIZING)
         return after._released() if self.service == Service.HELD else (after, (self._activation(),))
 
-    def hindered(self) -> Step:
-        """The program waits in another allreduce, maybe for ranks that wait for it in this one: nobody is to."""
-        if self.service == Service.HELD:
-            return self._begun(self.handed_in)
-        if self.service == Service.IDLE and self.asked == self.started + 1:
-            return self, (self._activation(),)
-        return self, ()
-
     # Events of rounds.
 
     def activated(self, number: int) -> Step:
@@ -215,10 +191,6 @@ class RankState:
             return self, ()
         held, begin = replace(self, service=Service.HELD)._released()
         return held, (Signal(self._neighbours(), number), *begin)
-
-    def was_asked(self, number: int) -> Step:
-        """Another rank waits for this round, which this one is drawn to start."""
-        return replace(self, asked=max(self.asked, number)), ()
 
     def gave_up(self) -> Step:
         """A held round has waited for the program too long."""

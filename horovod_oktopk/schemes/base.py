@@ -17,6 +17,7 @@ DEFAULT_DENSITY = 0.01
 
 GONE = {"bucket_bytes": "StepAhead(...) around the scheme hides the whole exchange behind the next step",
         "strategy": "`python -m horovod_oktopk advise` says what is fastest, and Dense() is a dense allreduce",
+        "model_sync_interval": "in_order=False is the paper's way, and synchronize_replicas averages the models",
         "messages_in_flight": "8 messages fly at once", "balance_trigger": "it is always 4",
         "threshold_guard": "it is always 0.25"}
 """Options of earlier versions, and what holds in their place."""

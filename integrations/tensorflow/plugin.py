@@ -24,7 +24,6 @@ import tensorflow as tf
 from ..errors import PluginError
 from ..partial.options import Partial
 from ..partial.reducer import end_before
-from ..partial.replicas import synchronize
 from ..reducer.checks import check_arguments, check_horovod, refuse_join
 from ..schemes.inner import as_options
 from ..schemes.report import StepReport
@@ -126,14 +125,14 @@ def set_density(target: Any, density: float | None) -> None:
 
 
 def synchronize_replicas(*targets: Any) -> None:
-    """Makes the replicas of `Partial` optimizers equal.
+    """Makes the replicas of a `Partial` optimizer equal.
 
     It is called on all ranks together, outside of any tf.function: before evaluation, checkpoints and any collective
     of your own, and after the last step. A rank that is here serves the others' rounds until all are. Without
     `Partial` it does nothing.
 
     Args:
-        *targets: all such optimizers, or their models, or lists of these.
+        *targets: such optimizers, or their models, or lists of these.
 
     Raises:
         PluginError: A target has no variables.
@@ -141,8 +140,9 @@ def synchronize_replicas(*targets: Any) -> None:
     Examples:
         >>> synchronize_replicas(model)
     """
-    synchronize(list(dict.fromkeys(each for target in targets_of("synchronize_replicas", *targets)
-                                   for each in gradient_reducers_of(target))))
+    for each in dict.fromkeys(each for target in targets_of("synchronize_replicas", *targets)
+                              for each in gradient_reducers_of(target)):
+        each.synchronize_replicas()
 
 
 def _wrap_make(make: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ asked for, and by the variables.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -123,12 +123,8 @@ class GradientReducer:
         """The same as `reducers`, in a copy: the garbage collector may take some away at any moment."""
         return self.reducers.copy()
 
-    def synchronize_replicas(self) -> Iterator[None]:
-        """See Replica in partial/replicas.py. Without `Partial` nothing is under way between steps."""
-        return iter(())
-
-    def average_models(self) -> None:
-        """See Replica. Without `Partial` models are equal."""
+    def synchronize_replicas(self) -> None:
+        """Nothing is under way between steps, but with `Partial`."""
 
     def set_density(self, density: float | None) -> None:
         """See FlatReducer.set_density; for the reducers that there are, and those to come."""

@@ -19,7 +19,6 @@ from ..errors import PluginError
 from ..partial.options import Partial
 from ..partial.outcomes import RoundUpdate
 from ..partial.reducer import PartialReducer as FlatPartialReducer
-from ..partial.replicas import synchronize
 from ..reducer.flat import Update
 from .accumulator import make_accumulator
 from .layout import TorchLayout
@@ -39,7 +38,6 @@ class PartialReducer(Reducer):
         self.partial = options
         self._hyperparameters: Hyperparameters
         self._gradients: dict[torch.Tensor, torch.Tensor] = {}
-        self._steps = 0
         self._is_stepping = False
 
     def step(self, closure: Callable[[], Any] | None) -> None:
@@ -60,32 +58,24 @@ class PartialReducer(Reducer):
             raise PluginError(self._changed)
         pieces = self.flat.layout.pieces([self._gradients[p] for p in self.flat.layout.parameters])
         self._apply(self.flat.arrive(pieces, self._hyperparameters.read()))
-        self._steps += 1
-        if self.partial.model_sync_interval and self._steps % self.partial.model_sync_interval == 0:
-            synchronize_replicas(self._optimizer)
 
-    def synchronize_replicas(self) -> Iterator[None]:
-        """Serves rounds until all ranks are here, and applies them as they end; to be exhausted."""
+    def synchronize_replicas(self) -> None:
+        """Serves rounds until all ranks are here, and applies them as they end."""
         flat = self._laid_out()
         kept = {p: p.grad for p in flat.layout.parameters}
         for updates in flat.synchronize_replicas():
             self._apply(updates)
-            yield
         for p, gradient in kept.items():
             p.grad = gradient
+        if not self.partial.in_order and flat.layout.parameters:
+            hvd.grouped_allreduce_([p.data for p in flat.layout.parameters], op=hvd.Average,
+                                   name="horovod_oktopk.models", process_set=self.network.process_set)
 
     def check_handed_in(self) -> None:
         """Raises PluginError where gradients have not been handed in."""
         if self._pending:
             raise PluginError("synchronize_replicas: gradients have been computed, and not handed in: call "
                               "optimizer.step() before it")
-
-    def average_models(self) -> None:
-        """Where replicas drift apart: on all ranks together, after `synchronize_replicas`."""
-        parameters = self._laid_out().layout.parameters
-        if self.partial.model_sync_interval and parameters:
-            hvd.grouped_allreduce_([p.data for p in parameters], op=hvd.Average, name="horovod_oktopk.models",
-                                   process_set=self.network.process_set)
 
     # What differs from a synchronous reduction.
 
@@ -151,27 +141,28 @@ IN_STEP_ONLY = ("with Partial the gradients are handed in by optimizer.step(), w
 
 
 def synchronize_replicas(*targets: Any) -> None:
-    """Makes the replicas of `Partial` optimizers equal.
+    """Makes the replicas of a `Partial` optimizer equal.
 
-    It is called on all ranks together, with all optimizers at once: before evaluation, checkpoints and any collective
+    It is called on all ranks together: before evaluation, checkpoints and any collective
     of your own, and after the last step. A rank that is here serves the others' rounds until all are. Without
     `Partial` it does nothing.
 
     Args:
-        *targets: all optimizers that were made with `compression=Partial(...)`, or their models, or lists of these.
+        *targets: optimizers that were made with `compression=Partial(...)`, or their models, or lists of these.
 
     Raises:
         PluginError: It was called between a backward pass and its step; or a target is neither an optimizer nor a
             model.
 
     Examples:
-        >>> synchronize_replicas(generator_optimizer, critic_optimizer)
+        >>> synchronize_replicas(optimizer)
     """
     reducers = [reducer for reducer in reducers_of("synchronize_replicas", *targets)
                 if isinstance(reducer, PartialReducer)]
     for reducer in reducers:
         reducer.check_handed_in()
-    synchronize(reducers)
+    for reducer in reducers:
+        reducer.synchronize_replicas()
 
 
 class Hyperparameters:

@@ -159,7 +159,8 @@ class PartialTrainer(CoreTrainer):
     is_started = False
 
     def make(self, options: Any) -> Any:
-        return OneProgram(options, self.average, self.layout, make_accumulator, self.network, ["lr"])
+        self.in_order = options.in_order
+        return PartialReducer(options, self.average, self.layout, make_accumulator, self.network, ["lr"])
 
     def step(self, grads: Gradients) -> None:
         self.apply(self.reducer.arrive(self.pieces(grads), [self.lr()]))
@@ -168,6 +169,9 @@ class PartialTrainer(CoreTrainer):
     def synchronize_replicas(self, for_good: bool = False) -> None:
         for updates in self.reducer.synchronize_replicas(for_good):
             self.apply(updates)
+        if not self.in_order:
+            mean = self.network.dense_sum(self.vector) / self.network.process_set.size()
+            self.vector[:] = self.rounded(mean)
         self.is_started = True
 
     def apply(self, updates: Any) -> None:
@@ -183,11 +187,6 @@ class PartialTrainer(CoreTrainer):
                 self.reducer.end()
             except OkTopkError:  # rounds have failed before, on all ranks
                 self.reducer._leave_running()
-
-
-class OneProgram(PartialReducer[Layout]):
-    def _waits_elsewhere(self) -> bool:
-        return False  # the other reducers of this process are other ranks'
 
 
 class StepAheadTrainer(CoreTrainer):

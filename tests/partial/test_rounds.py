@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,7 @@ import pytest
 from horovod_oktopk import OptionError, TransportError
 from horovod_oktopk.partial.rounds import PartialAllreduce
 from horovod_oktopk.partial.states import Presence
-from horovod_oktopk.transport.local import LocalTransport, LocalWorld, run_ranks
+from horovod_oktopk.transport.local import LocalTransport, run_ranks
 
 STEPS = 12
 
@@ -52,11 +50,6 @@ class Rank:
 def table(each: Any) -> np.ndarray:
     """A round's outcome."""
     return np.zeros((len(each.presences), 1), np.int64) if each.outcome is None else each.outcome
-
-
-def waits_in_another(ranks: list[Rank], place: int) -> bool:
-    """Whether a program with several allreduces waits in another one than that."""
-    return any(rank.partial.holds_the_program for other, rank in enumerate(ranks) if other != place)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -372,29 +365,6 @@ def test_ranks_that_go_on_learn_that_another_has_ended():
         return sum(map(table, rank.rounds))[:, 0].tolist()
 
     assert run_ranks(3, program) == [[1, 1, 1]] * 3
-
-
-@pytest.mark.parametrize("policy", ["solo", "majority"])
-def test_several_are_synchronized_in_turn(policy):
-    """Where ranks take different numbers of steps of two of them, one rank needs the service of another in the
-    second while that is synchronizing the first."""
-    another = LocalWorld(3)
-
-    def program(transport):
-        ranks: list[Rank] = []
-        for place in (transport, LocalTransport(another, transport.rank)):
-            ranks.append(Rank(place, policy, steps=40, max_staleness=2,
-                              waits_elsewhere=partial(waits_in_another, ranks, len(ranks))))
-        first, second = ranks
-        for step in range(5 + 10 * transport.rank):
-            first.arrive(step)
-            second.arrive(step)
-        for some, others in zip_longest(first.partial.synchronize(), second.partial.synchronize(), fillvalue=()):
-            first.rounds += some
-            second.rounds += others
-        return [sum(map(table, each.rounds)).sum(axis=1).tolist() for each in (first, second)]
-
-    assert run_ranks(3, program, timeout=20) == [[[5, 15, 25]] * 2] * 3
 
 
 def test_one_rank_that_is_left_takes_a_round_at_each_step():

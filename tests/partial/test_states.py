@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horovod_oktopk.partial.states import Activity, Ask, Presence, RankState, Rules, Run, Service, Signal
-from tests.partial.world import TwoWorlds, World
+from horovod_oktopk.partial.states import Activity, Presence, RankState, Rules, Run, Service, Signal
+from tests.partial.world import World
 
 COMPUTING, WAITING, SYNCHRONIZING, EXITING, SYNCHRONIZED = Activity
 ABSENT, STALE, FRESH, GIVEN_UP = Presence
@@ -85,16 +85,6 @@ TRANSITIONS: dict[str, tuple[Any, ...]] = {
          [run(4, ABSENT, SYNCHRONIZING, 3)]),
     "a held round fails in the end":
         ({**three, "service": HELD}, ("gave_up",), {"service": HELPING}, [run(4, GIVEN_UP, staleness=3)]),
-    "a held round begins where the program waits elsewhere":
-        ({**three, "service": HELD}, ("hindered",), {"service": HELPING}, [run(4, ABSENT, staleness=3)]),
-    "who is drawn is told of another that waits":
-        ({"service": HELPING}, ("was_asked", 2), {"asked": 2}, []),
-    "who is drawn and waits elsewhere starts the round that another waits for":
-        ({"finished": 1, "asked": 2}, ("hindered",), {}, [start(2)]),
-    "who waits elsewhere starts no round that nobody waits for":
-        ({"finished": 2, "asked": 2}, ("hindered",), {}, []),
-    "who waits elsewhere starts no round while one runs":
-        ({"service": HELPING, "asked": 2}, ("hindered",), {}, []),
     "a round ends":
         ({"service": HELPING}, ("ended", everyone_goes_on),
          {"service": IDLE, "finished": 1, "training": (0, 1, 2, 3)}, []),
@@ -105,10 +95,6 @@ TRANSITIONS: dict[str, tuple[Any, ...]] = {
         ({"activity": WAITING, "finished": 1}, ("took",), {"activity": COMPUTING, "taken": 1}, []),
     "who takes more rounds than it made steps is ahead, up to the bound":
         ({"activity": WAITING, "finished": 9}, ("took",), {"activity": COMPUTING, "taken": 9, "ahead": 3}, []),
-    "who has waited a while, and is not drawn, tells the rank that is":
-        ({**WAITS, "rules": MAJORITY, "finished": 4, "taken": 4}, ("waits_on",), {}, [Ask(2, 5)]),
-    "who has waited a while for a round that runs tells nobody":
-        ({**WAITS, "rules": MAJORITY, "finished": 4, "taken": 4, "service": HELPING}, ("waits_on",), {}, []),
     "who has waited too long starts the round":
         (WAITS, ("overdue",), {}, [start(1)]),
     "who has waited too long for a round that runs waits on":
@@ -148,14 +134,12 @@ def may(before: RankState, event: str) -> bool:
             "took": before.activity in (SYNCHRONIZING, EXITING, SYNCHRONIZED) or (
                 before.activity == WAITING and before.finished > before.taken and before.service in (IDLE, HELD)),
             "synchronizes": True, "activated": before.service == IDLE, "gave_up": before.service == HELD,
-            "waits_on": before.activity == WAITING, "hindered": True, "was_asked": True,
             "ended": before.service in (HELPING, CONTRIBUTING)}[event]
 
 
 @pytest.mark.parametrize(("event", "argument"), [
     ("arrived", None), ("overdue", None), ("took", None), ("synchronizes", False), ("synchronizes", True),
-    ("activated", 5), ("gave_up", None), ("hindered", None), ("waits_on", None), ("was_asked", 5),
-    ("ended", everyone_goes_on), ("ended", [SYNCHRONIZING] * 4)])
+    ("activated", 5), ("gave_up", None), ("ended", everyone_goes_on), ("ended", [SYNCHRONIZING] * 4)])
 def test_every_event_in_every_state_is_refused_or_leads_to_a_sound_one(event, argument):
     for activity, handed_in, service, unseen, ahead in product(Activity, (ABSENT, STALE, FRESH), Service, range(4),
                                                                range(3)):
@@ -215,16 +199,12 @@ class Plan:
     max_staleness: int
     speeds: list[float]
 
-    def new_world(self, may_lose_patience: bool = False) -> World:
-        """Before anything has happened."""
+    def world(self, may_lose_patience: bool = False) -> World:
+        """As all ranks have come to their end."""
         calls = [[call for epoch in self.steps for call in (*["step"] * epoch[rank], "synchronize")]
                  for rank in range(len(self.speeds))]
         programs = [[*program[:-1], "exit"] for program in calls]
-        return World(programs, may_lose_patience, self.policy, self.max_staleness, self.seed)
-
-    def world(self, may_lose_patience: bool = False) -> World:
-        """As all ranks have come to their end."""
-        world = self.new_world(may_lose_patience)
+        world = World(programs, may_lose_patience, self.policy, self.max_staleness, self.seed)
         world.run(Random(self.seed), self.speeds)
         return world
 
@@ -302,24 +282,3 @@ def test_ranks_that_exit_are_known_to_all_that_go_on(plan, exits):
     exited = tuple(rank for rank in range(len(world.ranks)) if exits[rank])
     assert {rank.state.exited for rank in world.ranks} == {exited}
 
-
-def in_two_worlds(plan: Plan) -> tuple[World, World]:
-    """As all ranks have come to their end of both; each takes steps of both in an order of its own."""
-    random = Random(plan.seed)
-    others = replace(plan, seed=plan.seed + 1, steps=[[random.randint(0, 4) for _ in epoch] for epoch in plan.steps])
-    orders = [[call for ours, theirs in zip(plan.steps, others.steps, strict=True)
-               for call in (*random.sample([0] * ours[rank] + [1] * theirs[rank], ours[rank] + theirs[rank]), 2)]
-              for rank in range(len(plan.speeds))]
-    worlds = plan.new_world(), others.new_world()
-    TwoWorlds(worlds, orders).run(random, plan.speeds)
-    return worlds
-
-
-@given(PLANS)
-@in_any_order
-def test_programs_of_two_allreduces_do_not_wait_for_each_other_for_ever(plan):
-    """A rank waits in one for a rank that waits for it in the other: for a drawn one, or for a round that is held."""
-    for world in in_two_worlds(plan):
-        for index, rank in enumerate(world.ranks):
-            assert [step for each in world.rounds for step in each.gradients[index]] == list(range(rank.steps))
-            assert rank.state.taken == len(world.rounds)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
 from typing import Any
 
-from horovod_oktopk.partial.states import Activity, Ask, RankState, Rules, Run, Service, Step
+from horovod_oktopk.partial.states import Activity, RankState, Rules, Run, Service, Step
 
 Program = Sequence[str]
 """Of "step", "synchronize" and, as the last, "exit"."""
@@ -37,8 +36,6 @@ class Rank:
     pending: list[int] = field(default_factory=list)
     synchronized: list[int] = field(default_factory=list)
     """The rounds that it had taken at the end of each synchronization."""
-    asked: int = 0
-    """The last round for which it has told the drawn rank that it waits."""
 
 
 class World:
@@ -57,13 +54,20 @@ class World:
 
     def run(self, random: Random, speeds: Sequence[float]) -> None:
         """Until all programs have ended. speeds: how often each rank is chosen."""
-        run([self], self.events, random, speeds)
+        for _ in range(100_000):
+            possible = list(self.events())
+            if all(not rank.program for rank in self.ranks):
+                return
+            assert possible, f"nothing can happen any more: {[rank.state for rank in self.ranks]}"
+            [(_, event)] = random.choices(possible, [speeds[rank] for rank, _ in possible])
+            event()
+        raise AssertionError("the programs do not end")
 
-    def events(self, may_call: Callable[[int], bool] = lambda _: True) -> Events:
-        """All that can happen now, by rank. may_call: whether a rank's program is in this world now."""
+    def events(self) -> Events:
+        """All that can happen now, by rank."""
         for index, rank in enumerate(self.ranks):
             state = rank.state
-            if rank.program and may_call(index):
+            if rank.program:
                 yield from ((index, event) for event in self.events_of_program(index))
             if state.service == Service.IDLE:
                 for signal in sorted({signal for signal in self.signals if signal[0] == index}):
@@ -81,8 +85,6 @@ class World:
                 yield lambda: self._arrive(index)
         elif state.may_take:
             yield lambda: self._take(index)
-        elif state.activity == Activity.WAITING and state.waits_on()[1] and not self._has_asked(index):
-            yield lambda: self._ask(index)
         elif self.may_lose_patience and state.activity == Activity.WAITING and not self.signals and (
                 state.started == state.taken):
             yield lambda: self.do(index, state.overdue())
@@ -94,18 +96,8 @@ class World:
         for action in actions:
             if isinstance(action, Run):
                 self._begin_round(index, action, before)
-            elif isinstance(action, Ask):
-                self.signals.append((action.rank, -action.number))
             else:
                 self.signals += [(to, action.number) for to in action.ranks]
-
-    def _has_asked(self, index: int) -> bool:
-        return self.ranks[index].asked == self.ranks[index].state.started + 1
-
-    def _ask(self, index: int) -> None:
-        rank = self.ranks[index]
-        rank.asked = rank.state.started + 1
-        self.do(index, rank.state.waits_on())
 
     def _enter(self, index: int, step: Step) -> None:
         self.do(index, step)
@@ -133,8 +125,7 @@ class World:
 
     def _deliver(self, index: int, signal: tuple[int, int]) -> None:
         self.signals.remove(signal)
-        (_, number), state = signal, self.ranks[index].state
-        self.do(index, state.activated(number) if number > 0 else state.was_asked(-number))
+        self.do(index, self.ranks[index].state.activated(signal[1]))
 
     def _begin_round(self, index: int, begun: Run, before: RankState) -> None:
         if len(self.rounds) < begun.number:
@@ -151,59 +142,3 @@ class World:
         state = self.ranks[index].state
         begun = self.rounds[state.started - 1].begun
         self.do(index, state.ended([begun[rank].activity for rank in range(len(self.ranks))]))
-
-
-def run(worlds: Sequence[World], events: Callable[[], Events], random: Random, speeds: Sequence[float]) -> None:
-    """Until all programs have ended. speeds: how often each rank is chosen."""
-    for _ in range(100_000):
-        possible = list(events())
-        if all(not rank.program for world in worlds for rank in world.ranks):
-            return
-        assert possible, f"nothing can happen any more: {[[rank.state for rank in world.ranks] for world in worlds]}"
-        [(_, event)] = random.choices(possible, [speeds[rank] for rank, _ in possible])
-        event()
-    raise AssertionError("the programs do not end")
-
-
-class TwoWorlds:
-    """Two allreduces in the same programs.
-
-    orders: of each rank's calls, the world's place, 0 or 1; 2 for an end of both, waited for in turns.
-    """
-
-    def __init__(self, worlds: tuple[World, World], orders: Sequence[Sequence[int]]) -> None:
-        self.worlds = worlds
-        self._orders = orders
-        self._calls = [[len(rank.program) for rank in world.ranks] for world in worlds]
-
-    def run(self, random: Random, speeds: Sequence[float]) -> None:
-        """As World.run."""
-        run(self.worlds, self._events, random, speeds)
-
-    def _is_in(self, place: int, index: int) -> bool:
-        """Whether the rank's program is in that world now."""
-        done = [self._calls[each][index] - len(self.worlds[each].ranks[index].program) for each in range(2)]
-        for call in self._orders[index]:
-            if call == 2 and place == 1 and done == [0, 0]:
-                return self.worlds[0].ranks[index].is_inside
-            if call in (2, place) and done[place] == 0:
-                return True
-            if call in (2, 1 - place) and done[1 - place] == 0:
-                return False
-            done = [each - (call in (2, at)) for at, each in enumerate(done)]
-        return False
-
-    def _events(self) -> Events:
-        for place, world in enumerate(self.worlds):
-            yield from world.events(partial(self._is_in, place))
-            yield from self._hindered(place)
-
-    def _hindered(self, place: int) -> Events:
-        """Where a program waits in the other world, what it holds up in this one goes on."""
-        here, elsewhere = self.worlds[place], self.worlds[1 - place]
-        for index, rank in enumerate(here.ranks):
-            if self._is_in(1 - place, index) and not any(elsewhere.events_of_program(index)):
-                hears = rank.state.service == Service.IDLE and any(to == index for to, _ in here.signals)
-                step = rank.state.hindered()
-                if step != (rank.state, ()) and not hears:
-                    yield index, lambda index=index, step=step: here.do(index, step)

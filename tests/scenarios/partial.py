@@ -8,7 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from horovod_oktopk import Dense, GaussianK, GTopk, OkTopk, OptionError, Partial, TopkA, TopkDSA, TransportError
+from horovod_oktopk import (
+    Dense,
+    GaussianK,
+    GTopk,
+    OkTopk,
+    OptionError,
+    Partial,
+    PluginError,
+    TopkA,
+    TopkDSA,
+    TransportError,
+)
 from horovod_oktopk.schemes.cost import oktopk_bound
 from tests.scenarios.common import (
     SHAPES,
@@ -19,14 +30,14 @@ from tests.scenarios.common import (
     flat,
     gradients,
     is_last,
-    needs,
     needs_ranks,
     raised_everywhere,
     shared_folder,
 )
 from tests.scenarios.driver import Kind, Trainer
 
-SCHEMES = (Dense(), OkTopk(density=0.1), TopkA(k=5), TopkDSA(k=5), GTopk(k=5), GaussianK(density=0.2))
+SCHEMES = (Dense(), OkTopk(density=0.1), TopkA(density=0.07), TopkDSA(density=0.07), GTopk(density=0.07),
+           GaussianK(density=0.2))
 STEPS = 8
 
 
@@ -118,8 +129,7 @@ def check_evaluation_in_the_middle(kind: Kind) -> None:
 def check_models_that_are_averaged(kind: Kind) -> None:
     """The paper's way: a late rank skips to the latest update, and models drift apart until they are averaged."""
     hvd = kind.hvd
-    needs(kind.name != "core", "model_sync_interval")
-    trainer = kind(Partial(Dense(), policy="solo", model_sync_interval=1000, max_staleness=1000))
+    trainer = kind(Partial(Dense(), policy="solo", in_order=False, max_staleness=1000))
     waits = is_last(hvd) and hvd.size() > 1
     trainer.step(gradients(0, hvd.rank()))
     for step in range(1, 1 if waits else STEPS):
@@ -257,3 +267,14 @@ def check_a_rank_that_does_not_come(kind: Kind) -> None:
 def check_a_wrong_inner_scheme_is_refused(kind: Kind) -> None:
     trainer = kind(Partial(Dense()))
     assert "has no density" in raised_everywhere(kind.hvd, OptionError, lambda: trainer.set_density(0.5))[0]
+
+
+def check_steps_of_two_optimizers_in_turns_are_refused(kind: Kind) -> None:
+    trainers = [kind(Partial(Dense(), policy="solo")) for _ in range(2)]
+    for trainer in trainers:
+        trainer.step(gradients(0, kind.hvd.rank()))
+
+    for message in raised_everywhere(kind.hvd, PluginError, lambda: trainers[0].step(gradients(1, kind.hvd.rank()))):
+        assert "train them one after the other" in message
+    for trainer in trainers:
+        trainer.synchronize_replicas()

@@ -19,7 +19,7 @@ from ...schemes.report import StepReport
 from ..meeting import meet
 from ..models import optimizers_of
 from ..plugin import set_density, step_report, synchronize_replicas
-from ..registry import gradient_reducers_of, reducers_of
+from ..registry import reducers_of
 from ..state import load_state, read_marks, save_state
 from ..versions import KERAS_3
 
@@ -69,22 +69,11 @@ class DensityWarmup(tf.keras.callbacks.Callback):  # type: ignore[misc]
 class SynchronizeReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """With `Partial`: makes the replicas equal before validation and at the end of every epoch.
 
-    With `model_sync_interval` also after every so many batches. It comes first in the list, before all that
-    communicates.
+    It comes first in the list, before all that communicates.
 
     Examples:
         >>> model.fit(data, callbacks=[hvd_keras.callbacks.SynchronizeReplicas()])
     """
-
-    def on_train_begin(self, logs: Logs = None) -> None:
-        self._steps = 0
-        partials = [getattr(each, "partial", None) for each in gradient_reducers_of(self.model)]
-        self._intervals = [each.model_sync_interval for each in partials if each and each.model_sync_interval]
-
-    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        self._steps += 1
-        if any(self._steps % interval == 0 for interval in self._intervals):
-            synchronize_replicas(self.model)
 
     def on_test_begin(self, logs: Logs = None) -> None:
         synchronize_replicas(self.model)

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -58,25 +57,15 @@ class PartialGradientReducer(GradientReducer):
         assert isinstance(reducer, PartialReducer)
         reducer.step(grads, self._rate(), update)
 
-    def synchronize_replicas(self) -> Iterator[None]:
-        """See Replica."""
+    def synchronize_replicas(self) -> None:
+        """Serves rounds until all ranks are here, and applies their updates as they end; on all ranks together."""
         rate = self._rate()
         mine = None if rate is None else tf.identity(rate)
-        for _ in zip_longest(*(reducer.synchronize_replicas(rate) for reducer in self._partial_reducers())):
-            yield
-        if rate is not None:
-            rate.assign(mine)
-
-    def average_models(self) -> None:
-        """See Replica."""
-        if self.partial.model_sync_interval:
-            for reducer in self._partial_reducers():
-                reducer.average_models()
-
-    def _partial_reducers(self) -> Iterator[PartialReducer]:
         for reducer in self.present_reducers().values():
             assert isinstance(reducer, PartialReducer)
-            yield reducer
+            reducer.synchronize_replicas(rate)
+        if rate is not None:
+            rate.assign(mine)
 
     def _rate(self) -> tf.Variable | None:
         """The learning rate, where it is a variable; a schedule follows the updates, which are the same on all
@@ -126,13 +115,17 @@ class PartialReducer(Reducer):
         if rate is not None:
             rate.assign(tf.cast(mine, rate.dtype))
 
-    def synchronize_replicas(self, rate: tf.Variable | None) -> Iterator[None]:
-        """See Replica; leaves the last round's learning rate."""
+    def synchronize_replicas(self, rate: tf.Variable | None) -> None:
+        """Serves rounds until all ranks are here, and applies them; leaves the last round's learning rate."""
         for updates in self.flat.synchronize_replicas():
             self._updates.extend(updates)
             while self._updates:
                 self._apply_next(rate)
-            yield
+        for index, ref in enumerate(() if self.partial.in_order else self._variables):
+            variable = ref()
+            if variable is not None:
+                variable.assign(hvd.allreduce(variable, op=hvd.Average, name=f"horovod_oktopk.model.{index}",
+                                              process_set=self.flat.network.process_set))
 
     def _arrive(self, rate: Array, *gradients: Array) -> list[Array]:
         if self.before_step is not None:
@@ -159,11 +152,3 @@ class PartialReducer(Reducer):
             memory = [np.empty(shape.as_list(), dtype.as_numpy_dtype) for shape, dtype in entries]
             arrays = self.flat.layout.write(each.update, memory.__getitem__)
         return [np.array(each.settings[0]), *arrays]
-
-    def average_models(self) -> None:
-        """See Replica."""
-        for index, ref in enumerate(self._variables):
-            variable = ref()
-            if variable is not None:
-                variable.assign(hvd.allreduce(variable, op=hvd.Average, name=f"horovod_oktopk.model.{index}",
-                                              process_set=self.flat.network.process_set))

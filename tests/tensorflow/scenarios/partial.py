@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import horovod.tensorflow as hvd
-import numpy as np
 import tensorflow as tf
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
@@ -36,7 +35,7 @@ class EqualAtEvaluation(keras.callbacks.Callback):
 
 def check_fit_with_validation_and_callbacks() -> None:
     for options in (Partial(OkTopk(density=0.1), policy="solo"), Partial(Dense(), policy="majority"),
-                    Partial(Dense(), policy="solo", model_sync_interval=3)):
+                    Partial(Dense(), policy="solo", in_order=False)):
         model = compiled(make_model(), distribute(options, keras.optimizers.Adam(0.02)))
         evaluation = EqualAtEvaluation()
         callbacks = hvd_keras.callbacks
@@ -88,31 +87,6 @@ def check_eager_steps_and_a_report() -> None:
     report = step_report(model)
     assert report.rounds == 0 or len(report.active) == hvd.size()
     assert "write_back" in report.phases
-
-
-def check_two_models_are_synchronized_together() -> None:
-    """Ranks take different numbers of steps, so one may need another's service for the second model when that is
-    through with the first."""
-    partial = Partial(Dense(), policy="solo", max_staleness=1, timeout=60)
-    models, optimizers = [make_model() for _ in range(2)], [distribute(partial) for _ in range(2)]
-    for _ in range(3 + 4 * hvd.rank()):
-        for model, optimizer in zip(models, optimizers, strict=True):
-            optimizer.apply([tf.ones(v.shape) for v in model.trainable_variables], model.trainable_variables)
-    synchronize_replicas(*optimizers)
-    for model in models:
-        assert_equal_everywhere(hvd, weights(model))
-
-
-def check_two_optimizers_whose_steps_come_in_an_order_of_each_ranks_own() -> None:
-    """A rank waits for one that waits for it in the other's rounds."""
-    for policy in ("solo", "majority"):
-        variables = [tf.Variable(tf.ones((9,))) for _ in range(2)]
-        optimizers = [distribute(Partial(OkTopk(density=0.5), policy=policy, max_staleness=1, seed=seed))
-                      for seed in range(2)]
-        for place in [0, 1, *np.random.default_rng(hvd.rank()).permutation([0, 1] * 40)]:
-            optimizers[place].apply([tf.random.normal((9,))], [variables[place]])
-        synchronize_replicas(*optimizers)
-        assert_equal_everywhere(hvd, {str(place): each.numpy() for place, each in enumerate(variables)})
 
 
 def check_gradients_that_change_are_refused() -> None:

@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 import horovod.torch as hvd
-import numpy as np
 import torch
 
 from horovod_oktopk import Dense, OkTopk, Partial, PluginError
@@ -106,45 +105,6 @@ def check_synchronizing_between_backward_and_step_is_refused() -> None:
     synchronize_replicas(optimizer)
 
 
-def check_two_optimizers_are_synchronized_together() -> None:
-    """Ranks take different numbers of steps, so one may need another's service in the second when that is through
-    with the first."""
-    torch.manual_seed(5)
-    models = [torch.nn.Linear(4, 2), torch.nn.Linear(3, 2)]
-    optimizers = [hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01),
-                                           named_parameters=model.named_parameters(),
-                                           compression=Partial(Dense(), policy="solo", max_staleness=1, timeout=60))
-                  for model in models]
-    for _ in range(4 + 5 * hvd.rank()):
-        for model, optimizer in zip(models, optimizers, strict=True):
-            optimizer.zero_grad()
-            model(torch.randn(3, model.in_features)).square().sum().backward()
-            optimizer.step()
-    synchronize_replicas(*optimizers)
-    for model in models:
-        assert len(set(everywhere(hvd, model.weight.detach().numpy().tobytes()))) == 1
-
-
-def check_two_optimizers_whose_steps_come_in_an_order_of_each_ranks_own() -> None:
-    """A rank waits for one that waits for it in the other's rounds."""
-    for policy in ("solo", "majority"):
-        models, optimizers = [], []
-        for seed in range(2):
-            torch.manual_seed(seed)
-            models.append(torch.nn.Linear(4, 2))
-            options = Partial(OkTopk(density=0.5), policy=policy, max_staleness=1, seed=seed)
-            optimizers.append(hvd.DistributedOptimizer(
-                torch.optim.SGD(models[-1].parameters(), lr=0.1), compression=options,
-                named_parameters=models[-1].named_parameters()))
-        for place in [0, 1, *np.random.default_rng(hvd.rank()).permutation([0, 1] * 40)]:
-            optimizers[place].zero_grad()
-            models[place](torch.randn(3, 4)).square().sum().backward()
-            optimizers[place].step()
-        synchronize_replicas(*optimizers)
-        for model in models:
-            assert len(set(everywhere(hvd, model.weight.detach().numpy().tobytes()))) == 1
-
-
 def check_a_state_that_comes_while_rounds_run_is_refused() -> None:
     model = torch.nn.Linear(4, 2)
     optimizer = made(model)
@@ -157,22 +117,6 @@ def check_a_state_that_comes_while_rounds_run_is_refused() -> None:
     optimizer.step()
     synchronize_replicas(optimizer)
     assert not torch.equal(model.weight, before)
-
-
-def check_models_are_averaged_after_every_so_many_steps() -> None:
-    torch.manual_seed(5)
-    model = torch.nn.Linear(4, 2)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
-                                         named_parameters=model.named_parameters(),
-                                         compression=Partial(Dense(), policy="solo", model_sync_interval=5))
-    for step in range(10):
-        time.sleep(0.003 * (hvd.rank() == step % hvd.size()))
-        optimizer.zero_grad()
-        model(torch.randn(3, 4) * (1 + hvd.rank())).square().sum().backward()
-        optimizer.step()
-        if (step + 1) % 5 == 0:
-            assert len(set(everywhere(hvd, model.weight.detach().numpy().tobytes()))) == 1
-    synchronize_replicas(optimizer)
 
 
 def check_numbers_that_are_integers_on_some_ranks() -> None:
