@@ -91,8 +91,8 @@ GRADIENTS = PopularElements(N, K, 1.0, 1)
 
 def test_the_ranks_of_a_host_have_what_one_rank_would_have():
     """So they select by the same threshold, and the job has the same update."""
-    hosts = simulate(OkTopk(k=K), Job(12, L, hierarchical=True), GRADIENTS, 2, lambda: None)
-    alone = simulate(OkTopk(k=K), Job(3), GRADIENTS, 2, lambda: None)
+    hosts = simulate(OkTopk(density=K / N), Job(12, L, hierarchical=True), GRADIENTS, 2, lambda: None)
+    alone = simulate(OkTopk(density=K / N), Job(3), GRADIENTS, 2, lambda: None)
     for ranks, workers in zip(hosts, alone, strict=True):
         for rank, step in enumerate(ranks):
             worker = workers[rank // L].report

@@ -45,7 +45,7 @@ LEFT_OUT = {
         "Horovod's collectives, as …", "the options say so", "StepAhead(…), gain …"),
     "what holds in place of a name of an earlier version": (
         "StepAhead(...) around the scheme hides", "`python -m horovod_oktopk advise` says", "in_order=False is the",
-        "8 messages fly", "it is always", "a step that is not applied loses its update"),
+        "density=k / n selects", "8 messages fly", "it is always", "a step that is not applied loses its update"),
     "a text of Horovod's, which is looked for": ("Horovod has been shut down",),
     "a part of another message": (
         "in (0, 1], None or \"auto\"", "above 0, None or \"auto\"", "optimizer: normalizes its gradients",

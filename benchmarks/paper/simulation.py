@@ -74,8 +74,10 @@ class Result:
     """What `seconds` adds up: rounds, messages, bytes and seconds."""
 
 
-def options_of(scheme: str, k: int, global_density: float | None) -> Scheme:
-    return OkTopk(k=k, global_density=global_density) if scheme == "OkTopk" else SCHEMES[scheme](k=k)
+def options_of(scheme: str, density: float, global_density: float | None) -> Scheme:
+    if scheme == "OkTopk":
+        return OkTopk(density=density, global_density=global_density)
+    return SCHEMES[scheme](density=density)
 
 
 def result_of(scheme: str, step: int, steps: list[RankStep], cluster: Cluster) -> Result:
@@ -96,7 +98,7 @@ def measure(arguments: argparse.Namespace, gradients: PopularElements, cluster: 
     with tqdm(total=total, unit="rank") as progress:
         for scheme, size in jobs:
             progress.set_description(f"{scheme}, {size} ranks")
-            options = options_of(scheme, gradients.k, arguments.global_density)
+            options = options_of(scheme, arguments.density, arguments.global_density)
             steps = simulate(options, Job(size), gradients, steps_of(scheme), progress.update)
             found += [result_of(scheme, step + 1, of_step, cluster) for step, of_step in enumerate(steps)]
     return found
@@ -248,7 +250,7 @@ def of_hosts(arguments: argparse.Namespace, gradients: PopularElements, cluster:
     clusters = {rate: replace(cluster, bandwidth=parse_bandwidth(rate)) for rate in arguments.bandwidth}
     results = simulation_hosts.measure(
         simulation_hosts.jobs_of(arguments, LARGEST),
-        lambda scheme: options_of(scheme, gradients.k, arguments.global_density), steps_of, gradients, clusters)
+        lambda scheme: options_of(scheme, arguments.density, arguments.global_density), steps_of, gradients, clusters)
     outcome = {"arguments": output.as_text(arguments), "left_out": left_out,
                **simulation_hosts.outcome_of(arguments, gradients, results, clusters)}
     simulation_hosts.show(outcome, output.make_console())

@@ -82,7 +82,7 @@ class PartialReducer(FlatReducer[L]):
             start = time.perf_counter()
             self._hand_in(pieces)
             self._accumulating.seconds = time.perf_counter() - start
-            return [self._wished.density or 0.0, *settings]  # 0 with k, which no density changes
+            return [self._wished.density, *settings]
 
         allreduce = self.start()
         if next(each for each in reversed(_running) if each.network.hvd is self.network.hvd) is not self:
@@ -185,7 +185,7 @@ class PartialReducer(FlatReducer[L]):
         self._is_finite = self._is_finite and self._is_pending
 
     def _run(self, contributes: bool, settings: tuple[float, ...]) -> Outcome:
-        if self.options.k is None and settings[0] != self.options.density:
+        if settings[0] != self.options.density:
             super().set_density(settings[0])
         self._contributes = contributes and self._is_pending
         self._before = self.algorithm.state()

@@ -36,7 +36,6 @@ class FlatReducer(Generic[L]):
 
     average: whether the sum is divided by the number of ranks. make_accumulator: for the layout.
     signature: lines that must be equal on all ranks, "name: value"; the layout's description if not given.
-    Raises OptionError where the options ask for more elements than there are.
     """
 
     unit: Unit = "gradients"
@@ -55,7 +54,6 @@ class FlatReducer(Generic[L]):
         self._signature = layout.describe() if signature is None else signature
         self._connection = Connection(network, options.transport, options.hierarchical, self._subject)
         self._before: dict[str, Any] | None = None  # the algorithm's state, while a step is under way
-        options.k_of(max(1, layout.n))
         make = self._share_of_host if options.hierarchical else make_accumulator
         self.accumulator: ResidualAccumulator = make(layout)
         self.algorithm: Algorithm = options.build("")
@@ -154,7 +152,7 @@ class FlatReducer(Generic[L]):
     def set_density(self, density: float | None) -> None:
         """From the next step on, another fraction of the elements is selected; None: that of the options again.
 
-        Raises OptionError for a density that is not allowed, and where k was given as a number.
+        Raises OptionError for a density that is not allowed.
         """
         self.options = self.options.with_density(density)
         self._describe()

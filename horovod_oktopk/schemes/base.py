@@ -17,6 +17,7 @@ DEFAULT_DENSITY = 0.01
 
 GONE = {"bucket_bytes": "StepAhead(...) around the scheme hides the whole exchange behind the next step",
         "strategy": "`python -m horovod_oktopk advise` says what is fastest, and Dense() is a dense allreduce",
+        "k": "density=k / n selects as many, where n are the elements of the model's gradients",
         "model_sync_interval": "in_order=False is the paper's way, and synchronize_replicas averages the models",
         "messages_in_flight": "8 messages fly at once", "balance_trigger": "it is always 4",
         "threshold_guard": "it is always 0.25"}
@@ -48,7 +49,7 @@ class Compression:
 class Scheme(Compression):
     """What every scheme's options have in common. Options compare by identity.
 
-    The options density, k and transport are explained in `OkTopk`.
+    The options density and transport are explained in `OkTopk`.
 
     Raises:
         OptionError: A value is not allowed.
@@ -56,22 +57,14 @@ class Scheme(Compression):
 
     serves_hosts: ClassVar[bool] = False
 
-    density: float | None = None
-    k: int | None = None
+    density: float = DEFAULT_DENSITY
     transport: TransportName = "auto"
     hierarchical: Hierarchical = False
-    _given_density: float | None = field(init=False, repr=False)
+    _given_density: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.density is None and self.k is None:
-            object.__setattr__(self, "density", DEFAULT_DENSITY)
         object.__setattr__(self, "_given_density", self.density)
-        if self.density is not None:
-            check_real("density", self.density, "in (0, 1]", lambda x: 0 < x <= 1)
-        if self.k is not None:
-            check_integer("k", self.k)
-            if self.density is not None:
-                raise OptionError(f"density and k exclude each other; got density={self.density!r}, k={self.k!r}")
+        check_real("density", self.density, "in (0, 1]", lambda x: 0 < x <= 1)
         if not isinstance(self.hierarchical, bool):
             check_integer("hierarchical", self.hierarchical, ", or True or False")
         if self.hierarchical and not self.serves_hosts:
@@ -81,13 +74,8 @@ class Scheme(Compression):
             raise OptionError(f"transport must be one of {get_args(TransportName)}; got {self.transport!r}")
 
     def k_of(self, n: int) -> int:
-        """The number of elements to select of n. Raises OptionError where k exceeds n."""
-        if self.k is None:
-            assert self.density is not None
-            return elements(self.density, n)
-        if self.k > n:
-            raise OptionError(f"k must be at most n, the number of gradient elements: got k={self.k}, n={n}")
-        return self.k
+        """Return the number of elements to select of n."""
+        return elements(self.density, n)
 
     def settings(self) -> Mapping[str, Any]:
         """All options by name."""
@@ -99,11 +87,7 @@ class Scheme(Compression):
 
     def with_density(self, density: float | None) -> Scheme:
         """The same options with another density; None: that which was given at first, however often it has changed.
-
-        Raises OptionError where k was given as a number.
         """
-        if self.k is not None:
-            raise OptionError(f"the density can be changed only where it was given; got k={self.k}")
         return self._with(density=self._given_density if density is None else density)
 
     def for_parameters(self) -> Scheme:

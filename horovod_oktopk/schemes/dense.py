@@ -39,7 +39,7 @@ class Dense:
 class DenseSum(Scheme):
     """`Dense` under `Partial`: all elements are sent over our own transport, and nothing stays in the residual."""
 
-    density: float | None = 1.0
+    density: float = 1.0
 
     def with_density(self, density: float | None) -> NoReturn:
         """Refuses."""

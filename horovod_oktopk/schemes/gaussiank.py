@@ -25,7 +25,7 @@ class GaussianK(Scheme):
     """Gaussiank (Shi et al., 2019): TopkA with a threshold that is estimated from mean and deviation.
 
     The threshold is lowered until more than 3k/4 elements pass; if more than k pass, the k largest are sent. The
-    options density, k and transport are explained in `OkTopk`.
+    options density and transport are explained in `OkTopk`.
 
     Raises:
         OptionError: A value is not allowed.

@@ -32,7 +32,7 @@ Mask = NDArray[np.bool_]
 class GTopk(Scheme):
     """gTop-k (Shi et al., ICDCS 2019): the top-k of sums, merged along a tree.
 
-    The root of the tree sends and receives 4k⌈log₂ P⌉ words. The options density, k and transport
+    The root of the tree sends and receives 4k⌈log₂ P⌉ words. The options density and transport
     are explained in `OkTopk`.
 
     Args:

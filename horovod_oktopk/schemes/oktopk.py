@@ -38,8 +38,7 @@ class OkTopk(Scheme):
 
     Args:
         density: share of the elements that a rank selects at a step, in (0, 1]: k = max(1, round(density · n)), over
-            all parameters together. 0.01, if neither density nor k is given; None, if k is.
-        k: that number itself, instead of a density; 1 to n.
+            all parameters together.
         global_density: share of the elements that is kept of the sum, in (0, 1]: k′ = max(1, round(global_density ·
             n)), and at most P·k. None: as many as each rank selects. 1.0: all that was sent, without a global
             selection. `"auto"`: in `StepAhead` all that up to 32 ranks select, elsewhere as many as each. More is
@@ -106,7 +105,7 @@ class OkTopk(Scheme):
         kept, given = self._given_global_density, self._given_density
         if kept is None:
             wanted = self._default_multiple * k
-        elif given is None or k == elements(given, n):
+        elif k == elements(given, n):
             wanted = elements(kept, n)
         else:  # the density has changed
             wanted = elements(kept / given, k)
@@ -126,14 +125,14 @@ class OkTopk(Scheme):
         kept: object = self._given_global_density
         if kept is None:
             kept = f"{self._default_multiple} times the density"
-        elif self._given_density is not None:
+        else:
             kept = f"{kept} at density {self._given_density}"
         return {**super().settings(), "global_density": kept, "value_dtype": self.wire_dtype}
 
     def kind(self) -> Mapping[str, Any]:
         """See Scheme; a global density as a multiple of the density."""
         kept = self._given_global_density
-        if kept is None or self._given_density is None:
+        if kept is None:
             return super().kind()
         return {**super().kind(), "global_density": f"{kept / self._given_density:.6g} times the density"}
 

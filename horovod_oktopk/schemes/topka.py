@@ -17,7 +17,7 @@ from .step_result import StepResult
 class TopkA(Scheme):
     """TopkA (Renggli et al., 2019): everyone gathers everyone's top-k: u = Σ Topk(residual + gradient).
 
-    A rank sends 2k(P−1) words. The options density, k and transport are explained in
+    A rank sends 2k(P−1) words. The options density and transport are explained in
     `OkTopk`.
 
     Raises:

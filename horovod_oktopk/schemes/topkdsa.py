@@ -24,7 +24,7 @@ class TopkDSA(Scheme):
     """SparCML (Renggli et al., SC 2019): u = Σ Topk(residual + gradient), summed by regions, sparse or dense.
 
     A rank sends 4k(P−1)/P to (2k + n)(P−1)/P words, depending on how far the ranks' selections differ. The options
-    density, k and transport are explained in `OkTopk`.
+    density and transport are explained in `OkTopk`.
 
     Raises:
         OptionError: A value is not allowed.

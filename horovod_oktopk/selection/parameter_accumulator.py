@@ -26,8 +26,7 @@ class ParameterAccumulator(Accumulator, Protocol):
     """acc = w - p. One step: accumulate, select, release, and later commit. Nothing may change p before `release`."""
 
     shared: Any
-    """w: a flat array of n on the accumulator's device; the same bits on all ranks. Every element is a value of its
-    parameter's own dtype, though others may have a wider one: so a model can hold w, and give it back."""
+    """w: a flat array of n on the accumulator's device; the same bits on all ranks."""
 
     def start(self, pieces: Pieces) -> None:
         """w becomes p."""
@@ -39,7 +38,7 @@ class ParameterAccumulator(Accumulator, Protocol):
         """Lets go of the pieces: a framework may copy what somebody else still holds when it writes there."""
 
     def commit(self, update: SparseVector | DenseVector) -> None:
-        """w becomes w - update, rounded to each parameter's own dtype."""
+        """w becomes w - update."""
 
     def read_shared(self) -> Values:
         """w on the host; not to be changed."""
@@ -57,18 +56,8 @@ def clipped(pieces: Pieces, start: int, stop: int) -> Pieces:
             if offset < stop and offset + len(piece) > start]
 
 
-def narrower(pieces: Pieces, dtype: np.dtype[Any]) -> list[tuple[int, int]]:
-    """From where to where the pieces have a narrower dtype than this; what is adjacent is one stretch."""
-    found: list[tuple[int, int]] = []
-    for offset, piece in pieces:
-        if piece.itemsize < dtype.itemsize:
-            start = found.pop()[0] if found and found[-1][1] == offset else offset
-            found.append((start, offset + len(piece)))
-    return found
-
-
 class NumpyParameterAccumulator(CollectingAccumulator):
-    """A ParameterAccumulator in host memory. The pieces are float32 or float64; w has the wider of their dtypes."""
+    """A ParameterAccumulator in host memory, of float32 or float64 as the pieces are."""
 
     def __init__(self, n: int, dtype: Any = np.float32, kernels: Kernels = KERNELS,
                  shared: NDArray[Any] | None = None) -> None:
@@ -76,10 +65,8 @@ class NumpyParameterAccumulator(CollectingAccumulator):
         self.shared: NDArray[Any] = np.empty(n, self.dtype) if shared is None else shared
         self._pieces: Pieces = ()
         self._offsets: list[int] = []
-        self._narrower: list[tuple[int, int]] = []  # where parameters are float32, though w is float64
 
     def start(self, pieces: Pieces) -> None:
-        self._narrower = narrower(pieces, self.dtype)
         for offset, piece in pieces:
             self.shared[offset:offset + len(piece)] = piece
 
@@ -96,15 +83,14 @@ class NumpyParameterAccumulator(CollectingAccumulator):
         return finite
 
     def _between(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
-        """p[start:stop], in w's dtype."""
+        """p[start:stop]."""
         first = max(bisect_right(self._offsets, start) - 1, 0)
         for offset, piece in self._pieces[first:]:
             if offset >= stop:
                 return
             low, high = max(start - offset, 0), min(stop - offset, len(piece))
-            step = high - low if piece.dtype == self.dtype else CHUNK  # others are widened chunk by chunk
-            for at in range(low, high, max(step, 1)):
-                yield offset + at, np.ascontiguousarray(piece[at:min(at + step, high)], self.dtype)
+            if low < high:
+                yield offset + low, np.ascontiguousarray(piece[low:high])
 
     def _differences(self) -> Iterator[NDArray[Any]]:
         for offset, piece in self._pieces:
@@ -138,11 +124,6 @@ class NumpyParameterAccumulator(CollectingAccumulator):
             self.shared -= update.values
         else:
             self._kernels.add(self.shared, update.indices, -update.values)
-        for start, stop in self._narrower:
-            where: Any = slice(start, stop)
-            if isinstance(update, SparseVector):
-                where = update.indices[slice(*np.searchsorted(update.indices, [start, stop]).tolist())]
-            self.shared[where] = self.shared[where].astype(np.float32)
 
     def read_shared(self) -> Values:
         return self.shared

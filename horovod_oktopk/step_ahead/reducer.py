@@ -55,6 +55,8 @@ BROADCAST_FIRST = ("the parameters, which must be the same everywhere before the
 NARROW = ("StepAhead needs float32 or float64 parameters; '{name}' has {dtype}. What a rank has not sent yet would "
           "be lost to rounding: keep float32 parameters, and compute in 16 bits (torch.autocast; in Keras the policy "
           "mixed_float16 or mixed_bfloat16)")
+SEVERAL = ("StepAhead needs parameters of one dtype; '{name}' has {dtype}, and '{first[0]}' has {first[2]}: convert "
+           "the model, or make two optimizers")
 OTHER_PARAMETERS = ("the model holds other parameters than those that all ranks shared when this state was saved, so "
                     "what this rank had not sent then is dropped: save the model inside shared_parameters(optimizer)")
 SKIPPED = "the gradients of rank %d are not finite, so it takes no step of its own"
@@ -74,7 +76,7 @@ class StepAheadReducer(Generic[L]):
 
     average: whether the ranks' moves are averaged, or summed. accumulator: holds w. normalizes: whether the optimizer
     normalizes its gradients, as Adam does.
-    Raises PluginError for parameters in 16 bits.
+    Raises PluginError for parameters in 16 bits, or of several dtypes.
     """
 
     unit: Unit = "parameters"
@@ -84,6 +86,8 @@ class StepAheadReducer(Generic[L]):
         for name, _, dtype in layout.entries:
             if dtype not in ("float32", "float64"):
                 raise PluginError(NARROW.format(name=name, dtype=dtype))
+            if dtype != layout.entries[0][2]:
+                raise PluginError(SEVERAL.format(name=name, dtype=dtype, first=layout.entries[0]))
         self.options = options
         self.layout = layout
         self.network = network
@@ -108,7 +112,6 @@ class StepAheadReducer(Generic[L]):
         self._sample = nothing()  # of this step's gradient
         self._was_loaded = self._is_suspended = False
         self._share: Record | None = None  # of a state that was loaded, for the next start
-        self._scheme.k_of(max(1, layout.n))
         _live.add(self)
 
     # A step.

@@ -47,10 +47,7 @@ class HostReplica:
 
     def add(self, delta: SparseVector | DenseVector) -> None:
         for values, part in zip(self._read(), self._layout.parts(delta), strict=True):
-            if values.dtype == part.values.dtype:
-                KERNELS.add(values, part.indices, part.values)
-            else:
-                values[part.indices] = (values[part.indices] + part.values).astype(values.dtype)
+            KERNELS.add(values, part.indices, part.values)
 
     def assign(self, values: Values) -> None:
         for offset, own in self.pieces():

@@ -111,7 +111,7 @@ def set_density(target: Any, density: float | None) -> None:
 
     Raises:
         PluginError: Nothing was made with `compression=OkTopk(...)`.
-        OptionError: The density is not allowed, or k was given.
+        OptionError: The density is not allowed.
 
     Examples:
         >>> set_density(model, 0.05)

@@ -155,7 +155,7 @@ def gradient_reducer_for(name: str, options: Scheme, op: Any, process_set: Any, 
     """
     if "Tape" not in name:
         return GradientReducer(options, op, process_set, sparse_as_dense, sparse)
-    density = options.density if options.k is None else None
+    density = options.density
     key = (type(options), tuple(options.kind().items()), op, process_set.process_set_id, sparse_as_dense)
     if key not in _OF_TAPES:
         _OF_TAPES[key] = GradientReducer(options, op, process_set, sparse_as_dense, sparse)

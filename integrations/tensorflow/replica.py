@@ -46,7 +46,7 @@ class VariableReplica:
                 return
             for v, part in zip(self._variables, self._layout.parts(delta), strict=True):
                 if len(part):
-                    _add(v, SparseVector(part.indices, part.values.astype(v.dtype.as_numpy_dtype, copy=False)))
+                    _add(v, part)
 
     def assign(self, values: Values) -> None:
         with _eagerly():
@@ -79,7 +79,7 @@ def _read(variable: tf.Variable) -> Array:
 
 def _value_for(variable: tf.Variable, flat: Array) -> tf.Tensor:
     """In memory of its own, which TensorFlow may take over for the variable."""
-    return tf.convert_to_tensor(np.array(flat, variable.dtype.as_numpy_dtype).reshape(variable.shape))
+    return tf.convert_to_tensor(np.array(flat).reshape(variable.shape))
 
 
 def _add(variable: tf.Variable, part: SparseVector) -> None:

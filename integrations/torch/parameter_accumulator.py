@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..selection.allocator import keep_freed_memory
-from ..selection.parameter_accumulator import ParameterAccumulator, Pieces, narrower
+from ..selection.parameter_accumulator import ParameterAccumulator, Pieces
 from ..vectors.sparse import DenseVector, SparseVector, Values
 from .accumulator import CHUNK, where_passing
 
@@ -26,10 +26,8 @@ class TorchParameterAccumulator:
         torch_dtype = torch.float64 if self.dtype == np.float64 else torch.float32
         self.shared = torch.zeros(n, dtype=torch_dtype, device=device) if shared is None else shared
         self._pieces: Pieces = ()
-        self._narrower: list[tuple[int, int]] = []  # where parameters are float32, though w is float64
 
     def start(self, pieces: Pieces) -> None:
-        self._narrower = narrower(pieces, self.dtype)
         for offset, piece in pieces:
             self.shared[offset:offset + len(piece)] = piece
 
@@ -55,7 +53,7 @@ class TorchParameterAccumulator:
             yield start, self._difference(start, parts)
 
     def _difference(self, start: int, parts: list[torch.Tensor]) -> torch.Tensor:
-        own = torch.cat([part.to(self.shared.dtype) for part in parts]) if len(parts) > 1 else parts[0]
+        own = torch.cat(parts) if len(parts) > 1 else parts[0]
         return self.shared[start:start + len(own)] - own
 
     def expect(self, threshold: float, limit: int) -> None:  # noqa: ARG002 - selecting is a pass of its own here
@@ -98,12 +96,6 @@ class TorchParameterAccumulator:
             self.shared -= values
         else:
             self.shared[torch.from_numpy(update.indices).to(self.shared.device)] -= values
-        for start, stop in self._narrower:
-            where: Any = slice(start, stop)
-            if isinstance(update, SparseVector):
-                part = update.indices[slice(*np.searchsorted(update.indices, [start, stop]).tolist())]
-                where = torch.from_numpy(part).to(self.shared.device)
-            self.shared[where] = self.shared[where].float().double()
 
     def read_shared(self) -> Values:
         values: Values = self.shared.cpu().numpy()

@@ -112,7 +112,7 @@ def set_density(optimizer: torch.optim.Optimizer, density: float | None) -> None
 
     Raises:
         PluginError: The optimizer was not made with `compression=OkTopk(...)`.
-        OptionError: The density is not allowed, or k was given.
+        OptionError: The density is not allowed.
 
     Examples:
         >>> set_density(optimizer, 0.05)

@@ -58,7 +58,7 @@ class TorchReplica:
         for (offset, own), first, last in zip(self.pieces(), cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
             if first < last:
                 where = indices[first:last] - offset
-                own[where] = (own[where] + values[first:last]).to(own.dtype)
+                own[where] += values[first:last]
 
     def assign(self, values: torch.Tensor) -> None:
         for offset, own in self.pieces():

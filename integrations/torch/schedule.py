@@ -23,7 +23,7 @@ class DensitySchedule:
         epoch: the epoch that trains next, from 0; a resumed run gives the one at which it goes on.
 
     Raises:
-        OptionError: The schedule is not allowed, or k was given as a number.
+        OptionError: The schedule is not allowed.
         PluginError: The optimizer was not made with `compression=OkTopk(...)`.
 
     Examples:
@@ -54,7 +54,6 @@ class DensitySchedule:
         """That of the present epoch."""
         reducer = reducer_of(self._optimizer)
         assert reducer is not None  # set_density would have refused
-        assert reducer.options.density is not None  # it would have refused k as well
         return reducer.options.density
 
     def state_dict(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from horovod_oktopk.schemes.dense import DenseSum
 
 @pytest.mark.parametrize(("options", "kind"), [
     (Partial(), OkTopk), (Partial(Dense), DenseSum), (Partial(Dense()), DenseSum), (Partial(TopkA), TopkA),
-    (Partial(inner=TopkA(k=3)), TopkA), (replace(Partial(Dense), inner=OkTopk), OkTopk)])
+    (Partial(inner=TopkA(density=0.3)), TopkA), (replace(Partial(Dense), inner=OkTopk), OkTopk)])
 def test_inner_is_a_scheme_also_in_copies(options, kind):
     for each in (options, copy.deepcopy(options), pickle.loads(pickle.dumps(options))):
         assert type(each.inner) is kind

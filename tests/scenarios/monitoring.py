@@ -13,7 +13,7 @@ from tests.scenarios.driver import Kind
 def check_one_line_of_the_log_says_what_is_reduced_and_over_what(kind: Kind) -> None:
     hvd = kind.hvd
     with logged(logging.INFO) as messages:
-        trainer = kind(OkTopk(k=7))
+        trainer = kind(OkTopk(density=7 / N))
         for step in range(3):
             trainer.step(gradients(step, hvd.rank()))
     found = [message for message in messages if message.startswith("OkTopk: ")]

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from horovod_oktopk import OkTopk, OptionError, Partial, PluginError
+from horovod_oktopk import OkTopk, Partial, PluginError
 from tests.scenarios.common import (
     DENSE,
     SHAPES,
-    N,
     assert_disagreement,
     gradients,
     is_last,
@@ -40,11 +39,6 @@ def check_join_is_refused(kind: Kind) -> None:
     assert "hvd.join()" in raised_everywhere(kind.hvd, PluginError, kind.hvd.join)[0]
 
 
-def check_k_beyond_n_is_refused(kind: Kind) -> None:
-    messages = raised_everywhere(kind.hvd, OptionError, lambda: one_step(kind, OkTopk(k=N + 1)))
-    assert f"k={N + 1}, n={N}" in messages[0]
-
-
 def check_different_options(kind: Kind) -> None:
     hvd = kind.hvd
     needs_ranks(hvd)
@@ -64,11 +58,11 @@ def check_different_names_shapes_and_dtypes(kind: Kind) -> None:
     hvd = kind.hvd
     needs_ranks(hvd)
     renamed = {("z" if name == "d" and is_last(hvd) else name): shape for name, shape in SHAPES.items()}
-    assert_disagreement(hvd, lambda: one_step(kind, OkTopk(k=3), renamed), "parameter d", "parameter z")
+    assert_disagreement(hvd, lambda: one_step(kind, OkTopk(density=0.05), renamed), "parameter d", "parameter z")
     reshaped = {**SHAPES, "a.bias": (12,) if is_last(hvd) else (11,)}
-    assert_disagreement(hvd, lambda: one_step(kind, OkTopk(k=3), reshaped), "(11,)", "(12,)")
+    assert_disagreement(hvd, lambda: one_step(kind, OkTopk(density=0.05), reshaped), "(11,)", "(12,)")
     dtype = "float16" if is_last(hvd) else "bfloat16"
-    assert_disagreement(hvd, lambda: one_step(kind, OkTopk(k=3), dtype=dtype), " float16", "bfloat16")
+    assert_disagreement(hvd, lambda: one_step(kind, OkTopk(density=0.05), dtype=dtype), " float16", "bfloat16")
 
 
 def check_partial_is_refused_where_it_cannot_work(kind: Kind) -> None:

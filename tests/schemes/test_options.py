@@ -16,7 +16,7 @@ NOT_INTEGERS = [0, -3, 1.5, True, "8", float("nan")]
 BAD = [
     *[("density", value, "(0, 1]") for value in (0, -1, 1.5, float("nan"), float("inf"), "a", True, [0.1])],
     *[("global_density", value, "(0, 1]") for value in (0, -1, 1.5, float("nan"), "a", True, [0.1])],
-    *[(name, value, INTEGER) for name in ("k", "threshold_interval", "region_interval")
+    *[(name, value, INTEGER) for name in ("threshold_interval", "region_interval")
       for value in NOT_INTEGERS],
     *[(name, None, INTEGER) for name in ("threshold_interval", "region_interval")],
     *[("selection", value, "('exact', 'reuse')") for value in ("approximate", None, 1)],
@@ -32,17 +32,6 @@ def test_a_bad_value_is_refused_by_name(name, value, allowed):
         OkTopk(**{name: value})
     for part in (name, allowed, repr(value)):
         assert part in str(error.value)
-
-
-def test_density_and_k_exclude_each_other():
-    for density in (0.5, 0.01):  # the default, too, if it is given
-        with pytest.raises(OptionError, match=rf"exclude each other.*density={density}, k=7"):
-            OkTopk(density=density, k=7)
-
-
-def test_the_density_is_the_default_unless_k_is_given():
-    assert OkTopk().density == OkTopk(density=None).density == OkTopk().settings()["density"] == 0.01
-    assert OkTopk(k=7).density is None
 
 
 @pytest.mark.parametrize("name", GONE)
@@ -68,14 +57,9 @@ def test_options_are_frozen():
 
 @pytest.mark.parametrize(("options", "n", "k"), [
     ({}, 1000, 10), ({}, 3, 1), ({"density": 1}, 7, 7), ({"density": 1e-9}, 100, 1), ({"density": 0.5}, 5, 2),
-    ({"k": 7}, 7, 7), ({"k": np.int64(3)}, 7, 3), ({"density": np.float32(0.25)}, 8, 2)])
+    ({"density": np.float32(0.25)}, 8, 2)])
 def test_k_of_n_elements(options, n, k):
     assert OkTopk(**options).k_of(n) == k
-
-
-def test_k_beyond_n_is_refused_by_both_numbers():
-    with pytest.raises(OptionError, match="k=8, n=7"):
-        OkTopk(k=8).k_of(7)
 
 
 def test_the_scheme_gets_the_options():
@@ -87,7 +71,7 @@ def test_the_scheme_gets_the_options():
 
 def test_settings_hold_all_options_by_name():
     assert OkTopk(density=0.2).settings() == {
-        "density": 0.2, "k": None, "transport": "auto", "hierarchical": False,
+        "density": 0.2, "transport": "auto", "hierarchical": False,
         "selection": "exact", "global_density": "1 times the density", "value_dtype": None,
         "threshold_interval": 32,
         "region_interval": 64}
@@ -107,20 +91,18 @@ def test_the_density_that_was_given_comes_back():
     ({"density": 0.0015, "global_density": 0.004}, 2, 1000, 8, 4),  # of n, not twice and a half of a rounded k
     ({"density": 0.04, "global_density": 0.01}, 40, 1000, 8, 10),
     ({"density": 0.5, "global_density": 1e-9}, 5, 9, 2, 1), ({"density": 0.5, "global_density": 1.0}, 5, 10, 8, 10),
-    ({"k": 7, "global_density": 0.02}, 7, 1000, 8, 20),
-    ({"k": 7, "global_density": 0.02}, 7, 1000, 1, 7), ({"global_density": None}, 10, 1000, 8, 10)])
+    ({"global_density": None}, 10, 1000, 8, 10)])
 def test_k_of_the_sum(options, k, n, size, global_k):
     assert OkTopk(**options).global_k_of(k, n, size) == global_k
 
 
 @pytest.mark.parametrize(("options", "value_dtype", "global_k"), [
     ({}, "log4", 80), ({"value_dtype": None}, None, 80), ({"value_dtype": "bfloat16"}, "bfloat16", 80),
-    ({"global_density": None}, "log4", 10), ({"global_density": 0.03}, "log4", 30), ({"density": 0.5}, "log4", 1000),
-    ({"k": 10}, "log4", 80)])
+    ({"global_density": None}, "log4", 10), ({"global_density": 0.03}, "log4", 30), ({"density": 0.5}, "log4", 1000)])
 def test_what_is_left_open_suits_parameters_in_step_ahead(options, value_dtype, global_k):
     given = OkTopk(**options)
     inner = StepAhead(given).inner
-    for each in (inner, inner if "k" in options else inner.with_density(0.2).with_density(None)):
+    for each in (inner, inner.with_density(0.2).with_density(None)):
         assert (each.wire_dtype, each.global_k_of(each.k_of(1000), 1000, 8)) == (value_dtype, global_k)
         assert options or each.global_k_of(10, 1000, 64) == 320
     assert given.wire_dtype == options.get("value_dtype")
@@ -140,7 +122,6 @@ def test_settings_tell_global_densities_apart_that_differ_in_their_ratio():
     one, other = OkTopk(density=0.01, global_density=0.04), OkTopk(density=0.02, global_density=0.04)
     assert one.with_density(0.02).settings() != other.settings()
     assert one.settings()["global_density"] == "0.04 at density 0.01"
-    assert OkTopk(k=3, global_density=0.04).settings()["global_density"] == 0.04
 
 
 def test_options_are_of_a_kind_if_the_ratio_of_the_densities_is_the_same():

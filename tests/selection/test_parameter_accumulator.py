@@ -59,14 +59,6 @@ def test_what_is_expected_is_collected_in_the_pass():
     assert first.values.tobytes() == acc[first.indices].tobytes()
 
 
-def test_parameters_of_a_narrower_dtype_are_widened_in_parts():
-    w, p = normal(dtype=np.float64), normal(seed=1)
-    accumulator = NumpyParameterAccumulator(N, np.float64)
-    accumulator.start(pieces_of(w))
-    accumulator.accumulate(pieces_of(p))
-    assert accumulator.select(0.0, N).values.tobytes() == (w - p).tobytes()
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_found_and_what_only_sums_to_infinity_is_not(value):
     accumulator, _ = started()

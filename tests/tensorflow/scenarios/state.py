@@ -234,7 +234,7 @@ def check_a_file_that_is_not_there_is_an_error_on_all_ranks() -> None:
         def step() -> None:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(weight)
-            hvd.DistributedGradientTape(tape, compression=OkTopk(k=1)).gradient(loss, [weight])
+            hvd.DistributedGradientTape(tape, compression=OkTopk(density=0.1)).gradient(loss, [weight])
 
         assert "nothing" in raised_everywhere(hvd, OptionError, step)[0]
 
@@ -278,7 +278,7 @@ def check_a_residual_of_another_dtype_is_converted_on_all_ranks() -> None:
                 factors = tf.constant(np.random.default_rng((number, hvd.rank())).integers(-9, 10, 50), dtype)
                 with tf.GradientTape() as tape:
                     loss = tf.reduce_sum(variable[dtype] * factors)
-                tape = hvd.DistributedGradientTape(tape, compression=OkTopk(k=3), op=hvd.Sum)
+                tape = hvd.DistributedGradientTape(tape, compression=OkTopk(density=0.06), op=hvd.Sum)
                 tape.gradient(loss, [variable[dtype]])
 
             step(written, 0)
@@ -302,7 +302,7 @@ def check_a_second_phase_of_tapes_goes_on_where_the_file_has_one_alone() -> None
         def step(variable: Any) -> None:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(variable * tf.range(9.0))
-            hvd.DistributedGradientTape(tape, compression=OkTopk(k=2)).gradient(loss, [variable])
+            hvd.DistributedGradientTape(tape, compression=OkTopk(density=0.2)).gradient(loss, [variable])
 
         step(first)
         save_state([first, second], folder / "state")

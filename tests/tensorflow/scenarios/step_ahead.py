@@ -325,14 +325,13 @@ def check_a_rank_outside_the_process_set_trains_alone() -> None:
 
 def check_k_elements_are_written_in_place_unless_somebody_holds_the_variable() -> None:
     shapes = {"kernel": (3, 3, 8, 8), "bias": (8,), "scale": (), "wide": (7, 5)}
-    variables = [tf.Variable(tf.random.normal(shape, dtype=tf.float64 if name == "wide" else tf.float32))
-                 for name, shape in shapes.items()]
+    variables = [tf.Variable(tf.random.normal(shape)) for shape in shapes.values()]
     layout = TensorLayout((name, shape, v.dtype.name) for (name, shape), v in zip(shapes.items(), variables,
                                                                                 strict=True))
     replica = VariableReplica(layout, variables)
     before = np.concatenate([np.array(piece, np.float64) for _, piece in replica.pieces()])
     indices = np.sort(np.random.default_rng(0).choice(layout.n, 60, replace=False))
-    delta = SparseVector(np.unique([*indices, 576 + 8]), np.ones(len(np.unique([*indices, 576 + 8]))))
+    delta = SparseVector(np.unique([*indices, 576 + 8]), np.ones(len(np.unique([*indices, 576 + 8])), np.float32))
     places = [piece.ctypes.data for _, piece in replica.pieces()]
     replica.add(delta)
     assert [piece.ctypes.data for _, piece in replica.pieces()][:2] == places[:2]
@@ -344,7 +343,7 @@ def check_k_elements_are_written_in_place_unless_somebody_holds_the_variable() -
     kept = np.array(held)
     replica.add(delta)
     assert np.array_equal(held, kept), "who has read the variable keeps what he read"
-    replica.add(DenseVector(np.ones(layout.n)))
+    replica.add(DenseVector(np.ones(layout.n, np.float32)))
     expected += 1
     expected[delta.indices] += 1
     np.testing.assert_allclose(np.concatenate([piece for _, piece in replica.pieces()]), expected, atol=1e-5)
