@@ -1,19 +1,19 @@
 """Ok-Topk inside horovod.tensorflow: importing this module makes `compression=OkTopk(...)` work in its tapes
 and optimizers, and in those of horovod.tensorflow.keras. For Keras 3, see `horovod_oktopk.tensorflow.keras`."""
 
-from ..errors import NO_DISCARD, gone
-from ..reducer.checks import what_is_missing
-from ..schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
-from ..step_ahead.options import StepAhead
+from horovod_oktopk.errors import NO_DISCARD, gone
+from horovod_oktopk.reducer.checks import what_is_missing
+from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
+from horovod_oktopk.step_ahead.options import StepAhead
 
 try:
-    from . import amp, building, keras_models, plugin, saving, state
+    from horovod_oktopk.tensorflow import amp, building, keras_models, plugin, saving, state
 except ModuleNotFoundError as error:
     raise what_is_missing(error, __name__, "TensorFlow", "HOROVOD_WITH_TENSORFLOW") from error
 
-from .plugin import set_density, step_report, synchronize_replicas
-from .shared import shared_parameters
-from .state import load_state, save_state
+from horovod_oktopk.tensorflow.plugin import set_density, step_report, synchronize_replicas
+from horovod_oktopk.tensorflow.shared import shared_parameters
+from horovod_oktopk.tensorflow.state import load_state, save_state
 
 plugin.install()
 amp.install()

@@ -7,13 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
 import tensorflow as tf
+from numpy.typing import NDArray
 from tensorflow.python.eager import context
 
-from ..selection.accumulator import NumpyAccumulator
-from .layout import TensorLayout
+from horovod_oktopk.selection.accumulator import NumpyAccumulator
+from horovod_oktopk.tensorflow.layout import TensorLayout
 
 Array = NDArray[Any]
 ALIGNMENT = 64

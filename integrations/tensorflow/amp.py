@@ -15,8 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..errors import PluginError
-from .versions import KERAS_3
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.tensorflow.versions import KERAS_3
 
 _UNKNOWN = object()
 _present: Any = _UNKNOWN

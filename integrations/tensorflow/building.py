@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from .keras_models import wrap_once
-from .step_ahead import own_steps_of
-from .versions import KERAS_3
+from horovod_oktopk.tensorflow.keras_models import wrap_once
+from horovod_oktopk.tensorflow.step_ahead import own_steps_of
+from horovod_oktopk.tensorflow.versions import KERAS_3
 
 
 def install() -> None:

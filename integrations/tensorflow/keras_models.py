@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from .shared import resume, shared_parameters, suspend
-from .step_ahead import is_in_use, is_made, step_aheads_over
+from horovod_oktopk.tensorflow.shared import resume, shared_parameters, suspend
+from horovod_oktopk.tensorflow.step_ahead import is_in_use, is_made, step_aheads_over
 
 Method = Callable[..., Any]
 

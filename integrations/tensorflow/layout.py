@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from numpy.typing import NDArray
 
-import tensorflow as tf
-
-from ..reducer.flat import Update
-from ..reducer.layout import Layout, scatter
+from horovod_oktopk.reducer.flat import Update
+from horovod_oktopk.reducer.layout import Layout, scatter
 
 Array = NDArray[Any]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..errors import PluginError
-from .step_ahead import DecoupledDecay, OwnSteps, own_steps_of
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.tensorflow.step_ahead import DecoupledDecay, OwnSteps, own_steps_of
 
 
 class TakesOwnSteps:

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-
 import tensorflow as tf
 
-from ..step_ahead.noise import Gather, elements_of_rows, gather_by_parts, normalizes
-from ..vectors.sparse import Indices, Values
-from .registry import tensor_of
+from horovod_oktopk.step_ahead.noise import Gather, elements_of_rows, gather_by_parts, normalizes
+from horovod_oktopk.tensorflow.registry import tensor_of
+from horovod_oktopk.vectors.sparse import Indices, Values
 
 Pairs = Sequence[tuple[Any, Any]]
 """A gradient and its variable."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 
-from ..errors import AgreementError
-from ..partial.reducer import PartialReducer
-from ..phases.agreement import instead
-from .registry import reducers_of
+from horovod_oktopk.errors import AgreementError
+from horovod_oktopk.partial.reducer import PartialReducer
+from horovod_oktopk.phases.agreement import instead
+from horovod_oktopk.tensorflow.registry import reducers_of
 
 
 def meet(target: Any, doing: str) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..errors import PluginError
-from ..partial.options import Partial
-from ..schemes.base import Scheme
-from ..step_ahead.options import StepAhead
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.partial.options import Partial
+from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.step_ahead.options import StepAhead
 
 ADAFACTOR_EPSILON = 1e-12
 """The least epsilon_1 whose square is safe in float32."""

@@ -18,24 +18,21 @@ import horovod
 import horovod._keras as stock_keras
 import horovod._keras.callbacks as stock_callbacks
 import horovod.tensorflow as hvd
-
 import tensorflow as tf
 
-from ..errors import PluginError
-from ..partial.options import Partial
-from ..partial.reducer import end_before
-from ..reducer.checks import check_arguments, check_horovod, refuse_join
-from ..schemes.inner import as_options
-from ..schemes.report import StepReport
-from ..step_ahead.options import StepAhead
-from ..step_ahead.reducer import finish_before
-from ..transport.ending import before_shutdown
-from ..transport.tracing import show_phases
-from . import amp, legacy_step_ahead
-from .local_step import normalizes_gradients
-from .models import check_optimizer
-from .reducer import refuse_replicas
-from .registry import (
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.partial.options import Partial
+from horovod_oktopk.partial.reducer import end_before
+from horovod_oktopk.reducer.checks import check_arguments, check_horovod, refuse_join
+from horovod_oktopk.schemes.inner import as_options
+from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.step_ahead.options import StepAhead
+from horovod_oktopk.step_ahead.reducer import finish_before
+from horovod_oktopk.tensorflow import amp, legacy_step_ahead
+from horovod_oktopk.tensorflow.local_step import normalizes_gradients
+from horovod_oktopk.tensorflow.models import check_optimizer
+from horovod_oktopk.tensorflow.reducer import refuse_replicas
+from horovod_oktopk.tensorflow.registry import (
     TapeReductions,
     gradient_reducer_for,
     gradient_reducers_of,
@@ -46,8 +43,10 @@ from .registry import (
     tensor_of,
     variables_of,
 )
-from .step_ahead import OwnSteps
-from .versions import KERAS, KERAS_3
+from horovod_oktopk.tensorflow.step_ahead import OwnSteps
+from horovod_oktopk.tensorflow.versions import KERAS, KERAS_3
+from horovod_oktopk.transport.ending import before_shutdown
+from horovod_oktopk.transport.tracing import show_phases
 
 logger = logging.getLogger("horovod_oktopk")
 

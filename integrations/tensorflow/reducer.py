@@ -14,19 +14,18 @@ from typing import Any, TypeVar
 
 import horovod.tensorflow as hvd
 import numpy as np
+import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 from numpy.typing import NDArray
-
-import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-from ..errors import PluginError, TransportError
-from ..reducer.flat import FlatReducer
-from ..schemes.base import Scheme
-from . import amp
-from .accumulator import LendingAccumulator, new_memory
-from .layout import TensorLayout
-from .transport import network
+from horovod_oktopk.errors import PluginError, TransportError
+from horovod_oktopk.reducer.flat import FlatReducer
+from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.tensorflow import amp
+from horovod_oktopk.tensorflow.accumulator import LendingAccumulator, new_memory
+from horovod_oktopk.tensorflow.layout import TensorLayout
+from horovod_oktopk.tensorflow.transport import network
 
 logger = logging.getLogger("horovod_oktopk")
 

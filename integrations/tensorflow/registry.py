@@ -13,15 +13,14 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import horovod.tensorflow as hvd
-
 import tensorflow as tf
 
-from ..errors import PluginError
-from ..reducer import checkpoint
-from ..reducer.checks import check_arguments
-from ..schemes.base import Scheme
-from .models import optimizers_of
-from .reducer import Reducer, Signature, check_place, describe, is_dense, name_of
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.reducer import checkpoint
+from horovod_oktopk.reducer.checks import check_arguments
+from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.tensorflow.models import optimizers_of
+from horovod_oktopk.tensorflow.reducer import Reducer, Signature, check_place, describe, is_dense, name_of
 
 _ALL: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
 _OF_TAPES: dict[Any, GradientReducer] = {}

@@ -8,16 +8,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
 import tensorflow as tf
+from numpy.typing import NDArray
 from tensorflow.python.eager import context
 
-from ..kernels import KERNELS
-from ..selection.parameter_accumulator import Pieces
-from ..step_ahead.replica import Replica
-from ..vectors.sparse import DenseVector, SparseVector, Values
-from .layout import TensorLayout
+from horovod_oktopk.kernels import KERNELS
+from horovod_oktopk.selection.parameter_accumulator import Pieces
+from horovod_oktopk.step_ahead.replica import Replica
+from horovod_oktopk.tensorflow.layout import TensorLayout
+from horovod_oktopk.vectors.sparse import DenseVector, SparseVector, Values
 
 Array = NDArray[Any]
 

@@ -17,12 +17,12 @@ import tensorflow as tf
 from tensorflow.python.checkpoint.async_checkpoint_helper import AsyncCheckpointHelper
 from tensorflow.python.checkpoint.checkpoint import TrackableSaver
 
-from ..errors import PluginError
-from .keras_models import reads_shared, wrap_once, writes_shared
-from .registry import is_variable
-from .shared import shared_parameters, suspend
-from .step_ahead import is_in_use, step_aheads_over
-from .versions import KERAS_3
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.tensorflow.keras_models import reads_shared, wrap_once, writes_shared
+from horovod_oktopk.tensorflow.registry import is_variable
+from horovod_oktopk.tensorflow.shared import shared_parameters, suspend
+from horovod_oktopk.tensorflow.step_ahead import is_in_use, step_aheads_over
+from horovod_oktopk.tensorflow.versions import KERAS_3
 
 Function = Callable[..., Any]
 Wrap = Callable[[Function], Function]

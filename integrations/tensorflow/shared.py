@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..errors import PluginError
-from .registry import gradient_reducers_of, is_expected, targets_of
-from .step_ahead import OwnSteps, StepAheadReducer, is_in_use, own_steps_of, step_aheads_over
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.tensorflow.registry import gradient_reducers_of, is_expected, targets_of
+from horovod_oktopk.tensorflow.step_ahead import OwnSteps, StepAheadReducer, is_in_use, own_steps_of, step_aheads_over
 
 
 @contextmanager

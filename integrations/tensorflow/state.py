@@ -13,13 +13,13 @@ from typing import Any
 from horovod.common.elastic import State
 from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
 
-from ..errors import PluginError
-from ..reducer import checkpoint
-from ..transport.connect import count_resets
-from .plugin import synchronize_replicas
-from .registry import expect_state, gradient_reducers_of, reducers_by_optimizer, reducers_of
-from .shared import shared_parameters, suspend
-from .step_ahead import step_aheads_over
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.reducer import checkpoint
+from horovod_oktopk.tensorflow.plugin import synchronize_replicas
+from horovod_oktopk.tensorflow.registry import expect_state, gradient_reducers_of, reducers_by_optimizer, reducers_of
+from horovod_oktopk.tensorflow.shared import shared_parameters, suspend
+from horovod_oktopk.tensorflow.step_ahead import step_aheads_over
+from horovod_oktopk.transport.connect import count_resets
 
 PathLike = str | os.PathLike[str]
 

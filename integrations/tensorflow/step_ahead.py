@@ -14,20 +14,19 @@ from typing import Any, cast
 
 import horovod.tensorflow as hvd
 import numpy as np
+import tensorflow as tf
 from numpy.typing import NDArray
 
-import tensorflow as tf
-
-from ..errors import PluginError
-from ..selection.parameter_accumulator import NumpyParameterAccumulator
-from ..step_ahead.options import StepAhead
-from ..step_ahead.reducer import StepAheadReducer as Core
-from .layout import TensorLayout
-from .local_step import GivenGradients, Pairs
-from .reducer import check_place, guarded, name_of, weakly
-from .registry import GradientReducer, gradient_reducer_of, tensor_of
-from .replica import VariableReplica
-from .transport import network
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
+from horovod_oktopk.step_ahead.options import StepAhead
+from horovod_oktopk.step_ahead.reducer import StepAheadReducer as Core
+from horovod_oktopk.tensorflow.layout import TensorLayout
+from horovod_oktopk.tensorflow.local_step import GivenGradients, Pairs
+from horovod_oktopk.tensorflow.reducer import check_place, guarded, name_of, weakly
+from horovod_oktopk.tensorflow.registry import GradientReducer, gradient_reducer_of, tensor_of
+from horovod_oktopk.tensorflow.replica import VariableReplica
+from horovod_oktopk.tensorflow.transport import network
 
 Array = NDArray[Any]
 

@@ -8,15 +8,14 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
+import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 from numpy.typing import NDArray
-
-import tensorflow as tf
 from tensorflow.python.eager import context
 
-from ..transport import ending
-from ..transport.connect import Network, new_channel
-from ..transport.horovod import Collectives
+from horovod_oktopk.transport import ending
+from horovod_oktopk.transport.connect import Network, new_channel
+from horovod_oktopk.transport.horovod import Collectives
 
 
 def network(process_set: Any, own_channel: bool = False, yield_cpu: bool = False) -> Network:

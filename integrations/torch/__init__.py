@@ -1,22 +1,22 @@
 """Ok-Topk inside horovod.torch: importing this module makes `compression=OkTopk(...)` work in
 `hvd.DistributedOptimizer`, whichever way that was, or will be, imported."""
 
-from ..errors import NO_DISCARD, gone
-from ..partial.options import Partial
-from ..reducer.checks import what_is_missing
-from ..schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
-from ..step_ahead.options import StepAhead
+from horovod_oktopk.errors import NO_DISCARD, gone
+from horovod_oktopk.partial.options import Partial
+from horovod_oktopk.reducer.checks import what_is_missing
+from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
+from horovod_oktopk.step_ahead.options import StepAhead
 
 try:
-    from . import amp, plugin
+    from horovod_oktopk.torch import amp, plugin
 except ModuleNotFoundError as error:
     raise what_is_missing(error, __name__, "PyTorch", "HOROVOD_WITH_PYTORCH") from error
 
-from .partial import synchronize_replicas
-from .plugin import set_density, step_report
-from .schedule import DensitySchedule
-from .shared import shared_parameters
-from .state import gather_state_dict
+from horovod_oktopk.torch.partial import synchronize_replicas
+from horovod_oktopk.torch.plugin import set_density, step_report
+from horovod_oktopk.torch.schedule import DensitySchedule
+from horovod_oktopk.torch.shared import shared_parameters
+from horovod_oktopk.torch.state import gather_state_dict
 
 plugin.install()
 amp.install()

@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-
 import torch
 
-from ..selection.accumulator import NumpyAccumulator, ResidualAccumulator
-from ..selection.allocator import keep_freed_memory
-from ..vectors.sparse import Indices, SparseVector, Values
-from .layout import TorchLayout
+from horovod_oktopk.selection.accumulator import NumpyAccumulator, ResidualAccumulator
+from horovod_oktopk.selection.allocator import keep_freed_memory
+from horovod_oktopk.torch.layout import TorchLayout
+from horovod_oktopk.vectors.sparse import Indices, SparseVector, Values
 
 CHUNK = 1 << 24
 """Elements selected at a time: bounds the temporaries, and is plenty for one kernel."""

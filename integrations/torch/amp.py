@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from ..errors import PluginError
-from ..reducer.flat import FlatReducer
-from .loss_scale import note_scaler
-from .registry import gradient_reducer_of, reducer_of
-from .step_ahead import StepAheadReducer
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.reducer.flat import FlatReducer
+from horovod_oktopk.torch.loss_scale import note_scaler
+from horovod_oktopk.torch.registry import gradient_reducer_of, reducer_of
+from horovod_oktopk.torch.step_ahead import StepAheadReducer
 
 NOT_SYNCHRONIZED = ("a GradScaler would look for overflow in gradients that are not reduced yet, and the ranks would "
                     "drift apart. Write: optimizer.synchronize(); scaler.unscale_(optimizer); "

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from .registry import reducers_of
-from .shared import shared_parameters
-from .step_ahead import StepAheadReducer
+from horovod_oktopk.torch.registry import reducers_of
+from horovod_oktopk.torch.shared import shared_parameters
+from horovod_oktopk.torch.step_ahead import StepAheadReducer
 
 
 def install(state: Any) -> None:

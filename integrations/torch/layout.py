@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-import torch
-
-from ..errors import PluginError
-from ..reducer.flat import Update
-from ..reducer.layout import Layout, scatter
-from ..vectors.sparse import SparseVector
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.reducer.flat import Update
+from horovod_oktopk.reducer.layout import Layout, scatter
+from horovod_oktopk.vectors.sparse import SparseVector
 
 CHANGED = ("'{name}' is {now} now, and was {then} at the first step: convert or move the model before the first "
            "step, or a copy of it (copy.deepcopy)")

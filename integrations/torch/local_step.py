@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
-
 import torch
 
-from ..errors import OptionError
-from ..step_ahead.noise import Gather, elements_of_rows, gather_by_parts
-from ..vectors.sparse import Indices, Values
-from .layout import TorchLayout
+from horovod_oktopk.errors import OptionError
+from horovod_oktopk.step_ahead.noise import Gather, elements_of_rows, gather_by_parts
+from horovod_oktopk.torch.layout import TorchLayout
+from horovod_oktopk.vectors.sparse import Indices, Values
 
 DECOUPLED = frozenset({"AdamW", "Adafactor", "Muon", "Lion"})
 """Optimizers whose weight decay goes by the learning rate, and is no part of the gradient, by the names of their

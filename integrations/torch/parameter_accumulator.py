@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-
 import torch
 
-from ..selection.allocator import keep_freed_memory
-from ..selection.parameter_accumulator import ParameterAccumulator, Pieces
-from ..vectors.sparse import DenseVector, SparseVector, Values
-from .accumulator import CHUNK, where_passing
+from horovod_oktopk.selection.allocator import keep_freed_memory
+from horovod_oktopk.selection.parameter_accumulator import ParameterAccumulator, Pieces
+from horovod_oktopk.torch.accumulator import CHUNK, where_passing
+from horovod_oktopk.vectors.sparse import DenseVector, SparseVector, Values
 
 
 class TorchParameterAccumulator:

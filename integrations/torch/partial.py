@@ -12,19 +12,18 @@ from dataclasses import replace
 from typing import Any
 
 import horovod.torch as hvd
-
 import torch
 
-from ..errors import PluginError
-from ..partial.options import Partial
-from ..partial.outcomes import RoundUpdate
-from ..partial.reducer import PartialReducer as FlatPartialReducer
-from ..reducer.flat import Update
-from .accumulator import make_accumulator
-from .layout import TorchLayout
-from .reducer import Reducer
-from .registry import reducers_of
-from .transport import network
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.partial.options import Partial
+from horovod_oktopk.partial.outcomes import RoundUpdate
+from horovod_oktopk.partial.reducer import PartialReducer as FlatPartialReducer
+from horovod_oktopk.reducer.flat import Update
+from horovod_oktopk.torch.accumulator import make_accumulator
+from horovod_oktopk.torch.layout import TorchLayout
+from horovod_oktopk.torch.reducer import Reducer
+from horovod_oktopk.torch.registry import reducers_of
+from horovod_oktopk.torch.transport import network
 
 
 class PartialReducer(Reducer):

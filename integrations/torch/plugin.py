@@ -16,29 +16,28 @@ from typing import Any
 import horovod
 import horovod.torch as hvd
 import horovod.torch.optimizer as stock
+import torch
 from horovod.common.elastic import State
 from horovod.torch.elastic.state import TorchState
 
-import torch
-
-from ..errors import PluginError
-from ..partial.options import Partial
-from ..partial.reducer import end_before
-from ..reducer.checks import check_arguments, check_horovod, refuse_join
-from ..schemes.base import Scheme
-from ..schemes.inner import as_options
-from ..schemes.report import StepReport
-from ..step_ahead.options import StepAhead
-from ..step_ahead.reducer import finish_before
-from ..transport.connect import count_resets
-from ..transport.ending import before_shutdown
-from ..transport.tracing import show_phases
-from . import elastic, profiling
-from .partial import PartialReducer
-from .reducer import Reducer, forget_handles
-from .registry import AnyReducer, gradient_reducer_of, is_in_use, reducer_of, register
-from .state import attach_state
-from .step_ahead import StepAheadReducer, hand_over
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.partial.options import Partial
+from horovod_oktopk.partial.reducer import end_before
+from horovod_oktopk.reducer.checks import check_arguments, check_horovod, refuse_join
+from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.schemes.inner import as_options
+from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.step_ahead.options import StepAhead
+from horovod_oktopk.step_ahead.reducer import finish_before
+from horovod_oktopk.torch import elastic, profiling
+from horovod_oktopk.torch.partial import PartialReducer
+from horovod_oktopk.torch.reducer import Reducer, forget_handles
+from horovod_oktopk.torch.registry import AnyReducer, gradient_reducer_of, is_in_use, reducer_of, register
+from horovod_oktopk.torch.state import attach_state
+from horovod_oktopk.torch.step_ahead import StepAheadReducer, hand_over
+from horovod_oktopk.transport.connect import count_resets
+from horovod_oktopk.transport.ending import before_shutdown
+from horovod_oktopk.transport.tracing import show_phases
 
 logger = logging.getLogger("horovod_oktopk")
 

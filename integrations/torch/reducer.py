@@ -10,18 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 import horovod.torch as hvd
-
 import torch
 
-from ..errors import PluginError
-from ..reducer.flat import FlatReducer
-from ..reducer.state import Record
-from ..schemes.base import Scheme
-from ..schemes.report import StepReport
-from .accumulator import make_accumulator
-from .layout import TorchLayout
-from .loss_scale import last_scale
-from .transport import network
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.reducer.flat import FlatReducer
+from horovod_oktopk.reducer.state import Record
+from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.torch.accumulator import make_accumulator
+from horovod_oktopk.torch.layout import TorchLayout
+from horovod_oktopk.torch.loss_scale import last_scale
+from horovod_oktopk.torch.transport import network
 
 
 class Reducer:

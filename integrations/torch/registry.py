@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ..errors import PluginError
-from .reducer import Reducer
-from .step_ahead import StepAheadReducer
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.torch.reducer import Reducer
+from horovod_oktopk.torch.step_ahead import StepAheadReducer
 
 AnyReducer = Reducer | StepAheadReducer
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-
 import torch
 
-from ..errors import PluginError
-from ..selection.parameter_accumulator import Pieces
-from ..step_ahead.replica import HostReplica, Replica
-from ..vectors.sparse import DenseVector, SparseVector, Values
-from .layout import TorchLayout
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.selection.parameter_accumulator import Pieces
+from horovod_oktopk.step_ahead.replica import HostReplica, Replica
+from horovod_oktopk.torch.layout import TorchLayout
+from horovod_oktopk.vectors.sparse import DenseVector, SparseVector, Values
 
 
 class TorchHostReplica(HostReplica):

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from ..errors import OptionError
-from ..schedule import GTOPK_DENSITIES, Schedule, check_epoch, density_of_epoch
-from .plugin import set_density
-from .registry import reducer_of
+from horovod_oktopk.errors import OptionError
+from horovod_oktopk.schedule import GTOPK_DENSITIES, Schedule, check_epoch, density_of_epoch
+from horovod_oktopk.torch.plugin import set_density
+from horovod_oktopk.torch.registry import reducer_of
 
 
 class DensitySchedule:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from .registry import reducers_of
-from .step_ahead import StepAheadReducer
+from horovod_oktopk.torch.registry import reducers_of
+from horovod_oktopk.torch.step_ahead import StepAheadReducer
 
 
 @contextmanager

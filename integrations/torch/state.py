@@ -10,15 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 import horovod.torch as hvd
-
 import torch
 
-from ..errors import OptionError, PluginError
-from ..phases.agreement import instead
-from ..reducer.state import check_records, check_residuals
-from .partial import PartialReducer, synchronize_replicas
-from .registry import AnyReducer, reducer_of
-from .step_ahead import StepAheadReducer
+from horovod_oktopk.errors import OptionError, PluginError
+from horovod_oktopk.phases.agreement import instead
+from horovod_oktopk.reducer.state import check_records, check_residuals
+from horovod_oktopk.torch.partial import PartialReducer, synchronize_replicas
+from horovod_oktopk.torch.registry import AnyReducer, reducer_of
+from horovod_oktopk.torch.step_ahead import StepAheadReducer
 
 KEY = "horovod_oktopk"
 

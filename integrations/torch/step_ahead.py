@@ -16,22 +16,21 @@ from typing import Any
 
 import horovod.torch as hvd
 import numpy as np
-
 import torch
 
-from ..errors import PluginError
-from ..reducer.state import Record, parameters_of
-from ..schemes.base import Scheme
-from ..schemes.report import StepReport
-from ..selection.parameter_accumulator import NumpyParameterAccumulator
-from ..step_ahead.noise import normalizes
-from ..step_ahead.options import StepAhead
-from ..step_ahead.reducer import StepAheadReducer as Core
-from .layout import TorchLayout
-from .local_step import are_finite, gradient_elements, lengthened
-from .parameter_accumulator import TorchParameterAccumulator
-from .replica import TorchHostReplica, TorchReplica, flat_memory
-from .transport import network
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.reducer.state import Record, parameters_of
+from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
+from horovod_oktopk.step_ahead.noise import normalizes
+from horovod_oktopk.step_ahead.options import StepAhead
+from horovod_oktopk.step_ahead.reducer import StepAheadReducer as Core
+from horovod_oktopk.torch.layout import TorchLayout
+from horovod_oktopk.torch.local_step import are_finite, gradient_elements, lengthened
+from horovod_oktopk.torch.parameter_accumulator import TorchParameterAccumulator
+from horovod_oktopk.torch.replica import TorchHostReplica, TorchReplica, flat_memory
+from horovod_oktopk.torch.transport import network
 
 logger = logging.getLogger("horovod_oktopk")
 

@@ -7,14 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import horovod.torch as hvd
+import torch
 from horovod.common.exceptions import HorovodInternalError
 from numpy.typing import NDArray
 
-import torch
-
-from ..transport import ending
-from ..transport.connect import Network, new_channel
-from ..transport.horovod import Collectives
+from horovod_oktopk.transport import ending
+from horovod_oktopk.transport.connect import Network, new_channel
+from horovod_oktopk.transport.horovod import Collectives
 
 
 def network(process_set: Any, own_channel: bool = False, yield_cpu: bool = False) -> Network:

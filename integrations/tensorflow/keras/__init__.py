@@ -4,11 +4,11 @@ Under Keras 3, which Horovod's own optimizer and callbacks cannot drive, these a
 (TF_USE_LEGACY_KERAS=1) they are Horovod's.
 """
 
-from ...errors import NO_DISCARD, gone
-from ...partial.options import Partial
-from ...schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
-from ...step_ahead.options import StepAhead
-from .. import (
+from horovod_oktopk.errors import NO_DISCARD, gone
+from horovod_oktopk.partial.options import Partial
+from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
+from horovod_oktopk.step_ahead.options import StepAhead
+from horovod_oktopk.tensorflow import (
     load_state,
     save_state,
     set_density,
@@ -16,12 +16,12 @@ from .. import (
     step_report,
     synchronize_replicas,
 )
-from ..versions import KERAS_3
-from . import callbacks
+from horovod_oktopk.tensorflow.keras import callbacks
+from horovod_oktopk.tensorflow.versions import KERAS_3
 
 if KERAS_3:
-    from .elastic import KerasState
-    from .optimizer import DistributedOptimizer, install, load_model
+    from horovod_oktopk.tensorflow.keras.elastic import KerasState
+    from horovod_oktopk.tensorflow.keras.optimizer import DistributedOptimizer, install, load_model
     install()
 else:
     from horovod.tensorflow.keras import DistributedOptimizer, load_model  # type: ignore[no-redef]

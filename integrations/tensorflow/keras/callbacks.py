@@ -10,23 +10,30 @@ from pathlib import Path
 from typing import Any
 
 import horovod.tensorflow as hvd
-
 import tensorflow as tf
 
-from ...errors import OptionError
-from ...schedule import GTOPK_DENSITIES, Schedule, density_of_epoch
-from ...schemes.report import StepReport
-from ..meeting import meet
-from ..models import optimizers_of
-from ..plugin import set_density, step_report, synchronize_replicas
-from ..registry import reducers_of
-from ..state import load_state, read_marks, save_state
-from ..versions import KERAS_3
+from horovod_oktopk.errors import OptionError
+from horovod_oktopk.schedule import GTOPK_DENSITIES, Schedule, density_of_epoch
+from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.tensorflow.meeting import meet
+from horovod_oktopk.tensorflow.models import optimizers_of
+from horovod_oktopk.tensorflow.plugin import set_density, step_report, synchronize_replicas
+from horovod_oktopk.tensorflow.registry import reducers_of
+from horovod_oktopk.tensorflow.state import load_state, read_marks, save_state
+from horovod_oktopk.tensorflow.versions import KERAS_3
 
 if KERAS_3:
-    from .horovod_callbacks import BroadcastGlobalVariablesCallback, LearningRateWarmupCallback, MetricAverageCallback
+    from horovod_oktopk.tensorflow.keras.horovod_callbacks import (
+        BroadcastGlobalVariablesCallback,
+        LearningRateWarmupCallback,
+        MetricAverageCallback,
+    )
 else:
-    from .legacy import BroadcastGlobalVariablesCallback, LearningRateWarmupCallback, MetricAverageCallback
+    from horovod_oktopk.tensorflow.keras.legacy import (
+        BroadcastGlobalVariablesCallback,
+        LearningRateWarmupCallback,
+        MetricAverageCallback,
+    )
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import horovod.tensorflow as hvd
+import tensorflow as tf
 from horovod.tensorflow.elastic import TensorFlowKerasState
 
-import tensorflow as tf
-
-from ..registry import tensor_of
-from ..state import wrap_load, wrap_save
+from horovod_oktopk.tensorflow.registry import tensor_of
+from horovod_oktopk.tensorflow.state import wrap_load, wrap_save
 
 
 class KerasState(TensorFlowKerasState):  # type: ignore[misc]

@@ -8,15 +8,14 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
-
 import tensorflow as tf
 
-from ...errors import AgreementError, OptionError
-from ..meeting import check_alike, meet
-from ..models import optimizers_of
-from ..plugin import synchronize_replicas
-from ..registry import tensor_of
-from .optimizer import is_distributed
+from horovod_oktopk.errors import AgreementError, OptionError
+from horovod_oktopk.tensorflow.keras.optimizer import is_distributed
+from horovod_oktopk.tensorflow.meeting import check_alike, meet
+from horovod_oktopk.tensorflow.models import optimizers_of
+from horovod_oktopk.tensorflow.plugin import synchronize_replicas
+from horovod_oktopk.tensorflow.registry import tensor_of
 
 logger = logging.getLogger("horovod_oktopk")
 Logs = dict[str, Any] | None

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import horovod.tensorflow.keras as stock
+import tensorflow as tf
 from horovod.tensorflow.keras.callbacks import BroadcastGlobalVariablesCallback, LearningRateWarmupCallback
 
-import tensorflow as tf
-
-from ..meeting import check_alike, meet
+from horovod_oktopk.tensorflow.meeting import check_alike, meet
 
 __all__ = ["BroadcastGlobalVariablesCallback", "LearningRateWarmupCallback", "MetricAverageCallback"]
 

@@ -8,22 +8,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
+import tensorflow as tf
 from horovod.tensorflow.gradient_aggregation_eager import LocalGradientAggregationHelperEager
 
-import tensorflow as tf
-
-from ...errors import PluginError
-from ...partial.options import Partial
-from ...schemes.inner import as_options
-from ...step_ahead.options import StepAhead
-from .. import amp
-from ..local_step import Pairs, normalizes_gradients
-from ..models import check_optimizer
-from ..reducer import refuse_replicas
-from ..registry import GradientReducer, refuse_overwritten, tensor_of
-from ..step_ahead import DecoupledDecay, OwnSteps
-from ..versions import KERAS
-from .partial import PartialGradientReducer
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.partial.options import Partial
+from horovod_oktopk.schemes.inner import as_options
+from horovod_oktopk.step_ahead.options import StepAhead
+from horovod_oktopk.tensorflow import amp
+from horovod_oktopk.tensorflow.keras.partial import PartialGradientReducer
+from horovod_oktopk.tensorflow.local_step import Pairs, normalizes_gradients
+from horovod_oktopk.tensorflow.models import check_optimizer
+from horovod_oktopk.tensorflow.reducer import refuse_replicas
+from horovod_oktopk.tensorflow.registry import GradientReducer, refuse_overwritten, tensor_of
+from horovod_oktopk.tensorflow.step_ahead import DecoupledDecay, OwnSteps
+from horovod_oktopk.tensorflow.versions import KERAS
 
 
 def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.none,  # noqa: N802 (Horovod's name)

@@ -12,19 +12,18 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
+import tensorflow as tf
 from numpy.typing import NDArray
 
-import tensorflow as tf
-
-from ...errors import PluginError
-from ...partial.options import Partial
-from ...partial.outcomes import RoundUpdate
-from ...partial.reducer import PartialReducer as FlatPartialReducer
-from ...selection.accumulator import NumpyAccumulator
-from ..layout import TensorLayout
-from ..reducer import Reducer, call, check_place, is_dense, weakly
-from ..registry import GradientReducer, tensor_of
-from ..transport import network
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.partial.options import Partial
+from horovod_oktopk.partial.outcomes import RoundUpdate
+from horovod_oktopk.partial.reducer import PartialReducer as FlatPartialReducer
+from horovod_oktopk.selection.accumulator import NumpyAccumulator
+from horovod_oktopk.tensorflow.layout import TensorLayout
+from horovod_oktopk.tensorflow.reducer import Reducer, call, check_place, is_dense, weakly
+from horovod_oktopk.tensorflow.registry import GradientReducer, tensor_of
+from horovod_oktopk.tensorflow.transport import network
 
 Array = NDArray[Any]
 Update = Callable[[list[Any]], object]
