@@ -8,18 +8,21 @@ import subprocess
 import sys
 import warnings
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from horovod_oktopk import OptionError
+from horovod_oktopk import OkTopk, OptionError
 from horovod_oktopk.reducer import checkpoint
 from horovod_oktopk.reducer.archive import HOST
 
 from ..support.full_disk import room_for
-from .test_flat import make, on_ranks, take_steps
+from .test_flat import make, on_ranks, take_step, take_steps
 
 WIDE = [("a", (50, 2), "float64"), ("b", (3,), "float64")]
+OF_BEFORE = Path(__file__).parents[1] / "data" / "state_a"
+"""A file of two ranks after 6 steps, written while a reduction had buckets; beside it their next 3 steps there."""
 OTHERS = [("c", (40,), "float32")]
 
 
@@ -254,3 +257,26 @@ def test_a_reduction_that_the_file_does_not_have_stays_as_it_is_and_others_find_
     assert [str(w.message) for w in caught if "has no state for the parameters that begin with 'c'" in str(w.message)]
     for mine, theirs in zip(held, found, strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:the checkpoint is of 2 ranks")
+@pytest.mark.parametrize("size", [2, 3])
+def test_training_goes_on_from_a_file_of_an_earlier_version(size):
+    expected = np.load(OF_BEFORE.with_suffix(".npz"))
+
+    def program(transport):
+        reducer = make(transport, options=OkTopk(density=0.1))
+        checkpoint.load(reducer, 0, OF_BEFORE.with_suffix(".oktopk"))
+        held, rank = reducer.read_residual().copy(), transport.rank
+        if size == 2:
+            updates = [take_step(reducer, gradients[rank], scale)
+                       for gradients, scale in zip(expected["gradients"], (8.0, 2.0, None), strict=True)]
+            assert np.stack(updates).tobytes() == expected["updates"].tobytes()
+            assert reducer.read_residual().tobytes() == expected["residuals"][rank].tobytes()
+        return held, reducer.residual_scale
+
+    held, scales = zip(*on_ranks(size, program), strict=True)
+    assert np.array_equal(sum(held), expected["held"].sum(0))
+    assert np.abs(held).max() > 1
+    assert size == 3 or set(scales) == {2.0}
+    assert size == 2 or set(scales) == {4.0}
