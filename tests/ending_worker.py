@@ -1,7 +1,8 @@
 """One rank of a job in which the last rank ends after five steps, in the way that the arguments say.
 
-even: all ranks take equally many steps. open: StepAhead, and the program ends inside shared_parameters. Any other
-rank prints what it was told, and ends well.
+even: all ranks take equally many steps. interrupted: Ctrl-C in the job's
+terminal. open: StepAhead, and the program ends inside shared_parameters. Any other rank prints what it was told, and
+ends well.
 """
 
 from __future__ import annotations
@@ -62,12 +63,31 @@ def tensorflow_step() -> tuple[Any, Callable[[], None]]:
     return hvd, step
 
 
+def keras_step() -> tuple[Any, Callable[[], None]]:
+    import horovod.tensorflow.keras as hvd
+    import tensorflow as tf
+
+    from horovod_oktopk.tensorflow.keras import DistributedOptimizer, OkTopk
+    hvd.init()
+    model = tf.keras.Sequential([tf.keras.layers.Input((20,)), tf.keras.layers.Dense(20)])
+    optimizer = DistributedOptimizer(tf.keras.optimizers.SGD(0.1), compression=OkTopk(density=0.1))
+    model.compile(optimizer=optimizer, loss="mse")
+    return hvd, lambda: model.train_on_batch(tf.ones((4, 20)), tf.zeros((4, 20)))
+
+
 def end(how: str, hvd: Any, step: Callable[[], None]) -> None:
     """What the last rank does after its steps."""
     if how == "raising":
         raise ValueError("the file is gone")
     if how.startswith("exiting"):
         sys.exit(3 if how == "exiting with 3" else None)
+    if how in ("terminated", "interrupted"):
+        print(f"the signal was sent at {time.time()}.", flush=True)
+    if how == "terminated":
+        os.kill(os.getpid(), signal.SIGTERM)
+    if how == "interrupted":
+        os.killpg(int(os.environ["LAUNCHER"]), signal.SIGINT)
+        time.sleep(100)
     if how == "frozen":
         os.kill(os.getpid(), signal.SIGSTOP)
     if how == "shutdown":
@@ -81,7 +101,8 @@ def end(how: str, hvd: Any, step: Callable[[], None]) -> None:
 
 def main() -> None:
     framework, how = sys.argv[1:]
-    hvd, step = tensorflow_step() if framework == "tensorflow" else torch_step(framework)
+    make = {"tensorflow": tensorflow_step, "keras": keras_step}.get(framework, lambda: torch_step(framework))
+    hvd, step = make()
     rank, is_last = hvd.rank(), hvd.rank() == hvd.size() - 1
     try:
         for _ in range(FEW if is_last and how != "even" else MANY):

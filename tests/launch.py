@@ -15,6 +15,8 @@ import psutil
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
+START = ("env", "--default-signal=INT", "sh", "-c", 'LAUNCHER=$$ exec "$@"', "sh")
+"""Before the launcher: its ranks know its process, and Ctrl-C ends it also where tests run in the background."""
 WHOSE = re.compile(r"\[1,\d+\]<std(?:out|err)>:")
 """What mpirun puts before each piece of a rank's output, in the middle of a line too."""
 
@@ -41,7 +43,8 @@ def horovodrun(backend: str, size: int, *command: str, timeout: float = 240, fla
                extra: Mapping[str, str] | None = None) -> Finished:
     """Runs `python command...` on `size` ranks of this machine; backend: "mpi" or "gloo"."""
     hosts = () if flags else ("-H", f"localhost:{size}")
-    line = [str(BIN / "horovodrun"), "-np", str(size), *hosts, f"--{backend}", *flags, sys.executable, *command]
+    line = [*START, str(BIN / "horovodrun"), "-np", str(size), *hosts, f"--{backend}", *flags,
+            sys.executable, *command]
     with subprocess.Popen(line, env={**environment(), **(extra or {})}, cwd=ROOT, text=True, start_new_session=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as job:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
@@ -84,6 +85,22 @@ def test_a_job_ends_that_has_given_up_a_rank_which_stands_still(framework: str) 
     assert job.returncode > 0, job.output[-4000:]
     assert "rank 2 does not answer" in job.output
     assert "ends the whole job" in job.output or "ends the job" in job.output
+
+
+@pytest.mark.parametrize(("framework", "backend", "how"), [
+    ("torch", "mpi", "terminated"),
+    *(pytest.param(framework, backend, how, marks=pytest.mark.slow)
+      for framework in ("torch", "keras") for backend in ("mpi", "gloo") for how in ("terminated", "interrupted")
+      if (framework, backend, how) != ("torch", "mpi", "terminated"))])
+def test_a_job_ends_soon_that_is_interrupted_or_has_a_rank_terminated(framework: str, backend: str, how: str) -> None:
+    """As a scheduler sends SIGTERM to one rank, and a terminal SIGINT to the launcher and all in its group."""
+    job = job_of(framework, backend, how)
+    ended = time.time()
+    sent = re.search(r"the signal was sent at ([\d.]+)\.", job.output)
+    assert sent, job.output[-4000:]
+    assert job.returncode != 0, job.output[-4000:]
+    assert ended - float(sent[1]) < 20
+    assert "has come to its end" not in job.output
 
 
 def test_over_horovods_collectives_an_error_says_that_a_rank_has_left() -> None:
