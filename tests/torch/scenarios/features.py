@@ -362,6 +362,18 @@ def check_a_backward_pass_without_a_step_is_dropped() -> None:
         assert step_report(optimizer).step == 2
 
 
+def check_data_that_worker_processes_load() -> None:
+    """They are forked while MPI and the watchdog's thread run."""
+    params = parameters()
+    optimizer = distribute(params, DENSE, op=hvd.Sum)
+    plain_step(optimizer, params, 0)
+    for step in torch.utils.data.DataLoader(range(1, 4), batch_size=None, num_workers=2,
+                                            multiprocessing_context="fork"):
+        plain_step(optimizer, params, step)
+    assert np.array_equal(flat(params), -sum(flat(gradients(step, rank)) for rank in range(hvd.size())
+                                             for step in range(4)))
+
+
 def check_several_optimizers_after_one_backward_pass() -> None:
     """Whose gradients come first differs between the ranks."""
     several = [parameters(), parameters()]
