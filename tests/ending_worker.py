@@ -1,6 +1,6 @@
 """One rank of a job in which the last rank ends after five steps, in the way that the arguments say.
 
-even: all ranks take equally many steps. interrupted: Ctrl-C in the job's
+even: all ranks take equally many steps. again: these too, and start Horovod anew. interrupted: Ctrl-C in the job's
 terminal. open: StepAhead, and the program ends inside shared_parameters. Any other rank prints what it was told, and
 ends well.
 """
@@ -105,7 +105,11 @@ def main() -> None:
     hvd, step = make()
     rank, is_last = hvd.rank(), hvd.rank() == hvd.size() - 1
     try:
-        for _ in range(FEW if is_last and how != "even" else MANY):
+        for _ in range(FEW if is_last and how not in ("even", "again") else MANY):
+            step()
+        if how == "again":
+            hvd.shutdown()
+            hvd, step = make()
             step()
         if is_last:
             end(how, hvd, step)

@@ -103,6 +103,17 @@ def test_a_job_ends_soon_that_is_interrupted_or_has_a_rank_terminated(framework:
     assert "has come to its end" not in job.output
 
 
+@pytest.mark.slow
+def test_horovod_is_started_again_over_gloo_and_over_mpi_its_own_error_ends_the_job() -> None:
+    """MPI starts once in a process, so stock Horovod cannot be started again there either."""
+    job = job_of("torch", "gloo", "again", size=2)
+    assert job.returncode == 0, job.output[-4000:]
+    assert job.output.count("has come to its end") == 2
+    job = job_of("torch", "mpi", "again", size=2)
+    assert job.returncode > 0, job.output[-4000:]
+    assert "called after MPI_FINALIZE" in job.output, job.output[-4000:]
+
+
 def test_over_horovods_collectives_an_error_says_that_a_rank_has_left() -> None:
     text = "Horovod has been shut down. This was caused by ..."
     assert ending.explain(OSError(text)) == f"{ending.LEFT}. {text}"
