@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from horovod_oktopk import OkTopk, StepAhead
 from tests.core.driver import Kind
 from tests.core.world import Hvd, run
 from tests.scenarios import loaded, names
+from tests.scenarios.common import gradients
+from tests.scenarios.leaks import assert_memory_stays
 
 SIZES = (1, 2, 3, 5, 8)
 
@@ -28,3 +31,16 @@ def test_scenario(name: str, size: int) -> None:
     assert len(set(skipped)) == 1, f"the ranks do not agree on what is skipped: {skipped}"
     if skipped[0] is not None:
         pytest.skip(skipped[0])
+
+
+@pytest.mark.parametrize("options", [OkTopk(density=0.1), StepAhead(OkTopk(density=0.1))],
+                         ids=["oktopk", "step_ahead"])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_memory_does_not_grow_with_the_steps(options: OkTopk | StepAhead, size: int) -> None:
+    def program(hvd: Hvd) -> None:
+        kind = Kind(hvd)
+        trainer = kind(options)
+        assert_memory_stays(hvd, lambda step: trainer.step(gradients(step % 10, hvd.rank())))
+        kind.end()
+
+    run(size, program)

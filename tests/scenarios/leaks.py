@@ -1,8 +1,9 @@
-"""What is left of models that are dropped: of threads, and of objects."""
+"""What is left of models that are dropped, of threads and of objects; and what every step leaves."""
 
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 from collections import Counter
@@ -17,6 +18,10 @@ OF_GRAPHS = ("GivenGradients",)
 """What a function's graph calls stays with TensorFlow; it holds neither models nor gradients."""
 OF_FRAMEWORKS = {"Parameter": "torch", "ResourceVariable": "tensorflow", "LossScaleOptimizer": "keras",
                  "LossScaleOptimizerV3": "tf_keras"}
+FEW, MANY = 200, 2000
+"""Steps before memory is looked at first, and in all."""
+GROWTH = 1000
+"""Blocks of memory that may come and go; a single object that each step leaves makes more."""
 PATIENCE = 20
 """Seconds for what ends on all ranks together: far more than it takes."""
 
@@ -43,6 +48,19 @@ def assert_nothing_stays(hvd: Any, train: Callable[[], Any], several: int) -> No
     finally:
         gc.unfreeze()
     assert max(left.values(), default=0) <= ONCE, f"{several} models that were dropped have left {dict(left)}"
+
+
+def assert_memory_stays(hvd: Any, step: Callable[[int], Any]) -> None:
+    """Takes steps, numbered, on all ranks; what Python's objects take must not grow with them."""
+    held = []
+    for number in range(1, MANY + 1):
+        step(number)
+        if number in (FEW, MANY):
+            hvd.allgather_object("all have taken theirs")
+            gc.collect()
+            held.append(sys.getallocatedblocks())
+            hvd.allgather_object("all have looked")
+    assert held[1] - held[0] < GROWTH, f"after {FEW} and {MANY} steps there were these blocks of memory: {held}"
 
 
 def _settled(is_done: Callable[[Counter[str]], bool]) -> Counter[str]:
