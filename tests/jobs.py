@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.launch import horovodrun
-from tests.worker import Outcome
+from tests.worker import HUNG, RUNNING, Outcome
 
 ENDED = "ended"
 """A test of each job beside those of its scenarios: it ended by itself, with status 0."""
@@ -54,9 +54,14 @@ class Job:
                                timeout=timeout,
                                extra={"TF_USE_LEGACY_KERAS": str(int(self.keras == "tf_keras")), **(extra or {})})
             found: dict[str, Outcome] = json.loads(report.read_text()) if report.exists() else {}
-        how = f"the job ended with status {ended.returncode}:\n{ended.output[-6000:]}"
+        _, hung, stacks = ended.output.partition(HUNG)
+        how = f"the job {'hung and ' * bool(hung)}ended with status {ended.returncode}:\n"
+        how += (hung + stacks)[:12000] or ended.output[-6000:]
+        running = next((name for name, outcome in found.items() if outcome == RUNNING), None)
+        if running:
+            found[running] = f"{'hung' if hung else 'ended the job'}: {running}; {how}"
         for name in scenarios:
-            found.setdefault(name, f"did not run; {how}")
+            found.setdefault(name, f"did not run after {running}" if running else f"did not run; {how}")
         found[ENDED] = how if ended.returncode else None
         return found
 

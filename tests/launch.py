@@ -52,7 +52,7 @@ def horovodrun(backend: str, size: int, *command: str, timeout: float = 240, fla
         except subprocess.TimeoutExpired:
             _end(job)
             output, _ = job.communicate()
-            return Finished(-1, f"{output}\nthe job had not ended after {timeout} s")
+            return Finished(-1, WHOSE.sub("", f"{output}\nthe job had not ended after {timeout} s"))
     return Finished(job.returncode, WHOSE.sub("", output))
 
 

@@ -41,9 +41,26 @@ def test_jobs_have_names_of_their_own():
     assert str(Job("tensorflow", "mpi", 4, keras="tf_keras")) == "mpi-4-tf_keras"
 
 
-@pytest.mark.parametrize(("trouble", "status"), [("", None), ("crash", "status 3"), ("hang", "status -1")])
-def test_a_job_that_crashes_or_hangs_at_its_end_has_not_ended(trouble, status):
-    found = Job("torch", "mpi", 1).run(["refusals.k_beyond_n_is_refused[optimizer]"], "tests.troubled_worker",
-                                         {"TROUBLE": trouble}, timeout=40)
-    assert found.pop(ENDED) is None if status is None else status in found.pop(ENDED)
-    assert list(found.values()) == [None]
+def troubled(trouble, size, **limits):
+    return Job("torch", "mpi", size).run(["first", "second"], "tests.troubled_worker", {"TROUBLE": trouble, **limits},
+                                         timeout=200)
+
+
+@pytest.mark.parametrize(("trouble", "limits", "how"), [
+    ("crash at the end", {}, "the job ended with status 3"),
+    ("hang at the end", {"END_LIMIT": "5"}, "the job hung and ended with status 1")])
+def test_a_job_that_crashes_or_hangs_at_its_end_has_not_ended(trouble, limits, how):
+    found = troubled(trouble, 1, **limits)
+    assert found.pop(ENDED).startswith(how)
+    assert found == {"first": None, "second": None}
+
+
+@pytest.mark.parametrize(("trouble", "begins", "says"), [
+    ("crash", "ended the job: first; the job ended with status 3", ["exit code"]),
+    ("hang", "hung: first; the job hung and ended with status 1", ["in first", "in allgather_object"])])
+def test_a_scenario_that_ends_its_job_or_hangs_is_named(trouble, begins, says):
+    found = troubled(trouble, 2, SCENARIO_LIMIT="4")
+    assert found["first"].startswith(begins)
+    assert all(each in found["first"] for each in says)
+    assert found["second"] == "did not run after first"
+    assert found[ENDED].startswith("the job ")

@@ -1,4 +1,4 @@
-"""A rank of a test job (see worker.py) which crashes or hangs at its end, as TROUBLE in its environment says."""
+"""A rank of a test job (see worker.py) in which TROUBLE of its environment happens: in a scenario, or at the end."""
 
 from __future__ import annotations
 
@@ -6,11 +6,28 @@ import atexit
 import os
 import time
 
+import horovod.torch as hvd
+
 from tests import worker
 
+TROUBLE = os.environ["TROUBLE"]
+
+
+def first() -> None:
+    if TROUBLE == "crash":
+        os._exit(3)
+    if TROUBLE == "hang" and hvd.rank() == 1:
+        time.sleep(600)
+
+
+def second() -> None:
+    pass
+
+
 if __name__ == "__main__":
+    worker.all_scenarios = lambda _framework: {"first": first, "second": second}
     worker.main()
-    if os.environ["TROUBLE"] == "crash":
+    if TROUBLE == "crash at the end":
         atexit.register(os._exit, 3)  # what is registered last is called first
-    elif os.environ["TROUBLE"] == "hang":
+    elif TROUBLE == "hang at the end":
         atexit.register(time.sleep, 600)

@@ -3,12 +3,15 @@
     python -m tests.worker FRAMEWORK REPORT [NAME or PART OF A NAME]...
 
 A scenario ends on all ranks, or the ranks vote that it failed on some: then the next can still be trusted.
+If it hangs, the ranks write where they are, and rank 0 ends the job. The report says which one that was.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Collection, Sequence
@@ -18,7 +21,14 @@ from tests.scenarios import all_scenarios, process_sets
 from tests.scenarios.common import Skipped
 
 Outcome = str | dict[str, str] | None
-"""None: it passed. A dictionary: it was skipped, with the reason. A string: the traceback."""
+"""None: it passed. A dictionary: it was skipped, with the reason. A string: the traceback, or:"""
+RUNNING = "has not ended"
+HUNG = "Timeout ("
+"""What faulthandler writes before the stacks."""
+LIMIT = float(os.environ.get("SCENARIO_LIMIT", "120"))
+"""In seconds, for a scenario and its vote."""
+END_LIMIT = float(os.environ.get("END_LIMIT", "60"))
+"""For what a rank does after the last one."""
 
 
 def attempt(scenario: Callable[[], None]) -> Outcome:
@@ -51,15 +61,24 @@ def main() -> None:
     framework, report, *wanted = sys.argv[1:]
     driver = importlib.import_module(f"tests.{framework}.driver")
     driver.start(process_sets(driver.hvd))
+    rank = driver.hvd.rank()
     outcomes: dict[str, Outcome] = {}
+
+    def note(name: str, outcome: Outcome) -> None:
+        outcomes[name] = outcome
+        if rank == 0:
+            Path(report).write_text(json.dumps(outcomes))
+
     scenarios = all_scenarios(framework)
     for name, scenario in scenarios.items():
         if not is_wanted(name, wanted, scenarios):
             continue
+        note(name, RUNNING)
+        # One after the other, so that their lines do not mix; rank 0 last, because its end is that of all.
+        faulthandler.dump_traceback_later(LIMIT + (rank / 4 or 2), exit=rank == 0)
         driver.seed(1234)
-        outcomes[name] = together(driver.hvd.allgather_object(attempt(scenario), name=f"vote.{name}"))
-        if driver.hvd.rank() == 0:
-            Path(report).write_text(json.dumps(outcomes))
+        note(name, together(driver.hvd.allgather_object(attempt(scenario), name=f"vote.{name}")))
+    faulthandler.dump_traceback_later(END_LIMIT, exit=True)
 
 
 if __name__ == "__main__":
