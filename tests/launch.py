@@ -53,6 +53,9 @@ def horovodrun(backend: str, size: int, *command: str, timeout: float = 240, fla
             _end(job)
             output, _ = job.communicate()
             return Finished(-1, WHOSE.sub("", f"{output}\nthe job had not ended after {timeout} s"))
+        except BaseException:  # Ctrl-C, or the limit of a test
+            _end(job)
+            raise
     return Finished(job.returncode, WHOSE.sub("", output))
 
 
