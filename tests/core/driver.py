@@ -119,6 +119,9 @@ class CoreTrainer:
         return values.astype(self.dtype).astype(self.layout.dtype)
 
     def values(self) -> dict[str, np.ndarray]:
+        return self.own_values()
+
+    def own_values(self) -> dict[str, np.ndarray]:
         return {name: p.copy() for name, p in self.parameters.items()}
 
     def assign(self, values: Gradients) -> None:
@@ -190,8 +193,6 @@ class PartialTrainer(CoreTrainer):
 
 
 class StepAheadTrainer(CoreTrainer):
-    """Its values are those that all ranks share."""
-
     def make(self, options: Any) -> Any:
         accumulator = NumpyParameterAccumulator(self.layout.n, self.layout.dtype)
         replica = HostReplica(self.layout, lambda: self.parts)

@@ -15,7 +15,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 KINDS = {"torch": ("optimizer",), "tensorflow": ("tape", "function", "keras"), "core": ("core",)}
-ONLY = {"partial": ("optimizer", "keras", "core")}
+ONLY = dict.fromkeys(("partial", "step_ahead"), ("optimizer", "keras", "core"))
 """Modules whose scenarios are not for all kinds."""
 SETS: list[Any] = []
 """Two process sets that divide the ranks, where there are several."""

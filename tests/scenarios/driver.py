@@ -19,7 +19,10 @@ class Trainer(Protocol):
         """One step with exactly these gradients on this rank; names that are missing have none."""
 
     def values(self) -> dict[str, np.ndarray]:
-        """The parameters."""
+        """The parameters; with StepAhead those that all ranks share."""
+
+    def own_values(self) -> dict[str, np.ndarray]:
+        """What the model holds on this rank."""
 
     def report(self) -> StepReport | None: ...
 
@@ -42,7 +45,7 @@ class Trainer(Protocol):
     def set_density(self, density: float) -> None: ...
 
     def assign(self, values: Gradients) -> None:
-        """Sets the parameters."""
+        """Sets the parameters; with StepAhead those that all ranks share."""
 
 
 class Kind(Protocol):

@@ -12,16 +12,12 @@ from hypothesis import strategies as st
 
 from horovod_oktopk import (
     AgreementError,
-    Dense,
-    GaussianK,
-    GTopk,
     NonFiniteError,
     OkTopk,
     OptionError,
     PluginError,
     StepAhead,
     TopkA,
-    TopkDSA,
 )
 from horovod_oktopk.reducer.layout import Layout
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
@@ -35,10 +31,6 @@ from ..support.simulation import same_bits
 ENTRIES = [("a", (50, 4), "float32"), ("b", (3,), "float32"), ("c", (97,), "float32")]
 N = 300
 OPTIONS = StepAhead(OkTopk(density=0.05, threshold_interval=4, region_interval=5))
-SCHEMES = [OkTopk(density=0.05), OkTopk(density=0.05, selection="reuse"),
-           OkTopk(density=0.05, value_dtype=None, global_density=None),
-           OkTopk(density=0.05, value_dtype="bfloat16"), TopkA(density=0.05), TopkDSA(density=0.05),
-           GTopk(density=0.05), GaussianK(density=0.05), Dense()]
 
 
 class Worker:
@@ -89,20 +81,6 @@ def train(size: int, options: StepAhead = OPTIONS, steps: int = 12, **arguments:
     return run_ranks(size, program)
 
 
-@pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))])
-@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: f"{type(scheme).__name__}")
-@pytest.mark.parametrize("options", [{}, {"overlap": False}, {"local_steps": 3, "ahead": 0.7}], ids=str)
-def test_the_shared_parameters_have_the_same_bits_and_nothing_is_lost(scheme, size, options):
-    workers = train(size, StepAhead(scheme, **options))
-    assert all(same_bits(worker.w, workers[0].w) for worker in workers)
-    start = Worker(None).p.astype(np.float64)
-    weight = size * workers[0].reducer.coefficient
-    moved = sum(worker.moved for worker in workers)
-    applied = weight * (workers[0].w - start) + sum(worker.p.astype(np.float64) - worker.w for worker in workers)
-    assert np.abs(moved).max() > 0.1
-    assert np.allclose(applied, moved, atol=1e-5 * weight)
-
-
 @pytest.mark.slow
 def test_thousands_of_steps_of_very_different_magnitude_do_not_drift():
     size, steps = 2, 2000
@@ -139,64 +117,6 @@ def test_the_shared_parameters_have_the_same_bits_after_each_of_many_steps():
     runs = run_ranks(3, program)
     assert runs[0] == runs[1] == runs[2]
     assert len(set(runs[0])) == 1000, "every step moves them, but the first, which applies nothing"
-
-
-def test_dense_with_a_coefficient_of_one_is_the_average_of_all_moves():
-    workers = train(3, StepAhead(Dense(), ahead=1, overlap=False))
-    expected = Worker(None).p - sum(moves(rank, 12).astype(np.float64).sum(0) for rank in range(3)) / 3
-    for worker in workers:
-        assert np.allclose(worker.w, expected, atol=1e-5)
-        assert np.allclose(worker.p, expected, atol=1e-5)
-
-
-def test_sum_moves_the_shared_parameters_by_all_that_the_ranks_have_done():
-    workers = train(2, StepAhead(Dense(), ahead=1, overlap=False), average=False)
-    expected = Worker(None).p - sum(moves(rank, 12).astype(np.float64).sum(0) for rank in range(2))
-    assert np.allclose(workers[0].w, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_an_exchange_is_applied_at_the_same_step_every_time(overlap):
-    options = replace(OPTIONS, overlap=overlap)
-    runs = [train(3, options) for _ in range(2)]
-    for one, other in zip(*runs, strict=True):
-        assert same_bits(one.p, other.p)
-        assert same_bits(one.w, other.w)
-
-
-def test_with_overlap_an_exchange_is_applied_before_the_next_step():
-    def program(transport):
-        worker = Worker(transport)
-        worker.step(moves(transport.rank, 1)[0])
-        started = worker.w.copy()
-        worker.reducer.begin_step()
-        return same_bits(started, Worker(None).p), same_bits(started, worker.w)
-
-    assert run_ranks(2, program) == [(True, False)] * 2
-
-
-@pytest.mark.parametrize("ahead", [1, 0.5, 0.3])
-def test_with_overlap_ranks_that_move_alike_are_at_once_where_the_exchange_takes_them(ahead):
-    def program(transport):
-        worker = Worker(transport, StepAhead(TopkA(density=1.0), ahead=ahead))
-        worker.step(moves(0, 1)[0])
-        expected = worker.p
-        worker.reducer.catch_up()
-        return np.allclose(expected, worker.w, atol=1e-6)
-
-    assert run_ranks(2, program) == [True, True]
-
-
-def test_local_steps_exchange_only_every_so_many_steps():
-    def program(transport):
-        worker = Worker(transport, StepAhead(OkTopk(density=0.05), local_steps=3, overlap=False))
-        seen = []
-        for move in moves(transport.rank, 7):
-            worker.step(move)
-            seen.append(None if worker.reducer.report is None else worker.reducer.report.step)
-        return seen
-
-    assert run_ranks(2, program) == [[None, None, 1, 1, 1, 2, 2]] * 2
 
 
 # The beginning.

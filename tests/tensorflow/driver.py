@@ -17,7 +17,14 @@ import horovod.tensorflow as hvd
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import PluginError
 from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.tensorflow import load_state, save_state, set_density, step_report, synchronize_replicas
+from horovod_oktopk.tensorflow import (
+    load_state,
+    save_state,
+    set_density,
+    shared_parameters,
+    step_report,
+    synchronize_replicas,
+)
 from horovod_oktopk.tensorflow.registry import reducers_of
 from horovod_oktopk.tensorflow.versions import KERAS_3
 from tests.scenarios import SETS
@@ -105,6 +112,9 @@ class TensorFlowTrainer:
         self.run({name: tf.cast(tf.constant(g), self.dtype) for name, g in grads.items()})
 
     def values(self) -> dict[str, np.ndarray]:
+        return self.own_values()
+
+    def own_values(self) -> dict[str, np.ndarray]:
         wide = tf.float64 if self.dtype == tf.float64 else tf.float32
         return {name: tf.cast(tf.convert_to_tensor(v), wide).numpy() for name, v in self.variables.items()}
 
@@ -112,7 +122,7 @@ class TensorFlowTrainer:
         return step_report(self.target)
 
     def residual(self) -> np.ndarray:
-        return reducers_of(self.target)[0].flat.read_residual()
+        return reducers_of(self.target)[0].flat.record()["residual"]
 
     def save(self, path: str) -> None:
         save_state(self.target, path)
@@ -161,8 +171,17 @@ class KerasTrainer(TensorFlowTrainer):
         import keras
         return keras.Variable(np.zeros(shape), dtype=self.dtype.name, name=name)
 
+    def values(self) -> dict[str, np.ndarray]:
+        with shared_parameters(self.target):
+            return super().values()
+
+    def load(self, path: str) -> None:
+        with shared_parameters(self.target):
+            super().load(path)
+
     def assign(self, values: Gradients) -> None:
-        super().assign(values)
+        with shared_parameters(self.target):
+            super().assign(values)
         for momentum in [] if KERAS_3 else self.target.momentums:  # in tf-keras, NaN stays in it, and 0 * NaN is NaN
             momentum.assign(tf.zeros_like(momentum))
 

@@ -18,16 +18,16 @@ KINDS = {
     Job("tensorflow", "mpi", 4): ("keras",),
 }
 """Kinds of training by job: all of them everywhere would take too long."""
-ON_FOUR = ("sparse.", "hosts.", "partial.nothing", "step_ahead.every_scheme", "step_ahead.dense",
+ON_FOUR = ("sparse.", "hosts.", "partial.nothing", "step_ahead.every_", "step_ahead.dense",
            "step_ahead_hosts.")
 """What depends most on how many ranks there are."""
 ALONE = ("keras_fit.", "refused.", "partial.", "step_ahead_models.")
 """Of what TensorFlow has of its own, what one rank is tried with."""
 NOT_QUICK = ("lifetime.", "own_optimizers.", "step_ahead")
 """Of what it has of its own, what `make test` leaves out on two ranks over MPI, but for:"""
-QUICK = ("own_optimizers.a_gan_starts_alike", "step_ahead.dense", "step_ahead_models.fit_shows",
+QUICK = ("own_optimizers.a_gan_starts_alike", "step_ahead.the_learning_rate", "step_ahead_models.fit_shows",
          "step_ahead_hosts.the_ranks_of_a_host")
-OVER_GLOO = ("lifetime.", "step_ahead.dense", "step_ahead_models.fit_shows", "step_ahead_hosts.")
+OVER_GLOO = ("lifetime.", "step_ahead_models.fit_shows", "step_ahead_hosts.")
 """Of what it has of its own, what is concerned with the network."""
 
 

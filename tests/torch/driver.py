@@ -11,7 +11,7 @@ import torch
 
 from horovod_oktopk import PluginError
 from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.torch import gather_state_dict, set_density, step_report, synchronize_replicas
+from horovod_oktopk.torch import gather_state_dict, set_density, shared_parameters, step_report, synchronize_replicas
 from tests.scenarios import SETS
 from tests.scenarios.common import SHAPES
 from tests.scenarios.driver import Gradients
@@ -88,6 +88,10 @@ class TorchTrainer:
         loss.backward()
 
     def values(self) -> dict[str, np.ndarray]:
+        with shared_parameters(self.optimizer):
+            return self.own_values()
+
+    def own_values(self) -> dict[str, np.ndarray]:
         wide = torch.float64 if self.dtype is torch.float64 else torch.float32
         return {name: p.detach().to(wide).numpy().copy() for name, p in self.params.items()}
 
@@ -104,7 +108,8 @@ class TorchTrainer:
         hvd.allgather_object("saved")
 
     def load(self, path: str) -> None:
-        self.optimizer.load_state_dict(torch.load(path, weights_only=True))
+        with shared_parameters(self.optimizer):
+            self.optimizer.load_state_dict(torch.load(path, weights_only=True))
 
     def lr(self) -> float:
         return self.optimizer.param_groups[0]["lr"]
@@ -119,5 +124,6 @@ class TorchTrainer:
         set_density(self.optimizer, density)
 
     def assign(self, values: Gradients) -> None:
-        for name, value in values.items():
-            self.params[name].data.copy_(torch.from_numpy(value))
+        with shared_parameters(self.optimizer):
+            for name, value in values.items():
+                self.params[name].data.copy_(torch.from_numpy(value))

@@ -19,6 +19,7 @@ from tests.torch.scenarios.step_ahead import (
     distributed,
     loss_of,
     model_of,
+    remembering,
     shared_of,
     train,
 )
@@ -102,7 +103,7 @@ def check_a_run_rolls_back_while_an_exchange_is_under_way() -> None:
 
 def convolution(memory_format: torch.memory_format) -> torch.nn.Module:
     torch.manual_seed(0)
-    return torch.nn.Conv2d(3, 4, 3, bias=False).to(memory_format=memory_format)
+    return remembering(torch.nn.Conv2d(3, 4, 3, bias=False).to(memory_format=memory_format))
 
 
 def convolve(model: Any, optimizer: Any, steps: range) -> None:
