@@ -47,7 +47,8 @@ class Kind:
         return argument in ("op", "process_set", "partial")
 
     def __call__(self, compression: Any, dtype: str = "float32", shapes: Any = None, lr: float = 1.0,
-                 momentum: float = 0.0, op: str = Hvd.Average, process_set: ProcessSet | None = None) -> CoreTrainer:
+                 momentum: float = 0.0, op: str = Hvd.Average, process_set: ProcessSet | None = None,
+                 normalizes: bool = False) -> CoreTrainer:
         options = compression() if isinstance(compression, type) else compression
         process_set = process_set or self.everyone
         if not isinstance(options, Compression) or not process_set.included():
@@ -57,7 +58,8 @@ class Kind:
         # The ranks make trainers in the same order, so each has a channel of its own.
         network = ThreadNetwork(self.hvd, process_set, ThreadCollectives, len(self._trainers) + 1)
         make = {Partial: PartialTrainer, StepAhead: StepAheadTrainer}.get(type(options), CoreTrainer)
-        trainer = make(options, op == self.hvd.Average, network, dtype, shapes or SHAPES, lr, momentum)
+        trainer = make(options, op == self.hvd.Average, network, dtype, shapes or SHAPES, lr, momentum,
+                       normalizes)
         self._trainers.append(trainer)
         return trainer
 
@@ -71,8 +73,9 @@ class CoreTrainer:
     """See tests.scenarios.driver. Without options gradients are added up densely."""
 
     def __init__(self, options: Any, average: bool, network: ThreadNetwork, dtype: str, shapes: Any, lr: float,
-                 momentum: float) -> None:
+                 momentum: float, normalizes: bool) -> None:
         self.network, self.average, self.dtype, self.momentum = network, average, dtype, momentum
+        self.normalizes = normalizes
         self.layout = CoreLayout((name, shape, dtype) for name, shape in sorted(shapes.items()))
         self.vector, self.velocity = np.zeros((2, self.layout.n), self.layout.dtype)
         self.parts = np.split(self.vector, self.layout.offsets[1:-1])
@@ -196,13 +199,17 @@ class StepAheadTrainer(CoreTrainer):
     def make(self, options: Any) -> Any:
         accumulator = NumpyParameterAccumulator(self.layout.n, self.layout.dtype)
         replica = HostReplica(self.layout, lambda: self.parts)
-        return StepAheadReducer(options, self.average, self.layout, accumulator, replica, self.network)
+        return StepAheadReducer(options, self.average, self.layout, accumulator, replica, self.network,
+                               self.normalizes)
 
     def step(self, grads: Gradients) -> None:
         gradient = self.flat(grads)
         self.reducer.begin_step()
-        self.reducer.observe(lambda places: gradient[places])
-        self.descend(gradient, self.lr() * self.reducer.coefficient * self.reducer.gain)
+        if np.isfinite(gradient).all():
+            self.reducer.observe(lambda places: gradient[places])
+            self.descend(gradient, self.lr() * self.reducer.coefficient * self.reducer.gain)
+        else:
+            self.reducer.skip_local_step()
         self.reducer.end_step()
 
     def values(self) -> dict[str, np.ndarray]:
