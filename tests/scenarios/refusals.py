@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_oktopk import OkTopk, Partial, PluginError
+from horovod_oktopk import OkTopk, Partial, PluginError, TopkA
 from tests.scenarios.common import (
     DENSE,
     SHAPES,
@@ -44,6 +44,8 @@ def check_different_options(kind: Kind) -> None:
     needs_ranks(hvd)
     options = OkTopk(density=0.2 if is_last(hvd) else 0.1)
     assert_disagreement(hvd, lambda: one_step(kind, options), f"rank {hvd.size() - 1} has", "density: 0.2")
+    scheme = TopkA if is_last(hvd) else OkTopk
+    assert_disagreement(hvd, lambda: one_step(kind, scheme), "compression: TopkA", "compression: OkTopk")
     interval = 7 if is_last(hvd) else 8
     assert_disagreement(hvd, lambda: one_step(kind, OkTopk(threshold_interval=interval)), "threshold_interval: 7",
                         "threshold_interval: 8")

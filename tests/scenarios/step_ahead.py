@@ -76,8 +76,8 @@ def check_every_step_is_the_oracles(kind: Kind) -> None:
     for (ahead, local_steps, overlap, kept), looks in itertools.product(
             options[::1 if kind.name == "core" and size <= 3 else 5], (False, True)):
         oracle = Oracle(size, ahead, local_steps, overlap, kept)
-        trainer = kind(StepAhead(OkTopk(density=K / N, value_dtype=None, global_density=kept), ahead, overlap, local_steps),
-                       dtype="float64")
+        scheme = OkTopk(density=K / N, value_dtype=None, global_density=kept)
+        trainer = kind(StepAhead(scheme, ahead, overlap, local_steps), dtype="float64")
         for step in range(8):
             everyone = [random_gradients(step, each) for each in range(size)]
             trainer.step(everyone[rank])
