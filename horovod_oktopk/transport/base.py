@@ -46,8 +46,8 @@ class Transport(Protocol):
                  messages_in_flight: int) -> Iterator[list[tuple[int, Bytes]]]:
         """Point-to-point messages, in batches; yields a batch's (source, message) pairs as it arrives.
 
-        outgoing: message (uint8) by destination; incoming: number of bytes by source. Neither holds
-        this rank, nor empty messages. A transport may do all in one batch. The caller must exhaust it.
+        outgoing: message (uint8) by destination; incoming: number of bytes by source, each a multiple of 4.
+        Neither holds this rank, nor empty messages. A transport may do all in one batch. The caller must exhaust it.
         """
 
     def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:

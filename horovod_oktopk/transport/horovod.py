@@ -14,7 +14,7 @@ WORD = 4
 
 
 class Collectives(Protocol):
-    """A framework's Horovod, from NumPy to NumPy, over one process set; blocking.
+    """A framework's Horovod, from contiguous NumPy to NumPy, over one process set; blocking.
 
     What fails raises HorovodInternalError, which elastic training catches.
     """
@@ -44,7 +44,7 @@ class HorovodTransport:
         self._collectives = collectives
 
     def allgather(self, row: Counts) -> Counts:
-        rows: Counts = self._collectives.allgather(row).reshape(self.size, len(row))
+        rows: Counts = self._collectives.allgather(np.ascontiguousarray(row)).reshape(self.size, len(row))
         return rows
 
     def alltoall(self, rows: Counts) -> Counts:
@@ -53,7 +53,7 @@ class HorovodTransport:
         return found
 
     def allreduce(self, values: Values) -> Values:
-        return self._collectives.allreduce(values)
+        return self._collectives.allreduce(np.ascontiguousarray(values))
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
                  _messages_in_flight: int) -> Iterator[list[tuple[int, Bytes]]]:

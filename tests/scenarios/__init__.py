@@ -15,7 +15,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 KINDS = {"torch": ("optimizer",), "tensorflow": ("tape", "function", "keras"), "core": ("core",)}
-ONLY = dict.fromkeys(("partial", "step_ahead"), ("optimizer", "keras", "core"))
+ONLY = dict.fromkeys(("partial", "step_ahead"), ("optimizer", "keras", "core")) | {
+    "transport": ("optimizer", "function", "keras")}
 """Modules whose scenarios are not for all kinds."""
 SETS: list[Any] = []
 """Two process sets that divide the ranks, where there are several."""

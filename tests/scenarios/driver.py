@@ -55,6 +55,8 @@ class Kind(Protocol):
     hvd: Any
     sets: list[Any]
     """Two process sets that divide the ranks, where there are several."""
+    collectives: Any
+    """The framework's Collectives."""
     runs_partial: bool
     """Whether partial rounds work in this job."""
     saves_together: bool

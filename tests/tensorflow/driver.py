@@ -26,6 +26,7 @@ from horovod_oktopk.tensorflow import (
     synchronize_replicas,
 )
 from horovod_oktopk.tensorflow.registry import reducers_of
+from horovod_oktopk.tensorflow.transport import TensorFlowCollectives
 from horovod_oktopk.tensorflow.versions import KERAS_3
 from tests.scenarios import SETS
 from tests.scenarios.common import SHAPES
@@ -55,6 +56,7 @@ class Kind:
 
     hvd = hvd
     sets = SETS
+    collectives = TensorFlowCollectives
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -10,16 +10,16 @@ from tests.jobs import Job, cases
 from tests.scenarios import names
 
 KINDS = {
-    Job("tensorflow", "mpi", 2, quick=True): ("tape",),
+    Job("tensorflow", "mpi", 2, quick=True): ("function",),
     Job("tensorflow", "mpi", 2): (),
     Job("tensorflow", "gloo", 2): ("keras",),
-    Job("tensorflow", "mpi", 1): ("function",),
+    Job("tensorflow", "mpi", 1): ("tape",),
     Job("tensorflow", "mpi", 2, keras="tf_keras"): ("keras",),
     Job("tensorflow", "mpi", 4): ("keras",),
 }
 """Kinds of training by job: all of them everywhere would take too long."""
-ON_FOUR = ("sparse.", "hosts.", "partial.nothing", "step_ahead.every_", "step_ahead.dense",
-           "step_ahead_hosts.")
+ON_FOUR = ("sparse.", "hosts.", "transport.", "features.process_set", "features.a_rank_outside", "partial.nothing",
+           "step_ahead.every_", "step_ahead.dense", "step_ahead_hosts.")
 """What depends most on how many ranks there are."""
 ALONE = ("keras_fit.", "refused.", "partial.", "step_ahead_models.")
 """Of what TensorFlow has of its own, what one rank is tried with."""
