@@ -32,11 +32,11 @@ from tests.scenarios.common import (
 )
 from tests.scenarios.driver import Kind
 from tests.scenarios.sparse import noise, step_with
+from tests.support.schemes import SCHEMES
 from tests.support.simulation import simulate
 
-SCHEMES = {"OkTopk": OkTopk(density=0.1, region_interval=4),
-           "OkTopk, log4": OkTopk(density=0.1, value_dtype="log4"),
-           "OkTopk, over Horovod": OkTopk(density=0.1, region_interval=4, transport="horovod")}
+ON_HOSTS = {name: SCHEMES[name] for name in ("OkTopk", "OkTopk, log4")} | {
+    "OkTopk, over Horovod": replace(SCHEMES["OkTopk"], transport="horovod")}
 
 
 def host_sizes(size: int) -> list[int]:
@@ -59,7 +59,7 @@ def core_alone(scheme: str, hosts: int, ranks_per_host: int, steps: int) -> tupl
     sums = np.array([[functools.reduce(np.add, [noise(step, host * ranks_per_host + rank)
                                                 for rank in range(ranks_per_host)])
                       for host in range(hosts)] for step in range(steps)])
-    runs = simulate(sums, round(0.1 * N), make=SCHEMES[scheme].build)
+    runs = simulate(sums, round(0.1 * N), make=ON_HOSTS[scheme].build)
     updates = np.zeros(N, np.float32)
     for step in runs:
         updates[step[0].update.indices] -= step[0].update.values
@@ -70,7 +70,7 @@ def check_gives_the_bits_of_one_rank_a_host(kind: Kind) -> None:
     """With rounded values for one step: then it depends on the shares who keeps what was rounded away."""
     hvd = kind.hvd
     needs_ranks(hvd)
-    for name, options in SCHEMES.items():
+    for name, options in ON_HOSTS.items():
         steps = 1 if "log4" in name else 6
         for length in host_sizes(hvd.size()):
             trainer = kind(replace(options, hierarchical=length), op=hvd.Sum)

@@ -10,14 +10,10 @@ import numpy as np
 
 from horovod_oktopk import (
     Dense,
-    GaussianK,
-    GTopk,
     OkTopk,
     OptionError,
     Partial,
     PluginError,
-    TopkA,
-    TopkDSA,
     TransportError,
 )
 from horovod_oktopk.schemes.cost import oktopk_bound
@@ -35,9 +31,8 @@ from tests.scenarios.common import (
     shared_folder,
 )
 from tests.scenarios.driver import Kind, Trainer
+from tests.support.schemes import EXACT
 
-SCHEMES = (Dense(), OkTopk(density=0.1), TopkA(density=0.07), TopkDSA(density=0.07), GTopk(density=0.07),
-           GaussianK(density=0.2))
 STEPS = 8
 
 
@@ -72,7 +67,7 @@ def assert_conserved(hvd: Any, trainer: Trainer, expected: np.ndarray) -> None:
 
 def check_nothing_is_lost_and_replicas_are_equal(kind: Kind) -> None:
     for policy in ("solo", "majority"):
-        for scheme in SCHEMES:
+        for scheme in (Dense(), *EXACT.values()):
             trainer = train(kind, Partial(scheme, policy=policy))
             trainer.synchronize_replicas()
             assert_conserved(kind.hvd, trainer, computed(kind.hvd))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from horovod_oktopk import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
+from horovod_oktopk import Dense, OkTopk
 from tests.scenarios.common import (
     N,
     assert_disagreement,
@@ -18,6 +18,7 @@ from tests.scenarios.common import (
     total,
 )
 from tests.scenarios.driver import Kind, Trainer
+from tests.support.schemes import SCHEMES
 from tests.support.simulation import simulate
 
 
@@ -50,12 +51,6 @@ def check_dense_is_horovods_own_allreduce(kind: Kind) -> None:
         assert np.array_equal(flat(trainer.values()), expected)
 
 
-SCHEMES = {"OkTopk": OkTopk(density=0.1, region_interval=4), "TopkA": TopkA(density=0.1),
-           "OkTopk, reused thresholds": OkTopk(density=0.1, selection="reuse", threshold_interval=3),
-           "OkTopk, bfloat16": OkTopk(density=0.1, value_dtype="bfloat16"),
-           "OkTopk, log4": OkTopk(density=0.1, value_dtype="log4"),
-           "TopkDSA": TopkDSA(density=0.1), "GTopk": GTopk(density=0.1),
-           "naive GTopk": GTopk(density=0.1, collective="allgather"), "GaussianK": GaussianK(density=0.1)}
 STEPS = 8
 """So many that regions and thresholds are worked out anew."""
 

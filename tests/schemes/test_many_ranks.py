@@ -7,25 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk import GaussianK, GTopk, OkTopk, TopkA, TopkDSA
+from horovod_oktopk import OkTopk
 from horovod_oktopk.phases import agreement
 from horovod_oktopk.schemes.cost import oktopk_bound
 
 from ..support.gradients import Case, cases, each_adversarial
+from ..support.schemes import EXACT, SCHEMES
 from ..support.simulation import advance, making, new_ranks, same_runs, simulate
 
-SCHEMES = {
-    "OkTopk": OkTopk().build, "reuse": OkTopk(selection="reuse", threshold_interval=3).build,
-    "often cut": OkTopk(region_interval=2).build,
-    "always balanced": making(balance_trigger=1.0), "TopkA": TopkA().build, "TopkDSA": TopkDSA().build,
-    "GTopk": GTopk().build, "GaussianK": GaussianK().build}
+MAKERS = {name: SCHEMES[name].build for name in (*EXACT, "OkTopk, reused thresholds")} | {
+    "often cut": OkTopk(region_interval=2).build, "always balanced": making(balance_trigger=1.0)}
 MANY = agreement.FEW_RANKS + 1
 CONTROL = ("agree", "global_select")
 
 
 def run(name, gradients, k):
     _, size, n = gradients.shape
-    return advance(new_ranks(size, n, gradients.dtype, make=SCHEMES[name]), gradients, k)
+    return advance(new_ranks(size, n, gradients.dtype, make=MAKERS[name]), gradients, k)
 
 
 @pytest.fixture
@@ -37,7 +35,7 @@ def told_little(monkeypatch):
     return tell_little
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_what_ranks_are_told_changes_no_bit(name, size, told_little):
     gradients = Case("normal", 300, 20, size, 8, seed=3).gradients()
@@ -67,7 +65,7 @@ def test_the_bound_holds_from_three_ranks_on(case, trigger):
                     assert received <= max(6 * case.k * (case.size - 1) / case.size, 4.5 * case.k) + 2 * case.size
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", MAKERS)
 def test_more_ranks_than_are_told_everything(name):
     gradients = Case("normal", 600, 30, MANY, 5, seed=3).gradients()
     first = run(name, gradients, 30)
