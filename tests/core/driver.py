@@ -199,18 +199,29 @@ class StepAheadTrainer(CoreTrainer):
     def make(self, options: Any) -> Any:
         accumulator = NumpyParameterAccumulator(self.layout.n, self.layout.dtype)
         replica = HostReplica(self.layout, lambda: self.parts)
+        hosts = getattr(options.inner, "hierarchical", False)
+        self.host = self.network.process_set.size() if hosts is True else int(hosts or 1)
         return StepAheadReducer(options, self.average, self.layout, accumulator, replica, self.network,
                                self.normalizes)
 
     def step(self, grads: Gradients) -> None:
-        gradient = self.flat(grads)
         self.reducer.begin_step()
+        gradient = self.reduced_on_host(self.flat(grads))
         if np.isfinite(gradient).all():
             self.reducer.observe(lambda places: gradient[places])
             self.descend(gradient, self.lr() * self.reducer.coefficient * self.reducer.gain)
         else:
             self.reducer.skip_local_step()
         self.reducer.end_step()
+
+    def reduced_on_host(self, gradient: np.ndarray) -> np.ndarray:
+        """As Horovod does, where a host is one worker."""
+        length, rank, network = self.host, self.network.process_set.rank(), self.network
+        if length == 1:
+            return gradient
+        ranks = range(rank - rank % length, rank - rank % length + length)
+        together = network.hvd.transport(ranks, f"host {network.channel}").allreduce(gradient)
+        return together / length if self.average else together
 
     def values(self) -> dict[str, np.ndarray]:
         with self.reducer.shared():

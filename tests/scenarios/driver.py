@@ -68,8 +68,8 @@ class Kind(Protocol):
         """Whether an argument of Horovod's can be given, or "partial": whether `Partial` can."""
 
     def __call__(self, compression: Any, dtype: str = "float32", shapes: Mapping[str, tuple[int, ...]] | None = None,
-                 lr: float = 1.0, momentum: float = 0.0, **arguments: Any) -> Trainer:
-        """A trainer; arguments: Horovod's, where groups name parameters."""
+                 lr: float = 1.0, momentum: float = 0.0, normalizes: bool = False, **arguments: Any) -> Trainer:
+        """A trainer; arguments: Horovod's, where groups name parameters. normalizes: what the optimizer says."""
 
     def rewrite(self, path: str, residuals: list[np.ndarray]) -> None:
         """Makes a file that a trainer saved one of as many ranks as there are residuals."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_oktopk import AgreementError, NonFiniteError, OkTopk, StepAhead
+from horovod_oktopk import AgreementError, OkTopk, StepAhead
 from horovod_oktopk.reducer import checkpoint
 from horovod_oktopk.transport.local import run_ranks
 
@@ -48,23 +48,6 @@ def test_the_bits_are_those_of_one_rank_a_host(hosts, ranks_per_host, scheme, op
             assert same_bits(p, expected_p)
 
 
-@pytest.mark.parametrize(("hosts", "ranks_per_host"), SHAPES)
-def test_the_shared_parameters_have_the_same_bits_and_nothing_is_lost(hosts, ranks_per_host):
-    """Rounded to 4 bits too."""
-    found = run(hosts, ranks_per_host, OkTopk(density=0.05))
-    by_host = found[::ranks_per_host]
-    for rank, each in enumerate(found):
-        assert same_bits(each[-3][0], found[0][-3][0])
-        assert same_bits(each[-3][1], by_host[rank // ranks_per_host][-3][1]), "the ranks of a host are alike"
-    start = Worker(None).p.astype(np.float64)
-    weight = hosts * found[0][-1]
-    w = found[0][-3][0]
-    applied = weight * (w - start) + sum(each[-3][1].astype(np.float64) - w for each in by_host)
-    moved = sum(each[-2] for each in by_host)
-    assert np.abs(moved).max() > 0.1
-    assert np.allclose(applied, moved, atol=1e-5 * weight)
-
-
 def test_nothing_but_agreement_leaves_the_host():
     """What stays on it is counted apart."""
     for each in run(1, 3, EXACT):
@@ -91,59 +74,6 @@ def test_ranks_of_a_host_that_drift_apart_are_told(late):
         return str(raised.value)
 
     assert len(set(run_ranks(4, program))) == 1
-
-
-def test_parameters_that_are_not_finite_are_an_error_on_all_ranks():
-    def program(transport: Any) -> tuple[int, ...]:
-        worker = Worker(transport, StepAhead(replace(EXACT, hierarchical=2)))
-        for move in moves(transport.rank // 2, 3):
-            worker.step(move)
-        bad = moves(transport.rank // 2, 1)[0]
-        bad[290] = np.nan if transport.rank // 2 == 1 else 0
-        worker.step(bad)
-        with pytest.raises(NonFiniteError, match="are not finite"):
-            worker.reducer.catch_up()
-        return np.isfinite(worker.w).all()
-
-    assert all(run_ranks(4, program))
-
-
-def test_a_rank_alone_reads_what_all_share():
-    """The others hold still, and need not hear of it."""
-    def program(transport: Any) -> bool:
-        worker = Worker(transport, StepAhead(replace(EXACT, hierarchical=2)))
-        for step, move in enumerate(moves(transport.rank // 2, 6)):
-            worker.step(move)
-            if transport.rank == step % 4:
-                with worker.reducer.shared():
-                    seen = worker.p
-                    assert worker.reducer.record() is not None
-                assert same_bits(seen, worker.w)
-        worker.reducer.catch_up()
-        return worker.w.tobytes()
-
-    assert len(set(run_ranks(4, program))) == 1
-
-
-@pytest.mark.parametrize("options", [{}, {"overlap": False, "local_steps": 2}], ids=str)
-def test_a_resumed_run_has_the_same_bits(options, tmp_path):
-    def program(transport: Any) -> bool:
-        chosen, own = StepAhead(replace(EXACT, hierarchical=2), **options), moves(transport.rank // 2, 12)
-        worker = Worker(transport, chosen)
-        for move in own[:7]:
-            worker.step(move)
-        checkpoint.save([worker.reducer], tmp_path / "state")
-        resumed = Worker(transport, chosen)
-        for values, shared in zip(resumed.parameters, np.split(worker.w, [200, 203]), strict=True):
-            values[:] = shared
-        checkpoint.load(resumed.reducer, 0, tmp_path / "state")
-        for each in (worker, resumed):  # one after the other, as they have one transport
-            for move in own[7:]:
-                each.step(move)
-            each.reducer.catch_up()
-        return same_bits(worker.w, resumed.w) and same_bits(worker.p, resumed.p)
-
-    assert all(run_ranks(4, program))
 
 
 @pytest.mark.parametrize(("former", "former_host", "size", "host"), [

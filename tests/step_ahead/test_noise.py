@@ -204,29 +204,6 @@ def test_an_optimizer_is_known_by_its_class_or_by_what_it_says():
 
 # What is remembered.
 
-def test_a_resumed_run_has_the_same_gain():
-    def program(transport: Any) -> list[bool]:
-        whole = Quadratic(transport, 1.0)
-        for _ in range(7):
-            whole.step()
-        state = whole.reducer.record()
-        resumed = Quadratic(transport, 1.0)
-        resumed.parameters[0][:], resumed.parameters[1][:] = np.split(whole.reducer._accumulator.shared, [1000])
-        resumed.reducer.load([state])
-        resumed._random = np.random.default_rng(99)
-        whole._random = np.random.default_rng(99)
-        same = []
-        for rank in (whole, resumed):
-            for _ in range(3):
-                rank.step()
-            rank.reducer.catch_up()
-            same.append(rank.reducer.gain)
-        return same
-
-    for whole, resumed in run_ranks(2, program):
-        assert whole == resumed > 1
-
-
 def test_a_rank_that_joins_takes_the_first_ones_means():
     def program(transport: Any) -> list[float]:
         noise = GradientNoise()

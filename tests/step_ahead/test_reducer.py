@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from horovod_oktopk import (
-    AgreementError,
     NonFiniteError,
     OkTopk,
     OptionError,
     PluginError,
     StepAhead,
-    TopkA,
 )
 from horovod_oktopk.reducer.layout import Layout
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
@@ -121,26 +116,6 @@ def test_the_shared_parameters_have_the_same_bits_after_each_of_many_steps():
 
 # The beginning.
 
-def test_ranks_that_begin_with_other_parameters_all_learn_it():
-    def program(transport):
-        worker = Worker(transport, start=1.0 + transport.rank)
-        with pytest.raises(AgreementError, match=r"must be the same everywhere .*hvd\.broadcast_parameters"):
-            worker.step(moves(0, 1)[0])
-
-    run_ranks(2, program)
-
-
-@pytest.mark.parametrize("other", [StepAhead(OkTopk(density=0.1)), StepAhead(TopkA(density=0.05)),
-                                   replace(OPTIONS, ahead=0.3), replace(OPTIONS, local_steps=2)], ids=str)
-def test_ranks_with_other_options_all_learn_it(other):
-    def program(transport):
-        worker = Worker(transport, other if transport.rank else OPTIONS)
-        with pytest.raises(AgreementError):
-            worker.step(moves(0, 1)[0])
-
-    run_ranks(2, program)
-
-
 @pytest.mark.parametrize(("options", "message"), [
     ({"ahead": 0}, r"ahead must be in \(0, 1\]"), ({"ahead": 1.5}, r"ahead must be in \(0, 1\]"),
     ({"local_steps": 0}, "local_steps must be an integer of at least 1"), ({"overlap": 1}, "True or False"),
@@ -159,36 +134,6 @@ def test_parameters_in_16_bits_are_refused_by_name(dtype):
 
 
 # What is not finite.
-
-def test_a_rank_that_skips_its_own_step_is_named_and_the_exchange_goes_on(caplog):
-    def program(transport):
-        worker = Worker(transport)
-        worker.reducer.begin_step()
-        if transport.rank == 1:
-            worker.reducer.skip_local_step()
-        worker.reducer.end_step()
-        worker.reducer.catch_up()
-        return worker
-
-    workers = run_ranks(2, program)
-    assert same_bits(workers[0].w, workers[1].w)
-    assert caplog.messages == ["the gradients of rank 1 are not finite, so it takes no step of its own"]
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_parameters_that_are_not_finite_end_the_step_on_all_ranks_and_leave_the_shared_ones(overlap):
-    def program(transport):
-        worker = Worker(transport, replace(OPTIONS, overlap=overlap))
-        worker.step(moves(transport.rank, 1)[0])
-        worker.reducer.catch_up()
-        before = worker.w.copy()
-        with pytest.raises(NonFiniteError, match=r"ranks \[1\] are not finite"):  # noqa: PT012 - now or in the next step
-            worker.step(np.full(N, np.nan if transport.rank == 1 else 0.1, np.float32))
-            worker.reducer.begin_step()
-        return same_bits(before, worker.w) and np.isfinite(worker.w).all()
-
-    assert run_ranks(3, program) == [True] * 3
-
 
 @pytest.mark.parametrize("value_dtype", [None, "log4"])
 def test_a_sum_that_overflows_leaves_the_shared_parameters(value_dtype):
@@ -222,33 +167,6 @@ def test_inside_shared_the_model_holds_what_all_ranks_share_also_where_an_error_
         return same_bits(worker.p, own) and same_bits(worker.w, shared)
 
     assert run_ranks(2, program) == [True, True]
-
-
-@pytest.mark.parametrize("changes", [[False, True], [True, True]])
-@pytest.mark.parametrize("alike", [True, False])
-def test_what_changes_inside_shared_must_change_on_all_ranks_alike(changes, alike):
-    def program(transport):
-        worker = Worker(transport)
-        mine = moves(transport.rank, 8)
-        for move in mine[:4]:
-            worker.step(move)
-        with worker.reducer.shared():
-            worker.parameters[1] += 0.5 * changes[transport.rank] * (1 if alike else 1 + transport.rank)
-        try:
-            for move in mine[4:]:
-                worker.step(move)
-            worker.reducer.catch_up()
-        except AgreementError as error:
-            return "shared_parameters" in str(error)
-        return worker.w.tobytes()
-
-    first, second = run_ranks(2, program)
-    if alike and changes[0]:
-        assert isinstance(first, bytes)
-        assert first == second
-    else:
-        assert first is True
-        assert second is True
 
 
 def test_what_is_suspended_inside_shared_stays_so_until_its_next_step():
@@ -287,28 +205,3 @@ def test_a_program_that_never_looked_at_what_is_shared_is_told_at_its_end(steps,
 def test_parameters_of_several_dtypes_are_refused():
     with pytest.raises(PluginError, match="one dtype; 'b' has float64, and '.*' has float32: .*make two optimizers"):
         Worker(None, entries=[ENTRIES[0], ("b", (3,), "float64"), ENTRIES[2]])
-
-
-def test_the_density_can_be_changed_between_steps():
-    def program(transport):
-        worker = Worker(transport, replace(OPTIONS, overlap=False))
-        seen = []
-        for density, move in zip([None, 0.2, 0.01, None], moves(transport.rank, 4), strict=True):
-            worker.reducer.set_density(density)
-            worker.step(move)
-            seen.append(worker.reducer.report.k)
-        return seen
-
-    assert run_ranks(2, program) == [[15, 60, 3, 15]] * 2
-
-
-@settings(max_examples=15, deadline=None)
-@given(size=st.integers(1, 5), density=st.floats(0.005, 1), ahead=st.floats(0.1, 1), overlap=st.booleans(),
-       local_steps=st.integers(1, 3))
-def test_whatever_the_options_replicas_agree_and_nothing_is_lost(size, density, ahead, overlap, local_steps):
-    options = StepAhead(OkTopk(density=density), ahead=ahead, overlap=overlap, local_steps=local_steps)
-    workers = train(size, options, steps=5)
-    assert all(same_bits(worker.w, workers[0].w) for worker in workers)
-    start = Worker(None).p.astype(np.float64)
-    applied = size * ahead * (workers[0].w - start) + sum(w.p.astype(np.float64) - w.w for w in workers)
-    assert np.allclose(applied, sum(w.moved for w in workers), atol=1e-4)

@@ -71,8 +71,8 @@ class Kind:
         return argument in SUPPORTS[self.name]
 
     def __call__(self, compression: Any, dtype: str = "float32", shapes: Any = None, lr: float = 1.0,
-                 momentum: float = 0.0, **arguments: Any) -> TensorFlowTrainer:
-        return TRAINERS[self.name](compression, dtype, shapes or SHAPES, lr, momentum, arguments)
+                 momentum: float = 0.0, normalizes: bool = False, **arguments: Any) -> TensorFlowTrainer:
+        return TRAINERS[self.name](compression, dtype, shapes or SHAPES, lr, momentum, normalizes, arguments)
 
     def passes(self, trainer: TensorFlowTrainer, several: list[Gradients]) -> None:
         for grads in several:
@@ -82,18 +82,22 @@ class Kind:
         rewrite(path, residuals)
 
 
+class Normalizing(tf.keras.optimizers.SGD):  # type: ignore[misc]
+    normalizes_gradients = True
+
+
 class TensorFlowTrainer:
     """See tests.scenarios.driver. Variables are handed over in name order, as PyTorch's integration has them."""
 
     graph = False
 
     def __init__(self, compression: Any, dtype: str, shapes: Any, lr: float, momentum: float,
-                 arguments: dict[str, Any]) -> None:
+                 normalizes: bool, arguments: dict[str, Any]) -> None:
         self.dtype = tf.as_dtype(dtype)
         self.variables = {name: self.variable(name, shape) for name, shape in sorted(shapes.items())}
         if isinstance(arguments.get("groups"), list):
             arguments["groups"] = [[self.variables[name] for name in group] for group in arguments["groups"]]
-        self.initial_lr, self.momentum = lr, momentum
+        self.initial_lr, self.momentum, self.normalizes = lr, momentum, normalizes
         self.target: Any = list(self.variables.values())
         self.prepare({"compression": compression, **arguments})
         self.run = tf.function(self.take_step) if self.graph else self.take_step
@@ -188,8 +192,8 @@ class KerasTrainer(TensorFlowTrainer):
             momentum.assign(tf.zeros_like(momentum))
 
     def prepare(self, arguments: dict[str, Any]) -> None:
-        self.target = hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(self.initial_lr, self.momentum),
-                                                    **arguments)
+        optimizer = Normalizing if self.normalizes else tf.keras.optimizers.SGD
+        self.target = hvd_keras.DistributedOptimizer(optimizer(self.initial_lr, self.momentum), **arguments)
         self.target.build(list(self.variables.values()))
 
     def take_step(self, grads: dict[str, tf.Tensor]) -> None:

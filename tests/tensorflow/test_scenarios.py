@@ -19,7 +19,8 @@ KINDS = {
 }
 """Kinds of training by job: all of them everywhere would take too long."""
 ON_FOUR = ("sparse.", "hosts.", "transport.", "features.process_set", "features.a_rank_outside", "partial.nothing",
-           "step_ahead.every_", "step_ahead.dense", "step_ahead_hosts.")
+           "step_ahead.every_", "step_ahead.dense", "step_ahead.one_rank_alone", "step_ahead.a_worker",
+           "step_ahead_hosts.")
 """What depends most on how many ranks there are."""
 ALONE = ("keras_fit.", "refused.", "partial.", "step_ahead_models.")
 """Of what TensorFlow has of its own, what one rank is tried with."""

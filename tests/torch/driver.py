@@ -48,8 +48,9 @@ class Kind:
         return True
 
     def __call__(self, compression: Any, dtype: str = "float32", shapes: Any = None, lr: float = 1.0,
-                 momentum: float = 0.0, **arguments: Any) -> TorchTrainer:
-        return TorchTrainer(compression, dtype, shapes or SHAPES, lr, momentum, arguments)
+                 momentum: float = 0.0, normalizes: bool = False, **arguments: Any) -> TorchTrainer:
+        optimizer = Normalizing if normalizes else torch.optim.SGD
+        return TorchTrainer(optimizer, compression, dtype, shapes or SHAPES, lr, momentum, arguments)
 
     def passes(self, trainer: TorchTrainer, several: list[Gradients]) -> None:
         trainer.optimizer.zero_grad()
@@ -66,17 +67,21 @@ class Kind:
         torch.save(state, path)
 
 
+class Normalizing(torch.optim.SGD):
+    normalizes_gradients = True
+
+
 class TorchTrainer:
     """See tests.scenarios.driver."""
 
-    def __init__(self, compression: Any, dtype: str, shapes: Any, lr: float, momentum: float,
+    def __init__(self, optimizer: Any, compression: Any, dtype: str, shapes: Any, lr: float, momentum: float,
                  arguments: dict[str, Any]) -> None:
         self.dtype = getattr(torch, dtype)
         self.params = {name: torch.nn.Parameter(torch.zeros(shape, dtype=self.dtype))
                        for name, shape in shapes.items()}
         if isinstance(arguments.get("groups"), list):
             arguments["groups"] = [[self.params[name] for name in group] for group in arguments["groups"]]
-        self.optimizer = hvd.DistributedOptimizer(torch.optim.SGD(self.params.values(), lr=lr, momentum=momentum),
+        self.optimizer = hvd.DistributedOptimizer(optimizer(self.params.values(), lr=lr, momentum=momentum),
                                                   named_parameters=self.params.items(), compression=compression,
                                                   **arguments)
 

@@ -8,14 +8,13 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import Dense, OkTopk, StepAhead
-from horovod_oktopk.tensorflow import load_state, save_state, step_report
+from horovod_oktopk.tensorflow import step_report
 from horovod_oktopk.tensorflow.keras.callbacks import StepReportLogger
 from horovod_oktopk.tensorflow.versions import KERAS_3
-from tests.scenarios.common import assert_equal_everywhere, everywhere, needs, shared_folder
+from tests.scenarios.common import assert_equal_everywhere, needs
 from tests.tensorflow.scenarios.common import distribute, fit, keras
-from tests.tensorflow.scenarios.step_ahead import model_with, shared, take_steps
+from tests.tensorflow.scenarios.step_ahead import model_with, take_steps
 
 OPTIONS = StepAhead(OkTopk(density=0.05))
 ALONE = StepAhead(Dense(), ahead=1, overlap=False)
@@ -31,29 +30,11 @@ def report_after(steps: int, optimizer: Any, options: StepAhead = OPTIONS, **arg
     return report
 
 
-def check_an_optimizer_that_normalizes_takes_longer_steps_on_all_ranks_alike() -> None:
+def check_optimizers_that_normalize_take_longer_steps() -> None:
     for eager in (False, True):
         for make in (optimizers.Adam, optimizers.RMSprop, optimizers.Nadam):
-            report = report_after(5, make(0.01), run_eagerly=eager)
-            assert report.gain == np.sqrt(report.noise_ratio) <= np.sqrt(hvd.size())
+            report = report_after(3, make(0.01), run_eagerly=eager)
             assert (report.gain > 1) == (hvd.size() > 1), "the ranks' data differ"
-
-
-def check_an_optimizer_whose_steps_grow_with_the_gradient_has_no_gain() -> None:
-    report = report_after(5, optimizers.SGD(0.1))
-    assert report.gain == 1
-    assert (report.noise_ratio > 1) == (hvd.size() > 1), "it is measured all the same"
-    options = StepAhead(OkTopk(density=0.05), gain=None)
-    assert report_after(2, optimizers.Adam(0.01), options).gain == 1, "it is not wanted"
-
-
-def check_a_gain_is_a_factor_of_the_learning_rate() -> None:
-    models = [model_with(StepAhead(Dense(), ahead=1, overlap=False, gain=gain), optimizers.Adam(rate))
-              for gain, rate in ((2.0, 0.01), (None, 0.02))]
-    for model in models:
-        take_steps(model, range(3))
-    assert np.allclose(shared(models[0]), shared(models[1]), atol=1e-6)
-    assert np.isclose(float(models[0].optimizer.learning_rate), 0.01), "it is the user's again"
 
 
 def variable_of(values: np.ndarray) -> Any:
@@ -137,19 +118,3 @@ def check_the_logs_have_the_gain() -> None:
     logs = fit(model, [StepReportLogger()])
     assert 1 < logs["oktopk_gain"][-1] <= np.sqrt(hvd.size())
     assert logs["oktopk_noise_scale"][-1] > 0
-
-
-def check_a_resumed_run_has_the_same_gain() -> None:
-    with shared_folder(hvd) as folder:
-        path = str(folder / f"{hvd.rank()}{'.keras' if KERAS_3 else '.h5'}")
-        model = model_with(OPTIONS, optimizers.Adam(0.01))
-        fit(model)
-        model.save(path)
-        save_state(model, folder / "state")
-        resumed = hvd_keras.load_model(path, compression=OPTIONS)
-        load_state(resumed, folder / "state")
-        for each in (model, resumed):
-            fit(each)
-        everywhere(hvd, "done")
-    assert step_report(model).gain == step_report(resumed).gain
-    assert np.array_equal(shared(model), shared(resumed))

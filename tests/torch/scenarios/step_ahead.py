@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,18 +9,14 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from horovod_oktopk import AgreementError, NonFiniteError
 from horovod_oktopk.torch import (
-    Dense,
-    DensitySchedule,
     OkTopk,
     StepAhead,
     shared_parameters,
     step_report,
 )
-from tests.scenarios import SETS
-from tests.scenarios.common import is_last, needs, needs_ranks
-from tests.torch.scenarios.common import assert_equal_everywhere, everywhere, flat, raised_everywhere
+from tests.scenarios.common import is_last
+from tests.torch.scenarios.common import assert_equal_everywhere, flat
 
 OPTIONS = StepAhead(OkTopk(density=0.05))
 
@@ -92,33 +87,6 @@ def check_shared_parameters_sees_through_what_a_library_wraps_around_an_optimize
         shared_of(model, optimizer)).tobytes()  # outside it holds this rank's own
 
 
-def check_one_rank_alone_looks_and_nothing_changes() -> None:
-    def trained(looks: bool) -> bytes:
-        model = model_of()
-        optimizer = distributed(model, StepAhead(OkTopk(density=0.05), overlap=False))
-        for step in range(20):
-            train(model, optimizer, range(step, step + 1))
-            if looks and (hvd.rank() + step) % 3 == 0:
-                with shared_parameters(optimizer):
-                    assert all(torch.isfinite(p).all() for p in model.parameters())
-        return b"".join(p.numpy().tobytes() for p in shared_of(model, optimizer).values())
-
-    assert trained(looks=True) == trained(looks=False)
-
-
-def check_training_comes_near_to_dense() -> None:
-    losses = []
-    for compression in (hvd.Compression.none, StepAhead(OkTopk(density=0.1))):
-        model = model_of()
-        optimizer = distributed(model, compression)
-        first = sum(loss_of(model, step, rank=99).item() for step in range(5))
-        train(model, optimizer, range(150))
-        with shared_parameters(optimizer):
-            losses.append(sum(loss_of(model, step, rank=99).item() for step in range(5)) / first)
-    assert losses[0] < 0.5
-    assert losses[1] < losses[0] + 0.1, losses
-
-
 def check_any_optimizer_takes_the_step() -> None:
     for make in (lambda p: torch.optim.AdamW(p, lr=0.01), lambda p: torch.optim.SGD(p, lr=0.1, foreach=True),
                  lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01)),
@@ -164,17 +132,6 @@ def check_gradients_stay_the_ranks_own() -> None:
     assert_shared_is_equal(model, optimizer)
 
 
-def check_several_backward_passes_add_up() -> None:
-    model = model_of()
-    optimizer = distributed(model, backward_passes_per_step=2)
-    for step in range(3):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        loss_of(model, step + 50).backward()
-        optimizer.step()
-    assert_shared_is_equal(model, optimizer)
-
-
 def check_missing_sparse_and_frozen_gradients_are_nobodys_business() -> None:
     torch.manual_seed(0)
     model = remembering(torch.nn.ModuleDict({"table": torch.nn.Embedding(30, 4, sparse=True),
@@ -188,51 +145,6 @@ def check_missing_sparse_and_frozen_gradients_are_nobodys_business() -> None:
         words = torch.tensor([hvd.rank(), 5, 7 + step])
         model["out"](model["table"](words)).square().sum().backward()
         optimizer.step()
-    assert_shared_is_equal(model, optimizer)
-
-
-def check_what_differs_at_the_beginning_is_told_everywhere() -> None:
-    needs_ranks(hvd)
-    model = model_of(seed=hvd.rank())
-    optimizer = distributed(model)
-    messages = raised_everywhere(AgreementError, lambda: train(model, optimizer, range(1)))
-    assert all("hvd.broadcast_parameters" in message for message in messages), messages
-
-
-def check_a_rank_whose_gradient_is_not_finite_skips_its_own_step_alone() -> None:
-    model = model_of()
-    optimizer = distributed(model, StepAhead(Dense(), ahead=1, overlap=False), optimizer=torch.optim.Adam)
-    train(model, optimizer, range(1))
-    before = flat(shared_of(model, optimizer))
-
-    def spoil() -> None:
-        if is_last(hvd):
-            next(model.parameters()).grad[0, 0] = float("inf")
-
-    logging.getLogger("horovod_oktopk").setLevel(logging.ERROR)
-    train(model, optimizer, range(1, 2), spoil)
-    logging.getLogger("horovod_oktopk").setLevel(logging.WARNING)
-    after = flat(shared_of(model, optimizer))
-    assert np.isfinite(after).all()
-    assert np.array_equal(before, after) == (hvd.size() == 1), "the others went on"
-    assert all(torch.isfinite(state["exp_avg"]).all() for state in optimizer.state.values())
-    assert_shared_is_equal(model, optimizer)
-
-
-def check_parameters_that_are_not_finite_are_told_everywhere() -> None:
-    model = model_of()
-    optimizer = distributed(model)
-    train(model, optimizer, range(2))
-    before = flat(shared_of(model, optimizer))
-
-    def overflow() -> None:
-        if is_last(hvd):
-            next(model.parameters()).data[0, 0] = float("nan")
-
-    messages = raised_everywhere(NonFiniteError, lambda: train(model, optimizer, range(2, 4), overflow))
-    assert all(f"ranks [{hvd.size() - 1}] are not finite" in message for message in messages), messages
-    assert np.isfinite(before).all()
-    assert np.isfinite(flat(shared_of(model, optimizer))).all()
     assert_shared_is_equal(model, optimizer)
 
 
@@ -253,19 +165,6 @@ def check_every_rank_may_have_a_loss_scale_of_its_own() -> None:
     assert step_report(optimizer).step == 6, "the rank that overflowed took part in every exchange"
 
 
-def check_the_density_follows_a_schedule() -> None:
-    model = model_of()
-    optimizer = distributed(model, StepAhead(OkTopk(density=0.01), overlap=False))
-    schedule = DensitySchedule(optimizer, (0.5, 0.1))
-    seen = []
-    for step in range(3):
-        train(model, optimizer, range(step, step + 1))
-        seen.append(step_report(optimizer).k)
-        schedule.step()
-    n = sum(p.numel() for p in model.parameters())
-    assert seen == [round(0.5 * n), round(0.1 * n), max(1, round(0.01 * n))]
-
-
 def check_two_optimizers_may_take_their_steps_in_another_order_on_each_rank() -> None:
     models = [model_of(seed) for seed in (0, 1)]
     optimizers = [distributed(model) for model in models]
@@ -278,16 +177,3 @@ def check_two_optimizers_may_take_their_steps_in_another_order_on_each_rank() ->
             train(models[which], optimizers[which], range(step, step + 1))
     for model, optimizer in zip(models, optimizers, strict=True):
         assert_shared_is_equal(model, optimizer)
-
-
-def check_a_rank_outside_the_process_set_trains_alone() -> None:
-    needs(len(SETS) > 1, "two process sets")
-    model = model_of()
-    optimizer = distributed(model, process_set=SETS[0])
-    train(model, optimizer, range(3))
-    own = flat(dict(model.named_parameters()))
-    with shared_parameters(optimizer):
-        mine = flat(dict(model.named_parameters()))
-    inside = everywhere(mine)[:-1]
-    assert all(np.array_equal(each, inside[0]) for each in inside)
-    assert not is_last(hvd) or np.array_equal(own, mine)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import horovod.torch as hvd
 import numpy as np
 import torch
 
-from horovod_oktopk.torch import Dense, StepAhead, shared_parameters, step_report
+from horovod_oktopk.torch import Dense, StepAhead, step_report
 from tests.torch.scenarios.common import assert_equal_everywhere, flat
 from tests.torch.scenarios.step_ahead import OPTIONS, distributed, loss_of, model_of, shared_of, train
 
@@ -26,36 +25,9 @@ def gain_after(steps: int, *, compression: Any = OPTIONS, optimizer: Any = torch
     return step_report(wrapped)
 
 
-def check_an_optimizer_that_normalizes_takes_longer_steps_on_all_ranks_alike() -> None:
+def check_optimizers_that_normalize_take_longer_steps() -> None:
     for optimizer in (torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.NAdam):
-        report = gain_after(6, optimizer=optimizer)
-        assert report.gain == np.sqrt(report.noise_ratio) <= np.sqrt(hvd.size())
-        assert (report.gain > 1) == (hvd.size() > 1), "the ranks' data differ"
-        assert_equal_everywhere([torch.tensor(report.gain)])
-
-
-def check_an_optimizer_whose_steps_grow_with_the_gradient_has_no_gain() -> None:
-    report = gain_after(6, optimizer=torch.optim.SGD)
-    assert report.gain == 1
-    assert (report.noise_ratio > 1) == (hvd.size() > 1), "it is measured all the same"
-
-
-def check_an_optimizer_may_say_by_itself_that_it_normalizes() -> None:
-    class Signs(torch.optim.SGD):
-        normalizes_gradients = True
-
-    assert (gain_after(6, optimizer=Signs).gain > 1) == (hvd.size() > 1)
-
-
-def check_a_gain_is_a_factor_of_the_learning_rate() -> None:
-    models = [model_of(), model_of()]
-    for model, gain, rate in zip(models, (2.0, None), (0.1, 0.2), strict=True):
-        options = StepAhead(Dense(), ahead=1, overlap=False, gain=gain)
-        optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=rate), compression=options,
-                                             named_parameters=model.named_parameters())
-        train(model, optimizer, range(3))
-        assert optimizer.param_groups[0]["lr"] == rate
-    assert np.array_equal(*(flat(dict(model.named_parameters())) for model in models))
+        assert (gain_after(3, optimizer=optimizer).gain > 1) == (hvd.size() > 1), "the ranks' data differ"
 
 
 def check_weight_decay_is_as_without_a_gain() -> None:
@@ -141,19 +113,3 @@ def check_a_memory_format_changes_nothing() -> None:
             optimizer.step()
         ratios.append(step_report(optimizer).noise_ratio)
     assert np.isclose(*ratios, rtol=1e-4), ratios
-
-
-def check_a_resumed_run_has_the_same_gain() -> None:
-    models = [model_of(), model_of(1)]
-    first, second = optimizers = [distributed(model, optimizer=torch.optim.Adam) for model in models]
-    train(models[0], first, range(5))
-    with shared_parameters(first), shared_parameters(second):
-        models[1].load_state_dict(models[0].state_dict())
-        second.load_state_dict(copy.deepcopy(first.state_dict()))
-    gains = []
-    for model, optimizer in zip(models, optimizers, strict=True):
-        train(model, optimizer, range(5, 8))
-        gains.append((flat(shared_of(model, optimizer)), step_report(optimizer).gain))
-    (one, gain), (other, resumed) = gains
-    assert gain == resumed
-    assert np.array_equal(one, other)

@@ -62,25 +62,6 @@ def check_a_parameter_that_is_added_later_joins() -> None:
         assert not torch.equal(extra, torch.ones(5))
 
 
-def check_a_resumed_run_has_the_same_bits() -> None:
-    for overlap in (True, False):
-        options = StepAhead(OkTopk(density=0.05), overlap=overlap)
-        model = model_of()
-        optimizer = distributed(model, options)
-        train(model, optimizer, range(5))
-        with shared_parameters(optimizer):
-            saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-        resumed = model_of(seed=1)
-        again = distributed(resumed, options)
-        with shared_parameters(again):
-            resumed.load_state_dict(saved[0])
-            again.load_state_dict(saved[1])
-        for one, other in ((model, optimizer), (resumed, again)):
-            train(one, other, range(5, 9))
-        assert all(map(torch.equal, model.parameters(), resumed.parameters())), "this rank's own"
-        assert np.array_equal(flat(shared_of(model, optimizer)), flat(shared_of(resumed, again)))
-
-
 def check_a_run_rolls_back_while_an_exchange_is_under_way() -> None:
     """Outside of shared_parameters, and in either order."""
     results = []

@@ -9,15 +9,13 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from horovod_oktopk import AgreementError, PluginError
+from horovod_oktopk import PluginError
 from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters
-from tests.scenarios.common import is_last, needs_ranks
 from tests.torch.scenarios.common import assert_equal_everywhere, flat, raised_everywhere
 from tests.torch.scenarios.step_ahead import (
     OPTIONS,
     assert_shared_is_equal,
     distributed,
-    loss_of,
     model_of,
     shared_of,
     train,
@@ -60,41 +58,3 @@ def check_two_optimizers_of_the_same_parameters_take_turns() -> None:
         with shared_parameters(model):
             assert_equal_everywhere(model.parameters())
             assert not np.array_equal(before, flat(dict(model.named_parameters())))
-
-
-def check_what_all_ranks_change_alike_inside_is_what_they_share() -> None:
-    model = model_of()
-    optimizer = distributed(model)
-    train(model, optimizer, range(4))
-    with shared_parameters(optimizer), torch.no_grad():
-        for p in model.parameters():
-            p.clamp_(-0.1, 0.1)
-    assert np.abs(flat(shared_of(model, optimizer))).max() <= np.float32(0.1)
-    train(model, optimizer, range(4, 8))
-    assert_shared_is_equal(model, optimizer)
-
-
-def check_what_ranks_change_differently_inside_is_told_everywhere() -> None:
-    needs_ranks(hvd)
-    for changes in (lambda: True, lambda: is_last(hvd)):
-        model = model_of()
-        optimizer = distributed(model)
-        train(model, optimizer, range(4))
-        if changes():
-            with shared_parameters(optimizer), torch.no_grad():
-                model[0].bias += 0.01 * (1 + hvd.rank())
-        for message in raised_everywhere(AgreementError, lambda model=model, optimizer=optimizer: train(
-                model, optimizer, range(4, 7))):
-            assert "shared_parameters" in message, message
-
-
-def check_who_only_looks_needs_no_roll_call() -> None:
-    model = model_of()
-    optimizer = distributed(model)
-    train(model, optimizer, range(2))
-    for step in range(2, 6):
-        if is_last(hvd):
-            with shared_parameters(optimizer):
-                assert torch.isfinite(loss_of(model, step))
-        train(model, optimizer, range(step, step + 1))
-    assert_shared_is_equal(model, optimizer)
