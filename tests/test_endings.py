@@ -42,10 +42,8 @@ def test_the_ranks_that_go_on_are_told_which_rank_has_ended_and_how(framework: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("framework", "backend"), [("torch", "mpi"), ("torch", "gloo"), ("tensorflow", "mpi"),
-                                                     ("step_ahead", "mpi"), ("open", "mpi")])
-def test_ranks_with_equal_numbers_of_steps_end_well(framework: str, backend: str) -> None:
-    job = job_of(framework, backend, "even")
+def test_a_job_ends_well_whose_program_ends_inside_shared_parameters() -> None:
+    job = job_of("open", "mpi", "even")
     assert job.returncode == 0, job.output[-4000:]
     assert job.output.count("has come to its end") == 3
     assert told(job) == {}

@@ -27,7 +27,6 @@ def train_transformer(checkpoint: Path, *more: str) -> list[tuple[int, float]]:
     return [(int(epoch), float(loss)) for epoch, loss in lines]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["oktopk", "step-ahead"])
 def test_the_transformer_learns_and_goes_on_from_its_checkpoint(compression: str, tmp_path: Path) -> None:
     first, second = train_transformer(tmp_path / "whole", "--compression", compression)

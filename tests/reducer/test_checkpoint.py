@@ -85,7 +85,7 @@ def test_wherever_the_disk_is_full_training_goes_on_as_without_the_save(size, tm
     save(tmp_path / "whole", size)
     length = (tmp_path / "whole").stat().st_size
     (tmp_path / "state").write_bytes(b"of before")
-    limits = [*range(0, length, max(1, length // 40)), length - 1]
+    limits = [*range(0, length, max(1, length // 12)), length - 1]
 
     def program(transport, limits):
         reducer = make(transport)

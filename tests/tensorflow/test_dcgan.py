@@ -10,8 +10,7 @@ from tests.launch import horovodrun
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("legacy", ["0", "1"], ids=["keras3", "tf_keras"])
-@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+@pytest.mark.parametrize(("backend", "legacy"), [("mpi", "0"), ("gloo", "1")], ids=["mpi-keras3", "gloo-tf_keras"])
 def test_all_ranks_share_the_same_bits_of_both_models(backend: str, legacy: str) -> None:
     job = horovodrun(backend, 2, "-m", "tests.tensorflow.dcgan_worker", extra={"TF_USE_LEGACY_KERAS": legacy})
     assert job.returncode == 0, job.output[-5000:]

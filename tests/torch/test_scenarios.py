@@ -11,8 +11,9 @@ from tests.scenarios import names
 
 ALL = names("torch")
 WITHOUT_PARTIAL = [name for name in ALL if not name.startswith("partial.")]
-SPARSE = [name for name in WITHOUT_PARTIAL if name.startswith("sparse.") and name.endswith("]")]
+SHARED = [name for name in WITHOUT_PARTIAL if name.endswith("]")]
 """What both frameworks have."""
+SPARSE = [name for name in SHARED if name.startswith("sparse.")]
 LIFETIME = [name for name in ALL if name.startswith("lifetime.")]
 """A hundred models each."""
 QUICK = [name for name in ALL if name not in LIFETIME]
@@ -24,8 +25,8 @@ JOBS = {
     Job("torch", "mpi", 2, kernels="numpy"): SPARSE,
     Job("torch", "gloo", 2): [name for name in WITHOUT_PARTIAL if name not in SPARSE],
     Job("torch", "mpi", 1): QUICK,
-    Job("torch", "mpi", 3): [name for name in WITHOUT_PARTIAL if not name.startswith(("step_ahead", "lifetime"))],
-    Job("torch", "mpi", 4): QUICK,
+    Job("torch", "mpi", 3): [name for name in SHARED if not name.startswith("step_ahead")],
+    Job("torch", "mpi", 4): [*SHARED, *(name for name in ALL if name.startswith(("partial.", "step_ahead_hosts.")))],
 }
 """Scenarios by job. Partial rounds need MPI. Three ranks of Gloo on two cores take a hundred times as long as two,
 now and then: test_failures.py has them."""
