@@ -24,7 +24,7 @@ CHUNK = 1 << 16
 
 
 class CandidateBuffer:
-    """Where passing elements are collected, up to `capacity`. Of more, not all are here, and `count` exceeds it.
+    """A buffer of the elements that pass a threshold. If `count` exceeds `capacity`, some are missing.
 
     indices: int64, values: dtype; both shape (capacity + SLACK,), of which the first `count` are in use.
     """
@@ -39,7 +39,7 @@ class CandidateBuffer:
 
 
 class Kernels(Protocol):
-    """What is done with many elements."""
+    """Loops over many elements."""
 
     name: str
 

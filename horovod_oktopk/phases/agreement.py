@@ -34,7 +34,7 @@ PARTED = ("the ranks do different things, and would wait for each other for ever
 
 
 class Measured(NamedTuple):
-    """What `size` ranks told of something that they measure; the same bits on all of them."""
+    """Measurements of `size` ranks; the same bits on all of them."""
 
     total: Values
     """The sums of their numbers: float64, shape (m,)."""
@@ -45,7 +45,7 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Attendance:
-    """What one rank says at the roll call.
+    """One rank's entry in the roll call.
 
     description: everything that must be equal on all ranks, one "name: value" a line; so must k.
     step: its step counter. finite: whether its accumulator is. is_complete: whether it remembers all of the steps
@@ -75,7 +75,7 @@ class Attendance:
 
 @dataclass(frozen=True)
 class RollCall:
-    """What all ranks said; but for `counts` on many ranks, equal on all of them."""
+    """The entries of all ranks; equal on all of them, except `counts` on many ranks."""
 
     step: int
     """The step counter: rank 0's, or this rank's own, if they are at the same step."""
@@ -90,7 +90,7 @@ class RollCall:
 
     @property
     def finite(self) -> bool:
-        """Whether every rank's accumulator is."""
+        """Return True if every rank's accumulator is finite."""
         return not self.not_finite
 
 
@@ -161,7 +161,7 @@ def _tells_all(counts: Counts, transport: Transport) -> bool:
 
 
 def counts_for(counts: Counts, rank: int) -> Counts:
-    """Of what `tell` gave: what every rank has for this one, int64, shape (P,)."""
+    """Return every rank's count for this rank, of the counts that `tell` gave: int64, shape (P,)."""
     return counts[:, rank if counts.shape[1] > 1 else 0]
 
 
@@ -193,7 +193,7 @@ def _difference(transport: Transport, description: str) -> str:
 
 
 def _first_difference(rank: int, reference: list[str], mine: list[str]) -> str:
-    """Of the entries; k, which follows from them, comes last."""
+    """Describe the first entry that differs; k, which follows from the others, comes last."""
     pairs = [*zip_longest(reference[:-1], mine[:-1], fillvalue="nothing"), (reference[-1], mine[-1])]
     expected, came = next((one, other) for one, other in pairs if one != other)
     return f"rank 0 has '{expected}', rank {rank} has '{came}'"

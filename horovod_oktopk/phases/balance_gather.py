@@ -20,7 +20,7 @@ from .sparse_transport import Route, SparseTransport
 
 @dataclass(frozen=True)
 class BalancePlan:
-    """Who holds what before and after balancing: offsets into the global top-k, by position, shape (P + 1,)."""
+    """Offsets into the global top-k of what each position holds before and after balancing: shape (P + 1,)."""
 
     before: NDArray[np.int64]
     after: NDArray[np.int64]
@@ -39,13 +39,13 @@ class BalancePlan:
         return boundaries[first.clip(0, len(first) - 1)], boundaries[np.maximum(last, first + 1).clip(0, len(first))]
 
     def extents(self, boundaries: Indices) -> list[Extent]:
-        """Of every position's share after balancing."""
+        """Return the extent of every position's share after balancing."""
         starts, stops = self.ranges(boundaries)
         shares = np.diff(self.after)
         return [Extent(*each) for each in zip(shares.tolist(), starts.tolist(), stops.tolist(), strict=True)]
 
     def routes(self, regions: Regions, rank: int) -> tuple[Route, Route]:
-        """What a rank sends, and what it receives, both in the order of the positions."""
+        """Return the messages that a rank sends, and those that it receives, both ordered by position."""
         mine, positions = regions.of(rank), np.arange(len(regions.sent))
         sent = [(owner, regions.extent(mine, count))
                 for owner, count in zip(regions.owners, self.moved(mine, positions).tolist(), strict=True)]

@@ -44,11 +44,11 @@ class Regions:
         return (rank - self.rotation) % len(self.sent)
 
     def extent(self, region: int, count: int) -> Extent:
-        """Of so many elements of a region."""
+        """Return the extent of a message with `count` elements of a region."""
         return Extent(count, int(self.boundaries[region]), int(self.boundaries[region + 1]))
 
     def extents(self, sizes: Counts) -> list[Extent]:
-        """Of a message of each region; sizes: its elements, by region."""
+        """Return the extent of one message for each region. sizes: the number of elements, by region."""
         return [self.extent(region, count) for region, count in enumerate(sizes.tolist())]
 
 
@@ -82,7 +82,7 @@ def divide(boundaries: Indices, indices: Indices, counts: Counts, transport: Tra
 
 
 def count_by_region(indices: Indices, boundaries: Indices) -> Counts:
-    """How many of the ascending indices lie in each region: int64, shape (P,)."""
+    """Count the ascending indices in each region: int64, shape (P,)."""
     return np.diff(np.searchsorted(indices, boundaries))
 
 

@@ -39,7 +39,7 @@ def space_repartition(indices: Indices, n: int, transport: Transport) -> Indices
 
 
 def local_quantiles(indices: Indices, rank: int, size: int) -> NDArray[np.uint32]:
-    """How many indices there are, and SAMPLES of them at equal steps, or all: shape (SAMPLES + 1,).
+    """Return the number of indices, and SAMPLES of them at equal steps, or all of them: shape (SAMPLES + 1,).
 
     Each rank begins elsewhere within a step, so that together they say more than one.
     """
@@ -55,7 +55,7 @@ def local_quantiles(indices: Indices, rank: int, size: int) -> NDArray[np.uint32
 
 @dataclass(frozen=True)
 class Distribution:
-    """Where all ranks' elements lie, from their quantiles.
+    """An estimate of where all ranks' elements lie, from their quantiles.
 
     positions: int64, strictly ascending; below: float64: about how many elements lie below each. size: the ranks.
     """

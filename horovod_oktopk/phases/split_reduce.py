@@ -13,7 +13,7 @@ def split_and_reduce(selection: SparseVector, regions: Regions, ranks: SparseTra
 
 
 def plan_split(regions: Regions, rank: int) -> tuple[Route, Route]:
-    """What a rank sends, in the order of the regions, and what it receives, in the order of the ranks."""
+    """Return the messages that a rank sends, ordered by region, and those that it receives, ordered by rank."""
     mine = regions.of(rank)
     sent = list(zip(regions.owners, regions.extents(regions.sent), strict=True))
     received = [(rank, regions.extent(mine, count)) for rank, count in enumerate(regions.received.tolist())]

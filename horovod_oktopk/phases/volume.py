@@ -25,15 +25,15 @@ class Volume:
     bound: float | NDArray[np.float64]
 
     def fits_regions(self, k: float) -> bool:
-        """Whether each owner receives so little that, with all of u, it keeps to the bound."""
+        """Return True if each owner receives so little that, with all of u, it keeps to the bound."""
         return bool((self.load.received <= np.maximum(self.bound / 2 - k, k) + len(self.order)).all())
 
     def fits_direct(self, sizes: Counts) -> bool:
-        """Whether an allgatherv without balancing keeps to the bound; sizes: elements by rank."""
+        """Return True if an allgatherv without balancing keeps to the bound. sizes: elements by rank."""
         return self._fits(ring_elements(sizes[self.order], self.order))
 
     def fits_balanced(self, sizes: Counts) -> bool:
-        """Whether balancing and allgatherv keep to it; sizes: elements by region."""
+        """Return True if balancing and allgatherv keep to the bound. sizes: elements by region."""
         plan, positions = plan_balance(sizes), np.arange(len(sizes))
         moved = sizes - plan.moved(positions, positions)
         return self._fits(moved + ring_elements(np.diff(plan.after), self.order))

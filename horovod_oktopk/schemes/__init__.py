@@ -1,4 +1,4 @@
-"""What users choose among."""
+"""The schemes that users choose among."""
 
 from .dense import Dense
 from .gaussiank import GaussianK

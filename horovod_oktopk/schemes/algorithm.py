@@ -1,4 +1,4 @@
-"""What all schemes have in common: how a step is opened, and what belongs to it."""
+"""The base of all schemes' algorithms: a step is opened here, and holds what belongs to it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Step:
         return self.call.step + 1
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """What happens inside is counted, and timed, under this name."""
+        """Count and time the block under this name."""
         return self.transport.phase(name)
 
     def ranks(self, value_dtype: ValueDtype | None = None) -> SparseTransport:
@@ -81,13 +81,13 @@ class Step:
         return ranks.spanning(self.threshold, self.largest)
 
     def skipped(self) -> StepResult:
-        """Of a step that some rank could not take, as its gradient was not finite."""
+        """Return the result of a step that is not taken, because the gradient of some rank is not finite."""
         self.report.finite = False
         return StepResult(None, np.empty(0, np.int64), self.report, not_finite=self.call.not_finite)
 
     def result(self, update: SparseVector | DenseVector, contributed: Indices | slice,
                remainder: SparseVector | None = None) -> StepResult:
-        """Of a step that was taken; see StepResult."""
+        """Return the result of a step that was taken; see StepResult."""
         self.report.local_selected, self.report.global_selected = len(self.selected), len(update)
         self.report.local_threshold = self.threshold
         return StepResult(update, contributed, self.report, remainder, self.selected)
@@ -155,8 +155,10 @@ class Algorithm:
         return result
 
     def select_together(self, step: Step) -> None:
-        """Of what a host's ranks have selected of their shares, the host's top-k remains; once, before `complete` or
-        in it."""
+        """Reduce the selections of a host's ranks to the host's exact top-k. Collective on the host.
+
+        It is called before `complete`, or in it; a second call does nothing.
+        """
         hosts = step.transport.hosts
         if hosts is not None and not step.is_joint:
             with step.phase("host_select"):
@@ -190,9 +192,9 @@ class Algorithm:
 
     def agree_on_host(self, k: int, transport: CountingTransport, description: str | None = None,
                       finite: bool = True) -> bool:
-        """Where each host is one worker: before its ranks send each other anything, they learn whether they agree.
+        """Compare the ranks of this host before they send each other anything, if each host is one worker.
 
-        Hosts may differ all the same, which `complete` finds. Says whether all of them are `finite`.
+        Hosts may differ all the same, which `complete` finds. Returns True if all of them are `finite`.
         Raises AgreementError, on the ranks of all hosts.
         """
         if transport.hosts is None:
@@ -206,13 +208,13 @@ class Algorithm:
             raise
 
     def _attendance(self, description: str, k: int, finite: bool) -> Attendance:
-        """Of a rank that has measured nothing."""
+        """Return the roll-call entry of a rank that has measured nothing."""
         return Attendance(description, k, self.step, finite, sample=np.full(self.samples, np.nan, np.float32))
 
     # What schemes give.
 
     def global_k(self, k: int, n: int, size: int) -> int:
-        """How many elements of the sum are kept at most, where each of `size` ranks selects k of n: all."""
+        """Return how many elements of the sum are kept at most, if each of `size` ranks selects k of n: all."""
         return min(n, k * size)
 
     def exchange(self, step: Step) -> StepResult:
@@ -220,7 +222,7 @@ class Algorithm:
         raise NotImplementedError
 
     def select(self, step: Step) -> SparseVector:
-        """What this rank selects; nothing where its acc is not finite."""
+        """Return this rank's selection; an empty one if its acc is not finite."""
         with step.phase("select"):
             if not step.finite or not step.n:  # a share may be empty
                 return SparseVector.empty(step.acc.dtype)
@@ -232,19 +234,19 @@ class Algorithm:
         return local_top_k(acc, k)
 
     def counts(self, selected: SparseVector, n: int, size: int) -> NDArray[np.int64]:  # noqa: ARG002
-        """What the others must know of the selection before they exchange; its length. int64, shape (m,)."""
+        """Return what others must know of the selection before the exchange: int64, shape (m,); here its length."""
         return np.array([len(selected)], np.int64)
 
     def is_complete(self) -> bool:
-        """Whether this rank remembers all of the steps before that a step could need."""
+        """Return True if this rank remembers all that a step could need of the steps before."""
         return True
 
     def fits(self, size: int) -> bool:  # noqa: ARG002
-        """Whether that is of as many ranks."""
+        """Return True if what this algorithm remembers is of a job with `size` ranks."""
         return True
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs to go on with the same bits: plain numbers, strings and lists."""
+        """Return what a resumed run needs to go on with the same bits: plain numbers, strings and lists."""
         return {"step": self.step}
 
     def load_state(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the options of all schemes have in common: what users write as `compression=`."""
+"""The base of all schemes' options, which users write as `compression=`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Compression:
 
 @dataclass(frozen=True, eq=False)
 class Scheme(Compression):
-    """What every scheme's options have in common. Options compare by identity.
+    """The options of a scheme. Options compare by identity.
 
     The options density and transport are explained in `OkTopk`.
 
@@ -111,7 +111,7 @@ class Scheme(Compression):
 
 
 def elements(density: float, n: int) -> int:
-    """So many that this share of n is, but at least 1."""
+    """Return density · n, rounded, but at least 1."""
     return max(1, round(density * n))
 
 

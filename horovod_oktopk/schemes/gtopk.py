@@ -95,7 +95,7 @@ def nonzero_top_k(total: SparseVector, k: int) -> SparseVector:
 
 
 def tree_distances(size: int) -> list[int]:
-    """How far partners are apart in each round: 1, 2, 4, ... below P."""
+    """Return the distance between partners in each round: 1, 2, 4, ... below P."""
     return [1 << i for i in range((size - 1).bit_length())]
 
 
@@ -149,7 +149,7 @@ class _Tree:
     codec: PaddedCodec
 
     def merge(self, selection: SparseVector) -> tuple[SparseVector, dict[int, Indices]]:
-        """What has come together at this rank, and the indices that its merges dropped, by the partner's distance."""
+        """Merge selections up the tree; also return what this rank's merges dropped, by the partner's distance."""
         merged, dropped = selection, {}
         for distance in tree_distances(self.transport.size):
             child, parent = self._partners(distance)

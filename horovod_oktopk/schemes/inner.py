@@ -1,4 +1,4 @@
-"""What users write as a scheme where one stands inside other options: `Partial(OkTopk)`, `StepAhead(Dense())`."""
+"""Schemes inside other options: `Partial(OkTopk)`, `StepAhead(Dense())`."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class OkTopk(Scheme):
 
     @property
     def wire_dtype(self) -> ValueDtype | None:
-        """That of the values that are sent; None: as they are."""
+        """The format of the values that are sent; None: the dtype that they have."""
         if self.value_dtype == "auto":
             return "log4" if self._of_parameters else None
         return self.value_dtype

@@ -1,4 +1,4 @@
-"""What one step did: always kept, as it costs nothing next to the step."""
+"""The report of one step: always kept, as it costs nothing next to the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one step of a scheme gives to whoever holds the accumulator."""
+"""The result of one step of a scheme, for whoever holds the accumulator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StepResult:
     """The ranks whose acc was not."""
 
     def sent(self) -> SparseVector | DenseVector:
-        """What contributed to the update, with the values that it has in this rank's acc."""
+        """Return the elements that contributed to the update, with their values in this rank's acc."""
         assert self.selected is not None
         if isinstance(self.selected, DenseVector) or isinstance(self.contributed, slice):
             return self.selected

@@ -105,7 +105,7 @@ class NumpyAccumulator(CollectingAccumulator):
         return self._add_sums(((offset, piece, (), ()) for offset, piece in pieces), scale, clear)
 
     def _add_sums(self, sums: Iterable[Sum], scale: float, clear: bool) -> bool:
-        """As `accumulate`, with sums instead of pieces. clear: of each the piece."""
+        """Accumulate sums instead of pieces. clear: clears the piece of each sum."""
         self._candidates.count, self._bound = 0, None
         finite = ascending = True
         done = 0

@@ -12,7 +12,7 @@ LARGEST = (1 << 25) - (1 << 16)
 
 @cache
 def keep_freed_memory() -> None:
-    """Has glibc keep what is freed, up to 64 MiB of it, for what is allocated next; once in a process.
+    """Make glibc keep up to 64 MiB of freed memory for the next allocation; once in a process.
 
     glibc gives freed memory back to the system at once, until it has seen a larger block freed (mallopt(3),
     M_MMAP_THRESHOLD). A step allocates and frees some megabytes: each time the system would map them anew, page by

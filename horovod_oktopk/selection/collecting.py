@@ -1,4 +1,4 @@
-"""What accumulators in host memory share: the pass over acc also collects what will probably be selected."""
+"""The base of accumulators in host memory: the pass over acc also collects what will probably be selected."""
 
 from __future__ import annotations
 

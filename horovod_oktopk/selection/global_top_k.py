@@ -45,7 +45,7 @@ class ExactThreshold:
 
     def select(self, reduced: SparseVector, k: int, region_order: Counts, transport: Transport,
                local_threshold: float = 0.0, weight: float | None = None) -> tuple[SparseVector, Counts]:
-        """What this rank's reduced elements contribute to the exact global top-k, and every rank's number of them.
+        """Select this rank's part of the exact global top-k; also return every rank's number of elements in it.
 
         region_order: the owners in the order of their regions; ties go to the lower index.
         local_threshold: what this rank's own selection passed. weight: how many times as much of the top-k this rank
@@ -73,7 +73,7 @@ class ExactThreshold:
 
     def select_all(self, reduced: SparseVector, transport: Transport,
                    local_threshold: float = 0.0) -> tuple[SparseVector, Counts]:
-        """As `select` with a k that all sums together cannot exceed: no threshold is looked for."""
+        """Select everything, for a k that all sums together cannot exceed. Returns what `select` returns."""
         reduced = reduced.compress(reduced.values != 0)
         self.value = 0.0
         dtype = reduced.values.dtype
@@ -120,9 +120,9 @@ def _within(bracket: Bracket, ascending: Bits) -> tuple[np.int64, np.int64]:
 
 def _kth_between(ascending: Bits, bracket: Bracket, k: int,
                  transport: Transport) -> tuple[int, Counts, Counts] | None:
-    """As `_kth_by_sketches`, of what lies in a bracket; 0 where the k-th lies below it, or there are fewer.
+    """Find the k-th magnitude in a bracket; 0 if it lies below, or there are fewer. Returns as `_kth_by_sketches`.
 
-    None where it lies above, or more than `at_most` of a rank's are there.
+    None if it lies above, or if more than `at_most` magnitudes of a rank lie inside.
     """
     start, stop = _within(bracket, ascending)
     row = np.zeros(1 + bracket.at_most[transport.rank], ascending.dtype)
@@ -148,7 +148,7 @@ def _kth_between(ascending: Bits, bracket: Bracket, k: int,
 
 def _kth_by_counts(between: Bits, larger: np.int64, k: int,
                    transport: Transport) -> tuple[int, Counts, Counts] | None:
-    """As `_kth_by_sketches`, where many elements are equal. None where too few of them are.
+    """Find the k-th magnitude by counting equal ones; None if too few are equal. Returns as `_kth_by_sketches`.
 
     between: this rank's magnitudes among which the k-th of all is, unless there are fewer. larger: how many of this
     rank's exceed them.
@@ -204,7 +204,7 @@ def _gather(row: Bits, lengths: Counts, transport: Transport) -> list[Bits]:
 
 
 def _quotas(equal: Counts, ties: int, region_order: Counts) -> Counts:
-    """How many of its elements that equal the threshold each rank sends: `ties` in all, those of lowest index."""
+    """Return how many elements equal to the threshold each rank sends: `ties` in all, those of lowest index."""
     quotas = np.empty_like(equal)
     before = np.cumsum(equal[region_order]) - equal[region_order]
     quotas[region_order] = np.clip(ties - before, 0, equal[region_order])

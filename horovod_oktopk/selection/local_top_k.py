@@ -47,9 +47,9 @@ def local_top_k(acc: Accumulator, k: int) -> tuple[float, SparseVector]:
 
 
 def _next_bound(candidates: SparseVector, k: int) -> float:
-    """What about SPARE * k elements pass; an estimate, as it is only to tell the next step what to collect.
+    """Estimate a threshold that about SPARE * k elements pass, from which the next step is to collect.
 
-    Where fewer are known, magnitudes are taken to go on falling as they do over the last third of the ranks.
+    If fewer are known, magnitudes are taken to go on falling as they do over the last third of the ranks.
     """
     sample = candidates.values[::SKIP] if len(candidates) > SKIP * MIN_SAMPLE else candidates.values
     known, wanted = len(sample), SPARE * k * len(sample) / len(candidates)

@@ -47,11 +47,11 @@ class ParameterAccumulator(Accumulator, Protocol):
         """w - values, which are on the host; on the accumulator's device, in memory of its own."""
 
     def part(self, start: int, stop: int) -> ParameterAccumulator:
-        """Of w from start to stop, in the same memory; it takes pieces that are `clipped`."""
+        """Return an accumulator of w[start:stop], in the same memory; it takes pieces that are `clipped`."""
 
 
 def clipped(pieces: Pieces, start: int, stop: int) -> Pieces:
-    """What of the pieces lies from start to stop; offsets from start."""
+    """Return the parts of the pieces that lie in [start, stop), with offsets from start."""
     return [(max(offset - start, 0), piece[max(start - offset, 0):stop - offset]) for offset, piece in pieces
             if offset < stop and offset + len(piece) > start]
 

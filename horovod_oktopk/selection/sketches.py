@@ -45,7 +45,7 @@ def sketch_shape(k: int, size: int) -> tuple[int, int]:
 
 
 def first_places(steps: Counts) -> Counts:
-    """Of each rank's first entry among its magnitudes, from 1 to its step. steps: of all ranks, shape (P,)."""
+    """Return the place of each rank's first entry among its magnitudes, from 1 to its step: int64, shape (P,)."""
     if len(steps) <= FEW_RANKS:
         return steps
     return 1 + (np.arange(1, len(steps) + 1) * GOLDEN % 1 * steps).astype(np.int64)
@@ -73,13 +73,13 @@ class Bracket:
 
     @property
     def is_one_value(self) -> bool:
-        """Whether the k-th magnitude can only be `lowest`."""
+        """Return True if the k-th magnitude can only be `lowest`."""
         return self.limit == self.lowest + 1
 
 
 @dataclass(frozen=True)
 class Sketches:
-    """Those of all ranks.
+    """The sketches of all ranks.
 
     largest: their largest magnitudes, shape (P,). entries: shape (P, m); entry j is the (first + j * step)-th largest
     of the rank's, or 0. steps: int64, shape (P,).
@@ -90,10 +90,10 @@ class Sketches:
     steps: Counts
 
     def bracket(self, k: int) -> Bracket | None:
-        """Where the k-th of all certainly is, if there are so many. None where a sketch does not reach so far down.
+        """Return bounds between which the k-th magnitude of all ranks certainly lies, if there are k magnitudes.
 
-        Of the elements of one rank that are at least t there are those that its entries tell, and fewer than its
-        step more.
+        None if a sketch does not reach so far down. A rank has as many elements of at least t as its entries tell,
+        and fewer than its step more.
         """
         weights = np.repeat(self.steps[:, None], self.entries.shape[1], axis=1)
         weights[:, 0] = first_places(self.steps)
@@ -110,9 +110,9 @@ class Sketches:
         return Bracket(lowest, limit, at_most)
 
     def likely(self, k: int, certain: Bracket) -> Bracket | None:
-        """Where the k-th of all probably is, and at most how many elements of each rank probably are there.
+        """Return bounds between which the k-th magnitude probably lies, and how many elements of each rank at most.
 
-        None on few ranks, where that is not much less than what is certain; and where there may be fewer than k.
+        None on few ranks, where the certain bounds are hardly wider, and if there may be fewer than k magnitudes.
         """
         if len(self.steps) <= FEW_RANKS or certain.lowest == 1:
             return None
@@ -127,7 +127,7 @@ class Sketches:
 
     @cached_property
     def _order(self) -> Counts:
-        """Of all entries, from the largest on."""
+        """Return the positions of all entries, the largest first."""
         return np.argsort(self.entries.ravel(), kind="stable")[::-1]
 
     @cached_property
@@ -135,7 +135,7 @@ class Sketches:
         return self.entries.ravel()[self._order]
 
     def _reached(self, bits: int) -> Counts:
-        """How many entries of each rank are at least that."""
+        """Return how many entries of each rank are at least `bits`."""
         reached: Counts = np.count_nonzero(self.entries >= self.entries.dtype.type(bits), axis=1)
         return reached
 

@@ -28,10 +28,10 @@ class ReusedThreshold(ExactThreshold):
 
     def select_again(self, reduced: SparseVector, k: int, region_order: Counts, fits: Callable[[Counts], bool],
                      transport: Transport, local_threshold: float = 0.0) -> tuple[SparseVector, Counts]:
-        """As `select`, by the last threshold, unless it selects less than (1 - guard) k, more than (1 + guard) k, or
-        more than fits the promised volume. Where there are no more than k, all are selected.
+        """Select by the last threshold; all, if there are no more than k elements. Returns what `select` returns.
 
-        Then the ranks' sketches, which come with the sizes that are gathered anyway, tell what each is to send:
+        If the last threshold selects less than (1 - guard) k, more than (1 + guard) k, or more than fits the promised
+        volume, the ranks' sketches, which come with the sizes that are gathered anyway, tell what each is to send:
         k elements less k/(16 P) at most, near the exact top-k, without another message.
         """
         assert self.value is not None
@@ -62,7 +62,7 @@ class ReusedThreshold(ExactThreshold):
 
 
 def _take_from_sketches(sketches: Counts, wanted: int) -> Counts:
-    """How many entries of each sketch are among the `wanted` largest of all: int64, shape (P,).
+    """Return how many entries of each sketch are among the `wanted` largest of all: int64, shape (P,).
 
     Entries are bits of magnitudes, which have the order of the magnitudes. Ties go to the lower rank.
     """

@@ -31,16 +31,16 @@ FEW = 2
 
 
 class ValueFormat(Protocol):
-    """How values are written. Values: float32 or float64, shape (m,), finite."""
+    """A format of values on the wire. Values: float32 or float64, shape (m,), finite."""
 
     def words(self, count: int) -> int:
-        """So many does a message's values take."""
+        """Return how many words of 4 bytes the values of a message with `count` elements take."""
 
     def round(self, values: Values) -> Values:
-        """Those that arrive, whatever the messages into which they are divided."""
+        """Return the values that arrive, however they are divided into messages."""
 
     def pack(self, values: Values) -> Words:
-        """Of values that were rounded, or never are: uint32, shape (words(m),)."""
+        """Write values that `round` leaves as they are: uint32, shape (words(m),)."""
 
     def unpack(self, words: Words, count: int) -> Values:
         """The values of a message."""
@@ -48,7 +48,7 @@ class ValueFormat(Protocol):
 
 @dataclass(frozen=True)
 class Plain:
-    """As they are in memory."""
+    """Values as they are in memory."""
 
     dtype: Any
 

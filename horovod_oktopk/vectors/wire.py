@@ -32,7 +32,7 @@ WORD_BITS = 8 * WORD
 
 
 class Extent(NamedTuple):
-    """What both ends know of a message beforehand: how many elements it holds, and that they lie in [start, stop)."""
+    """The number of a message's elements and the range [start, stop) of their indices: both ends know them."""
 
     length: int
     start: int
@@ -45,7 +45,7 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True)
 class WireCodec:
-    """How vectors of a dtype are written, on all ranks alike.
+    """The format of sparse vectors of one dtype, the same on all ranks.
 
     dtype: of the values in memory, float32 or float64. value_dtype: of those on the wire; None: the same.
     ends: for "log4", of the magnitudes that are written. A message holds them: its reader need not know them.
