@@ -67,7 +67,8 @@ def main() -> None:
     def note(name: str, outcome: Outcome) -> None:
         outcomes[name] = outcome
         if rank == 0:
-            Path(report).write_text(json.dumps(outcomes))
+            Path(report).with_suffix(".new").write_text(json.dumps(outcomes))
+            Path(report).with_suffix(".new").replace(report)  # whole, whenever the job ends
 
     scenarios = all_scenarios(framework)
     for name, scenario in scenarios.items():
@@ -77,6 +78,7 @@ def main() -> None:
         # One after the other, so that their lines do not mix; rank 0 last, because its end is that of all.
         faulthandler.dump_traceback_later(LIMIT + (rank / 4 or 2), exit=rank == 0)
         driver.seed(1234)
+        driver.hvd.allgather_object(None, name=f"begin.{name}")  # it has been noted, whatever it does to the job
         note(name, together(driver.hvd.allgather_object(attempt(scenario), name=f"vote.{name}")))
     faulthandler.dump_traceback_later(END_LIMIT, exit=True)
 
