@@ -85,7 +85,8 @@ class PartialReducer(FlatReducer[L]):
             return [self._wished.density, *settings]
 
         allreduce = self.start()
-        if next(each for each in reversed(_running) if each.network.hvd is self.network.hvd) is not self:
+        newest = next((each for each in reversed(_running) if each.network.hvd is self.network.hvd), self)
+        if newest is not self:  # none is running where the rounds have ended: `arrive` says why
             raise PluginError(ONE_AT_A_TIME)
         return self._take_note(allreduce.arrive(contribute))
 
