@@ -12,7 +12,7 @@ from hypothesis import settings
 from tests.jobs import Job, launcher
 
 settings.register_profile("quick", deadline=None, max_examples=6)
-settings.register_profile("more", deadline=None, max_examples=40)
+settings.register_profile("more", deadline=None, max_examples=20)
 settings.load_profile("more" if os.environ.get("CI") == "true" else "quick")
 
 SLOW_FILES = ("test_benchmarks.py", "test_cluster.py", "test_examples.py", "test_simulated_hosts.py")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk import OkTopk, OptionError, advise
-from horovod_oktopk.transport.local import run_ranks
+from tests.support.threads import run_ranks
 
 N, P = 10_000_000, 16
 NETWORK = advise.Network(latency=50e-6, bandwidth=1e9)

@@ -24,9 +24,9 @@ from horovod_oktopk.phases.agreement import FEW_RANKS
 from horovod_oktopk.schemes.cost import oktopk_bound
 from horovod_oktopk.selection.sketches import sketch_shape
 from horovod_oktopk.transport.base import alltoall_rounds
-from horovod_oktopk.transport.local import LocalTransport, run_ranks
 from horovod_oktopk.vectors.wire import WireCodec
 from tests.launch import ROOT, environment
+from tests.support.threads import ThreadTransport, run_ranks
 
 
 def start(program: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -295,7 +295,7 @@ def test_float16_sends_half_the_bytes_and_trains_as_dense_does(tmp_path: Path) -
 def power_sgd_of(matrices: list[NDArray[np.float32]], rank: int, steps: int) -> list[list[NDArray[np.float32]]]:
     """What each of several ranks makes of its matrix, the same at every step: the means of the steps, and what its
     residual is then."""
-    def of_rank(transport: LocalTransport) -> list[NDArray[np.float32]]:
+    def of_rank(transport: ThreadTransport) -> list[NDArray[np.float32]]:
         p = torch.nn.Parameter(torch.zeros(matrices[0].shape))
         optimizer = PowerSGDOptimizer(torch.optim.SGD([p], lr=1.0), [p], PowerSGD(rank), transport)
         found: list[NDArray[np.float32]] = []

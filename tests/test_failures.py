@@ -57,7 +57,6 @@ def test_a_job_of_partial_rounds_ends_well_with_rounds_pending(how: str) -> None
 @pytest.mark.parametrize(("framework", "mode", "variables"), [
     pytest.param("torch", "gradients", {}, id="torch"), pytest.param("torch", "step_ahead", {}, id="step_ahead"),
     pytest.param("tensorflow", "step_ahead", {}, id="keras3-step_ahead"),
-    pytest.param("tensorflow", "gradients", {}, id="keras3"),
     pytest.param("tensorflow", "gradients", TF_KERAS, id="tf_keras")])
 def test_an_elastic_job_goes_on_when_a_worker_is_killed_and_another_joins(
         framework: str, mode: str, variables: dict[str, str], tmp_path: Path) -> None:

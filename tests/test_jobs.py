@@ -48,7 +48,8 @@ def troubled(trouble, size, **limits):
 
 @pytest.mark.parametrize(("trouble", "limits", "how"), [
     ("crash at the end", {}, "the job ended with status 3"),
-    ("hang at the end", {"END_LIMIT": "5"}, "the job hung and ended with status 1")])
+    pytest.param("hang at the end", {"END_LIMIT": "5"}, "the job hung and ended with status 1",
+                 marks=pytest.mark.slow)])
 def test_a_job_that_crashes_or_hangs_at_its_end_has_not_ended(trouble, limits, how):
     found = troubled(trouble, 1, **limits)
     assert found.pop(ENDED).startswith(how)
@@ -57,7 +58,8 @@ def test_a_job_that_crashes_or_hangs_at_its_end_has_not_ended(trouble, limits, h
 
 @pytest.mark.parametrize(("trouble", "begins", "says"), [
     ("crash", "ended the job: first; the job ended with status 3", ["exit code"]),
-    ("hang", "hung: first; the job hung and ended with status 1", ["in first", "in allgather_object"])])
+    pytest.param("hang", "hung: first; the job hung and ended with status 1", ["in first", "in allgather_object"],
+                 marks=pytest.mark.slow)])
 def test_a_scenario_that_ends_its_job_or_hangs_is_named(trouble, begins, says):
     found = troubled(trouble, 2, SCENARIO_LIMIT="4")
     assert found["first"].startswith(begins)

@@ -59,7 +59,6 @@ LAUNCHERS: dict[str, tuple[Callable[[], None], Launch, str]] = {
     "mpirun": (needs_nothing, lambda: run(str(BIN / "mpirun"), "-np", "2", sys.executable, DIGITS), "MPI"),
     "srun": (needs_slurm, lambda: run("srun", "--ntasks", "2", "--mpi=pmix", sys.executable, DIGITS), "MPI"),
     "run-mpi": (needs_nothing, python("launch_run.py"), "MPI"),
-    "run-gloo": (needs_nothing, python("launch_run.py", "--gloo"), "Gloo"),
     "ray": (lambda: needs_module("ray"), python("launch_ray.py"), "Gloo"),
     "spark": (needs_spark, python("launch_spark.py"), "Gloo"),
 }

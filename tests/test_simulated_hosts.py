@@ -13,8 +13,8 @@ from benchmarks.paper.simulated_ranks import Job, PopularElements, simulate
 from horovod_oktopk import OkTopk
 from horovod_oktopk.schemes.cost import oktopk_bound
 from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.transport.local import run_ranks
 from horovod_oktopk.vectors.wire import WireCodec
+from tests.support.threads import run_ranks
 from tests.test_benchmarks import outcome
 
 N, K, L = 50000, 1000, 4
@@ -70,7 +70,7 @@ def test_messages_are_counted_by_where_they_go():
         rank = transport.rank
         outgoing = {(rank + step) % 4: np.zeros(rank + 1, np.uint8) for step in (1, 2)}
         incoming = {(rank - step) % 4: (rank - step) % 4 + 1 for step in (1, 2)}
-        list(transport.exchange(outgoing, incoming, 8))
+        list(transport.exchange(outgoing, incoming))
 
     found = crossings(4, 2, send)
     assert [crossing.tree.left for crossing in found] == [1, 2 * 2, 3, 2 * 4]

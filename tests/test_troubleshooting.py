@@ -55,9 +55,9 @@ LEFT_OUT = {
         "found …", "got an inner scheme with transport='horovod'", "on …, of shape …"),
     "a defect of the package, or of a transport: nobody can do anything but report it": (
         "an index lies outside of the array", "the indices must ascend", "a message of …", "a message's … indices",
-        "the ranks are in different rounds", "rank … sent …"),
+        "the ranks are in different rounds", "a single rank exchanges no messages",
+        "… bytes were announced; got …"),
     "Python's own error for an attribute that is not there": ("… has no …", "module … has no attribute …"),
-    "ranks that are threads, for tests": ("another rank failed, or did not arrive within",),
     "a program": ("import ctypes, glob, os",),
 }
 """By the reason, beginnings of messages that have no entry."""

@@ -17,7 +17,7 @@ from benchmarks.accuracy.training import Results, finish
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.torch import Dense, set_density, shared_parameters, step_report, synchronize_replicas
 from horovod_oktopk.transport.base import Transport
-from horovod_oktopk.transport.local import run_ranks
+from tests.support.threads import run_ranks
 
 Make = Callable[[Ranks, argparse.Namespace], Setup]
 LONGEST_STEP = 600.0

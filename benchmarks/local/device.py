@@ -27,8 +27,8 @@ from benchmarks.output import GREY
 from horovod_oktopk import OkTopk
 from horovod_oktopk.torch.accumulator import TorchAccumulator
 from horovod_oktopk.torch.layout import TorchLayout
+from horovod_oktopk.transport.alone import AloneTransport
 from horovod_oktopk.transport.counting import CountingTransport
-from horovod_oktopk.transport.local import LocalTransport, LocalWorld
 
 COPY = "copy of n"
 TENSORS = 200
@@ -74,7 +74,7 @@ class DeviceStep:
         self.layout = TorchLayout({f"p{index}": part for index, part in enumerate(self.gradients)})
         self.acc = TorchAccumulator(n, np.float32, device.device)
         self.algorithm = options.build("benchmark: device")
-        self.transport = CountingTransport(LocalTransport(LocalWorld(1), 0))
+        self.transport = CountingTransport(AloneTransport())
 
     def run(self) -> dict[str, float]:
         """Reduces the gradients in place. Seconds by phase."""

@@ -37,8 +37,8 @@ from horovod_oktopk.selection import global_top_k, local_top_k
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
 from horovod_oktopk.step_ahead.completion import local_change
+from horovod_oktopk.transport.alone import AloneTransport
 from horovod_oktopk.transport.counting import CountingTransport
-from horovod_oktopk.transport.local import LocalTransport, LocalWorld
 from horovod_oktopk.vectors import sparse
 from horovod_oktopk.vectors.sparse import SparseVector
 from horovod_oktopk.vectors.wire import WireCodec
@@ -63,7 +63,7 @@ class Step:
         self.kernels = kernels
         self.acc = NumpyAccumulator(n, kernels=kernels)
         self.algorithm = options.build("benchmark: step")
-        self.transport = CountingTransport(LocalTransport(LocalWorld(1), 0))
+        self.transport = CountingTransport(AloneTransport())
 
     def run(self, gradient: Gradient) -> dict[str, float]:
         """Reduces the gradient in place. Seconds by phase."""
@@ -95,7 +95,7 @@ class AheadStep:
         self.p = np.zeros(n, np.float32)
         self.acc.start([(0, self.p)])
         self.algorithm = options.build("benchmark: step")
-        self.transport = CountingTransport(LocalTransport(LocalWorld(1), 0))
+        self.transport = CountingTransport(AloneTransport())
 
     def run(self, gradient: Gradient) -> dict[str, float]:
         """Moves the parameters, untimed, and exchanges that. Seconds by phase."""

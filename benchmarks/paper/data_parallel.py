@@ -16,8 +16,8 @@ from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.selection.local_top_k import top_k
 from horovod_oktopk.transport.counting import CountingTransport
-from horovod_oktopk.transport.local import LocalTransport, run_ranks
 from horovod_oktopk.vectors.sparse import SparseVector
+from tests.support.threads import ThreadTransport, run_ranks
 
 Gradients = list[NDArray[np.float32]]
 """One of n elements for each rank."""
@@ -86,7 +86,7 @@ class Ranks:
 
     def reduce(self, gradients: Gradients) -> list[Outcome]:
         """One step, by rank."""
-        def program(inner: LocalTransport) -> Outcome:
+        def program(inner: ThreadTransport) -> Outcome:
             accumulator, transport = self.accumulators[inner.rank], CountingTransport(inner)
             finite = accumulator.accumulate([(0, gradients[inner.rank])])
             result = self.algorithms[inner.rank].reduce(accumulator, self.k, finite, transport)

@@ -108,15 +108,15 @@ class LinkTransport(CountingTransport):
         return self._noted(self._gathers, super().allgatherv, message, sizes)
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
-                 messages_in_flight: int) -> Iterator[list[tuple[int, Bytes]]]:
+                 ) -> Iterator[list[tuple[int, Bytes]]]:
         messages = max(len(outgoing), len(incoming))
-        call = Way(-(-messages // batch_length(self.size, messages_in_flight)), messages,
+        call = Way(-(-messages // batch_length(self.size)), messages,
                    sum(bool(self._is_away[to]) for to in outgoing),
                    sum(len(message) for to, message in outgoing.items() if self._is_away[to]),
                    sum(length for source, length in incoming.items() if self._is_away[source]))
         self.log.crossing.tree.add(call)
         self.log.crossing.ring.add(call)
-        return super().exchange(outgoing, incoming, messages_in_flight)
+        return super().exchange(outgoing, incoming)
 
     def _noted(self, call: Crossing, action: Callable[..., Any], *arguments: Any) -> Any:
         before = replace(self.traffic)

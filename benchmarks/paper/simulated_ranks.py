@@ -16,8 +16,8 @@ from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.transport.base import Bytes, Counts
 from horovod_oktopk.transport.counting import Hosts
-from horovod_oktopk.transport.local import LocalTransport, run_ranks
 from horovod_oktopk.vectors.sparse import Indices, SparseVector, Values
+from tests.support.threads import ThreadTransport, run_ranks
 
 T = TypeVar("T")
 Share = tuple[int, int]
@@ -123,9 +123,9 @@ class PopularElements:
 
 
 class TakeTurns:
-    """A transport around a LocalTransport, with which one rank computes at a time: temporaries of one, not of P."""
+    """A transport around a ThreadTransport, with which one rank computes at a time: temporaries of one, not of P."""
 
-    def __init__(self, inner: LocalTransport, turn: threading.Lock) -> None:
+    def __init__(self, inner: ThreadTransport, turn: threading.Lock) -> None:
         self.rank, self.size, self.concurrent = inner.rank, inner.size, inner.concurrent
         self._inner, self._turn = inner, turn
 
@@ -139,8 +139,8 @@ class TakeTurns:
         return self._wait(lambda: self._inner.allreduce(counts))
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
-                 messages_in_flight: int) -> Iterator[list[tuple[int, Bytes]]]:
-        yield from self._wait(lambda: list(self._inner.exchange(outgoing, incoming, messages_in_flight)))
+                 ) -> Iterator[list[tuple[int, Bytes]]]:
+        yield from self._wait(lambda: list(self._inner.exchange(outgoing, incoming)))
 
     def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
         return self._wait(lambda: self._inner.allgatherv(message, sizes))
@@ -166,7 +166,7 @@ class Job:
         """The host of each rank."""
         return np.arange(self.size) // self.ranks_per_host
 
-    def connect(self, inner: LocalTransport, turn: threading.Lock) -> LinkTransport:
+    def connect(self, inner: ThreadTransport, turn: threading.Lock) -> LinkTransport:
         """A rank's transport of a step."""
         log = LinkLog()
         everyone = LinkTransport(TakeTurns(inner, turn), log, places=self.places)
@@ -206,7 +206,7 @@ def simulate(options: Scheme, job: Job, gradients: PopularElements, steps: int, 
     """Steps, by step and rank."""
     turn = threading.Lock()
 
-    def program(inner: LocalTransport) -> list[RankStep]:
+    def program(inner: ThreadTransport) -> list[RankStep]:
         found = []
         with turn:
             transport, algorithm = job.connect(inner, turn), options.build("benchmark: simulation")

@@ -55,6 +55,6 @@ def _ring_seconds(transport: Transport, length: int, repeats: int) -> float:
     message, times = np.zeros(length, np.uint8), []
     for _ in range(1 + repeats):
         start = time.perf_counter()
-        list(transport.exchange({after: message}, {before: length}, 1))
+        list(transport.exchange({after: message}, {before: length}))
         times.append(time.perf_counter() - start)
     return statistics.median(times[1:])  # the first one sets up connections

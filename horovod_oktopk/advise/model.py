@@ -7,7 +7,6 @@ from math import ceil, log2
 
 import numpy as np
 
-from ..phases.sparse_transport import MESSAGES_IN_FLIGHT
 from ..schemes import cost
 from ..schemes.oktopk import OkTopk
 from ..transport.base import batch_length
@@ -77,7 +76,7 @@ def _oktopk_words(n: int, size: int, options: OkTopk) -> float:
 def _oktopk_latency(size: int, network: Network) -> float:
     """Seconds. Four collectives: the roll call, two for the global threshold, and the allgather of the update, in
     which each tells each; and the exchange of phase 1, a message to each rank, of which several fly at once."""
-    batches = ceil((size - 1) / batch_length(size, MESSAGES_IN_FLIGHT))
+    batches = ceil((size - 1) / batch_length(size))
     return network.latency * (batches + 4 * _levels(size)) + 2 * OVERHEAD * (size - 1)
 
 

@@ -16,10 +16,6 @@ Route = Sequence[tuple[int, Extent]]
 """(rank, extent) of messages to, or from, the ranks; this rank among them. Their order is that of their elements."""
 
 
-MESSAGES_IN_FLIGHT = 8
-"""Messages that fly at once while what came before them is decoded; more among many ranks, see batch_length."""
-
-
 @dataclass(frozen=True)
 class SparseTransport:
     """A Transport of sparse vectors."""
@@ -52,7 +48,7 @@ class SparseTransport:
         extents = {rank: extent for rank, extent in received if rank != self.rank and extent.length}
         incoming = {rank: self.codec.size(extent.length, extent.span) for rank, extent in extents.items()}
         arrived = {self.rank: parts[self.rank]}
-        for batch in self.transport.exchange(outgoing, incoming, MESSAGES_IN_FLIGHT):
+        for batch in self.transport.exchange(outgoing, incoming):
             arrived.update((rank, self.codec.decode(message, *extents[rank])) for rank, message in batch)
         nothing = SparseVector.empty(self.codec.dtype)
         return [arrived.get(rank, nothing) for rank, _ in received]

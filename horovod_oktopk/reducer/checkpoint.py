@@ -255,7 +255,7 @@ def _move(transport: Transport, source: int, destination: int, residual: Values 
         stop = min(start + CHUNK, length)
         outgoing = {destination: residual.view(np.uint8)[start:stop]} if residual is not None else {}
         incoming = {source: stop - start} if transport.rank == destination else {}
-        for batch in transport.exchange(outgoing, incoming, 1):
+        for batch in transport.exchange(outgoing, incoming):
             for _, message in batch:
                 assert inbox is not None
                 inbox.view(np.uint8)[start:stop] = message

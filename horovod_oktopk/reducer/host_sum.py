@@ -84,7 +84,7 @@ class MessageMail:
                     if self._lengths[rank]}
         incoming = {rank: length * self._boxes.itemsize for rank in others if length}
         return {rank: message.view(self._boxes.dtype)
-                for batch in within.exchange(outgoing, incoming, within.size) for rank, message in batch}
+                for batch in within.exchange(outgoing, incoming) for rank, message in batch}
 
 
 class HostSum:

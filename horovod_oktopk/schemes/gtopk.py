@@ -187,4 +187,4 @@ class _Tree:
 
     def _swap(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int]) -> list[Bytes]:
         """One round; all ranks take part, as a transport may do it by a collective."""
-        return [message for batch in self.transport.exchange(outgoing, incoming, 1) for _, message in batch]
+        return [message for batch in self.transport.exchange(outgoing, incoming) for _, message in batch]

@@ -89,7 +89,7 @@ def converted(piece: NDArray[Any], dtype: Any, clear: bool) -> Iterator[tuple[in
             chunk.fill(0)
 
 
-class NumpyAccumulator(CollectingAccumulator):
+class NumpyAccumulator(CollectingAccumulator, ResidualAccumulator):
     """A ResidualAccumulator in host memory; residual and spare are float32 or float64 arrays of n.
 
     kernels: what loops over them; C++ where it was built.

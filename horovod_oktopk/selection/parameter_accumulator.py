@@ -56,7 +56,7 @@ def clipped(pieces: Pieces, start: int, stop: int) -> Pieces:
             if offset < stop and offset + len(piece) > start]
 
 
-class NumpyParameterAccumulator(CollectingAccumulator):
+class NumpyParameterAccumulator(CollectingAccumulator, ParameterAccumulator):
     """A ParameterAccumulator in host memory, of float32 or float64 as the pieces are."""
 
     def __init__(self, n: int, dtype: Any = np.float32, kernels: Kernels = KERNELS,
@@ -134,7 +134,3 @@ class NumpyParameterAccumulator(CollectingAccumulator):
 
     def part(self, start: int, stop: int) -> NumpyParameterAccumulator:
         return NumpyParameterAccumulator(stop - start, self.dtype, self._kernels, self.shared[start:stop])
-
-
-def _conforms(accumulator: NumpyParameterAccumulator) -> ParameterAccumulator:
-    return accumulator  # mypy holds the class against the protocol

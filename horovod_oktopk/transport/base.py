@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 Counts = NDArray[np.int64]
 Values = NDArray[Any]
+MESSAGES_IN_FLIGHT = 8
+"""Messages of an exchange that fly at once while what came before them is decoded; more among many ranks."""
 MOST_BATCHES = 8
-"""Of messages in an exchange."""
+"""The most batches in which the messages of an exchange fly."""
 DIRECT_RANKS = 64
 """Of an alltoall, see alltoall_rounds. A message costs about 2 µs: among more ranks a second round costs less."""
 TransportName = Literal["auto", "mpi", "horovod"]
@@ -43,7 +45,7 @@ class Transport(Protocol):
         """Short rows, one for each rank (int64, same shape (P, m) on every rank): those for this one, by rank."""
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
-                 messages_in_flight: int) -> Iterator[list[tuple[int, Bytes]]]:
+                 ) -> Iterator[list[tuple[int, Bytes]]]:
         """Point-to-point messages, in batches; yields a batch's (source, message) pairs as it arrives.
 
         outgoing: message (uint8) by destination; incoming: number of bytes by source, each a multiple of 4.
@@ -100,17 +102,20 @@ def _whole_words(rows: NDArray[Any]) -> Counts:
     return words
 
 
-def rotated_batches(rank: int, size: int, messages_in_flight: int) -> Iterator[list[tuple[int, int]]]:
-    """(destination, source) of each step, in batches (Figure 2): no step has two senders to one rank.
+def rotated_batches(rank: int, size: int, in_flight: int = MESSAGES_IN_FLIGHT) -> Iterator[list[tuple[int, int]]]:
+    """Yield the (destination, source) pairs of an exchange in batches (Figure 2).
 
-    On many ranks more fly at once, or latencies would add up.
+    No step has two senders to one rank. Batches have at least in_flight pairs, or what there are.
     """
     steps = [((rank + step) % size, (rank - step) % size) for step in range(1, size)]
-    length = batch_length(size, messages_in_flight)
+    length = batch_length(size, in_flight)
     for first in range(0, len(steps), length):
         yield steps[first:first + length]
 
 
-def batch_length(size: int, messages_in_flight: int) -> int:
-    """How many messages fly at once: so many as are wanted, or as make no more than MOST_BATCHES."""
-    return max(messages_in_flight, -(-(size - 1) // MOST_BATCHES))
+def batch_length(size: int, in_flight: int = MESSAGES_IN_FLIGHT) -> int:
+    """Return how many messages fly at once: in_flight, or as many as make MOST_BATCHES batches.
+
+    On many ranks the latencies of more batches would add up.
+    """
+    return max(in_flight, -(-(size - 1) // MOST_BATCHES))

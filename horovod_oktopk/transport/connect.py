@@ -18,6 +18,7 @@ import numpy as np
 
 from ..errors import AgreementError, PluginError
 from . import ending, tracing
+from .alone import AloneTransport
 from .base import Counts, Hierarchical, Transport, TransportName
 from .counting import CountingTransport, on_hosts
 from .horovod import Collectives, HorovodTransport
@@ -31,7 +32,6 @@ from .hosts import (
     process_sets,
     to_code,
 )
-from .local import LocalTransport, LocalWorld
 
 if TYPE_CHECKING:  # mpi4py is imported only where MPI runs
     from .mpi import MPITransport
@@ -108,7 +108,7 @@ class Network:
         if self.hvd.rank() == 0:
             tracing.explain_timeline()
         if self.process_set.size() == 1:
-            return CountingTransport(LocalTransport(LocalWorld(1), 0))
+            return CountingTransport(AloneTransport())
         rows = self._introduce(choice, hierarchical)
         channel = int(rows[:, 2].max())  # a rank may have made more of them
         grid = grid_of(hierarchical, rows[:, 5]) if hierarchical else None

@@ -111,13 +111,13 @@ class CountingTransport:
         return self.inner.allreduce(values)
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
-                 messages_in_flight: int) -> Iterator[list[tuple[int, Bytes]]]:
+                 ) -> Iterator[list[tuple[int, Bytes]]]:
         traffic = self.traffic
         traffic.bytes_sent += sum(len(message) for message in outgoing.values())
         traffic.bytes_received += sum(incoming.values())
         traffic.messages_sent += len(outgoing)
         traffic.messages_received += len(incoming)
-        return self.inner.exchange(outgoing, incoming, messages_in_flight)
+        return self.inner.exchange(outgoing, incoming)
 
     def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
         total, after = int(sizes.sum()), int(sizes[(self.rank + 1) % self.size])

@@ -56,7 +56,7 @@ class HorovodTransport:
         return self._collectives.allreduce(np.ascontiguousarray(values))
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
-                 _messages_in_flight: int) -> Iterator[list[tuple[int, Bytes]]]:
+                 ) -> Iterator[list[tuple[int, Bytes]]]:
         """All messages in one batch; their lengths must be multiples of 4 bytes."""
         splits = np.array([len(outgoing.get(to, ())) // WORD for to in range(self.size)], np.int32)
         joined = np.concatenate([np.empty(0, np.uint8), *(outgoing[to] for to in sorted(outgoing))])

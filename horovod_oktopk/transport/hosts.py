@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import PluginError
+from .alone import AloneTransport
 from .base import Counts, Hierarchical, Transport
-from .local import LocalTransport, LocalWorld
 
 Join = Callable[[Counts], Transport]
 """Makes the transport among some of the ranks, by their numbers; on all of these together."""
@@ -85,6 +85,6 @@ def _set_of(hvd: Any, ranks: tuple[int, ...], number: int) -> Any:
 def groups(grid: Counts, rank: int, join: Join) -> tuple[Transport, Transport]:
     """The transports across hosts, among the ranks that have the same place on each, and within this rank's host."""
     host, local = (int(place) for place in np.argwhere(grid == rank)[0])
-    across, within = (join(members) if len(members) > 1 else LocalTransport(LocalWorld(1), 0)
+    across, within = (join(members) if len(members) > 1 else AloneTransport()
                       for members in (grid[:, local], grid[host]))
     return across, within

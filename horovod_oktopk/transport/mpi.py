@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..errors import TransportError
-from .base import DIRECT_RANKS, Bytes, Counts, Values, alltoall_rounds, rotated_batches
+from .base import DIRECT_RANKS, MESSAGES_IN_FLIGHT, Bytes, Counts, Values, alltoall_rounds, rotated_batches
 from .gate import Gate
 
 logger = logging.getLogger("horovod_oktopk")
@@ -40,7 +40,7 @@ class MPITransport:
     """
 
     concurrent = True
-    direct_ranks = DIRECT_RANKS
+    direct_ranks, messages_in_flight = DIRECT_RANKS, MESSAGES_IN_FLIGHT
 
     def __init__(self, comm: Any, yield_cpu: bool = False, channel: int = 0) -> None:
         self.comm = comm
@@ -115,12 +115,12 @@ class MPITransport:
         return total
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
-                 messages_in_flight: int) -> Iterator[list[tuple[int, Bytes]]]:
+                 ) -> Iterator[list[tuple[int, Bytes]]]:
         posted: list[Any] = []
         flying: tuple[list[Any], list[tuple[int, Bytes]]] | None = None
         try:
             with self.gate.operation():
-                for batch in rotated_batches(self.rank, self.size, messages_in_flight):
+                for batch in rotated_batches(self.rank, self.size, self.messages_in_flight):
                     arriving = self._post(batch, outgoing, incoming, posted)
                     if flying is not None:  # the next batch is under way while the caller sums this one
                         yield self._arrived(*flying)

@@ -21,7 +21,7 @@ from horovod_oktopk.vectors.sparse import DenseVector, SparseVector, Values
 Array = NDArray[Any]
 
 
-class VariableReplica:
+class VariableReplica(Replica):
     """A Replica in tf.Variables, in the layout's order. Flat arrays are NumPy's: views of TensorFlow's own memory,
     where that is on the host.
 
@@ -107,7 +107,3 @@ def _eagerly() -> Iterator[None]:
     """Also in the threads in which TensorFlow runs a graph's Python."""
     with context.eager_mode():
         yield
-
-
-def _conforms(replica: VariableReplica) -> Replica:
-    return replica  # mypy holds the class against the protocol

@@ -26,7 +26,7 @@ def network(process_set: Any, own_channel: bool = False, yield_cpu: bool = False
     return Network(hvd, process_set, TensorFlowCollectives, new_channel(process_set) if own_channel else 0, yield_cpu)
 
 
-class TensorFlowCollectives:
+class TensorFlowCollectives(Collectives):
     """Calls of a channel are blocking and follow one another, so one name serves for each kind; see Collectives."""
 
     concurrent = False  # run eagerly, all operations of a kind have one name in TensorFlow, whatever they are given
@@ -65,7 +65,3 @@ def _eagerly_on_the_host() -> Iterator[None]:
             yield
     except (tf.errors.OpError, HorovodInternalError) as error:
         raise HorovodInternalError(ending.explain(error)) from error
-
-
-def _conforms(collectives: TensorFlowCollectives) -> Collectives:
-    return collectives  # mypy holds the class against the protocol

@@ -24,7 +24,7 @@ def make_accumulator(layout: TorchLayout) -> Any:
     return TorchAccumulator(layout.n, layout.dtype, layout.device)
 
 
-class TorchAccumulator:
+class TorchAccumulator(ResidualAccumulator):
     """A ResidualAccumulator in tensors on one device; the same bits as NumpyAccumulator."""
 
     def __init__(self, n: int, dtype: Any, device: torch.device) -> None:
@@ -93,7 +93,3 @@ def where_passing(values: torch.Tensor, threshold: float) -> torch.Tensor:
     magnitudes, bound = values.abs(), values.new_tensor(threshold).item()  # which may be 0 where threshold is not
     found: torch.Tensor = (magnitudes >= bound if bound > 0 else magnitudes > 0).nonzero().view(-1)
     return found
-
-
-def _conforms(accumulator: TorchAccumulator) -> ResidualAccumulator:
-    return accumulator  # mypy holds the class against the protocol

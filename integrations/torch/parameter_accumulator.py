@@ -14,7 +14,7 @@ from horovod_oktopk.torch.accumulator import CHUNK, where_passing
 from horovod_oktopk.vectors.sparse import DenseVector, SparseVector, Values
 
 
-class TorchParameterAccumulator:
+class TorchParameterAccumulator(ParameterAccumulator):
     """A ParameterAccumulator in tensors on one device; the same bits as NumpyParameterAccumulator."""
 
     def __init__(self, n: int, dtype: Any, device: torch.device, shared: torch.Tensor | None = None) -> None:
@@ -106,7 +106,3 @@ class TorchParameterAccumulator:
     def part(self, start: int, stop: int) -> TorchParameterAccumulator:
         shared = self.shared[start:stop]
         return TorchParameterAccumulator(stop - start, self.dtype, shared.device, shared)
-
-
-def _conforms(accumulator: TorchParameterAccumulator) -> ParameterAccumulator:
-    return accumulator  # mypy holds the class against the protocol

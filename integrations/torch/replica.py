@@ -28,7 +28,7 @@ class TorchHostReplica(HostReplica):
         return _converted(in_memory, values, self._parameters)
 
 
-class TorchReplica:
+class TorchReplica(Replica):
     """The same on a device: flat arrays are tensors there."""
 
     def __init__(self, layout: TorchLayout, read: Callable[[], list[torch.Tensor]]) -> None:
@@ -113,7 +113,3 @@ def _converted(convert: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], va
     parts = [torch.from_numpy(part) for part in np.split(values, cuts)]
     converted: Values = torch.cat([convert(part, p) for part, p in zip(parts, parameters, strict=True)]).numpy()
     return converted
-
-
-def _conforms(host: TorchHostReplica, device: TorchReplica) -> tuple[Replica, Replica]:
-    return host, device  # mypy holds the classes against the protocol

@@ -24,7 +24,7 @@ def network(process_set: Any, own_channel: bool = False, yield_cpu: bool = False
     return Network(hvd, process_set, TorchCollectives, new_channel(process_set) if own_channel else 0, yield_cpu)
 
 
-class TorchCollectives:
+class TorchCollectives(Collectives):
     """Calls of a channel are blocking and follow one another, so one name serves for each kind; see Collectives."""
 
     concurrent = True
@@ -64,7 +64,3 @@ def _explained() -> Iterator[None]:
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
     array: NDArray[Any] = tensor.numpy()
     return array
-
-
-def _conforms(collectives: TorchCollectives) -> Collectives:
-    return collectives  # mypy holds the class against the protocol

@@ -13,15 +13,15 @@ import numpy as np
 
 from horovod_oktopk.reducer.checks import refuse_join
 from horovod_oktopk.transport.connect import Network, _joined
-from horovod_oktopk.transport.local import LocalTransport, LocalWorld, run_ranks
 from tests.scenarios.common import RANKS, Skipped
+from tests.support.threads import ThreadTransport, ThreadWorld, run_ranks
 
 
 def run(size: int, program: Callable[[Hvd], None]) -> list[str | None]:
     """Runs a program on every rank; by rank, why it was skipped, or None."""
-    world = LocalWorld(size)
+    world = ThreadWorld(size)
 
-    def on_rank(transport: LocalTransport) -> str | None:
+    def on_rank(transport: ThreadTransport) -> str | None:
         RANKS.add(threading.get_ident())
         try:
             program(Hvd(world, transport.rank))
@@ -43,7 +43,7 @@ class Hvd:
     Average, Sum, Adasum, Min, Product = "Average", "Sum", "Adasum", "Min", "Product"
     Compression = SimpleNamespace(none="a dense sum")
 
-    def __init__(self, world: LocalWorld, rank: int) -> None:
+    def __init__(self, world: ThreadWorld, rank: int) -> None:
         self._world = world
         self.rank, self.size = lambda: rank, lambda: world.size
         self.local_rank, self.local_size = self.rank, self.size
@@ -52,11 +52,11 @@ class Hvd:
     def mpi_enabled(self) -> bool:
         return False
 
-    def transport(self, ranks: Sequence[int], name: str) -> LocalTransport:
+    def transport(self, ranks: Sequence[int], name: str) -> ThreadTransport:
         """Among some of the ranks; what they do under another name does not meet it."""
         self._world.check()
         ranks = [int(rank) for rank in ranks]
-        return LocalTransport(self._world.group(f"{name} of {ranks}", len(ranks)), ranks.index(self.rank()))
+        return ThreadTransport(self._world.group(f"{name} of {ranks}", len(ranks)), ranks.index(self.rank()))
 
     def allgather_object(self, value: Any) -> list[Any]:
         self._world.check()
@@ -99,7 +99,7 @@ class ThreadNetwork(Network):
     """The ranks of a process set, over memory; hosts are found, and choices compared, as everywhere."""
 
     def _over_horovod(self, ranks: Any, channel: int, grid: Any, _may_add: bool, route: str) -> Any:
-        def join(members: Any) -> LocalTransport:
+        def join(members: Any) -> ThreadTransport:
             return self.hvd.transport(ranks[members], f"hosts {channel}")
 
         return _joined(self.hvd.transport(self.process_set.ranks, f"all {channel}"), grid, join, route)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk.kernels import NativeKernels, NumpyKernels, half_precision
+from horovod_oktopk.kernels import NATIVE, NumpyKernels, half_precision
 
-BOTH = [NumpyKernels(), NativeKernels()]
+BOTH = [NumpyKernels(), NATIVE]
 with_both = pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
 NAMES = ["float16", "bfloat16"]
 

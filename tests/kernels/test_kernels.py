@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk import kernels
-from horovod_oktopk.kernels import CHUNK, CandidateBuffer, NativeKernels, NumpyKernels, _native
+from horovod_oktopk.kernels import CHUNK, NATIVE, CandidateBuffer, NumpyKernels
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.selection.local_top_k import local_top_k
 
-BOTH = [NumpyKernels(), NativeKernels()]
+BOTH = [NumpyKernels(), NATIVE]
 DTYPES = [np.float32, np.float64]
 
 
@@ -50,9 +50,9 @@ def bits(values):
 @pytest.fixture(scope="module", params=[True, False], ids=["AVX-512", "no AVX-512"])
 def instructions(request):
     """What there is on every processor is tested on one that has more, too."""
-    before = _native.use_avx512(request.param)
+    before = NATIVE.use_avx512(request.param)
     yield
-    _native.use_avx512(before)
+    NATIVE.use_avx512(before)
 
 
 @pytest.mark.usefixtures("instructions")
@@ -251,7 +251,7 @@ def test_positions_are_found_however_wide_the_indices_lie(kernel, seed, size, ot
 
 
 def test_lengths_that_do_not_fit_are_refused():
-    kernel, three, four = NativeKernels(), np.ones(3, np.float32), np.ones(4, np.float32)
+    kernel, three, four = NATIVE, np.ones(3, np.float32), np.ones(4, np.float32)
     with pytest.raises(ValueError, match="one length"):
         kernel.add_and_collect(three, four, four, 1.0, 0.0, 0, CandidateBuffer(9, np.float32), False, False)
     for others in ([three], []), ([], [four, three]):
@@ -313,7 +313,7 @@ def test_candidates_of_another_step_are_not_taken_for_this_one():
 
 def test_the_extension_is_there_and_in_use():
     assert kernels.KERNELS.name == "C++"
-    assert _native.SLACK == CandidateBuffer.SLACK
+    assert NATIVE.SLACK == CandidateBuffer.SLACK
 
 
 def test_without_the_extension_the_package_works():

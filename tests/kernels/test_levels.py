@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk.kernels import NativeKernels, NumpyKernels
+from horovod_oktopk.kernels import NATIVE, NumpyKernels
 
 from .test_kernels import nasty
 
-BOTH = [NumpyKernels(), NativeKernels()]
+BOTH = [NumpyKernels(), NATIVE]
 with_both = pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
 DTYPES = [np.float32, np.float64]
 COUNTS = st.sampled_from([0, 1, 7, 8, 9, 100, 8191, 8192, 8193, 20_000])
@@ -79,7 +79,7 @@ def test_the_native_kernels_refuse_what_would_leave_their_arrays():
         with pytest.raises(ValueError, match="eight levels"):
             native.to_levels(np.ones(3, np.float32), few)
         with pytest.raises(ValueError, match="eight levels"):
-            native.single_from_levels(words, 3, few)
+            native.from_levels(words, 3, few, np.float32)
     for count in (-1, 17):
         with pytest.raises(ValueError, match="fewer words"):
-            native.double_from_levels(words, count, eight)
+            native.from_levels(words, count, eight, np.float64)

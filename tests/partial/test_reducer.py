@@ -13,8 +13,8 @@ from horovod_oktopk.partial.reducer import PartialReducer
 from horovod_oktopk.reducer.layout import Layout
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.base import Transport
-from horovod_oktopk.transport.local import run_ranks
 from tests.support.network import ThreadNetwork
+from tests.support.threads import run_ranks
 
 N = 200
 

@@ -13,7 +13,7 @@ import pytest
 from horovod_oktopk import OptionError, TransportError
 from horovod_oktopk.partial.rounds import PartialAllreduce
 from horovod_oktopk.partial.states import Presence
-from horovod_oktopk.transport.local import LocalTransport, run_ranks
+from tests.support.threads import ThreadTransport, run_ranks
 
 STEPS = 12
 
@@ -21,7 +21,7 @@ STEPS = 12
 class Rank:
     """A rank whose step s contributes a one at place s of its own row; an outcome is the sum of all ranks' tables."""
 
-    def __init__(self, transport: LocalTransport, policy: str, steps: int = STEPS, **options: Any) -> None:
+    def __init__(self, transport: ThreadTransport, policy: str, steps: int = STEPS, **options: Any) -> None:
         self.rank, self.size = transport.rank, transport.size
         self.transport = transport
         self.pending = np.zeros((self.size, steps), np.int64)
@@ -61,7 +61,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def train(size: int, policy: str, steps: Callable[[int], int] = lambda _: STEPS, **options: Any) -> list[list[Any]]:
     """Every rank's rounds, where each takes its steps in its own time."""
-    def program(transport: LocalTransport) -> list[Any]:
+    def program(transport: ThreadTransport) -> list[Any]:
         rank, random = Rank(transport, policy, **options), np.random.default_rng(transport.rank)
         for step in range(steps(transport.rank)):
             time.sleep(random.exponential(0.001 * (1 + transport.rank)))
@@ -393,7 +393,7 @@ def test_one_rank_that_is_left_takes_a_round_at_each_step():
 @pytest.mark.parametrize("policy", ["solo", "majority"])
 def test_what_ranks_drop_at_different_times_is_in_a_round_and_all_threads_end(policy):
     """Nobody synchronizes: each rank lets go when it has taken its own number of steps."""
-    def program(transport: LocalTransport) -> tuple[Rank, bool]:
+    def program(transport: ThreadTransport) -> tuple[Rank, bool]:
         over = threading.Event()
         rank = Rank(transport, policy, max_staleness=1, when_over=over.set)
         for step in range(4 + 3 * transport.rank):

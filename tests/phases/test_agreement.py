@@ -11,7 +11,7 @@ from horovod_oktopk.phases import agreement
 from horovod_oktopk.phases.agreement import Attendance, roll_call
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport
-from horovod_oktopk.transport.local import run_ranks
+from tests.support.threads import run_ranks
 
 from ..schemes.test_conservation import assert_lawful
 from ..support.gradients import Case

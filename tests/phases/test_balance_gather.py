@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from horovod_oktopk.phases.balance_gather import balance, needs_balance, plan_balance
 from horovod_oktopk.phases.regions import Regions
 from horovod_oktopk.phases.sparse_transport import SparseTransport
-from horovod_oktopk.transport.local import run_ranks
 from horovod_oktopk.vectors.sparse import SparseVector
 from horovod_oktopk.vectors.wire import WireCodec
+from tests.support.threads import run_ranks
 
 from ..schemes.test_conservation import assert_lawful
 from ..support.simulation import same_runs, simulate

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk.phases.regions import divide, owner_rotation
-from horovod_oktopk.transport.local import run_ranks
+from tests.support.threads import run_ranks
 
 from ..support.selections import clustered, region_counts, selections
 

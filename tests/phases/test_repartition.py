@@ -11,7 +11,7 @@ from hypothesis import given
 from horovod_oktopk.phases import repartition
 from horovod_oktopk.phases.repartition import Distribution, local_quantiles, space_repartition
 from horovod_oktopk.transport.counting import CountingTransport
-from horovod_oktopk.transport.local import run_ranks
+from tests.support.threads import run_ranks
 
 from ..support.selections import clustered, selections
 

@@ -20,7 +20,7 @@ from horovod_oktopk.reducer import checkpoint
 from horovod_oktopk.reducer.flat import FlatReducer
 from horovod_oktopk.reducer.layout import Layout
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
-from horovod_oktopk.transport.local import LocalTransport, run_ranks
+from tests.support.threads import ThreadTransport, run_ranks
 
 from ..support.network import ThreadNetwork
 
@@ -29,7 +29,7 @@ ENTRIES = [("a", (50, 2), "float32"), ("b", (3,), "float32")]
 OPTIONS = OkTopk(density=0.1, threshold_interval=4, region_interval=5)
 
 
-def make(transport: LocalTransport, entries: Any = ENTRIES, options: OkTopk = OPTIONS, average: bool = False,
+def make(transport: ThreadTransport, entries: Any = ENTRIES, options: OkTopk = OPTIONS, average: bool = False,
          **arguments: Any) -> FlatReducer:
     return FlatReducer(options, average, Layout(entries), lambda layout: NumpyAccumulator(layout.n, layout.dtype),
                        ThreadNetwork(transport), **arguments)
@@ -57,7 +57,7 @@ def take_steps(reducer: FlatReducer, rank: int, steps: range) -> np.ndarray:
     return total
 
 
-def on_ranks(size: int, program: Callable[[LocalTransport], Any]) -> list[Any]:
+def on_ranks(size: int, program: Callable[[ThreadTransport], Any]) -> list[Any]:
     return run_ranks(size, program, timeout=30)
 
 

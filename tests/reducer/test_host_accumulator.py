@@ -14,12 +14,12 @@ from horovod_oktopk.reducer.host_accumulator import HostAccumulator
 from horovod_oktopk.selection import accumulator
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import on_hosts
-from horovod_oktopk.transport.local import LocalTransport, LocalWorld, run_ranks
+from tests.support.threads import ThreadTransport, ThreadWorld, run_ranks
 
 
 def one_host(transport):
     """All ranks on one host."""
-    alone = LocalTransport(LocalWorld(1), 0)
+    alone = ThreadTransport(ThreadWorld(1), 0)
     return on_hosts(transport, alone, transport, np.arange(transport.size)[None]).hosts
 
 

@@ -11,8 +11,8 @@ from horovod_oktopk import OkTopk
 from horovod_oktopk.schemes.cost import oktopk_bound
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import on_hosts
-from horovod_oktopk.transport.local import run_ranks
 from horovod_oktopk.vectors.sparse import SparseVector
+from tests.support.threads import run_ranks
 
 from ..support.gradients import Case, cases, each_adversarial
 from ..support.simulation import advance, keeping, making, new_ranks, same_bits

@@ -216,7 +216,7 @@ def test_differing_descriptions_are_an_error_on_all_ranks(name):
     from horovod_oktopk import AgreementError
     from horovod_oktopk.selection.accumulator import NumpyAccumulator
     from horovod_oktopk.transport.counting import CountingTransport
-    from horovod_oktopk.transport.local import run_ranks
+    from tests.support.threads import run_ranks
 
     def program(transport):
         scheme, acc = EXACT[name].build(f"rank: {transport.rank == 2}"), NumpyAccumulator(10)
@@ -233,7 +233,7 @@ def test_a_roll_call_alone_meets_that_of_a_step(name):
     from horovod_oktopk import AgreementError
     from horovod_oktopk.selection.accumulator import NumpyAccumulator
     from horovod_oktopk.transport.counting import CountingTransport
-    from horovod_oktopk.transport.local import run_ranks
+    from tests.support.threads import run_ranks
 
     def program(transport):
         scheme, acc, counting = EXACT[name].build("sparse: no"), NumpyAccumulator(10), CountingTransport(transport)

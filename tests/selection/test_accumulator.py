@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from horovod_oktopk import OkTopk
-from horovod_oktopk.kernels import NativeKernels, NumpyKernels
+from horovod_oktopk.kernels import NATIVE, NumpyKernels
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport
-from horovod_oktopk.transport.local import LocalTransport, LocalWorld
+from tests.support.threads import ThreadTransport, ThreadWorld
 
 from .accumulators import PROGRAMS, normal
 
 
-@pytest.mark.parametrize("kernels", [NumpyKernels(), NativeKernels()], ids=lambda kernels: kernels.name)
+@pytest.mark.parametrize("kernels", [NumpyKernels(), NATIVE], ids=lambda kernels: kernels.name)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_conformance(program, kernels):
     with np.errstate(all="ignore"):
@@ -27,7 +27,7 @@ def test_conformance(program, kernels):
 def peaks(n, k, steps):
     """Largest number of bytes allocated at once, in each step of one rank."""
     acc, scheme = NumpyAccumulator(n), OkTopk().build("test: yes")
-    transport = CountingTransport(LocalTransport(LocalWorld(1), 0))
+    transport = CountingTransport(ThreadTransport(ThreadWorld(1), 0))
     found = []
     for step in range(steps):
         gradient = normal(n, step)

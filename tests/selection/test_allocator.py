@@ -13,11 +13,11 @@ import numpy as np
 from horovod_oktopk import OkTopk
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport
-from horovod_oktopk.transport.local import LocalTransport, LocalWorld
+from tests.support.threads import ThreadTransport, ThreadWorld
 
 n, options = 3_000_000, OkTopk(density=0.05)
 acc, scheme = NumpyAccumulator(n), options.build("test: yes")
-transport = CountingTransport(LocalTransport(LocalWorld(1), 0))
+transport = CountingTransport(ThreadTransport(ThreadWorld(1), 0))
 gradient = np.random.default_rng(0).standard_normal(n, np.float32)
 for step in range(12):
     if step == 4:

@@ -14,8 +14,8 @@ from horovod_oktopk.selection.global_top_k import ExactThreshold, radix_kth_magn
 from horovod_oktopk.selection.sketches import first_places, sketch_shape
 from horovod_oktopk.selection.threshold_reuse import ReusedThreshold
 from horovod_oktopk.transport.counting import CountingTransport
-from horovod_oktopk.transport.local import run_ranks
 from horovod_oktopk.vectors.sparse import SparseVector, from_bits, to_bits
+from tests.support.threads import run_ranks
 
 TINY = {"float32": 1e-45, "float64": 5e-324}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from horovod_oktopk.kernels import NativeKernels, NumpyKernels, _native
+from horovod_oktopk.kernels import NATIVE, NumpyKernels
 from horovod_oktopk.selection import local_top_k as thresholds
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.selection.local_top_k import (
@@ -92,12 +92,12 @@ def test_top_k_gives_ties_to_the_lower_index():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("n", [1, 100, 20_000])
-@pytest.mark.parametrize("kernels", [NumpyKernels(), NativeKernels()], ids=lambda kernels: kernels.name)
+@pytest.mark.parametrize("kernels", [NumpyKernels(), NATIVE], ids=lambda kernels: kernels.name)
 @pytest.mark.parametrize("kind", ["normal", "exponents", "few", "equal", "zeros", "periodic", "anti-periodic"])
 def test_the_kth_magnitudes_are_those_of_a_sorted_vector(dtype, n, kind, kernels, monkeypatch):
     monkeypatch.setattr(thresholds, "KERNELS", kernels)
     rng, info = np.random.default_rng(n), np.finfo(dtype)
-    sampled = np.isin(np.arange(n), np.arange(_native.SAMPLE) * n // _native.SAMPLE)
+    sampled = np.isin(np.arange(n), np.arange(NATIVE.SAMPLE) * n // NATIVE.SAMPLE)
     values = {"normal": lambda: rng.standard_normal(n), "equal": lambda: np.full(n, -1.5),
               "zeros": lambda: -np.zeros(n),
               "periodic": lambda: np.where(sampled, 2, rng.random(n)),

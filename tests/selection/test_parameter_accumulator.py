@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from horovod_oktopk.kernels import NativeKernels, NumpyKernels
+from horovod_oktopk.kernels import NATIVE, NumpyKernels
 from horovod_oktopk.kernels.protocol import CHUNK
 from horovod_oktopk.selection.local_top_k import local_top_k
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
@@ -34,7 +34,7 @@ def started(dtype=np.float32, moved=1, **arguments):
     return accumulator, w - p
 
 
-@pytest.mark.parametrize("kernels", [NumpyKernels(), NativeKernels()], ids=lambda kernels: kernels.name)
+@pytest.mark.parametrize("kernels", [NumpyKernels(), NATIVE], ids=lambda kernels: kernels.name)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_what_algorithms_see_is_the_difference(dtype, kernels):
     accumulator, acc = started(dtype, kernels=kernels)

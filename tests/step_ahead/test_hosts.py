@@ -11,7 +11,7 @@ import pytest
 
 from horovod_oktopk import AgreementError, OkTopk, StepAhead
 from horovod_oktopk.reducer import checkpoint
-from horovod_oktopk.transport.local import run_ranks
+from tests.support.threads import run_ranks
 
 from ..support.simulation import same_bits
 from .test_reducer import Worker, moves

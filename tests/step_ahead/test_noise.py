@@ -25,7 +25,7 @@ from horovod_oktopk.step_ahead.noise import (
 )
 from horovod_oktopk.step_ahead.reducer import StepAheadReducer
 from horovod_oktopk.step_ahead.replica import HostReplica
-from horovod_oktopk.transport.local import run_ranks
+from tests.support.threads import run_ranks
 
 from ..support.network import ThreadNetwork
 

@@ -18,7 +18,7 @@ from horovod_oktopk.reducer.layout import Layout
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
 from horovod_oktopk.step_ahead.reducer import StepAheadReducer
 from horovod_oktopk.step_ahead.replica import HostReplica
-from horovod_oktopk.transport.local import run_ranks
+from tests.support.threads import run_ranks
 
 from ..support.network import ThreadNetwork
 from ..support.simulation import same_bits

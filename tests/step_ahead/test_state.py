@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from horovod_oktopk import OkTopk, StepAhead, TopkA, TransportError
-from horovod_oktopk.transport.local import LocalTransport, run_ranks
+from tests.support.threads import ThreadTransport, run_ranks
 
 from ..support.simulation import same_bits
 from .test_reducer import ENTRIES, Worker, moves, train
@@ -94,13 +94,13 @@ def test_when_the_ranks_change_what_was_not_sent_stays_and_the_model_goes_on_fro
     assert run_ranks(2, program) == [True, True]
 
 
-class SlowTransport(LocalTransport):
+class SlowTransport(ThreadTransport):
     """Whose exchanges in a thread are still under way when the program goes on.
 
     fails: as if a rank was lost. has_met: whether two threads of the rank have communicated at once.
     """
 
-    def __init__(self, transport: LocalTransport) -> None:
+    def __init__(self, transport: ThreadTransport) -> None:
         super().__init__(transport._world, transport.rank)
         self.fails = self.has_met = False
         self._inside = threading.Lock()

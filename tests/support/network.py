@@ -7,19 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from horovod_oktopk.transport.counting import CountingTransport, on_hosts
-from horovod_oktopk.transport.local import LocalTransport
+from tests.support.threads import ThreadTransport
 
 
 @dataclass
 class ThreadNetwork:
-    """The ranks of a LocalWorld, as Network has those of a process set."""
+    """The ranks of a ThreadWorld, as Network has those of a process set."""
 
-    transport: LocalTransport
+    transport: ThreadTransport
     resets: int = 0
     channel: int = 0
 
     @property
-    def hvd(self) -> LocalTransport:
+    def hvd(self) -> ThreadTransport:
         """Stand for Horovod: one object on each rank."""
         return self.transport
 

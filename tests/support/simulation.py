@@ -11,8 +11,8 @@ from horovod_oktopk import OkTopk
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport
-from horovod_oktopk.transport.local import run_ranks
 from horovod_oktopk.vectors.sparse import SparseVector
+from tests.support.threads import run_ranks
 
 TIMEOUT = 20.0
 
@@ -67,7 +67,7 @@ def making(balance_trigger: float | None = None, **options: Any) -> Any:
 
 def keeping(global_k: int, case: Any, **options: Any) -> Any:
     """Makes algorithms that keep so many elements of the sum; for `make`."""
-    return making(density=case.k / case.n, global_density=global_k / case.n, **options)
+    return making(density=min(1, case.k / case.n), global_density=min(1, global_k / case.n), **options)
 
 
 def advance(ranks: list[Rank], gradients: np.ndarray, k: int) -> list[list[Record]]:

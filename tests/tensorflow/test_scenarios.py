@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.jobs import Job, cases
-from tests.scenarios import names
+from tests.scenarios import WHERE_RANKS_MATTER, names
 
 KINDS = {
     Job("tensorflow", "mpi", 2, quick=True): ("function",),
@@ -18,18 +18,20 @@ KINDS = {
     Job("tensorflow", "mpi", 4): ("keras",),
 }
 """Kinds of training by job: all of them everywhere would take too long."""
-ON_FOUR = ("sparse.", "hosts.", "transport.", "features.process_set", "features.a_rank_outside", "partial.nothing",
-           "step_ahead.every_", "step_ahead.dense", "step_ahead.one_rank_alone", "step_ahead.a_worker",
-           "step_ahead_hosts.")
-"""What depends most on how many ranks there are."""
 ALONE = ("keras_fit.", "refused.", "partial.", "step_ahead_models.")
 """Of what TensorFlow has of its own, what one rank is tried with."""
-NOT_QUICK = ("lifetime.", "own_optimizers.", "step_ahead")
+NOT_QUICK = ("lifetime.", "own_optimizers.", "step_ahead", "state.", "refused.", "mixed_precision.residual_keeps",
+             "mixed_precision.losses_of_two", "keras_fit.a_model_of_no_business", "keras_fit.ranks_with_fewer",
+             "keras_fit.density_warms_up")
 """Of what it has of its own, what `make test` leaves out on two ranks over MPI, but for:"""
 QUICK = ("own_optimizers.a_gan_starts_alike", "step_ahead.the_learning_rate", "step_ahead_models.fit_shows",
-         "step_ahead_hosts.the_ranks_of_a_host")
-OVER_GLOO = ("lifetime.", "step_ahead_models.fit_shows", "step_ahead_hosts.")
+         "step_ahead_hosts.the_ranks_of_a_host", "state.a_saved_model_resumes", "state.keras_state_restores",
+         "refused.copies_of_models")
+OVER_GLOO = ("lifetime.", "step_ahead_models.fit_shows")
 """Of what it has of its own, what is concerned with the network."""
+UNDER_TF_KERAS = ("keras_fit.", "mixed_precision.", "own_optimizers.", "refused.", "step_ahead_models.",
+                  "step_ahead_saving.")
+"""Of what it has of its own, what goes another way in the other Keras."""
 
 
 def belongs(job: Job, name: str) -> bool:
@@ -38,12 +40,14 @@ def belongs(job: Job, name: str) -> bool:
     if name.startswith("partial.") and (job.backend, job.keras) != ("mpi", "keras3"):
         return False
     if job.size == 4:
-        return name.startswith(ON_FOUR)
+        return name.startswith(WHERE_RANKS_MATTER)
+    if job.backend == "gloo":
+        return name.startswith((*WHERE_RANKS_MATTER, *OVER_GLOO))
     if name.endswith("]"):
         return True
-    if job.backend == "gloo":
-        return name.startswith(OVER_GLOO)
-    if (job.size, job.keras) == (2, "keras3"):
+    if job.keras == "tf_keras":
+        return name.startswith(UNDER_TF_KERAS)
+    if job.size == 2:
         return job.quick == (name.startswith(QUICK) or not name.startswith(NOT_QUICK))
     return job.size > 1 or name.startswith(ALONE)
 

@@ -7,13 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from tests.jobs import Job, cases
-from tests.scenarios import names
+from tests.scenarios import WHERE_RANKS_MATTER, names
 
 ALL = names("torch")
-WITHOUT_PARTIAL = [name for name in ALL if not name.startswith("partial.")]
-SHARED = [name for name in WITHOUT_PARTIAL if name.endswith("]")]
-"""What both frameworks have."""
-SPARSE = [name for name in SHARED if name.startswith("sparse.")]
+SPARSE = [name for name in ALL if name.startswith("sparse.") and name.endswith("]")]
+NETWORK = [name for name in ALL if name.startswith(WHERE_RANKS_MATTER)]
 LIFETIME = [name for name in ALL if name.startswith("lifetime.")]
 """A hundred models each."""
 QUICK = [name for name in ALL if name not in LIFETIME]
@@ -23,10 +21,9 @@ JOBS = {
     Job("torch", "mpi", 2): LIFETIME,
     Job("torch", "gloo", 2, quick=True): SPARSE,
     Job("torch", "mpi", 2, kernels="numpy"): SPARSE,
-    Job("torch", "gloo", 2): [name for name in WITHOUT_PARTIAL if name not in SPARSE],
+    Job("torch", "gloo", 2): [name for name in NETWORK if name not in SPARSE and not name.startswith("partial.")],
     Job("torch", "mpi", 1): QUICK,
-    Job("torch", "mpi", 3): [name for name in SHARED if not name.startswith("step_ahead")],
-    Job("torch", "mpi", 4): [*SHARED, *(name for name in ALL if name.startswith(("partial.", "step_ahead_hosts.")))],
+    Job("torch", "mpi", 4): [name for name in ALL if name.startswith((*WHERE_RANKS_MATTER, "partial."))],
 }
 """Scenarios by job. Partial rounds need MPI. Three ranks of Gloo on two cores take a hundred times as long as two,
 now and then: test_failures.py has them."""

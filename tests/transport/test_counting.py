@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from horovod_oktopk.transport.counting import CountingTransport
-from horovod_oktopk.transport.local import LocalTransport, LocalWorld, run_ranks
+from tests.support.threads import ThreadTransport, ThreadWorld, run_ranks
 
 from .programs import PROGRAMS
 
@@ -58,7 +58,7 @@ def test_an_exchange_is_counted_as_it_is():
     def program(transport):
         outgoing = {1: np.zeros(5, np.uint8), 2: np.zeros(7, np.uint8)} if transport.rank == 0 else {}
         incoming = {0: [0, 5, 7][transport.rank]} if transport.rank else {}
-        list(transport.exchange(outgoing, incoming, 1))
+        list(transport.exchange(outgoing, incoming))
 
     assert only(3, program) == [(12, 0, 2, 0), (0, 5, 0, 1), (0, 7, 0, 1)]
 
@@ -95,7 +95,7 @@ def test_a_reset_leaves_earlier_counts_to_their_holders():
 def test_seconds_of_a_phase_inside_another_are_its_own(monkeypatch):
     readings = iter([0.0, 1.0, 4.0, 5.0, 9.0, 10.0])  # outer begins; inner begins and ends, twice; outer ends
     monkeypatch.setattr("horovod_oktopk.transport.counting.time.perf_counter", lambda: next(readings))
-    counting = CountingTransport(LocalTransport(LocalWorld(1), 0))
+    counting = CountingTransport(ThreadTransport(ThreadWorld(1), 0))
     with counting.phase("outer"):
         for _ in range(2):
             with counting.phase("inner"):

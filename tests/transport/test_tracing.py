@@ -8,7 +8,7 @@ import pytest
 
 from horovod_oktopk.transport import tracing
 from horovod_oktopk.transport.counting import CountingTransport
-from horovod_oktopk.transport.local import LocalTransport, LocalWorld
+from tests.support.threads import ThreadTransport, ThreadWorld
 
 
 def test_a_phase_lies_in_every_span_and_spans_end_where_it_fails(monkeypatch):
@@ -27,7 +27,7 @@ def test_a_phase_lies_in_every_span_and_spans_end_where_it_fails(monkeypatch):
 
     tracing.show_phases(span_of("a"))
     tracing.show_phases(span_of("b"))
-    with pytest.raises(KeyError), CountingTransport(LocalTransport(LocalWorld(1), 0)).phase("select"):
+    with pytest.raises(KeyError), CountingTransport(ThreadTransport(ThreadWorld(1), 0)).phase("select"):
         raise KeyError
     assert seen == [(who, what, "oktopk/select") for who, what in
                     (("a", "begin"), ("b", "begin"), ("b", "end"), ("a", "end"))]

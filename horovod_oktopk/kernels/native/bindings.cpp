@@ -1,4 +1,4 @@
-// The kernels in C++, as NativeKernels has them: the same results as NumPy's, bit for bit.
+// The kernels in C++: the module conforms to the protocol Kernels, with the same results as NumPy's, bit for bit.
 
 #include "collect.hpp"
 #include "common.hpp"
@@ -25,23 +25,21 @@ bool use_avx512(bool wanted) {
 template <class T> void define(py::module_ &module) {
     module.def("add_and_collect", &add_and_collect<T>, py::arg("residual").noconvert(),
                py::arg("gradient").noconvert(), py::arg("out").noconvert(), py::arg("scale"), py::arg("threshold"),
-               py::arg("first"), py::arg("indices").noconvert(), py::arg("values").noconvert(), py::arg("count"),
-               py::arg("stream"), py::arg("clear"), py::arg("before").noconvert(), py::arg("after").noconvert());
+               py::arg("first"), py::arg("buffer"), py::arg("stream"), py::arg("clear"),
+               py::arg("before").noconvert() = std::vector<Array<T>>{},
+               py::arg("after").noconvert() = std::vector<Array<T>>{});
     module.def("subtract_and_collect", &subtract_and_collect<T>, py::arg("minuend").noconvert(),
-               py::arg("subtrahend").noconvert(), py::arg("threshold"), py::arg("first"),
-               py::arg("indices").noconvert(), py::arg("values").noconvert(), py::arg("count"));
+               py::arg("subtrahend").noconvert(), py::arg("threshold"), py::arg("first"), py::arg("buffer"));
     module.def("collect", &collect<T>, py::arg("acc").noconvert(), py::arg("threshold"), py::arg("first"),
-               py::arg("indices").noconvert(), py::arg("values").noconvert(), py::arg("count"));
-    module.def("clear", &clear<T>, py::arg("out").noconvert(), py::arg("indices").noconvert());
-    module.def("add", &add<T>, py::arg("out").noconvert(), py::arg("indices").noconvert(),
-               py::arg("values").noconvert());
-    module.def("scatter", &scatter<T>, py::arg("out").noconvert(), py::arg("indices").noconvert(),
-               py::arg("values").noconvert(), py::arg("zero"));
-    module.def("passing", &passing<T>, py::arg("indices").noconvert(), py::arg("values").noconvert(),
-               py::arg("threshold"));
-    module.def("to_half", &to_half<T>, py::arg("values").noconvert(), py::arg("brain"));
-    module.def("to_levels", &to_levels<T>, py::arg("values").noconvert(), py::arg("levels").noconvert());
-    module.def("kth_magnitude", &kth_magnitude<T>, py::arg("values").noconvert(), py::arg("k"));
+               py::arg("buffer"));
+    module.def("clear", &clear<T>, py::arg("out").noconvert(), py::arg("indices"));
+    module.def("add", &add<T>, py::arg("out").noconvert(), py::arg("indices"), py::arg("values"));
+    module.def("scatter", &scatter<T>, py::arg("out").noconvert(), py::arg("indices"), py::arg("values"),
+               py::arg("zero") = false);
+    module.def("passing", &passing<T>, py::arg("indices"), py::arg("values"), py::arg("threshold"));
+    module.def("to_half", &to_half<T>, py::arg("values"), py::arg("name"));
+    module.def("to_levels", &to_levels<T>, py::arg("values"), py::arg("levels").noconvert());
+    module.def("kth_magnitude", &kth_magnitude<T>, py::arg("values"), py::arg("k"));
     module.def("sum_parts", &sum_parts<T>, py::arg("indices").noconvert(), py::arg("values").noconvert());
 }
 
@@ -49,6 +47,7 @@ template <class T> void define(py::module_ &module) {
 
 PYBIND11_MODULE(_native, module) {
     module.doc() = "The kernels in C++.";
+    module.attr("name") = "C++";
     module.attr("SLACK") = SLACK;
     module.attr("SAMPLE") = SAMPLE;
     module.def("use_avx512", &use_avx512, py::arg("wanted"));
@@ -58,12 +57,9 @@ PYBIND11_MODULE(_native, module) {
                py::arg("low_words"), py::arg("upper_words"));
     module.def("unpack_indices", &unpack_indices, py::arg("words").noconvert(), py::arg("count"), py::arg("start"),
                py::arg("stop"), py::arg("low_bits"), py::arg("low_words"));
-    module.def("single_from_half", &from_half<float>, py::arg("halves").noconvert(), py::arg("brain"));
-    module.def("double_from_half", &from_half<double>, py::arg("halves").noconvert(), py::arg("brain"));
-    module.def("single_from_levels", &from_levels<float>, py::arg("words").noconvert(), py::arg("count"),
-               py::arg("levels").noconvert());
-    module.def("double_from_levels", &from_levels<double>, py::arg("words").noconvert(), py::arg("count"),
-               py::arg("levels").noconvert());
+    module.def("from_half", &from_half, py::arg("bits"), py::arg("name"), py::arg("dtype"));
+    module.def("from_levels", &from_levels, py::arg("words").noconvert(), py::arg("count"),
+               py::arg("levels").noconvert(), py::arg("dtype"));
     module.def("sorted", &sorted<uint32_t>, py::arg("numbers").noconvert());
     module.def("sorted", &sorted<uint64_t>, py::arg("numbers").noconvert());
     module.def("common_positions", &common_positions, py::arg("mine").noconvert(), py::arg("other").noconvert());

@@ -249,20 +249,40 @@ bool subtract_pass(const Terms<float> &terms, int64_t length, float threshold, i
     return finite & subtract_pass_anywhere(terms.from(done), length - done, threshold, first + done, buffer);
 }
 
-template <class T> CandidateBuffer<T> buffer_of(Array<int64_t> &indices, Array<T> &values, int64_t count) {
-    if (indices.size() != values.size() || indices.size() < SLACK || count < 0)
-        throw std::invalid_argument("room: indices and values of one length, SLACK more than its capacity");
-    return {indices.mutable_data(), values.mutable_data(), count, indices.size() - SLACK};
-}
+// A CandidateBuffer of Python, whose arrays are written in place.
+template <class T> class Room {
+  public:
+    explicit Room(const py::object &buffer)
+        : buffer_(buffer), indices_(array_of<int64_t>("indices")), values_(array_of<T>("values")) {
+        const int64_t count = buffer.attr("count").template cast<int64_t>();
+        if (indices_.size() != values_.size() || indices_.size() < SLACK || count < 0)
+            throw std::invalid_argument("room: indices and values of one length, SLACK more than its capacity");
+        filled = {indices_.mutable_data(), values_.mutable_data(), count, indices_.size() - SLACK};
+    }
+    // After the pass, with the interpreter's lock.
+    void tell_count() { buffer_.attr("count") = filled.count; }
+
+    CandidateBuffer<T> filled;
+
+  private:
+    template <class U> Array<U> array_of(const char *name) {
+        const py::object array = buffer_.attr(name);
+        if (!py::isinstance<Array<U>>(array)) throw py::type_error(std::string("a buffer's ") + name + " are of another dtype");
+        return array;
+    }
+
+    py::object buffer_;
+    Array<int64_t> indices_;
+    Array<T> values_;
+};
 
 template <class T>
-std::pair<bool, int64_t> add_and_collect(const Array<T> &residual, Array<T> &gradient, Array<T> &out, T scale,
-                                         T threshold, int64_t first, Array<int64_t> &indices, Array<T> &values,
-                                         int64_t count, bool stream, bool clear, const std::vector<Array<T>> &before,
-                                         const std::vector<Array<T>> &after) {
+bool add_and_collect(const Array<T> &residual, Array<T> &gradient, Array<T> &out, T scale, T threshold, int64_t first,
+                     const py::object &buffer, bool stream, bool clear, const std::vector<Array<T>> &before,
+                     const std::vector<Array<T>> &after) {
     if (residual.size() != gradient.size() || out.size() != gradient.size())
         throw std::invalid_argument("residual, gradient and sum must have one length");
-    CandidateBuffer<T> buffer = buffer_of(indices, values, count);
+    Room<T> room(buffer);
     T *read = clear ? gradient.mutable_data() : const_cast<T *>(gradient.data());  // not written, if not to be cleared
     std::vector<const T *> summands;
     const auto append = [&](const std::vector<Array<T>> &others) {
@@ -274,33 +294,43 @@ std::pair<bool, int64_t> add_and_collect(const Array<T> &residual, Array<T> &gra
     append(before);
     summands.push_back(read);
     append(after);
-    const int64_t several = summands.size() > 1 ? summands.size() : 0;
+    const int64_t several = summands.size() > 1 ? summands.size() : 0, length = gradient.size();
     const Terms<T> terms{residual.data(), read, out.mutable_data(), scale, stream, clear, summands.data(), several};
-    py::gil_scoped_release released;
-    const bool finite = add_pass(terms, gradient.size(), threshold, first, buffer);
-    return {finite, buffer.count};
+    bool finite;
+    {
+        py::gil_scoped_release released;
+        finite = add_pass(terms, length, threshold, first, room.filled);
+    }
+    room.tell_count();
+    return finite;
 }
 
 template <class T>
-std::pair<bool, int64_t> subtract_and_collect(const Array<T> &minuend, const Array<T> &subtrahend, T threshold,
-                                              int64_t first, Array<int64_t> &indices, Array<T> &values, int64_t count) {
+bool subtract_and_collect(const Array<T> &minuend, const Array<T> &subtrahend, T threshold, int64_t first,
+                          const py::object &buffer) {
     if (minuend.size() != subtrahend.size()) throw std::invalid_argument("both arrays must have one length");
-    CandidateBuffer<T> buffer = buffer_of(indices, values, count);
+    Room<T> room(buffer);
     T *unwritten = const_cast<T *>(minuend.data());
     const Terms<T> terms{minuend.data(), const_cast<T *>(subtrahend.data()), unwritten, 1, false, false};
     const int64_t length = minuend.size();
-    py::gil_scoped_release released;
-    const bool finite = subtract_pass(terms, length, threshold, first, buffer);
-    return {finite, buffer.count};
+    bool finite;
+    {
+        py::gil_scoped_release released;
+        finite = subtract_pass(terms, length, threshold, first, room.filled);
+    }
+    room.tell_count();
+    return finite;
 }
 
-template <class T>
-int64_t collect(Array<T> &acc, T threshold, int64_t first, Array<int64_t> &indices, Array<T> &values, int64_t count) {
-    CandidateBuffer<T> buffer = buffer_of(indices, values, count);
+template <class T> void collect(Array<T> &acc, T threshold, int64_t first, const py::object &buffer) {
+    Room<T> room(buffer);
     T *data = acc.mutable_data();
-    py::gil_scoped_release released;
-    read_pass({data, data, data, 1, false, false}, acc.size(), threshold, first, buffer);
-    return buffer.count;
+    const int64_t length = acc.size();
+    {
+        py::gil_scoped_release released;
+        read_pass({data, data, data, 1, false, false}, length, threshold, first, room.filled);
+    }
+    room.tell_count();
 }
 
 }  // namespace

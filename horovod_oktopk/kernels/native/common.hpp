@@ -15,6 +15,7 @@
 #include <cstring>
 #include <limits>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -51,6 +52,9 @@ template <class T> INLINE typename Integer<T>::type magnitude(T value) {
 }
 
 template <class T> using Array = py::array_t<T, py::array::c_style>;
+
+// float32, and otherwise float64.
+inline bool is_single(const py::object &dtype) { return py::dtype::from_args(dtype).itemsize() == sizeof(float); }
 
 #ifdef WITH_AVX512
 bool avx512 = __builtin_cpu_supports("avx512f");

@@ -54,10 +54,11 @@ FOR_EACH_PROCESSOR void widen_all(const uint16_t *half, int64_t count, bool brai
     }
 }
 
-// brain: bfloat16, and otherwise float16.
-template <class T> Array<uint16_t> to_half(const Array<T> &values, bool brain) {
+// name: "bfloat16", and otherwise float16.
+template <class T> Array<uint16_t> to_half(const Array<T> &values, const std::string &name) {
     constexpr T LIMIT = std::numeric_limits<float>::max();
     const int64_t count = values.size();
+    const bool brain = name == "bfloat16";
     const T *value = values.data();
     Array<uint16_t> halves(count);
     uint16_t *half = halves.mutable_data();
@@ -71,7 +72,7 @@ template <class T> Array<uint16_t> to_half(const Array<T> &values, bool brain) {
     }
     return halves;
 }
-template <class T> Array<T> from_half(const Array<uint16_t> &halves, bool brain) {
+template <class T> Array<T> widened(const Array<uint16_t> &halves, bool brain) {
     const int64_t count = halves.size();
     const uint16_t *half = halves.data();
     Array<T> values(count);
@@ -84,6 +85,12 @@ template <class T> Array<T> from_half(const Array<uint16_t> &halves, bool brain)
         std::copy(singles, singles + length, value + start);
     }
     return values;
+}
+
+inline py::array from_half(const Array<uint16_t> &bits, const std::string &name, const py::object &dtype) {
+    const bool brain = name == "bfloat16";
+    if (is_single(dtype)) return widened<float>(bits, brain);
+    return widened<double>(bits, brain);
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ template <class T> Array<uint32_t> to_levels(const Array<T> &values, const Array
     return words;
 }
 
-template <class T> Array<T> from_levels(const Array<uint32_t> &words, int64_t count, const Array<float> &levels) {
+template <class T> Array<T> looked_up(const Array<uint32_t> &words, int64_t count, const Array<float> &levels) {
     check_levels(levels);
     if (count < 0 || words.size() * CODES < count) throw std::invalid_argument("fewer words than the values take");
     const uint32_t *word = words.data();
@@ -76,6 +76,12 @@ template <class T> Array<T> from_levels(const Array<uint32_t> &words, int64_t co
     }
     for (int64_t i = 0; i < count; ++i) value[i] = numbers[word[i / CODES] >> 4 * (i % CODES) & 15];
     return values;
+}
+
+inline py::array from_levels(const Array<uint32_t> &words, int64_t count, const Array<float> &levels,
+                             const py::object &dtype) {
+    if (is_single(dtype)) return looked_up<float>(words, count, levels);
+    return looked_up<double>(words, count, levels);
 }
 
 }  // namespace

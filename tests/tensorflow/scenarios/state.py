@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -240,32 +239,28 @@ def check_a_file_that_is_not_there_is_an_error_on_all_ranks() -> None:
 
 
 def check_training_goes_on_as_without_the_save_where_the_disk_is_full() -> None:
+    def fails_to_save(model: Any, path: Path, limit: int) -> None:
+        with room_for(limit) if hvd.rank() == 0 else contextlib.nullcontext():
+            messages = raised_everywhere(hvd, OSError, lambda: save_state(model, path))
+        assert len(set(messages)) == 1, messages
+        assert "rank 0 could not save the state" in messages[0]
+
     for options in (OPTIONS, StepAhead(OPTIONS)):
         with shared_folder(hvd) as folder:
-            def run(limits: list[int], options: Any = options, folder: Any = folder) -> tuple[np.ndarray, np.ndarray]:
+            trained = []
+            for is_full in (False, True):
                 model = compiled(make_model(), distribute(options, keras.optimizers.SGD(0.1, momentum=0.5)))
                 train(model, range(2))
                 save_state(model, folder / "state")
-                for limit in limits:
-                    with room_for(limit) if hvd.rank() == 0 else contextlib.nullcontext():
-                        save = functools.partial(save_state, model, folder / "state")
-                        messages = raised_everywhere(hvd, OSError, save)
-                    assert len(set(messages)) == 1, messages
-                    assert "rank 0 could not save the state" in messages[0]
-                    train(model, range(2, 3))
-                    if not limits[1:]:
-                        train(model, range(3, 4))
-                if not limits:
-                    train(model, range(2, 3))
-                    train(model, range(3, 4))
-                return flat(weights(model)), reducers_of(model)[0].flat.record()["residual"]
-
-            undisturbed = run([])
-            length = everywhere(hvd, (folder / "state").stat().st_size)[0]
-            for limit in (0, length // 3, 2 * length // 3, length - 100, length - 1):
-                for expected, found in zip(undisturbed, run([limit]), strict=True):
-                    assert expected.tobytes() == found.tobytes(), (options, limit)
-                assert [path.name for path in Path(folder).iterdir()] == ["state"]
+                length = everywhere(hvd, (folder / "state").stat().st_size)[0]
+                for step, limit in enumerate((length - 1, length - 100, 2 * length // 3, length // 3, 0), 2):
+                    if is_full:
+                        fails_to_save(model, folder / "state", limit)
+                        assert [path.name for path in Path(folder).iterdir()] == ["state"]
+                    train(model, range(step, step + 1))
+                trained.append((flat(weights(model)), reducers_of(model)[0].flat.record()["residual"]))
+            for expected, found in zip(*trained, strict=True):
+                assert expected.tobytes() == found.tobytes(), options
             everywhere(hvd, "done")
 
 

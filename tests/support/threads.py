@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: for tests and simulation."""
+"""Ranks as threads of one process: for tests, benchmarks and simulations."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..errors import TransportError
-from .base import Bytes, Counts, Values, rotated_batches
+from horovod_oktopk.errors import TransportError
+from horovod_oktopk.transport.base import MESSAGES_IN_FLIGHT, Bytes, Counts, Values, rotated_batches
 
 T = TypeVar("T")
 
 NOTHING: Bytes = np.empty(0, np.uint8)
 
 
-class LocalWorld:
+class ThreadWorld:
     """What the threads share: a slot for each rank, and a barrier that one failure breaks for all."""
 
     def __init__(self, size: int, timeout: float = 30.0) -> None:
@@ -27,7 +27,7 @@ class LocalWorld:
         self._slots: list[list[Any]] = [[None] * size, [None] * size]
         self._turns = [0] * size
         self._barrier = threading.Barrier(size, timeout=timeout)
-        self._groups: dict[str, LocalWorld] = {}
+        self._groups: dict[str, ThreadWorld] = {}
         self._lock = threading.Lock()
         self.signals: list[queue.SimpleQueue[int]] = [queue.SimpleQueue() for _ in range(size)]
 
@@ -39,10 +39,10 @@ class LocalWorld:
         self._wait()
         return list(self._slots[turn])
 
-    def group(self, name: str, size: int) -> LocalWorld:
+    def group(self, name: str, size: int) -> ThreadWorld:
         """A world of some of the threads, which ends with this one."""
         with self._lock:
-            return self._groups.setdefault(name, LocalWorld(size, self.timeout))
+            return self._groups.setdefault(name, ThreadWorld(size, self.timeout))
 
     def abort(self) -> None:
         """Ends every rank that waits, or will wait, with TransportError."""
@@ -62,26 +62,27 @@ class LocalWorld:
         self.check()
 
 
-class LocalTransport:
-    """One rank's end of a LocalWorld."""
+class ThreadTransport:
+    """One rank's end of a ThreadWorld."""
 
     concurrent = True
+    messages_in_flight = MESSAGES_IN_FLIGHT
 
-    def __init__(self, world: LocalWorld, rank: int) -> None:
+    def __init__(self, world: ThreadWorld, rank: int) -> None:
         self.rank = rank
         self.size = world.size
         self._world = world
 
-    def signals(self) -> LocalSignals:
+    def signals(self) -> ThreadSignals:
         """Of the same ranks."""
-        return LocalSignals(self._world, self.rank)
+        return ThreadSignals(self._world, self.rank)
 
-    def groups(self, ranks_per_host: int) -> tuple[LocalTransport, LocalTransport]:
+    def groups(self, ranks_per_host: int) -> tuple[ThreadTransport, ThreadTransport]:
         """As if so many ranks, one after the other, were a host's: one of each host, and those of this host."""
         host, local = divmod(self.rank, ranks_per_host)
         across = self._world.group(f"across {local}", self.size // ranks_per_host)
         within = self._world.group(f"within {host}", ranks_per_host)
-        return LocalTransport(across, host), LocalTransport(within, local)
+        return ThreadTransport(across, host), ThreadTransport(within, local)
 
     def allgather(self, row: Counts) -> Counts:
         return np.stack(self._world.swap(self.rank, row.copy()))
@@ -94,9 +95,9 @@ class LocalTransport:
         return total
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
-                 messages_in_flight: int) -> Iterator[list[tuple[int, Bytes]]]:
+                 ) -> Iterator[list[tuple[int, Bytes]]]:
         mailboxes = self._world.swap(self.rank, {to: message.copy() for to, message in outgoing.items()})
-        for batch in rotated_batches(self.rank, self.size, messages_in_flight):
+        for batch in rotated_batches(self.rank, self.size, self.messages_in_flight):
             arrived = [(source, mailboxes[source].get(self.rank, NOTHING)) for _, source in batch]
             for source, message in arrived:
                 if len(message) != incoming.get(source, 0):
@@ -112,10 +113,10 @@ class LocalTransport:
         return messages
 
 
-class LocalSignals:
-    """One rank's end of a LocalWorld's signals."""
+class ThreadSignals:
+    """One rank's end of a ThreadWorld's signals."""
 
-    def __init__(self, world: LocalWorld, rank: int) -> None:
+    def __init__(self, world: ThreadWorld, rank: int) -> None:
         self._world = world
         self._rank = rank
 
@@ -130,18 +131,18 @@ class LocalSignals:
             return None
 
 
-def run_ranks(size: int, program: Callable[[LocalTransport], T], timeout: float = 30.0) -> list[T]:
+def run_ranks(size: int, program: Callable[[ThreadTransport], T], timeout: float = 30.0) -> list[T]:
     """Runs program(transport) on `size` ranks, and gives their results in rank order.
 
     One rank's exception ends all, and is raised here (the cause, not the TransportErrors that follow).
     """
-    world = LocalWorld(size, timeout)
+    world = ThreadWorld(size, timeout)
     results: list[Any] = [None] * size
     errors: list[BaseException] = []
 
     def run(rank: int) -> None:
         try:
-            results[rank] = program(LocalTransport(world, rank))
+            results[rank] = program(ThreadTransport(world, rank))
         except BaseException as error:
             errors.append(error)
             world.abort()
