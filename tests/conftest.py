@@ -17,12 +17,17 @@ settings.load_profile("more" if os.environ.get("CI") == "true" else "quick")
 
 SLOW_FILES = ("test_benchmarks.py", "test_cluster.py", "test_examples.py", "test_simulated_hosts.py")
 """What starts the programs beside the package."""
+LAUNCHES = {*SLOW_FILES, "torch", "tensorflow", "test_endings.py", "test_failures.py", "test_jobs.py",
+            "test_launchers.py", "test_mpi.py", "test_packaging.py"}
+"""Files and folders whose tests start jobs."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(item.path).name in SLOW_FILES:
             item.add_marker(pytest.mark.slow)
+        if LAUNCHES & {*Path(item.path).parts[-2:]}:
+            item.add_marker(pytest.mark.launches)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,7 +25,8 @@ class ThreadWorld:
         self.timeout = timeout
         self._slots: list[list[Any]] = [[None] * size, [None] * size]
         self._turns = [0] * size
-        self._barrier = threading.Barrier(size, timeout=timeout)
+        self._waiting: list[threading.Lock] = []  # a lock for each thread that waits; threading.Barrier is slower
+        self._is_broken = False
         self._groups: dict[str, ThreadWorld] = {}
         self._lock = threading.Lock()
         self.signals: list[queue.SimpleQueue[int]] = [queue.SimpleQueue() for _ in range(size)]
@@ -46,20 +46,36 @@ class ThreadWorld:
 
     def abort(self) -> None:
         """Ends every rank that waits, or will wait, with TransportError."""
-        self._barrier.abort()
         with self._lock:
+            self._is_broken = True
+            self._wake()
             for world in self._groups.values():
                 world.abort()
 
     def check(self) -> None:
         """Raises TransportError once a rank has failed."""
-        if self._barrier.broken:
+        if self._is_broken:
             raise TransportError(f"another rank failed, or did not arrive within {self.timeout} s")
 
     def _wait(self) -> None:
-        with suppress(threading.BrokenBarrierError):
-            self._barrier.wait()
+        """Return when all threads are here."""
         self.check()
+        gate = None
+        with self._lock:
+            if len(self._waiting) == self.size - 1:
+                self._wake()
+            else:
+                gate = threading.Lock()
+                gate.acquire()
+                self._waiting.append(gate)
+        if gate is not None and not gate.acquire(timeout=self.timeout):
+            self.abort()
+        self.check()
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for gate in waiting:
+            gate.release()
 
 
 class ThreadTransport:
