@@ -17,6 +17,7 @@ from . import __version__, advise
 from .errors import OptionError
 from .kernels import KERNELS
 from .schemes.oktopk import OkTopk
+from .transport.connect import connect
 
 Finding = tuple[bool, str]
 """Whether it works, and what was found: a version, or why not and what to do."""
@@ -163,8 +164,8 @@ def _measure() -> tuple[int, int, advise.Network]:
     hvd.init()
     if hvd.size() == 1:
         raise OptionError("--measure needs several ranks: horovodrun -np P python -m horovod_oktopk advise ...")
-    network = importlib.import_module(f"{__package__}.{name}.transport").network(hvd.global_process_set)
-    return hvd.size(), hvd.rank(), advise.measure_network(network.connect("auto"))
+    ranks = importlib.import_module(f"{__package__}.{name}.transport").ranks_of(hvd.global_process_set)
+    return hvd.size(), hvd.rank(), advise.measure_network(connect(ranks, "auto"))
 
 
 def _at_least_1(name: str, value: int) -> int:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from horovod_oktopk.transport import ending
+from horovod_oktopk.transport.mpi import ending
 from tests.launch import Finished, horovodrun
 
 WAYS = {"normal": "has come to the end of its program", "exiting": "has come to the end of its program",

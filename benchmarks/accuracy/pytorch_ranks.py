@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from benchmarks.accuracy.pytorch_training import THREADS_ONLY, Distributed, Ranks, Setup, train
-from benchmarks.accuracy.thread_ranks import ThreadRanks
+from benchmarks.accuracy.thread_ranks import ThreadJob
 from benchmarks.accuracy.training import Results, finish
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.torch import Dense, set_density, shared_parameters, step_report, synchronize_replicas
@@ -92,7 +92,7 @@ def run(make: Make, shown: str, parser: argparse.ArgumentParser,
 
 
 def _train_thread(transport: Transport, make: Make, arguments: argparse.Namespace) -> Results:
-    return _train(ThreadRanks(transport), make, arguments)
+    return _train(ThreadJob(transport), make, arguments)
 
 
 def _train(ranks: Ranks, make: Make, arguments: argparse.Namespace) -> Results:

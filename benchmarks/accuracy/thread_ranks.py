@@ -10,7 +10,6 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,28 +34,12 @@ from horovod_oktopk.step_ahead.replica import HostReplica
 from horovod_oktopk.torch.layout import TorchLayout
 from horovod_oktopk.torch.local_step import gradient_elements, lengthened
 from horovod_oktopk.transport.base import Transport
-from horovod_oktopk.transport.counting import CountingTransport
+from tests.support.ranks import ThreadRanks
 
 _one_at_a_time = threading.Lock()
 
 
-@dataclass(frozen=True)
-class ThreadNetwork:
-    """The threads, in place of Horovod's process set."""
-
-    transport: Transport
-
-    def membership(self) -> tuple[int, int, int]:
-        return self.transport.rank, self.transport.size, 0
-
-    def ranks_per_host(self, _hierarchical: bool | int) -> int:
-        return 1
-
-    def connect(self, _choice: str, _hierarchical: bool | int = False) -> CountingTransport:
-        return CountingTransport(self.transport)
-
-
-class ThreadRanks:
+class ThreadJob:
     """One thread's view of all; the Ranks of a training."""
 
     def __init__(self, transport: Transport) -> None:
@@ -86,7 +69,7 @@ class ThreadRanks:
                    clip: float) -> Distributed:
         """As horovod_oktopk.torch does, with the parameters in the order of their names."""
         named = dict(sorted(model.named_parameters()))
-        network: Any = ThreadNetwork(self._transport)
+        ranks: Any = ThreadRanks(self._transport)
         if isinstance(compression, MomentumCorrection):
             return MomentumCorrectedOptimizer(optimizer, list(named.values()), compression, self._transport)
         if isinstance(compression, PowerSGD):
@@ -94,9 +77,9 @@ class ThreadRanks:
         if isinstance(compression, HalfGradients):
             return HalfGradientsOptimizer(optimizer, list(named.values()), self._transport)
         if isinstance(compression, StepAhead):
-            return StepAheadOptimizer(optimizer, named, compression, network, clip)
+            return StepAheadOptimizer(optimizer, named, compression, ranks, clip)
         scheme = DenseSum() if isinstance(compression, Dense) else compression
-        return GradientOptimizer(optimizer, named, scheme, network, clip)
+        return GradientOptimizer(optimizer, named, scheme, ranks, clip)
 
 
 def layout_of(named: dict[str, nn.Parameter]) -> Layout:
@@ -133,10 +116,10 @@ class GradientOptimizer(ReducingOptimizer):
     reducer: FlatReducer[Layout]
 
     def __init__(self, optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter], scheme: Scheme,
-                 network: Any, clip: float) -> None:
+                 ranks: Any, clip: float) -> None:
         super().__init__(optimizer, named, clip)
         self.reducer = FlatReducer(scheme, True, layout_of(named),
-                                   lambda layout: NumpyAccumulator(layout.n, layout.dtype), network)
+                                   lambda layout: NumpyAccumulator(layout.n, layout.dtype), ranks)
 
     def step(self) -> None:
         gradients = [p.grad.view(-1).numpy() for p in self._parameters if p.grad is not None]
@@ -159,12 +142,12 @@ class StepAheadOptimizer(ReducingOptimizer):
     reducer: StepAheadReducer[Layout]
 
     def __init__(self, optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter], options: StepAhead,
-                 network: Any, clip: float) -> None:
+                 ranks: Any, clip: float) -> None:
         super().__init__(optimizer, named, clip)
         layout = layout_of(named)
         replica = HostReplica(layout, lambda: [p.detach().view(-1).numpy() for p in named.values()])
         self.reducer = StepAheadReducer(options, True, layout, NumpyParameterAccumulator(layout.n, layout.dtype),
-                                        replica, network, normalizes(type(optimizer)))
+                                        replica, ranks, normalizes(type(optimizer)))
         self._gather = gradient_elements(TorchLayout({**named}), None)
 
     def step(self) -> None:

@@ -26,7 +26,7 @@ from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport, on_hosts
-from horovod_oktopk.transport.mpi import MPITransport
+from horovod_oktopk.transport.mpi.transport import MPITransport
 from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
 
 INTERFACE = Path("/sys/class/net/eth0/statistics/tx_bytes")
@@ -67,7 +67,7 @@ DENSE: dict[str, Callable[[], Reduce]] = {"Horovod dense": horovod_dense, "MPI d
 
 def sparse(scheme: str, n: int, density: float) -> Reduce:
     options = SPARSE[scheme](density=density)
-    algorithm = options.build("benchmark: allreduce")
+    algorithm = options.algorithm()
     transport = (hosts_transport() if "hierarchical" in scheme
                  else CountingTransport(MPITransport(MPI.COMM_WORLD.Dup())))
     hosts, k = transport.hosts, options.k_of(n)

@@ -73,7 +73,7 @@ class DeviceStep:
         self.gradients = list(self.flat.tensor_split(TENSORS))
         self.layout = TorchLayout({f"p{index}": part for index, part in enumerate(self.gradients)})
         self.acc = TorchAccumulator(n, np.float32, device.device)
-        self.algorithm = options.build("benchmark: device")
+        self.algorithm = options.algorithm()
         self.transport = CountingTransport(AloneTransport())
 
     def run(self) -> dict[str, float]:

@@ -62,7 +62,7 @@ class Step:
         self.k = options.k_of(n)
         self.kernels = kernels
         self.acc = NumpyAccumulator(n, kernels=kernels)
-        self.algorithm = options.build("benchmark: step")
+        self.algorithm = options.algorithm()
         self.transport = CountingTransport(AloneTransport())
 
     def run(self, gradient: Gradient) -> dict[str, float]:
@@ -94,7 +94,7 @@ class AheadStep:
         self.acc = NumpyParameterAccumulator(n)
         self.p = np.zeros(n, np.float32)
         self.acc.start([(0, self.p)])
-        self.algorithm = options.build("benchmark: step")
+        self.algorithm = options.algorithm()
         self.transport = CountingTransport(AloneTransport())
 
     def run(self, gradient: Gradient) -> dict[str, float]:

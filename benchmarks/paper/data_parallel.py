@@ -77,7 +77,7 @@ class Ranks:
     def __init__(self, options: Scheme, size: int, n: int) -> None:
         self.k = options.k_of(n)
         self.accumulators = [NumpyAccumulator(n) for _ in range(size)]
-        self.algorithms: list[Any] = [options.build("benchmark: figures") for _ in range(size)]
+        self.algorithms: list[Any] = [options.algorithm() for _ in range(size)]
 
     def accumulated(self, gradients: Gradients) -> Gradients:
         """acc of every rank, before the step."""

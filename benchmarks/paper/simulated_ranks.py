@@ -209,7 +209,7 @@ def simulate(options: Scheme, job: Job, gradients: PopularElements, steps: int, 
     def program(inner: ThreadTransport) -> list[RankStep]:
         found = []
         with turn:
-            transport, algorithm = job.connect(inner, turn), options.build("benchmark: simulation")
+            transport, algorithm = job.connect(inner, turn), options.algorithm()
             share = share_of(transport.hosts, gradients.n)
             accumulator: Any = TopAccumulator(share[1] - share[0])  # Ok-Topk asks for no more of one
             for step in range(steps):

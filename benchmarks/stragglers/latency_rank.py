@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from benchmarks import launch
 from horovod_oktopk.partial.rounds import PartialAllreduce
-from horovod_oktopk.transport.mpi import MPITransport
+from horovod_oktopk.transport.mpi.transport import MPITransport
 
 Kind = Literal["MPI_Allreduce", "majority", "solo"]
 

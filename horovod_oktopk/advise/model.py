@@ -8,6 +8,7 @@ from math import ceil, log2
 import numpy as np
 
 from ..schemes import cost
+from ..schemes.base import Unit
 from ..schemes.oktopk import OkTopk
 from ..transport.base import batch_length
 from ..vectors.wire import WORD, WireCodec
@@ -54,10 +55,10 @@ def predict(n: int, size: int, options: OkTopk, network: Network, selection_seco
     selection_seconds: what accumulating, selecting and writing back n elements takes.
     """
     latency = _oktopk_latency(size, network)
-    table = [("OkTopk", options), ("StepAhead(OkTopk)", options.for_parameters())]
+    table: list[tuple[str, Unit]] = [("OkTopk", "gradients"), ("StepAhead(OkTopk)", "parameters")]
     return [predict_dense(n, size, network)] + [
-        Prediction(scheme, words := _oktopk_words(n, size, of_scheme), network.transfer(words), latency,
-                   selection_seconds) for scheme, of_scheme in table]
+        Prediction(scheme, words := _oktopk_words(n, size, options, unit), network.transfer(words), latency,
+                   selection_seconds) for scheme, unit in table]
 
 
 def predict_dense(n: int, size: int, network: Network) -> Prediction:
@@ -66,10 +67,11 @@ def predict_dense(n: int, size: int, network: Network) -> Prediction:
     return Prediction("dense", words, network.transfer(words), 2 * network.latency * _levels(size), 0.0)
 
 
-def _oktopk_words(n: int, size: int, options: OkTopk) -> float:
+def _oktopk_words(n: int, size: int, options: OkTopk, unit: Unit) -> float:
     """The bound, which counts two words for an element; coded, it has fewer, the less the more there are."""
-    codec, k = WireCodec(np.dtype(np.float32), options.wire_dtype), options.k_of(n)
-    selected, kept = (codec.size(count, n) / (2 * WORD) for count in (k, options.global_k_of(k, n, size)))
+    codec, k = WireCodec(np.dtype(np.float32), options.wire_dtype(unit)), options.k_of(n)
+    counts = k, options.global_k_of(k, n, size, unit)
+    selected, kept = (codec.size(count, n) / (2 * WORD) for count in counts)
     return cost.oktopk_bound(selected, size, kept)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
 from ..errors import OptionError
-from ..schemes.base import Compression, check_integer, check_real
-from ..schemes.inner import OKTOPK, Inner
+from ..schemes.base import Compression, Scheme, check_integer, check_real
+from ..schemes.inner import Inner, scheme_of
+from ..schemes.oktopk import OkTopk
 from .states import Policy
 
 NEEDS_MPI = ("Partial needs MPI (horovodrun --mpi): its rounds run without the help of ranks that are late, and "
@@ -43,14 +44,17 @@ class Partial(Compression):
         >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=compression)
     """
 
-    inner: Inner = OKTOPK
+    inner: Inner = OkTopk
     policy: Policy = "majority"
     seed: int = 0
     max_staleness: int = 16
     timeout: float = 600.0
     in_order: bool = True
+    scheme: Scheme = field(init=False, repr=False)
+    """What `inner` stands for."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "scheme", scheme_of(self, self.inner))
         if self.policy not in get_args(Policy):
             raise OptionError(f"policy must be one of {get_args(Policy)}; got {self.policy!r}")
         check_integer("seed", self.seed, least=0)
@@ -58,12 +62,12 @@ class Partial(Compression):
         check_real("timeout", self.timeout, "above 0", lambda x: x > 0)
         if not isinstance(self.in_order, bool):
             raise OptionError(f"in_order must be True or False; got {self.in_order!r}")
-        if self.inner.hierarchical:
+        if self.scheme.hierarchical:
             raise OptionError("Partial does not wait for ranks, so those of a host cannot work as one: leave "
-                              f"hierarchical out; got an inner scheme with hierarchical={self.inner.hierarchical!r}")
-        if self.inner.transport == "horovod":
+                              f"hierarchical out; got an inner scheme with hierarchical={self.scheme.hierarchical!r}")
+        if self.scheme.transport == "horovod":
             raise OptionError(f"{NEEDS_MPI}; got an inner scheme with transport='horovod'")
 
     def settings(self) -> Mapping[str, Any]:
         """Its own options by name, without the scheme's."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "inner"}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("inner", "scheme")}

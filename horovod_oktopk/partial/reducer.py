@@ -28,9 +28,10 @@ from ..reducer.state import Record
 from ..schemes.report import StepReport
 from ..schemes.step_result import StepResult
 from ..selection.accumulator import EmptyAccumulator, ResidualAccumulator
-from ..transport.connect import Network
+from ..transport.connect import barrier
 from ..transport.counting import Traffic
-from ..transport.ending import leave, unhappy_end
+from ..transport.mpi.ending import leave, unhappy_end
+from ..transport.ranks import Ranks
 from ..transport.stalls import StallLimits
 from ..vectors.sparse import SparseVector, Values, sum_of
 from .options import NEEDS_MPI, Partial
@@ -54,13 +55,13 @@ class PartialReducer(FlatReducer[L]):
     """
 
     def __init__(self, options: Partial, average: bool, layout: L,
-                 make_accumulator: Callable[[L], ResidualAccumulator], network: Network,
+                 make_accumulator: Callable[[L], ResidualAccumulator], ranks: Ranks,
                  settings: Sequence[str] = ()) -> None:
         self.partial = options
-        self._wished = options.inner
+        self._wished = options.scheme
         own = [f"partial {name}: {value}" for name, value in options.settings().items()]
         signature = [*own, f"settings: {', '.join(settings)}", *layout.describe()]
-        super().__init__(self._wished, average, layout, make_accumulator, network, signature)
+        super().__init__(self._wished, average, layout, make_accumulator, ranks, signature)
         self._settings = len(settings)
         self._nothing = EmptyAccumulator(layout.n, layout.dtype)
         self._allreduce: PartialAllreduce[Outcome] | None = None
@@ -85,7 +86,7 @@ class PartialReducer(FlatReducer[L]):
             return [self._wished.density, *settings]
 
         allreduce = self.start()
-        newest = next((each for each in reversed(_running) if each.network.hvd is self.network.hvd), self)
+        newest = next((each for each in reversed(_running) if each.ranks.base is self.ranks.base), self)
         if newest is not self:  # none is running where the rounds have ended: `arrive` says why
             raise PluginError(ONE_AT_A_TIME)
         return self._take_note(allreduce.arrive(contribute))
@@ -136,7 +137,7 @@ class PartialReducer(FlatReducer[L]):
 
     def leave(self) -> None:
         """See FlatReducer: no round may begin while some rank still uses the transport for other ends."""
-        self.network.barrier()
+        barrier(self.ranks)
 
     def abort(self) -> None:
         """Ends the job with an error."""
@@ -249,7 +250,7 @@ def _serve(reducer: PartialReducer[Any]) -> None:
 def end_all() -> None:
     """Ends the rounds of all reducers, on all ranks together; or, where this rank ends by an error, tells the others:
     their rounds would wait for it."""
-    reducers = sorted(_running, key=lambda each: each.network.channel)
+    reducers = sorted(_running, key=lambda each: each.ranks.channel)
     _running.clear()
     how = unhappy_end() if reducers else None
     if how is not None:

@@ -17,13 +17,14 @@ import numpy as np
 
 from ..errors import OptionError
 from ..phases.agreement import instead
+from ..schemes.base import Unit
 from ..transport.base import Transport
-from ..transport.connect import Network
 from ..transport.counting import CountingTransport
+from ..transport.ranks import Ranks
 from ..vectors.sparse import Values
 from .archive import Reader, Writer
 from .layout import Layout
-from .state import Record, Unit, parameters_of, share_of, warn_of_no_state
+from .state import Record, parameters_of, share_of, warn_of_no_state
 from .together import gather_texts, tell, together
 
 PathLike = str | os.PathLike[str]
@@ -34,7 +35,7 @@ CHUNK = 1 << 28
 class Reduction(Protocol):
     """What has a state on every rank: a FlatReducer, or a StepAheadReducer."""
 
-    network: Network
+    ranks: Ranks
     unit: Unit
 
     @property
@@ -70,7 +71,7 @@ def save(reducers: Sequence[Reduction], path: PathLike, optimizers: Sequence[int
     Raises the same error on all ranks where one cannot do its part: OSError if the file cannot be written,
     OptionError if marks are not plain values. Then nothing is left behind, and training may go on.
     """
-    saving = _Saving(Path(path), writes=all(reducer.network.membership()[0] == 0 for reducer in reducers))
+    saving = _Saving(Path(path), writes=all(reducer.ranks.membership()[0] == 0 for reducer in reducers))
     try:
         records = [saving.add(reducer, index) for index, reducer in enumerate(reducers)]
         content = {"marks": marks, "optimizers": list(optimizers) or [0] * len(records), "reductions": records}

@@ -9,24 +9,25 @@ from ..errors import TransportError
 from ..kernels import KERNELS
 from ..phases.agreement import Attendance, roll_call
 from ..transport.base import Hierarchical, TransportName
-from ..transport.connect import Network
+from ..transport.connect import connect
 from ..transport.counting import CountingTransport, Hosts
+from ..transport.ranks import Membership, Ranks
 
 logger = logging.getLogger("horovod_oktopk")
 
 
 class Connection:
-    """The transport to the ranks of a network, made when it is first needed; one object on each rank.
+    """The transport among the ranks, made when it is first needed; one object on each rank.
 
     subject: says in words what is reduced.
     """
 
-    def __init__(self, network: Network, choice: TransportName, hierarchical: Hierarchical,
+    def __init__(self, ranks: Ranks, choice: TransportName, hierarchical: Hierarchical,
                  subject: Callable[[], str]) -> None:
-        self.network = network
+        self.ranks = ranks
         self._choice, self._hierarchical, self._subject = choice, hierarchical, subject
         self._transport: CountingTransport | None = None
-        self._membership: tuple[int, int, int] | None = None
+        self._membership: Membership | None = None
 
     @property
     def transport(self) -> CountingTransport:
@@ -42,7 +43,7 @@ class Connection:
     @property
     def is_current(self) -> bool:
         """Whether there is a transport, and to the ranks that there are now."""
-        return self._transport is not None and self._membership == self.network.membership()
+        return self._transport is not None and self._membership == self.ranks.membership()
 
     def lost(self) -> bool:
         """Drops a transport to ranks that are not those of today; whether there was one."""
@@ -58,8 +59,8 @@ class Connection:
         transport number them differently.
         """
         if self._transport is None:
-            self._membership = rank, size, _ = self.network.membership()
-            transport = self.network.connect(self._choice, self._hierarchical)
+            self._membership = rank, size, _ = self.ranks.membership()
+            transport = connect(self.ranks, self._choice, self._hierarchical)
             everyone = transport.everyone
             if (everyone.rank, everyone.size) != (rank, size):
                 raise TransportError(f"Horovod calls this rank {rank} of {size}; the transport calls it "

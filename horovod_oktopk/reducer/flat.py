@@ -14,17 +14,17 @@ import numpy as np
 
 from ..errors import PluginError
 from ..schemes.algorithm import Algorithm
-from ..schemes.base import Scheme
+from ..schemes.base import Scheme, Unit
 from ..schemes.report import StepReport, sum_of_phases
 from ..schemes.step_result import StepResult
 from ..selection.accumulator import ResidualAccumulator
-from ..transport.connect import Network
 from ..transport.counting import CountingTransport
+from ..transport.ranks import Ranks
 from ..vectors.sparse import DenseVector, SparseVector, Values
 from .connection import Connection
 from .host_accumulator import HostAccumulator
 from .layout import L
-from .state import THIS_PROCESS, Record, Unit, check_residuals, record, share_of
+from .state import THIS_PROCESS, Record, check_residuals, record, share_of
 
 Update = SparseVector | DenseVector
 Piece = tuple[int, Any]
@@ -32,7 +32,7 @@ Piece = tuple[int, Any]
 
 
 class FlatReducer(Generic[L]):
-    """Reduces the gradients of one layout over the ranks of a network; one object on each rank.
+    """Reduces the gradients of one layout over the ranks; one object on each rank.
 
     average: whether the sum is divided by the number of ranks. make_accumulator: for the layout.
     signature: lines that must be equal on all ranks, "name: value"; the layout's description if not given.
@@ -42,21 +42,21 @@ class FlatReducer(Generic[L]):
     copies, adds = 1, True
 
     def __init__(self, options: Scheme, average: bool, layout: L,
-                 make_accumulator: Callable[[L], ResidualAccumulator], network: Network,
+                 make_accumulator: Callable[[L], ResidualAccumulator], ranks: Ranks,
                  signature: Sequence[str] | None = None) -> None:
         self.options = options
         self.layout = layout
-        self.network = network
+        self.ranks = ranks
         self.report: StepReport | None = None
         self.residual_scale: float | None = None
         """The loss scale that the residual's unit holds; None where gradients are not scaled."""
         self._average = average
         self._signature = layout.describe() if signature is None else signature
-        self._connection = Connection(network, options.transport, options.hierarchical, self._subject)
+        self._connection = Connection(ranks, options.transport, options.hierarchical, self._subject)
         self._before: dict[str, Any] | None = None  # the algorithm's state, while a step is under way
         make = self._share_of_host if options.hierarchical else make_accumulator
         self.accumulator: ResidualAccumulator = make(layout)
-        self.algorithm: Algorithm = options.build("")
+        self.algorithm: Algorithm = options.algorithm()
         self._describe()
 
     # A step.
@@ -165,13 +165,13 @@ class FlatReducer(Generic[L]):
 
     def record(self) -> Record:
         """This rank's residual (a copy, NumPy) and counters, as `load` takes them: of the last finished step."""
-        return record(*self.network.membership()[:2], self.layout, self.read_residual(), self.residual_scale,
+        return record(*self.ranks.membership()[:2], self.layout, self.read_residual(), self.residual_scale,
                       self._before or self.algorithm.state())
 
     def load(self, records: Sequence[Record]) -> None:
         """Takes this rank's share of the records that `record` gave on these or other ranks; none starts anew."""
         check_residuals(records)
-        self.take(share_of(records, *self.network.membership()[:2], self.layout, process=THIS_PROCESS))
+        self.take(share_of(records, *self.ranks.membership()[:2], self.layout, process=THIS_PROCESS))
 
     def take(self, share: Record) -> None:
         """Takes what `share_of` has worked out for this rank."""

@@ -11,11 +11,12 @@ import uuid
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from ..errors import OptionError
+from ..schemes.base import Unit
 from ..vectors.sparse import Values
 from .layout import Layout
 
@@ -24,7 +25,6 @@ Read = Callable[[Record], Values]
 
 FIELDS = {"unit", "rank", "size", "process", "parameters", "residual", "residual_scale", "algorithm", "copies"}
 """Of every record; what others it has is the same on all ranks."""
-Unit = Literal["gradients", "parameters"]
 
 THIS_PROCESS = uuid.uuid4().hex
 

@@ -103,9 +103,8 @@ class Algorithm:
     has; every roll call has as many, so that ranks that differ still meet in one.
     """
 
-    def __init__(self, description: str) -> None:
-        self.description = description
-        self.step = self.samples = 0
+    description = ""
+    step = samples = 0
 
     def reduce(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport,
                whole: int | None = None) -> StepResult:

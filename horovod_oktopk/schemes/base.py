@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from numbers import Integral, Real
-from typing import Any, ClassVar, NoReturn, Self, get_args
+from typing import Any, ClassVar, Literal, NoReturn, Self, get_args
 
 from ..errors import OptionError, PluginError
 from ..transport.base import Hierarchical, TransportName
 from .algorithm import Algorithm
 
 DEFAULT_DENSITY = 0.01
+Unit = Literal["gradients", "parameters"]
+"""The unit of what is reduced: gradients, or in StepAhead moves of parameters."""
 
 
 GONE = {"bucket_bytes": "StepAhead(...) around the scheme hides the whole exchange behind the next step",
@@ -77,8 +79,8 @@ class Scheme(Compression):
         """Return the number of elements to select of n."""
         return elements(self.density, n)
 
-    def settings(self) -> Mapping[str, Any]:
-        """All options by name."""
+    def settings(self, unit: Unit = "gradients") -> Mapping[str, Any]:  # noqa: ARG002
+        """Return all options by name."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
 
     def kind(self) -> Mapping[str, Any]:
@@ -86,27 +88,16 @@ class Scheme(Compression):
         return {name: value for name, value in self.settings().items() if name != "density"}
 
     def with_density(self, density: float | None) -> Scheme:
-        """The same options with another density; None: that which was given at first, however often it has changed.
+        """Return the same options with another density.
+
+        None: the density that was given at first, however often it has changed.
         """
-        return self._with(density=self._given_density if density is None else density)
-
-    def for_parameters(self) -> Scheme:
-        """The same options for StepAhead: "auto" is what suits parameters, and not gradients."""
-        return self
-
-    def _with(self, **options: Any) -> Self:
-        """The same with other options; what is not given by users stays."""
-        changed = replace(self, **options)
-        for each in fields(self):
-            if not each.init:
-                object.__setattr__(changed, each.name, getattr(self, each.name))
+        changed = replace(self, density=self._given_density if density is None else density)
+        object.__setattr__(changed, "_given_density", self._given_density)
         return changed
 
-    def build(self, description: str) -> Algorithm:
-        """The algorithm, with these options.
-
-        description: what must be equal on all ranks, one "name: value" a line.
-        """
+    def algorithm(self, unit: Unit = "gradients") -> Algorithm:
+        """Return the algorithm with these options."""
         raise NotImplementedError
 
 

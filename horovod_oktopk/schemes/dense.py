@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..errors import OptionError
 from ..vectors.sparse import DenseVector, SparseVector, Values
 from .algorithm import Algorithm, Step
-from .base import Scheme
+from .base import Scheme, Unit
 from .step_result import EVERYTHING, StepResult
 
 
@@ -45,17 +45,15 @@ class DenseSum(Scheme):
         """Refuses."""
         raise OptionError(f"Dense sends all elements, and has no density; got {density!r}")
 
-    def build(self, description: str) -> DenseAllreduce:
-        """The algorithm."""
-        return DenseAllreduce(description)
+    def algorithm(self, unit: Unit = "gradients") -> DenseAllreduce:  # noqa: ARG002
+        """Return the algorithm with these options."""
+        return DenseAllreduce()
 
 
 class DenseAllreduce(Algorithm):
     """u = Σ acc. A rank sends 2n(P-1)/P words."""
 
-    def __init__(self, description: str) -> None:
-        super().__init__(description)
-        self._values: Values
+    _values: Values
 
     def select(self, step: Step) -> SparseVector:
         self._values = step.acc.values()

@@ -11,7 +11,7 @@ from statistics import NormalDist
 from ..selection.accumulator import Accumulator
 from ..selection.local_top_k import BUFFER_FACTOR, top_k
 from ..vectors.sparse import SparseVector
-from .base import Scheme
+from .base import Scheme, Unit
 from .topka import TopkAAllreduce
 
 LOWERED = 0.9
@@ -34,9 +34,9 @@ class GaussianK(Scheme):
         >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=GaussianK(density=0.01))
     """
 
-    def build(self, description: str) -> GaussianKAllreduce:
-        """The algorithm, with these options."""
-        return GaussianKAllreduce(description)
+    def algorithm(self, unit: Unit = "gradients") -> GaussianKAllreduce:  # noqa: ARG002
+        """Return the algorithm with these options."""
+        return GaussianKAllreduce()
 
 
 class GaussianKAllreduce(TopkAAllreduce):

@@ -21,7 +21,7 @@ from ..transport.counting import CountingTransport
 from ..vectors.sparse import Indices, SparseVector, sum_of
 from ..vectors.wire import WORD, Bytes, WireCodec
 from .algorithm import Algorithm, Step
-from .base import Scheme
+from .base import Scheme, Unit
 from .step_result import StepResult
 from .topka import gather
 
@@ -54,9 +54,9 @@ class GTopk(Scheme):
         if self.collective not in ("tree", "allgather"):
             raise OptionError(f"collective must be 'tree' or 'allgather'; got {self.collective!r}")
 
-    def build(self, description: str) -> GTopkAllreduce | NaiveGTopkAllreduce:
-        """The algorithm, with these options."""
-        return (GTopkAllreduce if self.collective == "tree" else NaiveGTopkAllreduce)(description)
+    def algorithm(self, unit: Unit = "gradients") -> GTopkAllreduce | NaiveGTopkAllreduce:  # noqa: ARG002
+        """Return the algorithm with these options."""
+        return GTopkAllreduce() if self.collective == "tree" else NaiveGTopkAllreduce()
 
 
 class NaiveGTopkAllreduce(Algorithm):

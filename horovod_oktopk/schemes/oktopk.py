@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -23,7 +23,7 @@ from ..transport.counting import Hosts
 from ..vectors.sparse import Indices, SparseVector, sum_of
 from ..vectors.values import ValueDtype
 from .algorithm import Algorithm, Step
-from .base import Scheme, check_integer, check_real, elements
+from .base import Scheme, Unit, check_integer, check_real, elements
 from .cost import oktopk_bound
 from .step_result import StepResult
 
@@ -71,7 +71,6 @@ class OkTopk(Scheme):
     value_dtype: ValueDtype | Literal["auto"] | None = "auto"
     threshold_interval: int = 32
     region_interval: int = 64
-    _of_parameters: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,24 +86,17 @@ class OkTopk(Scheme):
         for name in ("threshold_interval", "region_interval"):
             check_integer(name, getattr(self, name))
 
-    def for_parameters(self) -> OkTopk:
-        """See Scheme."""
-        changed = self._with()
-        object.__setattr__(changed, "_of_parameters", True)
-        return changed
-
-    @property
-    def wire_dtype(self) -> ValueDtype | None:
-        """The format of the values that are sent; None: the dtype that they have."""
+    def wire_dtype(self, unit: Unit = "gradients") -> ValueDtype | None:
+        """Return the format of the values that are sent; None: the dtype that they have."""
         if self.value_dtype == "auto":
-            return "log4" if self._of_parameters else None
+            return "log4" if unit == "parameters" else None
         return self.value_dtype
 
-    def global_k_of(self, k: int, n: int, size: int) -> int:
-        """k', the number of elements to keep of the sum, where each of `size` ranks selects k of n."""
+    def global_k_of(self, k: int, n: int, size: int, unit: Unit = "gradients") -> int:
+        """Return k', the number of elements to keep of the sum, if each of `size` ranks selects k of n."""
         kept, given = self._given_global_density, self._given_density
         if kept is None:
-            wanted = self._default_multiple * k
+            wanted = self._default_multiple(unit) * k
         elif k == elements(given, n):
             wanted = elements(kept, n)
         else:  # the density has changed
@@ -116,18 +108,17 @@ class OkTopk(Scheme):
         """None: it is a multiple of the density."""
         return None if self.global_density is None or self.global_density == "auto" else float(self.global_density)
 
-    @property
-    def _default_multiple(self) -> int:
-        return KEPT_OF_PARAMETERS if self.global_density == "auto" and self._of_parameters else 1
+    def _default_multiple(self, unit: Unit) -> int:
+        return KEPT_OF_PARAMETERS if self.global_density == "auto" and unit == "parameters" else 1
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self, unit: Unit = "gradients") -> Mapping[str, Any]:
         """See Scheme; a global density with the density that it was given with, as k' follows from both."""
         kept: object = self._given_global_density
         if kept is None:
-            kept = f"{self._default_multiple} times the density"
+            kept = f"{self._default_multiple(unit)} times the density"
         else:
             kept = f"{kept} at density {self._given_density}"
-        return {**super().settings(), "global_density": kept, "value_dtype": self.wire_dtype}
+        return {**super().settings(unit), "global_density": kept, "value_dtype": self.wire_dtype(unit)}
 
     def kind(self) -> Mapping[str, Any]:
         """See Scheme; a global density as a multiple of the density."""
@@ -136,9 +127,9 @@ class OkTopk(Scheme):
             return super().kind()
         return {**super().kind(), "global_density": f"{kept / self._given_density:.6g} times the density"}
 
-    def build(self, description: str) -> OkTopkAllreduce:
-        """See Scheme."""
-        return OkTopkAllreduce(description, self)
+    def algorithm(self, unit: Unit = "gradients") -> OkTopkAllreduce:
+        """Return the algorithm with these options."""
+        return OkTopkAllreduce(self, unit)
 
 
 class OkTopkAllreduce(Algorithm):
@@ -147,15 +138,14 @@ class OkTopkAllreduce(Algorithm):
     balance_trigger = 4.0
     """The multiple of their mean that blocks may reach before they are balanced for the allgatherv; at least 1."""
 
-    def __init__(self, description: str, options: OkTopk) -> None:
-        super().__init__(description)
-        self.options = options
+    def __init__(self, options: OkTopk, unit: Unit) -> None:
+        self.options, self.unit = options, unit
         self.global_ = ReusedThreshold()
         self.boundaries: Indices | None = None
 
     def exchange(self, step: Step) -> StepResult:
         """Lines 5 to 15; before them, lines 2 to 4 have selected."""
-        ranks = step.ranks(self.options.wire_dtype)
+        ranks = step.ranks(self.options.wire_dtype(self.unit))
         selection = ranks.codec.round(step.selected)
         with step.phase("agree"):
             regions, load = self._divide(selection.indices, step)  # lines 5-7
@@ -224,7 +214,7 @@ class OkTopkAllreduce(Algorithm):
     # What is remembered.
 
     def global_k(self, k: int, n: int, size: int) -> int:
-        return self.options.global_k_of(k, n, size)
+        return self.options.global_k_of(k, n, size, self.unit)
 
     def fits(self, size: int) -> bool:
         return self.boundaries is None or len(self.boundaries) == size + 1

@@ -9,7 +9,7 @@ from ..phases.sparse_transport import SparseTransport
 from ..vectors.sparse import SparseVector, sum_of
 from ..vectors.wire import Extent
 from .algorithm import Algorithm, Step
-from .base import Scheme
+from .base import Scheme, Unit
 from .step_result import StepResult
 
 
@@ -27,9 +27,9 @@ class TopkA(Scheme):
         >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=TopkA(density=0.01))
     """
 
-    def build(self, description: str) -> TopkAAllreduce:
-        """The algorithm, with these options."""
-        return TopkAAllreduce(description)
+    def algorithm(self, unit: Unit = "gradients") -> TopkAAllreduce:  # noqa: ARG002
+        """Return the algorithm with these options."""
+        return TopkAAllreduce()
 
 
 class TopkAAllreduce(Algorithm):

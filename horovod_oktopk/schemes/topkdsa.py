@@ -15,7 +15,7 @@ from ..phases.split_reduce import split_and_reduce
 from ..vectors.sparse import Indices, SparseVector, concatenate
 from ..vectors.wire import Bytes
 from .algorithm import Algorithm, Step
-from .base import Scheme
+from .base import Scheme, Unit
 from .step_result import StepResult
 
 
@@ -33,9 +33,9 @@ class TopkDSA(Scheme):
         >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=TopkDSA(density=0.01))
     """
 
-    def build(self, description: str) -> TopkDSAAllreduce:
-        """The algorithm, with these options."""
-        return TopkDSAAllreduce(description)
+    def algorithm(self, unit: Unit = "gradients") -> TopkDSAAllreduce:  # noqa: ARG002
+        """Return the algorithm with these options."""
+        return TopkDSAAllreduce()
 
 
 class TopkDSAAllreduce(Algorithm):

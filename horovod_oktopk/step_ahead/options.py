@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from math import sqrt
 from typing import Any, Literal
 
 from ..errors import OptionError
-from ..schemes.base import Compression, check_integer, check_real
-from ..schemes.inner import OKTOPK, Inner
+from ..schemes.base import Compression, Scheme, check_integer, check_real
+from ..schemes.inner import Inner, scheme_of
+from ..schemes.oktopk import OkTopk
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,13 +41,16 @@ class StepAhead(Compression):
         >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=compression)
     """
 
-    inner: Inner = OKTOPK
+    inner: Inner = OkTopk
     ahead: float | None = None
     overlap: bool = True
     local_steps: int = 1
     gain: float | Literal["auto"] | None = "auto"
+    scheme: Scheme = field(init=False, repr=False)
+    """What `inner` stands for."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "scheme", scheme_of(self, self.inner))
         if self.ahead is not None:
             check_real("ahead", self.ahead, "in (0, 1]", lambda x: 0 < x <= 1)
         if not isinstance(self.overlap, bool):
@@ -54,7 +58,6 @@ class StepAhead(Compression):
         check_integer("local_steps", self.local_steps)
         if self.gain not in (None, "auto"):
             check_real("gain", self.gain, 'above 0, None or "auto"', lambda x: x > 0)
-        self.__dict__["inner"] = self.inner.for_parameters()
 
     def coefficient(self, workers: int, normalizes: bool) -> float:
         """λ among so many workers. normalizes: whether the optimizer normalizes its gradients.
@@ -67,4 +70,4 @@ class StepAhead(Compression):
 
     def settings(self) -> Mapping[str, Any]:
         """Its own options by name, without the scheme's."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "inner"}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("inner", "scheme")}

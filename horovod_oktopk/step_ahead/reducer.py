@@ -32,13 +32,14 @@ import numpy as np
 from ..errors import NonFiniteError, PluginError
 from ..reducer.connection import Connection
 from ..reducer.layout import L
-from ..reducer.state import THIS_PROCESS, Record, Unit, check_residuals, record, share_of
+from ..reducer.state import THIS_PROCESS, Record, check_residuals, record, share_of
 from ..schemes.algorithm import Algorithm
-from ..schemes.base import Scheme
+from ..schemes.base import Scheme, Unit
 from ..schemes.report import StepReport, sum_of_phases
 from ..selection.parameter_accumulator import ParameterAccumulator
-from ..transport.connect import Network
 from ..transport.counting import CountingTransport
+from ..transport.hosts import ranks_per_host
+from ..transport.ranks import Ranks
 from ..vectors.sparse import SparseVector
 from .completion import complete, whole
 from .exchange import Exchange
@@ -82,7 +83,7 @@ class StepAheadReducer(Generic[L]):
     unit: Unit = "parameters"
 
     def __init__(self, options: StepAhead, average: bool, layout: L, accumulator: ParameterAccumulator,
-                 replica: Replica, network: Network, normalizes: bool = False) -> None:
+                 replica: Replica, ranks: Ranks, normalizes: bool = False) -> None:
         for name, _, dtype in layout.entries:
             if dtype not in ("float32", "float64"):
                 raise PluginError(NARROW.format(name=name, dtype=dtype))
@@ -90,18 +91,18 @@ class StepAheadReducer(Generic[L]):
                 raise PluginError(SEVERAL.format(name=name, dtype=dtype, first=layout.entries[0]))
         self.options = options
         self.layout = layout
-        self.network = network
+        self.ranks = ranks
         self.report: StepReport | None = None
         self.is_started = self.is_swapped = self._has_agreed = self._was_shared = False
         self._digest = ""  # of w at the start
         self._average = average
         self._accumulator = accumulator
         self._replica = replica
-        self._scheme: Scheme = options.inner
+        self._scheme: Scheme = options.scheme
         self._described: Scheme | None = None
-        self._algorithm: Algorithm = self._scheme.build("")
+        self._algorithm: Algorithm = self._scheme.algorithm(self.unit)
         self._algorithm.samples = SUMS
-        self._connection = Connection(network, self._scheme.transport, self._scheme.hierarchical, self._subject)
+        self._connection = Connection(ranks, self._scheme.transport, self._scheme.hierarchical, self._subject)
         self._rank, self._ahead = 0, 0.0  # and λ, since the last start
         self._steps = 0  # of the optimizer, since the last exchange began
         self._exchange = Exchange()
@@ -252,7 +253,7 @@ class StepAheadReducer(Generic[L]):
         """w is what the model holds, and p becomes w - residual, if a state was loaded; on this rank alone."""
         self._accumulator.start(self._replica.pieces())
         self._digest = self._digest_of_shared()
-        self._rank, self._ahead, self._steps = self.network.membership()[0], self.coefficient, 0
+        self._rank, self._ahead, self._steps = self.ranks.membership()[0], self.coefficient, 0
         self.is_started, self._has_agreed, self._member.copies = True, False, self.copies
         share, self._share, self._is_suspended = self._share, None, False
         self._was_loaded = share is not None
@@ -368,7 +369,7 @@ class StepAheadReducer(Generic[L]):
         digest = self._digest_of_shared()
         if was_swapped:
             self._swap()
-        own = record(*self.network.membership()[:2], self.layout, self._replica.logical(residual), self._ahead,
+        own = record(*self.ranks.membership()[:2], self.layout, self._replica.logical(residual), self._ahead,
                      {"step": self._algorithm.step, "own": self._algorithm.state()}, self.unit, self._member.copies)
         return {**own, "shared": digest, "steps": self._steps, "noise": self._noise.state()}
 
@@ -378,7 +379,7 @@ class StepAheadReducer(Generic[L]):
         The model is to hold w by then: the parameters that were shared when the state was saved.
         """
         check_residuals(records)
-        self.take(share_of(records, *self.network.membership()[:2], self.layout, process=THIS_PROCESS,
+        self.take(share_of(records, *self.ranks.membership()[:2], self.layout, process=THIS_PROCESS,
                            unit=self.unit, copies=self.copies, adds=self.adds))
 
     def take(self, share: Record) -> None:
@@ -424,7 +425,7 @@ class StepAheadReducer(Generic[L]):
     @property
     def _workers(self) -> int:
         """How many have gradients and parameters of their own."""
-        return self.network.membership()[1] // self.copies
+        return self.ranks.membership()[1] // self.copies
 
     @property
     def _is_due(self) -> bool:
@@ -439,7 +440,7 @@ class StepAheadReducer(Generic[L]):
     @property
     def copies(self) -> int:
         """How many ranks a worker has, and so have the same residual."""
-        return self.network.ranks_per_host(self._scheme.hierarchical)
+        return ranks_per_host(self.ranks, self._scheme.hierarchical)
 
     @property
     def _k(self) -> int:
@@ -452,7 +453,7 @@ class StepAheadReducer(Generic[L]):
     @property
     def description(self) -> str:
         """One "name: value" a line."""
-        options = {**self.options.settings(), **self._scheme.settings()}
+        options = {**self.options.settings(), **self._scheme.settings(self.unit)}
         return "\n".join([f"compression: StepAhead({type(self._scheme).__name__})",
                           *(f"{name}: {value}" for name, value in options.items()),
                           f"optimizer: normalizes its gradients: {self._normalizes}",

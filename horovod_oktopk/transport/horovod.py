@@ -1,74 +1,133 @@
-"""Horovod's own collectives as a Transport: for Gloo and NCCL builds, and for elastic jobs."""
+"""The ranks of a process set of Horovod."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+import functools
+import importlib.util
+import itertools
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .base import Bytes, Counts, Values
+from ..errors import PluginError
+from .base import Counts, Hierarchical, TransportName
+from .collectives import Collectives, CollectivesTransport
+from .connect import introduce
+from .ranks import Host, Membership, Ranks
 
-WORD = 4
+NO_SETS = ("hierarchical needs Horovod's process sets for the ranks of each host, and for those that have the same "
+           "place on all hosts; missing are {missing}. Call hvd.init(process_sets=\"dynamic\"), and give the "
+           "optimizer no process set")
 
 
-class Collectives(Protocol):
-    """A framework's Horovod, from contiguous NumPy to NumPy, over one process set; blocking.
+class HorovodRanks(Ranks):
+    """The ranks of one process set, as they are at present: elastic training changes them.
 
-    What fails raises HorovodInternalError, which elastic training catches.
+    hvd: horovod.torch or horovod.tensorflow. collectives: makes that framework's Collectives, for a process set and a
+    channel. own_channel: the reduction may run at the same time as others.
     """
 
-    rank: int
-    size: int
-    concurrent: bool
-    """See Transport."""
-
-    def allgather(self, values: NDArray[Any]) -> NDArray[Any]:
-        """All ranks' values, shape (their lengths' sum,); lengths may differ."""
-
-    def allreduce(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The element-wise sum."""
-
-    def alltoall(self, values: NDArray[Any], splits: NDArray[np.int32]) -> NDArray[Any]:
-        """values: what goes to rank 0, to rank 1, and so on; splits: how many go to each."""
-
-
-class HorovodTransport:
-    """Collectives as a Transport. Messages travel as words of 4 bytes."""
-
-    def __init__(self, collectives: Collectives) -> None:
-        self.rank = collectives.rank
-        self.size = collectives.size
-        self.concurrent = collectives.concurrent
+    def __init__(self, hvd: Any, process_set: Any, collectives: Callable[[Any, int | str], Collectives],
+                 own_channel: bool = False, yield_cpu: bool = False) -> None:
+        self.hvd, self.process_set = hvd, process_set
+        self.channel = next(_channels[process_set.process_set_id]) if own_channel else 0
+        self.yield_cpu = yield_cpu
         self._collectives = collectives
+        self._in_job: Counts  # the ranks' numbers in the whole job, after `divide`; and the groups' process sets
+        self._sets: dict[tuple[int, ...], Any] = {}
 
-    def allgather(self, row: Counts) -> Counts:
-        rows: Counts = self._collectives.allgather(np.ascontiguousarray(row)).reshape(self.size, len(row))
-        return rows
+    @property
+    def base(self) -> Any:
+        return self.hvd
 
-    def alltoall(self, rows: Counts) -> Counts:
-        splits = np.full(self.size, rows.shape[1], np.int32)
-        found: Counts = self._collectives.alltoall(rows.ravel(), splits).reshape(rows.shape)
+    @property
+    def takes_part(self) -> bool:
+        return bool(self.process_set.included())
+
+    def membership(self) -> Membership:
+        return Membership(int(self.process_set.rank()), int(self.process_set.size()), _resets)
+
+    def host(self) -> Host:
+        is_whole = self.process_set.size() == self.hvd.size()  # Horovod counts the whole job's ranks of a host
+        return Host(self.hvd.rank() - self.hvd.local_rank(), int(self.hvd.local_size()) if is_whole else None)
+
+    def divide(self, groups: Iterable[Counts]) -> None:
+        mine = np.array([self.hvd.rank(), self._may_add_sets()], np.int64)
+        self._in_job, may_add = self.transport("divide").allgather(mine).T
+        known = {tuple(ranks): number
+                 for number, ranks in self.hvd.mpi_ops._basics._get_process_set_ids_and_ranks().items()}
+        needed = dict.fromkeys(tuple(self._in_job[members].tolist()) for members in groups if len(members) > 1)
+        missing = [list(ranks) for ranks in needed if ranks not in known]
+        if missing and not may_add.all():
+            raise PluginError(NO_SETS.format(missing=missing))
+        self._sets = {ranks: self._set_of(ranks, known[ranks]) if ranks in known
+                      else self.hvd.add_process_set(list(ranks)) for ranks in needed}
+
+    def transport(self, channel: int | str, members: Counts | None = None) -> CollectivesTransport:
+        ranks = self.process_set if members is None else self._sets[tuple(self._in_job[members].tolist())]
+        return CollectivesTransport(self._collectives(ranks, channel))
+
+    def host_set(self, choice: TransportName, hierarchical: Hierarchical) -> Any:
+        """Return Horovod's process set of this rank's host; None if the rank is alone there. Collective.
+
+        Raise as `connect` does, and PluginError if process sets cannot be added; on all ranks.
+        """
+        if self.process_set.size() == 1:
+            return None
+        grid = introduce(self, choice, hierarchical).grid
+        if grid is None:
+            return None
+        self.divide(grid)
+        return next(each for ranks, each in self._sets.items() if self.hvd.rank() in ranks)
+
+    @property
+    def runs_on_mpi(self) -> bool:
+        return bool(self.hvd.mpi_enabled())
+
+    def mpi_rank(self) -> int | str:
+        if not self.runs_on_mpi:
+            return "Horovod does not run on MPI (start the job with `horovodrun --mpi`)"
+        if os.environ.get("HOROVOD_MPI_THREADS_DISABLE") == "1" or not self.hvd.mpi_threads_supported():
+            return "MPI runs without MPI_THREAD_MULTIPLE (see HOROVOD_MPI_THREADS_DISABLE)"
+        if importlib.util.find_spec("mpi4py") is None:
+            return "mpi4py is not installed (pip install mpi4py)"
+        import mpi4py
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False  # Horovod has started MPI, and ends it
+        from mpi4py import MPI
+        if not MPI.Is_initialized():
+            return "mpi4py has loaded another MPI library than Horovod; rebuild one of the two"
+        return int(MPI.COMM_WORLD.rank)
+
+    def _may_add_sets(self) -> bool:
+        """Return True if this rank's Horovod was started so, and all ranks of the job are there."""
+        return (os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS") == "1"
+                and self.process_set.size() == self.hvd.size())
+
+    def _set_of(self, ranks: tuple[int, ...], number: int) -> Any:
+        found = self.hvd.ProcessSet(list(ranks))
+        found.process_set_id = number
         return found
 
-    def allreduce(self, values: Values) -> Values:
-        return self._collectives.allreduce(np.ascontiguousarray(values))
 
-    def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
-                 ) -> Iterator[list[tuple[int, Bytes]]]:
-        """All messages in one batch; their lengths must be multiples of 4 bytes."""
-        splits = np.array([len(outgoing.get(to, ())) // WORD for to in range(self.size)], np.int32)
-        joined = np.concatenate([np.empty(0, np.uint8), *(outgoing[to] for to in sorted(outgoing))])
-        received = self._collectives.alltoall(joined.view(np.int32), splits).view(np.uint8)
-        sources = sorted(incoming)
-        cuts = np.cumsum([incoming[source] for source in sources])[:-1]
-        yield list(zip(sources, np.split(received, cuts), strict=True)) if sources else []
+_channels: defaultdict[int, Iterator[int]] = defaultdict(lambda: itertools.count(1))
 
-    def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
-        """The messages' lengths must be multiples of 4 bytes, as those of sparse vectors are; others are padded."""
-        padded = np.zeros(-(-len(message) // WORD) * WORD, np.uint8)
-        padded[:len(message)] = message
-        gathered = self._collectives.allgather(padded.view(np.int32)).view(np.uint8)
-        ends = np.cumsum(-(-sizes // WORD) * WORD)
-        return [gathered[end - -(-size // WORD) * WORD:][:size] for end, size in zip(ends, sizes, strict=True)]
+_resets = 0
+
+
+def count_resets(state: Any) -> None:
+    """Wrap the `on_reset` of horovod.common.elastic.State, once: ranks may change while this one's number stays."""
+    if hasattr(state.on_reset, "_oktopk_installed"):
+        return
+    on_reset = state.on_reset
+
+    @functools.wraps(on_reset)
+    def wrapped(self: Any) -> None:
+        global _resets
+        _resets += 1
+        on_reset(self)
+
+    wrapped._oktopk_installed = True  # type: ignore[attr-defined]
+    state.on_reset = wrapped

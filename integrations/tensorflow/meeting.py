@@ -21,8 +21,8 @@ def meet(target: Any, doing: str) -> None:
     different numbers of steps, and meet in `synchronize_replicas`.
     """
     reductions = [reducer.flat for reducer in reducers_of(target)]
-    for each in sorted(reductions, key=lambda one: one.network.channel):  # as they first stepped
-        if each.network.takes_part and not isinstance(each, PartialReducer):
+    for each in sorted(reductions, key=lambda one: one.ranks.channel):  # as they first stepped
+        if each.ranks.takes_part and not isinstance(each, PartialReducer):
             each.connect()
             each.check_agreement(instead(each.description, doing))
             each.leave()

@@ -33,7 +33,7 @@ def check_optimizer(optimizer: Any, options: Scheme | Partial | StepAhead) -> No
                               "gain, as each optimizer in it has its own: use OkTopk")
         return
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    density = options.inner.density if isinstance(options, Partial) else options.density
+    density = options.scheme.density if isinstance(options, Partial) else options.density
     if density != 1 and isinstance(inner, tf.keras.optimizers.Adafactor) and inner.epsilon_1 < ADAFACTOR_EPSILON:
         raise PluginError("Keras' Adafactor makes weights NaN if a row and a column of a gradient are all zeros, as "
                           f"in sparse updates: give Adafactor(epsilon_1={ADAFACTOR_EPSILON:g}); got "

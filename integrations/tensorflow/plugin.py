@@ -45,7 +45,7 @@ from horovod_oktopk.tensorflow.registry import (
 )
 from horovod_oktopk.tensorflow.step_ahead import OwnSteps
 from horovod_oktopk.tensorflow.versions import KERAS, KERAS_3
-from horovod_oktopk.transport.ending import before_shutdown
+from horovod_oktopk.transport.mpi.ending import before_shutdown
 from horovod_oktopk.transport.tracing import show_phases
 
 logger = logging.getLogger("horovod_oktopk")

@@ -25,7 +25,7 @@ from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.tensorflow import amp
 from horovod_oktopk.tensorflow.accumulator import LendingAccumulator, new_memory
 from horovod_oktopk.tensorflow.layout import TensorLayout
-from horovod_oktopk.tensorflow.transport import network
+from horovod_oktopk.tensorflow.transport import ranks_of
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -54,7 +54,7 @@ class Reducer:
 
     def _make_flat(self, options: Scheme, average: bool, layout: TensorLayout, process_set: Any,
                    ) -> FlatReducer[TensorLayout]:
-        return FlatReducer(options, average, layout, LendingAccumulator, network(process_set), self.signature)
+        return FlatReducer(options, average, layout, LendingAccumulator, ranks_of(process_set), self.signature)
 
     def reduce(self, gradients: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices] = (),
                density: float | None = None) -> list[tf.Tensor]:

@@ -19,7 +19,7 @@ from horovod_oktopk.tensorflow.plugin import synchronize_replicas
 from horovod_oktopk.tensorflow.registry import expect_state, gradient_reducers_of, reducers_by_optimizer, reducers_of
 from horovod_oktopk.tensorflow.shared import shared_parameters, suspend
 from horovod_oktopk.tensorflow.step_ahead import step_aheads_over
-from horovod_oktopk.transport.connect import count_resets
+from horovod_oktopk.transport.horovod import count_resets
 
 PathLike = str | os.PathLike[str]
 

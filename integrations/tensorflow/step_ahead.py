@@ -26,7 +26,7 @@ from horovod_oktopk.tensorflow.local_step import GivenGradients, Pairs
 from horovod_oktopk.tensorflow.reducer import check_place, guarded, name_of, weakly
 from horovod_oktopk.tensorflow.registry import GradientReducer, gradient_reducer_of, tensor_of
 from horovod_oktopk.tensorflow.replica import VariableReplica
-from horovod_oktopk.tensorflow.transport import network
+from horovod_oktopk.tensorflow.transport import ranks_of
 
 Array = NDArray[Any]
 
@@ -37,7 +37,7 @@ class OwnSteps(GradientReducer):
     """Takes the steps of one optimizer; on every rank of its process set."""
 
     def __init__(self, options: StepAhead, op: Any, process_set: Any) -> None:
-        super().__init__(options.inner, op, process_set, sparse_as_dense=False, sparse=None)
+        super().__init__(options.scheme, op, process_set, sparse_as_dense=False, sparse=None)
         self.step_ahead = options
         self.normalizes = False
         """Whether the optimizer normalizes its gradients."""
@@ -64,7 +64,7 @@ class OwnSteps(GradientReducer):
         if not self.averages or self.is_stepping:  # inside a step they have been averaged
             return list(grads)
         if self._average is None:
-            host = network(self.process_set).host_set(self.options.transport, self.options.hierarchical)
+            host = ranks_of(self.process_set).host_set(self.options.transport, self.options.hierarchical)
             self._average = (lambda grads, _: grads) if host is None else hvd._make_allreduce_grads_fn(
                 "HostAverage", "", "", hvd.Compression.none, False, self.op, 1.0, None, host)
         averaged: list[Any] = list(self._average(list(grads), [tensor_of(variable) for variable in variables]))
@@ -126,7 +126,7 @@ class OwnSteps(GradientReducer):
         reducer = StepAheadReducer(self.step_ahead, self.op, self.process_set, variables, self.normalizes)
         for before in step_aheads_over(variables):  # of an optimizer that has had these: the model holds w then
             before.flat.suspend()
-        if self.options is not self.step_ahead.inner:
+        if self.options is not self.step_ahead.scheme:
             reducer.flat.set_density(self.options.density)
         return self._add(key, reducer, list(variables))
 
@@ -162,7 +162,7 @@ class StepAheadReducer:
                               for v, tensor in zip(variables, tensors, strict=True))
         self.flat: Core[TensorLayout] = Core(
             options, op == hvd.Average, layout, NumpyParameterAccumulator(layout.n, layout.dtype),
-            VariableReplica(layout, tensors), network(process_set, own_channel=True, yield_cpu=options.overlap),
+            VariableReplica(layout, tensors), ranks_of(process_set, own_channel=True, yield_cpu=options.overlap),
             normalizes)
         self._tensors = tensors
         self.before_step: Callable[[Core[TensorLayout]], None] | None = None

@@ -23,7 +23,7 @@ from horovod_oktopk.torch.accumulator import make_accumulator
 from horovod_oktopk.torch.layout import TorchLayout
 from horovod_oktopk.torch.reducer import Reducer
 from horovod_oktopk.torch.registry import reducers_of
-from horovod_oktopk.torch.transport import network
+from horovod_oktopk.torch.transport import ranks_of
 
 
 class PartialReducer(Reducer):
@@ -32,8 +32,8 @@ class PartialReducer(Reducer):
     flat: FlatPartialReducer[TorchLayout] | None
 
     def __init__(self, optimizer: Any, options: Partial) -> None:
-        super().__init__(optimizer, options.inner)
-        self.network = network(optimizer.process_set, own_channel=True, yield_cpu=True)
+        super().__init__(optimizer, options.scheme)
+        self.ranks = ranks_of(optimizer.process_set, own_channel=True, yield_cpu=True)
         self.partial = options
         self._hyperparameters: Hyperparameters
         self._gradients: dict[torch.Tensor, torch.Tensor] = {}
@@ -68,7 +68,7 @@ class PartialReducer(Reducer):
             p.grad = gradient
         if not self.partial.in_order and flat.layout.parameters:
             hvd.grouped_allreduce_([p.data for p in flat.layout.parameters], op=hvd.Average,
-                                   name="horovod_oktopk.models", process_set=self.network.process_set)
+                                   name="horovod_oktopk.models", process_set=self.ranks.process_set)
 
     def check_handed_in(self) -> None:
         """Raises PluginError where gradients have not been handed in."""
@@ -115,7 +115,7 @@ class PartialReducer(Reducer):
         self._hyperparameters = Hyperparameters(self._optimizer)
         options = replace(self.partial, inner=self.options)  # whose density may have been set
         flat = FlatPartialReducer(options, self._optimizer.op == hvd.Average, layout, make_accumulator,
-                                  self.network, self._hyperparameters.names)
+                                  self.ranks, self._hyperparameters.names)
         flat.belongs_to(self)
         return flat
 

@@ -35,8 +35,8 @@ from horovod_oktopk.torch.reducer import Reducer, forget_handles
 from horovod_oktopk.torch.registry import AnyReducer, gradient_reducer_of, is_in_use, reducer_of, register
 from horovod_oktopk.torch.state import attach_state
 from horovod_oktopk.torch.step_ahead import StepAheadReducer, hand_over
-from horovod_oktopk.transport.connect import count_resets
-from horovod_oktopk.transport.ending import before_shutdown
+from horovod_oktopk.transport.horovod import count_resets
+from horovod_oktopk.transport.mpi.ending import before_shutdown
 from horovod_oktopk.transport.tracing import show_phases
 
 logger = logging.getLogger("horovod_oktopk")
@@ -145,7 +145,7 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
         if isinstance(self, torch.optim.LBFGS):
             raise PluginError(LBFGS)
         if isinstance(options, StepAhead):
-            if not options.inner.hierarchical:
+            if not options.scheme.hierarchical:
                 self._register_hooks = lambda: None  # gradients stay the program's own
             call.arguments["compression"] = hvd.Compression.none
         init(*call.args, **call.kwargs)
@@ -153,7 +153,7 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
         reducer = _make_reducer(self, options)
         register(self, reducer)
         attach_state(self, reducer)
-        reduces = isinstance(reducer, Reducer) and reducer.network.takes_part
+        reduces = isinstance(reducer, Reducer) and reducer.ranks.takes_part
         if reduces and not self._grad_accs:  # alone, stock registers no hooks, and reduces nothing
             _reduce_in_synchronize(self)
         if os.environ.get("HOROVOD_AUTOTUNE") == "1":
@@ -175,7 +175,7 @@ def _make_reducer(optimizer: Any, options: Scheme | Partial | StepAhead) -> AnyR
     if isinstance(options, Scheme):
         return Reducer(optimizer, options)
     if not optimizer.process_set.included():
-        return Reducer(optimizer, options.inner)
+        return Reducer(optimizer, options.scheme)
     return PartialReducer(optimizer, options)
 
 

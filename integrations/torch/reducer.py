@@ -20,7 +20,7 @@ from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.torch.accumulator import make_accumulator
 from horovod_oktopk.torch.layout import TorchLayout
 from horovod_oktopk.torch.loss_scale import last_scale
-from horovod_oktopk.torch.transport import network
+from horovod_oktopk.torch.transport import ranks_of
 
 
 class Reducer:
@@ -30,7 +30,7 @@ class Reducer:
         self.options = options
         self.scaler: Any = None
         """The GradScaler that scales this optimizer's loss, once it is known."""
-        self.network = network(optimizer.process_set)
+        self.ranks = ranks_of(optimizer.process_set)
         self.flat: FlatReducer[TorchLayout] | None = None
         """What reduces the dense gradients; None before the first step, which tells which are sparse."""
         self._optimizer = optimizer
@@ -176,7 +176,7 @@ class Reducer:
         self._scale = self._gradient_scale(flat)
 
     def _make_flat(self, layout: TorchLayout) -> FlatReducer[TorchLayout]:
-        return FlatReducer(self.options, self._optimizer.op == hvd.Average, layout, make_accumulator, self.network)
+        return FlatReducer(self.options, self._optimizer.op == hvd.Average, layout, make_accumulator, self.ranks)
 
     def _gradient_scale(self, flat: FlatReducer[TorchLayout]) -> float | None:
         """The loss scale of the gradients that have been submitted."""

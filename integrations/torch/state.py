@@ -66,16 +66,16 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     synchronize_replicas(optimizer)
     _meet(reducer)
     state_dict = optimizer.state_dict()
-    records, network = state_dict[KEY], reducer.network
-    if not records or not network.takes_part:
+    records, ranks = state_dict[KEY], reducer.ranks
+    if not records or not ranks.takes_part:
         return state_dict
     own = records[0]
     plain = {name: value for name, value in own.items() if name != "residual"}
     everyone = []
-    for root in network.process_set.ranks or range(hvd.size()):
-        record = hvd.broadcast_object(plain, root, name="horovod_oktopk.record", process_set=network.process_set)
+    for root in ranks.process_set.ranks or range(hvd.size()):
+        record = hvd.broadcast_object(plain, root, name="horovod_oktopk.record", process_set=ranks.process_set)
         residual = hvd.broadcast(own["residual"], root, name="horovod_oktopk.residual",
-                                 process_set=network.process_set)
+                                 process_set=ranks.process_set)
         if own["rank"] == 0:
             everyone.append({**record, "residual": residual})
     if own["rank"] == 0:
@@ -85,7 +85,7 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 def _meet(reducer: AnyReducer) -> None:
     """A rank that takes a step instead hears of it, as do the others: they would wait for each other for ever."""
-    if isinstance(reducer, PartialReducer) or not reducer.network.takes_part:
+    if isinstance(reducer, PartialReducer) or not reducer.ranks.takes_part:
         return  # Partial's replicas have met already
     reduction = reducer.core if isinstance(reducer, StepAheadReducer) else reducer.flat
     if reduction is not None:

@@ -30,7 +30,7 @@ from horovod_oktopk.torch.layout import TorchLayout
 from horovod_oktopk.torch.local_step import are_finite, gradient_elements, lengthened
 from horovod_oktopk.torch.parameter_accumulator import TorchParameterAccumulator
 from horovod_oktopk.torch.replica import TorchHostReplica, TorchReplica, flat_memory
-from horovod_oktopk.torch.transport import network
+from horovod_oktopk.torch.transport import ranks_of
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -61,10 +61,10 @@ class StepAheadReducer:
 
     def __init__(self, optimizer: Any, options: StepAhead) -> None:
         self.step_ahead = options
-        self.network = network(optimizer.process_set, own_channel=True, yield_cpu=options.overlap)
+        self.ranks = ranks_of(optimizer.process_set, own_channel=True, yield_cpu=options.overlap)
         self.core: Core[TorchLayout] | None = None
         """None before the first step."""
-        self._options = options.inner
+        self._options = options.scheme
         self._optimizer = optimizer
         self._waiting: list[Record] = []
         self._has_warned = False
@@ -78,7 +78,7 @@ class StepAheadReducer:
 
         A rank whose gradients are not finite skips its own step, and takes part in the exchange with what it has.
         """
-        if not self.network.takes_part:
+        if not self.ranks.takes_part:
             return self._local_step(closure)
         self._synchronize(closure)
         core = self._begin()
@@ -98,7 +98,7 @@ class StepAheadReducer:
 
     def skip(self) -> None:
         """In place of a step that this rank does not take: the others' exchange needs it all the same."""
-        if self.network.takes_part:
+        if self.ranks.takes_part:
             self._optimizer._synchronized = False
             self._begin().end_step()
 
@@ -113,7 +113,7 @@ class StepAheadReducer:
         Says whether other ranks are there.
         """
         if self._host_set is _UNKNOWN:
-            self._host_set = self.network.host_set(self._options.transport, self._options.hierarchical)
+            self._host_set = self.ranks.host_set(self._options.transport, self._options.hierarchical)
             if self._host_set is not None:
                 self._optimizer.process_set = self._host_set
         return self._host_set is not None
@@ -196,9 +196,9 @@ class StepAheadReducer:
         else:
             replica = TorchReplica(layout, read)
             accumulator = TorchParameterAccumulator(layout.n, layout.dtype, layout.device)
-        core = Core(self.step_ahead, average, layout, accumulator, replica, self.network,
+        core = Core(self.step_ahead, average, layout, accumulator, replica, self.ranks,
                     normalizes(type(self._optimizer)))
-        if self._options is not self.step_ahead.inner:
+        if self._options is not self.step_ahead.scheme:
             core.set_density(self._options.density)
         return core
 
@@ -238,7 +238,7 @@ class StepAheadReducer:
             self._has_warned = True
             logger.warning("optimizer.state_dict() outside of shared_parameters(optimizer): there the model holds "
                            "rank %d's own parameters: save the model and the optimizer inside",
-                           self.network.membership()[0])
+                           self.ranks.membership()[0])
         record = self.core.record()
         return [] if record is None else [record]
 

@@ -11,17 +11,14 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 from numpy.typing import NDArray
 
-from horovod_oktopk.transport import ending
-from horovod_oktopk.transport.connect import Network, new_channel
-from horovod_oktopk.transport.horovod import Collectives
+from horovod_oktopk.transport.collectives import Collectives
+from horovod_oktopk.transport.horovod import HorovodRanks
+from horovod_oktopk.transport.mpi import ending
 
 
-def network(process_set: Any, own_channel: bool = False, yield_cpu: bool = False) -> Network:
-    """The ranks of a process set.
-
-    own_channel: whether the reduction may run at the same time as others. yield_cpu: see MPITransport.
-    """
-    return Network(hvd, process_set, TorchCollectives, new_channel(process_set) if own_channel else 0, yield_cpu)
+def ranks_of(process_set: Any, own_channel: bool = False, yield_cpu: bool = False) -> HorovodRanks:
+    """Return the ranks of a process set; see HorovodRanks and Ranks."""
+    return HorovodRanks(hvd, process_set, TorchCollectives, own_channel, yield_cpu)
 
 
 class TorchCollectives(Collectives):

@@ -39,7 +39,7 @@ class Case:
     @property
     def ranks_per_worker(self) -> int:
         """With StepAhead the ranks of a host have the same gradients."""
-        return int(self.options.inner.hierarchical or 1) if isinstance(self.options, StepAhead) else 1
+        return int(self.options.scheme.hierarchical or 1) if isinstance(self.options, StepAhead) else 1
 
 
 OKTOPK = OkTopk(density=DENSITY)

@@ -23,7 +23,7 @@ from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
 from horovod_oktopk.step_ahead.reducer import StepAheadReducer
 from horovod_oktopk.step_ahead.replica import HostReplica
-from tests.core.world import Hvd, ProcessSet, ThreadCollectives, ThreadNetwork
+from tests.core.world import CoreRanks, Hvd, ProcessSet
 from tests.scenarios.common import SHAPES
 from tests.scenarios.driver import Gradients
 from tests.scenarios.state import rewrite
@@ -56,9 +56,9 @@ class Kind:
         else:
             check_arguments(self.hvd, op)
         # The ranks make trainers in the same order, so each has a channel of its own.
-        network = ThreadNetwork(self.hvd, process_set, ThreadCollectives, len(self._trainers) + 1)
+        ranks = CoreRanks(self.hvd, process_set, len(self._trainers) + 1)
         make = {Partial: PartialTrainer, StepAhead: StepAheadTrainer}.get(type(options), CoreTrainer)
-        trainer = make(options, op == self.hvd.Average, network, dtype, shapes or SHAPES, lr, momentum,
+        trainer = make(options, op == self.hvd.Average, ranks, dtype, shapes or SHAPES, lr, momentum,
                        normalizes)
         self._trainers.append(trainer)
         return trainer
@@ -72,9 +72,9 @@ class Kind:
 class CoreTrainer:
     """See tests.scenarios.driver. Without options gradients are added up densely."""
 
-    def __init__(self, options: Any, average: bool, network: ThreadNetwork, dtype: str, shapes: Any, lr: float,
+    def __init__(self, options: Any, average: bool, ranks: CoreRanks, dtype: str, shapes: Any, lr: float,
                  momentum: float, normalizes: bool) -> None:
-        self.network, self.average, self.dtype, self.momentum = network, average, dtype, momentum
+        self.ranks, self.average, self.dtype, self.momentum = ranks, average, dtype, momentum
         self.normalizes = normalizes
         self.layout = CoreLayout((name, shape, dtype) for name, shape in sorted(shapes.items()))
         self.vector, self.velocity = np.zeros((2, self.layout.n), self.layout.dtype)
@@ -85,12 +85,12 @@ class CoreTrainer:
         self.reducer = None if options is None else self.make(options)
 
     def make(self, options: Any) -> Any:
-        return FlatReducer(options, self.average, self.layout, make_accumulator, self.network)
+        return FlatReducer(options, self.average, self.layout, make_accumulator, self.ranks)
 
     def step(self, grads: Gradients) -> None:
         if self.reducer is None:
-            total = self.network.dense_sum(self.flat(grads))
-            self.descend(total / self.network.process_set.size() if self.average else total, self.lr())
+            total = self.ranks.dense_sum(self.flat(grads))
+            self.descend(total / self.ranks.process_set.size() if self.average else total, self.lr())
             return
         update = self.reducer.reduce(self.pieces(grads))
         with self.reducer.writing():
@@ -166,7 +166,7 @@ class PartialTrainer(CoreTrainer):
 
     def make(self, options: Any) -> Any:
         self.in_order = options.in_order
-        return PartialReducer(options, self.average, self.layout, make_accumulator, self.network, ["lr"])
+        return PartialReducer(options, self.average, self.layout, make_accumulator, self.ranks, ["lr"])
 
     def step(self, grads: Gradients) -> None:
         self.apply(self.reducer.arrive(self.pieces(grads), [self.lr()]))
@@ -176,7 +176,7 @@ class PartialTrainer(CoreTrainer):
         for updates in self.reducer.synchronize_replicas(for_good):
             self.apply(updates)
         if not self.in_order:
-            mean = self.network.dense_sum(self.vector) / self.network.process_set.size()
+            mean = self.ranks.dense_sum(self.vector) / self.ranks.process_set.size()
             self.vector[:] = self.rounded(mean)
         self.is_started = True
 
@@ -199,9 +199,9 @@ class StepAheadTrainer(CoreTrainer):
     def make(self, options: Any) -> Any:
         accumulator = NumpyParameterAccumulator(self.layout.n, self.layout.dtype)
         replica = HostReplica(self.layout, lambda: self.parts)
-        hosts = getattr(options.inner, "hierarchical", False)
-        self.host = self.network.process_set.size() if hosts is True else int(hosts or 1)
-        return StepAheadReducer(options, self.average, self.layout, accumulator, replica, self.network,
+        hosts = getattr(options.scheme, "hierarchical", False)
+        self.host = self.ranks.process_set.size() if hosts is True else int(hosts or 1)
+        return StepAheadReducer(options, self.average, self.layout, accumulator, replica, self.ranks,
                                self.normalizes)
 
     def step(self, grads: Gradients) -> None:
@@ -216,11 +216,11 @@ class StepAheadTrainer(CoreTrainer):
 
     def reduced_on_host(self, gradient: np.ndarray) -> np.ndarray:
         """As Horovod does, where a host is one worker."""
-        length, rank, network = self.host, self.network.process_set.rank(), self.network
+        length, rank = self.host, self.ranks.process_set.rank()
         if length == 1:
             return gradient
-        ranks = range(rank - rank % length, rank - rank % length + length)
-        together = network.hvd.transport(ranks, f"host {network.channel}").allreduce(gradient)
+        host = range(rank - rank % length, rank - rank % length + length)
+        together = self.ranks.hvd.transport(host, f"host {self.ranks.channel}").allreduce(gradient)
         return together / length if self.average else together
 
     def values(self) -> dict[str, np.ndarray]:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from horovod_oktopk.reducer.checks import refuse_join
-from horovod_oktopk.transport.connect import Network, _joined
 from tests.scenarios.common import RANKS, Skipped
+from tests.support.ranks import ThreadRanks
 from tests.support.threads import ThreadTransport, ThreadWorld, run_ranks
 
 
@@ -55,8 +55,7 @@ class Hvd:
     def transport(self, ranks: Sequence[int], name: str) -> ThreadTransport:
         """Among some of the ranks; what they do under another name does not meet it."""
         self._world.check()
-        ranks = [int(rank) for rank in ranks]
-        return ThreadTransport(self._world.group(f"{name} of {ranks}", len(ranks)), ranks.index(self.rank()))
+        return ThreadTransport(self._world, self.rank()).group([int(rank) for rank in ranks], name)
 
     def allgather_object(self, value: Any) -> list[Any]:
         self._world.check()
@@ -84,29 +83,22 @@ class ProcessSet:
         return len(self.ranks)
 
 
-class ThreadCollectives:
-    """What a Network meets by before it has a transport."""
+class CoreRanks(ThreadRanks):
+    """The ranks of a process set, among which each channel has messages of its own."""
 
-    def __init__(self, process_set: ProcessSet, name: int | str) -> None:
-        self._inner = process_set.hvd.transport(process_set.ranks, f"meeting {name}")
-        self.rank, self.size, self.concurrent = self._inner.rank, self._inner.size, True
+    def __init__(self, hvd: Hvd, process_set: ProcessSet, channel: int) -> None:
+        self.process_set, self.hvd = process_set, hvd
+        everyone = hvd.transport(process_set.ranks, "all") if process_set.included() else None
+        super().__init__(everyone, channel, hvd)
 
-    def allgather(self, values: np.ndarray) -> np.ndarray:
-        return self._inner.allgather(values).ravel()
+    @property
+    def takes_part(self) -> bool:
+        return self.process_set.included()
 
-
-class ThreadNetwork(Network):
-    """The ranks of a process set, over memory; hosts are found, and choices compared, as everywhere."""
-
-    def _over_horovod(self, ranks: Any, channel: int, grid: Any, _may_add: bool, route: str) -> Any:
-        def join(members: Any) -> ThreadTransport:
-            return self.hvd.transport(ranks[members], f"hosts {channel}")
-
-        return _joined(self.hvd.transport(self.process_set.ranks, f"all {channel}"), grid, join, route)
+    def transport(self, channel: int | str, members: Any = None) -> ThreadTransport:
+        ranks = self.process_set.ranks
+        return self.hvd.transport(ranks if members is None else [ranks[each] for each in members], f"{channel}")
 
     def dense_sum(self, vector: np.ndarray) -> np.ndarray:
-        """The driver's own, as stock; a rank outside the process set has its own vector alone."""
-        members = self.process_set
-        if not members.included():
-            return vector
-        return self.hvd.transport(members.ranks, f"dense {self.channel}").allreduce(vector)
+        """Return the sum as stock would; on a rank outside the process set, its own vector."""
+        return self.transport(f"dense {self.channel}").allreduce(vector) if self.takes_part else vector

@@ -17,7 +17,7 @@ from horovod_oktopk.schemes.dense import DenseSum
     (Partial(inner=TopkA(density=0.3)), TopkA), (replace(Partial(Dense), inner=OkTopk), OkTopk)])
 def test_inner_is_a_scheme_also_in_copies(options, kind):
     for each in (options, copy.deepcopy(options), pickle.loads(pickle.dumps(options))):
-        assert type(each.inner) is kind
+        assert type(each.scheme) is kind
 
 
 def test_anything_else_is_refused():

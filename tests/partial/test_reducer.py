@@ -13,7 +13,7 @@ from horovod_oktopk.partial.reducer import PartialReducer
 from horovod_oktopk.reducer.layout import Layout
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.base import Transport
-from tests.support.network import ThreadNetwork
+from tests.support.ranks import ThreadRanks
 from tests.support.threads import run_ranks
 
 N = 200
@@ -22,7 +22,7 @@ N = 200
 def made(transport: Transport, options: Partial) -> PartialReducer:
     layout = Layout([("weights", (N,), "float32")])
     return PartialReducer(options, False, layout, lambda part: NumpyAccumulator(part.n, part.dtype),
-                          ThreadNetwork(transport))
+                          ThreadRanks(transport))
 
 
 def applied(updates: list[RoundUpdate]) -> np.ndarray:

@@ -25,7 +25,8 @@ def messages(describe, k_of, size=3):
     """What each rank is told when all reduce together; None where nothing is raised."""
     def program(transport):
         acc = NumpyAccumulator(N)
-        scheme = OkTopk().build(describe(transport.rank))
+        scheme = OkTopk().algorithm()
+        scheme.description = describe(transport.rank)
         finite = acc.accumulate([(0, np.arange(N, dtype=np.float32))])
         try:
             scheme.reduce(acc, k_of(transport.rank), finite, CountingTransport(transport))
@@ -85,7 +86,7 @@ def test_a_newcomer_takes_the_step_of_rank_0_and_all_re_evaluate(newcomer):
     case = Case("normal", 200, 20, 4, 8, seed=2)
     options = {"selection": "reuse", "threshold_interval": 100, "region_interval": 100}
     ranks = settle(case, 3, **options)
-    ranks[newcomer] = Rank(OkTopk(**options).build("test: yes"), NumpyAccumulator(case.n))
+    ranks[newcomer] = Rank(OkTopk(**options).algorithm(), NumpyAccumulator(case.n))
     run = advance(ranks, case.gradients()[3:], case.k)
     assert_lawful(run, case.k)
     assert [record.report.step for record in run[0]] == [1 if newcomer == 0 else 4] * case.size

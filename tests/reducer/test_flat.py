@@ -22,7 +22,7 @@ from horovod_oktopk.reducer.layout import Layout
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from tests.support.threads import ThreadTransport, run_ranks
 
-from ..support.network import ThreadNetwork
+from ..support.ranks import ThreadRanks
 
 N = 103
 ENTRIES = [("a", (50, 2), "float32"), ("b", (3,), "float32")]
@@ -32,7 +32,7 @@ OPTIONS = OkTopk(density=0.1, threshold_interval=4, region_interval=5)
 def make(transport: ThreadTransport, entries: Any = ENTRIES, options: OkTopk = OPTIONS, average: bool = False,
          **arguments: Any) -> FlatReducer:
     return FlatReducer(options, average, Layout(entries), lambda layout: NumpyAccumulator(layout.n, layout.dtype),
-                       ThreadNetwork(transport), **arguments)
+                       ThreadRanks(transport), **arguments)
 
 
 def take_step(reducer: FlatReducer, gradient: np.ndarray, scale: float | None = None) -> np.ndarray | None:
@@ -259,7 +259,7 @@ def test_where_elastic_training_begins_anew_what_depends_on_the_ranks_is_forgott
         held = reducer.read_residual()
         reducer.reset_if_membership_changed()
         before = reducer.algorithm.boundaries
-        reducer.network.resets = 1  # with the same rank and size
+        reducer.ranks.resets = 1  # with the same rank and size
         reducer.reset_if_membership_changed()
         after = reducer.algorithm.boundaries
         take_steps(reducer, transport.rank, range(1))

@@ -79,7 +79,7 @@ def test_who_the_ranks_are_may_change():
     def program(transport):
         reducer = make(transport, options=ON_HOSTS)
         found = updates_of(reducer, given[:3, transport.rank])
-        reducer.network.resets += 1
+        reducer.ranks.resets += 1
         found += updates_of(reducer, given[3:, transport.rank])
         return found, reducer.read_residual()
 

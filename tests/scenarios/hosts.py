@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from horovod_oktopk import OkTopk, OptionError, Partial, PluginError, TopkA
-from horovod_oktopk.transport.hosts import process_sets
-from tests.scenarios import SETS
+from horovod_oktopk.transport.horovod import HorovodRanks
 from tests.scenarios.common import (
     DENSE,
     N,
@@ -44,22 +41,13 @@ def host_sizes(size: int) -> list[int]:
     return [length for length in range(2, size + 1) if size % length == 0]
 
 
-@functools.cache
-def set_of(hvd: Any, ranks: Sequence[int]) -> Any:
-    """The process set of these ranks; called on all ranks."""
-    if len(ranks) > 1:
-        return process_sets(hvd, [np.array(ranks)], may_add=True)[tuple(ranks)]
-    known = [each for each in SETS if each.ranks == list(ranks)]
-    return known[0] if known else hvd.add_process_set(list(ranks))
-
-
 @computed_once
 def core_alone(scheme: str, hosts: int, ranks_per_host: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
     """What the core makes of the hosts' sums, each host being one rank: the sum of updates, and the residuals."""
     sums = np.array([[functools.reduce(np.add, [noise(step, host * ranks_per_host + rank)
                                                 for rank in range(ranks_per_host)])
                       for host in range(hosts)] for step in range(steps)])
-    runs = simulate(sums, round(0.1 * N), make=ON_HOSTS[scheme].build)
+    runs = simulate(sums, round(0.1 * N), make=ON_HOSTS[scheme].algorithm)
     updates = np.zeros(N, np.float32)
     for step in runs:
         updates[step[0].update.indices] -= step[0].update.values
@@ -171,8 +159,10 @@ def check_process_sets_that_cannot_be_made_are_refused(kind: Kind) -> None:
     needs(hvd.size() > 2, "3 ranks")
     needs(hasattr(hvd, "mpi_ops"), "Horovod's own process sets")
     known, unknown = np.arange(hvd.size() - 1), np.array([0, hvd.size() - 1])
-    with pytest.raises(PluginError, match=rf'missing are \[\[0, {unknown[1]}\]\].*init\(process_sets="dynamic"\)'):
-        process_sets(hvd, [known, unknown], may_add=False)
+    ranks = HorovodRanks(hvd, hvd.global_process_set, kind.collectives)
+    with environment(HOROVOD_DYNAMIC_PROCESS_SETS="0"), pytest.raises(
+            PluginError, match=rf'missing are \[\[0, {unknown[1]}\]\].*init\(process_sets="dynamic"\)'):
+        ranks.divide([known, unknown])
 
 
 def check_a_state_that_was_saved_goes_on(kind: Kind) -> None:

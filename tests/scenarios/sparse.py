@@ -59,7 +59,7 @@ STEPS = 8
 def core_alone(scheme: str, size: int) -> tuple[np.ndarray, np.ndarray]:
     """What the core makes of the same gradients, without a framework: the sum of updates, and the residuals."""
     steps = np.array([[noise(step, rank) for rank in range(size)] for step in range(STEPS)])
-    runs = simulate(steps, round(0.1 * N), make=SCHEMES[scheme].build)
+    runs = simulate(steps, round(0.1 * N), make=SCHEMES[scheme].algorithm)
     updates = np.zeros(N, np.float32)
     for step in runs:
         updates[step[0].update.indices] -= step[0].update.values

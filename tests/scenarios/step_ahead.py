@@ -71,7 +71,7 @@ class Oracle:
 
 def on_hosts(length: int, options: StepAhead = OPTIONS, **others: Any) -> StepAhead:
     """length: how many ranks are one worker."""
-    inner = replace(options.inner, hierarchical=length) if length > 1 else options.inner
+    inner = replace(options.scheme, hierarchical=length) if length > 1 else options.scheme
     return replace(options, inner=inner, **others)
 
 
@@ -205,7 +205,7 @@ def check_one_rank_alone_looks_and_nothing_changes(kind: Kind) -> None:
                 assert np.isfinite(flat(trainer.values())).all()
                 assert not saves or np.isfinite(trainer.residual()).all()
         assert_equal_everywhere(kind.hvd, trainer.values())
-        if options.inner.hierarchical == kind.hvd.size():
+        if options.scheme.hierarchical == kind.hvd.size():
             assert trainer.report().payload_bytes()[0] == 0, "nothing leaves the host"
         return flat(trainer.values()).tobytes()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from horovod_oktopk.transport.horovod import HorovodTransport
+from horovod_oktopk.transport.collectives import CollectivesTransport
 from tests.scenarios.driver import Kind
 from tests.transport.programs import PROGRAMS
 
@@ -12,4 +12,4 @@ def check_horovods_collectives(kind: Kind) -> None:
     for process_set in (kind.hvd.global_process_set, *kind.sets):
         if process_set.included():
             for program in PROGRAMS.values():
-                program(HorovodTransport(kind.collectives(process_set, program.__name__)))
+                program(CollectivesTransport(kind.collectives(process_set, program.__name__)))

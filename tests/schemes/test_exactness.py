@@ -64,7 +64,7 @@ def test_sums_that_cancel_stay_even_where_all_are_kept():
     gradient = np.zeros((1, 2, 10), np.float32)
     gradient[0, :, 3] = 5, -5
     gradient[0, :, 7] = 1, 1
-    for record in simulate(gradient, 2, make=OkTopk(density=0.2, global_density=1.0).build)[0]:
+    for record in simulate(gradient, 2, make=OkTopk(density=0.2, global_density=1.0).algorithm)[0]:
         assert record.update.indices.tolist() == [7]
         assert abs(record.residual[3]) == 5
 

@@ -18,7 +18,7 @@ from ..support.gradients import Case, cases, each_adversarial
 from ..support.simulation import advance, keeping, making, new_ranks, same_bits
 
 SCHEMES = {
-    "OkTopk": OkTopk().build, "often cut": OkTopk(region_interval=2).build,
+    "OkTopk": OkTopk().algorithm, "often cut": OkTopk(region_interval=2).algorithm,
     "always balanced": making(balance_trigger=1.0)}
 
 
@@ -33,7 +33,7 @@ def on_shares(gradients, k, ranks_per_host, make):
         grid = np.arange(transport.size).reshape(size, ranks_per_host)
         counting = on_hosts(transport, across, within, grid)
         mine = slice(bounds[local], bounds[local + 1])
-        acc, algorithm, found = NumpyAccumulator(bounds[local + 1] - bounds[local], gradients.dtype), make("test"), []
+        acc, algorithm, found = NumpyAccumulator(bounds[local + 1] - bounds[local], gradients.dtype), make(), []
         for step in gradients:
             counting.reset()
             finite = acc.accumulate([(0, step[host, mine].copy())])
@@ -88,7 +88,7 @@ def test_the_bits_are_those_of_as_many_ranks_as_hosts(name, hosts, ranks_per_hos
 def test_values_are_rounded_alike(value_dtype, hosts, ranks_per_host):
     """What rounding a sum leaves over stays with its owner, and who that is depends on the shares: so residuals have
     the same sum over the hosts, and one step the same bits."""
-    gradients, make = Case("normal", 301, 20, hosts, 1, seed=3).gradients(), OkTopk(value_dtype=value_dtype).build
+    gradients, make = Case("normal", 301, 20, hosts, 1, seed=3).gradients(), OkTopk(value_dtype=value_dtype).algorithm
     (flat,) = advance(new_ranks(hosts, 301, make=make), gradients, 20)
     (ranks,) = on_shares(gradients, 20, ranks_per_host, make)
     for update, _, _ in ranks:
@@ -100,12 +100,12 @@ def test_values_are_rounded_alike(value_dtype, hosts, ranks_per_host):
 
 @pytest.mark.parametrize("case", each_adversarial(steps=4))
 def test_wherever_the_top_k_lies(case):
-    assert_same_as_flat(case.gradients(), case.k, 3, OkTopk().build)
+    assert_same_as_flat(case.gradients(), case.k, 3, OkTopk().algorithm)
 
 
 @given(case=cases(), ranks_per_host=st.integers(1, 4))
 def test_any_vector_on_any_number_of_ranks(case, ranks_per_host):
-    assert_same_as_flat(case.gradients(), min(case.k, case.n), ranks_per_host, OkTopk().build)
+    assert_same_as_flat(case.gradients(), min(case.k, case.n), ranks_per_host, OkTopk().algorithm)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -125,7 +125,7 @@ def test_one_bad_element_drops_the_step_on_all_ranks(poison):
     gradients = Case("normal", 100, 10, 2, 4, seed=5).gradients()
     bad = gradients.copy()
     bad[2, 1, 7] = poison
-    found = on_shares(bad, 10, 2, OkTopk().build)
+    found = on_shares(bad, 10, 2, OkTopk().algorithm)
     for (update, residual, report), (_, before, _) in zip(found[2], found[1], strict=True):
         assert update is None
         assert not report.finite

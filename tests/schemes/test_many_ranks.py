@@ -15,8 +15,8 @@ from ..support.gradients import Case, cases, each_adversarial
 from ..support.schemes import EXACT, SCHEMES
 from ..support.simulation import advance, making, new_ranks, same_runs, simulate
 
-MAKERS = {name: SCHEMES[name].build for name in (*EXACT, "OkTopk, reused thresholds")} | {
-    "often cut": OkTopk(region_interval=2).build, "always balanced": making(balance_trigger=1.0)}
+MAKERS = {name: SCHEMES[name].algorithm for name in (*EXACT, "OkTopk, reused thresholds")} | {
+    "often cut": OkTopk(region_interval=2).algorithm, "always balanced": making(balance_trigger=1.0)}
 MANY = agreement.FEW_RANKS + 1
 CONTROL = ("agree", "global_select")
 

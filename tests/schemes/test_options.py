@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from horovod_oktopk import OkTopk, StepAhead
+from horovod_oktopk import OkTopk
 from horovod_oktopk.errors import OkTopkError, OptionError, PluginError
 from horovod_oktopk.schemes.base import GONE
 
@@ -64,9 +64,7 @@ def test_k_of_n_elements(options, n, k):
 
 def test_the_scheme_gets_the_options():
     options = OkTopk()
-    scheme = options.build("a: 1")
-    assert scheme.options is options
-    assert scheme.description == "a: 1"
+    assert options.algorithm().options is options
 
 
 def test_settings_hold_all_options_by_name():
@@ -101,13 +99,12 @@ def test_k_of_the_sum(options, k, n, size, global_k):
     ({"global_density": None}, "log4", 10), ({"global_density": 0.03}, "log4", 30), ({"density": 0.5}, "log4", 1000)])
 def test_what_is_left_open_suits_parameters_in_step_ahead(options, value_dtype, global_k):
     given = OkTopk(**options)
-    inner = StepAhead(given).inner
-    for each in (inner, inner.with_density(0.2).with_density(None)):
-        assert (each.wire_dtype, each.global_k_of(each.k_of(1000), 1000, 8)) == (value_dtype, global_k)
-        assert options or each.global_k_of(10, 1000, 64) == 320
-    assert given.wire_dtype == options.get("value_dtype")
-    assert StepAhead(OkTopk).inner.settings()["global_density"] == "32 times the density"
-    assert StepAhead(inner).inner.settings() == inner.settings()
+    for each in (given, given.with_density(0.2).with_density(None)):
+        found = each.wire_dtype("parameters"), each.global_k_of(each.k_of(1000), 1000, 8, "parameters")
+        assert found == (value_dtype, global_k)
+        assert options or each.global_k_of(10, 1000, 64, "parameters") == 320
+    assert given.wire_dtype() == options.get("value_dtype")
+    assert OkTopk().settings("parameters")["global_density"] == "32 times the density"
 
 
 def test_the_global_density_keeps_its_ratio_to_the_density():

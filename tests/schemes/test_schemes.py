@@ -27,7 +27,7 @@ by_name = pytest.mark.parametrize("name", EXACT)
 
 def run(name, gradients, k):
     _, size, n = gradients.shape
-    return advance(new_ranks(size, n, gradients.dtype, make=EXACT[name].build), gradients, k)
+    return advance(new_ranks(size, n, gradients.dtype, make=EXACT[name].algorithm), gradients, k)
 
 
 def selections(ranks, k):
@@ -135,7 +135,7 @@ def test_any_number_of_ranks_gives_the_same_bits_again(name, size):
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_one_bad_element_drops_the_step_on_all_ranks(name, poison):
     gradients = Case("normal", 100, 10, 3, 5, seed=5).gradients()
-    ranks = new_ranks(3, 100, make=EXACT[name].build)
+    ranks = new_ranks(3, 100, make=EXACT[name].algorithm)
     before = advance(ranks, gradients[:2], 10)
     bad = gradients[2:3].copy()
     bad[0, 1, 7] = poison
@@ -150,9 +150,9 @@ def test_one_bad_element_drops_the_step_on_all_ranks(name, poison):
 @by_name
 def test_a_resumed_run_gives_the_same_bits(name):
     gradients = Case("normal", 300, 20, 3, 8, seed=9).gradients()
-    ranks = new_ranks(3, 300, make=EXACT[name].build)
+    ranks = new_ranks(3, 300, make=EXACT[name].algorithm)
     advance(ranks, gradients[:4], 20)
-    resumed = new_ranks(3, 300, make=EXACT[name].build)
+    resumed = new_ranks(3, 300, make=EXACT[name].algorithm)
     for old, new in zip(ranks, resumed, strict=True):
         new.scheme.load_state(old.scheme.state())
         new.accumulator.load_residual(old.accumulator.read_residual())
@@ -219,7 +219,8 @@ def test_differing_descriptions_are_an_error_on_all_ranks(name):
     from tests.support.threads import run_ranks
 
     def program(transport):
-        scheme, acc = EXACT[name].build(f"rank: {transport.rank == 2}"), NumpyAccumulator(10)
+        scheme, acc = EXACT[name].algorithm(), NumpyAccumulator(10)
+        scheme.description = f"rank: {transport.rank == 2}"
         acc.accumulate([(0, np.ones(10, np.float32))])
         with pytest.raises(AgreementError, match="rank: True"):
             scheme.reduce(acc, 2, True, CountingTransport(transport))
@@ -236,7 +237,7 @@ def test_a_roll_call_alone_meets_that_of_a_step(name):
     from tests.support.threads import run_ranks
 
     def program(transport):
-        scheme, acc, counting = EXACT[name].build("sparse: no"), NumpyAccumulator(10), CountingTransport(transport)
+        scheme, acc, counting = EXACT[name].algorithm(), NumpyAccumulator(10), CountingTransport(transport)
         acc.accumulate([(0, np.ones(10, np.float32))])
         take = partial(scheme.reduce, acc, 2, True, counting)
         refuse = partial(scheme.check_agreement, "sparse: yes", 2, counting)

@@ -16,7 +16,7 @@ from horovod_oktopk.transport.counting import CountingTransport
 from tests.support.threads import ThreadTransport, ThreadWorld
 
 n, options = 3_000_000, OkTopk(density=0.05)
-acc, scheme = NumpyAccumulator(n), options.build("test: yes")
+acc, scheme = NumpyAccumulator(n), options.algorithm()
 transport = CountingTransport(ThreadTransport(ThreadWorld(1), 0))
 gradient = np.random.default_rng(0).standard_normal(n, np.float32)
 for step in range(12):

@@ -27,7 +27,7 @@ from horovod_oktopk.step_ahead.reducer import StepAheadReducer
 from horovod_oktopk.step_ahead.replica import HostReplica
 from tests.support.threads import run_ranks
 
-from ..support.network import ThreadNetwork
+from ..support.ranks import ThreadRanks
 
 N = 2000
 OPTIONS = StepAhead(OkTopk(density=0.05))
@@ -40,9 +40,9 @@ class Quadratic:
         layout = Layout([("a", (40, 25), "float32"), ("b", (N - 1000,), "float32")])
         self.parameters = [np.ones(1000, np.float32), -np.ones(N - 1000, np.float32)]
         self.reducer = StepAheadReducer(options, True, layout, NumpyParameterAccumulator(layout.n, layout.dtype),
-                                        HostReplica(layout, lambda: self.parameters), ThreadNetwork(transport),
+                                        HostReplica(layout, lambda: self.parameters), ThreadRanks(transport),
                                         normalizes)
-        own = 0 if transport is None else transport.rank // int(options.inner.hierarchical or 1)
+        own = 0 if transport is None else transport.rank // int(options.scheme.hierarchical or 1)
         self._random, self._noise = np.random.default_rng(own), noise
 
     def step(self, spoilt: bool = False) -> None:

@@ -20,7 +20,7 @@ from horovod_oktopk.step_ahead.reducer import StepAheadReducer
 from horovod_oktopk.step_ahead.replica import HostReplica
 from tests.support.threads import run_ranks
 
-from ..support.network import ThreadNetwork
+from ..support.ranks import ThreadRanks
 from ..support.simulation import same_bits
 
 ENTRIES = [("a", (50, 4), "float32"), ("b", (3,), "float32"), ("c", (97,), "float32")]
@@ -33,14 +33,14 @@ class Worker:
 
     def __init__(self, transport: Any, options: StepAhead = OPTIONS, start: float = 1.0, average: bool = True,
                  entries: Any = ENTRIES) -> None:
-        self.network = ThreadNetwork(transport)
+        self.ranks = ThreadRanks(transport)
         layout = Layout(entries)
         random = np.random.default_rng(7)
         self.parameters = [start * random.standard_normal(int(np.prod(shape))).astype(dtype)
                            for _, shape, dtype in entries]
         self.accumulator = NumpyParameterAccumulator(layout.n, layout.dtype)
         self.reducer = StepAheadReducer(options, average, layout, self.accumulator,
-                                        HostReplica(layout, lambda: self.parameters), self.network)
+                                        HostReplica(layout, lambda: self.parameters), self.ranks)
         self.moved = np.zeros(layout.n, np.float64)
 
     @property
@@ -130,7 +130,7 @@ def test_parameters_in_16_bits_are_refused_by_name(dtype):
     layout = Layout([*ENTRIES, ("half", (5,), dtype)])
     with pytest.raises(PluginError, match=f"'half' has {dtype}"):
         StepAheadReducer(OPTIONS, True, layout, NumpyParameterAccumulator(layout.n), HostReplica(layout, list),
-                         ThreadNetwork(None))
+                         ThreadRanks(None))
 
 
 # What is not finite.

@@ -87,7 +87,7 @@ def test_when_the_ranks_change_what_was_not_sent_stays_and_the_model_goes_on_fro
             worker.step(move)
         worker.reducer.catch_up()
         own, shared = worker.p, worker.w.copy()
-        worker.network.resets += 1
+        worker.ranks.resets += 1
         worker.reducer.begin_step()
         return same_bits(worker.w, shared) and np.allclose(worker.p, own, atol=1e-6)
 
@@ -153,7 +153,7 @@ def test_a_state_may_be_loaded_while_an_exchange_is_under_way(options):
             for move in mine:
                 worker.step(move)
             worker.reducer.catch_up()
-            assert not worker.network.transport.has_met
+            assert not worker.ranks.base.has_met
             return worker
 
         return run_ranks(2, program)
@@ -172,18 +172,18 @@ def test_when_the_ranks_change_while_an_exchange_is_under_way_it_is_waited_for(f
             worker.step(move)
         worker.reducer.catch_up()
         shared = worker.w.copy()
-        worker.network.transport.fails = fails
+        worker.ranks.base.fails = fails
         worker.step(mine[3])
-        worker.network.resets += 1
+        worker.ranks.resets += 1
         time.sleep(0.005)  # the thread begins
         worker.reducer.begin_step()
-        worker.network.transport.fails = False
+        worker.ranks.base.fails = False
         assert same_bits(worker.w, shared), "what it gave is dropped"
         worker.reducer.end_step()
         for move in mine[4:]:
             worker.step(move)
         worker.reducer.catch_up()
-        assert not worker.network.transport.has_met
+        assert not worker.ranks.base.has_met
         return worker
 
     workers = run_ranks(2, program)

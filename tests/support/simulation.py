@@ -51,13 +51,13 @@ class Rank:
 def new_ranks(size: int, n: int, dtype: Any = np.float32, make: Any = None, **options: Any) -> list[Rank]:
     """options: see `making`, unless `make` makes the algorithm."""
     make = make or making(**options)
-    return [Rank(make("test: yes"), NumpyAccumulator(n, dtype)) for _ in range(size)]
+    return [Rank(make(), NumpyAccumulator(n, dtype)) for _ in range(size)]
 
 
 def making(balance_trigger: float | None = None, **options: Any) -> Any:
     """Return a maker of Ok-Topk's algorithm. balance_trigger: in place of its constant."""
-    def make(description: str) -> Any:
-        algorithm = OkTopk(**options).build(description)
+    def make() -> Any:
+        algorithm = OkTopk(**options).algorithm()
         if balance_trigger is not None:
             algorithm.balance_trigger = balance_trigger
         return algorithm

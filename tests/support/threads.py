@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -93,12 +93,16 @@ class ThreadTransport:
         """Of the same ranks."""
         return ThreadSignals(self._world, self.rank)
 
+    def group(self, ranks: Sequence[int], name: str) -> ThreadTransport:
+        """Return a transport among some of the ranks; messages under another name do not meet its own."""
+        world = self._world.group(f"{name} of {list(ranks)}", len(ranks))
+        return ThreadTransport(world, ranks.index(self.rank))
+
     def groups(self, ranks_per_host: int) -> tuple[ThreadTransport, ThreadTransport]:
         """As if so many ranks, one after the other, were a host's: one of each host, and those of this host."""
-        host, local = divmod(self.rank, ranks_per_host)
-        across = self._world.group(f"across {local}", self.size // ranks_per_host)
-        within = self._world.group(f"within {host}", ranks_per_host)
-        return ThreadTransport(across, host), ThreadTransport(within, local)
+        first, local = self.rank // ranks_per_host * ranks_per_host, self.rank % ranks_per_host
+        return (self.group(range(local, self.size, ranks_per_host), "across"),
+                self.group(range(first, first + ranks_per_host), "within"))
 
     def allgather(self, row: Counts) -> Counts:
         return np.stack(self._world.swap(self.rank, row.copy()))

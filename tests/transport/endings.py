@@ -19,8 +19,8 @@ from horovod_oktopk.errors import TransportError
 @contextmanager
 def watched(world: Any, warning: float = 0.0, shutdown: float = 0.0, **options: Any) -> Iterator[tuple[Any, Any]]:
     """A transport and its watchdog, which stops in the end. warning, shutdown: see StallLimits."""
-    from horovod_oktopk.transport.mpi import MPITransport
-    from horovod_oktopk.transport.watchdog import StallLimits, Watchdog
+    from horovod_oktopk.transport.mpi.transport import MPITransport
+    from horovod_oktopk.transport.mpi.watchdog import StallLimits, Watchdog
     transport, barrier = MPITransport(world.Dup(), **options), world.Dup()
     watchdog = Watchdog(transport.rank, StallLimits(warning, shutdown))
     watchdog.watch(transport, tuple(range(transport.size)), barrier.Barrier)
@@ -129,7 +129,7 @@ def a_stall_that_lasts_is_an_error_on_all_ranks(world: Any) -> None:
 
 def group_of(world: Any, ranks: list[int], parent: Any, watchdog: Any) -> Any:
     """A watched transport among some of the ranks; None on the others."""
-    from horovod_oktopk.transport.mpi import MPITransport
+    from horovod_oktopk.transport.mpi.transport import MPITransport
     if parent.rank not in ranks:
         return None
     transport = MPITransport(world.Create_group(world.group.Incl(ranks), 7))
@@ -168,7 +168,7 @@ def what_is_under_way_keeps_its_memory(world: Any) -> None:
     """Rank 0 leaves an exchange, or MPI fails there; a message of megabytes comes afterwards, for nobody's memory."""
     if world.size < 3:
         return
-    from horovod_oktopk.transport.mpi import MPITransport
+    from horovod_oktopk.transport.mpi.transport import MPITransport
     for fails in (False, True):
         transport, side = MPITransport(world.Dup()), world.Dup()
         length, last = 1 << 22, world.size - 1

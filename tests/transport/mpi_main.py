@@ -8,7 +8,7 @@ import traceback
 
 from mpi4py import MPI
 
-from horovod_oktopk.transport.mpi import MPITransport
+from horovod_oktopk.transport.mpi.transport import MPITransport
 
 from .endings import ENDINGS
 from .programs import PROGRAMS, WITH_SIGNALS

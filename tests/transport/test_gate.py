@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from horovod_oktopk.errors import TransportError
-from horovod_oktopk.transport.gate import Gate
+from horovod_oktopk.transport.mpi.gate import Gate
 
 
 def do(gate: Gate, operations: int) -> None:

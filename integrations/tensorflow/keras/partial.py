@@ -23,7 +23,7 @@ from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.tensorflow.layout import TensorLayout
 from horovod_oktopk.tensorflow.reducer import Reducer, call, check_place, is_dense, weakly
 from horovod_oktopk.tensorflow.registry import GradientReducer, tensor_of
-from horovod_oktopk.tensorflow.transport import network
+from horovod_oktopk.tensorflow.transport import ranks_of
 
 Array = NDArray[Any]
 Update = Callable[[list[Any]], object]
@@ -34,7 +34,7 @@ class PartialGradientReducer(GradientReducer):
     """The GradientReducer of one optimizer, whose steps apply several updates, or none."""
 
     def __init__(self, options: Partial, op: Any, process_set: Any, sparse_as_dense: bool, optimizer: Any) -> None:
-        super().__init__(options.inner, op, process_set, sparse_as_dense, sparse=None)
+        super().__init__(options.scheme, op, process_set, sparse_as_dense, sparse=None)
         self.partial = options
         self._optimizer = weakref.ref(optimizer)
 
@@ -89,14 +89,15 @@ class PartialReducer(Reducer):
         self._is_dense = [is_dense(g) for g in gradients]
         self._update: Update
         self._updates: deque[RoundUpdate] = deque()
-        super().__init__(options.inner, op, process_set, variables, gradients)
+        self._process_set = process_set
+        super().__init__(options.scheme, op, process_set, variables, gradients)
 
     def _make_flat(self, _options: Any, average: bool, layout: TensorLayout, process_set: Any,
                    ) -> FlatPartialReducer[TensorLayout]:
         self._dtypes = [tf.as_dtype(dtype) for _, _, dtype in layout.entries]
         self._shapes = [tf.TensorShape(shape) for _, shape, _ in layout.entries]
         flat = FlatPartialReducer(self.partial, average, layout, lambda part: NumpyAccumulator(part.n, part.dtype),
-                                  network(process_set, own_channel=True, yield_cpu=True), ["learning_rate"])
+                                  ranks_of(process_set, own_channel=True, yield_cpu=True), ["learning_rate"])
         flat.belongs_to(self)
         return flat
 
@@ -124,7 +125,7 @@ class PartialReducer(Reducer):
             variable = ref()
             if variable is not None:
                 variable.assign(hvd.allreduce(variable, op=hvd.Average, name=f"horovod_oktopk.model.{index}",
-                                              process_set=self.flat.network.process_set))
+                                              process_set=self._process_set))
 
     def _arrive(self, rate: Array, *gradients: Array) -> list[Array]:
         if self.before_step is not None:

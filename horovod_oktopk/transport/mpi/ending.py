@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .stalls import StallLimits
+from ..stalls import StallLimits
 
 if TYPE_CHECKING:  # mpi4py is imported only where MPI runs
-    from .mpi import MPITransport
+    from .transport import MPITransport
     from .watchdog import Watchdog
 
 _watchdog: Watchdog | None = None

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ..errors import TransportError
-from .base import DIRECT_RANKS, MESSAGES_IN_FLIGHT, Bytes, Counts, Values, alltoall_rounds, rotated_batches
+from ...errors import TransportError
+from ..base import DIRECT_RANKS, MESSAGES_IN_FLIGHT, Bytes, Counts, Values, alltoall_rounds, rotated_batches
 from .gate import Gate
 
 logger = logging.getLogger("horovod_oktopk")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..errors import TransportError
+from ...errors import TransportError
 
 
 class Gate:

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .mpi import MPITransport
-from .stalls import StallLimits
+from ..stalls import StallLimits
+from .transport import MPITransport
 
 logger = logging.getLogger("horovod_oktopk")
 

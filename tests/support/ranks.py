@@ -1,0 +1,37 @@
+"""The protocol Ranks, over threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from horovod_oktopk.transport.base import Counts
+from horovod_oktopk.transport.ranks import Host, Membership, Ranks
+
+
+class ThreadRanks(Ranks):
+    """All ranks of a ThreadWorld. base: one object on each rank; the transport, if not given."""
+
+    yield_cpu, takes_part, runs_on_mpi = False, True, False
+
+    def __init__(self, transport: Any, channel: int = 0, base: Any = None) -> None:
+        self._transport, self.channel, self._base, self.resets = transport, channel, base or transport, 0
+
+    @property
+    def base(self) -> Any:
+        return self._base
+
+    def membership(self) -> Membership:
+        return Membership(self._transport.rank, self._transport.size, self.resets)
+
+    def host(self) -> Host:
+        return Host(0, self._transport.size)
+
+    def divide(self, groups: Iterable[Counts]) -> None:
+        pass
+
+    def transport(self, channel: int | str, members: Counts | None = None) -> Any:
+        return self._transport if members is None else self._transport.group(members.tolist(), str(channel))
+
+    def mpi_rank(self) -> int | str:
+        return "Horovod does not run on MPI (start the job with `horovodrun --mpi`)"
