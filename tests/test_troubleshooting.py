@@ -47,6 +47,9 @@ LEFT_OUT = {
         "StepAhead(...) around the scheme hides", "`python -m horovod_oktopk advise` says", "in_order=False is the",
         "density=k / n selects", "8 messages fly", "it is always", "a step that is not applied loses its update"),
     "a text of Horovod's, which is looked for": ("Horovod has been shut down",),
+    "what stock Horovod says in the same words": (
+        "gradient_predivide_factor not supported", "backward_passes_per_step must be", "named_parameters should be",
+        "Parameter names in named_parameters", "named_parameters was specified"),
     "a part of another message": (
         "in (0, 1], None or \"auto\"", "above 0, None or \"auto\"", "optimizer: normalizes its gradients",
         "an integer of at least", ", or True or False", "at least 1",

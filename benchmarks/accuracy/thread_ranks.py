@@ -31,8 +31,9 @@ from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumul
 from horovod_oktopk.step_ahead.noise import normalizes
 from horovod_oktopk.step_ahead.reducer import StepAheadReducer
 from horovod_oktopk.step_ahead.replica import HostReplica
+from horovod_oktopk.torch.gradients import OwnGradients
 from horovod_oktopk.torch.layout import TorchLayout
-from horovod_oktopk.torch.local_step import gradient_elements, lengthened
+from horovod_oktopk.torch.numbers import lengthened
 from horovod_oktopk.transport.base import Transport
 from tests.support.ranks import ThreadRanks
 
@@ -123,7 +124,7 @@ class GradientOptimizer(ReducingOptimizer):
 
     def step(self) -> None:
         gradients = [p.grad.view(-1).numpy() for p in self._parameters if p.grad is not None]
-        update = self.reducer.reduce(zip(self.reducer.layout.offsets[:-1].tolist(), gradients, strict=True))
+        update = self.reducer.reduce_pieces(zip(self.reducer.layout.offsets[:-1].tolist(), gradients, strict=True))
         assert update is not None
         for own, part in zip(gradients, self.reducer.layout.parts(update), strict=True):
             own.fill(0)
@@ -148,7 +149,7 @@ class StepAheadOptimizer(ReducingOptimizer):
         replica = HostReplica(layout, lambda: [p.detach().view(-1).numpy() for p in named.values()])
         self.reducer = StepAheadReducer(options, True, layout, NumpyParameterAccumulator(layout.n, layout.dtype),
                                         replica, ranks, normalizes(type(optimizer)))
-        self._gather = gradient_elements(TorchLayout({**named}), None)
+        self._gather = OwnGradients(TorchLayout({**named})).elements
 
     def step(self) -> None:
         self.clip_gradients()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..reducer.flat import Update
+from ..reducer.mode import Update
 from ..schemes.report import StepReport, sum_of_phases
 from ..transport.counting import Traffic
 from .rounds import Round

@@ -14,16 +14,18 @@ import math
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
 from ..errors import OkTopkError, PluginError
-from ..reducer.flat import FlatReducer, Piece
+from ..reducer.flat import FlatReducer
 from ..reducer.layout import L
+from ..reducer.mode import Gradients, Piece
 from ..reducer.state import Record
 from ..schemes.report import StepReport
 from ..schemes.step_result import StepResult
@@ -46,6 +48,10 @@ ONE_AT_A_TIME = ("a second optimizer with Partial has taken a step, and this one
                  "one after the other")
 
 
+IN_STEP_ONLY = ("with Partial the gradients are handed in by optimizer.step(), which may apply several updates: "
+                "synchronize() and skip_synchronize() cannot be used, nor a GradScaler")
+
+
 class PartialReducer(FlatReducer[L]):
     """Reduces the gradients of one layout in partial rounds; one object on each rank.
 
@@ -53,6 +59,13 @@ class PartialReducer(FlatReducer[L]):
     FlatReducer's.
     settings: names of the numbers that every rank gives with its gradients; a round uses those of one rank.
     """
+
+    acts_at_step = has_rounds = True
+    refused: ClassVar[Mapping[str, str]] = {
+        "closure": "step(closure) cannot be used with Partial, which applies several updates, or none",
+        "synchronize": IN_STEP_ONLY, "scaler": IN_STEP_ONLY,
+        "sparse": "sparse gradients go by Horovod's own allgather, which waits for all ranks: with Partial give "
+                  "sparse_as_dense=True"}
 
     def __init__(self, options: Partial, average: bool, layout: L,
                  make_accumulator: Callable[[L], ResidualAccumulator], ranks: Ranks,
@@ -70,8 +83,35 @@ class PartialReducer(FlatReducer[L]):
         # Of what was handed in since this rank last contributed:
         self._is_pending = self._contributes = False  # the accumulator holds it
         self._is_finite = True
+        self._to_apply: deque[RoundUpdate] = deque()
         self._remainders: list[SparseVector] = []
         """What rounding has left over in rounds to which this rank contributed nothing; for its next commit."""
+
+    @property
+    def drifts(self) -> bool:  # type: ignore[override]
+        return not self.partial.in_order
+
+    def begin(self, gradients: Gradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
+        self._to_apply.extend(self.arrive(gradients.pieces(), settings))
+        return len(self._to_apply)
+
+    def prepare(self, gradients: Gradients) -> Sequence[float]:
+        update = self._to_apply.popleft()
+        with self.applying():
+            gradients.write(update.update, cleared=False)
+        return update.settings
+
+    def synchronize(self) -> Iterator[int]:
+        for updates in self.synchronize_replicas():
+            self._to_apply.extend(updates)
+            yield len(updates)
+
+    def refuse_step(self, message: str) -> NoReturn:
+        """Raise PluginError, on this rank alone: the others' rounds go on, and wait for it in the end."""
+        raise PluginError(message)
+
+    def meet(self, doing: str) -> None:
+        """Do nothing: replicas meet when they are synchronized."""
 
     def arrive(self, pieces: Iterable[Piece], settings: Sequence[float] = ()) -> list[RoundUpdate]:
         """Hands in this rank's gradients; returns the updates to be applied, in order; there may be none.
@@ -108,7 +148,7 @@ class PartialReducer(FlatReducer[L]):
         assert self._step_report is not None
         self._step_report.phases["write_back"].seconds += time.perf_counter() - start
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Once all ranks have exited by `synchronize_replicas`: the thread has nothing to serve, and ends."""
         if self._allreduce is not None:
             allreduce, self._allreduce = self._allreduce, None
@@ -264,7 +304,7 @@ def _end(reducer: PartialReducer[Any]) -> None:
     try:
         for _ in reducer.synchronize_replicas(for_good=True):
             pass
-        reducer.end()
+        reducer.close()
     except OkTopkError as error:  # known on all ranks
         logger.error("the rounds of Partial could not be ended on all ranks together: %s", error)
     except Exception:

@@ -20,26 +20,25 @@ from ..schemes.step_result import StepResult
 from ..selection.accumulator import ResidualAccumulator
 from ..transport.counting import CountingTransport
 from ..transport.ranks import Ranks
-from ..vectors.sparse import DenseVector, SparseVector, Values
+from ..vectors.sparse import SparseVector, Values
 from .connection import Connection
 from .host_accumulator import HostAccumulator
 from .layout import L
+from .mode import Gradients, Mode, Piece, Update
 from .state import THIS_PROCESS, Record, check_residuals, record, share_of
 
-Update = SparseVector | DenseVector
-Piece = tuple[int, Any]
-"""(offset, flat array on the accumulator's device)."""
 
-
-class FlatReducer(Generic[L]):
+class FlatReducer(Mode, Generic[L]):
     """Reduces the gradients of one layout over the ranks; one object on each rank.
 
     average: whether the sum is divided by the number of ranks. make_accumulator: for the layout.
     signature: lines that must be equal on all ranks, "name: value"; the layout's description if not given.
     """
 
+    acts_at_step = False
     unit: Unit = "gradients"
     copies, adds = 1, True
+    layout: L
 
     def __init__(self, options: Scheme, average: bool, layout: L,
                  make_accumulator: Callable[[L], ResidualAccumulator], ranks: Ranks,
@@ -61,7 +60,15 @@ class FlatReducer(Generic[L]):
 
     # A step.
 
-    def reduce(self, pieces: Iterable[Piece], scale: float | None = None, clear: bool = False,
+    def reduce(self, gradients: Gradients, others_finite: bool = True) -> None:
+        update = self.reduce_pieces(gradients.pieces(), None, clear=True, others_finite=others_finite)
+        with self.writing():
+            gradients.write(update, cleared=True)
+
+    def begin(self, gradients: Gradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
+        return 0 if scaled and self.report is not None and not self.report.finite else 1
+
+    def reduce_pieces(self, pieces: Iterable[Piece], scale: float | None = None, clear: bool = False,
                others_finite: bool = True) -> Update | None:
         """Take a step: return the update, or None if one is not finite on some rank: then nothing has changed.
 
@@ -149,6 +156,9 @@ class FlatReducer(Generic[L]):
         self.check_agreement(self._description(signature))
         raise PluginError(message)
 
+    def refuse_step(self, message: str) -> NoReturn:
+        self.refuse([*self.layout.describe(), message], message)
+
     def set_density(self, density: float | None) -> None:
         """From the next step on, another fraction of the elements is selected; None: that of the options again.
 
@@ -167,6 +177,9 @@ class FlatReducer(Generic[L]):
         """This rank's residual (a copy, NumPy) and counters, as `load` takes them: of the last finished step."""
         return record(*self.ranks.membership()[:2], self.layout, self.read_residual(), self.residual_scale,
                       self._before or self.algorithm.state())
+
+    def records(self) -> list[Record]:
+        return [self.record()]
 
     def load(self, records: Sequence[Record]) -> None:
         """Takes this rank's share of the records that `record` gave on these or other ranks; none starts anew."""
@@ -218,9 +231,6 @@ class FlatReducer(Generic[L]):
     @property
     def _transport(self) -> CountingTransport:
         return self._connection.transport
-
-    def leave(self) -> None:
-        """After the transport was used for other ends than a step; on all ranks together."""
 
     def check_agreement(self, description: str, finite: bool = True) -> bool:
         """A roll call alone; whether it is `finite` on all ranks."""

@@ -32,6 +32,7 @@ import numpy as np
 from ..errors import NonFiniteError, PluginError
 from ..reducer.connection import Connection
 from ..reducer.layout import L
+from ..reducer.mode import Gradients, Mode
 from ..reducer.state import THIS_PROCESS, Record, check_residuals, record, share_of
 from ..schemes.algorithm import Algorithm
 from ..schemes.base import Scheme, Unit
@@ -72,7 +73,7 @@ LAST_EXCHANGE = 60.0
 """Seconds for which a rank that shuts Horovod down waits for what is under way."""
 
 
-class StepAheadReducer(Generic[L]):
+class StepAheadReducer(Mode, Generic[L]):
     """Keeps the shared parameters w of one model, and exchanges w - p; one object on each rank.
 
     average: whether the ranks' moves are averaged, or summed. accumulator: holds w. normalizes: whether the optimizer
@@ -80,7 +81,9 @@ class StepAheadReducer(Generic[L]):
     Raises PluginError for parameters in 16 bits, or of several dtypes.
     """
 
+    reads_memory = True
     unit: Unit = "parameters"
+    layout: L
 
     def __init__(self, options: StepAhead, average: bool, layout: L, accumulator: ParameterAccumulator,
                  replica: Replica, ranks: Ranks, normalizes: bool = False) -> None:
@@ -116,6 +119,26 @@ class StepAheadReducer(Generic[L]):
         _live.add(self)
 
     # A step.
+
+    def begin(self, gradients: Gradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
+        """Return 0 if this rank's gradients are not finite: it takes part in the exchange with what it has."""
+        self.begin_step()
+        if not gradients.all_finite():
+            self.skip_local_step()
+            return 0
+        self.observe(gradients.elements)
+        return 1
+
+    def end(self) -> None:
+        self.end_step()
+
+    @property
+    def holds_own(self) -> bool:  # type: ignore[override]
+        return self.is_started and not self.is_swapped
+
+    @property
+    def must_begin_anew(self) -> bool:  # type: ignore[override]
+        return not self.is_started
 
     def begin_step(self) -> None:
         """Before the optimizer's local step. Raises what the exchange under way has raised."""
@@ -160,6 +183,9 @@ class StepAheadReducer(Generic[L]):
         if self._connection.is_current:
             self.check_agreement(f"{self.description}\n{message}")
         raise PluginError(message)
+
+    def refuse_step(self, message: str) -> NoReturn:
+        self.refuse(message)
 
     def catch_up(self) -> None:
         """Waits for what is under way, and applies it; on this rank alone.
@@ -373,6 +399,10 @@ class StepAheadReducer(Generic[L]):
                      {"step": self._algorithm.step, "own": self._algorithm.state()}, self.unit, self._member.copies)
         return {**own, "shared": digest, "steps": self._steps, "noise": self._noise.state()}
 
+    def records(self) -> list[Record]:
+        own = self.record()
+        return [] if own is None else [own]
+
     def load(self, records: Sequence[Record]) -> None:
         """Takes this rank's share of the records that `record` gave on these or other ranks; none starts anew.
 
@@ -405,18 +435,15 @@ class StepAheadReducer(Generic[L]):
         """A roll call alone; after `connect`."""
         return self._algorithm.check_agreement(description, self._k, self._connection.transport)
 
-    def leave(self) -> None:
-        """After the transport was used for other ends than a step; on all ranks together."""
-
     # What must be equal on all ranks.
 
     @property
-    def coefficient(self) -> float:
+    def coefficient(self) -> float:  # type: ignore[override]
         """λ: what the optimizer's learning rate is to be multiplied by."""
         return self.options.coefficient(self._workers, self._normalizes)
 
     @property
-    def gain(self) -> float:
+    def gain(self) -> float:  # type: ignore[override]
         """How much longer than that the optimizer's steps are to be; not those of decoupled weight decay."""
         if self.options.gain == "auto":
             return math.sqrt(self._noise.ratio) if self._normalizes else 1.0

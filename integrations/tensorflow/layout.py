@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from horovod_oktopk.reducer.flat import Update
 from horovod_oktopk.reducer.layout import Layout, scatter
+from horovod_oktopk.reducer.mode import Update
 
 Array = NDArray[Any]
 

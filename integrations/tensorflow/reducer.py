@@ -82,7 +82,8 @@ class Reducer:
             action, self.before_step = self.before_step, None
             action(self.flat)
         layout, accumulator = self.flat.layout, self.flat.accumulator
-        update = self.flat.reduce(layout.pieces(gradients), float(scale) or None, others_finite=bool(slices_finite))
+        update = self.flat.reduce_pieces(layout.pieces(gradients), float(scale) or None,
+                                         others_finite=bool(slices_finite))
         with self.flat.writing():
             return layout.write(update, accumulator.memory_for if isinstance(accumulator, LendingAccumulator)
                                 else partial(new_memory, layout))

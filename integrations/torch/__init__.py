@@ -12,10 +12,9 @@ try:
 except ModuleNotFoundError as error:
     raise what_is_missing(error, __name__, "PyTorch", "HOROVOD_WITH_PYTORCH") from error
 
-from horovod_oktopk.torch.partial import synchronize_replicas
 from horovod_oktopk.torch.plugin import set_density, step_report
 from horovod_oktopk.torch.schedule import DensitySchedule
-from horovod_oktopk.torch.shared import shared_parameters
+from horovod_oktopk.torch.shared import shared_parameters, synchronize_replicas
 from horovod_oktopk.torch.state import gather_state_dict
 
 plugin.install()

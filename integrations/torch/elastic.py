@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from horovod_oktopk.torch.registry import reducers_of
+from horovod_oktopk.torch.registry import runs_of
 from horovod_oktopk.torch.shared import shared_parameters
-from horovod_oktopk.torch.step_ahead import StepAheadReducer
 
 
 def install(state: Any) -> None:
@@ -37,8 +36,7 @@ def _wrap_sync(sync: Callable[[Any], None]) -> Callable[[Any], None]:
     """A rank that joins gets what all share, and no residual; the others' stays."""
     @functools.wraps(sync)
     def wrapped(self: Any) -> None:
-        for reducer in reducers_of("TorchState", *_trained(self)):
-            if isinstance(reducer, StepAheadReducer):
-                reducer.suspend()
+        for run in runs_of("TorchState", *_trained(self)):
+            run.suspend()
         sync(self)
     return wrapped

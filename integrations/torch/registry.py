@@ -1,78 +1,82 @@
-"""Which reducer serves an optimizer: the one thing that all of this integration's modules need to know."""
+"""The distributed optimizers of this process: all that this integration's modules need to know of one another."""
 
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.torch.reducer import Reducer
-from horovod_oktopk.torch.step_ahead import StepAheadReducer
 
-AnyReducer = Reducer | StepAheadReducer
+if TYPE_CHECKING:
+    from horovod_oktopk.torch.optimizer import Run
 
-_ATTRIBUTE = "_oktopk_reducer"
+ATTRIBUTE = "_oktopk_run"
 _optimizers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
-"""Those that have a reducer, in the order in which they were made: the same on all ranks."""
+"""In the order in which they were made: the same on all ranks."""
 
 
-def register(optimizer: Any, reducer: AnyReducer) -> None:
-    """Makes the reducer the optimizer's."""
-    setattr(optimizer, _ATTRIBUTE, reducer)
+def register(optimizer: Any, run: Run) -> None:
+    """Make the run the optimizer's."""
+    setattr(optimizer, ATTRIBUTE, run)
     _optimizers[optimizer] = None
 
 
 def is_in_use() -> bool:
-    """Whether an optimizer of ours lives in this process."""
+    """Return True if an optimizer of ours lives in this process."""
     return len(_optimizers) > 0
 
 
-def reducer_of(optimizer: Any) -> AnyReducer | None:
-    """The reducer of an optimizer of ours, also inside a library's wrapper (Accelerate's); None for any other."""
-    reducer: AnyReducer | None = getattr(optimizer, _ATTRIBUTE, None)
+def run_of(optimizer: Any) -> Run | None:
+    """Return the run of an optimizer of ours, also inside a library's wrapper (Accelerate's); None for any other."""
+    run: Run | None = getattr(optimizer, ATTRIBUTE, None)
     inner = getattr(optimizer, "optimizer", None)
-    return reducer_of(inner) if reducer is None and inner is not None else reducer
+    return run_of(inner) if run is None and inner is not None else run
 
 
-def gradient_reducer_of(optimizer: Any) -> Reducer | None:
-    """The same, if it reduces gradients; None with StepAhead, which leaves them alone."""
-    reducer = reducer_of(optimizer)
-    return reducer if isinstance(reducer, Reducer) else None
+def own_run_of(optimizer: Any) -> Run:
+    """Return the run of an optimizer of ours. Raise PluginError for any other."""
+    run = run_of(optimizer)
+    if run is None:
+        raise PluginError(f"{type(optimizer).__name__} was not made by hvd.DistributedOptimizer(..., "
+                          "compression=OkTopk(...))")
+    return run
 
 
-def reducers_of(function: str, *targets: Any) -> list[AnyReducer]:
-    """Those of optimizers, of models, or of lists of these; each once. A model has the reducers of all optimizers
-    that train one of its parameters, whatever module is wrapped around it.
+def runs_of(function: str, *targets: Any) -> list[Run]:
+    """Return those of optimizers, of models, or of lists of these; each once.
 
-    function: what was called with the targets.
-    Raises PluginError for what is neither an optimizer nor a model.
+    A model has the runs of all optimizers that train one of its parameters, whatever module is wrapped around it.
+    function: what was called with the targets. Raise PluginError for what is neither an optimizer nor a model.
     """
-    found: dict[AnyReducer, None] = {}
+    found: dict[Run, None] = {}
     for target in targets:
         if isinstance(target, list | tuple):
-            found |= dict.fromkeys(reducers_of(function, *target))
+            found |= dict.fromkeys(runs_of(function, *target))
         elif isinstance(target, torch.nn.Module):
-            found |= dict.fromkeys(_reducers_over(set(target.parameters())))
+            found |= dict.fromkeys(runs_over(target.parameters()))
         elif _is_optimizer(target):
-            reducer = reducer_of(target)
-            found |= {} if reducer is None else {reducer: None}
+            run = run_of(target)
+            found |= {} if run is None else {run: None}
         else:
             raise PluginError(f"{function} takes optimizers, models (torch.nn.Module), or lists of these; got "
                               f"{type(target).__name__}: write {function}(optimizer)")
     return list(found)
 
 
-def _reducers_over(parameters: set[torch.nn.Parameter]) -> list[AnyReducer]:
+def runs_over(parameters: Iterator[torch.Tensor]) -> list[Run]:
+    """Return the runs of all optimizers that train one of the parameters."""
+    wanted = set(parameters)
     over = (each for each in list(_optimizers)
-            if any(p in parameters for group in each.param_groups for p in group["params"]))
-    return [reducer for optimizer in over if (reducer := reducer_of(optimizer)) is not None]
+            if any(p in wanted for group in each.param_groups for p in group["params"]))
+    return [run for optimizer in over if (run := run_of(optimizer)) is not None]
 
 
 def _is_optimizer(target: Any) -> bool:
-    """Whether it is one, also inside a library's wrapper."""
-    if isinstance(target, torch.optim.Optimizer) or reducer_of(target) is not None:
+    """Return True for an optimizer, also inside a library's wrapper."""
+    if isinstance(target, torch.optim.Optimizer) or run_of(target) is not None:
         return True
     inner = getattr(target, "optimizer", None)
     return inner is not None and _is_optimizer(inner)

@@ -9,7 +9,7 @@ import torch
 from horovod_oktopk.errors import OptionError
 from horovod_oktopk.schedule import GTOPK_DENSITIES, Schedule, check_epoch, density_of_epoch
 from horovod_oktopk.torch.plugin import set_density
-from horovod_oktopk.torch.registry import reducer_of
+from horovod_oktopk.torch.registry import own_run_of
 
 
 class DensitySchedule:
@@ -52,9 +52,7 @@ class DensitySchedule:
     @property
     def density(self) -> float:
         """That of the present epoch."""
-        reducer = reducer_of(self._optimizer)
-        assert reducer is not None  # set_density would have refused
-        return reducer.options.density
+        return own_run_of(self._optimizer).scheme.density
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""

@@ -1,4 +1,4 @@
-"""The parameters that all ranks share, with `compression=StepAhead(...)`: to be evaluated and saved."""
+"""The parameters that all ranks share, to be evaluated and saved."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from horovod_oktopk.torch.registry import reducers_of
-from horovod_oktopk.torch.step_ahead import StepAheadReducer
+from horovod_oktopk.torch.registry import runs_of
 
 
 @contextmanager
@@ -36,7 +35,26 @@ def shared_parameters(*targets: Any) -> Iterator[None]:
         ...     save(model, optimizer)
     """
     with ExitStack() as stack:
-        for reducer in reducers_of("shared_parameters", *targets):
-            if isinstance(reducer, StepAheadReducer):
-                stack.enter_context(reducer.shared())
+        for run in runs_of("shared_parameters", *targets):
+            stack.enter_context(run.shared())
         yield
+
+
+def synchronize_replicas(*targets: Any) -> None:
+    """Make the replicas of a `Partial` optimizer equal.
+
+    It is called on all ranks together: before evaluation, checkpoints and any collective
+    of your own, and after the last step. A rank that is here serves the others' rounds until all are. Gradients that
+    no step has handed in yet stay where they are. Without `Partial` it does nothing.
+
+    Args:
+        *targets: optimizers that were made with `compression=Partial(...)`, or their models, or lists of these.
+
+    Raises:
+        PluginError: A target is neither an optimizer nor a model.
+
+    Examples:
+        >>> synchronize_replicas(optimizer)
+    """
+    for run in runs_of("synchronize_replicas", *targets):
+        run.synchronize_replicas()

@@ -12,27 +12,24 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from horovod_oktopk.errors import OptionError, PluginError
-from horovod_oktopk.phases.agreement import instead
+from horovod_oktopk.errors import OptionError
 from horovod_oktopk.reducer.state import check_records, check_residuals
-from horovod_oktopk.torch.partial import PartialReducer, synchronize_replicas
-from horovod_oktopk.torch.registry import AnyReducer, reducer_of
-from horovod_oktopk.torch.step_ahead import StepAheadReducer
+from horovod_oktopk.torch.registry import own_run_of
 
 KEY = "horovod_oktopk"
 
 
-def attach_state(optimizer: Any, reducer: AnyReducer) -> None:
-    """Makes the optimizer's state_dict carry the reducer's state, and its load_state_dict take it."""
+def attach_state(optimizer: Any) -> None:
+    """Make a distributed optimizer's state_dict carry the mode's state, and its load_state_dict take it."""
     def save(_optimizer: Any, state_dict: dict[str, Any]) -> None:
-        state_dict[KEY] = [_to_torch(record) for record in reducer.records()]
+        state_dict[KEY] = [_to_torch(record) for record in own_run_of(_optimizer).records()]
 
     def load(_optimizer: Any, state_dict: dict[str, Any]) -> None:
         saved = state_dict.get(KEY, [])
         check_records(saved)
         records = [_to_numpy(record) for record in saved]
         check_residuals(records)  # of all ranks, and before anything is taken: so all ranks refuse the same file
-        reducer.load_records(records)
+        own_run_of(_optimizer).load_records(records)
 
     optimizer.register_state_dict_post_hook(save)
     optimizer.register_load_state_dict_pre_hook(load)
@@ -59,14 +56,11 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         >>> if hvd.rank() == 0:
         ...     torch.save(state, path)
     """
-    reducer = reducer_of(optimizer)
-    if reducer is None:
-        raise PluginError("gather_state_dict needs an optimizer made with compression=OkTopk(...); got "
-                          f"{type(optimizer).__name__}")
-    synchronize_replicas(optimizer)
-    _meet(reducer)
+    run = own_run_of(optimizer)
+    run.synchronize_replicas()
+    run.meet("gather the state (gather_state_dict)")
     state_dict = optimizer.state_dict()
-    records, ranks = state_dict[KEY], reducer.ranks
+    records, ranks = state_dict[KEY], run.ranks
     if not records or not ranks.takes_part:
         return state_dict
     own = records[0]
@@ -83,17 +77,6 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return state_dict
 
 
-def _meet(reducer: AnyReducer) -> None:
-    """A rank that takes a step instead hears of it, as do the others: they would wait for each other for ever."""
-    if isinstance(reducer, PartialReducer) or not reducer.ranks.takes_part:
-        return  # Partial's replicas have met already
-    reduction = reducer.core if isinstance(reducer, StepAheadReducer) else reducer.flat
-    if reduction is not None:
-        reduction.connect()
-        reduction.check_agreement(instead(reduction.description, "gather the state (gather_state_dict)"))
-        reduction.leave()
-
-
 def _to_torch(record: dict[str, Any]) -> dict[str, Any]:
     return {**record, "residual": torch.from_numpy(record["residual"])}  # so torch.load(weights_only=True) reads it
 
@@ -104,4 +87,12 @@ def _to_numpy(record: dict[str, Any]) -> dict[str, Any]:
         came = residual.dtype if isinstance(residual, torch.Tensor) else type(residual).__name__
         raise OptionError(f"the state is damaged: the residual of rank {record['rank']} must be a tensor of float32 "
                           f"or float64; got {came}")
-    return {**record, "residual": residual.cpu().numpy()}
+    return _unscaled({**record, "residual": residual.cpu().numpy()})
+
+
+def _unscaled(record: dict[str, Any]) -> dict[str, Any]:
+    """Divide out the loss scale that residuals of gradients held in files of earlier versions."""
+    scale = record["residual_scale"]
+    if record["unit"] != "gradients" or not scale:
+        return record
+    return {**record, "residual": record["residual"] / record["residual"].dtype.type(scale), "residual_scale": None}

@@ -92,7 +92,7 @@ class CoreTrainer:
             total = self.ranks.dense_sum(self.flat(grads))
             self.descend(total / self.ranks.process_set.size() if self.average else total, self.lr())
             return
-        update = self.reducer.reduce(self.pieces(grads))
+        update = self.reducer.reduce_pieces(self.pieces(grads))
         with self.reducer.writing():
             self.descend(self.written(update), self.lr())
 
@@ -190,7 +190,7 @@ class PartialTrainer(CoreTrainer):
         if self.is_started:
             try:
                 self.synchronize_replicas(for_good=True)
-                self.reducer.end()
+                self.reducer.close()
             except OkTopkError:  # rounds have failed before, on all ranks
                 self.reducer._leave_running()
 

@@ -51,7 +51,7 @@ def test_what_rounding_leaves_over_is_kept_by_a_rank_that_does_not_come(value_dt
             seen += applied(reducer.arrive([(0, gradient)]))
         seen += sum(applied(updates) for updates in reducer.synchronize_replicas(for_good=True))
         residual, record = reducer.read_residual(), reducer.record()["residual"]
-        reducer.end()
+        reducer.close()
         return computed, seen, residual, record
 
     everyone = run_ranks(3, program)
@@ -83,7 +83,7 @@ def test_gradients_that_cannot_be_read_leave_what_was_handed_in():
         assert done.wait(20)
         seen += sum(applied(updates) for updates in reducer.synchronize_replicas(for_good=True))
         kept = reducer.read_residual()
-        reducer.end()
+        reducer.close()
         return seen, kept
 
     (seen, first), (_, second) = run_ranks(2, program)

@@ -39,7 +39,7 @@ def take_step(reducer: FlatReducer, gradient: np.ndarray, scale: float | None = 
     """The update as a dense vector; None where the step was undone."""
     offsets = reducer.layout.offsets
     parts = [gradient[start:stop] for start, stop in pairwise(offsets)]
-    update = reducer.reduce(zip(offsets[:-1].tolist(), parts, strict=True), scale)
+    update = reducer.reduce_pieces(zip(offsets[:-1].tolist(), parts, strict=True), scale)
     if update is None:
         return None
     dense = np.zeros_like(gradient)

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from horovod_oktopk.torch import Dense, Partial, synchronize_replicas
-from horovod_oktopk.torch.registry import reducer_of
 
 
 def main() -> None:
@@ -45,7 +44,7 @@ def main() -> None:
             synchronize_replicas(optimizer)
     if how == "shutdown":
         hvd.shutdown()
-        kept = reducer_of(optimizer).flat.read_residual()
+        kept = optimizer.state_dict()["horovod_oktopk"][0]["residual"].numpy()
         print(f"rank {rank} keeps {np.count_nonzero(kept)} elements that were in no round", flush=True)
     print(f"rank {rank} has come to its end", flush=True)
 

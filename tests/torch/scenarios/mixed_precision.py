@@ -1,4 +1,4 @@
-"""torch.amp.GradScaler: every rank skips the same steps, and the residual keeps its unit."""
+"""torch.amp.GradScaler: every rank skips the same steps, and a loss scale leaves no trace."""
 
 from __future__ import annotations
 
@@ -26,20 +26,27 @@ def scaler_of(scale: float, interval: int = 2000) -> torch.amp.GradScaler:
 
 
 def scaled_step(optimizer: Any, scaler: Any, params: dict[str, torch.nn.Parameter],
-                grads: dict[str, torch.Tensor]) -> None:
+                grads: dict[str, torch.Tensor], clips: bool = False) -> None:
+    """clips: the gradients are unscaled and reduced before the step, to be clipped in between."""
     optimizer.zero_grad()
     loss = sum((params[name] * grads[name]).sum() for name in grads)
     scaler.scale(loss).backward()
-    optimizer.synchronize()
-    scaler.unscale_(optimizer)
-    with optimizer.skip_synchronize():
+    if clips:
+        scaler.unscale_(optimizer)
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(params.values(), 1e9)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+    else:
         scaler.step(optimizer)
     scaler.update()
 
 
-def check_residual_keeps_its_unit_while_the_scale_grows() -> None:
+def check_a_loss_scale_leaves_no_trace() -> None:
+    """It may differ between ranks, and grow."""
     results = []
-    for scaler in (None, scaler_of(4.0, interval=1)):
+    for scaler, clips in ((None, False), (scaler_of(4.0, interval=1), False), (scaler_of(4.0, interval=1), True),
+                          (scaler_of(2.0 ** (3 + hvd.rank())), False)):
         params = parameters()
         optimizer = distribute(params, OkTopk(density=0.1, threshold_interval=1), op=hvd.Sum)
         for step in range(6):
@@ -48,81 +55,71 @@ def check_residual_keeps_its_unit_while_the_scale_grows() -> None:
                 backward(params, gradients(step, hvd.rank()))
                 optimizer.step()
             else:
-                scaled_step(optimizer, scaler, params, gradients(step, hvd.rank()))
-        results.append(flat(params))
-    assert scaler is not None
-    assert scaler.get_scale() == 4.0 * 2**6
-    assert np.array_equal(*results)
-
-
-def check_every_optimizer_goes_by_its_own_scaler() -> None:
-    results = []
-    for scales in ((None, None), (4.0, 64.0)):
-        models = [parameters(), parameters()]
-        optimizers = [distribute(params, OkTopk(density=0.1, threshold_interval=1), op=hvd.Sum) for params in models]
-        scalers = [torch.amp.GradScaler("cpu", init_scale=scale or 1.0, growth_interval=interval, enabled=bool(scale))
-                   for scale, interval in zip(scales, (1, 2), strict=True)]
-        for step in range(5):
-            for params, optimizer, scaler in zip(models, optimizers, scalers, strict=True):
-                optimizer.zero_grad()
-                scaler.scale(sum((params[name] * grad).sum()
-                                 for name, grad in gradients(step, hvd.rank()).items())).backward()
-            for optimizer, scaler in zip(optimizers, scalers, strict=True):
-                optimizer.synchronize()
-                scaler.unscale_(optimizer)
-                with optimizer.skip_synchronize():
-                    scaler.step(optimizer)
-                scaler.update()
-        results.append(np.concatenate([flat(params) for params in models]))
-    assert np.array_equal(*results)
+                scaled_step(optimizer, scaler, params, gradients(step, hvd.rank()), clips)
+        results.append((flat(params), optimizer.state_dict()["horovod_oktopk"][0]["residual"].numpy()))
+    for found in results[1:]:
+        assert all(np.array_equal(*pair) for pair in zip(results[0], found, strict=True))
 
 
 def check_overflow_on_one_rank_skips_the_step_on_all() -> None:
-    results = []
-    for overflow in (False, True):
-        params = parameters()
-        optimizer = distribute(params, OkTopk(density=0.1, threshold_interval=1), op=hvd.Sum)
-        scaler = scaler_of(1024.0)
-        for step in range(5):
-            if overflow and step in (0, 3):
-                before = flat(params)
-                grads = gradients(99, hvd.rank())
-                if hvd.rank() == 0:
-                    grads["b.weight"][0, 0] = float("inf")
-                scale = scaler.get_scale()
-                scaled_step(optimizer, scaler, params, grads)
-                assert np.array_equal(flat(params), before)
-                assert scaler.get_scale() == scale / 2
-            scaled_step(optimizer, scaler, params, gradients(step, hvd.rank()))
-        assert_equal_everywhere(params.values())
-        results.append(flat(params))
-    assert np.array_equal(*results), "a skipped step left a trace"
+    """That rank's scale alone is lowered."""
+    for clips in (False, True):
+        results = []
+        for overflow in (False, True):
+            params = parameters()
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params.values(), lr=1.0, momentum=0.5), op=hvd.Sum,
+                                                 named_parameters=params.items(), compression=OkTopk(density=0.1))
+            scaler = scaler_of(1024.0)
+            for step in range(5):
+                if overflow and step in (0, 3):
+                    before = flat(params)
+                    grads = gradients(99, hvd.rank())
+                    if hvd.rank() == 0:
+                        grads["b.weight"][0, 0] = float("inf")
+                    scale = scaler.get_scale()
+                    scaled_step(optimizer, scaler, params, grads, clips)
+                    assert np.array_equal(flat(params), before)
+                    assert scaler.get_scale() == (scale / 2 if hvd.rank() == 0 else scale)
+                scaled_step(optimizer, scaler, params, gradients(step, hvd.rank()), clips)
+            assert_equal_everywhere(params.values())
+            results.append(flat(params))
+        assert np.array_equal(*results), "a skipped step left a trace"
 
 
-def check_a_resumed_run_knows_the_scale() -> None:
-    def run(resume: bool) -> np.ndarray:
-        params = parameters()
-        optimizer = distribute(params, OkTopk(density=0.1, threshold_interval=1), op=hvd.Sum)
-        scaler = scaler_of(2.0, interval=1)
-        for step in range(6):
-            if resume and step == 3:
-                state, scaler_state = optimizer.state_dict(), scaler.state_dict()
-                params = {name: torch.nn.Parameter(p.detach().clone()) for name, p in params.items()}
-                optimizer = distribute(params, OkTopk(density=0.1, threshold_interval=1), op=hvd.Sum)
-                scaler = scaler_of(1.0, interval=1)
-                optimizer.load_state_dict(state)
-                scaler.load_state_dict(scaler_state)
-            scaled_step(optimizer, scaler, params, gradients(step, hvd.rank()))
-        return flat(params)
-
-    assert np.array_equal(run(resume=True), run(resume=False))
-
-
-def check_a_step_without_synchronize_is_refused() -> None:
+def check_the_loss_scale_of_an_earlier_versions_state_is_divided_out() -> None:
     params = parameters()
-    optimizer = distribute(params, OkTopk)
-    scaler = scaler_of(2.0)
-    scaler.scale(params["d"].sum()).backward()
-    for call in (scaler.step, scaler.unscale_):
-        assert "optimizer.synchronize()" in raised_everywhere(PluginError, lambda call=call: call(optimizer))[0]
-    optimizer.synchronize()
+    optimizer = distribute(params, OkTopk(density=0.1))
+    backward(params, gradients(0, hvd.rank()))
+    optimizer.step()
+    state = optimizer.state_dict()
+    (record,) = state["horovod_oktopk"]
+    scaled = {**state, "horovod_oktopk": [{**record, "residual": 64.0 * record["residual"], "residual_scale": 64.0}]}
+    other = distribute(parameters(), OkTopk(density=0.1))
+    other.load_state_dict(scaled)
+    backward(params, gradients(1, hvd.rank()))
+    assert torch.equal(other.state_dict()["horovod_oktopk"][0]["residual"], record["residual"])
+    assert record["residual"].any()
+
+
+def check_orders_that_would_reduce_scales_or_clip_parts_are_refused() -> None:
+    def stepped_alone(scaler: Any, optimizer: Any) -> None:
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+
+    def unscaled_late(scaler: Any, optimizer: Any) -> None:
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+
+    def never_reduced(scaler: Any, optimizer: Any) -> None:
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+
+    for program, says in ((stepped_alone, "while they held the loss scale"),
+                          (unscaled_late, "while they held the loss scale"), (never_reduced, "clip their mean")):
+        params, scaler = parameters(), scaler_of(2.0)
+        optimizer = distribute(params, OkTopk)
+        scaler.scale(sum(p.sum() for p in params.values())).backward()
+        message = raised_everywhere(PluginError, lambda made=(scaler, optimizer), run=program: run(*made))[0]
+        assert says in message, message
+        assert "scaler.step(optimizer) alone" in message, message

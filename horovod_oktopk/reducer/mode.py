@@ -1,0 +1,167 @@
+"""A Mode: what happens around the steps of one optimizer. Integrations know no other interface of a reduction."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, NoReturn
+
+from ..errors import PluginError
+from ..phases.agreement import instead
+from ..schemes.report import StepReport
+from ..transport.counting import CountingTransport
+from ..transport.ranks import Ranks
+from ..vectors.sparse import DenseVector, Indices, SparseVector, Values
+from .layout import Layout
+from .state import Record
+
+Update = SparseVector | DenseVector
+Piece = tuple[int, Any]
+"""(offset, flat array on the accumulator's device)."""
+
+
+class Gradients(ABC):
+    """This rank's gradients of one step, as the flat vector of a layout; those that stay as they are cannot write."""
+
+    def pieces(self) -> Iterable[Piece]:
+        """Return the gradients. Whoever reads a piece of the layout's dtype may leave zeros there, see `write`."""
+        raise NotImplementedError
+
+    def write(self, update: Update | None, cleared: bool) -> None:
+        """Write an update over the gradients; NaN for None. cleared: contiguous pieces hold zeros."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def elements(self, places: Indices) -> Values:
+        """Return the elements at these places of the flat vector, in its order."""
+
+    @abstractmethod
+    def all_finite(self) -> bool:
+        """Return True if all elements are finite."""
+
+
+class Mode(ABC):
+    """Exchange what one optimizer computes, around its steps, on this rank.
+
+    A step, on all ranks alike:
+
+        for _ in range(mode.begin(gradients, settings)):
+            settings = mode.prepare(gradients)
+            the optimizer's own step, with these settings, with coefficient · gain times its learning rate, and with
+            1/gain of its decoupled weight decay
+        mode.end()
+
+    Gradients are in true units: whoever scales a loss divides before. Methods that communicate raise AgreementError
+    or TransportError, on all ranks.
+
+    acts_at_step: gradients stay this rank's own until `begin`; otherwise `reduce` comes before it.
+    reads_memory: parameters are read as they lie in memory.
+    refused: what a program must not do, and the advice.
+    """
+
+    acts_at_step: ClassVar[bool] = True
+    reads_memory: ClassVar[bool] = False
+    has_rounds: ClassVar[bool] = False
+    refused: ClassVar[Mapping[str, str]] = {}
+    layout: Layout
+    ranks: Ranks
+    coefficient: float = 1.0
+    gain: float = 1.0
+    drifts = False
+    """True if replicas may differ, and `synchronize` is to be followed by an average of the parameters."""
+    holds_own = False
+    """True while the model holds this rank's own parameters."""
+    must_begin_anew = False
+    """True if the next step starts from what the model holds."""
+
+    @property
+    @abstractmethod
+    def last_report(self) -> StepReport | None:
+        """The report of the last step; None before the first."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """What must be equal on all ranks, one "name: value" a line."""
+
+    def reduce(self, gradients: Gradients, others_finite: bool = True) -> None:
+        """Replace the gradients by their mean or sum over the ranks; by NaN if one is not finite on some rank.
+
+        others_finite: whether all is finite that this rank reduces in this step by other means (sparse gradients).
+        """
+
+    @abstractmethod
+    def begin(self, gradients: Gradients, settings: Sequence[float] = (), scaled: bool = False) -> int:
+        """Return how many steps of the optimizer follow.
+
+        settings: hyperparameters that travel with the gradients. scaled: a loss scaler takes the step, so none
+        follows if a gradient was not finite.
+        """
+
+    def prepare(self, gradients: Gradients) -> Sequence[float]:  # noqa: ARG002
+        """Write the gradients of the next step of the optimizer; return its hyperparameters, if they are not its own.
+        """
+        return ()
+
+    def end(self) -> None:
+        """Finish a step."""
+
+    def synchronize(self) -> Iterator[int]:
+        """Yield how many steps of the optimizer follow, until all ranks have seen the same rounds. Collective."""
+        return iter(())
+
+    @classmethod
+    def check(cls, feature: str) -> None:
+        """Raise PluginError, with advice, if a program must not do this."""
+        if feature in cls.refused:
+            raise PluginError(cls.refused[feature])
+
+    def belongs_to(self, owner: object) -> None:
+        """End what would outlive the owner, which holds this object, when it is gone."""
+
+    @abstractmethod
+    def refuse_step(self, message: str) -> NoReturn:
+        """Raise PluginError for a step that cannot be taken; the ranks that do take it raise AgreementError."""
+
+    @abstractmethod
+    def connect(self) -> CountingTransport:
+        """Return the transport to all ranks, for other ends than a step. Collective."""
+
+    @abstractmethod
+    def check_agreement(self, description: str) -> bool:
+        """Hold a roll call alone, after `connect`; return True if all is finite on all ranks."""
+
+    def meet(self, doing: str) -> None:
+        """Meet the other ranks, to do something together: a rank that takes a step instead hears of it, as they do.
+        """
+        self.connect()
+        self.check_agreement(instead(self.description, doing))
+
+    def leave(self) -> None:
+        """Return when all ranks have used the transport for other ends than a step."""
+
+    @abstractmethod
+    def set_density(self, density: float | None) -> None:
+        """Select another fraction of the elements from the next step on; None: that of the options again.
+
+        Raise OptionError for a density that is not allowed.
+        """
+
+    @abstractmethod
+    def records(self) -> list[Record]:
+        """Return this rank's residual and counters, as `load` takes them; none before the first step."""
+
+    @abstractmethod
+    def load(self, records: Sequence[Record]) -> None:
+        """Take this rank's share of records of these or other ranks; none starts anew."""
+
+    def shared(self) -> AbstractContextManager[None]:
+        """Return a context in which the model holds what all ranks share."""
+        return nullcontext()
+
+    def suspend(self) -> None:
+        """Put what all ranks share into the model, until the next step begins anew."""
+
+    def resume(self) -> None:
+        """Go on, before the next step, with a state that was loaded."""

@@ -1,0 +1,398 @@
+"""A distributed optimizer: the user's own object, with a class of its own that takes distributed steps."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.reducer.mode import Mode
+from horovod_oktopk.reducer.state import Record, parameters_of
+from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.torch import amp
+from horovod_oktopk.torch.gradients import DenseGradients, OwnGradients, without_rows
+from horovod_oktopk.torch.layout import TorchLayout
+from horovod_oktopk.torch.modes import kind_of, with_scheme
+from horovod_oktopk.torch.numbers import Hyperparameters, lengthened
+from horovod_oktopk.torch.registry import ATTRIBUTE, register, runs_over
+from horovod_oktopk.torch.transport import ranks_of
+
+logger = logging.getLogger("horovod_oktopk")
+
+NOT_REDUCED = ("a GradScaler has unscaled gradients that are not reduced, and to clip them on each rank would give "
+               "other gradients than to clip their mean. Write: scaler.unscale_(optimizer); optimizer.synchronize(); "
+               "clip; with optimizer.skip_synchronize(): scaler.step(optimizer); or scaler.step(optimizer) alone")
+TWICE = ("optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): "
+         "gradients are reduced twice")
+COPIED = ("a copy of a distributed optimizer cannot take steps: make a plain optimizer of the copied model's "
+          "parameters, load the state into it, and give that to hvd.DistributedOptimizer")
+DENSE_NOW = ("the gradient of '{name}' was sparse at the first step and is dense now; what is sparse at first must "
+             "stay so")
+JOINED = ("'{name}' has come to the optimizer, or was unfrozen, after its first step: the ranks would go on with "
+          "gradients of their own. Make the optimizer anew: hvd.DistributedOptimizer(optimizer, ...)")
+OUTSIDE = ("optimizer.state_dict() outside of shared_parameters(optimizer): there the model holds rank %d's own "
+           "parameters: save the model and the optimizer inside")
+_UNKNOWN = object()
+
+
+class Run:
+    """What belongs to one distributed optimizer on this rank, beside its plain class.
+
+    names: of the parameters. local: the optimizer's own step. mode: None before the first step, which tells what the
+    gradients are like.
+    """
+
+    def __init__(self, optimizer: Any, local: Callable[..., Any], options: Any, names: Mapping[torch.Tensor, str],
+                 op: Any, sparse_as_dense: bool, process_set: Any) -> None:
+        self.optimizer, self.local, self.op = optimizer, local, op
+        self.scheme: Scheme = getattr(options, "scheme", options)
+        """With the present density."""
+        self.kind, self._make = kind_of(options)
+        self.ranks = ranks_of(process_set, self.kind.acts_at_step,
+                              self.kind.acts_at_step and getattr(options, "overlap", True))
+        self.mode: Mode | None = None
+        self.reduces = True  # but inside skip_synchronize
+        self._options, self._names, self._sparse_as_dense = options, names, sparse_as_dense
+        self._excluded: list[torch.Tensor] = []  # whose gradients Horovod reduces itself, as they are sparse
+        self._waiting: list[Record] = []  # loaded before the first step
+        self._reduced: torch.Tensor | None = None  # a gradient that was reduced, and is to be applied
+        self._host_set: Any = _UNKNOWN
+        self._has_warned = False
+        self._numbers: Hyperparameters
+
+    # A step.
+
+    def step(self) -> Any:
+        """Take the optimizer's steps that follow from this rank's gradients."""
+        with amp.taken_off(self.optimizer) as scale:
+            if scale is not None:
+                self._unscale(scale)
+            if not self.ranks.takes_part:
+                return self.local() if scale is None or self._all_finite() else None
+            if self.reduces:
+                if self.is_reduced and not self.kind.has_rounds:
+                    warnings.warn(TWICE, stacklevel=3)
+                self.reduce()
+            self._reduced = None
+            return self._local_steps(scale is not None)
+
+    def _local_steps(self, scaled: bool) -> Any:
+        if self.mode is None and not self.kind.acts_at_step:  # skip_synchronize() before any synchronize()
+            return self.local()
+        mode, result = self._laid_out(), None
+        if mode.must_begin_anew:
+            self.hand_over()
+        gradients = self._gradients(mode) if mode.has_rounds else OwnGradients(self._layout)
+        settings = self._numbers.read() if mode.has_rounds else ()
+        for _ in range(mode.begin(gradients, settings, scaled)):
+            with self._numbers.set_to(mode.prepare(gradients)), lengthened(self.optimizer, mode.coefficient,
+                                                                           mode.gain):
+                result = self.local()
+        mode.end()
+        return result
+
+    def synchronize(self) -> None:
+        """Reduce the gradients now, to be clipped before the step."""
+        self.kind.check("synchronize")
+        if self.ranks.takes_part:
+            self.reduce()
+
+    def reduce(self) -> None:
+        """Reduce the gradients, if the mode does so before the step; over a host's ranks if hosts are its workers."""
+        if self.kind.acts_at_step:
+            if self.scheme.hierarchical and self._find_host() is not None:
+                self._average_on_host()
+            return
+        self._reduced = None
+        mode = self._laid_out()
+        others = self._sparse_gradients()
+        finite = all(bool(torch.isfinite(p.grad._values()).all()) for p in others)  # type: ignore[union-attr]
+        mode.reduce(self._gradients(mode), finite)
+        self._reduce_by_horovod(others, self.ranks.process_set)
+        self._note_reduced()
+
+    @property
+    def is_reduced(self) -> bool:
+        """True if the gradients are reduced, and not applied or dropped since."""
+        return self._reduced is not None and any(p.grad is self._reduced for p in self._parameters())
+
+    def _note_reduced(self) -> None:
+        self._reduced = next((p.grad for p in self._parameters() if p.grad is not None), None)
+
+    def _unscale(self, scale: torch.Tensor | bool) -> None:
+        self.kind.check("scaler")
+        if isinstance(scale, bool):
+            if not self.is_reduced and not self.kind.acts_at_step and self.ranks.takes_part:
+                raise PluginError(NOT_REDUCED)
+            return
+        if self.is_reduced:
+            raise PluginError(amp.UNSCALE_FIRST)
+        amp.unscale([p.grad for p in self._parameters() if p.grad is not None], scale)
+
+    def _all_finite(self) -> bool:
+        return OwnGradients(TorchLayout(self._named(self._parameters()))).all_finite()
+
+    # Other ranks' gradients by Horovod itself.
+
+    def _sparse_gradients(self) -> list[torch.Tensor]:
+        for p in self._excluded:
+            if p.grad is None:
+                p.grad = without_rows(p)
+            elif not p.grad.is_sparse:
+                raise PluginError(DENSE_NOW.format(name=self._names[p]))
+        return self._excluded
+
+    def _reduce_by_horovod(self, parameters: list[torch.Tensor], process_set: Any) -> None:
+        """Reduce sparse gradients, in the order of their names."""
+        handles = [hvd.sparse_allreduce_async(p.grad, name=self._name(p), op=self.op, process_set=process_set)
+                   for p in parameters]
+        for p, handle in zip(parameters, handles, strict=True):
+            p.grad = handle()
+
+    def _find_host(self) -> Any:
+        """Return Horovod's process set of this rank's host; None if the rank is alone there. Collective, once."""
+        if self._host_set is _UNKNOWN:
+            self._host_set = self.ranks.host_set(self.scheme.transport, self.scheme.hierarchical)
+        return self._host_set
+
+    def _average_on_host(self) -> None:
+        trained = [p for p in self._named(self._parameters()).values() if p.requires_grad]
+        for p in trained:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            elif p.grad.is_sparse and self._sparse_as_dense:
+                p.grad = p.grad.to_dense()
+        sparse = [p for p in trained if p.grad.is_sparse]  # type: ignore[union-attr]
+        dense = [p.grad for p in trained if not p.grad.is_sparse]  # type: ignore[union-attr]
+        if dense:
+            hvd.grouped_allreduce_(dense, op=self.op, name="horovod_oktopk.host", process_set=self._host_set)
+        self._reduce_by_horovod(sparse, self._host_set)
+        self._note_reduced()
+
+    # Which parameters.
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _name(self, p: torch.Tensor) -> str:
+        return self._names.get(p) or f"unnamed.{next(i for i, q in enumerate(self._parameters()) if q is p)}"
+
+    def _named(self, parameters: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        named = {self._name(p): p for p in parameters}
+        return {name: named[name] for name in sorted(named)}
+
+    @property
+    def _layout(self) -> TorchLayout:
+        assert self.mode is not None
+        layout = self.mode.layout
+        assert isinstance(layout, TorchLayout)
+        return layout
+
+    def _gradients(self, mode: Mode) -> DenseGradients:
+        for name, p in zip((name for name, *_ in self._layout.entries), self._layout.parameters, strict=True):
+            if p.grad is not None and p.grad.is_sparse and not self._sparse_as_dense:
+                mode.check("sparse")
+                raise PluginError(f"the gradient of '{name}' is sparse now, and was dense at the first step")
+        return DenseGradients(self._layout, bool(self.scheme.hierarchical))
+
+    def _laid_out(self) -> Mode:
+        """Return the mode of the present parameters: a new one at first, and with StepAhead if some have joined."""
+        mode = self.mode
+        if mode is not None and not (mode.reads_memory and len(self._layout.parameters) != len(self._parameters())):
+            self._check_unchanged(mode)
+            return mode
+        self.mode = self._make_mode()
+        if mode is not None:
+            mode.suspend()
+            self._waiting = [_extended(each, self._layout) for each in mode.records()]
+        if self._waiting:
+            self.mode.load(self._waiting)
+            self._waiting = []
+        return self.mode
+
+    def _make_mode(self) -> Mode:
+        parameters = self._parameters()
+        if not self.kind.reads_memory:
+            parameters = [p for p in parameters if p.requires_grad]
+            is_sparse = {p for p in parameters if p.grad is not None and p.grad.is_sparse} - (
+                set(parameters) if self._sparse_as_dense else set())
+            if is_sparse:
+                self.kind.check("sparse")
+            self._excluded = list(self._named([p for p in parameters if p in is_sparse]).values())
+            parameters = [p for p in parameters if p not in is_sparse]
+        self._numbers = Hyperparameters(self.optimizer)
+        mode = self._make(with_scheme(self._options, self.scheme), self.op == hvd.Average,
+                          TorchLayout(self._named(parameters)), self.ranks, type(self.optimizer),
+                          self._numbers.names)
+        mode.belongs_to(self)
+        return mode
+
+    def _check_unchanged(self, mode: Mode) -> None:
+        message = self._layout.changed(strides=mode.reads_memory)
+        if message is None and not mode.reads_memory:
+            known = {*self._layout.parameters, *self._excluded}
+            joined = next((p for p in self._parameters() if p.requires_grad and p not in known), None)
+            message = None if joined is None else JOINED.format(name=self._name(joined))
+        if message is not None:
+            mode.refuse_step(message)
+
+    # What shared_parameters, states and reports need.
+
+    @property
+    def report(self) -> StepReport | None:
+        """The last step's; None before the first."""
+        return None if self.mode is None else self.mode.last_report
+
+    def set_density(self, density: float | None) -> None:
+        """See Mode.set_density."""
+        self.scheme = self.scheme.with_density(density)
+        if self.mode is not None:
+            self.mode.set_density(density)
+
+    def synchronize_replicas(self) -> None:
+        """Serve rounds until all ranks are here, and apply them as they end."""
+        if not self.kind.has_rounds or not self.ranks.takes_part:
+            return
+        mode = self._laid_out()
+        kept = {p: p.grad for p in self._layout.parameters}
+        gradients = DenseGradients(self._layout, in_host_memory=False)
+        for count in mode.synchronize():
+            for _ in range(count):
+                with self._numbers.set_to(mode.prepare(gradients)):
+                    self.local()
+        for p, gradient in kept.items():
+            p.grad = gradient
+        if mode.drifts and self._layout.parameters:
+            hvd.grouped_allreduce_([p.data for p in self._layout.parameters], op=hvd.Average,
+                                   name="horovod_oktopk.models", process_set=self.ranks.process_set)
+
+    def hand_over(self) -> None:
+        """Suspend other StepAhead optimizers that train a parameter of this one.
+
+        So this one starts from what all ranks share. Otherwise they would hold each rank's own parameters.
+        """
+        hand_over(self._parameters(), self)
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """See shared_parameters."""
+        with ExitStack() as stack:
+            if self.mode is not None:
+                stack.enter_context(self.mode.shared())
+            yield
+        if self._waiting and self.kind.reads_memory:
+            self._laid_out().resume()
+
+    def suspend(self) -> None:
+        """See Mode.suspend."""
+        if self.mode is not None:
+            self.mode.suspend()
+
+    def records(self) -> list[Record]:
+        """Return this rank's state, for a checkpoint; empty before the first step."""
+        if self.mode is None:
+            return self._waiting
+        if self.mode.holds_own and not self._has_warned:
+            self._has_warned = True
+            logger.warning(OUTSIDE, self.ranks.membership().rank)
+        return self.mode.records()
+
+    def load_records(self, records: list[Record]) -> None:
+        """Take what `records` gave, on these or other ranks."""
+        self._reduced = None
+        if self.mode is None:
+            self._waiting = records
+        else:
+            self.mode.load(records)
+
+    def meet(self, doing: str) -> None:
+        """See Mode.meet."""
+        if self.mode is not None and self.ranks.takes_part:
+            self.mode.meet(doing)
+
+
+def hand_over(parameters: list[torch.Tensor], run: Run | None = None) -> None:
+    """See Run.hand_over. run: whose the parameters are; None: an optimizer that is not ours."""
+    for other in runs_over(iter(parameters)):
+        if other is not run:
+            other.suspend()
+
+
+def _extended(record: Record, layout: TorchLayout) -> Record:
+    """Return a record of some of the parameters as one of all: the others have no residual."""
+    lengths = [int(np.prod(shape, dtype=np.int64)) for _, shape in record["parameters"]]
+    parts = np.split(record["residual"], np.cumsum(lengths)[:-1])
+    known = {name: part for (name, _), part in zip(record["parameters"], parts, strict=True)}
+    residual = [known.get(name, np.zeros(p.numel(), layout.dtype))
+                for (name, *_), p in zip(layout.entries, layout.parameters, strict=True)]
+    return {**record, "parameters": parameters_of(layout), "residual": np.concatenate(residual), "shared": None,
+            "algorithm": {"step": record["algorithm"]["step"]}}
+
+
+# The optimizer's own class.
+
+def _run(optimizer: Any) -> Run:
+    run: Run | None = vars(optimizer).get(ATTRIBUTE)
+    if run is None:
+        raise PluginError(COPIED)
+    return run
+
+
+def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
+    """Take a distributed step. A closure is evaluated once, before it, and its loss is returned."""
+    run = _run(self)
+    if closure is None:
+        return run.step()
+    run.kind.check("closure")
+    with torch.enable_grad():
+        loss = closure()
+    run.step()
+    return loss
+
+
+_step.hooked = True  # type: ignore[attr-defined]  # else PyTorch would wrap it again, and run the user's hooks twice
+
+
+def _synchronize(self: Any) -> None:
+    """Reduce the gradients now, to be clipped; the step follows inside skip_synchronize()."""
+    _run(self).synchronize()
+
+
+@contextmanager
+def _skip_synchronize(self: Any) -> Iterator[None]:
+    """Take a step inside without reducing gradients."""
+    run = _run(self)
+    run.kind.check("synchronize")
+    run.reduces = False
+    try:
+        yield
+    finally:
+        run.reduces = True
+
+
+def _set_backward_passes_per_step(self: Any, passes: int) -> None:
+    """Accept Horovod's number: a step reduces what all passes before it have added up."""
+
+
+def distribute(optimizer: Any, options: Any, names: Mapping[torch.Tensor, str], op: Any, sparse_as_dense: bool,
+               process_set: Any) -> None:
+    """Give the optimizer a class of its own, whose steps are distributed."""
+    plain = type(optimizer)
+    # What a scheduler or Accelerate has put on the object is its own step.
+    local = vars(optimizer).pop("step", None) or plain.step.__get__(optimizer)
+    run = Run(optimizer, local, options, names, op, sparse_as_dense, process_set)
+    members = {"step": _step, "synchronize": _synchronize, "skip_synchronize": _skip_synchronize,
+               "set_backward_passes_per_step": _set_backward_passes_per_step,
+               "_step_supports_amp_scaling": True,  # so that GradScaler calls step() whatever it has found
+               "__module__": "horovod.torch.optimizer"}  # by which hvd.broadcast_optimizer_state takes the plain step
+    optimizer.__class__ = type(plain.__name__, (plain,), members)
+    hand_over(run._parameters())
+    register(optimizer, run)
