@@ -91,6 +91,9 @@ class PartialReducer(FlatReducer[L]):
     def drifts(self) -> bool:  # type: ignore[override]
         return not self.partial.in_order
 
+    def reduce(self, gradients: Gradients, others_finite: bool = True) -> None:
+        """Do nothing: rounds reduce."""
+
     def begin(self, gradients: Gradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
         self._to_apply.extend(self.arrive(gradients.pieces(), settings))
         return len(self._to_apply)
@@ -101,8 +104,8 @@ class PartialReducer(FlatReducer[L]):
             gradients.write(update.update, cleared=False)
         return update.settings
 
-    def synchronize(self) -> Iterator[int]:
-        for updates in self.synchronize_replicas():
+    def synchronize(self, for_good: bool = False) -> Iterator[int]:
+        for updates in self.synchronize_replicas(for_good):
             self._to_apply.extend(updates)
             yield len(updates)
 

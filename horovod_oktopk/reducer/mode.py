@@ -107,9 +107,15 @@ class Mode(ABC):
     def end(self) -> None:
         """Finish a step."""
 
-    def synchronize(self) -> Iterator[int]:
-        """Yield how many steps of the optimizer follow, until all ranks have seen the same rounds. Collective."""
+    def synchronize(self, for_good: bool = False) -> Iterator[int]:  # noqa: ARG002
+        """Yield how many steps of the optimizer follow, until all ranks have seen the same rounds. Collective.
+
+        for_good: this rank takes no more steps, and `close` follows.
+        """
         return iter(())
+
+    def close(self) -> None:
+        """End what the mode has under way, after the last step."""
 
     @classmethod
     def check(cls, feature: str) -> None:

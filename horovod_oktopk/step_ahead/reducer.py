@@ -490,6 +490,9 @@ class StepAheadReducer(Mode, Generic[L]):
         """From the next exchange on; see FlatReducer.set_density."""
         self._scheme = self._scheme.with_density(density)
 
+    def close(self) -> None:
+        self.finish()
+
     def finish(self) -> None:
         """Before Horovod is shut down: waits for what is under way, and leaves it."""
         self._exchange.wait(LAST_EXCHANGE)

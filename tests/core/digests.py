@@ -111,7 +111,7 @@ def digest_of(case: Case, size: int) -> str:
 
 def _step(trainer: CoreTrainer, grads: dict[str, np.ndarray], step: int, digest: Any) -> None:
     """One step; where no rank has an update, the program goes on with the parameters that it had."""
-    if isinstance(trainer.reducer.options, StepAhead):
+    if trainer.mode.reads_memory:  # StepAhead
         trainer.step(grads)
         if step % READ_EVERY:  # reading waits for the exchange
             return

@@ -6,6 +6,7 @@ No other file of tests/core knows the classes that reduce a model's gradients.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,14 @@ from horovod_oktopk.reducer import checkpoint
 from horovod_oktopk.reducer.checks import check_arguments
 from horovod_oktopk.reducer.flat import FlatReducer
 from horovod_oktopk.reducer.layout import Layout
+from horovod_oktopk.reducer.mode import Gradients as ModeGradients
 from horovod_oktopk.schemes.base import Compression
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
 from horovod_oktopk.step_ahead.reducer import StepAheadReducer
 from horovod_oktopk.step_ahead.replica import HostReplica
+from horovod_oktopk.transport.connect import introduce
 from tests.core.world import CoreRanks, Hvd, ProcessSet
 from tests.scenarios.common import SHAPES
 from tests.scenarios.driver import Gradients
@@ -57,9 +60,8 @@ class Kind:
             check_arguments(self.hvd, op)
         # The ranks make trainers in the same order, so each has a channel of its own.
         ranks = CoreRanks(self.hvd, process_set, len(self._trainers) + 1)
-        make = {Partial: PartialTrainer, StepAhead: StepAheadTrainer}.get(type(options), CoreTrainer)
-        trainer = make(options, op == self.hvd.Average, ranks, dtype, shapes or SHAPES, lr, momentum,
-                       normalizes)
+        trainer = CoreTrainer(options, op == self.hvd.Average, ranks, dtype, shapes or SHAPES, lr, momentum,
+                              normalizes)
         self._trainers.append(trainer)
         return trainer
 
@@ -75,41 +77,56 @@ class CoreTrainer:
     def __init__(self, options: Any, average: bool, ranks: CoreRanks, dtype: str, shapes: Any, lr: float,
                  momentum: float, normalizes: bool) -> None:
         self.ranks, self.average, self.dtype, self.momentum = ranks, average, dtype, momentum
-        self.normalizes = normalizes
         self.layout = CoreLayout((name, shape, dtype) for name, shape in sorted(shapes.items()))
         self.vector, self.velocity = np.zeros((2, self.layout.n), self.layout.dtype)
         self.parts = np.split(self.vector, self.layout.offsets[1:-1])
         self.parameters = {name: part.reshape(shape) for (name, shape, _), part
                            in zip(self.layout.entries, self.parts, strict=True)}
         self.set_lr(lr)
-        self.reducer = None if options is None else self.make(options)
+        self.is_started, self.host = False, 1
+        self.mode: Any = None if options is None else self.make(options, normalizes)
 
-    def make(self, options: Any) -> Any:
-        return FlatReducer(options, self.average, self.layout, make_accumulator, self.ranks)
+    def make(self, options: Any, normalizes: bool) -> Any:
+        if isinstance(options, Partial):
+            return PartialReducer(options, self.average, self.layout, make_accumulator, self.ranks, ["lr"])
+        if not isinstance(options, StepAhead):
+            return FlatReducer(options, self.average, self.layout, make_accumulator, self.ranks)
+        hosts = getattr(options.scheme, "hierarchical", False)
+        self.host = self.ranks.process_set.size() if hosts is True else int(hosts or 1)
+        accumulator = NumpyParameterAccumulator(self.layout.n, self.layout.dtype)
+        return StepAheadReducer(options, self.average, self.layout, accumulator,
+                                HostReplica(self.layout, lambda: self.parts), self.ranks, normalizes)
 
     def step(self, grads: Gradients) -> None:
-        if self.reducer is None:
+        if self.mode is None:
             total = self.ranks.dense_sum(self.flat(grads))
             self.descend(total / self.ranks.process_set.size() if self.average else total, self.lr())
             return
-        update = self.reducer.reduce_pieces(self.pieces(grads))
-        with self.reducer.writing():
-            self.descend(self.written(update), self.lr())
+        gradients = CoreGradients(self, self.reduced_on_host(self.flat(grads)))
+        self.mode.reduce(gradients)
+        self.take_steps(self.mode.begin(gradients, [self.lr()]), gradients)
+        self.mode.end()
+        self.is_started = True
+
+    def take_steps(self, count: int, gradients: CoreGradients) -> None:
+        for _ in range(count):
+            settings = self.mode.prepare(gradients)
+            self.descend(gradients.dense, *(settings or [self.lr() * self.mode.coefficient * self.mode.gain]))
+
+    def reduced_on_host(self, gradient: np.ndarray) -> np.ndarray:
+        """As an integration does, where a host is one worker in StepAhead."""
+        length, rank = self.host, self.ranks.process_set.rank()
+        if length == 1:
+            return gradient
+        if not self.is_started:  # finds hosts, and ranks that have chosen others
+            introduce(self.ranks, "auto", self.mode.options.scheme.hierarchical)
+        host = range(rank - rank % length, rank - rank % length + length)
+        together = self.ranks.hvd.transport(host, f"host {self.ranks.channel}").allreduce(gradient)
+        return together / length if self.average else together
 
     def flat(self, grads: Gradients) -> np.ndarray:
         everything = [grads.get(name, np.zeros_like(p)).ravel() for name, p in self.parameters.items()]
         return self.rounded(np.concatenate(everything).astype(self.layout.dtype))
-
-    def pieces(self, grads: Gradients) -> Iterable[tuple[int, np.ndarray]]:
-        offsets = self.layout.offsets
-        return zip(offsets[:-1].tolist(), np.split(self.flat(grads), offsets[1:-1]), strict=True)
-
-    def written(self, update: Any) -> np.ndarray:
-        """An update as a gradient; where there is none, no numbers at all, as in the frameworks."""
-        dense = np.full(self.layout.n, np.nan if update is None else 0.0, self.layout.dtype)
-        if update is not None:
-            dense[getattr(update, "indices", slice(None))] = update.values
-        return self.rounded(dense)
 
     def descend(self, gradient: np.ndarray, lr: float) -> None:
         self.velocity = gradient + self.momentum * self.velocity if self.momentum else gradient
@@ -121,28 +138,34 @@ class CoreTrainer:
             return from_half(to_half(values, "bfloat16"), "bfloat16", np.float32)
         return values.astype(self.dtype).astype(self.layout.dtype)
 
+    def shared(self) -> Any:
+        return nullcontext() if self.mode is None else self.mode.shared()
+
     def values(self) -> dict[str, np.ndarray]:
-        return self.own_values()
+        with self.shared():
+            return self.own_values()
 
     def own_values(self) -> dict[str, np.ndarray]:
         return {name: p.copy() for name, p in self.parameters.items()}
 
     def assign(self, values: Gradients) -> None:
-        for name, value in values.items():
-            self.parameters[name][...] = value
+        with self.shared():
+            for name, value in values.items():
+                self.parameters[name][...] = value
 
     def report(self) -> StepReport | None:
-        return self.reducer and self.reducer.last_report
+        return self.mode and self.mode.last_report
 
     def residual(self) -> np.ndarray:
-        return self.reducer.record()["residual"]
+        return self.mode.record()["residual"]
 
     def save(self, path: str) -> None:
-        if self.reducer is not None:
-            checkpoint.save([self.reducer], path)
+        if self.mode is not None:
+            checkpoint.save([self.mode], path)
 
     def load(self, path: str) -> None:
-        checkpoint.load(self.reducer, 0, path)
+        with self.shared():
+            checkpoint.load(self.mode, 0, path)
 
     def lr(self) -> float:
         return self._lr
@@ -151,92 +174,51 @@ class CoreTrainer:
         self._lr = lr
 
     def set_density(self, density: float) -> None:
-        if self.reducer is not None:
-            self.reducer.set_density(density)
-
-    def synchronize_replicas(self) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
-
-
-class PartialTrainer(CoreTrainer):
-    is_started = False
-
-    def make(self, options: Any) -> Any:
-        self.in_order = options.in_order
-        return PartialReducer(options, self.average, self.layout, make_accumulator, self.ranks, ["lr"])
-
-    def step(self, grads: Gradients) -> None:
-        self.apply(self.reducer.arrive(self.pieces(grads), [self.lr()]))
-        self.is_started = True
+        if self.mode is not None:
+            self.mode.set_density(density)
 
     def synchronize_replicas(self, for_good: bool = False) -> None:
-        for updates in self.reducer.synchronize_replicas(for_good):
-            self.apply(updates)
-        if not self.in_order:
+        if self.mode is None:
+            return
+        gradients = CoreGradients(self, self.vector)
+        for count in self.mode.synchronize(for_good):
+            self.take_steps(count, gradients)
+        if self.mode.drifts:
             mean = self.ranks.dense_sum(self.vector) / self.ranks.process_set.size()
             self.vector[:] = self.rounded(mean)
         self.is_started = True
 
-    def apply(self, updates: Any) -> None:
-        for each in updates:
-            with self.reducer.applying():
-                dense = self.written(each.update)
-            self.descend(dense, *each.settings)
-
     def end(self) -> None:
-        if self.is_started:
-            try:
-                self.synchronize_replicas(for_good=True)
-                self.reducer.close()
-            except OkTopkError:  # rounds have failed before, on all ranks
-                self.reducer._leave_running()
+        if self.mode is None or (self.mode.has_rounds and not self.is_started):
+            return
+        try:
+            self.synchronize_replicas(for_good=True)
+            self.mode.close()
+        except OkTopkError:  # rounds have failed before, on all ranks
+            self.mode._leave_running()
 
 
-class StepAheadTrainer(CoreTrainer):
-    def make(self, options: Any) -> Any:
-        accumulator = NumpyParameterAccumulator(self.layout.n, self.layout.dtype)
-        replica = HostReplica(self.layout, lambda: self.parts)
-        hosts = getattr(options.scheme, "hierarchical", False)
-        self.host = self.ranks.process_set.size() if hosts is True else int(hosts or 1)
-        return StepAheadReducer(options, self.average, self.layout, accumulator, replica, self.ranks,
-                               self.normalizes)
+class CoreGradients(ModeGradients):
+    """dense: shape (n,); where an update has no number, there is none here, as in the frameworks."""
 
-    def step(self, grads: Gradients) -> None:
-        self.reducer.begin_step()
-        gradient = self.reduced_on_host(self.flat(grads))
-        if np.isfinite(gradient).all():
-            self.reducer.observe(lambda places: gradient[places])
-            self.descend(gradient, self.lr() * self.reducer.coefficient * self.reducer.gain)
-        else:
-            self.reducer.skip_local_step()
-        self.reducer.end_step()
+    def __init__(self, trainer: CoreTrainer, dense: np.ndarray) -> None:
+        self.trainer, self.dense = trainer, dense
 
-    def reduced_on_host(self, gradient: np.ndarray) -> np.ndarray:
-        """As Horovod does, where a host is one worker."""
-        length, rank = self.host, self.ranks.process_set.rank()
-        if length == 1:
-            return gradient
-        host = range(rank - rank % length, rank - rank % length + length)
-        together = self.ranks.hvd.transport(host, f"host {self.ranks.channel}").allreduce(gradient)
-        return together / length if self.average else together
+    def pieces(self) -> Iterable[tuple[int, np.ndarray]]:
+        offsets = self.trainer.layout.offsets
+        return zip(offsets[:-1].tolist(), np.split(self.dense, offsets[1:-1]), strict=True)
 
-    def values(self) -> dict[str, np.ndarray]:
-        with self.reducer.shared():
-            return super().values()
+    def write(self, update: Any, cleared: bool) -> None:
+        dense = np.full(self.trainer.layout.n, np.nan if update is None else 0.0, self.trainer.layout.dtype)
+        if update is not None:
+            dense[getattr(update, "indices", slice(None))] = update.values
+        self.dense = self.trainer.rounded(dense)
 
-    def assign(self, values: Gradients) -> None:
-        with self.reducer.shared():
-            super().assign(values)
+    def elements(self, places: np.ndarray) -> np.ndarray:
+        return self.dense[places]
 
-    def load(self, path: str) -> None:
-        with self.reducer.shared():
-            super().load(path)
-
-    def end(self) -> None:
-        self.reducer.finish()
+    def all_finite(self) -> bool:
+        return bool(np.isfinite(self.dense).all())
 
 
 class CoreLayout(Layout):

@@ -30,8 +30,9 @@ QUICK = ("own_optimizers.a_gan_starts_alike", "step_ahead.the_learning_rate", "s
 OVER_GLOO = ("lifetime.", "step_ahead_models.fit_shows")
 """Of what it has of its own, what is concerned with the network."""
 UNDER_TF_KERAS = ("keras_fit.", "mixed_precision.", "own_optimizers.", "refused.", "step_ahead_models.",
-                  "step_ahead_saving.")
-"""Of what it has of its own, what goes another way in the other Keras."""
+                  "step_ahead_saving.", "sparse.", "state.a_resumed", "features.", "step_ahead.every_",
+                  "step_ahead.dense", "step_ahead.several_")
+"""What goes another way in the other Keras."""
 
 
 def belongs(job: Job, name: str) -> bool:
@@ -43,10 +44,10 @@ def belongs(job: Job, name: str) -> bool:
         return name.startswith(WHERE_RANKS_MATTER)
     if job.backend == "gloo":
         return name.startswith((*WHERE_RANKS_MATTER, *OVER_GLOO))
-    if name.endswith("]"):
-        return True
     if job.keras == "tf_keras":
         return name.startswith(UNDER_TF_KERAS)
+    if name.endswith("]"):
+        return True
     if job.size == 2:
         return job.quick == (name.startswith(QUICK) or not name.startswith(NOT_QUICK))
     return job.size > 1 or name.startswith(ALONE)
