@@ -51,8 +51,6 @@ def pytorch(density: float) -> Framework:
             p.grad = torch.from_numpy(array)
 
     def reduce(_: None) -> StepReport:
-        for p in parameters.values():  # what Horovod's hooks do as gradients become ready
-            optimizer._handles[p] = optimizer._allreduce_grad_async(p)
         optimizer.synchronize()
         report = step_report(optimizer)
         assert report is not None
