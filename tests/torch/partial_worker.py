@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from horovod_oktopk.torch import Dense, Partial, synchronize_replicas
+from horovod_oktopk.torch.registry import run_of
 
 
 def main() -> None:
@@ -44,7 +45,7 @@ def main() -> None:
             synchronize_replicas(optimizer)
     if how == "shutdown":
         hvd.shutdown()
-        kept = optimizer.state_dict()["horovod_oktopk"][0]["residual"].numpy()
+        kept = run_of(optimizer).mode.read_residual()
         print(f"rank {rank} keeps {np.count_nonzero(kept)} elements that were in no round", flush=True)
     print(f"rank {rank} has come to its end", flush=True)
 
