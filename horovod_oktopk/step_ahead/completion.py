@@ -1,4 +1,4 @@
-"""The part of a step that communicates: what it gives for w, and for p."""
+"""The part of a step that communicates, and its results for w and for p."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .exchange import Outcome
 
 
 def complete(algorithm: Algorithm, step: Step, divisor: float) -> Outcome:
-    """The exchange of a step that has begun. divisor: what a sum is divided by for w."""
+    """Complete the exchange of a step that has begun. divisor: the number to divide a sum by for w."""
     hosts, n = step.transport.hosts, step.report.n
     with nullcontext() if hosts is None else hosts.step():
         outcome = _outcome(algorithm.complete(step), divisor, hosts, n)
@@ -37,14 +37,14 @@ def _outcome(result: StepResult, divisor: float, hosts: Hosts | None, n: int) ->
 
 
 def _share_of(update: SparseVector, hosts: Hosts, n: int) -> SparseVector:
-    """What of an update lies in this rank's share; indices from its start."""
+    """Return the part of an update that lies in this rank's share, with indices from the share's start."""
     start, stop = hosts.bounds(n)[hosts.within.rank:hosts.within.rank + 2].tolist()
     part = slice(*np.searchsorted(update.indices, [start, stop]).tolist())
     return SparseVector(update.indices[part] - start, update.values[part])
 
 
 def whole(vector: SparseVector, hosts: Hosts | None, n: int) -> SparseVector:
-    """The vector of all shares of n elements, where each rank of a host has that of its own."""
+    """Return the vector of all shares of n elements; each rank of a host gives that of its own share."""
     if hosts is None:
         return vector
     with hosts.within.phase("host_gather"):
@@ -52,9 +52,9 @@ def whole(vector: SparseVector, hosts: Hosts | None, n: int) -> SparseVector:
 
 
 def local_change(update: SparseVector | DenseVector, result: StepResult) -> SparseVector | DenseVector:
-    """What p changes by: it loses the update, and gets back what this rank has contributed to it.
+    """Return the change of p: minus the update, plus this rank's contribution to the update.
 
-    All that contributed, and all that rounding left over, is at indices of the update.
+    All indices that contributed, and all that rounding left over, are indices of the update.
     """
     sent = result.sent()
     if isinstance(update, DenseVector):

@@ -1,4 +1,4 @@
-"""The part of a step that communicates, beside the program's next step; and what it changes here."""
+"""The part of a step that communicates, beside the program's next step; and the changes that follow here."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from ..vectors.sparse import DenseVector, SparseVector
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an exchange gave."""
+    """The outcome of an exchange."""
 
     result: StepResult
     update: SparseVector | DenseVector | None
-    """What w is to lose; None where a step was not taken."""
+    """The vector to subtract from w; None if a step was not taken."""
     change: SparseVector | DenseVector | None
-    """What is to be added to p."""
+    """The vector to add to p."""
     measured: Measured | None = None
-    """What all ranks have told of their gradients."""
+    """The measurements that all ranks have told of their gradients."""
 
 
 class Exchange:
-    """At most one is under way. It has a thread of its own."""
+    """A thread that runs one exchange at a time."""
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
         self._under_way: Future[Outcome] | None = None
 
     def begin(self, run: Callable[[], Outcome], at_once: bool) -> None:
-        """Runs it in the thread; or at once, and then it only seems to be under way."""
+        """Run an exchange in the thread; or run it at once, if `at_once`, and keep its outcome for `end`."""
         if at_once:
             self._under_way = _done(run)
         else:
@@ -42,23 +42,23 @@ class Exchange:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether one has begun, and its end was not asked for."""
+        """True if an exchange has begun, and `end` or `drop` was not called since."""
         return self._under_way is not None
 
     def end(self) -> Outcome:
-        """Waits for it; gives what it gave, or raises what it raised."""
+        """Wait for the exchange; return its outcome, or raise its error."""
         assert self._under_way is not None
         under_way, self._under_way = self._under_way, None
         return under_way.result()
 
     def drop(self) -> None:
-        """Waits for it, so that none of its messages meets one that follows; what it gives or raises is dropped."""
+        """Wait for the exchange, so that none of its messages meets a later one; drop its outcome or error."""
         if self._under_way is not None:
             wait_for([self._under_way])
             self._under_way = None
 
     def wait(self, timeout: float | None = None) -> None:
-        """Until it has ended, or for so many seconds at most; it stays under way."""
+        """Wait until the exchange has ended, or for `timeout` seconds at most. `end` is still to be called."""
         if self._under_way is not None:
             wait_for([self._under_way], timeout)
 

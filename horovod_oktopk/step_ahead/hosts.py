@@ -1,4 +1,4 @@
-"""The ranks of a host that is one worker: each looks at its share of w - p, and all are to have the same p."""
+"""The ranks of a host that is one worker: each reads its share of w - p, and all are to have the same p."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ PUT_TOGETHER = ("the state was saved with other hosts: what the ranks of this ho
                 "take the same steps now, so make their optimizer state (momentum, moments) the same: "
                 "hvd.broadcast_optimizer_state(optimizer, root_rank=0)")
 ROUNDING = 1e-3
-"""By how much parameters of the ranks of a host may differ, as saving them rounds."""
+"""Largest difference between parameters of the ranks of a host, relative to the largest; saving them rounds."""
 SAMPLES = 64
-"""How many parameters are compared on a host before each exchange."""
+"""Number of parameters that are compared on a host before each exchange."""
 
 
 class HostMember:
@@ -30,12 +30,12 @@ class HostMember:
 
     def __init__(self, accumulator: ParameterAccumulator) -> None:
         self.copies = 1
-        """How many ranks, one after the other, have this one's residual w - p."""
+        """Number of consecutive ranks that have this rank's residual w - p."""
         self._accumulator = accumulator
         self._share: tuple[int, ParameterAccumulator] | None = None  # where it begins, and w - p there
 
     def share_of(self, pieces: Pieces, hosts: Hosts | None) -> tuple[ParameterAccumulator, Pieces]:
-        """What this rank looks at: all of w - p; where a host is one worker, its share of it."""
+        """Return the accumulator and parameters that this rank reads: all; or its share, if a host is one worker."""
         if hosts is None:
             return self._accumulator, pieces
         place, bounds = hosts.within.rank, hosts.bounds(self._accumulator.n).tolist()
@@ -45,7 +45,7 @@ class HostMember:
         return self._share[1], clipped(pieces, start, stop)
 
     def check_alike(self, pieces: Pieces, algorithm: Algorithm, k: int, transport: CountingTransport) -> None:
-        """Compares samples of p on the host. Raises AgreementError where they differ, on the ranks of all hosts."""
+        """Compare samples of p on the host. Raise AgreementError on the ranks of all hosts if samples differ."""
         if transport.hosts is None:
             return
         mine = samples_of(pieces, algorithm.step)
@@ -58,9 +58,9 @@ class HostMember:
             algorithm.agree_on_host(k, transport, said)
 
     def become_alike(self, replica: Replica, hosts: Hosts, adds: bool, was_loaded: bool) -> None:
-        """The ranks of a host have one residual: that of all of them, where a state of another shape was loaded.
+        """Give the ranks of a host one residual: that of all of them, if a state of another shape was loaded.
 
-        adds: whether these are added up, and not averaged. On all ranks of the host together.
+        adds: True if residuals are added up, and not averaged. Collective on the host.
         """
         size, within = hosts.within.size, hosts.within
         if not within.allgather(np.array([was_loaded], np.int64)).any():
@@ -83,7 +83,7 @@ class HostMember:
 
 
 def samples_of(pieces: Pieces, number: int) -> NDArray[np.float64]:
-    """Some of the parameters, from all over, others at each number: shape (SAMPLES,); zeros if there are fewer."""
+    """Return some of the parameters, from all over, others at each number: shape (SAMPLES,), padded with zeros."""
     each = max(1, SAMPLES // max(1, len(pieces)))
     found: list[float] = []
     for _, piece in _every(pieces, SAMPLES, number):
@@ -92,6 +92,6 @@ def samples_of(pieces: Pieces, number: int) -> NDArray[np.float64]:
 
 
 def _every(items: Any, most: int, number: int) -> Any:
-    """So many at most, at equal distances; which are the first ones changes with the number."""
+    """Return at most `most` items at equal distances; the number shifts the first of them."""
     step = max(1, -(-len(items) // most))
     return items[number % step::step]

@@ -1,10 +1,10 @@
-"""How noisy the ranks' gradients are, measured with eight numbers a rank and step; and the gain that follows.
+"""The noise of the ranks' gradients, measured with eight numbers a rank and step; and the gain that follows.
 
 Adam and its like divide by the root of the mean square of a gradient. A rank's own gradient g is of a batch P times
 smaller than the mean ḡ of all ranks, so that E[g²] = μ² + σ² is up to P times E[ḡ²] = μ² + σ²/P, and the rank's steps
-are up to √P times shorter than those of dense training. Their ratio says how much: gain = √(E[g²] / E[ḡ²]).
+are up to √P times shorter than those of dense training. The ratio gives the gain = √(E[g²] / E[ḡ²]).
 
-The same ratio tells the gradient noise scale (McCandlish et al., 2018): a batch whose noise equals its signal.
+The same ratio gives the gradient noise scale (McCandlish et al., 2018): a batch whose noise equals its signal.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from ..transport.base import Transport
 from ..vectors.sparse import Indices, Values
 
 Gather = Callable[[Indices], Values]
-"""Gives the elements of a rank's gradient at these places of the layout: int64, ascending, a place may come twice."""
+"""A function that returns the elements of a rank's gradient at these places of the layout.
+
+The places are int64, ascending; a place may come twice.
+"""
 
 SAMPLES = 1024
 """Elements that a step looks at."""
 SUMS = 8
-"""Numbers that a rank tells: sums of as many elements each, with random signs."""
+"""Numbers that a rank tells: sums of SAMPLES / SUMS elements each, with random signs."""
 WINDOW = 50.0
 """Steps over which the running means go."""
 NORMALIZERS = frozenset({
@@ -36,16 +39,16 @@ NORMALIZERS = frozenset({
 
 
 def normalizes(optimizer: type) -> bool:
-    """Whether the steps of an optimizer of this class do not grow with its gradients.
+    """Return True if the steps of an optimizer of this class do not grow with its gradients.
 
-    It says so by an attribute `normalizes_gradients`, or it is derived from a class of NORMALIZERS.
+    The class has an attribute `normalizes_gradients` that says it, or is derived from a class of NORMALIZERS.
     """
     said = getattr(optimizer, "normalizes_gradients", None)
     return bool(said) if said is not None else any(cls.__name__ in NORMALIZERS for cls in optimizer.__mro__)
 
 
 def sample(gather: Gather, n: int, step: int) -> Values:
-    """What a rank tells of its gradient at this step: float32, shape (SUMS,).
+    """Return the sums that a rank tells of its gradient at this step: float32, shape (SUMS,).
 
     Random elements with random signs, the same on all ranks, are added up. So the expected square of a sum is the sum
     of the elements' squares.
@@ -59,7 +62,7 @@ def sample(gather: Gather, n: int, step: int) -> Values:
 
 
 def nothing() -> Values:
-    """What a rank tells that has no gradient at this step: then it is not measured, on any rank."""
+    """Return the sums of a rank that has no gradient at this step, NaN: the step is not measured, on any rank."""
     return np.full(SUMS, np.nan, np.float32)
 
 
@@ -71,10 +74,10 @@ class GradientNoise:
         self._own = self._mean = 0.0
 
     def become_alike(self, transport: Transport, workers: int) -> None:
-        """Takes rank 0's means on all ranks, as one that joins an elastic job has none.
+        """Take rank 0's means on all ranks, as a rank that joins an elastic job has none. Collective.
 
-        workers: how many have gradients of their own: the ranks, or the hosts. If the means are of another number of
-        them, it begins anew.
+        workers: the number of workers that have gradients of their own: the ranks, or the hosts. If the means are of
+        another number of workers, begin anew.
         """
         own = np.array([self._workers, self._own, self._mean])
         first, self._own, self._mean = transport.allgather(own.view(np.int64))[0].view(np.float64).tolist()
@@ -83,7 +86,7 @@ class GradientNoise:
             self.forget(workers)
 
     def take(self, measured: Measured) -> None:
-        """What all ranks have told at one step; left out where one of them had nothing to tell."""
+        """Take the measurements of all ranks at one step; skip the step if some rank had none."""
         own = measured.squares / measured.size
         mean = float(np.square(measured.total / measured.size).sum())
         if math.isfinite(own) and math.isfinite(mean):
@@ -109,22 +112,23 @@ class GradientNoise:
         return (ratio - 1) / (self._workers - ratio) if ratio < self._workers else math.inf
 
     def forget(self, workers: int) -> None:
-        """Begins anew, with so many workers."""
+        """Begin anew, with this number of workers."""
         self._workers, self._own, self._mean = workers, 0.0, 0.0
 
     def state(self) -> Mapping[str, Any]:
-        """Plain numbers, for a record."""
+        """Return plain numbers, for a record."""
         return {"workers": self._workers, "own": self._own, "mean": self._mean}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Takes what `state` gave, on any number of workers: `become_alike` then sees whether it is of this one."""
+        """Load the result of `state` on any number of workers; `become_alike` checks the number."""
         self._workers, self._own, self._mean = state["workers"], state["own"], state["mean"]
 
 
 def elements_of_rows(rows: Indices, values: Values, wanted: Indices) -> Values:
-    """The elements of a gradient that has some of its rows only, several times perhaps: float64, as many as `wanted`.
+    """Return elements of a gradient of which only some rows are given: float64, as many as `wanted`.
 
-    rows: int64, shape (r,); values: shape (r, ...), theirs; wanted: places in the whole gradient, flat.
+    rows: int64, shape (r,), a row may come several times, and its values are added up; values: shape (r, ...);
+    wanted: places in the whole gradient, flat.
     """
     values = values.reshape(len(rows), math.prod(values.shape[1:]))
     row, column = np.divmod(wanted, max(1, values.shape[1]))
@@ -135,9 +139,10 @@ def elements_of_rows(rows: Indices, values: Values, wanted: Indices) -> Values:
 
 
 def gather_by_parts(wanted: Indices, offsets: Indices, element: Callable[[int, Indices], Values]) -> Values:
-    """Elements of a flat vector of several parts: only those are asked for that have some.
+    """Return elements of a flat vector of several parts; ask only parts that have some of the elements.
 
-    offsets: where parts begin, and the end. element: gives a part's elements, by its number, at places in it.
+    offsets: the beginnings of the parts, and the end. element: returns a part's elements, given its number and places
+    in the part.
     """
     cuts = np.searchsorted(wanted, offsets)
     found = [element(part, wanted[first:last] - offsets[part])

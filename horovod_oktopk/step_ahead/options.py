@@ -1,4 +1,4 @@
-"""What users write: `compression=StepAhead(OkTopk(density=0.01))`."""
+"""The option that users write: `compression=StepAhead(OkTopk(density=0.01))`."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from ..schemes.oktopk import OkTopk
 class StepAhead(Compression):
     """Step-ahead error feedback (Xu, Huo and Huang, AAAI 2021), over parameters instead of gradients.
 
-    Each rank takes its optimizer's step by itself, on parameters p of its own. What moved them is reduced afterwards:
-    w, the parameters that all ranks share, goes on by the average of what the ranks have selected of w − p, and what
-    was not selected remains in p. So each rank computes its gradients ahead of w, by what it has not sent yet.
+    Each rank takes its optimizer's step by itself, on parameters p of its own. The moves are reduced afterwards:
+    w, the parameters that all ranks share, moves by the average of the elements that the ranks have selected of w −
+    p. The rest remains in p. So each rank computes its gradients ahead of w, by the moves that it has not sent yet.
 
     Args:
-        inner: what reduces w − p: `OkTopk(...)`, another scheme, or `Dense()`; a class takes its defaults.
+        inner: the scheme that reduces w − p: `OkTopk(...)`, another scheme, or `Dense()`; a class takes its defaults.
             `OkTopk()` by default.
         ahead: λ, the step-ahead coefficient, in (0, 1]: gradients are computed at w − λ · residual. A rank's steps
-            have λ times the learning rate, and the shared parameters move by 1/λ of what they add up to. None: 1/√P
+            have λ times the learning rate, and the shared parameters move by 1/λ of the steps' sum. None: 1/√P
             for optimizers that normalize their gradients (see gain), and 1/⁴√P for others.
         overlap: an exchange runs while the next step is computed, and is applied before the next local step.
-        local_steps: how many steps of the optimizer an exchange is for. More send less, and cost accuracy.
-        gain: how much longer a rank's own steps are. `"auto"`: measured, if the optimizer normalizes its gradients as
+        local_steps: the optimizer's steps for each exchange. More of them send less, and cost accuracy.
+        gain: a factor on a rank's own steps. `"auto"`: measured, if the optimizer normalizes its gradients as
             Adam does: its steps are shorter on a rank's small batch than on all ranks' together. Other optimizers
-            have 1. A number: that. None: 1.
+            have 1. A number: that number. None: 1.
 
     Raises:
         OptionError: A value is not allowed.
@@ -47,7 +47,7 @@ class StepAhead(Compression):
     local_steps: int = 1
     gain: float | Literal["auto"] | None = "auto"
     scheme: Scheme = field(init=False, repr=False)
-    """What `inner` stands for."""
+    """The scheme that `inner` stands for."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scheme", scheme_of(self, self.inner))
@@ -60,14 +60,14 @@ class StepAhead(Compression):
             check_real("gain", self.gain, 'above 0, None or "auto"', lambda x: x > 0)
 
     def coefficient(self, workers: int, normalizes: bool) -> float:
-        """λ among so many workers. normalizes: whether the optimizer normalizes its gradients.
+        """Return λ for this number of workers. normalizes: True if the optimizer normalizes its gradients.
 
-        Where it does, noise makes a rank's steps no shorter, so more of w - p is noise.
+        If so, noise makes a rank's steps no shorter, and more of w - p is noise.
         """
         if self.ahead is not None:
             return float(self.ahead)
         return 1 / sqrt(workers) if normalizes else 1 / sqrt(sqrt(workers))
 
     def settings(self) -> Mapping[str, Any]:
-        """Its own options by name, without the scheme's."""
+        """Return the options of StepAhead by name, without the scheme's."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("inner", "scheme")}

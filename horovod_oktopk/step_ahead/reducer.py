@@ -1,14 +1,14 @@
-"""Step-ahead error feedback, step after step: what every integration has in common.
+"""Step-ahead error feedback, step after step: the part that every integration has in common.
 
 Invariant: the residual of this rank is w - p, and is stored nowhere. w has the same bits on all ranks. A step:
 
-    begin_step      what is under way is applied: w -= u / (λP); p += c - u / (λP), where c is what this rank
-                    contributed to u. So w - p is the new residual again.
-    observe         a few elements of the gradient are read: the ranks' own noise tells the gain
+    begin_step      the exchange under way is applied: w -= u / (λP); p += c - u / (λP), where c is this rank's
+                    contribution to u. So w - p is the new residual again.
+    observe         a few elements of the gradient are read: the ranks' own noise gives the gain
     (the optimizer's own local step on p, with λ · gain times its learning rate)
-    end_step        acc = w - p is looked at, and its top k are selected; u = Topk(Σ Topk(acc)) is under way. Until it
-                    is applied, p has moved by (1 - 1/λ) times what was selected: to where the exchange would take it,
-                    if all ranks had selected the same.
+    end_step        acc = w - p is read, and its top k are selected; u = Topk(Σ Topk(acc)) is under way. Until it
+                    is applied, p has moved by (1 - 1/λ) times the selected values: to the place where the exchange
+                    would take it, if all ranks had selected the same.
 
 While an exchange is under way only the program itself moves p: whatever it does to p is a local step.
 """
@@ -70,15 +70,15 @@ OVERFLOW = ("the ranks' moves are finite, and their sum is not: training has div
 NEVER_SHARED = ("shared_parameters was never entered: wherever the model was evaluated or saved, it held this rank's "
                 "own parameters, and not those that all ranks share. Write: with shared_parameters(optimizer): ...")
 LAST_EXCHANGE = 60.0
-"""Seconds for which a rank that shuts Horovod down waits for what is under way."""
+"""Seconds for which a rank that shuts Horovod down waits for the exchange under way."""
 
 
 class StepAheadReducer(Mode, Generic[L]):
-    """Keeps the shared parameters w of one model, and exchanges w - p; one object on each rank.
+    """The shared parameters w of one model, and the exchanges of w - p; one object on each rank.
 
-    average: whether the ranks' moves are averaged, or summed. accumulator: holds w. normalizes: whether the optimizer
-    normalizes its gradients, as Adam does.
-    Raises PluginError for parameters in 16 bits, or of several dtypes.
+    average: True if the ranks' moves are averaged, False if summed. accumulator: holds w.
+    normalizes: True if the optimizer normalizes its gradients, as Adam does.
+    Raise PluginError for parameters in 16 bits, or of several dtypes.
     """
 
     reads_memory = True
@@ -121,7 +121,7 @@ class StepAheadReducer(Mode, Generic[L]):
     # A step.
 
     def begin(self, gradients: Gradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
-        """Return 0 if this rank's gradients are not finite: it takes part in the exchange with what it has."""
+        """Return 1; or 0 if this rank's gradients are not finite, and it joins the exchange without a local step."""
         self.begin_step()
         if not gradients.all_finite():
             self.skip_local_step()
@@ -141,7 +141,7 @@ class StepAheadReducer(Mode, Generic[L]):
         return not self.is_started
 
     def begin_step(self) -> None:
-        """Before the optimizer's local step. Raises what the exchange under way has raised."""
+        """Prepare for the optimizer's local step. Raise the error of the exchange under way, if any."""
         if self.is_swapped:
             raise PluginError("a step inside shared_parameters: the model holds what all ranks share there, to be "
                               "evaluated and saved; leave it before the next step")
@@ -156,16 +156,16 @@ class StepAheadReducer(Mode, Generic[L]):
             self.catch_up()
 
     def observe(self, gather: Gather) -> None:
-        """Between both: looks at this rank's gradient, as its optimizer is given it. None is a gradient of zeros."""
+        """Sample this rank's gradient, between `begin_step` and the local step; a missing one counts as zeros."""
         if self._is_due and self.layout.n and self._workers > 1:
             self._sample = sample(gather, self.layout.n, self._algorithm.step)
 
     def skip_local_step(self) -> None:
-        """In place of it, where this rank's gradients are not finite: says so, and nothing else."""
+        """Log that this rank's gradients are not finite, in place of the local step."""
         logger.warning(SKIPPED, self._rank)
 
     def end_step(self) -> None:
-        """After it: begins an exchange, if one is due."""
+        """Begin an exchange after the local step, if one is due."""
         if not self._is_due:
             self._steps += 1
             return
@@ -175,9 +175,9 @@ class StepAheadReducer(Mode, Generic[L]):
             self.catch_up()
 
     def refuse(self, message: str) -> NoReturn:
-        """Raises PluginError for a step that cannot be taken; if other ranks take it, all raise AgreementError.
+        """Raise PluginError for a step that cannot be taken; if other ranks take it, all raise AgreementError.
 
-        What is under way stays so.
+        The exchange under way stays so.
         """
         self._exchange.wait()
         if self._connection.is_current:
@@ -188,9 +188,9 @@ class StepAheadReducer(Mode, Generic[L]):
         self.refuse(message)
 
     def catch_up(self) -> None:
-        """Waits for what is under way, and applies it; on this rank alone.
+        """Wait for the exchange under way, and apply it; on this rank alone.
 
-        Raises AgreementError, NonFiniteError or TransportError, where the exchange did.
+        Raise AgreementError, NonFiniteError or TransportError if the exchange did.
         """
         if self._exchange.is_under_way:
             try:
@@ -226,9 +226,9 @@ class StepAheadReducer(Mode, Generic[L]):
                              at_once=not transport.concurrent)
 
     def _look(self, transport: CountingTransport) -> tuple[ParameterAccumulator, bool, bool]:
-        """w - p, as far as this rank looks at it; whether that is finite, and whether all of the host's is.
+        """Return this rank's part of w - p; True if the part is finite; True if all of the host's parts are.
 
-        Only the accumulator holds the parameters' memory afterwards, until it is released.
+        Only the accumulator holds the parameters' memory afterwards, until the accumulator is released.
         """
         pieces = self._replica.pieces()
         acc, own = self._member.share_of(pieces, transport.hosts)
@@ -239,9 +239,9 @@ class StepAheadReducer(Mode, Generic[L]):
         return acc, finite, all_finite
 
     def _anticipate(self, selected: SparseVector) -> None:
-        """Until the exchange is applied, p is where it would be if all ranks had selected what this one has.
+        """Move p, until the exchange is applied, as if all ranks had selected the same as this one.
 
-        A local step is λ of a step, and the exchange adds 1 - λ. If that came a step late, gradients would be
+        A local step is λ of a step, and the exchange adds 1 - λ. If that part came a step late, gradients would be
         computed at parameters that large learning rates with momentum have long left.
         """
         if self.coefficient < 1:
@@ -256,7 +256,7 @@ class StepAheadReducer(Mode, Generic[L]):
 
     @property
     def last_report(self) -> StepReport | None:
-        """Of the last exchange that was applied; None before the first."""
+        """Report of the last applied exchange; None before the first."""
         return self.report
 
     @property
@@ -276,7 +276,7 @@ class StepAheadReducer(Mode, Generic[L]):
     # The beginning, and new ones.
 
     def start(self) -> None:
-        """w is what the model holds, and p becomes w - residual, if a state was loaded; on this rank alone."""
+        """Take the model's parameters as w; if a state was loaded, set p to w - residual. On this rank alone."""
         self._accumulator.start(self._replica.pieces())
         self._digest = self._digest_of_shared()
         self._rank, self._ahead, self._steps = self.ranks.membership()[0], self.coefficient, 0
@@ -287,7 +287,7 @@ class StepAheadReducer(Mode, Generic[L]):
             self._take(share, self._digest)
 
     def _agree(self) -> None:
-        """On all ranks together: w is the same everywhere, and so are the options; and the gain becomes so."""
+        """Check that w and the options are the same on all ranks; share the means that give the gain. Collective."""
         said, is_new = f"{self.description}\n{BROADCAST_FIRST}: {self._digest}", not self._connection.is_current
         transport = self._connection.connect(said, self._k)
         if not is_new:
@@ -315,16 +315,16 @@ class StepAheadReducer(Mode, Generic[L]):
         self._replica.assign(self._accumulator.minus(self._replica.in_memory(residual)))
 
     def _checksum(self) -> int:
-        """A number that differs where w does, all but certainly; it takes less time than a digest."""
+        """Return a number that almost certainly differs if w does; faster than a digest."""
         return zlib.crc32(np.ascontiguousarray(self._accumulator.read_shared()).view(np.uint8).data)
 
     def _digest_of_shared(self) -> str:
-        """A short text that differs where one bit of w does."""
+        """Return a short text that differs if one bit of w does."""
         values = np.ascontiguousarray(self._replica.logical(self._accumulator.read_shared()))
         return hashlib.blake2b(values.view(np.uint8).data, digest_size=8).hexdigest()
 
     def suspend(self) -> None:
-        """The model holds w from now on, until the next step begins anew: what this rank has not sent is kept."""
+        """Put w into the model until the next step begins anew; keep what this rank has not sent."""
         if self.is_started:
             share = self.record()
             if not self.is_swapped:
@@ -333,7 +333,7 @@ class StepAheadReducer(Mode, Generic[L]):
             self._share, self._is_suspended = share, True
 
     def _start_anew(self) -> None:
-        """Who the ranks are has changed, so what was under way is lost."""
+        """Drop the exchange under way, as the ranks have changed; begin anew at the next step."""
         self._exchange.drop()
         self._take_back()
         self.suspend()
@@ -341,10 +341,10 @@ class StepAheadReducer(Mode, Generic[L]):
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Inside, the model holds w, to be read; this rank's own parameters come back afterwards.
+        """Put w into the model inside the block, to be read; restore this rank's own parameters afterwards.
 
         A state may be loaded inside, and the model's w with it: then p is w - residual at the end. If the program
-        has changed w inside, it must have done so on all ranks alike, which the next step finds out.
+        changes w inside, it must do so on all ranks alike. The next step checks this.
         """
         self._was_shared = True
         if self.is_swapped:
@@ -366,7 +366,7 @@ class StepAheadReducer(Mode, Generic[L]):
             self.resume()
 
     def resume(self) -> None:
-        """What was suspended or loaded goes on before the next step: the model holds p = w - residual again."""
+        """Continue from a suspended or loaded state before the next step: the model holds p = w - residual again."""
         if self._share is not None:
             self.start()
 
@@ -377,10 +377,10 @@ class StepAheadReducer(Mode, Generic[L]):
     # The state.
 
     def record(self) -> Record | None:
-        """This rank's residual w - p (NumPy) and counters, as `load` takes them; None before the first step.
+        """Return this rank's residual w - p (NumPy) and counters, for `load`; None before the first step.
 
-        What is under way is applied, and p becomes w - residual, as it will be where this is loaded: so that a
-        resumed run has the same bits.
+        The exchange under way is applied, and p becomes w - residual, as it will be after loading. So a resumed run
+        has the same bits.
         """
         if not self.is_started:
             return self._share
@@ -404,7 +404,7 @@ class StepAheadReducer(Mode, Generic[L]):
         return [] if own is None else [own]
 
     def load(self, records: Sequence[Record]) -> None:
-        """Takes this rank's share of the records that `record` gave on these or other ranks; none starts anew.
+        """Load this rank's share of the records that `record` returned on these or other ranks; none starts anew.
 
         The model is to hold w by then: the parameters that were shared when the state was saved.
         """
@@ -413,9 +413,9 @@ class StepAheadReducer(Mode, Generic[L]):
                            unit=self.unit, copies=self.copies, adds=self.adds))
 
     def take(self, share: Record) -> None:
-        """Takes what `share_of` has worked out for this rank, when `shared` ends or the next step begins.
+        """Take the result of `share_of` for this rank; used when `shared` ends or the next step begins.
 
-        What is under way is waited for, and dropped: the state is of another step.
+        The exchange under way is awaited and dropped: the state is of another step.
         """
         self._exchange.drop()
         self._anticipated = None
@@ -425,48 +425,48 @@ class StepAheadReducer(Mode, Generic[L]):
     # The ranks, for other ends than a step: what a checkpoint in one file needs.
 
     def connect(self) -> CountingTransport:
-        """The transport to all ranks, once what is under way is applied; on all ranks together."""
+        """Return the transport to all ranks, after applying the exchange under way. Collective."""
         self.catch_up()
         if self._connection.lost():
             self._start_anew()
         return self._connection.connect(self.description, self._k).everyone
 
     def check_agreement(self, description: str) -> bool:
-        """A roll call alone; after `connect`."""
+        """Hold a roll call alone, after `connect`. Collective."""
         return self._algorithm.check_agreement(description, self._k, self._connection.transport)
 
     # What must be equal on all ranks.
 
     @property
     def coefficient(self) -> float:  # type: ignore[override]
-        """λ: what the optimizer's learning rate is to be multiplied by."""
+        """λ: the factor for the optimizer's learning rate."""
         return self.options.coefficient(self._workers, self._normalizes)
 
     @property
     def gain(self) -> float:  # type: ignore[override]
-        """How much longer than that the optimizer's steps are to be; not those of decoupled weight decay."""
+        """A further factor on the optimizer's steps, but not on those of decoupled weight decay."""
         if self.options.gain == "auto":
             return math.sqrt(self._noise.ratio) if self._normalizes else 1.0
         return 1.0 if self.options.gain is None else float(self.options.gain)
 
     @property
     def _workers(self) -> int:
-        """How many have gradients and parameters of their own."""
+        """Number of workers, which have gradients and parameters of their own."""
         return self.ranks.membership()[1] // self.copies
 
     @property
     def _is_due(self) -> bool:
-        """Whether an exchange begins at the end of this step."""
+        """True if an exchange begins at the end of this step."""
         return self._steps + 1 >= self.options.local_steps
 
     @property
     def adds(self) -> bool:
-        """Whether workers' moves are added up."""
+        """True if workers' moves are added up."""
         return not self._average
 
     @property
     def copies(self) -> int:
-        """How many ranks a worker has, and so have the same residual."""
+        """Number of ranks of a worker, which have the same residual."""
         return ranks_per_host(self.ranks, self._scheme.hierarchical)
 
     @property
@@ -479,7 +479,7 @@ class StepAheadReducer(Mode, Generic[L]):
 
     @property
     def description(self) -> str:
-        """One "name: value" a line."""
+        """Options and layout, as one "name: value" a line."""
         options = {**self.options.settings(), **self._scheme.settings(self.unit)}
         return "\n".join([f"compression: StepAhead({type(self._scheme).__name__})",
                           *(f"{name}: {value}" for name, value in options.items()),
@@ -487,14 +487,14 @@ class StepAheadReducer(Mode, Generic[L]):
                           f"op: {'Average' if self._average else 'Sum'}", *self.layout.describe()])
 
     def set_density(self, density: float | None) -> None:
-        """From the next exchange on; see FlatReducer.set_density."""
+        """Set the density from the next exchange on; see FlatReducer.set_density."""
         self._scheme = self._scheme.with_density(density)
 
     def close(self) -> None:
         self.finish()
 
     def finish(self) -> None:
-        """Before Horovod is shut down: waits for what is under way, and leaves it."""
+        """Wait for the exchange under way, and leave it; call this before Horovod is shut down."""
         self._exchange.wait(LAST_EXCHANGE)
         if self.is_started and self.report is not None and not self._was_shared and self._rank == 0:
             self._was_shared = True  # told once
@@ -505,7 +505,7 @@ _live: weakref.WeakSet[StepAheadReducer[Any]] = weakref.WeakSet()
 
 
 def finish_before(shutdown: Callable[..., Any]) -> Callable[..., Any]:
-    """Horovod's shutdown, before which this process's exchanges end."""
+    """Wrap Horovod's shutdown, so that this process's exchanges end first."""
     @functools.wraps(shutdown)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         for reducer in list(_live):

@@ -17,26 +17,26 @@ class Replica(Protocol):
     """The parameters of one model on this rank, in a layout's order. Flat arrays lie on the accumulator's device."""
 
     def pieces(self) -> Pieces:
-        """The parameters themselves, in place where that can be: to be read until they change."""
+        """Return the parameters themselves, in place if possible: to be read until they change."""
 
     def add(self, delta: SparseVector | DenseVector) -> None:
-        """p becomes p + delta."""
+        """Add delta to p."""
 
     def assign(self, values: Any) -> None:
-        """p becomes these values: a flat array of n."""
+        """Set p to these values: a flat array of n."""
 
     def swap(self, values: Any) -> None:
-        """p takes these values, and they take p's; parameter by parameter, in place."""
+        """Swap p and these values, parameter by parameter, in place."""
 
     def logical(self, values: Values) -> Values:
-        """Values that lie as the parameters in memory (channels_last, say), in the order of indices; on the host."""
+        """Reorder values from the order in memory (channels_last, say) to the order of indices; on the host."""
 
     def in_memory(self, values: Values) -> Values:
-        """The reverse."""
+        """Reorder values from the order of indices to the order in memory."""
 
 
 class HostReplica(Replica):
-    """A Replica in host memory. read: gives the parameters as flat arrays, in place, in the layout's order."""
+    """A Replica in host memory. read: returns the parameters as flat arrays, in place, in the layout's order."""
 
     def __init__(self, layout: Layout, read: Callable[[], list[Values]]) -> None:
         self._layout = layout

@@ -1,4 +1,4 @@
-"""What an algorithm needs of a network: bytes and ranks, nothing else."""
+"""The network as algorithms see it: bytes and ranks, nothing else."""
 
 from __future__ import annotations
 
@@ -14,65 +14,71 @@ Bytes = NDArray[np.uint8]
 Counts = NDArray[np.int64]
 Values = NDArray[Any]
 MESSAGES_IN_FLIGHT = 8
-"""Messages of an exchange that fly at once while what came before them is decoded; more among many ranks."""
+"""Messages of an exchange in flight at once, while those before them are decoded; more among many ranks."""
 MOST_BATCHES = 8
-"""The most batches in which the messages of an exchange fly."""
+"""The most batches that an exchange sends its messages in."""
 DIRECT_RANKS = 64
-"""Of an alltoall, see alltoall_rounds. A message costs about 2 µs: among more ranks a second round costs less."""
+"""Ranks up to which an alltoall sends directly; see alltoall_rounds. A message costs about 2 µs: among more ranks
+a second round costs less.
+"""
 TransportName = Literal["auto", "mpi", "horovod"]
 Hierarchical = bool | int
-"""Whether each host is one worker; or how many ranks, one after the other, are taken for a host's."""
+"""True if each host is one worker; or the number of consecutive ranks that count as a host."""
 
 
 class Transport(Protocol):
     """Blocking communication among `size` ranks. All ranks call the same methods in the same order.
 
-    Every method raises TransportError where another rank failed or does not answer.
+    Every method raises TransportError if another rank failed or does not answer.
     """
 
     rank: int
     size: int
     concurrent: bool
-    """Whether its calls may run on a thread of their own, beside whatever else this process sends."""
+    """True if calls may run on a thread of their own, beside whatever else this process sends."""
 
     def allgather(self, row: Counts) -> Counts:
-        """Short rows (int64, same shape (m,) on every rank) of all ranks: int64, shape (P, m)."""
+        """Return the short rows of all ranks: int64, shape (P, m). row: int64, the same shape (m,) on every rank."""
 
     def allreduce(self, values: Values) -> Values:
-        """The element-wise sum of arrays of the same shape and dtype on every rank; the same bits on all of them."""
+        """Return the element-wise sum of arrays of the same shape and dtype on every rank; all get the same bits."""
 
     def alltoall(self, rows: Counts) -> Counts:
-        """Short rows, one for each rank (int64, same shape (P, m) on every rank): those for this one, by rank."""
+        """Send a short row to each rank; return the rows for this rank, by source.
+
+        rows: int64, the same shape (P, m) on every rank.
+        """
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
                  ) -> Iterator[list[tuple[int, Bytes]]]:
-        """Point-to-point messages, in batches; yields a batch's (source, message) pairs as it arrives.
+        """Send messages point to point, in batches; yield a batch's (source, message) pairs as it arrives.
 
         outgoing: message (uint8) by destination; incoming: number of bytes by source, each a multiple of 4.
-        Neither holds this rank, nor empty messages. A transport may do all in one batch. The caller must exhaust it.
+        Neither holds this rank, nor empty messages. A transport may use a single batch. The caller must exhaust the
+        iterator.
         """
 
     def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
-        """The messages (uint8) of all ranks, in rank order; sizes: their bytes, known to all ranks."""
+        """Return the messages (uint8) of all ranks, in rank order. sizes: their bytes, known to all ranks."""
 
 
 class Signals(Protocol):
     """Numbers that ranks send each other unasked, from any thread, beside what a Transport carries."""
 
     def send(self, to: int, number: int) -> None:
-        """Sends a number of 64 bits; does not wait. to: a rank, or this one."""
+        """Send a number of 64 bits, without waiting. to: another rank, or this one."""
 
     def receive(self, timeout: float) -> int | None:
-        """The next number, from whomever; None where none came for so many seconds. Called by one thread."""
+        """Return the next number, from any rank; None if none came within `timeout` seconds. Called by one thread."""
 
 
 @functools.lru_cache(maxsize=16)
 def alltoall_rounds(size: int, direct_ranks: int = DIRECT_RANKS) -> tuple[tuple[tuple[int, Counts], ...], ...]:
-    """The rounds of an alltoall: of each, the messages, as (to the so manieth rank after this one, blocks).
+    """Return the rounds of an alltoall; a round lists its messages as (distance to the destination rank, blocks).
 
-    Block d is what is on its way to the d-th rank after its source, by the digits of d (Bruck et al., 1997). Up to
-    direct_ranks that is one digit, a message to each rank. Of more it is two: about 2√P messages instead of P, with
-    twice the bytes.
+    Block d is on its way to the d-th rank after its source, by the digits of d (Bruck et al., 1997). Up to
+    direct_ranks ranks there is one digit, and a message to each rank. Among more ranks there are two digits: about
+    2√P messages instead of P, with twice the bytes.
     """
     base = size if size <= direct_ranks else math.isqrt(size - 1) + 1
     distances, rounds, weight = np.arange(size), [], 1
@@ -85,17 +91,17 @@ def alltoall_rounds(size: int, direct_ranks: int = DIRECT_RANKS) -> tuple[tuple[
 
 
 def allgather_rows(row: NDArray[Any], transport: Transport) -> NDArray[Any]:
-    """Short rows of any dtype, of all ranks: shape (P, m). row: shape (m,)."""
+    """Return the short rows of all ranks, of any dtype: shape (P, m). row: shape (m,)."""
     return transport.allgather(_whole_words(row)).view(row.dtype)[:, :len(row)]
 
 
 def alltoall_rows(rows: NDArray[Any], transport: Transport) -> NDArray[Any]:
-    """Short rows of any dtype, one for each rank: those for this one, by rank. rows: shape (P, m)."""
+    """Send a short row of any dtype to each rank; return the rows for this rank, by source. rows: shape (P, m)."""
     return transport.alltoall(_whole_words(rows)).view(rows.dtype)[:, :rows.shape[1]]
 
 
 def _whole_words(rows: NDArray[Any]) -> Counts:
-    """With zeros at the end of each, so that they fill numbers of 8 bytes."""
+    """Pad each row with zeros to whole numbers of 8 bytes."""
     missing = -rows.shape[-1] % (8 // rows.itemsize)
     filled = np.concatenate([rows, np.zeros((*rows.shape[:-1], missing), rows.dtype)], axis=-1)
     words: Counts = filled.view(np.int64)
@@ -105,7 +111,7 @@ def _whole_words(rows: NDArray[Any]) -> Counts:
 def rotated_batches(rank: int, size: int, in_flight: int = MESSAGES_IN_FLIGHT) -> Iterator[list[tuple[int, int]]]:
     """Yield the (destination, source) pairs of an exchange in batches (Figure 2).
 
-    No step has two senders to one rank. Batches have at least in_flight pairs, or what there are.
+    No step has two senders to one rank. Batches have at least in_flight pairs, or all pairs if there are fewer.
     """
     steps = [((rank + step) % size, (rank - step) % size) for step in range(1, size)]
     length = batch_length(size, in_flight)
@@ -114,7 +120,7 @@ def rotated_batches(rank: int, size: int, in_flight: int = MESSAGES_IN_FLIGHT) -
 
 
 def batch_length(size: int, in_flight: int = MESSAGES_IN_FLIGHT) -> int:
-    """Return how many messages fly at once: in_flight, or as many as make MOST_BATCHES batches.
+    """Return how many messages are in flight at once: in_flight, or as many as make MOST_BATCHES batches.
 
     On many ranks the latencies of more batches would add up.
     """

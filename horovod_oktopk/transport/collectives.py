@@ -16,7 +16,7 @@ WORD = 4
 class Collectives(Protocol):
     """A framework's Horovod, from contiguous NumPy to NumPy, over one process set; blocking.
 
-    What fails raises HorovodInternalError, which elastic training catches.
+    A failed call raises HorovodInternalError, which elastic training catches.
     """
 
     rank: int
@@ -25,13 +25,16 @@ class Collectives(Protocol):
     """See Transport."""
 
     def allgather(self, values: NDArray[Any]) -> NDArray[Any]:
-        """All ranks' values, shape (their lengths' sum,); lengths may differ."""
+        """Return all ranks' values, shape (sum of their lengths,); lengths may differ."""
 
     def allreduce(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The element-wise sum."""
+        """Return the element-wise sum."""
 
     def alltoall(self, values: NDArray[Any], splits: NDArray[np.int32]) -> NDArray[Any]:
-        """values: what goes to rank 0, to rank 1, and so on; splits: how many go to each."""
+        """Send values to every rank; return the values for this rank.
+
+        values: those for rank 0, then those for rank 1, and so on. splits: the number for each rank.
+        """
 
 
 class CollectivesTransport(Transport):
@@ -57,7 +60,7 @@ class CollectivesTransport(Transport):
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
                  ) -> Iterator[list[tuple[int, Bytes]]]:
-        """All messages in one batch; their lengths must be multiples of 4 bytes."""
+        """Exchange all messages in one batch; their lengths must be multiples of 4 bytes."""
         splits = np.array([len(outgoing.get(to, ())) // WORD for to in range(self.size)], np.int32)
         joined = np.concatenate([np.empty(0, np.uint8), *(outgoing[to] for to in sorted(outgoing))])
         received = self._collectives.alltoall(joined.view(np.int32), splits).view(np.uint8)
@@ -66,7 +69,7 @@ class CollectivesTransport(Transport):
         yield list(zip(sources, np.split(received, cuts), strict=True)) if sources else []
 
     def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
-        """The messages' lengths must be multiples of 4 bytes, as those of sparse vectors are; others are padded."""
+        """Gather the messages, padded to multiples of 4 bytes; those of sparse vectors need no padding."""
         padded = np.zeros(-(-len(message) // WORD) * WORD, np.uint8)
         padded[:len(message)] = message
         gathered = self._collectives.allgather(padded.view(np.int32)).view(np.uint8)

@@ -28,11 +28,11 @@ CHOICES: tuple[TransportName, ...] = ("auto", "mpi", "horovod")
 
 
 def connect(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical = False) -> CountingTransport:
-    """Return the transport of this rank. Collective; one reduction at a time.
+    """Return the transport of this rank. Collective. Connect one reduction at a time.
 
-    hierarchical: see Scheme. Then the transport is that of a step in which each host is one worker.
-    Raise PluginError if MPI is asked for and cannot be used, or hosts have different numbers of ranks; AgreementError
-    if the ranks' choices differ. All ranks raise it.
+    hierarchical: see Scheme. If set, the transport is that of a step in which each host is one worker.
+    Raise PluginError if MPI is asked for and cannot be used, or hosts have different numbers of ranks. Raise
+    AgreementError if the ranks' choices differ. All ranks raise the same error.
     """
     rank, size, _ = ranks.membership()
     if rank == 0:
@@ -53,10 +53,10 @@ def connect(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical = Fa
 
 
 class Introduction(NamedTuple):
-    """What the ranks have told one another."""
+    """The choices that the ranks have told one another."""
 
     mpi_ranks: Counts
-    """The ranks' numbers in MPI.COMM_WORLD; -1: not over MPI."""
+    """The ranks' numbers in MPI.COMM_WORLD; -1 for a rank that does not use MPI."""
     channel: int
     yield_cpu: bool
     grid: Counts | None
@@ -64,9 +64,9 @@ class Introduction(NamedTuple):
 
 
 def introduce(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical) -> Introduction:
-    """Tell the ranks' choices. Collective.
+    """Gather the choices of all ranks. Collective.
 
-    Raise AgreementError if choices differ; PluginError if hosts cannot be workers. All ranks raise it.
+    Raise AgreementError if choices differ; PluginError if hosts cannot be workers. All ranks raise the same error.
     """
     if hierarchical:
         check_not_elastic()
@@ -82,9 +82,9 @@ def introduce(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical) -
 
 
 def barrier(ranks: Ranks, name: str = "barrier") -> None:
-    """Wait for all ranks, over the library's own collectives.
+    """Wait for all ranks, over the library's own collectives. Collective.
 
-    When the first of them goes on, and perhaps shuts Horovod down, and MPI with it, nothing of MPI is under way.
+    The first rank to go on may shut down Horovod, and MPI with it. No MPI call is under way by then.
     """
     ranks.transport(name).allgather(np.zeros(1, np.int64))
 
@@ -126,7 +126,7 @@ def _mpi_transport(members: tuple[int, ...], channel: int, yield_cpu: bool, meet
                    parent: MPITransport | None = None) -> MPITransport:
     """Return the transport of these world ranks and channel: no message meets another's, or Horovod's.
 
-    parent: the transport of all, if these are some of its ranks; each rank is in two such groups at most.
+    parent: the transport of all ranks, if these are some of them. Each rank is in at most two such groups.
     """
     key = members, channel, yield_cpu, parent
     if key not in _mpi_transports:

@@ -15,7 +15,7 @@ from .tracing import phase_span
 
 @dataclass
 class Traffic:
-    """What one rank did in one phase of one step."""
+    """Messages, bytes and seconds of one rank in one phase of one step."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -29,12 +29,12 @@ class Traffic:
 
 @dataclass
 class Log:
-    """What a rank does, by phase; several transports may share one."""
+    """The traffic of a rank by phase; several transports may share one log."""
 
     phases: dict[str, Traffic] = field(default_factory=dict)
     phase: str = "agree"
     inside: float = 0.0
-    """Seconds of phases inside the present one, which are theirs alone."""
+    """Seconds of phases inside the present one; they count for those phases alone."""
 
     @property
     def traffic(self) -> Traffic:
@@ -44,12 +44,14 @@ class Log:
 
 @dataclass
 class CountingTransport:
-    """Wraps a transport. Messages are counted as they are; a collective as its bandwidth-optimal algorithm:
-    an allgather as a ring (a rank sends every block but that of the rank after it), an alltoall as
-    MPITransport's, an allreduce as reduce-scatter and allgather.
+    """A transport that counts what another one sends and receives.
+
+    Messages are counted as they are, and a collective as its bandwidth-optimal algorithm: an allgather as a ring (a
+    rank sends every block but that of the rank after it), an alltoall as MPITransport's, an allreduce as
+    reduce-scatter and allgather.
 
     hosts: the other ranks of a job in which each host is one worker; see Hosts.
-    route: in words, over what the messages go, and why.
+    route: in words, the network that carries the messages, and why.
     """
 
     inner: Transport
@@ -72,12 +74,12 @@ class CountingTransport:
         return self if self.hosts is None else self.hosts.everyone
 
     def reset(self) -> None:
-        """Starts a new count."""
+        """Start a new count."""
         self.log.phases = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What happens inside is counted, and timed, under this name, but for what is under another in turn."""
+        """Count and time the block under `name`. A phase inside it counts for itself only."""
         log = self.log
         outer, log.phase, before, log.inside = log.phase, name, log.inside, 0.0
         start = time.perf_counter()
@@ -134,11 +136,12 @@ class CountingTransport:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Each host is one worker, and its ranks divide its elements among themselves.
+    """The ranks of a job in which each host is one worker, and divides its elements among its ranks.
 
-    Then the transport of a step joins the ranks that have the same share on all hosts, one of each. everyone: all
-    ranks. within: those of this host. grid: int64, shape (hosts, ranks of a host): everyone's numbers.
-    step: a step is taken inside. A rank that ends says so to everyone; who is inside ends the step first.
+    The transport of a step joins the ranks that have the same share on all hosts, one of each host.
+    everyone: all ranks. within: those of this host. grid: int64, shape (hosts, ranks of a host): everyone's numbers.
+    step: a context that a step is taken in. A rank that ends tells everyone; a rank inside the context ends its step
+    first.
     """
 
     everyone: CountingTransport
@@ -147,18 +150,18 @@ class Hosts:
     step: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def bounds(self, n: int) -> Counts:
-        """Of the shares of n elements: offsets from 0 to n, shape (ranks of a host + 1,)."""
+        """Return the bounds of the shares of n elements: offsets from 0 to n, shape (ranks of a host + 1,)."""
         return n * np.arange(self.within.size + 1) // self.within.size
 
     @property
     def group(self) -> Counts:
-        """The ranks that have the share of this one, by host."""
+        """The ranks that have the same share as this one, by host."""
         return self.grid[:, self.within.rank]
 
 
 def on_hosts(everyone: Transport, across: Transport, within: Transport, grid: Counts,
              step: Callable[[], AbstractContextManager[None]] = nullcontext, route: str = "") -> CountingTransport:
-    """The transport of a step in which each host is one worker; all that is sent is counted together."""
+    """Return the transport of a step in which each host is one worker; all its messages are counted together."""
     log = Log()
     hosts = Hosts(CountingTransport(everyone, log, route=route), CountingTransport(within, log, route=route), grid,
                   step)

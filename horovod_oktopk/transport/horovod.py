@@ -27,7 +27,7 @@ class HorovodRanks(Ranks):
     """The ranks of one process set, as they are at present: elastic training changes them.
 
     hvd: horovod.torch or horovod.tensorflow. collectives: makes that framework's Collectives, for a process set and a
-    channel. own_channel: the reduction may run at the same time as others.
+    channel. own_channel: True if the reduction may run at the same time as others.
     """
 
     def __init__(self, hvd: Any, process_set: Any, collectives: Callable[[Any, int | str], Collectives],
@@ -73,7 +73,7 @@ class HorovodRanks(Ranks):
     def host_set(self, choice: TransportName, hierarchical: Hierarchical) -> Any:
         """Return Horovod's process set of this rank's host; None if the rank is alone there. Collective.
 
-        Raise as `connect` does, and PluginError if process sets cannot be added; on all ranks.
+        Raise as `connect` does, and PluginError if process sets cannot be added. All ranks raise the same error.
         """
         if self.process_set.size() == 1:
             return None
@@ -102,7 +102,7 @@ class HorovodRanks(Ranks):
         return int(MPI.COMM_WORLD.rank)
 
     def _may_add_sets(self) -> bool:
-        """Return True if this rank's Horovod was started so, and all ranks of the job are there."""
+        """Return True if Horovod was started with dynamic process sets, and these are all ranks of the job."""
         return (os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS") == "1"
                 and self.process_set.size() == self.hvd.size())
 
@@ -118,7 +118,7 @@ _resets = 0
 
 
 def count_resets(state: Any) -> None:
-    """Wrap the `on_reset` of horovod.common.elastic.State, once: ranks may change while this one's number stays."""
+    """Wrap the `on_reset` of horovod.common.elastic.State, once: ranks may change while this rank's number stays."""
     if hasattr(state.on_reset, "_oktopk_installed"):
         return
     on_reset = state.on_reset

@@ -1,4 +1,4 @@
-"""Hosts as workers: which ranks share one."""
+"""Hosts as workers: the ranks that share one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .base import Counts, Hierarchical, Transport
 from .ranks import Ranks
 
 Join = Callable[[Counts], Transport]
-"""Makes the transport among some of the ranks, by their numbers; on all of these together."""
+"""A function that makes the transport among some of the ranks, given by their numbers. Collective on these."""
 
 UNEVEN = ("hierarchical={hierarchical} needs hosts with equally many ranks, which follow one another (as horovodrun "
           "and mpirun place them); got {sizes} ranks on the hosts, in the ranks' order. Start as many ranks on every "
@@ -25,7 +25,7 @@ NEEDS_ALL_RANKS = ("StepAhead with hierarchical=True needs all ranks of the job:
 
 
 def check_not_elastic() -> None:
-    """Raise PluginError in an elastic job; all ranks know that it is one."""
+    """Raise PluginError in an elastic job; all ranks know that the job is elastic."""
     if os.environ.get("HOROVOD_ELASTIC") == "1":
         raise PluginError(NO_ELASTIC)
 
@@ -41,7 +41,7 @@ def from_code(code: int) -> Hierarchical:
 
 
 def ranks_per_host(ranks: Ranks, hierarchical: Hierarchical) -> int:
-    """Return how many ranks a worker has; `connect` finds out whether the job can be divided so.
+    """Return how many ranks a worker has; `connect` checks that the job can be divided like this.
 
     Raise PluginError if hierarchical is True, and the ranks are a part of the job.
     """
@@ -72,8 +72,7 @@ def grid_of(hierarchical: Hierarchical, first: Counts) -> Counts | None:
 
 
 def groups(grid: Counts, rank: int, join: Join) -> tuple[Transport, Transport]:
-    """Return the transports across hosts, among ranks that have the same place on each, and within this rank's host.
-    """
+    """Return the transports across hosts, among the ranks at the same place on each, and within this rank's host."""
     host, local = (int(place) for place in np.argwhere(grid == rank)[0])
     across, within = (join(members) if len(members) > 1 else AloneTransport()
                       for members in (grid[:, local], grid[host]))

@@ -1,4 +1,4 @@
-"""The ranks of a training job: all that is asked of the library that has started them, Horovod or another."""
+"""The ranks of a training job: the whole interface to the library that has started them, Horovod or another."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Host(NamedTuple):
     """The host of a rank."""
 
     first: int
-    """The number of its first rank in the whole job."""
+    """The number of the host's first rank in the whole job."""
     size: int | None
-    """The number of its ranks; None if these ranks are a part of the job."""
+    """The number of the host's ranks; None if these ranks are a part of the job."""
 
 
 class Ranks(Protocol):
     """The ranks that reduce together; one object for each reduction, on each rank.
 
-    channel: sets apart the messages of reductions that may run at the same time, in an order that differs between
-        ranks: a number of its own for each, in the order in which the ranks make them; 0 for all that do not.
+    channel: separates the messages of reductions that may run at the same time, in orders that differ by rank.
+        Each such reduction has a number of its own, in the order in which the ranks make them; all others have 0.
     yield_cpu: see MPITransport.
     """
 
@@ -43,10 +43,10 @@ class Ranks(Protocol):
 
     @property
     def takes_part(self) -> bool:
-        """True if this process is one of them; otherwise it trains for itself."""
+        """True if this process is one of the ranks; otherwise it trains for itself."""
 
     def membership(self) -> Membership:
-        """Return this rank's present place; asked for at every step."""
+        """Return this rank's present place. Called at every step."""
 
     def host(self) -> Host:
         """Return this rank's host."""
@@ -54,15 +54,15 @@ class Ranks(Protocol):
     def divide(self, groups: Iterable[Counts]) -> None:
         """Prepare transports among some of the ranks. Collective.
 
-        groups: ranks' numbers, the same groups on every rank. Raise PluginError if that is impossible.
+        groups: ranks' numbers, the same groups on every rank. Raise PluginError if the division is impossible.
         """
 
     def transport(self, channel: int | str, members: Counts | None = None) -> Transport:
-        """Return a transport over the library's own collectives: among all, or among a group after `divide`."""
+        """Return a transport over the library's own collectives: among all ranks, or among a group after `divide`."""
 
     @property
     def runs_on_mpi(self) -> bool:
         """True if the library has started MPI."""
 
     def mpi_rank(self) -> int | str:
-        """Return this process's number in MPI.COMM_WORLD; or why MPI cannot be used, in words."""
+        """Return this process's number in MPI.COMM_WORLD; or the reason, in words, why MPI cannot be used."""

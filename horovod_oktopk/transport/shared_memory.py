@@ -14,13 +14,13 @@ from .base import Bytes, Transport
 logger = logging.getLogger("horovod_oktopk")
 
 TOKEN = 16
-"""Bytes at the beginning of each rank's memory, by which others know that it is his."""
+"""Bytes at the beginning of each rank's memory, by which other ranks recognize it."""
 
 
 def shared_memory(length: int, within: Transport) -> list[Bytes] | None:
-    """So many bytes of each rank, by rank, which all of these ranks can read and write; on all of them together.
+    """Return `length` bytes of memory of each rank, by rank, which all of them can read and write. Collective.
 
-    None, on all of them, where they cannot share memory: they are on several machines or in several containers, or
+    Return None on all ranks if they cannot share memory: they are on several machines or in several containers, or
     there is not enough. The memory has no name, and is free as soon as no process uses it.
     """
     descriptor, token = _create(TOKEN + length), os.urandom(TOKEN)
@@ -38,7 +38,7 @@ def shared_memory(length: int, within: Transport) -> list[Bytes] | None:
 
 
 def _create(length: int) -> int | None:
-    """A file in memory; its descriptor, or None where there is none to be had."""
+    """Return the descriptor of a new file in memory, or None if none can be made."""
     if not hasattr(os, "memfd_create"):  # not Linux
         return None
     try:
@@ -56,7 +56,7 @@ def _create(length: int) -> int | None:
 
 
 def _open(descriptor: int, process: int, token: bytes, length: int) -> Bytes | None:
-    """The memory of a process of this machine; None where it is not there, or another's."""
+    """Return the memory of a process of this machine; None if it is not there, or belongs to another rank."""
     with suppress(OSError, ValueError), open(f"/proc/{process}/fd/{descriptor}", "r+b") as file:
         memory = np.frombuffer(mmap.mmap(file.fileno(), length), np.uint8)
         if memory[:TOKEN].tobytes() == token:

@@ -1,4 +1,4 @@
-"""Who is told when a phase begins and ends, beside the step report: the frameworks' profilers."""
+"""Spans for phases in the frameworks' profilers, beside the step report."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 logger = logging.getLogger("horovod_oktopk")
 
 Span = Callable[[str], AbstractContextManager[Any]]
-"""Makes what is entered while something of this name goes on."""
+"""A function that makes the context for a span of this name."""
 
 _spans: list[Span] = []
 
 
 def show_phases(span: Span) -> None:
-    """From now on every phase of this process, on any of its threads, lies in a span "oktopk/<phase>"."""
+    """Put every later phase of this process, on any of its threads, in a span "oktopk/<phase>"."""
     _spans.append(span)
 
 
 def phase_span(phase: str) -> AbstractContextManager[Any]:
-    """What a phase is entered with."""
+    """Return the context to run a phase in."""
     name = f"oktopk/{phase}"
     if len(_spans) > 1:
         return _all_spans(name)
@@ -40,7 +40,7 @@ def _all_spans(name: str) -> Iterator[None]:
 
 @functools.cache  # once in a process
 def explain_timeline() -> None:
-    """Say where the phases are shown, if the job asks for Horovod's timeline, which does not see them over MPI."""
+    """Log where the phases are shown, if the job asks for Horovod's timeline, which does not see them over MPI."""
     if os.environ.get("HOROVOD_TIMELINE", "DYNAMIC") != "DYNAMIC":
         logger.warning("HOROVOD_TIMELINE shows no phases of OkTopk: use the framework's profiler, torch.profiler or "
                        "tf.profiler, which has a span for each")

@@ -1,6 +1,7 @@
-"""A rank that ends says so before it shuts Horovod down: the others get an error, and nobody hangs.
+"""Notice of a rank's end before it shuts Horovod down: the others get an error, and none hangs.
 
-Over MPI the watchdogs tell each other which rank it was. Horovod's own collectives fail by themselves, without that.
+Over MPI the watchdogs tell each other which rank has ended. Horovod's own collectives fail by themselves, without
+notice.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ if TYPE_CHECKING:  # mpi4py is imported only where MPI runs
 
 _watchdog: Watchdog | None = None
 _exit_status: object = None
-"""What `sys.exit` was called with last."""
+"""The last argument of `sys.exit`."""
 SHUT_DOWN = "Horovod has been shut down"
-"""In the text of what Horovod raises when a rank has gone."""
+"""Part of the text of Horovod's error when a rank has gone."""
 LEFT = ("a rank has left the job: it was killed, has ended early or by an error, or has called hvd.shutdown(); the "
         "launcher's output tells which")
 
 
 def watch(transport: MPITransport, world_rank: int, members: tuple[int, ...], meet: Callable[[], None],
           parent: MPITransport | None = None) -> None:
-    """Has the watchdog of this process watch the transport; see Watchdog.watch."""
+    """Let the watchdog of this process watch the transport; see Watchdog.watch."""
     global _watchdog
     if _watchdog is None:
         from .watchdog import Watchdog
@@ -40,16 +41,16 @@ def watch(transport: MPITransport, world_rank: int, members: tuple[int, ...], me
 
 
 def leave(reason: str) -> None:
-    """This process communicates no more. To be called before Horovod is shut down.
+    """End this process's communication. Call it before Horovod is shut down.
 
-    reason: what the others are told that this rank has done: "has ended".
+    reason: the text that the others get about this rank: "has ended".
     """
     if _watchdog is not None:
         _watchdog.stop(reason)
 
 
 def unhappy_end() -> str | None:
-    """How this process ends, where it is not as it should: for the others. None where all is well."""
+    """Return how this process ends, in words for the other ranks, if it ends by an error; None if all is well."""
     error = _error()
     if error is not None:
         return f"has ended with {type(error).__name__}: {str(error)[:300]}"
@@ -57,12 +58,12 @@ def unhappy_end() -> str | None:
 
 
 def explain(error: Exception) -> str:
-    """Return the text of a failure of Horovod's collectives; where a rank has left the job, it says so first."""
+    """Return the text of a failure of Horovod's collectives, preceded by the cause if a rank has left the job."""
     return f"{LEFT}. {error}" if SHUT_DOWN in str(error) else str(error)
 
 
 def before_shutdown(shutdown: Callable[..., Any]) -> Callable[..., Any]:
-    """Horovod's shutdown, before which this process leaves."""
+    """Wrap Horovod's shutdown, so that this process leaves first."""
     @functools.wraps(shutdown)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         leave("has called hvd.shutdown(), while others go on")
@@ -77,7 +78,10 @@ def _leave_at_exit() -> None:
 
 
 def _noting_status(leave_program: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
-    """sys.exit, of which Python tells nothing when the process ends; `raise SystemExit` goes unnoticed."""
+    """Wrap sys.exit to keep its status, which Python does not tell when the process ends.
+
+    `raise SystemExit` goes unnoticed.
+    """
     @functools.wraps(leave_program)
     def wrapped(status: object = None, /) -> NoReturn:
         global _exit_status
@@ -89,6 +93,6 @@ def _noting_status(leave_program: Callable[..., NoReturn]) -> Callable[..., NoRe
 
 
 def _error() -> BaseException | None:
-    """The exception with which the program ends, or in whose handling it shuts Horovod down."""
+    """Return the exception with which the program ends, or in whose handling it shuts Horovod down."""
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     return None if isinstance(error, SystemExit) else error

@@ -1,5 +1,7 @@
-"""Ranks of an MPI communicator, through mpi4py. Import only where MPI runs already: under --gloo,
-importing mpi4py would start a second MPI and abort the process."""
+"""Ranks of an MPI communicator, through mpi4py.
+
+Import only where MPI runs already: under --gloo, importing mpi4py would start a second MPI and abort the process.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,12 @@ logger = logging.getLogger("horovod_oktopk")
 
 TAG, SIGNAL, CONTROL, WAKE = 1, 2, 3, 4
 SPIN, NAP = 5e-5, 1e-4
-"""Seconds for which a transport with yield_cpu looks for the end of what it waits for, and then between two looks."""
+"""Seconds for which a transport with yield_cpu polls without a pause, and then between two polls."""
 SHORTEST, LONGEST, SHARE = 5e-4, 1e-2, 0.005
-"""Seconds between two looks for a signal, and of what share of the time since the last one in between: to wait inside
-MPI would keep a core busy."""
+"""Seconds between two looks for a signal, at least and at most, and the share of the time since the last signal.
+
+Waiting inside MPI would keep a core busy.
+"""
 
 
 class MPITransport:
@@ -33,10 +37,9 @@ class MPITransport:
 
     comm: an mpi4py communicator. Its error handler is set to raise, as mpi4py's default is.
     yield_cpu: waits without keeping a core busy, for a thread that runs beside one that computes.
-    channel: tells it from others of the same ranks.
-    Where ranks may wait for one another, they wait for requests, and for being woken: `allgather`, `alltoall` and
-    `exchange`.
-    Within a step all are there, so `allreduce` and `allgatherv` are MPI's own, which nothing can wake.
+    channel: tells the transport from others of the same ranks.
+    `allgather`, `alltoall` and `exchange`, in which ranks may wait for one another, wait for requests, and can be
+    woken. Within a step all ranks are there. So `allreduce` and `allgatherv` are MPI's own, which cannot be woken.
     """
 
     concurrent = True
@@ -55,15 +58,15 @@ class MPITransport:
         self._abandoned: list[Any] = []  # MPI may still write into their buffers
 
     def signals(self) -> MPISignals:
-        """Of the same ranks."""
+        """Return the signals of the same ranks."""
         return MPISignals(self.comm, self.gate)
 
     def abort(self) -> None:
-        """Ends all processes of the job with an error."""
+        """End all processes of the job with an error."""
         self.comm.Abort(1)
 
     def wake(self) -> None:
-        """From the watchdog: what this rank waits for will not come, so its wait raises the gate's reason."""
+        """Make this rank's wait raise the gate's reason, as the awaited message will not come. For the watchdog."""
         if not self._hears_waking:
             logger.critical("in the middle of a step: %s. This rank ends the job", self.gate.reason)
             self.abort()
@@ -72,14 +75,14 @@ class MPITransport:
             self.comm.Send([np.zeros(1, np.uint8), MPI.BYTE], self.rank, WAKE)
 
     def close(self) -> None:
-        """From the watchdog, once the gate is quiet: nothing of this transport is under way here any more."""
+        """End what is under way of this transport. For the watchdog, once the gate is quiet."""
         self.control.finish()
         if self._woken:
             self._woken.Cancel()
             self._woken.Wait()
 
     def allgather(self, row: Counts) -> Counts:
-        """By dissemination, in ⌈log₂ P⌉ rounds (Bruck et al., 1997)."""
+        """Gather by dissemination, in ⌈log₂ P⌉ rounds (Bruck et al., 1997)."""
         rows = np.empty((self.size, len(row)), np.int64)
         rows[0] = row
         known = 1  # block i is that of the i-th rank after this one
@@ -92,7 +95,7 @@ class MPITransport:
         return np.roll(rows, self.rank, axis=0)
 
     def alltoall(self, rows: Counts) -> Counts:
-        """In one or two rounds of messages, see alltoall_rounds: MPI's own may send each row in many."""
+        """Exchange in one or two rounds of messages, see alltoall_rounds: MPI's own may send each row in many."""
         places = (self.rank + np.arange(self.size)) % self.size
         blocks = rows[places]
         with _errors(), self.gate.operation(), self.gate.inside():
@@ -145,10 +148,10 @@ class MPITransport:
         self._hears_waking = True
 
     def _wait(self, requests: list[Any]) -> None:
-        """Until all are complete. Raises TransportError where this rank is woken before.
+        """Wait until all requests are complete. Raise TransportError if this rank is woken before.
 
-        Whatever is raised, what is under way keeps its memory. It is not cancelled: then the next receive would take
-        the message that was meant for it.
+        After any error, the requests under way keep their memory. They are not cancelled: then the next receive would
+        take a message that was meant for them.
         """
         pending = [*requests, self._woken]
         try:
@@ -170,7 +173,7 @@ class MPITransport:
 
     def _post(self, batch: list[tuple[int, int]], outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
               posted: list[Any]) -> tuple[list[Any], list[tuple[int, Bytes]]]:
-        """Begins a batch. posted: gets every request as soon as there is one, as the next may fail."""
+        """Begin a batch. posted: gets every request as soon as there is one, as the next may fail."""
         arrivals = [(source, np.empty(incoming[source], np.uint8)) for _, source in batch if source in incoming]
         with _errors(), self.gate.inside():
             before = len(posted)
@@ -195,18 +198,18 @@ class Control:
         self._flying: list[Any] = []
 
     def send(self, to: int, message: Any) -> None:
-        """Does not wait."""
+        """Send without waiting."""
         self._flying = [request for request in self._flying if not request.test()[0]]
         self._flying.append(self._comm.isend(message, to, CONTROL))
 
     def receive(self) -> Iterator[tuple[int, Any]]:
-        """(source, message) of all that have come."""
+        """Yield (source, message) of all messages that have come."""
         status = MPI.Status()
         while (found := self._comm.improbe(MPI.ANY_SOURCE, CONTROL, status)) is not None:
             yield status.Get_source(), found.recv()
 
     def finish(self) -> None:
-        """Waits until what was sent is under way."""
+        """Wait until all sent messages are complete."""
         MPI.Request.Waitall(self._flying)
 
 

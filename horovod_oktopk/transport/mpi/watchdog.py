@@ -1,15 +1,15 @@
-"""Tells the ranks that go on when one ends, and whom they wait for: what Horovod does for its own collectives.
+"""Notice to the other ranks when one ends, and of the ranks that are missing, as Horovod gives for its collectives.
 
 Each process has one thread that watches all its MPI transports. Ranks send each other small messages there:
 
-- *stopped*: a rank uses this transport no more, after how many operations, who ended, why, and whether some rank does
-  not answer. Whoever waits in a later operation is woken, and raises an error; whoever is in an earlier one ends it
-  first.
-- *asked*, *told*: whoever has waited for long asks all others how far they are, and names those that are missing.
+- *stopped*: a rank uses this transport no more. It says after how many operations, which rank ended, why, and whether
+  some rank does not answer. A rank that waits in a later operation is woken, and raises an error. A rank in an
+  earlier operation ends it first.
+- *asked*, *told*: a rank that has waited for long asks all others how far they are, and names those that are missing.
 
 When a process has stopped everywhere, its thread meets the others' in one of Horovod's own collectives. After that
-nobody is inside MPI, and Horovod may end it. A rank that does not answer never comes there, and Horovod's shutdown
-would wait for it for ever: then whoever comes to its end ends the job.
+no thread is inside MPI, and Horovod may end it. A rank that does not answer never comes there, and Horovod's shutdown
+would wait for ever. Then any rank that comes to its end ends the job.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ logger = logging.getLogger("horovod_oktopk")
 LOOK = 0.05
 """Seconds between two looks for messages."""
 ANSWERS = 1.0
-"""Seconds in which a rank that runs tells how far it is."""
+"""Seconds within which a running rank answers how far it is."""
 LAST_WORDS = 60.0
-"""Seconds for which a process that ends waits for the others to stop; so long only if one hangs."""
+"""Seconds for which a process that ends waits for the others to stop, at most; reached only if one hangs."""
 SHORT_WORDS = 3.0
-"""The same, where one does not answer."""
+"""Seconds of the same wait if a rank does not answer."""
 NO_ANSWER = ("this rank ends the whole job, as another rank does not answer, and to shut Horovod down in order would "
              "take for ever: %s")
 
@@ -43,8 +43,9 @@ NO_ANSWER = ("this rank ends the whole job, as another rank does not answer, and
 class Watched:
     """One transport, and what is known of its other ranks.
 
-    members: world ranks, by rank. meet: waits for them all by Horovod's collectives. parent: where these are some of
-    the ranks of another transport, which work on the same steps: that one. What they have begun there is ended here.
+    members: world ranks, by rank. meet: waits for all of them by Horovod's collectives.
+    parent: the transport of more ranks, if these are some of them, working on the same steps. Steps begun there are
+    ended here.
     """
 
     transport: MPITransport
@@ -53,14 +54,14 @@ class Watched:
     parent: Watched | None = None
     has_stopped: bool = False
     told: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """What ranks told last: operations begun, and seconds since they were last in one."""
+    """The ranks' last answers: operations begun, and seconds since they were last in one."""
     asked: float | None = None
-    """When they were asked, by time.monotonic; None where there is no question."""
+    """The time of the open question to the ranks, by time.monotonic; None if there is none."""
     warned: float = 0.0
-    """After how many seconds of waiting they were asked last."""
+    """Seconds that this rank had waited when it last asked."""
 
     def number(self, rank: int) -> int:
-        """A rank's number as its program knows it."""
+        """Return a rank's number as its program knows it."""
         return rank if self.parent is None else self.parent.members.index(self.members[rank])
 
     def tell_all(self, message: Any) -> None:
@@ -70,7 +71,7 @@ class Watched:
 
 
 class Watchdog:
-    """The thread of this process. rank: its world rank."""
+    """The watching thread of this process. rank: its world rank."""
 
     def __init__(self, rank: int, limits: StallLimits) -> None:
         self._rank = rank
@@ -84,13 +85,16 @@ class Watchdog:
 
     def watch(self, transport: MPITransport, members: tuple[int, ...], meet: Callable[[], None],
               parent: MPITransport | None = None) -> None:
-        """From now on, until this process stops; see Watched."""
+        """Watch a transport from now on, until this process stops; see Watched."""
         with self._lock:
             of = next((each for each in self._watched if each.transport is parent), None)
             self._watched.append(Watched(transport, members, meet, of))
 
     def stop(self, reason: str) -> None:
-        """This process uses MPI no more; returns when no other does either. reason: for the others: "has ended"."""
+        """End this process's use of MPI; return when no other process uses it either.
+
+        reason: the text for the others: "has ended".
+        """
         self._end = self._end or (self._rank, f"rank {self._rank} {reason}")
         patience = time.monotonic() + LAST_WORDS
         while self._thread.is_alive() and time.monotonic() < patience:
@@ -135,7 +139,7 @@ class Watchdog:
     # The end.
 
     def _close(self, ended: int, reason: str) -> None:
-        """Every transport stops, and then the processes meet."""
+        """Stop every transport, then meet the other processes."""
         present = self._present()
         while remaining := [each for each in present if not each.has_stopped]:
             for each in remaining:
@@ -154,7 +158,7 @@ class Watchdog:
             each.meet()  # in the same order everywhere
 
     def _shut(self, each: Watched, ended: int, reason: str) -> None:
-        """Where the rank that has ended is one of its ranks, its own message says after what; otherwise now."""
+        """Close the gate now, unless another of its ranks has ended, whose own message says after which operation."""
         if self._rank == ended or ended not in each.members:
             each.transport.gate.close(reason)
 
