@@ -162,7 +162,7 @@ class _Tree:
         return merged, dropped
 
     def broadcast(self, merged: SparseVector, dropped: Mapping[int, Indices]) -> tuple[SparseVector, Mask]:
-        """Send the root's vector down; return it, and a mask of the elements that a merge on the way up dropped."""
+        """Send the root's vector down; also return a mask of its elements that merges up to the root dropped."""
         update, lost = merged, np.zeros(len(merged), np.bool_)
         for distance in reversed(tree_distances(self.transport.size)):
             if distance in dropped:

@@ -45,12 +45,12 @@ class ExactThreshold:
 
     def select(self, reduced: SparseVector, k: int, region_order: Counts, transport: Transport,
                local_threshold: float = 0.0, weight: float | None = None) -> tuple[SparseVector, Counts]:
-        """Select this rank's part of the exact global top-k; also return every rank's length of it. Collective.
+        """Select this rank's part of the exact global top-k; also return the length of every rank's part. Collective.
 
         region_order: the owners in the order of their regions; ties go to the lower index.
         local_threshold: the threshold of this rank's own selection. weight: this rank's probable share of the top-k,
-        as a multiple of the mean rank's, on each of them; None if all have about as much. The rank's sketch reaches
-        as far.
+        as a multiple of the mean rank's; every rank gives its own, or None if all have about as much. The rank's
+        sketch reaches further in proportion.
         """
         reduced = reduced.compress(reduced.values != 0)
         entries, step = sketch_shape(k, transport.size)
