@@ -114,8 +114,8 @@ def roll_call(mine: Attendance, transport: Transport) -> RollCall:
 def _rows(mine: Attendance, transport: Transport) -> tuple[Words, Counts, Values | None]:
     """Return every rank's row, counts as `tell` returns them, and on few ranks every rank's sample; otherwise None.
 
-    Samples: float32, shape (P, m). Many ranks tell one word of their rows beside the counts. Rows are gathered only if
-    those words differ.
+    Samples: float32, shape (P, m). Many ranks tell one word of their rows beside the counts. Rows are gathered only
+    if those words differ.
     """
     row = mine.row()
     if transport.size <= FEW_RANKS:

@@ -1,4 +1,4 @@
-"""TopkDSA, SparCML's dynamic sparse allreduce (Renggli et al., 2019): split, reduce, gather; dense where smaller."""
+"""TopkDSA, SparCML's dynamic sparse allreduce (Renggli et al., 2019): split, reduce, gather; dense if smaller."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class Sketches:
     def likely(self, k: int, certain: Bracket) -> Bracket | None:
         """Return bounds between which the k-th magnitude probably lies, and how many elements of each rank at most.
 
-        None on few ranks, where the certain bounds are hardly wider, and if there may be fewer than k magnitudes.
+        None on few ranks, as the certain bounds are hardly wider, and if there may be fewer than k magnitudes.
         """
         if len(self.steps) <= FEW_RANKS or certain.lowest == 1:
             return None
