@@ -20,7 +20,7 @@ from .schemes.oktopk import OkTopk
 from .transport.connect import connect
 
 Finding = tuple[bool, str]
-"""Whether it works, and what was found: a version, or why not and what to do."""
+"""True if the part works; and a version, or the reason why not and the remedy."""
 
 SUPPORTED_HOROVOD = "0.28"
 MPI_PROBE = """
@@ -36,7 +36,7 @@ print(MPI.Get_library_version().split(",")[0])
 theirs.MPI_Initialized(ctypes.byref(flag))
 print(flag.value)
 """
-"""Starts MPI through mpi4py, and asks the libmpi that Horovod is linked with whether it has been started."""
+"""A program that starts MPI through mpi4py, and asks Horovod's libmpi if it has been started."""
 
 
 def check_package() -> Finding:
@@ -112,7 +112,7 @@ SECTIONS: dict[str, dict[str, Callable[[], Finding]]] = {
 
 
 def check() -> int:
-    """Prints what works and what does not; 0 if the plugin can act here at all, else 1."""
+    """Print what works and what does not; return 0 if the plugin can act here at all, else 1."""
     works: dict[str, bool] = {}
     for section, checks in SECTIONS.items():
         print(f"{section}:")
@@ -138,7 +138,7 @@ def add_advise(parser: argparse.ArgumentParser) -> None:
 
 
 def run_advise(arguments: argparse.Namespace) -> int:
-    """Prints the prediction, on rank 0; 0."""
+    """Print the prediction, on rank 0; return 0."""
     options = OkTopk(density=arguments.density,
                      global_density="auto" if arguments.global_density is None else arguments.global_density)
     options.k_of(_at_least_1("--parameters", arguments.parameters))
@@ -156,7 +156,7 @@ def run_advise(arguments: argparse.Namespace) -> int:
 
 
 def _measure() -> tuple[int, int, advise.Network]:
-    """(size, rank, network) of this job."""
+    """Return (size, rank, network) of this job."""
     name = next((name for name in ("torch", "tensorflow") if find_spec(name) is not None), None)
     if name is None:
         raise OptionError("--measure needs PyTorch or TensorFlow, with Horovod")
@@ -192,7 +192,7 @@ def _version(package: str, advice: str) -> Finding:
 
 
 def _horovod_says(question: str) -> bool:
-    """The answer of horovod.torch or horovod.tensorflow; no, where neither can be imported."""
+    """Return the answer of horovod.torch or horovod.tensorflow; False if neither can be imported."""
     for framework in ("torch", "tensorflow"):
         try:
             return bool(getattr(importlib.import_module(f"horovod.{framework}"), question)())
@@ -202,7 +202,7 @@ def _horovod_says(question: str) -> bool:
 
 
 def _probe_mpi() -> Finding:
-    """In a process of its own, as starting MPI may end the process that does it."""
+    """Start MPI in a process of its own, as starting MPI may end the process that does it."""
     places = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     mpirun = shutil.which("mpirun", path=os.pathsep.join(places))
     if mpirun is None:
@@ -222,7 +222,7 @@ def _probe_mpi() -> Finding:
 
 
 def _outside_of_jobs() -> dict[str, str]:
-    """This environment, without what a launcher has set, which would make the probe one of its ranks."""
+    """Return this environment without a launcher's variables, which would make the probe one of its ranks."""
     launcher = ("OMPI_COMM_", "OMPI_MCA_orte_", "OMPI_MCA_ess", "PMIX_", "PMI_")
     variables = {name: value for name, value in os.environ.items() if not name.startswith(launcher)}
     if hasattr(os, "geteuid") and os.geteuid() == 0:

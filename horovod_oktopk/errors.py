@@ -1,4 +1,4 @@
-"""The errors of this package. Each message names what was expected, what came, and what to do next."""
+"""The errors of this package. Each message names the expected value, the given one, and the next thing to do."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ class OkTopkError(Exception):
 
 
 class OptionError(OkTopkError, ValueError):
-    """An option, or a combination of options, is outside what is allowed."""
+    """An option, or a combination of options, that is not allowed."""
 
 
 class PluginError(OkTopkError, RuntimeError):
-    """The plugin cannot act here (not imported, unsupported Horovod, unsupported operation)."""
+    """A place where the plugin cannot act (not imported, unsupported Horovod, unsupported operation)."""
 
 
 class AgreementError(OkTopkError, RuntimeError):
-    """The ranks of one reduction differ in options, parameters, shapes or dtypes. Raised on all of them."""
+    """A difference in options, parameters, shapes or dtypes between the ranks. Raised on all of them."""
 
 
 class NonFiniteError(OkTopkError, ArithmeticError):
-    """Parameters are NaN or infinite after a local step. Raised on all ranks; what they share is intact."""
+    """Parameters that are NaN or infinite after a local step. Raised on all ranks; the shared ones are intact."""
 
 
 class TransportError(OkTopkError, RuntimeError):
-    """Communication failed: another rank failed, or did not answer in time."""
+    """A failure of communication: another rank failed, or did not answer in time."""
 
 
 class WireError(OkTopkError, ValueError):
-    """A received message is not a valid sparse vector."""
+    """A received message that is not a valid sparse vector."""
 
 
 def gone(module: str, advice: Mapping[str, str]) -> Callable[[str], NoReturn]:
     """Return a module's `__getattr__`, which raises PluginError for names that earlier versions had.
 
-    advice: by name, what holds in its place.
+    advice: by name, the replacement.
     """
     def missing(name: str) -> NoReturn:
         if name in advice:
@@ -52,4 +52,4 @@ def gone(module: str, advice: Mapping[str, str]) -> Callable[[str], NoReturn]:
 
 NO_DISCARD = {"discard_update": "a step that is not applied loses its update, as with a dense allreduce, and what "
                                 "was not sent comes back. Leave the call out"}
-"""The advice for what all integrations had."""
+"""The advice for a name that all integrations had."""

@@ -1,4 +1,4 @@
-"""Which density an epoch has: more in the first ones, as gTop-k does (Shi et al., ICDCS 2019)."""
+"""The density of each epoch: more in the first ones, as gTop-k has it (Shi et al., ICDCS 2019)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any
 from .errors import OptionError
 
 GTOPK_DENSITIES = (0.25, 0.0725, 0.015, 0.004)
-"""gTop-k's, for the first four epochs; its final density is 0.1 %."""
+"""Densities of gTop-k for the first four epochs; its final density is 0.1 %."""
 
 Schedule = Sequence[float] | Callable[[int], float | None]
-"""Densities of the first epochs; or a function of the epoch (from 0) that gives one, or None for the final density.
+"""Densities of the first epochs; or a function from the epoch (from 0) to a density, or to None for the final one.
 
 1.0 selects all elements.
 """
 
 
 def density_of_epoch(schedule: Schedule = GTOPK_DENSITIES) -> Callable[[int], float | None]:
-    """The density of an epoch (from 0), or None where the final one holds.
+    """Return a function from the epoch (from 0) to its density, or to None for the final density.
 
-    Raises OptionError: here for a bad sequence, and when the function is called for what a bad function gives.
+    Raise OptionError for a bad sequence. If `schedule` is a function, the returned function raises OptionError for a
+    bad result.
     """
     if callable(schedule):
         return _checked(schedule)
@@ -34,7 +35,7 @@ def density_of_epoch(schedule: Schedule = GTOPK_DENSITIES) -> Callable[[int], fl
 
 
 def check_epoch(epoch: int) -> int:
-    """The epoch. Raises OptionError where it is not an integer of at least 0."""
+    """Return the epoch. Raise OptionError if it is not an integer of at least 0."""
     if isinstance(epoch, bool) or not isinstance(epoch, Integral) or epoch < 0:
         raise OptionError(f"epoch must be an integer of at least 0; got {epoch!r} of type {type(epoch).__name__}")
     return int(epoch)

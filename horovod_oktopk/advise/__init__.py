@@ -1,4 +1,4 @@
-"""`python -m horovod_oktopk advise`: what OkTopk and StepAhead would cost on a network, and whether dense wins."""
+"""`python -m horovod_oktopk advise`: the cost of OkTopk and StepAhead on a network, against that of dense."""
 
 from .measure import measure_network, measure_selection
 from .model import Network, Prediction, predict, predict_dense

@@ -1,4 +1,4 @@
-"""What the predictions need to know of this machine, and of the network of a job."""
+"""Measurements of this machine, and of the network of a job, for the predictions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from ..vectors.wire import WORD
 from .model import Network
 
 MEASURED_ELEMENTS = 1 << 22
-"""Selection is measured on at most so many elements; it takes time in proportion."""
+"""Most elements that selection is measured on; it takes time in proportion."""
 LARGE = 1 << 22
 """Bytes of the messages that bandwidth is measured with."""
 
 
 def measure_selection(n: int, density: float) -> float:
-    """Seconds that one step's passes over n elements take on this core: accumulate, exact selection, write-back.
+    """Return the seconds of one step's passes over n elements on this core: accumulate, exact selection, write-back.
 
-    As an integration does it: the pass that accumulates clears the gradient, and the update is written over it.
+    The passes are those of an integration: the pass that accumulates clears the gradient, and the update is written
+    over it.
     """
     m = min(n, MEASURED_ELEMENTS)
     k = max(1, round(density * m))
@@ -41,7 +42,7 @@ def measure_selection(n: int, density: float) -> float:
 
 
 def measure_network(transport: Transport, repeats: int = 20) -> Network:
-    """α and β between neighbours, all sending at once; called on all ranks together.
+    """Return α and β between neighbours, all sending at once. Collective.
 
     The slowest rank's figures count, so that every rank gets the same.
     """

@@ -19,13 +19,13 @@ OVERHEAD = 2e-6
 
 @dataclass(frozen=True)
 class Network:
-    """latency: α, seconds for a message. bandwidth: bits in a second, of one rank, in each direction."""
+    """A network. latency: α, seconds for a message. bandwidth: bits per second of one rank, in each direction."""
 
     latency: float
     bandwidth: float
 
     def transfer(self, words: float) -> float:
-        """Seconds."""
+        """Return the seconds that these words take."""
         return words * WORD * 8 / self.bandwidth
 
 
@@ -49,10 +49,10 @@ class Prediction:
 
 
 def predict(n: int, size: int, options: OkTopk, network: Network, selection_seconds: float) -> list[Prediction]:
-    """Dense, OkTopk and StepAhead(OkTopk), whose exchange is not taken to be hidden here.
+    """Predict dense, OkTopk and StepAhead(OkTopk), whose exchange is not assumed to be hidden here.
 
-    Words are those of Table 1 (Li and Hoefler, 2022), of an interval the upper end.
-    selection_seconds: what accumulating, selecting and writing back n elements takes.
+    Words are those of Table 1 (Li and Hoefler, 2022), at the upper end of an interval.
+    selection_seconds: of accumulating, selecting and writing back n elements.
     """
     latency = _oktopk_latency(size, network)
     table: list[tuple[str, Unit]] = [("OkTopk", "gradients"), ("StepAhead(OkTopk)", "parameters")]
@@ -62,13 +62,13 @@ def predict(n: int, size: int, options: OkTopk, network: Network, selection_seco
 
 
 def predict_dense(n: int, size: int, network: Network) -> Prediction:
-    """A dense allreduce: the words of a ring, the messages of trees."""
+    """Predict a dense allreduce, with the words of a ring and the messages of trees."""
     words = cost.dense_volume(n, size)
     return Prediction("dense", words, network.transfer(words), 2 * network.latency * _levels(size), 0.0)
 
 
 def _oktopk_words(n: int, size: int, options: OkTopk, unit: Unit) -> float:
-    """The bound, which counts two words for an element; coded, it has fewer, the less the more there are."""
+    """Return the bound in coded words: it counts two words for an element, and a code of many takes fewer."""
     codec, k = WireCodec(np.dtype(np.float32), options.wire_dtype(unit)), options.k_of(n)
     counts = k, options.global_k_of(k, n, size, unit)
     selected, kept = (codec.size(count, n) / (2 * WORD) for count in counts)
@@ -76,12 +76,15 @@ def _oktopk_words(n: int, size: int, options: OkTopk, unit: Unit) -> float:
 
 
 def _oktopk_latency(size: int, network: Network) -> float:
-    """Seconds. Four collectives: the roll call, two for the global threshold, and the allgather of the update, in
-    which each tells each; and the exchange of phase 1, a message to each rank, of which several fly at once."""
+    """Return the seconds of a step's messages.
+
+    There are four collectives, in which each rank tells each: the roll call, two for the global threshold, and the
+    allgather of the update; and the exchange of phase 1, a message to each rank, of which several fly at once.
+    """
     batches = ceil((size - 1) / batch_length(size))
     return network.latency * (batches + 4 * _levels(size)) + 2 * OVERHEAD * (size - 1)
 
 
 def _levels(size: int) -> int:
-    """Of a tree of so many ranks."""
+    """Return the levels of a tree of `size` ranks."""
     return ceil(log2(size))

@@ -1,4 +1,4 @@
-"""The table of predictions, and what follows from it."""
+"""The table of predictions, and the verdict from it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ OkTopk: loses accuracy. On 4 ranks an LSTM's loss was 23 % above dense's after a
 StepAhead(OkTopk): close to dense on few ranks. On 4 the LSTM's loss was 1.8 % above dense's, with nothing tuned, on
 16 ranks 5.6 %. On 4 ranks a GPT reached dense's loss in 1.14 times dense's steps.
 See docs/guides/accuracy.md and docs/benchmarks.md."""
-"""What the predicted seconds do not show."""
+"""Effects on accuracy, which the predicted seconds do not show."""
 
 
 def report(n: int, size: int, options: OkTopk, network: Network, selection_seconds: float) -> str:
-    """The table, the verdict and what is known of accuracy; see `predict`."""
+    """Return the table, the verdict and the known accuracy, as text; see `predict`."""
     dense, *sparse = predict(n, size, options, network, selection_seconds)
     width, ahead = len(sparse[-1].scheme), sparse[-1]
     lines = [f"{n:,} parameters, {size} ranks, density {options.density:g}; {network.bandwidth / 1e9:g} Gbit/s, "
@@ -43,6 +43,6 @@ def _verdict(dense: Prediction, sparse: list[Prediction]) -> str:
 
 
 def _crossing(dense: Prediction, scheme: Prediction) -> float:
-    """Gbit/s from which on dense is faster."""
+    """Return the Gbit/s from which on dense is faster."""
     overhead = scheme.sparsification + scheme.latency - dense.latency
     return (dense.words - scheme.words) * WORD * 8 / overhead / 1e9 if overhead > 0 else float("inf")

@@ -11,14 +11,17 @@ SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 def parse_bandwidth(text: str) -> float:
-    """Bits per second of, say, 10gbit, 940mbit/s or 25Gbps. Raises OptionError, without a unit or in bytes too."""
+    """Return the bits per second of, say, 10gbit, 940mbit/s or 25Gbps.
+
+    Raise OptionError for any other text, also without a unit or in bytes.
+    """
     found = re.fullmatch(r"([0-9.eE+]+?)\s*([kmgtKMGT]?)(?:(?i:bit(?:/s)?)|b(?:/s|ps))", text.strip())
     return _positive(text, found and found[1], PREFIXES[found[2].lower()] if found else 1.0,
                      "a bandwidth in bits with its unit, such as 10gbit, 940mbit/s or 25Gbps")
 
 
 def parse_latency(text: str) -> float:
-    """Seconds of, say, 50us, 0.1ms or 5e-5s. Raises OptionError, without a unit too."""
+    """Return the seconds of, say, 50us, 0.1ms or 5e-5s. Raise OptionError for any other text, also without a unit."""
     found = re.fullmatch(r"([0-9.eE+-]+?)\s*(s|ms|us|ns)", text.strip().lower())
     return _positive(text, found and found[1], SECONDS[found[2]] if found else 1.0,
                      "a latency with its unit, such as 50us, 0.1ms or 1e-6s")

@@ -1,4 +1,4 @@
-"""The loops over many elements: in C++ where the extension was built, in NumPy elsewhere, with the same bits."""
+"""The loops over many elements: in C++ if the extension was built, in NumPy otherwise, with the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values in 16 bits. What rounding leaves over is exact in the values' own dtype, so a residual can keep it."""
+"""Values in 16 bits. The rounding error is exact in the values' own dtype, so a residual can keep it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ HalfBits = NDArray[np.uint16]
 """Numbers of either format, as bits."""
 
 FLOAT16_LIMIT = 2.0**15
-"""What exceeds float16's largest number is sent as this; a power of two, so that what is left over is exact."""
+"""Number sent for any magnitude above float16's largest; a power of two, so that the rounding error is exact."""
 
 
 def to_half(values: NDArray[Any], name: HalfDtype) -> HalfBits:
-    """The nearest numbers of 16 bits, ties to even, as bits: uint16, shape of values (float32 or float64, finite)."""
+    """Return the nearest numbers of 16 bits, ties to even, as bits: uint16, shape of values.
+
+    values: float32 or float64, finite.
+    """
     limit = np.finfo(np.float32).max
     singles = values.clip(-limit, limit).astype(np.float32, copy=False)
     if name == "float16":
@@ -31,7 +34,7 @@ def to_half(values: NDArray[Any], name: HalfDtype) -> HalfBits:
 
 
 def from_half(bits: HalfBits, name: HalfDtype, dtype: Any) -> NDArray[Any]:
-    """The numbers that these bits stand for, in another dtype."""
+    """Return the numbers that these bits stand for, in another dtype."""
     numbers = bits.view(np.float16) if name == "float16" else (bits.astype(np.uint32) << 16).view(np.float32)
     with np.errstate(invalid="ignore"):
         return numbers.astype(dtype)

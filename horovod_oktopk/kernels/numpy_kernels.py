@@ -1,4 +1,4 @@
-"""The kernels in NumPy, for machines without a C++ compiler; and what the C++ ones are tested against."""
+"""The kernels in NumPy, for machines without a C++ compiler, and as the reference for tests of the C++ ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _where_passing(values: Array, threshold: float) -> Integers:
 
 
 def _is_finite(chunk: Array) -> bool:
-    """A sum is finite only if its terms are; it may overflow though they are."""
+    """Return True if all is finite. A sum is finite only if its terms are; it may overflow though they are."""
     return bool(np.isfinite(chunk.sum()) or np.isfinite(chunk).all())
 
 
@@ -29,7 +29,7 @@ def _check_within(out: Array, indices: Integers) -> None:
 
 
 class NumpyKernels:
-    """In NumPy, chunk by chunk."""
+    """Kernels in NumPy, chunk by chunk."""
 
     name = "NumPy"
 

@@ -1,4 +1,4 @@
-"""The loops over many elements: what they do. In C++ and in NumPy they give the same bits.
+"""The interface of the loops over many elements. In C++ and in NumPy they give the same bits.
 
 "Passing" means to be a number that is not zero, infinity included, with a magnitude of at least the threshold.
 """
@@ -18,7 +18,7 @@ Integers = NDArray[np.int64]
 Words = NDArray[np.uint32]
 
 LEVELS = 8
-"""Magnitudes that a code of 4 bits tells apart."""
+"""Number of magnitudes in a code of 4 bits."""
 CHUNK = 1 << 16
 """Elements handled at a time: small enough that temporaries stay in the second-level cache."""
 
@@ -46,9 +46,9 @@ class Kernels(Protocol):
     def add_and_collect(self, residual: Array, gradient: Array, out: Array, scale: float, threshold: float,
                         first: int, buffer: CandidateBuffer, stream: bool, clear: bool, before: Sequence[Array] = (),
                         after: Sequence[Array] = ()) -> bool:
-        """out = scale * residual + sum; says whether all of out is finite, and collects what passes.
+        """Set out = scale * residual + sum; collect what passes; return True if all of out is finite.
 
-        sum: of what comes before the gradient, the gradient, and what comes after it, added up in this order.
+        sum: of the arrays before the gradient, the gradient, and the arrays after it, added up in this order.
         All arrays: float32 or float64, one dtype, contiguous, one length. first: the index of their first element.
         stream: a hint, that out need not stay in the cache. clear: the gradient is zero afterwards, which costs least
         while it is in the cache.
@@ -56,62 +56,64 @@ class Kernels(Protocol):
 
     def subtract_and_collect(self, minuend: Array, subtrahend: Array, threshold: float, first: int,
                              buffer: CandidateBuffer) -> bool:
-        """Collects what passes of minuend - subtrahend, which is stored nowhere; says whether all of it is finite.
+        """Collect what passes of minuend - subtrahend, which is stored nowhere; return True if all is finite.
 
         Arrays as in `add_and_collect`.
         """
 
     def collect(self, acc: Array, threshold: float, first: int, buffer: CandidateBuffer) -> None:
-        """Collects the elements of acc that pass."""
+        """Collect the elements of acc that pass."""
 
     def clear(self, out: Array, indices: Integers) -> None:
-        """out[indices] = 0. Raises IndexError where an index lies outside of out, which then is as it was."""
+        """Set out[indices] = 0. Raise IndexError if an index lies outside of out, which then is unchanged."""
 
     def add(self, out: Array, indices: Integers, values: Array) -> None:
-        """out[indices] += values, of indices that differ. Raises IndexError like `clear`."""
+        """Set out[indices] += values, for indices that differ. Raise IndexError like `clear`."""
 
     def scatter(self, out: Array, indices: Integers, values: Array, zero: bool = False) -> None:
-        """out = 0, but for out[indices] = values. zero: whether out is zero already.
+        """Set out = 0, except out[indices] = values. zero: True if out is zero already.
 
-        Raises IndexError where the indices do not ascend within out, which then is as it was.
+        Raise IndexError if the indices do not ascend within out, which then is unchanged.
         """
 
     def passing(self, indices: Integers, values: Array, threshold: float) -> tuple[Integers, Array]:
-        """The elements of a sparse vector that pass, in memory of their own."""
+        """Return the elements of a sparse vector that pass, in memory of their own."""
 
     def sum_parts(self, indices: Sequence[Integers], values: Sequence[Array]) -> tuple[Integers, Array]:
-        """The sum of sparse parts, each of ascending indices; values are added to zero in the order of the parts."""
+        """Return the sum of sparse parts, each of ascending indices; values are added to zero in the parts' order."""
 
     def sorted(self, numbers: Array) -> Array:
-        """Unsigned integers of 32 or 64 bits, ascending."""
+        """Return unsigned integers of 32 or 64 bits, ascending."""
 
     def kth_magnitude(self, values: Array, k: int) -> float:
-        """The k-th largest magnitude, k from 1, of float32 or float64 values, none of them NaN."""
+        """Return the k-th largest magnitude, k from 1, of float32 or float64 values, none of them NaN."""
 
     def common_positions(self, mine: Integers, other: Integers) -> Integers:
-        """Positions in `mine` of the indices that `other` has too; both strictly ascending."""
+        """Return the positions in `mine` of the indices that `other` has too; both strictly ascending."""
 
     def pack_indices(self, indices: Integers, start: int, low_bits: int, low_words: int, upper_words: int) -> Words:
-        """Elias-Fano code of m strictly ascending indices >= start: of their offsets from it, the lower bits one
-        after the other in low_words of 32 bits; then, in upper_words, a one at bit (offset >> low_bits) + i for the
-        i-th. Lowest bits first."""
+        """Return the Elias-Fano code of m strictly ascending indices >= start, by their offsets from start.
+
+        The lower bits of the offsets lie one after the other in low_words of 32 bits. Then, in upper_words, there is
+        a one at bit (offset >> low_bits) + i for the i-th. Lowest bits first.
+        """
 
     def unpack_indices(self, words: Words, count: int, start: int, stop: int, low_bits: int,
                        low_words: int) -> Integers:
-        """The indices; none at all where the words do not hold `count`, strictly ascending within [start, stop)."""
+        """Return the indices; none if the words do not hold `count`, strictly ascending within [start, stop)."""
 
     def to_half(self, values: Array, name: HalfDtype) -> HalfBits:
-        """The nearest numbers of 16 bits to finite ones; see `half_precision.to_half`."""
+        """Return the numbers of 16 bits nearest to finite values; see `half_precision.to_half`."""
 
     def from_half(self, bits: HalfBits, name: HalfDtype, dtype: Any) -> Array:
-        """The numbers that these bits stand for: float32 or float64."""
+        """Return the numbers that these bits stand for: float32 or float64."""
 
     def to_levels(self, values: Array, levels: Array) -> Words:
-        """Codes of 4 bits, eight to a word, lowest bits first; zeros past the end.
+        """Return codes of 4 bits, eight to a word, lowest bits first; zeros past the end.
 
         A code is the number of the level that is nearest to the magnitude, plus 8 for negative values. Ties go to
         the larger level. levels: float32, shape (LEVELS,), ascending from 0 or more, finite.
         """
 
     def from_levels(self, words: Words, count: int, levels: Array, dtype: Any) -> Array:
-        """The levels, with their signs, that `count` codes stand for: float32 or float64."""
+        """Return the levels, with their signs, that `count` codes stand for: float32 or float64."""

@@ -1,4 +1,4 @@
-"""What users write: `compression=Partial(OkTopk(density=0.01))`."""
+"""The option that users write: `compression=Partial(OkTopk(density=0.01))`."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ NEEDS_MPI = ("Partial needs MPI (horovodrun --mpi): its rounds run without the h
 class Partial(Compression):
     """Eager-SGD (Li et al., PPoPP 2020): a step does not wait for the slowest rank; needs MPI.
 
-    Rounds of reduction run without the ranks that are late. What those have computed joins their next contribution,
+    Rounds of reduction run without the ranks that are late. The gradients of those join their next contribution,
     and every rank applies every round's update, in order, so that replicas that have seen the same rounds are equal.
 
     Args:
-        inner: what a round runs: `Dense()`, `OkTopk(...)` or another scheme; a class takes its defaults. `OkTopk()`
+        inner: the scheme of a round: `Dense()`, `OkTopk(...)` or another scheme; a class takes its defaults.
+        `OkTopk()`
             by default.
         policy: `"solo"`: the first rank that comes starts a round. `"majority"`: a rank that is drawn anew for each
             round starts it, so that half of the ranks have come on average.
-        seed: of the draws.
-        max_staleness: how many rounds may run that a rank has not seen; then rounds wait for it. Until it comes, a
-            rank keeps their updates: 2k words for each with `OkTopk` (with a `global_density` 2k′), n with `Dense`.
+        seed: the seed of the draws.
+        max_staleness: most rounds that may run without a rank having seen them; then rounds wait for the rank. Until
+        it
+            comes, a rank keeps their updates: 2k words for each with `OkTopk` (with a `global_density` 2k′), n with
+            `Dense`.
         timeout: seconds after which that wait fails, on all ranks, and after which a round starts without the rank
             that was drawn.
         in_order: True: a late rank applies the updates that it missed, in order. False: the paper's way: a late rank
@@ -51,7 +54,7 @@ class Partial(Compression):
     timeout: float = 600.0
     in_order: bool = True
     scheme: Scheme = field(init=False, repr=False)
-    """What `inner` stands for."""
+    """The scheme that `inner` stands for."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scheme", scheme_of(self, self.inner))
@@ -69,5 +72,5 @@ class Partial(Compression):
             raise OptionError(f"{NEEDS_MPI}; got an inner scheme with transport='horovod'")
 
     def settings(self) -> Mapping[str, Any]:
-        """Its own options by name, without the scheme's."""
+        """Return the options of Partial by name, without the scheme's."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("inner", "scheme")}

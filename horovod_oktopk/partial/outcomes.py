@@ -1,4 +1,4 @@
-"""What rounds give a step: updates to be applied, and one report."""
+"""The results of rounds for a step: updates to be applied, and one report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from .states import Presence
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a round. update: None if some rank's gradient was not finite: it is dropped, and residuals are unchanged."""
+    """The outcome of a round.
+
+    update: None if some rank's gradient was not finite: it is dropped, and residuals are unchanged.
+    """
 
     update: Update | None
     report: StepReport
@@ -32,15 +35,16 @@ class RoundUpdate:
 
 
 def updates_of(rounds: Rounds, only_latest: bool) -> list[RoundUpdate]:
-    """What is to be applied, in order. only_latest: nothing of the rounds before the last one."""
+    """Return the updates to be applied, in order. only_latest: leave out all rounds but the last."""
     return [RoundUpdate(each.outcome.update, each.settings[1:]) for each in (rounds[-1:] if only_latest else rounds)
             if each.outcome is not None and each.outcome.update is not None]
 
 
 def report_of(rounds: Rounds, before: StepReport | None, accumulate: Traffic) -> StepReport | None:
-    """Of a step that takes these rounds. before: the last one; None where no round has reduced anything yet.
+    """Return the report of a step that takes these rounds; None if no round has reduced anything yet.
 
-    accumulate: how long it took to hand in the step's gradients. Nothing has been written back yet.
+    before: the last report. accumulate: the time taken to hand in the step's gradients. Nothing has been written back
+    yet.
     """
     reports = [each.outcome.report for each in rounds if each.outcome is not None]
     last = reports[-1] if reports else before

@@ -1,7 +1,7 @@
 """`Partial`, in every integration: gradients are added to a residual, and rounds take from it.
 
-So error feedback serves late ranks as well: what such a rank could not contribute waits in its residual, and the sum
-of all gradients equals what was applied plus what the residuals hold.
+So error feedback serves late ranks as well: values that such a rank could not contribute wait in its residual, and
+the sum of all gradients equals the applied updates plus the residuals.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ IN_STEP_ONLY = ("with Partial the gradients are handed in by optimizer.step(), w
 
 
 class PartialReducer(FlatReducer[L]):
-    """Reduces the gradients of one layout in partial rounds; one object on each rank.
+    """A reducer of the gradients of one layout in partial rounds; one object on each rank.
 
     A step is `arrive`, and then the updates that it returns are applied, in order. The other arguments are
     FlatReducer's.
@@ -85,7 +85,7 @@ class PartialReducer(FlatReducer[L]):
         self._is_finite = True
         self._to_apply: deque[RoundUpdate] = deque()
         self._remainders: list[SparseVector] = []
-        """What rounding has left over in rounds to which this rank contributed nothing; for its next commit."""
+        """Rounding errors of rounds to which this rank contributed nothing; for its next commit."""
 
     @property
     def drifts(self) -> bool:  # type: ignore[override]
@@ -110,16 +110,16 @@ class PartialReducer(FlatReducer[L]):
             yield len(updates)
 
     def refuse_step(self, message: str) -> NoReturn:
-        """Raise PluginError, on this rank alone: the others' rounds go on, and wait for it in the end."""
+        """Raise PluginError, on this rank alone: the others' rounds go on, and wait for this rank in the end."""
         raise PluginError(message)
 
     def meet(self, doing: str) -> None:
         """Do nothing: replicas meet when they are synchronized."""
 
     def arrive(self, pieces: Iterable[Piece], settings: Sequence[float] = ()) -> list[RoundUpdate]:
-        """Hands in this rank's gradients; returns the updates to be applied, in order; there may be none.
+        """Hand in this rank's gradients; return the updates to be applied, in order; there may be none.
 
-        Raises PluginError if there is no MPI, or if another reducer has taken a step since; AgreementError if the
+        Raise PluginError if there is no MPI, or if another reducer has taken a step since; AgreementError if the
         ranks differ, TransportError if communication fails: on all ranks in the first step, later with their next.
         """
         def contribute() -> list[float]:
@@ -135,31 +135,31 @@ class PartialReducer(FlatReducer[L]):
         return self._take_note(allreduce.arrive(contribute))
 
     def synchronize_replicas(self, for_good: bool = False) -> Iterator[list[RoundUpdate]]:
-        """Serves rounds until all ranks are here; yields the updates to be applied, as they come.
+        """Serve rounds until all ranks are here; yield the updates to be applied, as they come.
 
-        Then all that was handed in has been in a round, and all ranks have seen the same rounds. The caller must
-        exhaust it. for_good: this rank takes no more steps, and `end` follows.
+        Then all gradients handed in have been in a round, and all ranks have seen the same rounds. The caller must
+        exhaust the iterator. for_good: this rank takes no more steps, and `end` follows.
         """
         for rounds in self.start().synchronize(for_good):
             yield self._take_note(rounds) if rounds else []
 
     @contextmanager
     def applying(self) -> Iterator[None]:
-        """What happens inside counts as the step's write-back."""
+        """Count the time of the block as the step's write-back."""
         start = time.perf_counter()
         yield
         assert self._step_report is not None
         self._step_report.phases["write_back"].seconds += time.perf_counter() - start
 
     def close(self) -> None:
-        """Once all ranks have exited by `synchronize_replicas`: the thread has nothing to serve, and ends."""
+        """End the thread, once all ranks have exited by `synchronize_replicas`: it has nothing to serve."""
         if self._allreduce is not None:
             allreduce, self._allreduce = self._allreduce, None
             allreduce.end()
             self._leave_running()
 
     def belongs_to(self, owner: object) -> None:
-        """When the owner is gone, this rank takes no more steps: it exits, and all ends when all ranks have.
+        """Let this rank exit when the owner is gone: it takes no more steps, and all ends when all ranks have exited.
 
         The owner holds this object, and not the other way round.
         """
@@ -175,24 +175,27 @@ class PartialReducer(FlatReducer[L]):
 
     @property
     def last_report(self) -> StepReport | None:
-        """Of this rank's last step, with all its rounds; None before the first."""
+        """Report of this rank's last step, with all its rounds; None before the first."""
         return self._step_report
 
     def leave(self) -> None:
-        """See FlatReducer: no round may begin while some rank still uses the transport for other ends."""
+        """Wait for all ranks: no round may begin while some rank uses the transport for other ends."""
         barrier(self.ranks)
 
     def abort(self) -> None:
-        """Ends the job with an error."""
+        """End the job with an error."""
         sys.stderr.flush()
         getattr(self._transport.inner, "abort", lambda: None)()
 
     def set_density(self, density: float | None) -> None:
-        """From this rank's next contribution on; a round has the density of the rank that its settings are of."""
+        """Set the density from this rank's next contribution on.
+
+        A round has the density of the rank that gives its settings.
+        """
         self._wished = self._wished.with_density(density)
 
     def start(self) -> PartialAllreduce[Outcome]:
-        """Connects the ranks, and holds a first roll call; on all of them together."""
+        """Connect the ranks, and hold a first roll call. Collective."""
         if self._allreduce is None:
             transport = self.connect()
             signals = getattr(transport.inner, "signals", None)
@@ -256,21 +259,24 @@ class PartialReducer(FlatReducer[L]):
     # The state: what is pending counts as residual.
 
     def read_residual(self) -> Values:
-        """See FlatReducer."""
+        """Return a copy of this rank's residual and pending values; see FlatReducer."""
         residual = self.accumulator.values().copy() if self._is_pending else super().read_residual()
         for remainder in self._remainders:
             residual[remainder.indices] += remainder.values
         return residual
 
     def record(self) -> Record:
-        """See FlatReducer."""
+        """Return this rank's record, made while no round runs; see FlatReducer."""
         if self._allreduce is None:
             return super().record()
         with self._allreduce.paused():
             return super().record()
 
     def take(self, share: Record) -> None:
-        """See FlatReducer. Raises PluginError once rounds run: others would go on with what this rank had."""
+        """Take the result of `share_of`, see FlatReducer.
+
+        Raise PluginError once rounds run: other ranks would go on with this rank's earlier contribution.
+        """
         if self._allreduce is not None:
             raise PluginError("with Partial a state is to be loaded before the first step: load it into a new "
                               "optimizer, on all ranks")
@@ -280,7 +286,7 @@ class PartialReducer(FlatReducer[L]):
 # The end.
 
 _running: list[PartialReducer[Any]] = []
-"""All whose rounds are not over, even those that nobody uses here any more: other ranks may need their service."""
+"""The reducers whose rounds are not over, even those no longer used here: other ranks may need their service."""
 
 
 def _serve(reducer: PartialReducer[Any]) -> None:
@@ -291,8 +297,10 @@ def _serve(reducer: PartialReducer[Any]) -> None:
 
 
 def end_all() -> None:
-    """Ends the rounds of all reducers, on all ranks together; or, where this rank ends by an error, tells the others:
-    their rounds would wait for it."""
+    """End the rounds of all reducers. Collective.
+
+    If this rank ends by an error, tell the others instead: their rounds would wait for this rank.
+    """
     reducers = sorted(_running, key=lambda each: each.ranks.channel)
     _running.clear()
     how = unhappy_end() if reducers else None
@@ -316,7 +324,7 @@ def _end(reducer: PartialReducer[Any]) -> None:
 
 
 def end_before(shutdown: Callable[..., Any]) -> Callable[..., Any]:
-    """Horovod's shutdown, which first ends the rounds."""
+    """Wrap Horovod's shutdown, so that the rounds end first."""
     @functools.wraps(shutdown)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         end_all()

@@ -34,7 +34,7 @@ ALONE = ("rank %d has waited for %g s in synchronize_replicas, and another rank 
 
 
 def header_dtype(settings: int) -> np.dtype[np.void]:
-    """What a rank tells the others when a round begins; busy, elapsed: seconds. All fields have 8 bytes."""
+    """Return the dtype of a rank's message when a round begins. All fields have 8 bytes; busy, elapsed: seconds."""
     return np.dtype([("number", np.int64), ("presence", np.int64), ("activity", np.int64), ("staleness", np.int64),
                      ("busy", np.float64), ("elapsed", np.float64), ("settings", np.float64, (settings,))])
 
@@ -44,43 +44,43 @@ class Round(Generic[T]):
     """One round, as all ranks know it."""
 
     number: int
-    """From 1."""
+    """The number of the round, from 1."""
     presences: tuple[Presence, ...]
-    """By rank."""
+    """The ranks' presences, by rank."""
     staleness: tuple[int, ...]
-    """By rank: how many rounds had begun that it had not seen."""
+    """Numbers of begun rounds that a rank had not seen, by rank."""
     busy: tuple[float, ...]
-    """By rank: seconds of the steps that it has ended since the round before, without any waiting."""
+    """Seconds of the steps that a rank has ended since the round before, without any waiting; by rank."""
     seconds: float
-    """Since the round before, on rank 0."""
+    """Seconds since the round before, on rank 0."""
     settings: tuple[float, ...]
-    """Of the first rank that had come for this round; if none had, of the first that contributed."""
+    """Settings of the first rank that had come for this round; if none had, of the first that contributed."""
     outcome: T | None
-    """None if no rank contributed: then nothing was run."""
+    """The result of `run`; None if no rank contributed: then nothing was run."""
 
     @property
     def active(self) -> int:
-        """How many ranks had come for this round."""
+        """Number of ranks that had come for this round."""
         return self.presences.count(Presence.FRESH)
 
     @property
     def seconds_saved(self) -> float:
-        """How much sooner this round came than if every step had waited for the slowest rank; negative if later."""
+        """Seconds saved against steps that all wait for the slowest rank; negative if the round came later."""
         return max(self.busy) - self.seconds
 
 
 class PartialAllreduce(Generic[T]):
     """Rounds of one reduction among the ranks; one object on each rank.
 
-    run: reduces once over the transport, in this object's thread. Its arguments: whether this rank contributes, and
+    run: reduces once over the transport, in this object's thread. Its arguments: True if this rank contributes, and
         the round's settings. All ranks run each round, in the same order.
-    settings: how many numbers each rank gives with a contribution.
+    settings: number of values that each rank gives with a contribution.
     seed: of the draws of "majority"; the same on all ranks.
-    max_staleness: how many rounds may have begun that a rank has not seen; the next waits for it.
+    max_staleness: most rounds that may have begun and that a rank has not seen; the next round waits for the rank.
     timeout: seconds after which that wait fails, on all ranks, and after which a round starts without the drawn rank.
     patience: seconds without any round for which `synchronize` waits for the other ranks.
-    when_over: called in the thread when no round follows: some ranks have exited, and nobody goes on.
-    Raises OptionError for another policy.
+    when_over: called in the thread when no round follows: some ranks have exited, and no rank goes on.
+    Raise OptionError for another policy.
     """
 
     def __init__(self, policy: Policy, run: Callable[[bool, tuple[float, ...]], T], transport: Transport,
@@ -108,16 +108,17 @@ class PartialAllreduce(Generic[T]):
 
     @property
     def state(self) -> RankState:
-        """At present."""
+        """The present state."""
         return self._state
 
     def arrive(self, contribute: Callable[[], Sequence[float]]) -> list[Round[T]]:
-        """This rank has come: hands in its values, and returns all rounds that it has not seen, in order.
+        """Hand in this rank's values; return all rounds that this rank has not seen, in order.
 
-        contribute: makes this rank's values ready for the next `run`, and gives its settings; called while no round
-        reads them. There is one round for a step. A rank is late if its step's round has begun without it: it takes
-        the rounds that there are, perhaps none, and its values wait for the next round. Any other rank waits for its
-        round, and starts it if the policy says so. Raises what a round raised; TransportError if ranks have exited.
+        contribute: makes this rank's values ready for the next `run`, and returns its settings; called while no round
+        reads them. There is one round for a step. A rank is late if its step's round has begun without it. A late
+        rank takes the rounds that there are, perhaps none, and its values wait for the next round. Any other rank
+        waits for its round, and starts the round if the policy says so. Raise the error of a round; TransportError if
+        ranks have exited.
         """
         busy = time.monotonic() - self._last_return
         with self._changed:
@@ -131,11 +132,11 @@ class PartialAllreduce(Generic[T]):
         return rounds
 
     def synchronize(self, for_good: bool = False) -> Iterator[list[Round[T]]]:
-        """Serves rounds until all ranks are here as well; yields the rounds that this rank has not seen, as they end.
+        """Serve rounds until all ranks are here; yield the rounds that this rank has not seen, as they end.
 
-        Then all ranks have the same rounds, and all that was handed in has been in one. The caller must exhaust it.
-        for_good: this rank exits, and `end` follows; ranks that still train get an error at their next call, instead
-        of waiting.
+        Then all ranks have the same rounds, and all values handed in have been in a round. The caller must exhaust
+        the iterator. for_good: this rank exits, and `end` follows. Ranks that still train get an error at their next
+        call, instead of waiting.
         """
         with self._changed:
             if for_good and self._state.exited:  # so nothing has come since
@@ -156,26 +157,29 @@ class PartialAllreduce(Generic[T]):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """No round runs inside."""
+        """Run no round inside the block."""
         with self._changed:
             self._wait_for(lambda: not self._state.is_running)
             yield
 
     def end(self) -> None:
-        """Ends the thread; after `synchronize`, if no rank needs it any more."""
+        """End the thread; after `synchronize`, if no rank needs it any more."""
         with self._changed:
             self._is_over = True
         self._thread.join()
 
     def drop(self) -> None:
-        """The program has let go of what uses this: the thread exits in its place, as by `synchronize` for good, and
-        ends when nobody goes on. Only takes note: the garbage collector may call it in the midst of anything."""
+        """Exit in place of the program, which has let go of the object that uses this one.
+
+        The thread exits as by `synchronize` for good, and ends when no rank goes on. This call only sets a flag: the
+        garbage collector may call it in the midst of anything.
+        """
         self._is_dropped = True
 
     # Under the lock.
 
     def _do(self, step: Step) -> None:
-        """Makes a step of the state, and what it asks for; a round that is to run begins in the thread."""
+        """Make a step of the state, and its actions; a round that is to run begins in the thread."""
         self._state, actions = step
         for action in actions:
             if isinstance(action, Run):
@@ -222,7 +226,7 @@ class PartialAllreduce(Generic[T]):
                                  "synchronize_replicas equally often")
 
     def _wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Whether it came true in time; raises what a round raised."""
+        """Wait for the condition; return True if it came true in time. Raise the error of a round."""
         came_true = self._changed.wait_for(lambda: self._failure is not None or condition(), timeout)
         self._check()
         return came_true
@@ -240,7 +244,7 @@ class PartialAllreduce(Generic[T]):
                 self._changed.notify_all()
 
     def _await_activation(self) -> bool:
-        """Waits until the next round is activated, here or elsewhere. False: there will be none."""
+        """Wait until the next round is activated, here or elsewhere; return False if there will be none."""
         while not self._is_over and not self._state.exited:
             number = self._signals.receive(BREATH)
             with self._changed:
@@ -272,7 +276,7 @@ class PartialAllreduce(Generic[T]):
             self._do(self._state.ended([Activity(activity) for activity in headers["activity"]]))
 
     def _begin(self) -> Headers:
-        """Waits where the round is held; gives what this rank tells the others."""
+        """Wait while the round is held; return this rank's header for the others."""
         last = time.monotonic() + self._timeout
         with self._changed:
             while not self._changed.wait_for(lambda: self._state.is_running, BREATH):
@@ -285,7 +289,7 @@ class PartialAllreduce(Generic[T]):
         return header
 
     def _exchange_headers(self, header: Headers) -> Headers:
-        """Of all ranks, shape (P,)."""
+        """Return the headers of all ranks, shape (P,)."""
         return self._transport.allgather(header.view(np.int64)).view(header.dtype)[:, 0]
 
     def _compare(self, headers: Headers) -> None:

@@ -1,6 +1,6 @@
 """Partial rounds as one rank sees them: a state machine, drawn in docs/architecture.md.
 
-It is pure: no thread, lock, clock or transport. An event is a method, which gives the state that follows and the
+The machine is pure: no thread, lock, clock or transport. An event is a method, which returns the next state and the
 actions to be carried out, in order. `rounds.py` drives it.
 """
 
@@ -17,40 +17,40 @@ Policy = Literal["solo", "majority"]
 
 
 class Activity(IntEnum):
-    """What a rank's program does."""
+    """The activity of a rank's program."""
 
     COMPUTING = 0
-    """It is at work outside; it may have handed in a gradient."""
+    """The program is at work outside; it may have handed in a gradient."""
     WAITING = 1
-    """It has handed in a gradient, and waits until a round has ended."""
+    """The program has handed in a gradient, and waits until a round has ended."""
     SYNCHRONIZING = 2
-    """It waits until all ranks synchronize or exit, and goes on training then."""
+    """The program waits until all ranks synchronize or exit, and goes on training then."""
     EXITING = 3
-    """The same, but it will hand in no more gradients."""
+    """The program waits like that, but will hand in no more gradients."""
     SYNCHRONIZED = 4
     """All ranks were synchronizing or exiting; this one has not taken the last rounds yet."""
 
     @property
     def goes_on(self) -> bool:
-        """Whether more gradients may come before the ranks are synchronized."""
+        """True if more gradients may come before the ranks are synchronized."""
         return self not in (Activity.SYNCHRONIZING, Activity.EXITING)
 
 
 class Presence(IntEnum):
-    """What a rank is to a round."""
+    """The part of a rank in a round."""
 
     ABSENT = 0
-    """It has handed in nothing since the last round, and contributes nothing."""
+    """The rank has handed in nothing since the last round, and contributes nothing."""
     STALE = 1
-    """It contributes a gradient that came too late for an earlier round."""
+    """The rank contributes a gradient that came too late for an earlier round."""
     FRESH = 2
-    """It contributes a gradient, and waits for this round."""
+    """The rank contributes a gradient, and waits for this round."""
     GIVEN_UP = 3
-    """It has not taken the rounds before in time: all ranks fail."""
+    """The rank has not taken the rounds before in time: all ranks fail."""
 
 
 class Service(Enum):
-    """What this rank does for rounds meanwhile."""
+    """The service of this rank for rounds meanwhile."""
 
     IDLE = "idle"
     """No round is under way here."""
@@ -64,7 +64,7 @@ class Service(Enum):
 
 @dataclass(frozen=True)
 class Signal:
-    """Action: the round of this number is to be activated on those ranks, of which this may be one."""
+    """Action: activate the round of this number on those ranks, of which this may be one."""
 
     ranks: tuple[int, ...]
     number: int
@@ -72,18 +72,18 @@ class Signal:
 
 @dataclass(frozen=True)
 class Run:
-    """Action: the next round begins here; this is what the other ranks are to be told."""
+    """Action: begin the next round here, and tell the other ranks these fields."""
 
     number: int
     presence: Presence
     activity: Activity
     staleness: int
-    """How many rounds before it this rank has not taken yet."""
+    """Number of rounds before this one that this rank has not taken yet."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What does not change. See PartialAllreduce."""
+    """The constants of a state machine. See PartialAllreduce."""
 
     rank: int
     size: int
@@ -97,51 +97,51 @@ Step = tuple["RankState", tuple[Signal | Run, ...]]
 
 @dataclass(frozen=True)
 class RankState:
-    """One rank's state: three that change side by side, and how far it has come."""
+    """One rank's state: activity, contribution and service, which change side by side, and its progress."""
 
     rules: Rules
     activity: Activity = Activity.COMPUTING
     handed_in: Presence = Presence.ABSENT
-    """What this rank would be to the next round, if that began now."""
+    """This rank's presence in the next round, if that began now."""
     service: Service = Service.IDLE
     finished: int = 0
-    """The rounds that have ended here."""
+    """Number of rounds that have ended here."""
     taken: int = 0
-    """Those of them that the program has taken."""
+    """Number of finished rounds that the program has taken."""
     ahead: int = 0
-    """By how many the rounds that it has taken exceed its steps; so many steps neither start nor await one."""
+    """Rounds taken minus steps made. While positive, a step lowers this, and neither starts nor awaits a round."""
     synchronized: int = 0
-    """The last round of the last synchronization: what all ranks take before they go on."""
+    """Number of the last synchronization's last round: all ranks take rounds up to it before they go on."""
     training: tuple[int, ...] | None = None
     """The ranks that were not synchronizing in the last round; None for all."""
     exited: tuple[int, ...] = ()
-    """The ranks that have exited in the last round of all: once nobody goes on and some exit, no other follows."""
+    """The ranks that exited in the very last round: once no rank goes on and some exit, no other round follows."""
 
     @property
     def is_running(self) -> bool:
-        """Whether a round has begun that has not ended."""
+        """True if a round has begun and not ended."""
         return self.service in (Service.HELPING, Service.CONTRIBUTING)
 
     @property
     def started(self) -> int:
-        """The rounds that have begun."""
+        """Number of rounds that have begun."""
         return self.finished + self.is_running
 
     @property
     def may_arrive(self) -> bool:
-        """Whether the program may hand in a gradient: not while a round reads the last one."""
+        """True if the program may hand in a gradient: false while a round reads the last one."""
         return self.service != Service.CONTRIBUTING
 
     @property
     def may_take(self) -> bool:
-        """Whether the program has what it waits for."""
+        """True if the program has what it waits for."""
         if self.activity == Activity.WAITING:
             return self.finished > self.taken and not self.is_running
         return self.activity != Activity.COMPUTING
 
     @property
     def initiator(self) -> int:
-        """The rank that starts the next round when it comes; this one, if that is whoever comes first."""
+        """The rank that starts the next round when it comes; this rank, if any rank that comes first does."""
         if self.rules.policy == "solo":
             return self.rules.rank
         candidates = self.training or range(self.rules.size)
@@ -151,7 +151,7 @@ class RankState:
     # Events of the program. An exception may have ended its last call: then another comes in the midst of that.
 
     def arrived(self) -> Step:
-        """The program has handed in a gradient; while it `may_arrive`."""
+        """Take note that the program has handed in a gradient; only while it `may_arrive`."""
         assert self.may_arrive
         is_late = self.started > self.taken  # its round has begun without it
         if not is_late and not self.ahead:
@@ -162,12 +162,12 @@ class RankState:
         return (after if is_late else after._after_step(rounds=0)), ()
 
     def overdue(self) -> Step:
-        """The program has waited too long: the drawn rank may not come, so this one starts the round."""
+        """Start the round from this rank: the program has waited too long, and the drawn rank may not come."""
         assert self.activity == Activity.WAITING
         return self, (self._activation(),) if self.started == self.taken else ()
 
     def took(self) -> Step:
-        """The program has taken the rounds that have ended; while it `may_take`."""
+        """Take note that the program has taken the rounds that have ended; only while it `may_take`."""
         assert self.may_take
         last = self.synchronized if self.activity == Activity.SYNCHRONIZED else self.finished
         after = replace(self, taken=last)
@@ -178,14 +178,14 @@ class RankState:
         return after._released()
 
     def synchronizes(self, exits: bool) -> Step:
-        """The program waits for all ranks; one more round tells them. exits: it will hand in no more gradients."""
+        """Let the program wait for all ranks; one more round tells them. exits: it will hand in no more gradients."""
         after = replace(self, activity=Activity.EXITING if exits else Activity.SYNCHRONIZING)
         return after._released() if self.service == Service.HELD else (after, (self._activation(),))
 
     # Events of rounds.
 
     def activated(self, number: int) -> Step:
-        """A signal has come; while no round is under way. Those of rounds that have been are ignored."""
+        """Take a signal while no round is under way. Signals of past rounds are ignored."""
         assert self.service == Service.IDLE
         if number != self.finished + 1:
             return self, ()
@@ -193,12 +193,12 @@ class RankState:
         return held, (Signal(self._neighbours(), number), *begin)
 
     def gave_up(self) -> Step:
-        """A held round has waited for the program too long."""
+        """Begin a held round that has waited for the program too long, so that all ranks fail."""
         assert self.service == Service.HELD
         return self._begun(Presence.GIVEN_UP)
 
     def ended(self, activities: Sequence[Activity]) -> Step:
-        """The round has ended. activities: of all ranks, as they were when it began."""
+        """Take note that the round has ended. activities: of all ranks, as they were when the round began."""
         assert self.is_running
         training = tuple(rank for rank, activity in enumerate(activities) if activity.goes_on)
         after = replace(self, service=Service.IDLE, finished=self.finished + 1, training=training or None)
@@ -211,13 +211,13 @@ class RankState:
     # Steps that events have in common.
 
     def _after_step(self, rounds: int) -> RankState:
-        """There is one round for a step. rounds: those that this step has taken."""
+        """Count one step, for which there is one round. rounds: the number that this step has taken."""
         if self.training is not None and len(self.training) < self.rules.size:  # who was ahead may be gone
             return replace(self, ahead=0)
         return replace(self, ahead=min(max(0, self.ahead + rounds - 1), self.rules.max_staleness))
 
     def _released(self) -> Step:
-        """A held round begins, unless the program has still too many to take."""
+        """Begin a held round, unless the program has still too many rounds to take."""
         if self.service != Service.HELD:
             return self, ()
         if self.activity.goes_on and self.finished - self.taken >= self.rules.max_staleness:
@@ -233,6 +233,6 @@ class RankState:
         return Signal((self.rules.rank,), self.started + 1)
 
     def _neighbours(self) -> tuple[int, ...]:
-        """Whom this rank tells of a round: so all know it in ⌈log₂ P⌉ hops, whoever and however many began."""
+        """Return the ranks that this rank tells of a round: all know it in ⌈log₂ P⌉ hops, whichever ranks began."""
         rank, size = self.rules.rank, self.rules.size
         return tuple((rank + (1 << hop)) % size for hop in range((size - 1).bit_length()))

@@ -23,12 +23,12 @@ from ..transport.base import Counts, Transport, Values, allgather_rows, alltoall
 Words = NDArray[np.uint32]
 
 FEW_RANKS = 16
-"""Up to so many, all ranks are told everything: one round of messages less, and no more bytes than O(P)."""
+"""Ranks up to which all ranks are told everything: one round of messages less, and no more bytes than O(P)."""
 LARGEST_WORD = 2**32 - 1
 COMPLETE, FINITE = 1, 2
 """Flags of a row's last word."""
 NOW, STEP = "now: ", "take a step"
-"""What the line of a description begins with that says what a rank does; and what it does where there is none."""
+"""Beginning of the line that names a rank's action in a description; and the action of a rank without such a line."""
 PARTED = ("the ranks do different things, and would wait for each other for ever: {}. All ranks must take the same "
           "number of steps, and do together what is for all of them")
 
@@ -48,10 +48,10 @@ class Attendance:
     """One rank's entry in the roll call.
 
     description: everything that must be equal on all ranks, one "name: value" a line; so must k.
-    step: its step counter. finite: whether its accumulator is. is_complete: whether it remembers all of the steps
-    before that a step could need (thresholds, boundaries).
-    counts: int64: what the others must know of its selection: one number for all of them, or one for each rank.
-    sample: float32, shape (m,), the same m on all ranks: what it measures, for `RollCall.measured`.
+    step: its step counter. finite: True if its accumulator is. is_complete: True if the rank remembers all of the
+    steps before that a step could need (thresholds, boundaries).
+    counts: int64: the numbers that others need of its selection: one number for all of them, or one for each rank.
+    sample: float32, shape (m,), the same m on all ranks: its measurements, for `RollCall.measured`.
     """
 
     description: str
@@ -64,11 +64,11 @@ class Attendance:
 
     @property
     def text(self) -> str:
-        """All that must be equal."""
+        """The text that must be equal on all ranks."""
         return f"{self.description}\nk: {self.k}"
 
     def row(self) -> Words:
-        """Four words: the digest of the text, the step, and two flags."""
+        """Return four words: two of the digest of the text, the step, and two flags."""
         flags = COMPLETE * self.is_complete | FINITE * self.finite
         return np.array([*_digest(self.text), self.step & LARGEST_WORD, flags], np.uint32)
 
@@ -82,11 +82,11 @@ class RollCall:
     not_finite: tuple[int, ...]
     """The ranks whose accumulator is not finite."""
     in_sync: bool
-    """Whether all ranks are at the same step, and remember what a step could need of those before."""
+    """True if all ranks are at the same step, and remember all that a step could need of those before."""
     counts: Counts
-    """See `tell`."""
+    """The counts of the ranks; see `tell`."""
     measured: Measured | None = None
-    """What all ranks have measured; None where nothing was, or not at the same step."""
+    """The measurements of all ranks; None if there are none, or not at the same step."""
 
     @property
     def finite(self) -> bool:
@@ -95,9 +95,9 @@ class RollCall:
 
 
 def roll_call(mine: Attendance, transport: Transport) -> RollCall:
-    """Compares the ranks' descriptions and k, and shares the rest.
+    """Compare the ranks' descriptions and k, and share the rest. Collective.
 
-    Raises AgreementError, with the same message on every rank, where the ranks differ.
+    Raise AgreementError, with the same message on every rank, if the ranks differ.
     """
     rows, counts, samples = _rows(mine, transport)
     if not (rows[:, :2] == rows[0, :2]).all():
@@ -112,9 +112,10 @@ def roll_call(mine: Attendance, transport: Transport) -> RollCall:
 
 
 def _rows(mine: Attendance, transport: Transport) -> tuple[Words, Counts, Values | None]:
-    """Every rank's row and, as `tell` has them, counts; and every rank's sample, float32, shape (P, m), on few ranks.
+    """Return every rank's row, counts as `tell` returns them, and on few ranks every rank's sample; otherwise None.
 
-    Many ranks tell one word of their rows beside the counts; only where those differ are rows gathered.
+    Samples: float32, shape (P, m). Many ranks tell one word of their rows beside the counts. Rows are gathered only
+    if those words differ.
     """
     row = mine.row()
     if transport.size <= FEW_RANKS:
@@ -134,7 +135,7 @@ def _rows(mine: Attendance, transport: Transport) -> tuple[Words, Counts, Values
 
 
 def _measured(mine: Values, samples: Values | None, transport: Transport) -> Measured:
-    """Sums over the ranks: of what all have told; or, where many ranks' samples would be long, by an allreduce."""
+    """Sum the measurements over the ranks: the samples, if all were told; on many ranks by an allreduce."""
     own = mine.astype(np.float64) if samples is None else samples.astype(np.float64)
     sums = np.append(own if samples is None else own.sum(axis=0), np.square(own).sum())
     if samples is None:
@@ -143,10 +144,11 @@ def _measured(mine: Values, samples: Values | None, transport: Transport) -> Mea
 
 
 def tell(row: Words, counts: Counts, transport: Transport) -> tuple[Words, Counts]:
-    """Every rank's row, shape (P, length); and of its counts what concerns this rank, or all: int64, shape (P, m).
+    """Return every rank's row, shape (P, length); and counts for this rank, or all: int64, shape (P, m). Collective.
 
-    counts: one number for all ranks, or one for each. On up to FEW_RANKS ranks all are told, m = P, so that everyone
-    knows what the others will send; on more those that concern it, m = 1, as P² numbers would outgrow the k elements.
+    counts: one number for all ranks, or one for each. On up to FEW_RANKS ranks all are told, m = P, so that every
+    rank knows what the others will send. On more, a rank is told those for itself, m = 1, as P² numbers would outgrow
+    the k elements.
     """
     words, length = counts.astype(np.uint32), len(row)
     if _tells_all(counts, transport):
@@ -161,24 +163,24 @@ def _tells_all(counts: Counts, transport: Transport) -> bool:
 
 
 def counts_for(counts: Counts, rank: int) -> Counts:
-    """Return every rank's count for this rank, of the counts that `tell` gave: int64, shape (P,)."""
+    """Return every rank's count for this rank, from the counts that `tell` returned: int64, shape (P,)."""
     return counts[:, rank if counts.shape[1] > 1 else 0]
 
 
 @functools.lru_cache(maxsize=64)
 def _digest(text: str) -> tuple[int, int]:
-    """Two words that differ where texts do."""
+    """Return two words that differ if texts do."""
     low, high = struct.unpack("<II", hashlib.sha256(text.encode()).digest()[:8])
     return low, high
 
 
 def instead(description: str, doing: str) -> str:
-    """The description of a rank that meets the others, and takes no step. doing: "save the state", say."""
+    """Return the description of a rank that meets the others, and takes no step. doing: "save the state", say."""
     return f"{description}\n{NOW}{doing}"
 
 
 def _difference(transport: Transport, description: str) -> str:
-    """Gathers the descriptions, and words what the ranks do, or the first difference that each has to rank 0."""
+    """Gather the descriptions; return the ranks' actions in words, or each rank's first difference to rank 0."""
     message = np.frombuffer(description.encode(), np.uint8)
     sizes = transport.allgather(np.array([len(message)], np.int64))[:, 0]
     texts = [bytes(text).decode().splitlines() for text in transport.allgatherv(message, sizes)]

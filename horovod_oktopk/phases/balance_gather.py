@@ -20,20 +20,23 @@ from .sparse_transport import Route, SparseTransport
 
 @dataclass(frozen=True)
 class BalancePlan:
-    """Offsets into the global top-k of what each position holds before and after balancing: shape (P + 1,)."""
+    """Offsets into the global top-k of each position's share before and after balancing: shape (P + 1,)."""
 
     before: NDArray[np.int64]
     after: NDArray[np.int64]
 
     def moved(self, source: Any, target: Any) -> NDArray[np.int64]:
-        """Elements that go from one position to another, or stay, where they are the same. Arrays: of each pair."""
+        """Return the number of elements that move from source to target; if they are the same, that stay.
+
+        Arrays: one element for each pair.
+        """
         start = np.maximum(self.before[source], self.after[target])
         stop = np.minimum(self.before[source + 1], self.after[target + 1])
         elements: NDArray[np.int64] = np.maximum(stop - start, 0)
         return elements
 
     def ranges(self, boundaries: Indices) -> tuple[Indices, Indices]:
-        """From where to where the regions go that each position's share comes from: int64, shape (P,) each."""
+        """Return the start and stop of the regions that each position's share comes from: int64, shape (P,) each."""
         first = np.searchsorted(self.before, self.after[:-1], side="right") - 1
         last = np.searchsorted(self.before, self.after[1:], side="left")
         return boundaries[first.clip(0, len(first) - 1)], boundaries[np.maximum(last, first + 1).clip(0, len(first))]
@@ -54,14 +57,14 @@ class BalancePlan:
 
 
 def plan_balance(sizes: NDArray[np.int64]) -> BalancePlan:
-    """Equal shares of the global top-k. sizes: int64, shape (P,): what each position holds."""
+    """Plan equal shares of the global top-k. sizes: int64, shape (P,): each position's number of elements."""
     before = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     after = before[-1] * np.arange(len(sizes) + 1) // len(sizes)
     return BalancePlan(before, after)
 
 
 def ring_elements(sizes: NDArray[np.int64], region_order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Elements that each position sends in an allgatherv: all, but the block of the rank after it."""
+    """Return the elements that each position sends in an allgatherv: all, except the block of the rank after it."""
     by_rank = np.empty_like(sizes)
     by_rank[region_order] = sizes
     sent: NDArray[np.int64] = sizes.sum() - by_rank[(region_order + 1) % len(sizes)]
@@ -69,18 +72,18 @@ def ring_elements(sizes: NDArray[np.int64], region_order: NDArray[np.int64]) -> 
 
 
 def needs_balance(sizes: NDArray[np.int64], trigger: float) -> bool:
-    """The paper's rule: the largest block exceeds `trigger` times the mean."""
+    """Return True if the largest block exceeds `trigger` times the mean, by the paper's rule."""
     return len(sizes) > 1 and bool(sizes.max() > trigger * sizes.mean())
 
 
 def balance(chosen: SparseVector, plan: BalancePlan, regions: Regions, ranks: SparseTransport) -> SparseVector:
-    """Moves this rank's elements to where the plan wants them, and returns its share."""
+    """Move this rank's elements to the ranks of the plan, and return this rank's share. Collective."""
     shares = ranks.exchange(chosen, *plan.routes(regions, ranks.rank))
     return concatenate(shares, ranks.codec.dtype)
 
 
 def allgatherv(share: SparseVector, extents: Sequence[Extent], regions: Regions, ranks: SparseTransport,
                ) -> SparseVector:
-    """The global top-k, from every rank's share. extents: of the shares, by position."""
+    """Return the global top-k, from every rank's share. Collective. extents: of the shares, by position."""
     shares = ranks.allgatherv(share, list(zip(regions.owners, extents, strict=True)))
     return concatenate(shares, ranks.codec.dtype)

@@ -1,4 +1,4 @@
-"""Each host is one worker: its ranks hold a share of its elements each, and select and update together.
+"""Hosts as workers: a host's ranks hold a share of its elements each, and select and update together.
 
 Messages between them stay on the host.
 """
@@ -13,9 +13,10 @@ from ..vectors.sparse import SparseVector, concatenate
 
 
 def select_on_host(selected: SparseVector, k: int, within: Transport) -> tuple[float, float, SparseVector]:
-    """The host's threshold, its largest magnitude, and which of this rank's elements are in the host's exact top-k.
+    """Return the host's threshold, its largest magnitude, and this rank's elements of the host's exact top-k.
 
-    selected: of this rank's share, the k largest (all, if there are fewer) or more. Ties go to the lower index.
+    Collective on the host. selected: the k largest of this rank's share (all, if there are fewer) or more. Ties go to
+    the lower index.
     """
     exact = ExactThreshold()
     chosen, _ = exact.select(selected, k, np.arange(within.size), within)
@@ -24,7 +25,10 @@ def select_on_host(selected: SparseVector, k: int, within: Transport) -> tuple[f
 
 
 def whole_update(update: SparseVector, bounds: Counts, within: Transport) -> SparseVector:
-    """The update of all shares. bounds: of the shares; a rank's update has indices within its own."""
+    """Return the update of all shares. Collective on the host.
+
+    bounds: of the shares; a rank's update has indices within its own.
+    """
     dtype = update.values.dtype
     offset = np.dtype(np.uint32)  # vectors are shorter than 2**32
     mine = np.concatenate([update.values.view(np.uint8), update.indices.astype(offset).view(np.uint8)])
@@ -36,6 +40,6 @@ def whole_update(update: SparseVector, bounds: Counts, within: Transport) -> Spa
 
 
 def _joined(message: Bytes, within: Transport) -> list[Bytes]:
-    """Everyone's, by rank."""
+    """Gather all ranks' messages, by rank."""
     sizes = within.allgather(np.array([message.nbytes]))[:, 0]
     return [part.copy() for part in within.allgatherv(message, sizes)]

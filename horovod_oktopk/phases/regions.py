@@ -1,7 +1,7 @@
-"""Regions: how the index space is divided among the ranks (Section 3.1.1, Figure 1), and who owns which.
+"""Regions: the division of the index space among the ranks (Section 3.1.1, Figure 1), and their owners.
 
-A deviation from the paper, for the promised volume; `docs/algorithm.md` says why: which rank owns which region is the
-rotation that keeps most elements where they are.
+A deviation from the paper, for the promised volume; `docs/algorithm.md` says why: owners follow from the
+rotation that keeps most elements on their rank.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Regions:
 
     @property
     def owners(self) -> list[int]:
-        """The same as plain numbers."""
+        """The owners in the order of their regions, as plain numbers."""
         return self.order.tolist()  # type: ignore[no-any-return]
 
     def of(self, rank: int) -> int:
-        """The region that a rank owns."""
+        """Return the region that a rank owns."""
         return (rank - self.rotation) % len(self.sent)
 
     def extent(self, region: int, count: int) -> Extent:
@@ -62,11 +62,11 @@ class Load:
 
 def divide(boundaries: Indices, indices: Indices, counts: Counts, transport: Transport, rotates: bool = True,
            ) -> tuple[Regions, Load]:
-    """The regions of a step, and what their owners have to do.
+    """Return the regions of a step, and the load of their owners.
 
-    indices: this rank's selection, ascending. counts: what `agreement.tell` gave of all ranks' counts by region. If
-    that are all of them, the owners are those who keep most elements where they are (if it rotates); otherwise rank j
-    owns region j, and the load is gathered: two words of each rank.
+    indices: this rank's selection, ascending. counts: the result of `agreement.tell` for all ranks' counts by region.
+    If these are all counts, the owners are those who keep most elements on their rank (if `rotates`). Otherwise rank
+    j owns region j, and the load is gathered: two words of each rank.
     """
     rank, mine = transport.rank, count_by_region(indices, boundaries)
     if counts.shape[1] == transport.size:
@@ -87,7 +87,7 @@ def count_by_region(indices: Indices, boundaries: Indices) -> Counts:
 
 
 def owner_rotation(counts: Counts) -> int:
-    """The r for which rank (j + r) mod P owning region j keeps most elements at home; the least on a tie.
+    """Return the r for which rank (j + r) mod P owning region j keeps most elements at home; the least on a tie.
 
     counts: int64, shape (P, P): elements of rank i in region j. Some rotation keeps at least 1/P of
     all, so ranks send 2k(P-1)/P words on average, which the paper takes for granted.

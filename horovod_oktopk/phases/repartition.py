@@ -1,7 +1,7 @@
-"""Space repartition (Section 3.1.1, lines 5 to 7): where the regions are cut, so that their owners have equal work.
+"""Space repartition (Section 3.1.1, lines 5 to 7): cuts between regions that give their owners equal work.
 
 A deviation from the paper, for the promised volume; `docs/algorithm.md` says why: the ranks average their
-*distributions* of top-k elements and cut that, instead of averaging their cuts. What a rank tells is O(P).
+*distributions* of top-k elements and cut that, instead of averaging their cuts. A rank tells O(P) words.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from ..vectors.sparse import Indices
 SAMPLES = 64
 """Quantiles that each rank contributes to a cut."""
 SLACK = 1 / 32
-"""Of a region's mean weight: so far from its place a cut may be; or by as many elements as there are ranks, since all
-of them may hold an index."""
+"""Largest distance of a cut from its place, as a share of a region's mean weight; or one element for each rank,
+if that is more, as all ranks may hold the same index.
+"""
 TRUSTED = 4
 """Rounds in which cuts are corrected by the samples; after them intervals are halved."""
 
 
 def space_repartition(indices: Indices, n: int, transport: Transport) -> Indices:
-    """Boundaries that balance all ranks' local top-k: no region is more than a sixteenth, or 2P, above the mean.
+    """Return boundaries that balance all ranks' local top-k. Collective.
 
-    indices: int64, ascending: this rank's local top-k.
-    Returns int64, shape (P + 1,): offsets from 0 to n, the same on every rank. A rank tells 65 words, and then 2P in
-    each round of counting: one, if the samples do.
+    No region is more than a sixteenth, or 2P, above the mean. indices: int64, ascending: this rank's local top-k.
+    Return int64, shape (P + 1,): offsets from 0 to n, the same on every rank. A rank tells 65 words, and then 2P in
+    each round of counting: one round, if the samples suffice.
     """
     samples = local_quantiles(indices, transport.rank, transport.size)
     found = Distribution.of(allgather_rows(samples, transport), n)
@@ -41,7 +42,7 @@ def space_repartition(indices: Indices, n: int, transport: Transport) -> Indices
 def local_quantiles(indices: Indices, rank: int, size: int) -> NDArray[np.uint32]:
     """Return the number of indices, and SAMPLES of them at equal steps, or all of them: shape (SAMPLES + 1,).
 
-    Each rank begins elsewhere within a step, so that together they say more than one.
+    Each rank begins at another place within a step, so that together they say more than one.
     """
     row, count = np.zeros(SAMPLES + 1, np.uint32), len(indices)
     row[0] = count
@@ -55,7 +56,7 @@ def local_quantiles(indices: Indices, rank: int, size: int) -> NDArray[np.uint32
 
 @dataclass(frozen=True)
 class Distribution:
-    """An estimate of where all ranks' elements lie, from their quantiles.
+    """An estimate of the places of all ranks' elements, from their quantiles.
 
     positions: int64, strictly ascending; below: float64: about how many elements lie below each. size: the ranks.
     """
@@ -67,7 +68,7 @@ class Distribution:
 
     @classmethod
     def of(cls, rows: NDArray[np.uint32], n: int) -> Distribution:
-        """rows: shape (P, SAMPLES + 1): local_quantiles of every rank."""
+        """Estimate the distribution from rows, shape (P, SAMPLES + 1): local_quantiles of every rank."""
         lengths, quantiles = rows[:, 0].astype(np.int64), rows[:, 1:].astype(np.int64)
         samples = quantiles.shape[1]
         of_each = np.maximum(lengths / samples, 1)[:, None]
@@ -83,13 +84,13 @@ class Distribution:
 
     @property
     def cuts(self) -> Indices:
-        """Between regions of about equal weight: int64, shape (P - 1,)."""
+        """The cuts between regions of about equal weight: int64, shape (P - 1,)."""
         if self.total == 0:
             return int(self.positions[-1]) * np.arange(1, self.size) // self.size
         return self.at(self.targets)
 
     def at(self, below: NDArray[np.float64]) -> Indices:
-        """The positions below which most nearly so many elements lie."""
+        """Return the positions below which the number of elements is nearest to `below`."""
         after = np.searchsorted(self.below, below).clip(1, len(self.below) - 1)
         is_nearer_before = below - self.below[after - 1] < self.below[after] - below
         found: Indices = self.positions[after - is_nearer_before]
@@ -97,10 +98,10 @@ class Distribution:
 
 
 def corrected(found: Distribution, indices: Indices, transport: Transport) -> Indices:
-    """The cuts, each moved until it lies within SLACK of its place, by counting what lies below.
+    """Return the cuts, each moved until it lies within SLACK of its place, by counting elements below. Collective.
 
-    Each goes by what the samples say of its surroundings, and where they mislead it, between the nearest positions
-    that are known to lie below and above. indices: this rank's.
+    A cut moves by what the samples say of its surroundings. If they mislead it, it moves between the nearest
+    positions that are known to lie below and above. indices: this rank's.
     """
     targets, cuts = found.targets, found.cuts
     slack = max(SLACK * found.total / found.size, found.size)

@@ -13,7 +13,7 @@ from ..vectors.sparse import SparseVector
 from ..vectors.wire import Extent, WireCodec
 
 Route = Sequence[tuple[int, Extent]]
-"""(rank, extent) of messages to, or from, the ranks; this rank among them. Their order is that of their elements."""
+"""The (rank, extent) of messages to, or from, the ranks, this rank among them; in the order of their elements."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,14 @@ class SparseTransport:
         return self.transport.size
 
     def spanning(self, lowest: float, largest: float) -> SparseTransport:
-        """The same ranks, to which magnitudes in [lowest, largest] are sent; see WireCodec.spanning."""
+        """Return the same transport for magnitudes in [lowest, largest]; see WireCodec.spanning."""
         return replace(self, codec=self.codec.spanning(lowest, largest))
 
     def exchange(self, vector: SparseVector, sent: Route, received: Route) -> list[SparseVector]:
-        """Sends every rank its part of a vector; returns the parts for this one, in the order of `received`.
+        """Send every rank its part of a vector; return the parts for this one, in the order of `received`.
 
-        sent: of consecutive parts of the vector. Empty parts do not travel, and this rank's own stays as it is.
+        sent: extents of consecutive parts of the vector. Empty parts do not travel, and this rank's own part is not
+        encoded.
         """
         ends = np.cumsum([0, *(extent.length for _, extent in sent)]).tolist()
         parts = {rank: vector[start:stop] for (rank, _), (start, stop)
@@ -54,7 +55,7 @@ class SparseTransport:
         return [arrived.get(rank, nothing) for rank, _ in received]
 
     def allgatherv(self, vector: SparseVector, received: Route) -> list[SparseVector]:
-        """All ranks' vectors, in the order of `received`, which holds every rank."""
+        """Return all ranks' vectors, in the order of `received`, which holds every rank."""
         extents = dict(received)
         sizes = np.array([self.codec.size(extents[rank].length, extents[rank].span) for rank in range(self.size)])
         mine = extents[self.rank]

@@ -1,4 +1,4 @@
-"""Phase 1, split and reduce (Section 3.1.1): every region's elements go to its owner, who sums them."""
+"""Phase 1, split and reduce (Section 3.1.1): every region's elements go to its owner, which sums them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from .sparse_transport import Route, SparseTransport
 
 
 def split_and_reduce(selection: SparseVector, regions: Regions, ranks: SparseTransport) -> SparseVector:
-    """The sum, over all ranks, of what they selected in this rank's region. selection: this rank's local top-k."""
+    """Return the sum over all ranks of their selections in this rank's region. Collective.
+
+    selection: this rank's local top-k.
+    """
     return sum_of(ranks.exchange(selection, *plan_split(regions, ranks.rank)))
 
 

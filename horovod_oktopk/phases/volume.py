@@ -1,4 +1,4 @@
-"""The volume that the paper promises (Equation 3), and what a step that has been planned would send."""
+"""The volume that the paper promises (Equation 3), and the volume of a planned step."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .regions import Load
 
 @dataclass(frozen=True)
 class Volume:
-    """Words that every rank sends in this step, to be held against the bound.
+    """Words that every rank sends in this step, to be compared with the bound.
 
-    order: the owners in the order of their regions. bound: in words; see `oktopk_bound`; or that of each rank. All
+    order: the owners in the order of their regions. bound: in words, see `oktopk_bound`; or that of each rank. All
     ranks that take part in the exchange know all the numbers, so they decide alike.
     """
 
@@ -25,7 +25,7 @@ class Volume:
     bound: float | NDArray[np.float64]
 
     def fits_regions(self, k: float) -> bool:
-        """Return True if each owner receives so little that, with all of u, it keeps to the bound."""
+        """Return True if each owner receives few enough elements to keep to the bound, together with all of u."""
         return bool((self.load.received <= np.maximum(self.bound / 2 - k, k) + len(self.order)).all())
 
     def fits_direct(self, sizes: Counts) -> bool:

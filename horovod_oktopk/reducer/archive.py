@@ -26,13 +26,13 @@ VERSION = 1
 RECORDS = "records.json"
 HOST = re.sub(r"\W", "_", socket.gethostname())[:40]
 PART = re.compile(rf".+\.{HOST}-(\d+)\.oktopk\.part")
-"""The name of what a process of this host writes, until it is whole; with the number of the process."""
+"""Names of unfinished files of this host, with the number of the process that writes them."""
 
 
 class Writer:
-    """Writes a file beside its place, where it appears whole or not at all.
+    """A writer of a file beside its place, where the file appears whole or not at all.
 
-    Whoever has one calls `finish` or `discard`. Every method may raise OSError.
+    The caller ends with `finish` or `discard`. Every method but `discard` may raise OSError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,12 +43,12 @@ class Writer:
         self._archive = zipfile.ZipFile(self._file, "w")
 
     def write(self, name: str, residual: Values) -> None:
-        """Adds a residual, shape (n,)."""
+        """Add a residual, shape (n,)."""
         with self._archive.open(name, "w", force_zip64=True) as file:
             np.lib.format.write_array(file, residual)  # type: ignore[no-untyped-call]
 
     def finish(self, content: Mapping[str, Any]) -> None:
-        """Adds the records, and puts the file in its place. It is on the disk before it has its name."""
+        """Add the records, and put the file in its place. The file is on the disk before it has its name."""
         self._archive.writestr(RECORDS, json.dumps({"version": VERSION, **content}))
         self._archive.close()
         self._file.flush()
@@ -58,7 +58,7 @@ class Writer:
         _sync(self._path.parent)
 
     def discard(self) -> None:
-        """Removes what is not in its place. After `finish` there is nothing to remove. Raises nothing."""
+        """Remove the unfinished file. After `finish` there is nothing to remove. Raise nothing."""
         for close in (self._archive.close, self._file.close):  # a full disk fails here once more
             with suppress(OSError, ValueError):
                 close()
@@ -67,7 +67,7 @@ class Writer:
 
 
 class Reader:
-    """Reads a file. Raises OptionError, here and in its methods, where it cannot be read, or is damaged."""
+    """A reader of a file. All its methods raise OptionError if the file cannot be read, or is damaged."""
 
     def __init__(self, path: PathLike) -> None:
         with _explained():
@@ -80,7 +80,7 @@ class Reader:
         self.reductions: list[list[Record]] = content["reductions"]
 
     def residual(self, record: Record) -> Values:
-        """The residual of a record, as it was written; its length and type are still to be checked."""
+        """Return the residual of a record, as it was written; its length and type are still to be checked."""
         with _explained(), self._archive.open(record["residual"]["file"]) as file:
             values: Values = np.lib.format.read_array(file)  # type: ignore[no-untyped-call]
             if file.read(1):  # what is read to its end has been compared with its checksum
@@ -88,13 +88,13 @@ class Reader:
         return values
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._archive.close()
 
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Whatever the parsers of zip, JSON and NumPy raise for a damaged file is an OptionError."""
+    """Turn any error of the parsers of zip, JSON and NumPy for a damaged file into an OptionError."""
     try:
         yield
     except OptionError:
@@ -126,7 +126,7 @@ def _check(content: Any) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Has the name on the disk, too; some network file systems cannot do that, and need not."""
+    """Write the name to the disk, too; some network file systems cannot do that, and need not."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -136,7 +136,7 @@ def _sync(folder: Path) -> None:
 
 
 def _remove_left_behind(folder: Path) -> None:
-    """Removes what processes of this host that live no more have not finished; others may still write theirs."""
+    """Remove unfinished files of this host's ended processes; other processes may still write theirs."""
     with suppress(OSError):
         for name in os.listdir(folder):
             found = PART.fullmatch(name)

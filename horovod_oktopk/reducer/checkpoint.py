@@ -1,6 +1,6 @@
 """All ranks' records in one file, which the first rank writes and reads: the others need not see its disk.
 
-Residuals travel one at a time, so no rank holds more than one beside its own. Whatever fails on one rank is told to
+Residuals travel one at a time, so no rank holds more than one beside its own. Any failure on one rank is told to
 all between two messages: then nothing is under way, and training can go on.
 """
 
@@ -33,7 +33,7 @@ CHUNK = 1 << 28
 
 
 class Reduction(Protocol):
-    """What has a state on every rank: a FlatReducer, or a StepAheadReducer."""
+    """A reduction with a state on every rank: a FlatReducer, or a StepAheadReducer."""
 
     ranks: Ranks
     unit: Unit
@@ -46,11 +46,11 @@ class Reduction(Protocol):
 
     @property
     def copies(self) -> int:
-        """How many ranks, one after the other, have the same residual."""
+        """Number of consecutive ranks that have the same residual."""
 
     @property
     def adds(self) -> bool:
-        """Whether workers' residuals are added up; otherwise they are averaged over the ranks."""
+        """True if workers' residuals are added up; False if they are averaged over the ranks."""
 
     def connect(self) -> CountingTransport: ...
 
@@ -64,11 +64,11 @@ class Reduction(Protocol):
 
 
 def save(reducers: Sequence[Reduction], path: PathLike, optimizers: Sequence[int] = (), **marks: Any) -> None:
-    """Writes the state of all ranks' reducers; called on all ranks together.
+    """Write the state of all ranks' reducers. Collective.
 
-    optimizers: which optimizer each reducer is of, by number; if not given, one has them all. marks: plain values,
-    to be stored beside it. The file appears whole or not at all.
-    Raises the same error on all ranks where one cannot do its part: OSError if the file cannot be written,
+    optimizers: the number of each reducer's optimizer; if not given, one has them all. marks: plain values,
+    to be stored beside the state. The file appears whole or not at all.
+    Raise the same error on all ranks if one cannot do its part: OSError if the file cannot be written,
     OptionError if marks are not plain values. Then nothing is left behind, and training may go on.
     """
     saving = _Saving(Path(path), writes=all(reducer.ranks.membership()[0] == 0 for reducer in reducers))
@@ -83,18 +83,18 @@ def save(reducers: Sequence[Reduction], path: PathLike, optimizers: Sequence[int
 
 
 def read_marks(path: PathLike) -> dict[str, Any]:
-    """The plain values that were stored beside the state. Raises OptionError where the file cannot be read."""
+    """Return the plain values that were stored beside the state. Raise OptionError if the file cannot be read."""
     reader = Reader(path)
     reader.close()
     return reader.marks
 
 
 def load(reducer: Reduction, index: int, path: PathLike, optimizer: int = 0, taken: set[int] | None = None) -> None:
-    """Gives every rank its share of the state of an optimizer's reducer; called on all ranks together.
+    """Give every rank its share of the state of an optimizer's reducer. Collective.
 
-    It is the state of the same parameters, or else the index-th. taken: those that other reducers have taken, to
-    which this one is added. If the file has no other, the reducer stays as it is, with a warning.
-    Raises OptionError on every rank where the first one cannot read it, or where it is of another model. Then no rank
+    The state is that of the same parameters, or else the index-th. taken: the states that other reducers have taken,
+    to which this one is added. If the file has no other, the reducer stays as it is, with a warning.
+    Raise OptionError on every rank if the first one cannot read the file, or if it is of another model. Then no rank
     has taken anything.
     """
     transport = reducer.connect()
@@ -112,7 +112,10 @@ def load(reducer: Reduction, index: int, path: PathLike, optimizer: int = 0, tak
 
 
 def _shares(transport: Transport, reducer: Reduction, source: _Source | None, doing: str) -> Record:
-    """This rank's share. source: on rank 0, which reads its own last, to hold no more than one beside it."""
+    """Return this rank's share. Collective.
+
+    source: on rank 0, which reads its own share last, to hold no more than one beside it.
+    """
     inbox = together(transport, doing, partial(_inbox, reducer, needed=source is None))
     mine: Record = {}
     for rank in (*range(1, transport.size), 0):
@@ -125,7 +128,7 @@ def _shares(transport: Transport, reducer: Reduction, source: _Source | None, do
 
 
 class _Saving:
-    """A file that is being saved. writes: whether on this rank."""
+    """A file that is being saved. writes: True if this rank writes it."""
 
     def __init__(self, path: Path, writes: bool) -> None:
         self._path, self._writes = path, writes
@@ -134,7 +137,7 @@ class _Saving:
         self._inbox: Values | None = None
 
     def add(self, reducer: Reduction, index: int) -> list[Record]:
-        """All ranks' plain records; their residuals go into the file."""
+        """Write the residuals of all ranks into the file; return their plain records. Collective."""
         transport = reducer.connect()
         # Or some would wait in vain.
         reducer.check_agreement(instead(reducer.description, "save the state to a file"))
@@ -148,11 +151,11 @@ class _Saving:
         return records
 
     def finish(self, transport: Transport, content: dict[str, Any]) -> None:
-        """Puts the file in its place."""
+        """Put the file in its place. Collective."""
         together(transport, self._doing, partial(self._finish, content))
 
     def discard(self) -> None:
-        """Removes what is not in its place."""
+        """Remove the unfinished file."""
         if self._writer is not None:
             self._writer.discard()
 
@@ -179,7 +182,9 @@ class _Saving:
 
 
 class _Source:
-    """The file, on the rank that reads it. has_state: whether it has one for the reducer; None where it is not read.
+    """The file, on the rank that reads it.
+
+    has_state: True if the file has a state for the reducer; None if the file is not read.
     """
 
     def __init__(self, reducer: Reduction, index: int, path: PathLike, optimizer: int, taken: set[int]) -> None:
@@ -190,7 +195,7 @@ class _Source:
         self._records: list[Record] = []
 
     def open(self) -> None:
-        """Raises OptionError where it cannot be read."""
+        """Open the file. Raise OptionError if it cannot be read."""
         try:
             self._reader = Reader(self._path)
         except OptionError as error:
@@ -206,7 +211,7 @@ class _Source:
             self._taken.add(place)
 
     def share(self, rank: int, size: int) -> Record:
-        """Raises OptionError where it is of another model, or damaged."""
+        """Return a rank's share. Raise OptionError if the state is of another model, or damaged."""
         reducer, reader = self._reducer, self._reader
         assert reader is not None
         try:
@@ -216,12 +221,12 @@ class _Source:
             raise self._refused(error) from error
 
     def close(self) -> None:
-        """Closes the file, if it is open."""
+        """Close the file, if it is open."""
         if self._reader is not None:
             self._reader.close()
 
     def _place(self, several: list[list[Record]]) -> int | None:
-        """Of the same parameters, if there are such; otherwise by order."""
+        """Return the place of the state of the same parameters, if there is one; otherwise match by order."""
         ours, free = sorted(parameters_of(self._reducer.layout)), set(range(len(several))) - self._taken
         same = [place for place in sorted(free) if sorted(several[place][0]["parameters"]) == ours]
         if self._index in same or (not same and self._index in free):
@@ -235,17 +240,17 @@ class _Source:
 
 
 def _nothing() -> None:
-    """What a rank does that has nothing to do."""
+    """Do nothing, on a rank that has nothing to do."""
 
 
 def _inbox(reducer: Reduction, needed: bool) -> Values | None:
-    """Where residuals arrive."""
+    """Return the memory in which residuals arrive; None if it is not needed."""
     return np.empty(reducer.layout.n, reducer.layout.dtype) if needed else None
 
 
 def _move(transport: Transport, source: int, destination: int, residual: Values | None, inbox: Values | None,
           layout: Layout) -> Values | None:
-    """One rank's residual at another, in its inbox; all ranks take part. None elsewhere.
+    """Move one rank's residual to another, and return it there, in the inbox; None elsewhere. Collective.
 
     residual: at the source; like the inbox of the layout's length and dtype.
     """

@@ -1,4 +1,4 @@
-"""What every integration checks before it takes a place of Horovod's."""
+"""The checks of every integration before it takes a place of Horovod's."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ ADVICE = "this version of horovod_oktopk supports Horovod 0.28: install horovod=
 
 
 def what_is_missing(error: ModuleNotFoundError, package: str, framework: str, variable: str) -> ModuleNotFoundError:
-    """What an integration raises if its framework or Horovod is not there; the error itself, if it is another module.
+    """Return the error to raise if a framework or Horovod is not there; the error itself, if it is another module.
 
-    variable: with which Horovod is built for the framework.
+    variable: the one with which Horovod is built for the framework.
     """
     if error.name not in ("torch", "tensorflow", "horovod"):
         return error
@@ -25,7 +25,7 @@ def what_is_missing(error: ModuleNotFoundError, package: str, framework: str, va
 
 
 def check_horovod(version: str, signatures: Mapping[Callable[..., Any], list[str]]) -> None:
-    """Raises PluginError where this Horovod is not the one that is known.
+    """Raise PluginError if this Horovod is not the known version.
 
     signatures: the parameters that each function of Horovod is expected to take.
     """
@@ -38,14 +38,14 @@ def check_horovod(version: str, signatures: Mapping[Callable[..., Any], list[str
 
 
 def check_arguments(hvd: Any, op: Any) -> None:
-    """Raises PluginError where op is one that cannot be served. hvd: a framework's Horovod."""
+    """Raise PluginError if op cannot be served. hvd: a framework's Horovod."""
     if op not in (hvd.Average, hvd.Sum):
         raise PluginError(f"sparse compressions work with op=hvd.Average or op=hvd.Sum; got op={op!r}"
                           + (" (Adasum)" if op == hvd.Adasum else ""))
 
 
 def refuse_join(in_use: Callable[[], bool], join: Callable[..., Any]) -> Callable[..., Any]:
-    """hvd.join, refused while a reduction of ours is in use."""
+    """Wrap hvd.join, to refuse it while a reduction of ours is in use."""
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if in_use():
             raise PluginError("hvd.join() cannot be used with a sparse compression: the ranks that go on would wait "

@@ -19,7 +19,7 @@ logger = logging.getLogger("horovod_oktopk")
 class Connection:
     """The transport among the ranks, made when it is first needed; one object on each rank.
 
-    subject: says in words what is reduced.
+    subject: returns a text on the reduction.
     """
 
     def __init__(self, ranks: Ranks, choice: TransportName, hierarchical: Hierarchical,
@@ -31,32 +31,32 @@ class Connection:
 
     @property
     def transport(self) -> CountingTransport:
-        """To the present ranks; after `connect`."""
+        """The transport to the present ranks; after `connect`."""
         assert self._transport is not None
         return self._transport
 
     @property
     def hosts(self) -> Hosts | None:
-        """Where each host is one worker; None otherwise."""
+        """The hosts, if each is one worker; None otherwise."""
         return self.transport.hosts
 
     @property
     def is_current(self) -> bool:
-        """Whether there is a transport, and to the ranks that there are now."""
+        """True if there is a transport, and its ranks are the present ones."""
         return self._transport is not None and self._membership == self.ranks.membership()
 
     def lost(self) -> bool:
-        """Drops a transport to ranks that are not those of today; whether there was one."""
+        """Drop a transport to former ranks; return True if there was one."""
         if self._transport is None or self.is_current:
             return False
         self._transport = None
         return True
 
     def connect(self, description: str, k: int) -> CountingTransport:
-        """The transport. A new one begins with a roll call: ranks that differ learn it before their messages do.
+        """Return the transport. A new one begins with a roll call, before the messages of ranks that differ can meet.
 
-        On all ranks together. Raises AgreementError where the ranks differ, TransportError where Horovod and the
-        transport number them differently.
+        Collective. Raise AgreementError if the ranks differ, TransportError if Horovod and the
+        transport number the ranks differently.
         """
         if self._transport is None:
             self._membership = rank, size, _ = self.ranks.membership()
@@ -73,7 +73,7 @@ class Connection:
 
 
 def _ranks_of(transport: CountingTransport) -> str:
-    """How many there are, and over what they talk."""
+    """Return the number of ranks and their route, for the log."""
     hosts = transport.hosts
     where = "" if hosts is None else f" on {len(hosts.grid)} hosts, each of which is one worker,"
     size = transport.everyone.size

@@ -1,7 +1,7 @@
-"""The reduction of one model's gradients, step after step: what every integration has in common.
+"""The reduction of one model's gradients, step after step: the part that every integration has in common.
 
-An integration says where gradients lie (a Layout), hands them over as pieces, and writes the sparse update that it
-gets back into its framework's tensors.
+An integration defines the gradients' places (a Layout), hands them over as pieces, and writes the returned sparse
+update into its framework's tensors.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .state import THIS_PROCESS, Record, check_residuals, record, share_of
 
 
 class FlatReducer(Mode, Generic[L]):
-    """Reduces the gradients of one layout over the ranks; one object on each rank.
+    """The reduction of one layout's gradients over the ranks; one object on each rank.
 
-    average: whether the sum is divided by the number of ranks. make_accumulator: for the layout.
+    average: True if the sum is divided by the number of ranks. make_accumulator: makes one for the layout.
     signature: lines that must be equal on all ranks, "name: value"; the layout's description if not given.
     """
 
@@ -48,7 +48,7 @@ class FlatReducer(Mode, Generic[L]):
         self.ranks = ranks
         self.report: StepReport | None = None
         self.residual_scale: float | None = None
-        """The loss scale that the residual's unit holds; None where gradients are not scaled."""
+        """The loss scale that the residual's unit holds; None if gradients are not scaled."""
         self._average = average
         self._signature = layout.describe() if signature is None else signature
         self._connection = Connection(ranks, options.transport, options.hierarchical, self._subject)
@@ -74,9 +74,9 @@ class FlatReducer(Mode, Generic[L]):
 
         pieces: this rank's gradients; they may change afterwards. scale: the loss scale that they hold.
         clear: leaves zeros in pieces of the layout's dtype, so that the update can be written there.
-        others_finite: whether all is finite that this rank reduces in this step by other means (sparse gradients): if
-        not, the roll call tells all ranks, and the step changes nothing.
-        Raises AgreementError where the ranks differ, TransportError where communication fails.
+        others_finite: False if anything that this rank reduces by other means in this step (sparse gradients) is not
+        finite: then the roll call tells all ranks, and the step changes nothing.
+        Raise AgreementError if the ranks differ, TransportError if communication fails.
         """
         self.connect()
         self._undo()  # a step that has failed
@@ -130,16 +130,16 @@ class FlatReducer(Mode, Generic[L]):
 
     @property
     def last_report(self) -> StepReport | None:
-        """Of the last step; None before the first."""
+        """Report of the last step; None before the first."""
         return self.report
 
     def writing(self) -> AbstractContextManager[None]:
-        """What happens inside counts as the step's write-back."""
+        """Count and time the block as the step's write-back."""
         return self._reported("write_back")
 
     @contextmanager
     def _reported(self, phase: str) -> Iterator[None]:
-        """What happens inside is added to the last step's report, which shares nothing with the transport."""
+        """Add the traffic of the block to the last step's report, which shares nothing with the transport."""
         assert self.report is not None
         self._transport.reset()
         with self._transport.phase(phase):
@@ -148,7 +148,7 @@ class FlatReducer(Mode, Generic[L]):
         self._transport.reset()
 
     def refuse(self, signature: Sequence[str], message: str) -> NoReturn:
-        """Raises PluginError for a step that cannot be taken; the ranks that do take it raise AgreementError.
+        """Raise PluginError for a step that cannot be taken; the ranks that do take it raise AgreementError.
 
         signature: of the gradients at hand.
         """
@@ -160,9 +160,9 @@ class FlatReducer(Mode, Generic[L]):
         self.refuse([*self.layout.describe(), message], message)
 
     def set_density(self, density: float | None) -> None:
-        """From the next step on, another fraction of the elements is selected; None: that of the options again.
+        """Set the fraction of the elements to select from the next step on; None: that of the options again.
 
-        Raises OptionError for a density that is not allowed.
+        Raise OptionError for a density that is not allowed.
         """
         self.options = self.options.with_density(density)
         self._describe()
@@ -170,11 +170,11 @@ class FlatReducer(Mode, Generic[L]):
     # The state.
 
     def read_residual(self) -> Values:
-        """A copy of this rank's residual: NumPy, shape (n,), in the layout's order."""
+        """Return a copy of this rank's residual: NumPy, shape (n,), in the layout's order."""
         return self.accumulator.read_residual()
 
     def record(self) -> Record:
-        """This rank's residual (a copy, NumPy) and counters, as `load` takes them: of the last finished step."""
+        """Return this rank's residual (a copy, NumPy) and counters, for `load`: of the last finished step."""
         return record(*self.ranks.membership()[:2], self.layout, self.read_residual(), self.residual_scale,
                       self._before or self.algorithm.state())
 
@@ -182,12 +182,12 @@ class FlatReducer(Mode, Generic[L]):
         return [self.record()]
 
     def load(self, records: Sequence[Record]) -> None:
-        """Takes this rank's share of the records that `record` gave on these or other ranks; none starts anew."""
+        """Load this rank's share of the records that `record` returned on these or other ranks; none starts anew."""
         check_residuals(records)
         self.take(share_of(records, *self.ranks.membership()[:2], self.layout, process=THIS_PROCESS))
 
     def take(self, share: Record) -> None:
-        """Takes what `share_of` has worked out for this rank."""
+        """Take the result of `share_of` for this rank."""
         self._before = None
         self.algorithm.resume(share["algorithm"])
         self.accumulator.load_residual(share["residual"])
@@ -197,16 +197,16 @@ class FlatReducer(Mode, Generic[L]):
 
     @property
     def description(self) -> str:
-        """What must be equal on all ranks."""
+        """The options and parameters that must be equal on all ranks."""
         return self.algorithm.description
 
     def _subject(self) -> str:
-        """What is reduced, for the log."""
+        """Return a text on this reduction, for the log."""
         return f"{self._name}: {self.layout.summary(self._k)}"
 
     @property
     def _name(self) -> str:
-        """Of the compression."""
+        """The name of the compression."""
         return type(self.options).__name__
 
     def _describe(self) -> None:
@@ -218,13 +218,13 @@ class FlatReducer(Mode, Generic[L]):
                           f"op: {'Average' if self._average else 'Sum'}", *signature])
 
     def reset_if_membership_changed(self) -> None:
-        """Before a step: where elastic training has changed who the ranks are, forgets what depends on them."""
+        """Forget all that depends on the ranks, if elastic training has changed them; before a step."""
         if self._connection.lost():
             self._before = None
             self.algorithm.forget()
 
     def connect(self) -> CountingTransport:
-        """The transport to all ranks; a new one where elastic training has changed who they are."""
+        """Return the transport to all ranks; a new one if elastic training has changed them. Collective."""
         self.reset_if_membership_changed()
         return self._connection.connect(self.description, self._k).everyone
 
@@ -233,7 +233,7 @@ class FlatReducer(Mode, Generic[L]):
         return self._connection.transport
 
     def check_agreement(self, description: str, finite: bool = True) -> bool:
-        """A roll call alone; whether it is `finite` on all ranks."""
+        """Hold a roll call alone; return True if all ranks are `finite`. Collective."""
         return self.algorithm.check_agreement(description, self._k, self._transport, finite)
 
     @property

@@ -1,6 +1,6 @@
-"""A rank's share of its host's residual + gradients, where each host is one worker.
+"""A rank's share of its host's residual + gradients, if each host is one worker.
 
-A rank keeps 1/L of what it would keep alone, and selects from as much.
+A rank keeps 1/L of what it would keep as a worker of its own, and selects from that share.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .host_sum import HostSum
 
 
 class HostAccumulator(NumpyAccumulator):
-    """A ResidualAccumulator of a share of the `whole` vector, to which gradients of the whole are handed.
+    """A ResidualAccumulator of a share of the `whole` vector, which takes gradients of the whole.
 
-    hosts: asked for at every step, as elastic training changes them; None where each rank is a host of its own, and
-    keeps all. The share is taken in the first step; until then n is 0. What `read_residual` gives is of the whole,
-    with zeros outside of the share. `load_residual` takes any: what lies outside is added to this rank's next
-    gradient, and so comes to where it belongs.
+    hosts: called at every step, as elastic training changes the hosts; returns None if each rank is a host of its
+    own, and keeps all elements. The share is taken in the first step; until then n is 0. `read_residual` returns the
+    whole, with zeros outside of the share. `load_residual` takes any vector: values outside of the share are added to
+    this rank's next gradient, and so come to the rank of their share.
     """
 
     def __init__(self, whole: int, dtype: Any, hosts: Callable[[], Hosts | None]) -> None:
@@ -45,7 +45,7 @@ class HostAccumulator(NumpyAccumulator):
         return self._add_sums(self._sum.of(pieces, self._outside, scale, clear), scale, clear)
 
     def _take_share(self, hosts: Hosts | None) -> None:
-        """Of these hosts; the residual stays, and comes to whom it belongs to."""
+        """Take this rank's share of these hosts. The residual stays, and comes to the ranks of its shares."""
         residual, self._known, self._has_begun = self.read_residual(), hosts, True
         if hosts is None:
             self._sum, self._share = None, slice(0, self.whole)

@@ -1,7 +1,7 @@
-"""The sum of what the ranks of a host have, where each host is one worker: every rank gets that of its share.
+"""The sum of the vectors of a host's ranks, if each host is one worker: every rank gets the sum of its share.
 
-It is made in rounds. In each, every rank lays out what it has of a part of all shares, and adds up what the others
-have laid out of its own.
+The sum is made in rounds. In each, every rank lays out its elements of a part of all shares, and adds up the elements
+that the others have laid out for its own share.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ from ..transport.shared_memory import shared_memory
 from ..vectors.sparse import Values
 
 SMALLEST = 1 << 20
-"""How many elements a rank lays out for the others at a time: so many; more of long vectors, see HostSum."""
+"""Elements that a rank lays out for the others at a time, at least; more of long vectors, see HostSum."""
 
 
 class Mail(Protocol):
-    """How values go from rank to rank of a host."""
+    """A way to send values from rank to rank of a host."""
 
     def outgoing(self, rank: int, length: int) -> Values:
-        """Where what goes to another rank in this round is to be written."""
+        """Return the array to write the values for another rank to, in this round."""
 
     def swap(self, length: int) -> dict[int, Values]:
-        """So many values of each other rank, by rank: what it has written for this one. None, where there are none.
-        Valid until the next round's."""
+        """Return `length` values of each other rank, by rank: those written for this rank; none if there are none.
+
+        Values are valid until the next round's `swap`.
+        """
 
 
 class SharedMail:
-    """Through memory that all of the ranks see.
+    """Mail through memory that all ranks of a host see.
 
-    Two boxes for each pair of ranks serve in turn: who has come to a round has read what was written in the last but
-    one, so that nobody has to be waited for twice.
+    Two boxes for each pair of ranks serve in turn: a rank that has come to a round has read the values of the last
+    round but one, so that no rank has to be waited for twice.
     """
 
     def __init__(self, memories: Sequence[NDArray[np.uint8]], within: Transport, dtype: Any) -> None:
@@ -60,13 +62,13 @@ class SharedMail:
         return came
 
     def _box(self, source: int, to: int, length: int) -> Values:
-        """A rank has none for itself."""
+        """Return the box from one rank to another; a rank has none for itself."""
         box: Values = self._boxes[source][self._turn, to - (to > source), :length]
         return box
 
 
 class MessageMail:
-    """By messages, where ranks share no memory."""
+    """Mail by messages, if ranks share no memory."""
 
     def __init__(self, within: Transport, capacity: int, dtype: Any) -> None:
         self._within = within
@@ -88,16 +90,16 @@ class MessageMail:
 
 
 class HostSum:
-    """Adds up vectors of `whole` elements on a host; one object on each of its ranks, made on all together.
+    """The sums of vectors of `whole` elements on a host; one object on each of its ranks, made on all together.
 
-    Of long vectors it is done in so many rounds that what a rank lays out takes a quarter of the memory of its
+    Long vectors take several rounds, so that the laid out elements of a rank take a quarter of the memory of its
     residual and acc. Fewer rounds would be faster, as the ranks wait for one another in each.
     """
 
     def __init__(self, whole: int, dtype: Any, hosts: Hosts) -> None:
         self._within, self._dtype = hosts.within, np.dtype(dtype)
         self.bounds: list[int] = hosts.bounds(whole).tolist()
-        """Of the shares: offsets from 0 to whole."""
+        """Bounds of the shares: offsets from 0 to whole."""
         size = hosts.within.size
         longest = max(stop - start for start, stop in pairwise(self.bounds))
         self._length = max(1, min(longest, max(SMALLEST, -(-whole // (4 * size))) // max(1, size - 1)))
@@ -109,11 +111,12 @@ class HostSum:
 
     def of(self, pieces: Iterable[tuple[int, NDArray[Any]]], rest: Values | None = None, scale: float = 1.0,
            clear: bool = False) -> Iterator[Sum]:
-        """This rank's share of the sum, in order: what is to be added up, valid until the next is asked for.
+        """Yield this rank's share of the sum, in order, as summands to add up. Collective.
 
-        Summands are in the ranks' order. pieces: (offset, array) pairs that together cover this rank's vector, in
-        ascending order. rest: what is to be added to them, scale times, shape (whole,). clear: leaves zeros in pieces
-        of the sum's dtype, of what is sent.
+        An item is valid until the next is asked for. Summands are in the ranks' order.
+        pieces: (offset, array) pairs that together cover this rank's vector, in ascending order.
+        rest: added to them, scale times, shape (whole,).
+        clear: leaves zeros in the parts that are sent of pieces of the sum's dtype.
         """
         mine, own = Pieces(pieces, self._dtype, clear), self._within.rank
         for number in range(self._rounds):
@@ -131,7 +134,7 @@ class HostSum:
                        [came[rank][part] for rank in range(own + 1, self._within.size)])
 
     def _ranges(self, number: int) -> list[tuple[int, int]]:
-        """What a round is about: of each share, where it begins and ends."""
+        """Return the (start, stop) that a round sums of each share."""
         first = number * self._length
         return [(min(start + first, stop), min(start + first + self._length, stop))
                 for start, stop in pairwise(self.bounds)]
@@ -140,7 +143,7 @@ class HostSum:
 class Pieces:
     """A vector in pieces, in ascending order.
 
-    dtype: in which it is added. clears: whether zeros are left in pieces of that dtype.
+    dtype: that of the sum. clears: True if zeros are left in pieces of that dtype.
     """
 
     def __init__(self, pieces: Iterable[tuple[int, NDArray[Any]]], dtype: Any, clears: bool) -> None:
@@ -151,11 +154,11 @@ class Pieces:
         self._none_passes = CandidateBuffer(0, dtype)
 
     def write(self, start: int, stop: int, summand: Values | None, out: Values, scale: float) -> None:
-        """out = scale * summand (or 0) + elements from start to stop, which are needed no more.
+        """Set out to scale * summand (or 0) + elements from start to stop, which are needed no more.
 
-        To copy past the cache, and to clear what was just read, costs much less than a copy and zeros: so even where
-        there is nothing to add, it is the kernel's pass. It then adds the elements 0 times, which reads nothing more,
-        and makes NaN of infinity: neither is finite.
+        Copying past the cache, and clearing elements just read, costs much less than a copy and zeros. So the
+        kernel's pass is used even if there is nothing to add. It then adds the elements 0 times, which reads nothing
+        more, and makes NaN of infinity: neither is finite.
         """
         for at, part in self.between(start, stop):
             for offset, gradient in converted(part, self._dtype, self._clears):
@@ -165,7 +168,7 @@ class Pieces:
                                         self._clears)
 
     def between(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
-        """What lies between, with its distance from start."""
+        """Yield the parts that lie between start and stop, each with its distance from start."""
         for offset, piece in self._pieces[bisect_right(self._offsets, start) - 1:]:
             if offset >= stop or start == stop:
                 return

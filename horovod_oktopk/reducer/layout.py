@@ -1,4 +1,4 @@
-"""Where every parameter's gradient lies in the one flat vector: the same on every rank."""
+"""The place of every parameter's gradient in the one flat vector: the same on every rank."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Layout:
     """The flat view over gradients, in the given order.
 
     entries: name, shape and dtype's name of each.
-    n: elements in all. offsets: int64, shape (number of gradients + 1,). dtype: what the residual is kept
-    in: float64 if any gradient is, float32 otherwise.
-    Raises OptionError for a dtype other than DTYPES, and for too many elements.
+    n: elements in all. offsets: int64, shape (number of gradients + 1,). dtype: the residual's:
+    float64 if any gradient is, float32 otherwise.
+    Raise OptionError for a dtype other than DTYPES, and for too many elements.
     """
 
     def __init__(self, entries: Iterable[tuple[str, tuple[int, ...], str]]) -> None:
@@ -40,15 +40,15 @@ class Layout:
                               "divide the parameters among several optimizers")
 
     def describe(self) -> list[str]:
-        """One line for each gradient: what must be equal on all ranks."""
+        """Return one line for each gradient, which must be equal on all ranks."""
         return [f"parameter {name}: shape {shape}, {dtype}" for name, shape, dtype in self.entries]
 
     def summary(self, k: int) -> str:
-        """How much there is, and how much of it is selected, for the log."""
+        """Return the number of elements, tensors and selected elements, for the log."""
         return f"n = {self.n:,} in {len(self.entries)} tensors, k = {k:,}"
 
     def representable(self, update: SparseVector | DenseVector) -> bool:
-        """Whether every value is finite in the dtype of its gradient; float16 overflows early."""
+        """Return True if every value is finite in the dtype of its gradient; float16 overflows early."""
         if not np.isfinite(update.values).all():
             return False
         own, dtypes = self.dtype.name, [dtype for *_, dtype in self.entries]
@@ -56,19 +56,19 @@ class Layout:
                                          in zip(self.parts(update), dtypes, strict=True) if dtype != own)
 
     def _fits(self, _values: NDArray[Any], _dtype: str) -> bool:
-        """Whether finite values stay so in a narrower dtype."""
+        """Return True if finite values stay finite in a narrower dtype."""
         return True
 
     def parts(self, update: SparseVector | DenseVector) -> Iterator[SparseVector]:
-        """The update's part of each gradient; indices from the gradient's own start."""
+        """Yield the update's part of each gradient; indices from the gradient's own start."""
         for offset, part in zip(self.offsets[:-1], update.split(self.offsets), strict=True):
             yield SparseVector(part.indices - offset, part.values)
 
 
 def scatter(out: NDArray[Any], part: SparseVector, zero: bool = False) -> None:
-    """Writes a gradient's part of the update over the gradient, flat and contiguous, in its dtype.
+    """Write a gradient's part of the update over the gradient, flat and contiguous, in its dtype.
 
-    zero: whether it is zero already, where the dtype is the update's.
+    zero: True if the gradient is zero already, if its dtype is the update's.
     """
     if out.dtype == part.values.dtype:
         KERNELS.scatter(out, part.indices, part.values, zero)

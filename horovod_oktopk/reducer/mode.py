@@ -1,4 +1,4 @@
-"""A Mode: what happens around the steps of one optimizer. Integrations know no other interface of a reduction."""
+"""A Mode: the exchange around the steps of one optimizer. Integrations know no other interface of a reduction."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .state import Record
 
 Update = SparseVector | DenseVector
 Piece = tuple[int, Any]
-"""(offset, flat array on the accumulator's device)."""
+"""An offset and a flat array on the accumulator's device."""
 
 
 class Gradients(ABC):
-    """This rank's gradients of one step, as the flat vector of a layout; those that stay as they are cannot write."""
+    """This rank's gradients of one step, as the flat vector of a layout. Gradients left unchanged cannot write."""
 
     def pieces(self) -> Iterable[Piece]:
-        """Return the gradients. Whoever reads a piece of the layout's dtype may leave zeros there, see `write`."""
+        """Return the gradients. The caller may leave zeros in a piece of the layout's dtype, see `write`."""
         raise NotImplementedError
 
     def write(self, update: Update | None, cleared: bool) -> None:
@@ -42,7 +42,7 @@ class Gradients(ABC):
 
 
 class Mode(ABC):
-    """Exchange what one optimizer computes, around its steps, on this rank.
+    """The exchange of one optimizer's results, around its steps, on this rank.
 
     A step, on all ranks alike:
 
@@ -52,12 +52,12 @@ class Mode(ABC):
             1/gain of its decoupled weight decay
         mode.end()
 
-    Gradients are in true units: whoever scales a loss divides before. Methods that communicate raise AgreementError
-    or TransportError, on all ranks.
+    Gradients are in true units: a program that scales a loss divides before. Methods that communicate raise
+    AgreementError or TransportError, on all ranks.
 
     acts_at_step: gradients stay this rank's own until `begin`; otherwise `reduce` comes before it.
     reads_memory: parameters are read as they lie in memory.
-    refused: what a program must not do, and the advice.
+    refused: features that a program must not use, and the advice.
     """
 
     acts_at_step: ClassVar[bool] = True
@@ -73,7 +73,7 @@ class Mode(ABC):
     holds_own = False
     """True while the model holds this rank's own parameters."""
     must_begin_anew = False
-    """True if the next step starts from what the model holds."""
+    """True if the next step starts from the model's parameters."""
 
     @property
     @abstractmethod
@@ -83,20 +83,21 @@ class Mode(ABC):
     @property
     @abstractmethod
     def description(self) -> str:
-        """What must be equal on all ranks, one "name: value" a line."""
+        """The options and parameters that must be equal on all ranks, one "name: value" a line."""
 
     def reduce(self, gradients: Gradients, others_finite: bool = True) -> None:
         """Replace the gradients by their mean or sum over the ranks; by NaN if one is not finite on some rank.
 
-        others_finite: whether all is finite that this rank reduces in this step by other means (sparse gradients).
+        others_finite: False if anything that this rank reduces by other means in this step (sparse gradients) is not
+        finite.
         """
 
     @abstractmethod
     def begin(self, gradients: Gradients, settings: Sequence[float] = (), scaled: bool = False) -> int:
         """Return how many steps of the optimizer follow.
 
-        settings: hyperparameters that travel with the gradients. scaled: a loss scaler takes the step, so none
-        follows if a gradient was not finite.
+        settings: hyperparameters that travel with the gradients. scaled: True if a loss scaler takes the step; then
+        none follows if a gradient was not finite.
         """
 
     def prepare(self, gradients: Gradients) -> Sequence[float]:  # noqa: ARG002
@@ -119,12 +120,12 @@ class Mode(ABC):
 
     @classmethod
     def check(cls, feature: str) -> None:
-        """Raise PluginError, with advice, if a program must not do this."""
+        """Raise PluginError, with advice, if a program must not use this feature."""
         if feature in cls.refused:
             raise PluginError(cls.refused[feature])
 
     def belongs_to(self, owner: object) -> None:
-        """End what would outlive the owner, which holds this object, when it is gone."""
+        """End everything that would outlive the owner when the owner is gone. The owner holds this object."""
 
     @abstractmethod
     def refuse_step(self, message: str) -> NoReturn:
@@ -136,11 +137,10 @@ class Mode(ABC):
 
     @abstractmethod
     def check_agreement(self, description: str) -> bool:
-        """Hold a roll call alone, after `connect`; return True if all is finite on all ranks."""
+        """Hold a roll call alone, after `connect`; return True if all is finite on all ranks. Collective."""
 
     def meet(self, doing: str) -> None:
-        """Meet the other ranks, to do something together: a rank that takes a step instead hears of it, as they do.
-        """
+        """Meet the other ranks for something together. Collective. If one takes a step instead, all get an error."""
         self.connect()
         self.check_agreement(instead(self.description, doing))
 
@@ -156,18 +156,18 @@ class Mode(ABC):
 
     @abstractmethod
     def records(self) -> list[Record]:
-        """Return this rank's residual and counters, as `load` takes them; none before the first step."""
+        """Return this rank's residual and counters, for `load`; none before the first step."""
 
     @abstractmethod
     def load(self, records: Sequence[Record]) -> None:
-        """Take this rank's share of records of these or other ranks; none starts anew."""
+        """Load this rank's share of records of these or other ranks; none starts anew."""
 
     def shared(self) -> AbstractContextManager[None]:
-        """Return a context in which the model holds what all ranks share."""
+        """Return a context in which the model holds the parameters that all ranks share."""
         return nullcontext()
 
     def suspend(self) -> None:
-        """Put what all ranks share into the model, until the next step begins anew."""
+        """Put the parameters that all ranks share into the model, until the next step begins anew."""
 
     def resume(self) -> None:
-        """Go on, before the next step, with a state that was loaded."""
+        """Continue, before the next step, with a state that was loaded."""

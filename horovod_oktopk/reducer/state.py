@@ -1,4 +1,4 @@
-"""The residual and the counters as records, one for each rank: what checkpoints and elastic jobs keep.
+"""The residual and the counters as records, one for each rank, for checkpoints and elastic jobs.
 
 A record holds `residual` (NumPy, shape (n,)) and, in plain numbers, strings and lists: `rank`, `size`, `process`,
 `parameters` (name and shape of each, in the residual's order), `residual_scale`, `unit`, `copies`, and the
@@ -24,28 +24,30 @@ Record = dict[str, Any]
 Read = Callable[[Record], Values]
 
 FIELDS = {"unit", "rank", "size", "process", "parameters", "residual", "residual_scale", "algorithm", "copies"}
-"""Of every record; what others it has is the same on all ranks."""
+"""Fields of every record; any other field is the same on all ranks."""
 
 THIS_PROCESS = uuid.uuid4().hex
 
 
 def record(rank: int, size: int, layout: Layout, residual: Values, residual_scale: float | None,
            algorithm: dict[str, Any], unit: Unit = "gradients", copies: int = 1) -> Record:
-    """One rank's state. unit: what the residual is measured in. copies: how many ranks, one after the other, have it.
+    """Return one rank's state.
+
+    unit: the unit of the residual. copies: number of consecutive ranks that have this residual.
     """
     return {"unit": unit, "rank": rank, "size": size, "process": THIS_PROCESS, "parameters": parameters_of(layout),
             "residual": residual, "residual_scale": residual_scale, "algorithm": algorithm, "copies": copies}
 
 
 def parameters_of(layout: Layout) -> list[list[Any]]:
-    """Name and shape of each, as a record has them."""
+    """Return name and shape of each parameter, as in a record."""
     return [[name, list(shape)] for name, shape, _ in layout.entries]
 
 
 def check_records(records: Any) -> None:
-    """Raises OptionError where it is no list of records, or one lacks a field, or has a wrong one.
+    """Raise OptionError if the argument is no list of records, or one lacks a field, or has a wrong one.
 
-    Residuals are looked at where they are taken, as a file has them elsewhere; see `residual_of`.
+    Residuals are checked when they are taken, as a file has them elsewhere; see `residual_of`.
     """
     if not isinstance(records, list | tuple):
         raise OptionError(f"the state is damaged: expected a list of records; got {type(records).__name__}")
@@ -74,13 +76,13 @@ _FORM: dict[str, Callable[[Any], bool]] = {
     "process": lambda value: isinstance(value, str), "parameters": _are_parameters, "residual": lambda _: True,
     "residual_scale": lambda value: value is None or isinstance(value, int | float),
     "algorithm": lambda value: isinstance(value, dict) and _is_count(value.get("step"))}
-"""What a field of a record must be."""
+"""Check for each field of a record."""
 
 
 def residual_of(saved: Record, dtype: Any, read: Read) -> Values:
-    """A record's residual in the given dtype: float32 or float64, shape (n,).
+    """Return a record's residual in the given dtype: float32 or float64, shape (n,).
 
-    Raises OptionError where it is not of the record's parameters, or not finite.
+    Raise OptionError if the residual does not fit the record's parameters, or is not finite.
     """
     values, length = read(saved), _length(saved["parameters"])
     is_array = isinstance(values, np.ndarray)
@@ -97,7 +99,7 @@ def residual_of(saved: Record, dtype: Any, read: Read) -> Values:
 
 
 def check_residuals(records: Sequence[Record]) -> None:
-    """Raises OptionError where one of the records, which are in memory, is not whole; see `residual_of`."""
+    """Raise OptionError if one of the records, which are in memory, is damaged; see `residual_of`."""
     check_records(records)
     for each in records:
         residual_of(each, getattr(each["residual"], "dtype", np.float64), _in_memory)
@@ -109,7 +111,7 @@ def _in_memory(saved: Record) -> Values:
 
 
 def warn_of_no_state(path: Any, layout: Layout) -> None:
-    """Warns that a file has none for these parameters."""
+    """Warn that a file has no state for these parameters."""
     first = layout.entries[0][0] if layout.entries else "nothing"
     warnings.warn(f"{path} has no state for the parameters that begin with '{first}': they had none when it was "
                   "saved, and keep what they have", stacklevel=2)
@@ -118,14 +120,14 @@ def warn_of_no_state(path: Any, layout: Layout) -> None:
 def share_of(records: Sequence[Record], rank: int, size: int, layout: Layout,
              read: Read = lambda r: r["residual"], process: str | None = None,  # type: ignore[no-any-return]
              unit: Unit = "gradients", copies: int = 1, adds: bool = True) -> Record:
-    """What a rank takes of the records: its own; or, of another number of ranks, those equal to it modulo P.
+    """Return a rank's share of the records: its own; or, of another number of ranks, those equal to it modulo P.
 
-    read: gives a record's residual. process: the rank's; a lone record of the same process is its own, whatever
+    read: returns a record's residual. process: the rank's; a lone record of the same process is its own, whatever
     its rank was, as elastic training renumbers ranks. The algorithm's state is whole only for the same rank.
-    copies: how many ranks, one after the other, are to have the same residual; where so many had, any of theirs will
-    do. adds: whether residuals are added up over workers, and not averaged over ranks: then, where another number of
-    ranks had it, each gets its part.
-    Raises OptionError where a record is of another model.
+    copies: number of consecutive ranks that are to have the same residual; if as many had, any of theirs will do.
+    adds: True if residuals are added up over workers, and not averaged over ranks. Then, if another number of
+    ranks had a residual, each gets its part.
+    Raise OptionError if a record is of another model.
     """
     if any(r["unit"] != unit for r in records):
         warnings.warn(f"the checkpoint's residual is in units of {records[0]['unit']}, this optimizer's of {unit}, "
@@ -159,7 +161,7 @@ def share_of(records: Sequence[Record], rank: int, size: int, layout: Layout,
 
 
 def fitted(saved: Record, places: list[int], layout: Layout, read: Read) -> Values:
-    """A record's residual in the layout's dtype, and in the order of what `match_parameters` has found."""
+    """Return a record's residual in the layout's dtype, in the order of the places from `match_parameters`."""
     residual = residual_of(saved, layout.dtype, read)
     if places == sorted(places):
         return residual
@@ -169,10 +171,10 @@ def fitted(saved: Record, places: list[int], layout: Layout, read: Read) -> Valu
 
 
 def match_parameters(saved: Record, layout: Layout) -> list[int]:
-    """For each gradient of the layout its place in the record: by name; or by order, if names are others, and those
-    that both have are at the same places.
+    """Return the place in the record of each gradient of the layout.
 
-    Warns where names are in another order, or are others. Raises OptionError where it is of other parameters.
+    Match by name; or by order, if names are others, and those that both have are at the same places.
+    Warn if names are in another order, or are others. Raise OptionError if the record is of other parameters.
     """
     theirs, ours = saved["parameters"], parameters_of(layout)
     if theirs == ours:

@@ -1,6 +1,6 @@
-"""What one rank alone does (it opens, writes, reads or renames a file): all hear how it ended before anyone goes on.
+"""Actions of one rank alone (to open, write, read or rename a file), whose result all learn before any goes on.
 
-Otherwise the others would wait for its messages for ever, or take those of its next step for them.
+Otherwise the others would wait for its messages for ever, or confuse them with those of its next step.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 def together(transport: Transport, doing: str, action: Callable[[], T]) -> T:
-    """Does something on this rank, and gives its result once all ranks have succeeded; on all of them together.
+    """Run an action on this rank; return its result once all ranks have succeeded. Collective.
 
     action: does not communicate. Ranks that have nothing to do give one that does nothing.
     doing: in words, after "could not".
-    Raises the error of the first rank that has failed, with the same text on all ranks: an OptionError or PluginError
+    Raise the error of the first rank that has failed, with the same text on all ranks: an OptionError or PluginError
     as it is, an OSError with the same errno, and a PluginError for anything else.
     """
     result, failure = None, None
@@ -40,12 +40,12 @@ def together(transport: Transport, doing: str, action: Callable[[], T]) -> T:
 
 
 def tell(transport: Transport, value: Any) -> Any:
-    """What rank 0 has to say, as plain values; on all ranks together."""
+    """Return rank 0's value, of plain values, on all ranks. Collective."""
     return json.loads(gather_texts(transport, json.dumps(value) if transport.rank == 0 else "")[0])
 
 
 def gather_texts(transport: Transport, text: str) -> list[str]:
-    """All ranks' texts, by rank; on all of them together."""
+    """Return all ranks' texts, by rank. Collective."""
     message = np.frombuffer(text.encode(), np.uint8)
     sizes = transport.allgather(np.array([len(message)], np.int64))[:, 0]
     if not sizes.any():

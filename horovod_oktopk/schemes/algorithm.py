@@ -1,4 +1,4 @@
-"""The base of all schemes' algorithms: a step is opened here, and holds what belongs to it."""
+"""The base of all schemes' algorithms. A step is opened here, and holds the data of all its phases."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from .step_result import StepResult
 
 @dataclass
 class Step:
-    """One step on one rank: what all of its phases may need to know.
+    """One step on one rank: the data of all of its phases.
 
-    acc: of this rank's elements. finite: whether it is. k: of all of this worker's elements. transport: to the other
+    acc: of this rank's elements. finite: True if acc is. k: of all of this worker's elements. transport: to the other
     workers. A worker is a rank; or it is a host, and then its ranks have a share of its elements each.
     """
 
@@ -39,25 +39,25 @@ class Step:
     transport: CountingTransport
     report: StepReport
     selected: SparseVector = field(init=False)
-    """What this rank has selected of acc."""
+    """The elements of acc that this rank has selected."""
     threshold: float = 0.0
-    """The magnitude by which it was."""
+    """The magnitude that the selected elements pass."""
     largest: float = 0.0
     """The largest magnitude that this worker has selected."""
     call: RollCall = field(init=False)
-    """What all ranks said when they opened the step."""
+    """The result of the roll call that opened the step."""
     counts: Counts = field(init=False)
-    """What they told of their selections; see `agreement.tell`."""
+    """The counts that ranks told of their selections; see `agreement.tell`."""
     share_k: float = field(init=False)
-    """How many elements of this share the mean worker has selected: k, where it is not divided."""
+    """Number of elements of this share that the mean worker has selected: k, if the vector is not divided."""
     lengths: Counts = field(init=False)
-    """How many each worker has; only where it is divided."""
+    """Number of elements that each worker has selected of this share; only if the vector is divided."""
     sample: Values = field(default_factory=lambda: np.empty(0, np.float32))
-    """What this rank measures and tells; see `agreement.Attendance`."""
+    """The measurements that this rank tells; see `agreement.Attendance`."""
     is_joint: bool = False
-    """Whether the ranks of a host have selected together."""
+    """True if the ranks of a host have selected together."""
     global_k: int = field(init=False)
-    """How many elements of the sum are kept at most."""
+    """Most elements of the sum that are kept."""
 
     @property
     def n(self) -> int:
@@ -74,7 +74,7 @@ class Step:
         return self.transport.phase(name)
 
     def ranks(self, value_dtype: ValueDtype | None = None) -> SparseTransport:
-        """The other ranks, to exchange sparse vectors with: this rank's selection first."""
+        """Return the transport of sparse vectors to the other ranks, for this rank's selection first."""
         ranks = SparseTransport(self.transport, WireCodec(self.acc.dtype, value_dtype))
         if value_dtype is None:
             return ranks
@@ -96,11 +96,11 @@ class Step:
 class Algorithm:
     """A sparse allreduce of one flat vector over the steps; one object on each rank.
 
-    A scheme gives `exchange`, and what else differs: how it selects, what it tells the others at the roll call, and
-    what it remembers of the steps before.
+    A scheme gives `exchange`, and anything else that differs: its selection, its counts for the roll call, and
+    its memory of the steps before.
 
-    description: what must be equal on all ranks, one "name: value" a line. samples: how many numbers `Step.sample`
-    has; every roll call has as many, so that ranks that differ still meet in one.
+    description: options and parameters that must be equal on all ranks, one "name: value" a line. samples: the length
+    of `Step.sample`; every roll call has as many, so that ranks that differ still meet in one.
     """
 
     description = ""
@@ -108,16 +108,16 @@ class Algorithm:
 
     def reduce(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport,
                whole: int | None = None) -> StepResult:
-        """One step. The caller commits `contributed` to acc, or drops the step.
+        """Take one step. Collective. The caller commits `contributed` to acc, or drops the step.
 
-        finite: whether this rank's acc is. whole: how many elements the worker has, where acc has a share of them.
-        Raises AgreementError or TransportError, on every rank.
+        finite: True if this rank's acc is. whole: number of the worker's elements, if acc has a share of them.
+        Raise AgreementError or TransportError, on every rank.
         """
         return self.complete(self.begin(acc, k, finite, transport, whole))
 
     def begin(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport, whole: int | None = None,
               ) -> Step:
-        """The part of a step that looks at acc: it selects, and communicates with nobody."""
+        """Begin a step with the part that reads acc: select, and communicate with no rank."""
         n = acc.n if whole is None else whole
         step = Step(acc, k, finite, transport, StepReport(self.step + 1, n, k, phases=transport.phases))
         step.global_k = step.report.global_k = self.global_k(k, n, transport.size)
@@ -128,7 +128,7 @@ class Algorithm:
         return step
 
     def complete(self, step: Step) -> StepResult:
-        """The part that communicates."""
+        """Complete a step with the part that communicates. Collective."""
         hosts = step.transport.hosts
         with nullcontext() if hosts is None else hosts.step():
             return self._complete(step, hosts)
@@ -165,7 +165,7 @@ class Algorithm:
             step.is_joint = True
 
     def _join_shares(self, step: Step) -> None:
-        """The host selects, and those that have the same share hear what of it each host has selected."""
+        """Select on the host, and tell the ranks with the same share how much of it each host has selected."""
         self.select_together(step)
         with step.phase("agree"):
             length, counts = len(step.selected), self.counts(step.selected, step.n, step.transport.size)
@@ -180,7 +180,10 @@ class Algorithm:
         return replace(result, update=update)
 
     def check_agreement(self, description: str, k: int, transport: CountingTransport, finite: bool = True) -> bool:
-        """A roll call alone, on which the others hear that this rank differs, if so; whether all are `finite`."""
+        """Hold a roll call alone; return True if all ranks are `finite`. Collective.
+
+        All ranks raise AgreementError if they differ.
+        """
         if transport.hosts is not None:
             self.agree_on_host(k, transport, description)
             nothing = np.empty(0, np.int64)
@@ -193,8 +196,8 @@ class Algorithm:
                       finite: bool = True) -> bool:
         """Compare the ranks of this host before they send each other anything, if each host is one worker.
 
-        Hosts may differ all the same, which `complete` finds. Returns True if all of them are `finite`.
-        Raises AgreementError, on the ranks of all hosts.
+        Hosts may still differ, which `complete` finds. Return True if all ranks of the host are `finite`.
+        Raise AgreementError, on the ranks of all hosts.
         """
         if transport.hosts is None:
             return finite
@@ -213,11 +216,11 @@ class Algorithm:
     # What schemes give.
 
     def global_k(self, k: int, n: int, size: int) -> int:
-        """Return how many elements of the sum are kept at most, if each of `size` ranks selects k of n: all."""
+        """Return the most elements of the sum that are kept, if each of `size` ranks selects k of n: all."""
         return min(n, k * size)
 
     def exchange(self, step: Step) -> StepResult:
-        """The update; where a worker is a host, that of this rank's share."""
+        """Return the result with the update; if a worker is a host, with that of this rank's share."""
         raise NotImplementedError
 
     def select(self, step: Step) -> SparseVector:
@@ -229,31 +232,31 @@ class Algorithm:
             return selected
 
     def local_selection(self, acc: Accumulator, k: int) -> tuple[float, SparseVector]:
-        """The threshold, and what passes it: the exact top-k."""
+        """Return the threshold, and the elements that pass it: the exact top-k."""
         return local_top_k(acc, k)
 
     def counts(self, selected: SparseVector, n: int, size: int) -> NDArray[np.int64]:  # noqa: ARG002
-        """Return what others must know of the selection before the exchange: int64, shape (m,); here its length."""
+        """Return the numbers that others need before the exchange: int64, shape (m,); here the selection's length."""
         return np.array([len(selected)], np.int64)
 
     def is_complete(self) -> bool:
-        """Return True if this rank remembers all that a step could need of the steps before."""
+        """Return True if this rank remembers everything that a step could need of the steps before."""
         return True
 
     def fits(self, size: int) -> bool:  # noqa: ARG002
-        """Return True if what this algorithm remembers is of a job with `size` ranks."""
+        """Return True if the memory of this algorithm is of a job with `size` ranks."""
         return True
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs to go on with the same bits: plain numbers, strings and lists."""
+        """Return all that a resumed run needs for the same bits: plain numbers, strings and lists."""
         return {"step": self.step}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Takes what `state` gave on the same rank of as many ranks."""
+        """Load the result of `state` from the same rank of as many ranks."""
         self.step = state["step"]
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state: from all of it, or, if it is of other ranks and has nothing else, from its step."""
+        """Continue from a state; from its step alone, if the state is of other ranks and has nothing else."""
         state = state.get("buckets", [state])[0]  # as files of earlier versions have it
         self.forget()
         self.step = state["step"]
@@ -261,4 +264,4 @@ class Algorithm:
             self.load_state(dict(state))
 
     def forget(self) -> None:
-        """Drops what depends on who the ranks are; the next step finds it anew."""
+        """Forget all that depends on the ranks; the next step finds it anew."""

@@ -14,7 +14,7 @@ from .algorithm import Algorithm
 
 DEFAULT_DENSITY = 0.01
 Unit = Literal["gradients", "parameters"]
-"""The unit of what is reduced: gradients, or in StepAhead moves of parameters."""
+"""The unit of the reduced vectors: gradients, or in StepAhead moves of parameters."""
 
 
 GONE = {"bucket_bytes": "StepAhead(...) around the scheme hides the whole exchange behind the next step",
@@ -23,27 +23,27 @@ GONE = {"bucket_bytes": "StepAhead(...) around the scheme hides the whole exchan
         "model_sync_interval": "in_order=False is the paper's way, and synchronize_replicas averages the models",
         "messages_in_flight": "8 messages fly at once", "balance_trigger": "it is always 4",
         "threshold_guard": "it is always 0.25"}
-"""Options of earlier versions, and what holds in their place."""
+"""Options of earlier versions, and the advice in their place."""
 
 
 class Compression:
     """Horovod's Compressor interface. Its methods are reached only where the plugin has no hold."""
 
     def __new__(cls, *_: Any, **options: Any) -> Self:
-        """Raise OptionError for an option that is no more."""
+        """Make the options. Raise OptionError for an option that no longer exists."""
         for name in options.keys() & GONE.keys():
             raise OptionError(f"{cls.__name__} has no option {name} any more: {GONE[name]}. Leave it out")
         return super().__new__(cls)
 
     def compress(self, _tensor: Any) -> NoReturn:
-        """Refuses: a lone tensor cannot be compressed, and must not go dense."""
+        """Raise PluginError: a lone tensor cannot be compressed, and must not go dense."""
         raise PluginError(
             f"{type(self).__name__} acts inside hvd.DistributedOptimizer and hvd.DistributedGradientTape, after "
             "`import horovod_oktopk.torch` or `import horovod_oktopk.tensorflow`; "
             "hvd.allreduce(..., compression=...) and optimizers built without that import cannot use it")
 
     def decompress(self, tensor: Any, _context: Any) -> Any:
-        """The tensor itself: reduced gradients arrive ready."""
+        """Return the tensor itself: reduced gradients arrive ready."""
         return tensor
 
 
@@ -84,7 +84,7 @@ class Scheme(Compression):
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
 
     def kind(self) -> Mapping[str, Any]:
-        """The options that a change of the density leaves as they are, by name."""
+        """Return the options that a change of the density leaves unchanged, by name."""
         return {name: value for name, value in self.settings().items() if name != "density"}
 
     def with_density(self, density: float | None) -> Scheme:
@@ -102,12 +102,12 @@ class Scheme(Compression):
 
 
 def elements(density: float, n: int) -> int:
-    """Return density · n, rounded, but at least 1."""
+    """Return max(1, round(density · n))."""
     return max(1, round(density * n))
 
 
 def check_integer(name: str, value: Any, otherwise: str = "", least: int = 1) -> None:
-    """Raises OptionError for what is no integer of at least so much. otherwise: what else is allowed, in words."""
+    """Raise OptionError if the value is no integer of at least `least`. otherwise: other allowed values, in words."""
     allowed = f"an integer of at least {least}{otherwise}"
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise OptionError(f"{name} must be {allowed}; got {value!r} of type {type(value).__name__}")
@@ -116,7 +116,7 @@ def check_integer(name: str, value: Any, otherwise: str = "", least: int = 1) ->
 
 
 def check_real(name: str, value: Any, allowed: str, is_allowed: Callable[[float], bool]) -> None:
-    """Raises OptionError for what is no finite number, or not allowed. allowed: which are, in words."""
+    """Raise OptionError if the value is no finite number, or not allowed. allowed: the allowed values, in words."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise OptionError(f"{name} must be a number {allowed}; got {value!r} of type {type(value).__name__}")
     if not isfinite(value) or not is_allowed(value):

@@ -26,12 +26,12 @@ class Dense:
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, None]:
-        """The tensor itself."""
+        """Return the tensor itself."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: Any, _context: Any) -> Any:
-        """The tensor itself."""
+        """Return the tensor itself."""
         return tensor
 
 
@@ -42,7 +42,7 @@ class DenseSum(Scheme):
     density: float = 1.0
 
     def with_density(self, density: float | None) -> NoReturn:
-        """Refuses."""
+        """Raise OptionError: all elements are sent."""
         raise OptionError(f"Dense sends all elements, and has no density; got {density!r}")
 
     def algorithm(self, unit: Unit = "gradients") -> DenseAllreduce:  # noqa: ARG002

@@ -15,9 +15,9 @@ from .base import Scheme, Unit
 from .topka import TopkAAllreduce
 
 LOWERED = 0.9
-"""What a threshold that selects too few is multiplied by, until it does not."""
+"""Factor on a threshold that selects too few elements, applied until enough pass."""
 ATTEMPTS = 64
-"""Then the threshold is about a thousandth of the first one, and all elements are selected."""
+"""Most thresholds to try. The last is about a thousandth of the first; then all elements are selected."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class GaussianK(Scheme):
 class GaussianKAllreduce(TopkAAllreduce):
     """TopkA with an estimated threshold, lowered until more than 3k/4 elements pass (Ok-Topk, Section 5.4).
 
-    Where it lets more than k pass, the k largest are sent: the volume keeps to TopkA's bound.
+    If more than k pass, the k largest are sent: the volume keeps to TopkA's bound.
     """
 
     def local_selection(self, acc: Accumulator, k: int) -> tuple[float, SparseVector]:
@@ -60,11 +60,11 @@ class GaussianKAllreduce(TopkAAllreduce):
 
 
 def lowered(threshold: float) -> Iterator[float]:
-    """The threshold, and those that are tried after it."""
+    """Yield the threshold, and those to try after it."""
     return accumulate(repeat(LOWERED, ATTEMPTS - 1), mul, initial=threshold)
 
 
 def gaussian_threshold(mean: float, deviation: float, density: float) -> float:
-    """The magnitude that this share of a normal distribution exceeds, by the percent point of its upper tail."""
+    """Return the magnitude that this share of a normal distribution exceeds, by its upper tail's percent point."""
     share = max(min(1 - density / 2, 1 - 2.0**-53), 0.5)
     return max(0.0, abs(mean) + deviation * NormalDist().inv_cdf(share))

@@ -60,7 +60,7 @@ class GTopk(Scheme):
 
 
 class NaiveGTopkAllreduce(Algorithm):
-    """Algorithm 2: everyone gathers everyone's top-k, and selects of the sum. A rank sends 2k(P-1) words."""
+    """Algorithm 2: every rank gathers all ranks' top-k, and selects from the sum. A rank sends 2k(P-1) words."""
 
     def exchange(self, step: Step) -> StepResult:
         with step.phase("allgatherv"):
@@ -90,7 +90,7 @@ class GTopkAllreduce(Algorithm):
 
 
 def nonzero_top_k(total: SparseVector, k: int) -> SparseVector:
-    """The k largest elements; sums that cancel to zero are none."""
+    """Return the k largest elements; sums that cancel to zero do not count."""
     return top_k(total.compress(total.values != 0), k)
 
 
@@ -101,7 +101,7 @@ def tree_distances(size: int) -> list[int]:
 
 @dataclass(frozen=True)
 class PaddedCodec:
-    """Vectors of up to k elements of n, in messages of one length: so a receiver knows it beforehand."""
+    """A codec of vectors of up to k elements of n, in messages of one length, which a receiver knows beforehand."""
 
     codec: WireCodec
     k: int
@@ -118,7 +118,7 @@ class PaddedCodec:
         return WORD * -(-self.k // 32)
 
     def encode(self, vector: SparseVector) -> Bytes:
-        """The vector's length, the vector, and zeros."""
+        """Write the vector's length, the vector, and zeros."""
         message = np.zeros(self.size, np.uint8)
         message[:WORD].view(np.uint32)[0] = len(vector)
         encoded = self.codec.encode(vector, 0, self.n)
@@ -126,7 +126,7 @@ class PaddedCodec:
         return message
 
     def decode(self, message: Bytes) -> SparseVector:
-        """The vector. Raises WireError where it cannot be in there."""
+        """Read the vector. Raise WireError if the message cannot hold it."""
         count = int(message[:WORD].copy().view(np.uint32)[0])
         size = self.codec.size(count, self.n) if count <= self.k else len(message)
         if WORD + size > len(message):
@@ -134,7 +134,7 @@ class PaddedCodec:
         return self.codec.decode(message[WORD:WORD + size], count, 0, self.n)
 
     def encode_mask(self, mask: Mask) -> Bytes:
-        """The bits, and zeros."""
+        """Write the bits, and zeros."""
         bits = np.zeros(self.mask_size, np.uint8)
         packed = np.packbits(mask)
         bits[:len(packed)] = packed
@@ -149,7 +149,7 @@ class _Tree:
     codec: PaddedCodec
 
     def merge(self, selection: SparseVector) -> tuple[SparseVector, dict[int, Indices]]:
-        """Merge selections up the tree; also return what this rank's merges dropped, by the partner's distance."""
+        """Merge selections up the tree; also return this rank's dropped indices, by the partner's distance."""
         merged, dropped = selection, {}
         for distance in tree_distances(self.transport.size):
             child, parent = self._partners(distance)
@@ -162,7 +162,7 @@ class _Tree:
         return merged, dropped
 
     def broadcast(self, merged: SparseVector, dropped: Mapping[int, Indices]) -> tuple[SparseVector, Mask]:
-        """The root's vector, and which of its elements a merge between this rank and the root had dropped."""
+        """Send the root's vector down; also return a mask of its elements that merges up to the root dropped."""
         update, lost = merged, np.zeros(len(merged), np.bool_)
         for distance in reversed(tree_distances(self.transport.size)):
             if distance in dropped:
@@ -177,7 +177,7 @@ class _Tree:
         return update, lost
 
     def _partners(self, distance: int) -> tuple[int | None, int | None]:
-        """(the child that sends to this rank, the parent that it sends to) on the way up at a distance."""
+        """Return the child that sends to this rank, and the parent that it sends to, on the way up at a distance."""
         rank = self.transport.rank
         if rank % (2 * distance) == distance:
             return None, rank - distance
@@ -186,5 +186,5 @@ class _Tree:
         return None, None
 
     def _swap(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int]) -> list[Bytes]:
-        """One round; all ranks take part, as a transport may do it by a collective."""
+        """Swap messages in one round. Collective, as a transport may use a collective for it."""
         return [message for batch in self.transport.exchange(outgoing, incoming) for _, message in batch]

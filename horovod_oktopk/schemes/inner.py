@@ -1,4 +1,4 @@
-"""What users give as `compression=`, and as the scheme inside of it: `Partial(OkTopk)`, `StepAhead(Dense())`."""
+"""The values that users give as `compression=`, or inside: `Partial(OkTopk)`, `StepAhead(Dense())`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Inner = Scheme | Dense | type[Scheme | Dense]
 def as_options(compression: Any) -> Any:
     """Return options of ours (a plain class takes the defaults), or None for one of Horovod's compressors.
 
-    Raise OptionError for what is neither.
+    Raise OptionError for any other value.
     """
     options = _ours(compression)
     if options is None and not hasattr(compression, "compress"):
@@ -25,8 +25,7 @@ def as_options(compression: Any) -> Any:
 
 
 def scheme_of(owner: object, inner: Any) -> Scheme:
-    """Return the scheme that is run inside of other options, the owner. Raise OptionError for what is none of ours.
-    """
+    """Return the scheme inside of other options, the owner. Raise OptionError if `inner` is no scheme of ours."""
     if isinstance(inner, Dense) or inner is Dense:
         return DenseSum()
     scheme = _ours(inner)

@@ -29,7 +29,7 @@ from .step_result import StepResult
 
 Selection = Literal["exact", "reuse"]
 KEPT_OF_PARAMETERS = 32
-"""In StepAhead, how many times as many elements are kept of the sum as a rank selects, if users leave it open."""
+"""Elements kept of the sum in StepAhead by default, as a multiple of a rank's selection."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,15 +47,15 @@ class OkTopk(Scheme):
         selection: `"exact"`: the global top-k is exact at every step, as the local one always is. `"reuse"`: the
             paper's way, which reuses the global threshold between evaluations, and saves one short message.
         value_dtype: `"float16"` or `"bfloat16"`: values travel in 16 bits. `"log4"`: in 4, a sign and one of eight
-            magnitudes. None: as they are. `"auto"`: in `StepAhead` `"log4"`, elsewhere as they are. What rounding
-            leaves over stays in the residual. float16 suits magnitudes of 6e-5 to 65504; the other two suit any.
+            magnitudes. None: unchanged. `"auto"`: in `StepAhead` `"log4"`, elsewhere unchanged. The rounding errors
+            stay in the residual. float16 suits magnitudes of 6e-5 to 65504; the other two suit any.
         threshold_interval: τ′, steps between exact evaluations of the global threshold, if it is reused.
         region_interval: τ, steps between repartitions of the index space.
         transport: `"mpi"` (mpi4py), `"horovod"` (Horovod's own alltoall and allgather), or `"auto"`: MPI if Horovod
             runs on it, and Horovod's collectives if not.
         hierarchical: True: each host is one worker. Its ranks add up their gradients, keep a share of the residual
-            each, and send once what is selected; every host needs as many ranks. A number: so many ranks, one after
-            the other, are taken for a host's. False: each rank is a worker.
+            each, and send the selected elements once; every host needs as many ranks. A number: that many consecutive
+            ranks count as a host. False: each rank is a worker.
 
     Raises:
         OptionError: A value is not allowed.
@@ -87,7 +87,7 @@ class OkTopk(Scheme):
             check_integer(name, getattr(self, name))
 
     def wire_dtype(self, unit: Unit = "gradients") -> ValueDtype | None:
-        """Return the format of the values that are sent; None: the dtype that they have."""
+        """Return the format of the values that are sent; None: their own dtype."""
         if self.value_dtype == "auto":
             return "log4" if unit == "parameters" else None
         return self.value_dtype
@@ -105,14 +105,14 @@ class OkTopk(Scheme):
 
     @property
     def _given_global_density(self) -> float | None:
-        """None: it is a multiple of the density."""
+        """The global density that was given; None if it is a multiple of the density."""
         return None if self.global_density is None or self.global_density == "auto" else float(self.global_density)
 
     def _default_multiple(self, unit: Unit) -> int:
         return KEPT_OF_PARAMETERS if self.global_density == "auto" and unit == "parameters" else 1
 
     def settings(self, unit: Unit = "gradients") -> Mapping[str, Any]:
-        """See Scheme; a global density with the density that it was given with, as k' follows from both."""
+        """Return all options by name; a global density with its original density, as k' follows from both."""
         kept: object = self._given_global_density
         if kept is None:
             kept = f"{self._default_multiple(unit)} times the density"
@@ -121,7 +121,7 @@ class OkTopk(Scheme):
         return {**super().settings(unit), "global_density": kept, "value_dtype": self.wire_dtype(unit)}
 
     def kind(self) -> Mapping[str, Any]:
-        """See Scheme; a global density as a multiple of the density."""
+        """Return the options that a change of the density leaves unchanged; a global density as a multiple of it."""
         kept = self._given_global_density
         if kept is None:
             return super().kind()
@@ -144,7 +144,7 @@ class OkTopkAllreduce(Algorithm):
         self.boundaries: Indices | None = None
 
     def exchange(self, step: Step) -> StepResult:
-        """Lines 5 to 15; before them, lines 2 to 4 have selected."""
+        """Run lines 5 to 15; lines 2 to 4 have selected before."""
         ranks = step.ranks(self.options.wire_dtype(self.unit))
         selection = ranks.codec.round(step.selected)
         with step.phase("agree"):
@@ -168,7 +168,7 @@ class OkTopkAllreduce(Algorithm):
         return step.result(update, selection.indices[sent], remainder)
 
     def _divide(self, selected: Indices, step: Step) -> tuple[Regions, Load]:
-        """The regions of this step: those of the last one, while they are balanced."""
+        """Return the regions and load of this step: the regions of the last step, while they are balanced."""
         rotates = step.transport.hosts is None  # a host's ranks do not know who owns what in other shares
         if step.call.in_sync and not _due(step.t, self.options.region_interval):
             assert self.boundaries is not None
@@ -183,7 +183,7 @@ class OkTopkAllreduce(Algorithm):
 
     def _select_globally(self, reduced: SparseVector, step: Step, volume: Volume,
                          ) -> tuple[SparseVector, NDArray[np.int64]]:
-        """This rank's share of the global top-k, and how many elements each rank's has, of all ranks."""
+        """Return this rank's share of the global top-k, and the length of each rank's share, of all ranks."""
         hosts, everyone = step.transport.hosts, step.transport.everyone
         order, weight = volume.order, None
         if hosts is not None:
@@ -200,7 +200,7 @@ class OkTopkAllreduce(Algorithm):
     @staticmethod
     def _gather(chosen: SparseVector, sizes: NDArray[np.int64], balances: bool, step: Step, regions: Regions,
                 ranks: SparseTransport) -> SparseVector:
-        """The whole update. sizes: elements by region. balances: whether blocks are made equal before."""
+        """Return the whole update. sizes: elements by region. balances: True if blocks are made equal before."""
         extents = regions.extents(sizes)
         if balances:
             step.report.balanced = True
@@ -225,7 +225,7 @@ class OkTopkAllreduce(Algorithm):
         return selected
 
     def counts(self, selected: SparseVector, n: int, size: int) -> NDArray[np.int64]:  # noqa: ARG002
-        """Elements by region, as far as they are known."""
+        """Return the number of selected elements of each region; zeros if regions are not known yet."""
         if self.boundaries is None:
             return np.zeros(size, np.int64)
         return count_by_region(selected.indices, self.boundaries)
@@ -252,16 +252,16 @@ def _due(t: int, interval: int) -> bool:
 
 
 def _host_bound(step: Step) -> float:
-    """In words; on two hosts it is not Ok-Topk's, as regions do not rotate."""
+    """Return a host's bound in words; on two hosts it is not Ok-Topk's, as regions do not rotate."""
     return max(oktopk_bound(step.k, step.transport.size, step.global_k), 2.0 * (step.k + step.global_k))
 
 
 def _share_bound(sizes: Counts, step: Step, hosts: Hosts) -> NDArray[np.float64]:
-    """Words that each host may send of this share, so that it keeps to its bound whatever other shares do; by host.
+    """Return the words that each host may send of this share, to keep to its bound whatever other shares do; by host.
 
-    Of its bound each host needs two words for an element that it has selected. The rest is divided among the shares
-    by what is kept of the sum, and is at least two words for each, as much as an allgatherv takes; or nothing fits.
-    sizes: elements kept, by rank.
+    Of its bound each host needs two words for each selected element. The rest is divided among the shares
+    in proportion to the kept elements. It must be at least two words for each, as much as an allgatherv takes;
+    otherwise nothing fits. sizes: elements kept, by rank.
     """
     each = (_host_bound(step) - 2 * step.k) / max(int(sizes.sum()), 1)
     if each < 2:

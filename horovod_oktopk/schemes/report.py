@@ -20,9 +20,9 @@ class StepReport:
     n: int
     k: int
     global_k: int = 0
-    """Of the sum, at most so many elements are kept; see `OkTopk(global_density=...)`."""
+    """Most elements of the sum that are kept; see `OkTopk(global_density=...)`."""
     finite: bool = True
-    """False: some rank's gradient held NaN or Inf, so nothing was reduced and no residual changed."""
+    """False if some rank's gradient held NaN or Inf: then nothing was reduced and no residual changed."""
     local_selected: int = 0
     global_selected: int = 0
     local_threshold: float = 0.0
@@ -32,35 +32,37 @@ class StepReport:
     phases: dict[str, Traffic] = field(default_factory=dict)
     """Bytes, messages and seconds, by phase."""
     rounds: int = 1
-    """Reductions since this rank's step before: under `Partial` they may be several."""
+    """Number of reductions since this rank's step before; under `Partial` there may be several."""
     active: tuple[bool, ...] = ()
-    """By rank, under `Partial`: whether it had come for the last round. Empty where there was none."""
+    """True for each rank that had come for the last round, by rank, under `Partial`. Empty if there was none."""
     staleness: tuple[int, ...] = ()
-    """By rank, under `Partial`: how many rounds had begun before the last one that it had not seen."""
+    """Number of rounds begun before the last one that a rank had not seen, by rank, under `Partial`."""
     seconds_saved: float = 0.0
-    """Under `Partial`: by how much sooner the rounds came than if every step had waited for the slowest rank."""
+    """Seconds by which rounds came sooner than if every step had waited for the slowest rank, under `Partial`."""
 
     gain: float = 1.0
-    """With `StepAhead`: how much longer the ranks' own steps are, as their gradients are noisier than dense ones."""
+    """Factor on the ranks' own steps, as their gradients are noisier than dense ones, with `StepAhead`."""
     noise_ratio: float = 1.0
-    """With `StepAhead`: the mean square of a rank's gradient, divided by that of the ranks' mean gradient."""
+    """Mean square of a rank's gradient, divided by that of the ranks' mean gradient, with `StepAhead`."""
     noise_scale: float = math.nan
-    """With `StepAhead`: the gradient noise scale (McCandlish et al., 2018), as a multiple of the ranks' whole batch.
-    NaN where it is not measured; infinite where nothing but noise is seen."""
+    """Gradient noise scale (McCandlish et al., 2018), as a multiple of the ranks' whole batch, with `StepAhead`.
+
+    NaN if not measured; infinite if there is nothing but noise.
+    """
 
     PAYLOAD = ("split_and_reduce", "balance", "allgatherv", "reduce_tree", "broadcast_tree",
                "allreduce")
     ON_HOST = ("host_agree", "host_sum", "host_select", "host_gather")
-    """Phases of which nothing leaves the host, where each host is one worker."""
+    """Phases whose messages all stay on the host, if each host is one worker."""
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that this rank sent in all phases, agreement included, but for those that stay on its host."""
+        """Bytes that this rank sent in all phases, agreement included, except those that stay on its host."""
         return sum(traffic.bytes_sent for name, traffic in self.phases.items() if name not in self.ON_HOST)
 
     @property
     def bytes_received(self) -> int:
-        """Bytes that this rank received in all phases, agreement included, but for those of its host."""
+        """Bytes that this rank received in all phases, agreement included, except those of its host."""
         return sum(traffic.bytes_received for name, traffic in self.phases.items() if name not in self.ON_HOST)
 
     @property
@@ -69,14 +71,14 @@ class StepReport:
         return sum(traffic.seconds for traffic in self.phases.values())
 
     def payload_bytes(self) -> tuple[int, int]:
-        """(sent, received) bytes of indices and values: what `oktopk_bound` bounds."""
+        """Return (sent, received) bytes of indices and values, which `oktopk_bound` bounds."""
         payload: list[Traffic] = [self.phases[name] for name in self.PAYLOAD if name in self.phases]
         return sum(t.bytes_sent for t in payload), sum(t.bytes_received for t in payload)
 
     def scalars(self, prefix: str = "oktopk") -> dict[str, float]:
-        """All figures by name: a plain dictionary, as Weights & Biases, MLflow and others take it.
+        """Return all figures by name: a plain dictionary, as Weights & Biases, MLflow and others take it.
 
-        prefix: what every name begins with, before a slash.
+        prefix: the beginning of every name, before a slash.
         """
         figures: dict[str, float] = {
             "k": self.k, "global_k": self.global_k, "finite": self.finite,
@@ -100,7 +102,7 @@ class StepReport:
 
 
 def sum_of_phases(several: Sequence[Mapping[str, Traffic]]) -> dict[str, Traffic]:
-    """All bytes, messages and seconds, by phase."""
+    """Return the sums of bytes, messages and seconds, by phase."""
     total: dict[str, Traffic] = {}
     for phases in several:
         for name, traffic in phases.items():

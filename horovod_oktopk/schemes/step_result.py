@@ -1,4 +1,4 @@
-"""The result of one step of a scheme, for whoever holds the accumulator."""
+"""The result of one step of a scheme, for the owner of the accumulator."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class StepResult:
     """The outcome of one step on one rank."""
 
     update: SparseVector | DenseVector | None
-    """The sparse sum, the same bits on every rank; None where some rank's gradient was not finite."""
+    """The sparse sum, the same bits on every rank; None if some rank's gradient was not finite."""
     contributed: Indices | slice
-    """Indices of this rank's acc that contributed to the update; EVERYTHING where all did."""
+    """Indices of this rank's acc that contributed to the update; EVERYTHING if all did."""
     report: StepReport
     remainder: SparseVector | None = None
-    """What rounding left over of the values sent, for this rank's residual; None where they were sent exactly."""
+    """Rounding errors of the sent values, for this rank's residual; None if values were sent exactly."""
     selected: SparseVector | DenseVector | None = None
-    """What this rank has selected of its acc; None where nothing was reduced."""
+    """The elements that this rank has selected of its acc; None if nothing was reduced."""
 
     not_finite: tuple[int, ...] = ()
-    """The ranks whose acc was not."""
+    """The ranks whose acc was not finite."""
 
     def sent(self) -> SparseVector | DenseVector:
         """Return the elements that contributed to the update, with their values in this rank's acc."""

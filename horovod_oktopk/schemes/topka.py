@@ -1,4 +1,4 @@
-"""TopkA (Renggli et al., 2019; Shi et al., 2019): every rank gathers everyone's top-k, and sums."""
+"""TopkA (Renggli et al., 2019; Shi et al., 2019): every rank gathers all ranks' top-k, and sums."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from .step_result import StepResult
 
 @dataclass(frozen=True, eq=False)
 class TopkA(Scheme):
-    """TopkA (Renggli et al., 2019): everyone gathers everyone's top-k: u = Σ Topk(residual + gradient).
+    """TopkA (Renggli et al., 2019): every rank gathers all ranks' top-k: u = Σ Topk(residual + gradient).
 
-    A rank sends 2k(P−1) words. The options density and transport are explained in
-    `OkTopk`.
+    A rank sends 2k(P−1) words. The options density and transport are explained in `OkTopk`.
 
     Raises:
         OptionError: A value is not allowed.
@@ -44,6 +43,6 @@ class TopkAAllreduce(Algorithm):
 
 
 def gather(selection: SparseVector, step: Step, ranks: SparseTransport) -> list[SparseVector]:
-    """Everyone's selection, by rank; the roll call has told their lengths."""
+    """Gather all ranks' selections, by rank; the roll call has told their lengths. Collective."""
     lengths = counts_for(step.counts, ranks.rank).tolist()
     return ranks.allgatherv(selection, [(rank, Extent(count, 0, step.n)) for rank, count in enumerate(lengths)])

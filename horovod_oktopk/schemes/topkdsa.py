@@ -1,4 +1,4 @@
-"""TopkDSA, SparCML's dynamic sparse allreduce (Renggli et al., 2019): split, reduce, gather; dense where smaller."""
+"""TopkDSA, SparCML's dynamic sparse allreduce (Renggli et al., 2019): split, reduce, gather; dense if smaller."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .step_result import StepResult
 class TopkDSA(Scheme):
     """SparCML (Renggli et al., SC 2019): u = Σ Topk(residual + gradient), summed by regions, sparse or dense.
 
-    A rank sends 4k(P−1)/P to (2k + n)(P−1)/P words, depending on how far the ranks' selections differ. The options
+    A rank sends 4k(P−1)/P to (2k + n)(P−1)/P words: more if the ranks' selections differ more. The options
     density and transport are explained in `OkTopk`.
 
     Raises:
@@ -42,7 +42,7 @@ class TopkDSAAllreduce(Algorithm):
     """u = Σ Topk(acc), summed by regions of n/P elements. A rank sends 4k(P-1)/P to (2k + n)(P-1)/P words."""
 
     def counts(self, selected: SparseVector, n: int, size: int) -> NDArray[np.int64]:
-        """Elements by region."""
+        """Return the number of selected elements of each region."""
         return count_by_region(selected.indices, equal_regions(n, size))
 
     def exchange(self, step: Step) -> StepResult:
@@ -60,13 +60,16 @@ class TopkDSAAllreduce(Algorithm):
 
 
 def equal_regions(n: int, size: int) -> Indices:
-    """Boundaries of P regions of equal length: int64, shape (P + 1,)."""
+    """Return the boundaries of P regions of equal length: int64, shape (P + 1,)."""
     return (np.arange(size + 1, dtype=np.int64) * n) // size
 
 
 def allgather_smaller(reduced: SparseVector, sizes: NDArray[np.int64], boundaries: Indices, ranks: SparseTransport,
                       ) -> SparseVector:
-    """All regions, each as it takes fewer bytes: sparse, or as all of its values. sizes: elements by region."""
+    """Gather all regions, each sparse or as all of its values, whichever takes fewer bytes.
+
+    sizes: elements by region.
+    """
     codec, lengths = ranks.codec, np.diff(boundaries)
     sparse_bytes, dense_bytes = codec.sizes(sizes, lengths), lengths * reduced.values.dtype.itemsize
     is_dense = dense_bytes < sparse_bytes

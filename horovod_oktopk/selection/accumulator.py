@@ -1,4 +1,4 @@
-"""The dense side: what algorithms select from; and residual + gradient, which touches all n elements.
+"""The dense side: the elements that algorithms select from; and residual + gradient, which touches all n elements.
 
 Two buffers of n change roles: a step writes residual + gradient into the spare one and commits by
 swapping them. So a step that must not count (NaN, overflow) is undone by not committing, bit for bit.
@@ -17,14 +17,13 @@ from ..vectors.sparse import Indices, SparseVector, Values
 from .collecting import CollectingAccumulator
 
 CACHE = 1 << 24
-"""Bytes of a vector that is taken not to fit the cache."""
+"""Bytes of a vector that is assumed not to fit the cache."""
 Sum = tuple[int, NDArray[Any], Sequence[Values], Sequence[Values]]
-"""Offset; a piece of the gradient; what is added to it, of the accumulator's dtype: what comes before it in the order
-of the summands, and after it."""
+"""An offset; a piece of the gradient; the summands before and after it, in order, of the accumulator's dtype."""
 
 
 class Accumulator(Protocol):
-    """n elements on whatever device holds them, of which a step selects: what the algorithms see."""
+    """A vector of n elements on any device, from which a step selects: the algorithms' view."""
 
     n: int
     dtype: Any
@@ -32,52 +31,53 @@ class Accumulator(Protocol):
     """The threshold of the last `expect`; infinity before the first."""
 
     def expect(self, threshold: float, limit: int) -> None:
-        """A hint: from the next `accumulate` on, `select` will ask for about this threshold or more.
+        """Hint that `select` will ask for about this threshold or more, from the next `accumulate` on.
 
-        What passes it, up to limit elements, may then be collected in the pass that accumulates.
+        Elements that pass, up to limit, may then be collected in the pass that accumulates.
         """
 
     def select(self, threshold: float, limit: int) -> SparseVector | None:
-        """Non-zero elements of acc with magnitude >= threshold; None where there are more than limit.
+        """Return the non-zero elements of acc with magnitude >= threshold; None if there are more than limit.
 
         Valid until the next `accumulate`, which may write into the same memory.
         """
 
     def sample(self, stride: int) -> Values:
-        """Magnitudes of every stride-th element of acc, on the host."""
+        """Return the magnitudes of every stride-th element of acc, on the host."""
 
     def moments(self) -> tuple[float, float]:
-        """Mean and standard deviation of acc."""
+        """Return mean and standard deviation of acc."""
 
     def values(self) -> Values:
-        """acc itself, on the host: shape (n,), to be read before the commit."""
+        """Return acc itself, on the host: shape (n,), to be read before the commit."""
 
 
 class ResidualAccumulator(Accumulator, Protocol):
     """acc = residual + gradient. One step: accumulate, select, commit."""
 
     def accumulate(self, pieces: Iterable[tuple[int, Any]], scale: float = 1.0, clear: bool = False) -> bool:
-        """acc = scale * residual + gradient; says whether every element of acc is finite.
+        """Set acc = scale * residual + gradient; return True if every element of acc is finite.
 
         pieces: (offset, array) pairs that together cover [0, n), in the gradient's unit.
-        scale: converts the residual where the gradient's unit has changed (loss scaling).
+        scale: converts the residual if the gradient's unit has changed (loss scaling).
         clear: leaves zeros in pieces of the accumulator's own dtype, for the update to be written there.
         """
 
     def commit(self, contributed: Indices | slice, remainder: SparseVector | None = None) -> None:
-        """The residual becomes acc, with zero at the indices that contributed to the update, plus the remainder."""
+        """Set residual = acc, but zero at the indices that contributed to the update, plus the remainder."""
 
     def read_residual(self) -> Values:
-        """A copy of the residual, on the host."""
+        """Return a copy of the residual, on the host."""
 
     def load_residual(self, values: Values) -> None:
-        """The residual takes these values."""
+        """Set the residual to these values."""
 
 
 def converted(piece: NDArray[Any], dtype: Any, clear: bool) -> Iterator[tuple[int, Values]]:
-    """(offset, contiguous array of this dtype): the piece itself, where it is one; others are copied chunk by chunk.
+    """Yield (offset, contiguous array of this dtype): the piece itself, if possible; otherwise copies of its chunks.
 
-    clear: whether a piece of this dtype is to be zero afterwards; whoever asks clears what is the piece itself.
+    clear: True if a piece of this dtype is to be zero afterwards; the caller clears an array that is the piece
+    itself.
     """
     if piece.dtype == dtype and piece.flags.c_contiguous:
         yield 0, piece
@@ -92,7 +92,7 @@ def converted(piece: NDArray[Any], dtype: Any, clear: bool) -> Iterator[tuple[in
 class NumpyAccumulator(CollectingAccumulator, ResidualAccumulator):
     """A ResidualAccumulator in host memory; residual and spare are float32 or float64 arrays of n.
 
-    kernels: what loops over them; C++ where it was built.
+    kernels: the loops over them; in C++ if that was built.
     """
 
     def __init__(self, n: int, dtype: Any = np.float32, kernels: Kernels = KERNELS) -> None:
@@ -161,14 +161,14 @@ class NumpyAccumulator(CollectingAccumulator, ResidualAccumulator):
         self.residual[:] = values
 
     def _allocate(self) -> NDArray[Any]:
-        """A buffer of n zeros; NumPy asks for huge pages for np.empty, and not for np.zeros."""
+        """Return a buffer of n zeros; NumPy asks for huge pages for np.empty, and not for np.zeros."""
         buffer = np.empty(self.n, self.dtype)
         buffer.fill(0)
         return buffer
 
 
 class EmptyAccumulator:
-    """Stands for the accumulator of a rank that contributes nothing to a reduction in which it takes part."""
+    """The accumulator of a rank that contributes nothing to a reduction in which it takes part."""
 
     def __init__(self, n: int, dtype: Any) -> None:
         self.n = n

@@ -1,4 +1,4 @@
-"""Temporaries of a step come from memory that is mapped already."""
+"""Memory that is mapped already, for the temporaries of a step."""
 
 from __future__ import annotations
 

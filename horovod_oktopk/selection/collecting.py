@@ -1,4 +1,4 @@
-"""The base of accumulators in host memory: the pass over acc also collects what will probably be selected."""
+"""The base of accumulators in host memory: the pass over acc also collects the probable selection."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .allocator import keep_freed_memory
 
 
 class CollectingAccumulator:
-    """An Accumulator's `expect` and `select`; see there. Who derives from it gives `_collect`.
+    """An Accumulator's `expect` and `select`; see there. A derived class gives `_collect`.
 
-    kernels: what loops over the elements; C++ where it was built.
+    kernels: the loops over the elements; in C++ if that was built.
     """
 
     def __init__(self, n: int, dtype: Any = np.float32, kernels: Kernels = KERNELS) -> None:
@@ -54,7 +54,7 @@ class CollectingAccumulator:
         return concatenate(found, self.dtype)
 
     def _collect(self, start: int, stop: int, threshold: float, buffer: CandidateBuffer) -> object:
-        """Collects what passes of acc[start:stop]."""
+        """Collect the elements of acc[start:stop] that pass."""
         raise NotImplementedError
 
 

@@ -2,10 +2,10 @@
 
 The paper evaluates a threshold every τ′ steps by gathering all reduced elements, up to P k of them: more than the
 volume it promises. Here two short messages give the exact k-th magnitude. By *sketches* (sketches.py) all ranks learn
-between which two magnitudes the k-th lies. Then the few that lie between them are gathered; or, if many elements are
+two magnitudes with the k-th between them. Then the few that lie between them are gathered; or, if many elements are
 equal there, as sums of values in 4 bits are, their different magnitudes with their counts. A histogram would not do:
-reduced magnitudes crowd just above the local thresholds. Where the sketches do not reach, as one rank holds nearly
-all that is large, a radix search takes over: four (float64: eight) allreduces of 256 counts.
+reduced magnitudes crowd just above the local thresholds. If the sketches do not reach, as one rank holds nearly
+all large magnitudes, a radix search takes over: four (float64: eight) allreduces of 256 counts.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Counts = NDArray[np.int64]
 
 DIGIT_BITS = 8
 MOST_MAGNITUDES = 1024
-"""So many different ones with their counts, of all ranks, take no more words than a radix search."""
+"""Most different magnitudes with counts, of all ranks, that take no more words than a radix search."""
 TOO_MANY = 2**32 - 1
-"""Stands for a number of elements."""
+"""Mark in place of a number of elements."""
 
 
 class ExactThreshold:
     """The global threshold, equal on all ranks; value: the last step's, None before the first.
 
-    ends: between which magnitudes what was selected last lies, known to all ranks too: from the threshold to the
-        largest. If all was selected, from the least local threshold: smaller sums are few, as terms have to cancel.
+    ends: the range of the magnitudes selected last, known to all ranks too: from the threshold to the
+        largest. If all were selected, from the least local threshold: smaller sums are few, as terms have to cancel.
     """
 
     def __init__(self) -> None:
@@ -45,11 +45,12 @@ class ExactThreshold:
 
     def select(self, reduced: SparseVector, k: int, region_order: Counts, transport: Transport,
                local_threshold: float = 0.0, weight: float | None = None) -> tuple[SparseVector, Counts]:
-        """Select this rank's part of the exact global top-k; also return every rank's number of elements in it.
+        """Select this rank's part of the exact global top-k; also return the length of every rank's part. Collective.
 
         region_order: the owners in the order of their regions; ties go to the lower index.
-        local_threshold: what this rank's own selection passed. weight: how many times as much of the top-k this rank
-        probably has as the mean rank, on each of them; None where all have about as much: its sketch reaches as far.
+        local_threshold: the threshold of this rank's own selection. weight: this rank's probable share of the top-k,
+        as a multiple of the mean rank's; every rank gives its own, or None if all have about as much. The rank's
+        sketch reaches further in proportion.
         """
         reduced = reduced.compress(reduced.values != 0)
         entries, step = sketch_shape(k, transport.size)
@@ -73,7 +74,7 @@ class ExactThreshold:
 
     def select_all(self, reduced: SparseVector, transport: Transport,
                    local_threshold: float = 0.0) -> tuple[SparseVector, Counts]:
-        """Select everything, for a k that all sums together cannot exceed. Returns what `select` returns."""
+        """Select everything, for a k that all sums together cannot exceed. Return as `select` does. Collective."""
         reduced = reduced.compress(reduced.values != 0)
         self.value = 0.0
         dtype = reduced.values.dtype
@@ -83,7 +84,7 @@ class ExactThreshold:
         return reduced, rows[:, 2].astype(np.int64)
 
     def _note_ends(self, local_thresholds: Bits, largest: Bits, dtype: Any) -> None:
-        """After `value` is known. The arguments: of all ranks."""
+        """Note the ends, after `value` is known. The arguments: of all ranks."""
         known = local_thresholds[local_thresholds > 0]
         least = from_bits(int(known.min()), dtype) if len(known) else 0.0
         self.ends = self.value or least, from_bits(int(largest.max()), dtype)
@@ -91,10 +92,10 @@ class ExactThreshold:
 
 def _kth_by_sketches(ascending: Bits, sketches: Sketches, k: int,
                      transport: Transport) -> tuple[int, Counts, Counts] | None:
-    """The k-th magnitude, and how many elements of each rank exceed and equal it: int64, shape (P,) each.
+    """Return the k-th magnitude, and how many elements of each rank exceed and equal it: int64, shape (P,) each.
 
-    ascending: this rank's largest magnitudes. 0, where there are no more than k. None where the sketches do not tell,
-    on all ranks alike.
+    ascending: this rank's largest magnitudes. The magnitude is 0 if there are fewer than k. Return None if the
+    sketches do not tell, on all ranks alike.
     """
     certain = sketches.bracket(k)
     if certain is None:
@@ -113,14 +114,14 @@ def _kth_by_sketches(ascending: Bits, sketches: Sketches, k: int,
 
 
 def _within(bracket: Bracket, ascending: Bits) -> tuple[np.int64, np.int64]:
-    """From which place to which they are in a bracket."""
+    """Return the start and stop of the magnitudes in a bracket."""
     start, stop = np.searchsorted(ascending, np.array([bracket.lowest, bracket.limit], ascending.dtype))
     return start, stop
 
 
 def _kth_between(ascending: Bits, bracket: Bracket, k: int,
                  transport: Transport) -> tuple[int, Counts, Counts] | None:
-    """Find the k-th magnitude in a bracket; 0 if it lies below, or there are fewer. Returns as `_kth_by_sketches`.
+    """Find the k-th magnitude in a bracket; 0 if it lies below, or there are fewer. Return as `_kth_by_sketches`.
 
     None if it lies above, or if more than `at_most` magnitudes of a rank lie inside.
     """
@@ -148,10 +149,10 @@ def _kth_between(ascending: Bits, bracket: Bracket, k: int,
 
 def _kth_by_counts(between: Bits, larger: np.int64, k: int,
                    transport: Transport) -> tuple[int, Counts, Counts] | None:
-    """Find the k-th magnitude by counting equal ones; None if too few are equal. Returns as `_kth_by_sketches`.
+    """Find the k-th magnitude by counting equal ones; None if too few are equal. Return as `_kth_by_sketches`.
 
-    between: this rank's magnitudes among which the k-th of all is, unless there are fewer. larger: how many of this
-    rank's exceed them.
+    between: this rank's magnitudes in the range that holds the k-th of all, unless there are fewer. larger: the
+    number of this rank's magnitudes above the range.
     """
     mine = np.stack([part.astype(between.dtype) for part in np.unique(between, return_counts=True)])
     above, lengths = transport.allgather(np.array([larger, mine.shape[1]])).T
@@ -168,7 +169,7 @@ def _kth_by_counts(between: Bits, larger: np.int64, k: int,
 
 
 def _top(vector: SparseVector, count: int) -> SparseVector:
-    """The elements of largest magnitude: `count`, those that equal the least of them, or all."""
+    """Return the elements of largest magnitude: `count`, and those that equal the least of them; or all."""
     return vector.passing(kth_magnitude(vector.values, count)) if len(vector) > count else vector
 
 
@@ -179,7 +180,7 @@ def _kth_by_radix(bits: Bits, k: int, transport: Transport) -> tuple[int, Counts
 
 
 def radix_kth_magnitude(bits: Bits, k: int, transport: Transport) -> int:
-    """The exact k-th largest of all ranks' magnitudes, as bits; 0 where there are fewer than k.
+    """Return the exact k-th largest of all ranks' magnitudes, as bits; 0 if there are fewer than k. Collective.
 
     bits: this rank's, none of them 0.
     """
@@ -198,7 +199,7 @@ def radix_kth_magnitude(bits: Bits, k: int, transport: Transport) -> int:
 
 
 def _gather(row: Bits, lengths: Counts, transport: Transport) -> list[Bits]:
-    """Everyone's row, of which `lengths` says how long they are."""
+    """Gather all ranks' rows. lengths: the elements of each."""
     message: Bytes = row.view(np.uint8)
     return [part.copy().view(row.dtype) for part in transport.allgatherv(message, row.itemsize * lengths)]
 

@@ -16,24 +16,30 @@ from ..vectors.sparse import SparseVector, Values
 from .accumulator import Accumulator
 
 SAMPLE_HITS = 512
-"""How many of the sampled elements should be among the top k: bounds the sampling error at about 5 %."""
+"""Number of sampled elements that should be among the top k: bounds the sampling error at about 5 %."""
 MIN_SAMPLE = 8192
-"""Below this many elements all are sampled."""
+"""Number of elements up to which all are sampled."""
 MIN_STRIDE = 16
-"""At low densities the sample would grow to n; 1/16 of n gives a rougher bound, and as exact a result."""
+"""Smallest stride of a sample of many elements: 1/16 of n gives a rougher bound, and as exact a result.
+
+At low densities the sample would grow to n otherwise.
+"""
 SPARE = 1.6
-"""So many times k elements should pass the next step's bound."""
+"""Number of elements that should pass the next step's bound, as a multiple of k."""
 SKIP = 8
-"""One of so many candidates is looked at for that."""
+"""Stride of the candidates that give the next step's bound."""
 BUFFER_FACTOR = 3
-"""Times k, and at most n/4: room for what passes the bound. Where it does not do, there is a pass of its own."""
+"""Room for elements that pass the bound, as a multiple of k, and at most n/4.
+
+If the room is too small, a pass of its own selects.
+"""
 
 
 def local_top_k(acc: Accumulator, k: int) -> tuple[float, SparseVector]:
-    """The exact k-th largest magnitude of acc and the exact top-k, without sorting n elements.
+    """Return the exact k-th largest magnitude of acc and the exact top-k, without sorting n elements.
 
-    What is expected from the step before gives a bound that at least k elements should pass; the k-th
-    largest of those that do is exact. Where they are fewer, a sample gives bounds, each looser than the
+    The step before gives a bound that at least k elements should pass; the k-th
+    largest of those that do is exact. If fewer pass, a sample gives bounds, each looser than the
     one before. With fewer than k non-zero elements the threshold is 0 and all of them are selected.
     """
     for bound, limit in _bounds(acc, k):
@@ -49,7 +55,7 @@ def local_top_k(acc: Accumulator, k: int) -> tuple[float, SparseVector]:
 def _next_bound(candidates: SparseVector, k: int) -> float:
     """Estimate a threshold that about SPARE * k elements pass, from which the next step is to collect.
 
-    If fewer are known, magnitudes are taken to go on falling as they do over the last third of the ranks.
+    If fewer are known, magnitudes are assumed to go on falling as they do over the last third of the ranks.
     """
     sample = candidates.values[::SKIP] if len(candidates) > SKIP * MIN_SAMPLE else candidates.values
     known, wanted = len(sample), SPARE * k * len(sample) / len(candidates)
@@ -60,7 +66,7 @@ def _next_bound(candidates: SparseVector, k: int) -> float:
 
 
 def _bounds(acc: Accumulator, k: int) -> Iterator[tuple[float, int]]:
-    """Thresholds, and how many elements may pass them."""
+    """Yield thresholds, and the number of elements that may pass each."""
     if acc.expected < np.inf:
         yield acc.expected, min(BUFFER_FACTOR * k, acc.n)
     stride = 1 if acc.n <= MIN_SAMPLE else max(1, min(acc.n // MIN_SAMPLE, max(MIN_STRIDE, k // SAMPLE_HITS)))
@@ -74,12 +80,12 @@ def _bounds(acc: Accumulator, k: int) -> Iterator[tuple[float, int]]:
 
 
 def kth_magnitude(values: Values, k: int) -> float:
-    """The k-th largest magnitude (k from 1) of the values, none of them NaN."""
+    """Return the k-th largest magnitude (k from 1) of the values, none of them NaN."""
     return KERNELS.kth_magnitude(values, k)
 
 
 def top_k(candidates: SparseVector, k: int) -> SparseVector:
-    """The k elements (k from 0) of largest magnitude (all, where there are fewer), ties to the lower index."""
+    """Return the k elements (k from 0) of largest magnitude (all, if there are fewer), ties to the lower index."""
     if len(candidates) <= k:
         return candidates
     if k == 0:
@@ -88,7 +94,7 @@ def top_k(candidates: SparseVector, k: int) -> SparseVector:
 
 
 def largest(candidates: SparseVector, threshold: float, k: int) -> SparseVector:
-    """The top k, where their least magnitude is known."""
+    """Return the top k, given their least magnitude."""
     passing = candidates.passing(threshold)
     surplus = len(passing) - k
     if surplus <= 0:

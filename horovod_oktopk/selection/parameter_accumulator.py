@@ -19,7 +19,7 @@ from .accumulator import Accumulator
 from .collecting import CollectingAccumulator
 
 Pieces = Sequence[tuple[int, Any]]
-"""(offset, flat array on the accumulator's device): p, in ascending order, covering [0, n). It is read in place."""
+"""The (offset, flat array on the accumulator's device) of p, in ascending order, covering [0, n); read in place."""
 
 
 class ParameterAccumulator(Accumulator, Protocol):
@@ -29,22 +29,22 @@ class ParameterAccumulator(Accumulator, Protocol):
     """w: a flat array of n on the accumulator's device; the same bits on all ranks."""
 
     def start(self, pieces: Pieces) -> None:
-        """w becomes p."""
+        """Set w to p."""
 
     def accumulate(self, pieces: Pieces) -> bool:
-        """Looks at acc = w - p; says whether all of it is finite."""
+        """Read acc = w - p; return True if all of it is finite."""
 
     def release(self) -> None:
-        """Lets go of the pieces: a framework may copy what somebody else still holds when it writes there."""
+        """Release the pieces: a framework may copy a piece that is still held when it writes there."""
 
     def commit(self, update: SparseVector | DenseVector) -> None:
-        """w becomes w - update."""
+        """Set w to w - update."""
 
     def read_shared(self) -> Values:
-        """w on the host; not to be changed."""
+        """Return w on the host; not to be changed."""
 
     def minus(self, values: Values) -> Any:
-        """w - values, which are on the host; on the accumulator's device, in memory of its own."""
+        """Return w - values on the accumulator's device, in memory of its own. values: on the host."""
 
     def part(self, start: int, stop: int) -> ParameterAccumulator:
         """Return an accumulator of w[start:stop], in the same memory; it takes pieces that are `clipped`."""
@@ -83,7 +83,7 @@ class NumpyParameterAccumulator(CollectingAccumulator, ParameterAccumulator):
         return finite
 
     def _between(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
-        """p[start:stop]."""
+        """Yield p[start:stop]."""
         first = max(bisect_right(self._offsets, start) - 1, 0)
         for offset, piece in self._pieces[first:]:
             if offset >= stop:

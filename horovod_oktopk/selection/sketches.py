@@ -1,9 +1,9 @@
-"""Quantile sketches: between which two magnitudes the k-th largest of all ranks' lies.
+"""Quantile sketches: two magnitudes with the k-th largest of all ranks' between them.
 
 A rank tells every `step`-th of its magnitudes in descending order. On many ranks each begins at a place of its own
 within the first step. Then, whatever the magnitudes are, `step` times the number of entries that are at least t is on
 the mean the number of magnitudes that are. The errors of P ranks, of less than a step each, nearly cancel: the sum is
-wrong by √P steps, or less. That is *likely*. *Certain* are P steps, for where the likely ones do not do.
+wrong by √P steps, or less. That is *likely*. *Certain* are P steps, used if the likely ones do not suffice.
 Magnitudes travel as bits, which have their order.
 """
 
@@ -22,19 +22,22 @@ Counts = NDArray[np.int64]
 
 MIN_ENTRIES, MAX_ENTRIES = 16, 512
 REACH, REACH_OF_MANY = 4, 2
-"""A sketch reaches down to the 4k/P-th element of its rank, four times what the mean rank contributes. On many ranks
-it reaches half as far: regions are balanced, and a radix search, where one is needed, costs the same on any P."""
+"""Reach of a sketch: down to the 4k/P-th element of its rank, four times what the mean rank contributes.
+
+On many ranks it reaches half as far: regions are balanced, and a radix search, if one is needed, costs the same on
+any P.
+"""
 FEW_RANKS = 16
-"""More than these are many."""
+"""Ranks up to which they are few; more than these are many."""
 GOLDEN = (math.sqrt(5) - 1) / 2
-"""Its multiples, modulo 1, are spread evenly, however many there are (Weyl, 1916)."""
+"""A number whose multiples, modulo 1, are spread evenly, however many there are (Weyl, 1916)."""
 
 
 def sketch_shape(k: int, size: int) -> tuple[int, int]:
-    """(numbers of a sketch, its threshold and largest magnitude included; elements from one to the next).
+    """Return (numbers of a sketch, its threshold and largest magnitude included; elements from one to the next).
 
-    Sketches are about as long as what is then gathered: with few ranks two steps of each, with many 2/√P steps, and
-    about twice as much again, as there must be room for more than the mean.
+    Sketches are about as long as the messages gathered after them: with few ranks two steps of each, with many 2/√P
+    steps, and about twice as much again, as there must be room for more than the mean.
     """
     if size <= FEW_RANKS:
         covered, between = REACH * k, 2.0
@@ -52,8 +55,10 @@ def first_places(steps: Counts) -> Counts:
 
 
 def sketch(ascending: Bits, step: int, entries: int, first: int | None = None) -> Bits:
-    """The largest magnitude; the first-th largest (first: step), the step-th after it, ...; 0 past the end: shape
-    (entries,)."""
+    """Return the largest magnitude; the first-th largest (first: step), the step-th after it, ...; 0 past the end.
+
+    Shape (entries,).
+    """
     found = ascending[::-1][(first or step) - 1::step][:entries - 1]
     row = np.zeros(entries, ascending.dtype)
     row[0], row[1:1 + len(found)] = ascending.max(initial=0), found
@@ -62,9 +67,9 @@ def sketch(ascending: Bits, step: int, entries: int, first: int | None = None) -
 
 @dataclass(frozen=True)
 class Bracket:
-    """lowest <= k-th magnitude < limit, for certain or probably.
+    """A range lowest <= k-th magnitude < limit, for certain or probably.
 
-    at_most: how many elements of each rank lie there, as surely, int64, shape (P,).
+    at_most: most elements of each rank in the range, as surely, int64, shape (P,).
     """
 
     lowest: int
@@ -92,7 +97,7 @@ class Sketches:
     def bracket(self, k: int) -> Bracket | None:
         """Return bounds between which the k-th magnitude of all ranks certainly lies, if there are k magnitudes.
 
-        None if a sketch does not reach so far down. A rank has as many elements of at least t as its entries tell,
+        None if a sketch does not reach that far down. A rank has as many elements of at least t as its entries tell,
         and fewer than its step more.
         """
         weights = np.repeat(self.steps[:, None], self.entries.shape[1], axis=1)
@@ -112,7 +117,7 @@ class Sketches:
     def likely(self, k: int, certain: Bracket) -> Bracket | None:
         """Return bounds between which the k-th magnitude probably lies, and how many elements of each rank at most.
 
-        None on few ranks, where the certain bounds are hardly wider, and if there may be fewer than k magnitudes.
+        None on few ranks, as the certain bounds are hardly wider, and if there may be fewer than k magnitudes.
         """
         if len(self.steps) <= FEW_RANKS or certain.lowest == 1:
             return None
@@ -127,7 +132,7 @@ class Sketches:
 
     @cached_property
     def _order(self) -> Counts:
-        """Return the positions of all entries, the largest first."""
+        """Positions of all entries, the largest first."""
         return np.argsort(self.entries.ravel(), kind="stable")[::-1]
 
     @cached_property
@@ -140,7 +145,7 @@ class Sketches:
         return reached
 
     def _place(self, bits: int) -> NDArray[np.float64]:
-        """About how many elements of each rank are at least that, as if they were spread evenly between entries."""
+        """Estimate how many elements of each rank are at least `bits`, as if spread evenly between entries."""
         edges = np.column_stack([self.largest, self.entries, np.zeros_like(self.largest)]).astype(np.float64)
         above = (edges[:, :-1] >= bits).sum(axis=1)
         ranks = np.arange(len(edges))

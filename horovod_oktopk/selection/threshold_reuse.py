@@ -28,11 +28,12 @@ class ReusedThreshold(ExactThreshold):
 
     def select_again(self, reduced: SparseVector, k: int, region_order: Counts, fits: Callable[[Counts], bool],
                      transport: Transport, local_threshold: float = 0.0) -> tuple[SparseVector, Counts]:
-        """Select by the last threshold; all, if there are no more than k elements. Returns what `select` returns.
+        """Select by the last threshold; all, if there are at most k elements. Return as `select` does. Collective.
 
         If the last threshold selects less than (1 - guard) k, more than (1 + guard) k, or more than fits the promised
-        volume, the ranks' sketches, which come with the sizes that are gathered anyway, tell what each is to send:
-        k elements less k/(16 P) at most, near the exact top-k, without another message.
+        volume, sketches decide. They come with the sizes that are gathered anyway, and tell the number that each rank
+        is to
+        send: k elements less k/(16 P) at most, near the exact top-k, without another message.
         """
         assert self.value is not None
         reduced = reduced.compress(reduced.values != 0)

@@ -15,7 +15,7 @@ from ..kernels import KERNELS
 Indices = NDArray[np.int64]
 Values = NDArray[Any]
 Bits = NDArray[Any]
-"""Magnitudes as unsigned integers of the same size, which have their order."""
+"""Magnitudes as unsigned integers of the same size, in the same order."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,20 @@ class SparseVector:
         return SparseVector(np.empty(0, np.int64), np.empty(0, dtype))
 
     def copy(self) -> SparseVector:
-        """In memory of its own."""
+        """Return a copy in memory of its own."""
         return SparseVector(self.indices.copy(), self.values.copy())
 
     def take(self, positions: Indices) -> SparseVector:
-        """The elements at these positions (ascending)."""
+        """Return the elements at these positions (ascending)."""
         return SparseVector(self.indices[positions], self.values[positions])
 
     def compress(self, keep: NDArray[np.bool_]) -> SparseVector:
-        """The elements where `keep` (bool, shape (m,)) is true; this vector itself where it is true everywhere."""
+        """Return the elements for which `keep` (bool, shape (m,)) is true; this vector itself if all are."""
         positions = np.flatnonzero(keep)  # faster than indexing by a mask
         return self if len(positions) == len(self) else self.take(positions)
 
     def without(self, positions: Indices) -> SparseVector:
-        """The elements but those at these positions; this vector itself where there are none."""
+        """Return the elements except those at these positions; this vector itself if there are none."""
         if not len(positions):
             return self
         keep = np.ones(len(self), np.bool_)  # np.delete takes three times as long
@@ -61,30 +61,30 @@ class SparseVector:
         return self.compress(keep)
 
     def divided(self, by: float) -> SparseVector:
-        """The vector divided by a number, in its own dtype."""
+        """Return the vector divided by a number, in its own dtype."""
         return SparseVector(self.indices, self.values / self.values.dtype.type(by))
 
     def passing(self, threshold: float) -> SparseVector:
-        """The non-zero elements with magnitude >= threshold, in memory of their own."""
+        """Return the non-zero elements with magnitude >= threshold, in memory of their own."""
         return SparseVector(*KERNELS.passing(self.indices, self.values, threshold))
 
     def minus(self, other: SparseVector) -> SparseVector:
-        """The difference to a vector with the same indices."""
+        """Return the difference to a vector with the same indices."""
         return SparseVector(self.indices, self.values - other.values)
 
     def split(self, boundaries: Indices) -> list[SparseVector]:
-        """One part for each region; boundaries: int64, shape (P + 1,), offsets from 0 to n."""
+        """Return one part for each region; boundaries: int64, shape (P + 1,), offsets from 0 to n."""
         cuts = np.searchsorted(self.indices, boundaries)
         return [self[start:stop] for start, stop in itertools.pairwise(cuts)]
 
     def positions_in(self, other: SparseVector) -> Indices:
-        """Positions, in this vector, of the elements whose index `other` holds too (ascending)."""
+        """Return the positions, in this vector, of the elements whose index `other` holds too (ascending)."""
         return KERNELS.common_positions(self.indices, other.indices)
 
 
 @dataclass(frozen=True)
 class DenseVector:
-    """All n elements of a vector: what a dense step updates. values: float32 or float64, shape (n,)."""
+    """All n elements of a vector, for a dense step. values: float32 or float64, shape (n,)."""
 
     values: Values
 
@@ -92,17 +92,17 @@ class DenseVector:
         return len(self.values)
 
     def split(self, boundaries: Indices) -> Iterator[SparseVector]:
-        """One part for each region, made when it is asked for; see SparseVector."""
+        """Yield one part for each region, made when it is asked for; see SparseVector."""
         for start, stop in itertools.pairwise(boundaries.tolist()):
             yield SparseVector(np.arange(start, stop), self.values[start:stop])
 
     def divided(self, by: float) -> DenseVector:
-        """The vector divided by a number, in its own dtype."""
+        """Return the vector divided by a number, in its own dtype."""
         return DenseVector(self.values / self.values.dtype.type(by))
 
 
 def concatenate(parts: Sequence[SparseVector], dtype: Any) -> SparseVector:
-    """One vector of parts whose index ranges ascend and do not overlap."""
+    """Join parts whose index ranges ascend and do not overlap into one vector."""
     if not parts:
         return SparseVector.empty(dtype)
     return SparseVector(np.concatenate([part.indices for part in parts]),
@@ -110,7 +110,7 @@ def concatenate(parts: Sequence[SparseVector], dtype: Any) -> SparseVector:
 
 
 def sum_of(parts: Sequence[SparseVector]) -> SparseVector:
-    """The sum of one or more vectors, each element added up in their order: the same bits on whichever rank.
+    """Return the sum of one or more vectors, each element added up in their order: the same bits on every rank.
 
     Elements that cancel to exactly zero stay, with value zero.
     """
@@ -118,10 +118,10 @@ def sum_of(parts: Sequence[SparseVector]) -> SparseVector:
 
 
 def to_bits(values: Values) -> Bits:
-    """Magnitudes as bits."""
+    """Return the magnitudes as bits."""
     return np.abs(values).view(f"u{values.dtype.itemsize}")
 
 
 def from_bits(bits: int, dtype: Any) -> float:
-    """The magnitude of these bits."""
+    """Return the magnitude of these bits."""
     return float(np.array([bits], f"u{np.dtype(dtype).itemsize}").view(dtype)[0])

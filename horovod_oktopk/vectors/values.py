@@ -1,8 +1,8 @@
-"""Values as words of 32 bits, and back: as they are, in 16 bits, or in 4.
+"""Values as words of 32 bits, and back: unchanged, in 16 bits, or in 4.
 
-In 4 bits a value is a sign, and which of eight levels is nearest to its magnitude. Both ends of the levels come with
-each message as bfloat16 numbers, and the levels lie evenly between them as bits: bits of a float grow about as its
-logarithm does. So levels are found by integer arithmetic, the same on every machine; they are bfloat16 numbers
+In 4 bits a value is a sign, and the number of the level nearest to its magnitude, of eight. Both ends of the levels
+come with each message as bfloat16 numbers, and the levels lie evenly between them as bits: bits of a float grow about
+as its logarithm does. So levels are found by integer arithmetic, the same on every machine; they are bfloat16 numbers
 themselves, and none is infinite.
 """
 
@@ -22,12 +22,12 @@ from .sparse import Values
 
 ValueDtype = Literal["float16", "bfloat16", "log4"]
 Ends = tuple[float, float]
-"""(lowest, largest): between them lie the magnitudes that are sent. 0 as the lowest: it is not known."""
+"""The (lowest, largest) magnitude that is sent. 0 as the lowest: it is not known."""
 
 DEPTH = 8 << 7
-"""Where the lowest is not known, the levels but zero span 8 octaves, of 2**7 bfloat16 numbers each."""
+"""Span of the levels, except zero, if the lowest is not known: 8 octaves, of 2**7 bfloat16 numbers each."""
 FEW = 2
-"""Values, up to which bfloat16 takes fewer words than the ends and 4 bits for each."""
+"""Number of values up to which bfloat16 takes fewer words than the ends and 4 bits for each."""
 
 
 class ValueFormat(Protocol):
@@ -43,7 +43,7 @@ class ValueFormat(Protocol):
         """Write values that `round` leaves as they are: uint32, shape (words(m),)."""
 
     def unpack(self, words: Words, count: int) -> Values:
-        """The values of a message."""
+        """Read the values of a message."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Halves:
-    """In 16 bits."""
+    """Values in 16 bits."""
 
     dtype: Any
     name: HalfDtype
@@ -90,7 +90,7 @@ class Halves:
 
 @dataclass(frozen=True)
 class Levels:
-    """In 4 bits. A message has a word with the ends, and then the codes; or up to FEW levels themselves."""
+    """Values in 4 bits. A message has a word with the ends, and then the codes; or up to FEW levels themselves."""
 
     dtype: Any
     ends: Ends
@@ -128,7 +128,7 @@ class Levels:
 
 
 def levels_between(ends: HalfBits) -> NDArray[np.float32]:
-    """The levels, ascending: float32, shape (8,). ends: lowest and largest, bfloat16 as bits, shape (2,).
+    """Return the levels, ascending: float32, shape (8,). ends: lowest and largest, bfloat16 as bits, shape (2,).
 
     If the lowest is 0, the first level is 0, and the others lie within 8 octaves below the largest.
     """
@@ -142,7 +142,10 @@ def _evenly(first: int, last: int, count: int) -> list[int]:
 
 
 def format_of(dtype: Any, value_dtype: ValueDtype | None, ends: Ends, kernels: Kernels) -> ValueFormat:
-    """dtype: of the values in memory. value_dtype: of those on the wire; None: the same. ends: for "log4"."""
+    """Return the format for these dtypes.
+
+    dtype: of the values in memory. value_dtype: of those on the wire; None: the same. ends: for "log4".
+    """
     if value_dtype is None:
         return Plain(dtype)
     return Levels(dtype, ends, kernels) if value_dtype == "log4" else Halves(dtype, value_dtype, kernels)

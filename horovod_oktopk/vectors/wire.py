@@ -1,9 +1,9 @@
 """A sparse vector as bytes, and back: its values, and then its indices.
 
-Who receives a message knows how many elements it holds and which region they lie in, and therefore its length:
+The receiver of a message knows how many elements it holds and which region they lie in, and therefore its length:
 no length is ever sent. Indices are in Elias-Fano code (Elias, 1974; Fano, 1971), which takes about
-2 + log2(span / count) bits for each, whatever their distribution: 8.6 at density 1 % where COO takes 32. Where
-a few elements lie in a wide region, plain uint32 are shorter, and taken.
+2 + log2(span / count) bits for each, whatever their distribution: 8.6 at density 1 % where COO takes 32. If
+a few elements lie in a wide region, plain uint32 are shorter, and used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Bytes = NDArray[np.uint8]
 Counts = NDArray[np.int64]
 
 MAX_ELEMENTS = 2**32
-"""Of a vector: more could not be told apart by a word."""
+"""Limit on the elements of a vector: a word could not tell more of them apart."""
 WORD = 4
 """Bytes of a word, the unit of the paper's volumes: an index or a float32 value is one. Messages are whole words."""
 WORD_BITS = 8 * WORD
@@ -57,29 +57,29 @@ class WireCodec:
     ends: Ends = (0.0, 0.0)
 
     def spanning(self, lowest: float, largest: float) -> WireCodec:
-        """The codec that writes magnitudes in [lowest, largest]; 0 as the lowest: it is not known.
+        """Return the codec that writes magnitudes in [lowest, largest]; 0 as the lowest: it is not known.
 
-        If the largest is infinite, as a sum has overflowed, values are written as they are, so that all ranks see it.
+        If the largest is infinite, as a sum has overflowed, values are written unchanged, so that all ranks see it.
         """
         return replace(self, ends=(lowest, largest), value_dtype=self.value_dtype if isfinite(largest) else None)
 
     def round(self, vector: SparseVector) -> SparseVector:
-        """The vector with the values that arrive; the same one where they are sent as they are."""
+        """Return the vector with the values that arrive; the same vector if values are sent unchanged."""
         if self.value_dtype is None:
             return vector
         return SparseVector(vector.indices, self._values.round(vector.values))
 
     def size(self, count: int, span: int) -> int:
-        """Bytes of a message of `count` elements within `span` indices."""
+        """Return the bytes of a message of `count` elements within `span` indices."""
         _, low_words, upper_words = _index_words(count, span)
         return WORD * (self._values.words(count) + low_words + upper_words)
 
     def sizes(self, counts: Counts, spans: Counts) -> Counts:
-        """The same for many messages: int64, shape (m,)."""
+        """Return `size` for many messages: int64, shape (m,)."""
         return np.array([self.size(*pair) for pair in zip(counts.tolist(), spans.tolist(), strict=True)], np.int64)
 
     def encode(self, vector: SparseVector, start: int, stop: int) -> Bytes:
-        """The message for a vector whose indices lie in [start, stop): uint8, shape (size(m, stop - start),)."""
+        """Return the message for a vector with indices in [start, stop): uint8, shape (size(m, stop - start),)."""
         low_bits, low_words, upper_words = _index_words(len(vector), stop - start)
         values = self._values.pack(vector.values)
         words = len(values)
@@ -92,9 +92,9 @@ class WireCodec:
         return message.view(np.uint8)
 
     def decode(self, message: Bytes, count: int, start: int, stop: int) -> SparseVector:
-        """The vector of `count` elements in a message; the region that all its indices must lie in.
+        """Return the vector of `count` elements in a message. All its indices must lie in [start, stop).
 
-        Raises WireError where the length does not fit, or an index is out of order or out of the region.
+        Raise WireError if the length does not fit, or an index is out of order or out of the region.
         """
         expected = self.size(count, stop - start)
         if len(message) != expected:
@@ -115,7 +115,7 @@ class WireCodec:
 
 
 def _index_words(count: int, span: int) -> tuple[int, int, int]:
-    """(lower bits of each index, words that hold them, words that hold the upper parts).
+    """Return (lower bits of each index, words that hold them, words that hold the upper parts).
 
     32 lower bits and nothing else are plain indices.
     """
