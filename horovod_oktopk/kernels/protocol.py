@@ -46,7 +46,7 @@ class Kernels(Protocol):
     def add_and_collect(self, residual: Array, gradient: Array, out: Array, scale: float, threshold: float,
                         first: int, buffer: CandidateBuffer, stream: bool, clear: bool, before: Sequence[Array] = (),
                         after: Sequence[Array] = ()) -> bool:
-        """Set out = scale * residual + sum; collect what passes; return True if all of out is finite.
+        """Set out = scale * residual + sum; collect elements that pass; return True if all of out is finite.
 
         sum: of the arrays before the gradient, the gradient, and the arrays after it, added up in this order.
         All arrays: float32 or float64, one dtype, contiguous, one length. first: the index of their first element.
@@ -56,7 +56,9 @@ class Kernels(Protocol):
 
     def subtract_and_collect(self, minuend: Array, subtrahend: Array, threshold: float, first: int,
                              buffer: CandidateBuffer) -> bool:
-        """Collect what passes of minuend - subtrahend, which is stored nowhere; return True if all is finite.
+        """Collect elements of minuend - subtrahend that pass; return True if all of it is finite.
+
+        The difference is stored nowhere.
 
         Arrays as in `add_and_collect`.
         """

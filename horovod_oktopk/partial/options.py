@@ -25,15 +25,13 @@ class Partial(Compression):
 
     Args:
         inner: the scheme of a round: `Dense()`, `OkTopk(...)` or another scheme; a class takes its defaults.
-        `OkTopk()`
-            by default.
+            `OkTopk()` by default.
         policy: `"solo"`: the first rank that comes starts a round. `"majority"`: a rank that is drawn anew for each
             round starts it, so that half of the ranks have come on average.
         seed: the seed of the draws.
         max_staleness: most rounds that may run without a rank having seen them; then rounds wait for the rank. Until
-        it
-            comes, a rank keeps their updates: 2k words for each with `OkTopk` (with a `global_density` 2k′), n with
-            `Dense`.
+            it comes, a rank keeps their updates: 2k words for each with `OkTopk` (with a `global_density` 2k′), n
+            with `Dense`.
         timeout: seconds after which that wait fails, on all ranks, and after which a round starts without the rank
             that was drawn.
         in_order: True: a late rank applies the updates that it missed, in order. False: the paper's way: a late rank

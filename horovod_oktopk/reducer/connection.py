@@ -55,8 +55,8 @@ class Connection:
     def connect(self, description: str, k: int) -> CountingTransport:
         """Return the transport. A new one begins with a roll call, before the messages of ranks that differ can meet.
 
-        Collective. Raise AgreementError if the ranks differ, TransportError if Horovod and the
-        transport number the ranks differently.
+        Collective. Raise AgreementError if the ranks differ, TransportError if Horovod and the transport number the
+        ranks differently.
         """
         if self._transport is None:
             self._membership = rank, size, _ = self.ranks.membership()

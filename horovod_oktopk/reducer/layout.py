@@ -21,8 +21,8 @@ class Layout:
     """The flat view over gradients, in the given order.
 
     entries: name, shape and dtype's name of each.
-    n: elements in all. offsets: int64, shape (number of gradients + 1,). dtype: the residual's:
-    float64 if any gradient is, float32 otherwise.
+    n: elements in all. offsets: int64, shape (number of gradients + 1,). dtype: the residual's: float64 if
+    any gradient is, float32 otherwise.
     Raise OptionError for a dtype other than DTYPES, and for too many elements.
     """
 

@@ -38,9 +38,9 @@ If the room is too small, a pass of its own selects.
 def local_top_k(acc: Accumulator, k: int) -> tuple[float, SparseVector]:
     """Return the exact k-th largest magnitude of acc and the exact top-k, without sorting n elements.
 
-    The step before gives a bound that at least k elements should pass; the k-th
-    largest of those that do is exact. If fewer pass, a sample gives bounds, each looser than the
-    one before. With fewer than k non-zero elements the threshold is 0 and all of them are selected.
+    The step before gives a bound that at least k elements should pass; the k-th largest of those that do is exact.
+    If fewer pass, a sample gives bounds, each looser than the one before. With fewer than k non-zero elements the
+    threshold is 0 and all of them are selected.
     """
     for bound, limit in _bounds(acc, k):
         candidates = acc.select(bound, limit)

@@ -31,9 +31,8 @@ class ReusedThreshold(ExactThreshold):
         """Select by the last threshold; all, if there are at most k elements. Return as `select` does. Collective.
 
         If the last threshold selects less than (1 - guard) k, more than (1 + guard) k, or more than fits the promised
-        volume, sketches decide. They come with the sizes that are gathered anyway, and tell the number that each rank
-        is to
-        send: k elements less k/(16 P) at most, near the exact top-k, without another message.
+        volume, sketches decide. They come with the sizes that are gathered anyway, and tell each rank's number to
+        send: k elements in all, less k/(16 P) at most, near the exact top-k, without another message.
         """
         assert self.value is not None
         reduced = reduced.compress(reduced.values != 0)

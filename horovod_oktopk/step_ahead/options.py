@@ -18,8 +18,8 @@ class StepAhead(Compression):
     """Step-ahead error feedback (Xu, Huo and Huang, AAAI 2021), over parameters instead of gradients.
 
     Each rank takes its optimizer's step by itself, on parameters p of its own. The moves are reduced afterwards:
-    w, the parameters that all ranks share, moves by the average of the elements that the ranks have selected of w −
-    p. The rest remains in p. So each rank computes its gradients ahead of w, by the moves that it has not sent yet.
+    w, the parameters that all ranks share, moves by the average of the elements that the ranks have selected of
+    w − p. The rest remains in p. So each rank computes its gradients ahead of w, by the moves not sent yet.
 
     Args:
         inner: the scheme that reduces w − p: `OkTopk(...)`, another scheme, or `Dense()`; a class takes its defaults.
