@@ -17,8 +17,8 @@ settings.load_profile("more" if os.environ.get("CI") == "true" else "quick")
 
 SLOW_FILES = ("test_benchmarks.py", "test_cluster.py", "test_examples.py", "test_simulated_hosts.py")
 """What starts the programs beside the package."""
-LAUNCHES = {*SLOW_FILES, "torch", "tensorflow", "test_endings.py", "test_failures.py", "test_jobs.py",
-            "test_launchers.py", "test_mpi.py", "test_packaging.py"}
+LAUNCHES = {*SLOW_FILES, "torch", "tensorflow", "test_distributed.py", "test_endings.py", "test_failures.py",
+            "test_jobs.py", "test_launchers.py", "test_mpi.py", "test_packaging.py"}
 """Files and folders whose tests start jobs."""
 
 

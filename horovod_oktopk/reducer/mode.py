@@ -22,7 +22,10 @@ Piece = tuple[int, Any]
 
 
 class Gradients(ABC):
-    """This rank's gradients of one step, as the flat vector of a layout. Gradients left unchanged cannot write."""
+    """This rank's gradients of one step, as the flat vector of a layout.
+
+    Gradients that stay this rank's own have no `pieces` and no `write`.
+    """
 
     def pieces(self) -> Iterable[Piece]:
         """Return the gradients. The caller may leave zeros in a piece of the layout's dtype, see `write`."""

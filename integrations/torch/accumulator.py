@@ -14,11 +14,11 @@ from horovod_oktopk.torch.layout import TorchLayout
 from horovod_oktopk.vectors.sparse import Indices, SparseVector, Values
 
 CHUNK = 1 << 24
-"""Elements selected at a time: bounds the temporaries, and is plenty for one kernel."""
+"""Number of elements selected at a time: bounds the temporaries, and is plenty for one kernel."""
 
 
 def make_accumulator(layout: TorchLayout) -> Any:
-    """The accumulator for the layout's device."""
+    """Return the accumulator for the layout's device."""
     if layout.device.type == "cpu":
         return NumpyAccumulator(layout.n, layout.dtype)
     return TorchAccumulator(layout.n, layout.dtype, layout.device)
@@ -89,7 +89,7 @@ class TorchAccumulator(ResidualAccumulator):
 
 
 def where_passing(values: torch.Tensor, threshold: float) -> torch.Tensor:
-    """Where magnitudes reach the threshold; what is zero never does. int64, ascending."""
+    """Return the places whose magnitudes reach the threshold, zeros never: int64, ascending."""
     magnitudes, bound = values.abs(), values.new_tensor(threshold).item()  # which may be 0 where threshold is not
     found: torch.Tensor = (magnitudes >= bound if bound > 0 else magnitudes > 0).nonzero().view(-1)
     return found

@@ -13,13 +13,13 @@ from horovod_oktopk.torch.shared import shared_parameters
 
 
 def install(state: Any) -> None:
-    """Wraps TorchState's save and sync; once."""
+    """Wrap TorchState's save and sync, once."""
     state.save = _wrap_save(state.save)
     state.sync = _wrap_sync(state.sync)
 
 
 def _trained(state: Any) -> Iterator[Any]:
-    """The state's models and optimizers; it may have samplers, too."""
+    """Yield the state's models and optimizers; a state may have samplers, too."""
     values = (handler.value for handler in state._handlers.values())
     return (value for value in values if isinstance(value, torch.nn.Module | torch.optim.Optimizer))
 
@@ -33,7 +33,7 @@ def _wrap_save(save: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _wrap_sync(sync: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A rank that joins gets what all share, and no residual; the others' stays."""
+    """Give a rank that joins the shared parameters, and no residual; the others' residuals stay."""
     @functools.wraps(sync)
     def wrapped(self: Any) -> None:
         for run in runs_of("TorchState", *_trained(self)):

@@ -39,7 +39,7 @@ class TorchLayout(Layout):
         return p in self._members
 
     def changed(self, strides: bool = True) -> str | None:
-        """Says which parameter is not what it was when this was laid out: its dtype, device or shape has changed, as
+        """Say which parameter is not what it was when this was laid out: its dtype, device or shape has changed, as
         by `model.half()`; or, if asked for, how it lies in memory. None if all are."""
         for (name, *_), p, then in zip(self.entries, self.parameters, self._kinds, strict=True):
             now = _kind(p)
@@ -51,7 +51,7 @@ class TorchLayout(Layout):
         return bool(torch.isfinite(torch.from_numpy(values).to(getattr(torch, dtype))).all())
 
     def pieces(self, tensors: list[torch.Tensor]) -> Iterator[tuple[int, Any]]:
-        """The gradients as (offset, flat array) in host memory, or as (offset, flat tensor) on a device."""
+        """Yield the gradients as (offset, flat array) in host memory, or as (offset, flat tensor) on a device."""
         for offset, tensor in zip(self.offsets[:-1], tensors, strict=True):
             flat = tensor.reshape(-1)
             if flat.device.type != "cpu":
@@ -63,7 +63,7 @@ class TorchLayout(Layout):
                 yield int(offset), flat.numpy()
 
     def pieces_in_host_memory(self, tensors: list[torch.Tensor], clear: bool) -> Iterator[tuple[int, Any]]:
-        """The same, copied from a device. clear: leaves zeros in tensors of the layout's dtype."""
+        """Yield the same, copied from a device. clear: leaves zeros in tensors of the layout's dtype."""
         dtype = torch.float64 if self.dtype == np.float64 else torch.float32
         for offset, flat in self.pieces(tensors):
             if isinstance(flat, torch.Tensor):
@@ -75,10 +75,10 @@ class TorchLayout(Layout):
 
     def write(self, update: Update | None, gradients: list[torch.Tensor],
               cleared: bool = False) -> list[torch.Tensor]:
-        """The update as dense tensors, in the gradients' own memory and so in their layout (channels_last stays so);
-        all NaN where there is none.
+        """Return the update as dense tensors; all NaN if there is none.
 
-        cleared: whether contiguous gradients of the layout's dtype are zero already.
+        They lie in the gradients' own memory, and so in their layout (channels_last stays so).
+        cleared: contiguous gradients of the layout's dtype are zero already.
         """
         outputs = [_memory_of(gradient) for gradient in gradients]
         if update is None:
@@ -102,14 +102,14 @@ def _in_words(kind: Kind) -> str:
 
 
 def _memory_of(gradient: torch.Tensor) -> torch.Tensor:
-    """The gradient itself; other memory where its elements share theirs (an expanded tensor)."""
+    """Return the gradient itself; other memory if its elements share theirs (an expanded tensor)."""
     strides = zip(gradient.stride(), gradient.shape, strict=True)
     is_expanded = any(stride == 0 and size > 1 for stride, size in strides)
     return torch.empty_like(gradient) if is_expanded else gradient
 
 
 def _write(out: torch.Tensor, part: SparseVector, zero: bool) -> None:
-    """Writes a gradient's part of the update over the gradient. zero: whether it is zero already."""
+    """Write a gradient's part of the update over the gradient. zero: the gradient is zero already."""
     if out.device.type == "cpu" and out.dtype in (torch.float32, torch.float64) and out.is_contiguous():
         scatter(out.view(-1).numpy(), part, zero)
         return

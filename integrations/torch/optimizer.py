@@ -44,7 +44,7 @@ _UNKNOWN = object()
 
 
 class Run:
-    """What belongs to one distributed optimizer on this rank, beside its plain class.
+    """The part of a distributed optimizer that belongs to this rank, beside the plain class.
 
     names: of the parameters. local: the optimizer's own step. mode: None before the first step, which tells what the
     gradients are like.

@@ -1,4 +1,4 @@
-"""Where the plugin meets horovod.torch: the few names of Horovod that are wrapped, and nothing else.
+"""The plugin's place in horovod.torch: the few names that are wrapped, and nothing else.
 
 | name | why |
 |---|---|

@@ -9,5 +9,5 @@ from torch.autograd import profiler
 
 
 def span(name: str) -> AbstractContextManager[Any]:
-    """A range of this name, if a profiler is on; without one, record_function would still take 10 µs."""
+    """Return a range of this name, if a profiler is on; without one, record_function would still take 10 µs."""
     return profiler.record_function(name) if profiler._is_profiler_enabled else nullcontext()

@@ -45,7 +45,7 @@ class TorchReplica(Replica):
         return _converted(in_memory, values, self._layout.parameters)
 
     def add(self, delta: SparseVector | DenseVector) -> None:
-        """The delta goes to the device at once, and then part by part to its parameter."""
+        """Send the delta to the device at once, and add each part to its parameter there."""
         device = self._layout.device
         values = torch.from_numpy(delta.values).to(device)
         if isinstance(delta, DenseVector):
@@ -72,7 +72,7 @@ class TorchReplica(Replica):
 
 
 def memory_order(tensor: torch.Tensor) -> list[int]:
-    """The dimensions from the widest stride to the narrowest: in this order the elements lie in memory."""
+    """Return the dimensions from the widest stride to the narrowest: in this order the elements lie in memory."""
     strides = tensor.stride()
     return sorted(range(tensor.dim()), key=lambda dimension: -strides[dimension])
 
@@ -91,7 +91,7 @@ def flat_memory(name: str, p: torch.Tensor) -> torch.Tensor:
 
 
 def logical(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """What `flat_memory` gave of a tensor like this, in the order of its indices."""
+    """Reorder values from the order in memory of a tensor like this to the order of its indices."""
     if like.is_contiguous():
         return flat
     order = memory_order(like)
@@ -100,7 +100,7 @@ def logical(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def in_memory(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The reverse: values in the order of a tensor's indices, as `flat_memory` has them."""
+    """Reorder values from the order of a tensor's indices to the order in memory, as `flat_memory` has them."""
     return values if like.is_contiguous() else values.view(like.shape).permute(memory_order(like)).reshape(-1)
 
 

@@ -13,7 +13,9 @@ from horovod_oktopk.torch.registry import own_run_of
 
 
 class DensitySchedule:
-    """Sets the density of every epoch, on all ranks alike: at once, and then by `step()` after every epoch.
+    """A schedule that sets the density of every epoch, on all ranks alike.
+
+    It does so at once, and then by `step()` after every epoch.
 
     Args:
         optimizer: made with `compression=OkTopk(...)`, whose density is the one after the schedule.
@@ -40,26 +42,26 @@ class DensitySchedule:
         self.set_epoch(epoch)
 
     def step(self) -> None:
-        """The next epoch begins."""
+        """Begin the next epoch."""
         self.set_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """This epoch begins, as where an elastic job goes back to its last commit."""
+        """Begin this epoch, as when an elastic job goes back to its last commit."""
         epoch = check_epoch(epoch)
         set_density(self._optimizer, self._density_of(epoch))
         self.epoch = epoch
 
     @property
     def density(self) -> float:
-        """That of the present epoch."""
+        """The density of the present epoch."""
         return own_run_of(self._optimizer).scheme.density
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the epoch, for a checkpoint."""
         return {"epoch": self.epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on at the checkpoint's epoch; on every rank. Raises OptionError for another object's state."""
+        """Go on at the checkpoint's epoch, on every rank. Raise OptionError for another object's state."""
         if "epoch" not in state:
             raise OptionError(f"a DensitySchedule's state has an epoch; got one with {sorted(state)}")
         self.set_epoch(state["epoch"])

@@ -22,7 +22,10 @@ def ranks_of(process_set: Any, own_channel: bool = False, yield_cpu: bool = Fals
 
 
 class TorchCollectives(Collectives):
-    """Calls of a channel are blocking and follow one another, so one name serves for each kind; see Collectives."""
+    """The collectives of one channel; see Collectives.
+
+    Calls are blocking and follow one another, so one name serves for each kind.
+    """
 
     concurrent = True
 

@@ -89,24 +89,30 @@ def names() -> dict[str, tuple[Case, int]]:
 
 
 def digest_of(case: Case, size: int) -> str:
-    """16 hex digits, of the parameters of all steps and of every rank's residual at the end."""
+    """See digest_on; on ranks that are threads."""
     digests = []
 
     def program(hvd: Hvd) -> None:
         kind = Kind(hvd)
-        trainer = kind(case.options, shapes=SHAPES, **(case.arguments or {}))
-        digest = hashlib.sha256()
-        for step in range(1, STEPS + 1):
-            _step(trainer, gradients(step, hvd.rank() // case.ranks_per_worker), step, digest)
-        shared = everywhere(hvd, digest.hexdigest())
-        assert len(set(shared)) == 1, f"the ranks' parameters differ: {shared}"
-        for residual in everywhere(hvd, trainer.residual().tobytes()):
-            digest.update(residual)
-        digests.append(digest.hexdigest()[:16])
+        digests.append(digest_on(kind, case))
         kind.end()
 
     run(size, program)
     return digests[0]
+
+
+def digest_on(kind: Kind, case: Case) -> str:
+    """16 hex digits, of the parameters of all steps and of every rank's residual at the end."""
+    hvd = kind.hvd
+    trainer = kind(case.options, shapes=SHAPES, **(case.arguments or {}))
+    digest = hashlib.sha256()
+    for step in range(1, STEPS + 1):
+        _step(trainer, gradients(step, hvd.rank() // case.ranks_per_worker), step, digest)
+    shared = everywhere(hvd, digest.hexdigest())
+    assert len(set(shared)) == 1, f"the ranks' parameters differ: {shared}"
+    for residual in everywhere(hvd, trainer.residual().tobytes()):
+        digest.update(residual)
+    return digest.hexdigest()[:16]
 
 
 def _step(trainer: CoreTrainer, grads: dict[str, np.ndarray], step: int, digest: Any) -> None:

@@ -38,6 +38,7 @@ class Kind:
     name = "core"
     saves_together = runs_partial = True
     op_error = PluginError
+    make_ranks: Any = CoreRanks
     rewrite = staticmethod(rewrite)
 
     def __init__(self, hvd: Hvd) -> None:
@@ -59,7 +60,7 @@ class Kind:
         else:
             check_arguments(self.hvd, op)
         # The ranks make trainers in the same order, so each has a channel of its own.
-        ranks = CoreRanks(self.hvd, process_set, len(self._trainers) + 1)
+        ranks = self.make_ranks(self.hvd, process_set, len(self._trainers) + 1)
         trainer = CoreTrainer(options, op == self.hvd.Average, ranks, dtype, shapes or SHAPES, lr, momentum,
                               normalizes)
         self._trainers.append(trainer)
