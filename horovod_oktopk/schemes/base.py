@@ -35,12 +35,14 @@ class Compression:
             raise OptionError(f"{cls.__name__} has no option {name} any more: {GONE[name]}. Leave it out")
         return super().__new__(cls)
 
-    def compress(self, _tensor: Any) -> NoReturn:
+    @staticmethod
+    def compress(*_: Any) -> NoReturn:
         """Raise PluginError: a lone tensor cannot be compressed, and must not go dense."""
         raise PluginError(
-            f"{type(self).__name__} acts inside hvd.DistributedOptimizer and hvd.DistributedGradientTape, after "
-            "`import horovod_oktopk.torch` or `import horovod_oktopk.tensorflow`; "
-            "hvd.allreduce(..., compression=...) and optimizers built without that import cannot use it")
+            "the compressions of horovod_oktopk act inside hvd.DistributedOptimizer and hvd.DistributedGradientTape, "
+            "after `import horovod_oktopk.torch` or `import horovod_oktopk.tensorflow`. hvd.allreduce(..., "
+            "compression=...) cannot use them, nor can optimizers built without that import, or by a name that was "
+            "imported before it (`from horovod.torch import DistributedOptimizer`): import horovod_oktopk first")
 
     def decompress(self, tensor: Any, _context: Any) -> Any:
         """Return the tensor itself: reduced gradients arrive ready."""

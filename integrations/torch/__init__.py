@@ -1,5 +1,5 @@
 """Ok-Topk inside horovod.torch: importing this module makes `compression=OkTopk(...)` work in
-`hvd.DistributedOptimizer`, whichever way that was, or will be, imported."""
+`hvd.DistributedOptimizer`. A name that was taken from Horovod before raises an error that says so."""
 
 from horovod_oktopk.errors import NO_DISCARD, gone
 from horovod_oktopk.partial.options import Partial

@@ -6,13 +6,29 @@ import horovod.torch as hvd
 import torch
 
 from horovod_oktopk import OptionError, PluginError
-from horovod_oktopk.torch import OkTopk, step_report
+from horovod_oktopk.torch import OkTopk, StepAhead, step_report
+from tests.scenarios.common import needs_ranks
 from tests.torch.scenarios.common import DENSE, distribute, parameters, raised_everywhere
 
 
 def check_a_lone_allreduce_is_refused() -> None:
     messages = raised_everywhere(PluginError, lambda: hvd.allreduce(torch.ones(3), compression=OkTopk()))
     assert "hvd.DistributedOptimizer" in messages[0]
+
+
+def check_a_factory_that_was_imported_before_the_plugin_says_so() -> None:
+    """Stock Horovod's own function; alone it reduces nothing."""
+    needs_ranks(hvd)
+    for compression in (OkTopk, OkTopk(), StepAhead(OkTopk)):
+        model = torch.nn.Linear(3, 1)
+        stock = hvd.DistributedOptimizer.__wrapped__(torch.optim.SGD(model.parameters(), lr=0.1),
+                                                     compression=compression)
+
+        def step(model: torch.nn.Module = model, stock: torch.optim.Optimizer = stock) -> None:
+            model(torch.ones(2, 3)).sum().backward()
+            stock.step()
+
+        assert "import horovod_oktopk first" in raised_everywhere(PluginError, step)[0]
 
 
 def check_complex_gradients_are_refused() -> None:
