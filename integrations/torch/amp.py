@@ -43,11 +43,9 @@ def taken_off(optimizer: Any) -> Iterator[torch.Tensor | bool | None]:
     Yields the loss scale that gradients hold; True if they hold none, but a scaler takes the step; None without one.
     """
     found = {name: vars(optimizer).pop(name) for name in ("found_inf", "grad_scale") if name in vars(optimizer)}
-    try:
-        scale = found.get("grad_scale")
-        yield (True if scale is None else scale) if "found_inf" in found else None
-    finally:
-        vars(optimizer).update(found)
+    scale = found.get("grad_scale")
+    yield (True if scale is None else scale) if "found_inf" in found else None
+    vars(optimizer).update(found)  # GradScaler deletes them, but not after an error
 
 
 def unscale(gradients: list[torch.Tensor], scale: torch.Tensor) -> None:

@@ -123,3 +123,7 @@ def check_orders_that_would_reduce_scales_or_clip_parts_are_refused() -> None:
         message = raised_everywhere(PluginError, lambda made=(scaler, optimizer), run=program: run(*made))[0]
         assert says in message, message
         assert "scaler.step(optimizer) alone" in message, message
+        optimizer.zero_grad()
+        backward(params, gradients(0, hvd.rank()))
+        optimizer.step()  # the scaler is forgotten
+        assert_equal_everywhere(params.values())
