@@ -79,8 +79,8 @@ def end(how: str, hvd: Any, step: Callable[[], None]) -> None:
     """What the last rank does after its steps."""
     if how == "raising":
         raise ValueError("the file is gone")
-    if how.startswith("exiting"):
-        sys.exit(3 if how == "exiting with 3" else None)
+    if how == "exiting with 3":
+        sys.exit(3)
     if how in ("terminated", "interrupted"):
         print(f"the signal was sent at {time.time()}.", flush=True)
     if how == "terminated":

@@ -10,8 +10,7 @@ import pytest
 from horovod_oktopk.transport.mpi import ending
 from tests.launch import Finished, horovodrun
 
-WAYS = {"normal": "has come to the end of its program", "exiting": "has come to the end of its program",
-        "exiting with 3": "has ended by sys.exit(3)",
+WAYS = {"normal": "has come to the end of its program", "exiting with 3": "has ended by sys.exit(3)",
         "raising": "has ended with ValueError: the file is gone", "shutdown": "has called hvd.shutdown()"}
 
 

@@ -1,6 +1,6 @@
 """A rank that dies ends the job, or an elastic job goes on without it; nothing hangs. In both frameworks.
 
-Each is a launch of its own, so `make test` has one of them.
+Each is a launch of its own, so `make test` has one of them. test_endings.py has ranks that raise an error.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ TF_KERAS = {"TF_USE_LEGACY_KERAS": "1"}
 @pytest.mark.parametrize(("framework", "backend", "how"), [
     ("torch", "mpi", "killed"),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        ("torch", "mpi", "raising"), ("torch", "gloo", "killed"), ("torch", "gloo", "raising"),
-        ("tensorflow", "mpi", "raising"), ("tensorflow", "gloo", "killed")))])
+        ("torch", "gloo", "killed"), ("tensorflow", "mpi", "raising"), ("tensorflow", "gloo", "killed")))])
 def test_the_job_ends_with_an_error_when_a_rank_is(framework: str, backend: str, how: str) -> None:
     job = horovodrun(backend, 3, "-m", f"tests.{framework}.faulty_worker", how, timeout=100)
     assert job.returncode > 0, job.output[-3000:]
@@ -28,12 +27,10 @@ def test_the_job_ends_with_an_error_when_a_rank_is(framework: str, backend: str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["killed", "raising"])
-def test_a_job_of_partial_rounds_ends_with_an_error_when_a_rank_is(how: str) -> None:
-    job = horovodrun("mpi", 3, "-m", "tests.torch.partial_worker", how, timeout=100)
+def test_a_job_of_partial_rounds_ends_with_an_error_when_a_rank_is_killed() -> None:
+    job = horovodrun("mpi", 3, "-m", "tests.torch.partial_worker", "killed", timeout=100)
     assert job.returncode > 0, job.output[-3000:]
     assert job.output.count("has reached step 3") == 3, job.output[-3000:]
-    assert ("a file that cannot be read" in job.output) == (how == "raising")
 
 
 @pytest.mark.slow

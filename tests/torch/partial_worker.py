@@ -1,8 +1,8 @@
 """One rank of a job of partial rounds that ends in the way that the argument says:
 
-killed, raising: the last rank dies, or raises, at its third step. shutdown, unsynchronized: all ranks come to their
-end after different numbers of steps, with rounds pending; they call hvd.shutdown(), or do not. ending: the last
-rank ends while the others synchronize their replicas and train on.
+killed: the last rank dies at its third step. shutdown, unsynchronized: all ranks come to their end after different
+numbers of steps, with rounds pending; they call hvd.shutdown(), or do not. ending: the last rank ends while the
+others synchronize their replicas and train on.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ def main() -> None:
             print(f"rank {rank} has reached step 3", flush=True)
             if is_last and how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
-            if is_last and how == "raising":
-                raise OSError("a file that cannot be read")
         time.sleep(0.001)
         model(torch.randn(4, 30)).sum().backward()
         optimizer.step()
