@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.jobs import Job, cases
-from tests.scenarios import WHERE_RANKS_MATTER, names
+from tests.scenarios import names
 
 KINDS = {
     Job("tensorflow", "mpi", 2, quick=True): ("function",),
@@ -27,8 +27,11 @@ NOT_QUICK = ("lifetime.", "own_optimizers.", "step_ahead", "state.", "refused.",
 QUICK = ("own_optimizers.a_gan_starts_alike", "step_ahead.the_learning_rate", "step_ahead_models.fit_shows",
          "step_ahead_hosts.the_ranks_of_a_host", "state.a_saved_model_resumes", "state.keras_state_restores",
          "refused.copies_of_models")
-OVER_GLOO = ("lifetime.", "step_ahead_models.fit_shows")
-"""Of what it has of its own, what is concerned with the network."""
+OVER_GLOO = ("sparse.", "transport.", "features.process_set", "step_ahead.dense", "step_ahead.one_rank_alone",
+             "step_ahead_hosts.", "lifetime.", "step_ahead_models.fit_shows")
+ON_FOUR = ("features.process_set", "features.a_rank_outside", "hosts.gives", "hosts.the_average", "sparse.gives",
+           "sparse.equals", "partial.nothing", "step_ahead.dense", "step_ahead_hosts.")
+"""What the network, and the number of ranks, change in TensorFlow; PyTorch and the core have more on them."""
 UNDER_TF_KERAS = ("keras_fit.", "mixed_precision.", "own_optimizers.", "refused.", "step_ahead_models.",
                   "step_ahead_saving.", "sparse.", "state.a_resumed", "features.", "step_ahead.every_",
                   "step_ahead.dense", "step_ahead.several_")
@@ -41,9 +44,9 @@ def belongs(job: Job, name: str) -> bool:
     if name.startswith("partial.") and (job.backend, job.keras) != ("mpi", "keras3"):
         return False
     if job.size == 4:
-        return name.startswith(WHERE_RANKS_MATTER)
+        return name.startswith(ON_FOUR)
     if job.backend == "gloo":
-        return name.startswith((*WHERE_RANKS_MATTER, *OVER_GLOO))
+        return name.startswith(OVER_GLOO)
     if job.keras == "tf_keras":
         return name.startswith(UNDER_TF_KERAS)
     if name.endswith("]"):
