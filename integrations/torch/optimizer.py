@@ -85,12 +85,12 @@ class Run:
             return self._local_steps(scale is not None)
 
     def _local_steps(self, scaled: bool) -> Any:
-        if self.mode is None and not self.kind.acts_at_step:  # skip_synchronize() before any synchronize()
+        mode, result = self._laid_out() if self.kind.acts_at_step else self.mode, None
+        if mode is None:  # skip_synchronize() before any synchronize()
             return self.local()
-        mode, result = self._laid_out(), None
         if mode.must_begin_anew:
             self.hand_over()
-        gradients = self._gradients(mode) if mode.has_rounds else OwnGradients(self._layout)
+        gradients = self._gradients() if mode.has_rounds else OwnGradients(self._layout)
         settings = self._numbers.read() if mode.has_rounds else ()
         for _ in range(mode.begin(gradients, settings, scaled)):
             with self._numbers.set_to(mode.prepare(gradients)), lengthened(self.optimizer, mode.coefficient,
@@ -113,9 +113,9 @@ class Run:
             return
         self._reduced = None
         mode = self._laid_out()
-        others = self._sparse_gradients()
+        others = self._sparse_gradients(mode)
         finite = all(bool(torch.isfinite(p.grad._values()).all()) for p in others)  # type: ignore[union-attr]
-        mode.reduce(self._gradients(mode), finite)
+        mode.reduce(self._gradients(), finite)
         self._reduce_by_horovod(others, self.ranks.process_set)
         self._note_reduced()
 
@@ -142,12 +142,12 @@ class Run:
 
     # Other ranks' gradients by Horovod itself.
 
-    def _sparse_gradients(self) -> list[torch.Tensor]:
+    def _sparse_gradients(self, mode: Mode) -> list[torch.Tensor]:
         for p in self._excluded:
             if p.grad is None:
                 p.grad = without_rows(p)
             elif not p.grad.is_sparse:
-                raise PluginError(DENSE_NOW.format(name=self._names[p]))
+                mode.refuse_step(DENSE_NOW.format(name=self._name(p)))
         return self._excluded
 
     def _reduce_by_horovod(self, parameters: list[torch.Tensor], process_set: Any) -> None:
@@ -196,11 +196,7 @@ class Run:
         assert isinstance(layout, TorchLayout)
         return layout
 
-    def _gradients(self, mode: Mode) -> DenseGradients:
-        for name, p in zip((name for name, *_ in self._layout.entries), self._layout.parameters, strict=True):
-            if p.grad is not None and p.grad.is_sparse and not self._sparse_as_dense:
-                mode.check("sparse")
-                raise PluginError(f"the gradient of '{name}' is sparse now, and was dense at the first step")
+    def _gradients(self) -> DenseGradients:
         return DenseGradients(self._layout, bool(self.scheme.hierarchical))
 
     def _laid_out(self) -> Mode:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import horovod.torch as hvd
 import numpy as np
-import pytest
 import torch
 
 from horovod_oktopk import AgreementError, PluginError
@@ -278,6 +275,34 @@ def check_a_sparse_gradient_missing_on_some_ranks() -> None:
     assert embedding.weight.detach()[:4, 0].tolist() == [-float(hvd.size()), -1.0, -1.0, 0.0]
 
 
+def check_a_gradient_that_is_missing_at_first_and_sparse_later() -> None:
+    """It has a place among the dense ones then."""
+    embedding, other = torch.nn.Embedding(20, 3, sparse=True), torch.nn.Parameter(torch.zeros(2))
+    torch.nn.init.zeros_(embedding.weight)
+    optimizer = distribute({"e": embedding.weight, "o": other}, DENSE, op=hvd.Sum)
+    for step in range(3):
+        optimizer.zero_grad()
+        (other.sum() + (embedding(torch.tensor([step])).sum() if step else 0)).backward()
+        optimizer.step()
+        assert not step or embedding.weight.grad.is_sparse
+    assert embedding.weight.detach()[:4, 0].tolist() == [0.0, -float(hvd.size()), -float(hvd.size()), 0.0]
+
+
+def check_a_gradient_that_becomes_dense_on_one_rank_is_told_everywhere() -> None:
+    needs_ranks(hvd)
+    embedding, other = torch.nn.Embedding(20, 3, sparse=True), torch.nn.Parameter(torch.zeros(2))
+    optimizer = distribute({"e": embedding.weight, "o": other}, DENSE)
+
+    def step(dense: bool) -> None:
+        optimizer.zero_grad()
+        (other.sum() + (embedding.weight if dense else embedding(torch.tensor([1]))).sum()).backward()
+        optimizer.step()
+
+    step(dense=False)
+    raised_everywhere(AgreementError, lambda: step(dense=hvd.rank() == 0))
+    raised_everywhere(PluginError, lambda: step(dense=True))
+
+
 def check_non_contiguous_gradients() -> None:
     values = [torch.randint(-9, 9, (4, 3, 2, 2), generator=torch.Generator().manual_seed(rank)).float()
               for rank in range(hvd.size())]
@@ -399,93 +424,3 @@ def check_a_density_that_is_set_before_the_step_is_for_that_step() -> None:
         set_density(optimizer, density)
         optimizer.step()
         assert step_report(optimizer).k == round(density * 71), step
-
-
-def check_a_synchronized_step_that_is_not_applied_is_dropped() -> None:
-    """As where its norm is too large: the next step reduces gradients of its own."""
-    for clear in (lambda optimizer, _: optimizer.zero_grad(), lambda _, params: [setattr(p, "grad", None)
-                                                                               for p in params.values()]):
-        params = parameters()
-        optimizer = distribute(params, DENSE, op=hvd.Sum)
-        backward(params, gradients(0, hvd.rank()))
-        optimizer.synchronize()
-        clear(optimizer, params)
-        backward(params, gradients(1, hvd.rank()))
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            optimizer.step()
-        assert np.array_equal(flat(params), -sum(flat(gradients(1, rank)) for rank in range(hvd.size())))
-
-
-def check_schedulers_and_hooks_from_before_go_on() -> None:
-    """Also after a state was loaded, when PyTorch prepares the optimizer's class again."""
-    results = []
-    for distributes in (False, True):
-        params, ran = parameters(), []
-        optimizer = torch.optim.SGD(params.values(), lr=1.0)
-        before = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-        optimizer.register_step_pre_hook(lambda *_, ran=ran: ran.append("before"))
-        if distributes:
-            made = hvd.DistributedOptimizer(optimizer, named_parameters=params.items(), compression=DENSE, op=hvd.Sum)
-            assert made is optimizer
-        optimizer.load_state_dict(optimizer.state_dict())
-        after = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            for step in range(4):
-                optimizer.zero_grad()
-                total = {name: sum(gradients(step, rank)[name] for rank in range(hvd.size()))
-                         for name in gradients(step, 0)}
-                backward(params, gradients(step, hvd.rank()) if distributes else total)
-                optimizer.step()
-                before.step()
-                after.step()
-        assert ran == ["before"] * 4
-        results.append(flat(params))
-    assert np.array_equal(*results)
-
-
-def check_a_copy_says_what_to_do() -> None:
-    params = parameters()
-    copied = copy.deepcopy(distribute(params, DENSE))
-    assert "make a plain optimizer" in raised_everywhere(PluginError, copied.step)[0]
-
-
-def check_a_parameter_that_joins_after_the_first_step_is_refused() -> None:
-    """Its gradients would be each rank's own."""
-    for join in (lambda optimizer, p: optimizer.add_param_group({"params": [p]}),
-                 lambda _, p: p.requires_grad_(True)):
-        params = parameters()
-        params["d"].requires_grad_(False)
-        optimizer = distribute(params, DENSE)
-        grads = gradients(0, hvd.rank())
-        del grads["d"]
-        backward(params, grads)
-        optimizer.step()
-        join(optimizer, params["d"] if join.__code__.co_varnames[0] == "_" else torch.nn.Parameter(torch.zeros(3)))
-        assert "Make the optimizer anew" in raised_everywhere(PluginError, optimizer.step)[0]
-
-
-def check_stock_horovods_checks_stay() -> None:
-    params = parameters()
-    for text, arguments in (("unique", {"named_parameters": [("a", p) for p in params.values()]}),
-                            ("not named", {"named_parameters": list(params.items())[1:]}),
-                            ("tuples", {"named_parameters": list(params.values())}),
-                            ("backward_passes_per_step", {"backward_passes_per_step": 0}),
-                            ("gradient_predivide_factor", {"gradient_predivide_factor": 2.0, "op": hvd.Sum})):
-        with pytest.raises(ValueError, match=text):
-            hvd.DistributedOptimizer(torch.optim.SGD(params.values(), lr=1.0), compression=DENSE, **arguments)
-
-
-def check_a_state_of_rank_0_alone_is_broadcast() -> None:
-    """The others take a plain step of zeros for it."""
-    params = parameters()
-    plain = torch.optim.SGD(params.values(), lr=1.0, momentum=0.5)
-    if hvd.rank() == 0:
-        backward(params, gradients(0, 0))
-        plain.step()
-    optimizer = hvd.DistributedOptimizer(plain, named_parameters=params.items(), compression=DENSE)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    hvd.broadcast_parameters(params, root_rank=0)
-    plain_step(optimizer, params, 1)
-    assert_equal_everywhere(params.values())
