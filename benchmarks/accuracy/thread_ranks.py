@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,19 +20,12 @@ from benchmarks.accuracy.half_gradients import HalfGradients, HalfGradientsOptim
 from benchmarks.accuracy.momentum_correction import MomentumCorrectedOptimizer, MomentumCorrection
 from benchmarks.accuracy.power_sgd import PowerSGD, PowerSGDOptimizer
 from benchmarks.accuracy.pytorch_training import Distributed
-from horovod_oktopk import Dense, StepAhead
-from horovod_oktopk.reducer.flat import FlatReducer
-from horovod_oktopk.reducer.layout import Layout
-from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk import Dense
 from horovod_oktopk.schemes.dense import DenseSum
 from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.selection.accumulator import NumpyAccumulator
-from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
-from horovod_oktopk.step_ahead.noise import normalizes
-from horovod_oktopk.step_ahead.reducer import StepAheadReducer
-from horovod_oktopk.step_ahead.replica import HostReplica
-from horovod_oktopk.torch.gradients import OwnGradients
+from horovod_oktopk.torch.gradients import DenseGradients, OwnGradients
 from horovod_oktopk.torch.layout import TorchLayout
+from horovod_oktopk.torch.modes import mode_of
 from horovod_oktopk.torch.numbers import lengthened
 from horovod_oktopk.transport.base import Transport
 from tests.support.ranks import ThreadRanks
@@ -77,87 +70,38 @@ class ThreadJob:
             return PowerSGDOptimizer(optimizer, list(named.values()), compression, self._transport)
         if isinstance(compression, HalfGradients):
             return HalfGradientsOptimizer(optimizer, list(named.values()), self._transport)
-        if isinstance(compression, StepAhead):
-            return StepAheadOptimizer(optimizer, named, compression, ranks, clip)
         scheme = DenseSum() if isinstance(compression, Dense) else compression
-        return GradientOptimizer(optimizer, named, scheme, ranks, clip)
+        return ModeOptimizer(optimizer, named, scheme, ranks, clip)
 
 
-def layout_of(named: dict[str, nn.Parameter]) -> Layout:
-    return Layout((name, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in named.items())
+class ModeOptimizer:
+    """Takes an optimizer's steps by a mode of the package's."""
 
-
-class ReducingOptimizer:
-    """What both below share. reducer: of either kind."""
-
-    reducer: FlatReducer[Layout] | StepAheadReducer[Layout]
-
-    def __init__(self, optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter], clip: float) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter], options: Any, ranks: Any,
+                 clip: float) -> None:
         self.optimizer = optimizer
-        self._parameters = list(named.values())
-        self._clip = clip
+        self._parameters, self._clip = list(named.values()), clip
+        self._layout = TorchLayout({**named})
+        self._mode = mode_of(options, True, self._layout, ranks, type(optimizer), [])
 
-    def clip_gradients(self) -> None:
+    def step(self) -> None:
+        if not self._mode.acts_at_step:
+            self._mode.reduce(DenseGradients(self._layout, in_host_memory=False))
         if self._clip:
             nn.utils.clip_grad_norm_(self._parameters, self._clip)
+        for _ in range(self._mode.begin(OwnGradients(self._layout))):
+            with lengthened(self.optimizer, self._mode.coefficient, self._mode.gain):
+                self.optimizer.step()
+        self._mode.end()
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
 
     def report(self) -> StepReport | None:
-        return self.reducer.report
+        return self._mode.last_report
 
     def set_density(self, density: float | None) -> None:
-        self.reducer.set_density(density)
-
-
-class GradientOptimizer(ReducingOptimizer):
-    """Gradients are reduced, and then the optimizer takes its step."""
-
-    reducer: FlatReducer[Layout]
-
-    def __init__(self, optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter], scheme: Scheme,
-                 ranks: Any, clip: float) -> None:
-        super().__init__(optimizer, named, clip)
-        self.reducer = FlatReducer(scheme, True, layout_of(named),
-                                   lambda layout: NumpyAccumulator(layout.n, layout.dtype), ranks)
-
-    def step(self) -> None:
-        gradients = [p.grad.view(-1).numpy() for p in self._parameters if p.grad is not None]
-        update = self.reducer.reduce_pieces(zip(self.reducer.layout.offsets[:-1].tolist(), gradients, strict=True))
-        assert update is not None
-        for own, part in zip(gradients, self.reducer.layout.parts(update), strict=True):
-            own.fill(0)
-            own[part.indices] = part.values
-        self.clip_gradients()
-        self.optimizer.step()
+        self._mode.set_density(density)
 
     def shared(self) -> AbstractContextManager[None]:
-        """The model holds nothing else."""
-        return nullcontext()
-
-
-class StepAheadOptimizer(ReducingOptimizer):
-    """The optimizer takes its own steps, and what they did is reduced."""
-
-    reducer: StepAheadReducer[Layout]
-
-    def __init__(self, optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter], options: StepAhead,
-                 ranks: Any, clip: float) -> None:
-        super().__init__(optimizer, named, clip)
-        layout = layout_of(named)
-        replica = HostReplica(layout, lambda: [p.detach().view(-1).numpy() for p in named.values()])
-        self.reducer = StepAheadReducer(options, True, layout, NumpyParameterAccumulator(layout.n, layout.dtype),
-                                        replica, ranks, normalizes(type(optimizer)))
-        self._gather = OwnGradients(TorchLayout({**named})).elements
-
-    def step(self) -> None:
-        self.clip_gradients()
-        self.reducer.begin_step()
-        self.reducer.observe(self._gather)
-        with lengthened(self.optimizer, self.reducer.coefficient, self.reducer.gain):
-            self.optimizer.step()
-        self.reducer.end_step()
-
-    def shared(self) -> AbstractContextManager[None]:
-        return self.reducer.shared()
+        return self._mode.shared()

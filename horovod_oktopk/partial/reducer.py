@@ -16,7 +16,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
 
@@ -48,15 +47,15 @@ ONE_AT_A_TIME = ("a second optimizer with Partial has taken a step, and this one
                  "one after the other")
 
 
-IN_STEP_ONLY = ("with Partial the gradients are handed in by optimizer.step(), which may apply several updates: "
-                "synchronize() and skip_synchronize() cannot be used, nor a GradScaler")
+IN_STEP_ONLY = ("with Partial the gradients are handed in by the optimizer's step, which may apply several updates: "
+                "synchronize() and skip_synchronize() cannot be used, nor loss scaling (GradScaler, "
+                "LossScaleOptimizer), whose scale would have to be one for all ranks. bfloat16 needs none")
 
 
 class PartialReducer(FlatReducer[L]):
     """A reducer of the gradients of one layout in partial rounds; one object on each rank.
 
-    A step is `arrive`, and then the updates that it returns are applied, in order. The other arguments are
-    FlatReducer's.
+    The other arguments are FlatReducer's.
     settings: names of the numbers that every rank gives with its gradients; a round uses those of one rank.
     """
 
@@ -65,7 +64,9 @@ class PartialReducer(FlatReducer[L]):
         "closure": "step(closure) cannot be used with Partial, which applies several updates, or none",
         "synchronize": IN_STEP_ONLY, "scaler": IN_STEP_ONLY,
         "sparse": "sparse gradients go by Horovod's own allgather, which waits for all ranks: with Partial give "
-                  "sparse_as_dense=True"}
+                  "sparse_as_dense=True",
+        "local": "a local variable cannot be used with Partial, whose steps apply several updates, or none: give "
+                 "local layers an optimizer of their own"}
 
     def __init__(self, options: Partial, average: bool, layout: L,
                  make_accumulator: Callable[[L], ResidualAccumulator], ranks: Ranks,
@@ -95,36 +96,14 @@ class PartialReducer(FlatReducer[L]):
         """Do nothing: rounds reduce."""
 
     def begin(self, gradients: Gradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
-        self._to_apply.extend(self.arrive(gradients.pieces(), settings))
-        return len(self._to_apply)
-
-    def prepare(self, gradients: Gradients) -> Sequence[float]:
-        update = self._to_apply.popleft()
-        with self.applying():
-            gradients.write(update.update, cleared=False)
-        return update.settings
-
-    def synchronize(self, for_good: bool = False) -> Iterator[int]:
-        for updates in self.synchronize_replicas(for_good):
-            self._to_apply.extend(updates)
-            yield len(updates)
-
-    def refuse_step(self, message: str) -> NoReturn:
-        """Raise PluginError, on this rank alone: the others' rounds go on, and wait for this rank in the end."""
-        raise PluginError(message)
-
-    def meet(self, doing: str) -> None:
-        """Do nothing: replicas meet when they are synchronized."""
-
-    def arrive(self, pieces: Iterable[Piece], settings: Sequence[float] = ()) -> list[RoundUpdate]:
-        """Hand in this rank's gradients; return the updates to be applied, in order; there may be none.
+        """Hand in this rank's gradients; return the number of rounds since the last step.
 
         Raise PluginError if there is no MPI, or if another reducer has taken a step since; AgreementError if the
         ranks differ, TransportError if communication fails: on all ranks in the first step, later with their next.
         """
         def contribute() -> list[float]:
             start = time.perf_counter()
-            self._hand_in(pieces)
+            self._hand_in(gradients.pieces())
             self._accumulating.seconds = time.perf_counter() - start
             return [self._wished.density, *settings]
 
@@ -132,27 +111,37 @@ class PartialReducer(FlatReducer[L]):
         newest = next((each for each in reversed(_running) if each.ranks.base is self.ranks.base), self)
         if newest is not self:  # none is running where the rounds have ended: `arrive` says why
             raise PluginError(ONE_AT_A_TIME)
-        return self._take_note(allreduce.arrive(contribute))
+        self._take_note(allreduce.arrive(contribute))
+        return len(self._to_apply)
 
-    def synchronize_replicas(self, for_good: bool = False) -> Iterator[list[RoundUpdate]]:
-        """Serve rounds until all ranks are here; yield the updates to be applied, as they come.
-
-        Then all gradients handed in have been in a round, and all ranks have seen the same rounds. The caller must
-        exhaust the iterator. for_good: this rank takes no more steps, and `end` follows.
-        """
-        for rounds in self.start().synchronize(for_good):
-            yield self._take_note(rounds) if rounds else []
-
-    @contextmanager
-    def applying(self) -> Iterator[None]:
-        """Count the time of the block as the step's write-back."""
+    def prepare(self, gradients: Gradients) -> Sequence[float]:
+        update = self._to_apply.popleft()
         start = time.perf_counter()
-        yield
+        gradients.write(update.update, cleared=False)
         assert self._step_report is not None
         self._step_report.phases["write_back"].seconds += time.perf_counter() - start
+        return update.settings
+
+    def synchronize(self, for_good: bool = False) -> Iterator[int]:
+        """Serve rounds until all ranks are here; yield how many updates are to be applied, as they come.
+
+        Then all gradients handed in have been in a round, and all ranks have seen the same rounds.
+        """
+        for rounds in self.start().synchronize(for_good):
+            before = len(self._to_apply)
+            if rounds:
+                self._take_note(rounds)
+            yield len(self._to_apply) - before
+
+    def refuse_step(self, message: str, signature: Sequence[str] | None = None) -> NoReturn:  # noqa: ARG002
+        """Raise PluginError, on this rank alone: the others' rounds go on, and wait for this rank in the end."""
+        raise PluginError(message)
+
+    def meet(self, doing: str) -> None:
+        """Do nothing: replicas meet when they are synchronized."""
 
     def close(self) -> None:
-        """End the thread, once all ranks have exited by `synchronize_replicas`: it has nothing to serve."""
+        """End the thread, once all ranks have exited by `synchronize`: it has nothing to serve."""
         if self._allreduce is not None:
             allreduce, self._allreduce = self._allreduce, None
             allreduce.end()
@@ -214,14 +203,14 @@ class PartialReducer(FlatReducer[L]):
     def _name(self) -> str:
         return f"Partial({super()._name}, policy={self.partial.policy!r})"
 
-    def _take_note(self, rounds: Rounds) -> list[RoundUpdate]:
+    def _take_note(self, rounds: Rounds) -> None:
         self._step_report = report_of(rounds, self._step_report, self._accumulating)
         if self._step_report is not None:
             self._accumulating = Traffic()
         for each in rounds:
             if each.outcome is not None and each.outcome.update is None:
                 logger.warning("round %d was skipped, as some rank's gradient was not finite", each.number)
-        return updates_of(rounds, only_latest=not self.partial.in_order)
+        self._to_apply.extend(updates_of(rounds, only_latest=not self.partial.in_order))
 
     # In rounds.
 
@@ -313,7 +302,7 @@ def end_all() -> None:
 
 def _end(reducer: PartialReducer[Any]) -> None:
     try:
-        for _ in reducer.synchronize_replicas(for_good=True):
+        for _ in reducer.synchronize(for_good=True):
             pass
         reducer.close()
     except OkTopkError as error:  # known on all ranks

@@ -11,59 +11,24 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ..errors import OptionError
 from ..phases.agreement import instead
-from ..schemes.base import Unit
-from ..transport.base import Transport
-from ..transport.counting import CountingTransport
-from ..transport.ranks import Ranks
+from ..transport.base import CHUNK, Transport
 from ..vectors.sparse import Values
 from .archive import Reader, Writer
 from .layout import Layout
+from .mode import Stateful
 from .state import Record, parameters_of, share_of, warn_of_no_state
 from .together import gather_texts, tell, together
 
 PathLike = str | os.PathLike[str]
-CHUNK = 1 << 28
-"""Bytes in one message: MPI counts in 32 bits."""
 
 
-class Reduction(Protocol):
-    """A reduction with a state on every rank: a FlatReducer, or a StepAheadReducer."""
-
-    ranks: Ranks
-    unit: Unit
-
-    @property
-    def layout(self) -> Layout: ...
-
-    @property
-    def description(self) -> str: ...
-
-    @property
-    def copies(self) -> int:
-        """Number of consecutive ranks that have the same residual."""
-
-    @property
-    def adds(self) -> bool:
-        """True if workers' residuals are added up; False if they are averaged over the ranks."""
-
-    def connect(self) -> CountingTransport: ...
-
-    def check_agreement(self, description: str) -> bool: ...
-
-    def leave(self) -> None: ...
-
-    def record(self) -> Record | None: ...
-
-    def take(self, share: Record) -> None: ...
-
-
-def save(reducers: Sequence[Reduction], path: PathLike, optimizers: Sequence[int] = (), **marks: Any) -> None:
+def save(reducers: Sequence[Stateful], path: PathLike, optimizers: Sequence[int] = (), **marks: Any) -> None:
     """Write the state of all ranks' reducers. Collective.
 
     optimizers: the number of each reducer's optimizer; if not given, one has them all. marks: plain values,
@@ -89,7 +54,7 @@ def read_marks(path: PathLike) -> dict[str, Any]:
     return reader.marks
 
 
-def load(reducer: Reduction, index: int, path: PathLike, optimizer: int = 0, taken: set[int] | None = None) -> None:
+def load(reducer: Stateful, index: int, path: PathLike, optimizer: int = 0, taken: set[int] | None = None) -> None:
     """Give every rank its share of the state of an optimizer's reducer. Collective.
 
     The state is that of the same parameters, or else the index-th. taken: the states that other reducers have taken,
@@ -111,7 +76,7 @@ def load(reducer: Reduction, index: int, path: PathLike, optimizer: int = 0, tak
         source.close()
 
 
-def _shares(transport: Transport, reducer: Reduction, source: _Source | None, doing: str) -> Record:
+def _shares(transport: Transport, reducer: Stateful, source: _Source | None, doing: str) -> Record:
     """Return this rank's share. Collective.
 
     source: on rank 0, which reads its own share last, to hold no more than one beside it.
@@ -136,7 +101,7 @@ class _Saving:
         self._writer: Writer | None = None
         self._inbox: Values | None = None
 
-    def add(self, reducer: Reduction, index: int) -> list[Record]:
+    def add(self, reducer: Stateful, index: int) -> list[Record]:
         """Write the residuals of all ranks into the file; return their plain records. Collective."""
         transport = reducer.connect()
         # Or some would wait in vain.
@@ -159,7 +124,7 @@ class _Saving:
         if self._writer is not None:
             self._writer.discard()
 
-    def _prepare(self, reducer: Reduction) -> Record:
+    def _prepare(self, reducer: Stateful) -> Record:
         if self._writes and self._writer is None:
             self._writer = Writer(self._path)
         self._inbox = _inbox(reducer, self._writes)
@@ -187,7 +152,7 @@ class _Source:
     has_state: True if the file has a state for the reducer; None if the file is not read.
     """
 
-    def __init__(self, reducer: Reduction, index: int, path: PathLike, optimizer: int, taken: set[int]) -> None:
+    def __init__(self, reducer: Stateful, index: int, path: PathLike, optimizer: int, taken: set[int]) -> None:
         self.has_state: bool | None = None
         self._reducer, self._index, self._path, self._optimizer = reducer, index, path, optimizer
         self._taken = taken
@@ -243,7 +208,7 @@ def _nothing() -> None:
     """Do nothing, on a rank that has nothing to do."""
 
 
-def _inbox(reducer: Reduction, needed: bool) -> Values | None:
+def _inbox(reducer: Stateful, needed: bool) -> Values | None:
     """Return the memory in which residuals arrive; None if it is not needed."""
     return np.empty(reducer.layout.n, reducer.layout.dtype) if needed else None
 

@@ -6,7 +6,7 @@ update into its framework's tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic, NoReturn
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import PluginError
 from ..schemes.algorithm import Algorithm
-from ..schemes.base import Scheme, Unit
+from ..schemes.base import Scheme
 from ..schemes.report import StepReport, sum_of_phases
 from ..schemes.step_result import StepResult
 from ..selection.accumulator import ResidualAccumulator
@@ -24,7 +24,7 @@ from ..vectors.sparse import SparseVector, Values
 from .connection import Connection
 from .host_accumulator import HostAccumulator
 from .layout import L
-from .mode import Gradients, Mode, Piece, Update
+from .mode import Gradients, Mode, Update
 from .state import THIS_PROCESS, Record, check_residuals, record, share_of
 
 
@@ -36,8 +36,6 @@ class FlatReducer(Mode, Generic[L]):
     """
 
     acts_at_step = False
-    unit: Unit = "gradients"
-    copies, adds = 1, True
     layout: L
 
     def __init__(self, options: Scheme, average: bool, layout: L,
@@ -47,8 +45,6 @@ class FlatReducer(Mode, Generic[L]):
         self.layout = layout
         self.ranks = ranks
         self.report: StepReport | None = None
-        self.residual_scale: float | None = None
-        """The loss scale that the residual's unit holds; None if gradients are not scaled."""
         self._average = average
         self._signature = layout.describe() if signature is None else signature
         self._connection = Connection(ranks, options.transport, options.hierarchical, self._subject)
@@ -61,35 +57,24 @@ class FlatReducer(Mode, Generic[L]):
     # A step.
 
     def reduce(self, gradients: Gradients, others_finite: bool = True) -> None:
-        update = self.reduce_pieces(gradients.pieces(), None, clear=True, others_finite=others_finite)
-        with self.writing():
-            gradients.write(update, cleared=True)
-
-    def begin(self, gradients: Gradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
-        return 0 if scaled and self.report is not None and not self.report.finite else 1
-
-    def reduce_pieces(self, pieces: Iterable[Piece], scale: float | None = None, clear: bool = False,
-               others_finite: bool = True) -> Update | None:
-        """Take a step: return the update, or None if one is not finite on some rank: then nothing has changed.
-
-        pieces: this rank's gradients; they may change afterwards. scale: the loss scale that they hold.
-        clear: leaves zeros in pieces of the layout's dtype, so that the update can be written there.
-        others_finite: False if anything that this rank reduces by other means in this step (sparse gradients) is not
-        finite: then the roll call tells all ranks, and the step changes nothing.
-        Raise AgreementError if the ranks differ, TransportError if communication fails.
-        """
         self.connect()
         self._undo()  # a step that has failed
         self._before = self.algorithm.state()
         self._transport.reset()
-        if self.layout.n == 0:
-            return self._finish(self._reduce_nothing(others_finite))
+        update = self._finish(self._reduce(gradients, others_finite) if self.layout.n else
+                              self._reduce_nothing(others_finite))
+        with self._writing():
+            gradients.write(update, gradients.clearable)
+
+    def _reduce(self, gradients: Gradients, others_finite: bool) -> StepResult:
         self.algorithm.agree_on_host(self._k, self._transport)
         with self._transport.phase("accumulate"):
-            ratio = scale / self.residual_scale if scale and self.residual_scale else 1.0
-            finite = self.accumulator.accumulate(pieces, ratio, clear)
-        return self._finish(self.algorithm.reduce(self.accumulator, self._k, finite and others_finite,
-                                                  self._transport, whole=self.layout.n), scale)
+            finite = self.accumulator.accumulate(gradients.pieces(), clear=gradients.clearable)
+        return self.algorithm.reduce(self.accumulator, self._k, finite and others_finite, self._transport,
+                                     whole=self.layout.n)
+
+    def begin(self, gradients: Gradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
+        return 0 if scaled and self.report is not None and not self.report.finite else 1
 
     def _share_of_host(self, layout: L) -> HostAccumulator:
         return HostAccumulator(layout.n, layout.dtype, lambda: self._connection.hosts)
@@ -99,10 +84,10 @@ class FlatReducer(Mode, Generic[L]):
         report = StepReport(step=self.algorithm.step, n=0, k=0, phases=self._transport.phases, finite=finite)
         return StepResult(SparseVector.empty(self.layout.dtype) if finite else None, np.empty(0, np.int64), report)
 
-    def _finish(self, result: StepResult, scale: float | None = None) -> Update | None:
-        """Commit a step, or undo it if it is not finite."""
+    def _finish(self, result: StepResult) -> Update | None:
+        """Commit a step, or undo it if it is not finite; return its update."""
         self.report = result.report
-        with self.writing():
+        with self._writing():
             update = self._update_of(result)
             if update is None:
                 self._undo()
@@ -111,7 +96,6 @@ class FlatReducer(Mode, Generic[L]):
             self._before = None
             if self.layout.n:
                 self._commit(result)
-            self.residual_scale = scale or self.residual_scale
         return update
 
     def _commit(self, result: StepResult) -> None:
@@ -133,7 +117,7 @@ class FlatReducer(Mode, Generic[L]):
         """Report of the last step; None before the first."""
         return self.report
 
-    def writing(self) -> AbstractContextManager[None]:
+    def _writing(self) -> AbstractContextManager[None]:
         """Count and time the block as the step's write-back."""
         return self._reported("write_back")
 
@@ -147,17 +131,11 @@ class FlatReducer(Mode, Generic[L]):
         self.report.phases = sum_of_phases([self.report.phases, self._transport.phases])
         self._transport.reset()
 
-    def refuse(self, signature: Sequence[str], message: str) -> NoReturn:
-        """Raise PluginError for a step that cannot be taken; the ranks that do take it raise AgreementError.
-
-        signature: of the gradients at hand.
-        """
+    def refuse_step(self, message: str, signature: Sequence[str] | None = None) -> NoReturn:
         self.connect()
-        self.check_agreement(self._description(signature))
+        own = [*self.layout.describe(), message] if signature is None else signature
+        self.check_agreement(self._description(own))
         raise PluginError(message)
-
-    def refuse_step(self, message: str) -> NoReturn:
-        self.refuse([*self.layout.describe(), message], message)
 
     def set_density(self, density: float | None) -> None:
         """Set the fraction of the elements to select from the next step on; None: that of the options again.
@@ -175,11 +153,8 @@ class FlatReducer(Mode, Generic[L]):
 
     def record(self) -> Record:
         """Return this rank's residual (a copy, NumPy) and counters, for `load`: of the last finished step."""
-        return record(*self.ranks.membership()[:2], self.layout, self.read_residual(), self.residual_scale,
+        return record(*self.ranks.membership()[:2], self.layout, self.read_residual(), None,
                       self._before or self.algorithm.state())
-
-    def records(self) -> list[Record]:
-        return [self.record()]
 
     def load(self, records: Sequence[Record]) -> None:
         """Load this rank's share of the records that `record` returned on these or other ranks; none starts anew."""
@@ -190,8 +165,8 @@ class FlatReducer(Mode, Generic[L]):
         """Take the result of `share_of` for this rank."""
         self._before = None
         self.algorithm.resume(share["algorithm"])
-        self.accumulator.load_residual(share["residual"])
-        self.residual_scale = share["residual_scale"]
+        residual, scale = share["residual"], share["residual_scale"]  # a loss scale, in files of earlier versions
+        self.accumulator.load_residual(residual / residual.dtype.type(scale) if scale else residual)
 
     # The ranks.
 

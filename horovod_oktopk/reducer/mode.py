@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NoReturn
 
 from ..errors import PluginError
 from ..phases.agreement import instead
+from ..schemes.base import Unit
 from ..schemes.report import StepReport
 from ..transport.counting import CountingTransport
 from ..transport.ranks import Ranks
@@ -25,10 +26,13 @@ class Gradients(ABC):
     """This rank's gradients of one step, as the flat vector of a layout.
 
     Gradients that stay this rank's own have no `pieces` and no `write`.
+    clearable: False if the pieces must not be written.
     """
 
+    clearable: ClassVar[bool] = True
+
     def pieces(self) -> Iterable[Piece]:
-        """Return the gradients. The caller may leave zeros in a piece of the layout's dtype, see `write`."""
+        """Return the gradients. If they are clearable, the caller leaves zeros in a piece of the layout's dtype."""
         raise NotImplementedError
 
     def write(self, update: Update | None, cleared: bool) -> None:
@@ -44,7 +48,54 @@ class Gradients(ABC):
         """Return True if all elements are finite."""
 
 
-class Mode(ABC):
+class Stateful(ABC):
+    """The state of one optimizer's exchange on this rank: a residual and counters, for checkpoints and elastic jobs.
+
+    unit: the residual's. copies: number of consecutive ranks that have the same residual. adds: True if workers'
+    residuals are added up; False if they are averaged over the ranks.
+    """
+
+    layout: Layout
+    ranks: Ranks
+    unit: Unit = "gradients"
+    copies: int = 1
+    adds: bool = True
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """The options and parameters that must be equal on all ranks, one "name: value" a line."""
+
+    @abstractmethod
+    def connect(self) -> CountingTransport:
+        """Return the transport to all ranks, for other ends than a step. Collective."""
+
+    @abstractmethod
+    def check_agreement(self, description: str) -> bool:
+        """Hold a roll call alone, after `connect`; return True if all is finite on all ranks. Collective."""
+
+    def leave(self) -> None:
+        """Return when all ranks have used the transport for other ends than a step."""
+
+    @abstractmethod
+    def record(self) -> Record | None:
+        """Return this rank's residual (a copy, NumPy) and counters; None before the first step."""
+
+    def records(self) -> list[Record]:
+        """Return this rank's record, for `load`; none before the first step."""
+        own = self.record()
+        return [] if own is None else [own]
+
+    @abstractmethod
+    def load(self, records: Sequence[Record]) -> None:
+        """Load this rank's share of records of these or other ranks; none starts anew."""
+
+    @abstractmethod
+    def take(self, share: Record) -> None:
+        """Take the result of `share_of` for this rank."""
+
+
+class Mode(Stateful):
     """The exchange of one optimizer's results, around its steps, on this rank.
 
     A step, on all ranks alike:
@@ -67,8 +118,6 @@ class Mode(ABC):
     reads_memory: ClassVar[bool] = False
     has_rounds: ClassVar[bool] = False
     refused: ClassVar[Mapping[str, str]] = {}
-    layout: Layout
-    ranks: Ranks
     coefficient: float = 1.0
     gain: float = 1.0
     drifts = False
@@ -77,16 +126,13 @@ class Mode(ABC):
     """True while the model holds this rank's own parameters."""
     must_begin_anew = False
     """True if the next step starts from the model's parameters."""
+    adopts = False
+    """True if rank 0's parameters are taken at the first step if a rank has others, in place of a local step."""
 
     @property
     @abstractmethod
     def last_report(self) -> StepReport | None:
         """The report of the last step; None before the first."""
-
-    @property
-    @abstractmethod
-    def description(self) -> str:
-        """The options and parameters that must be equal on all ranks, one "name: value" a line."""
 
     def reduce(self, gradients: Gradients, others_finite: bool = True) -> None:
         """Replace the gradients by their mean or sum over the ranks; by NaN if one is not finite on some rank.
@@ -131,24 +177,16 @@ class Mode(ABC):
         """End everything that would outlive the owner when the owner is gone. The owner holds this object."""
 
     @abstractmethod
-    def refuse_step(self, message: str) -> NoReturn:
-        """Raise PluginError for a step that cannot be taken; the ranks that do take it raise AgreementError."""
+    def refuse_step(self, message: str, signature: Sequence[str] | None = None) -> NoReturn:
+        """Raise PluginError for a step that cannot be taken; the ranks that do take it raise AgreementError.
 
-    @abstractmethod
-    def connect(self) -> CountingTransport:
-        """Return the transport to all ranks, for other ends than a step. Collective."""
-
-    @abstractmethod
-    def check_agreement(self, description: str) -> bool:
-        """Hold a roll call alone, after `connect`; return True if all is finite on all ranks. Collective."""
+        signature: lines on the gradients at hand; by default those of the layout, and the message.
+        """
 
     def meet(self, doing: str) -> None:
         """Meet the other ranks for something together. Collective. If one takes a step instead, all get an error."""
         self.connect()
         self.check_agreement(instead(self.description, doing))
-
-    def leave(self) -> None:
-        """Return when all ranks have used the transport for other ends than a step."""
 
     @abstractmethod
     def set_density(self, density: float | None) -> None:
@@ -156,14 +194,6 @@ class Mode(ABC):
 
         Raise OptionError for a density that is not allowed.
         """
-
-    @abstractmethod
-    def records(self) -> list[Record]:
-        """Return this rank's residual and counters, for `load`; none before the first step."""
-
-    @abstractmethod
-    def load(self, records: Sequence[Record]) -> None:
-        """Load this rank's share of records of these or other ranks; none starts anew."""
 
     def shared(self) -> AbstractContextManager[None]:
         """Return a context in which the model holds the parameters that all ranks share."""

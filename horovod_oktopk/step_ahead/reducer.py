@@ -2,13 +2,13 @@
 
 Invariant: the residual of this rank is w - p, and is stored nowhere. w has the same bits on all ranks. A step:
 
-    begin_step      the exchange under way is applied: w -= u / (λP); p += c - u / (λP), where c is this rank's
-                    contribution to u. So w - p is the new residual again.
-    observe         a few elements of the gradient are read: the ranks' own noise gives the gain
+    begin       the exchange under way is applied: w -= u / (λP); p += c - u / (λP), where c is this rank's
+                contribution to u. So w - p is the new residual again. A few elements of the gradient are read: the
+                ranks' own noise gives the gain.
     (the optimizer's own local step on p, with λ · gain times its learning rate)
-    end_step        acc = w - p is read, and its top k are selected; u = Topk(Σ Topk(acc)) is under way. Until it
-                    is applied, p has moved by (1 - 1/λ) times the selected values: to the place where the exchange
-                    would take it, if all ranks had selected the same.
+    end         acc = w - p is read, and its top k are selected; u = Topk(Σ Topk(acc)) is under way. Until it
+                is applied, p has moved by (1 - 1/λ) times the selected values: to the place where the exchange
+                would take it, if all ranks had selected the same.
 
 While an exchange is under way only the program itself moves p: whatever it does to p is a local step.
 """
@@ -23,9 +23,9 @@ import sys
 import warnings
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, NoReturn
+from typing import Any, ClassVar, Generic, NoReturn
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from ..schemes.algorithm import Algorithm
 from ..schemes.base import Scheme, Unit
 from ..schemes.report import StepReport, sum_of_phases
 from ..selection.parameter_accumulator import ParameterAccumulator
+from ..transport.base import Transport, broadcast
 from ..transport.counting import CountingTransport
 from ..transport.hosts import ranks_per_host
 from ..transport.ranks import Ranks
@@ -45,7 +46,7 @@ from ..vectors.sparse import SparseVector
 from .completion import complete, whole
 from .exchange import Exchange
 from .hosts import HostMember
-from .noise import SUMS, Gather, GradientNoise, nothing, sample
+from .noise import SUMS, GradientNoise, nothing, sample
 from .options import StepAhead
 from .replica import Replica
 
@@ -61,6 +62,9 @@ SEVERAL = ("StepAhead needs parameters of one dtype; '{name}' has {dtype}, and '
            "the model, or make two optimizers")
 OTHER_PARAMETERS = ("the model holds other parameters than those that all ranks shared when this state was saved, so "
                     "what this rank had not sent then is dropped: save the model inside shared_parameters(optimizer)")
+INSIDE = ("a step inside shared_parameters: the model holds what all ranks share there, to be evaluated and saved; "
+          "leave it before the next step")
+ADOPTED = "rank %d has taken rank 0's parameters at its first step, in place of a step of its own"
 SKIPPED = "the gradients of rank %d are not finite, so it takes no step of its own"
 NOT_FINITE = ("the parameters of ranks {ranks} are not finite after their own step, though their gradients were. "
               "Training has diverged: try a lower learning rate. The shared parameters are intact: "
@@ -82,6 +86,9 @@ class StepAheadReducer(Mode, Generic[L]):
     """
 
     reads_memory = True
+    refused: ClassVar[Mapping[str, str]] = {
+        "local": "a local variable cannot be used with StepAhead, which shares all of the optimizer's: give local "
+                 "layers an optimizer of their own"}
     unit: Unit = "parameters"
     layout: L
 
@@ -121,50 +128,31 @@ class StepAheadReducer(Mode, Generic[L]):
     # A step.
 
     def begin(self, gradients: Gradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
-        """Return 1; or 0 if this rank's gradients are not finite, and it joins the exchange without a local step."""
-        self.begin_step()
-        if not gradients.all_finite():
-            self.skip_local_step()
-            return 0
-        self.observe(gradients.elements)
-        return 1
+        """Return 1; or 0 if this rank's gradients are not finite, and it joins the exchange without a local step.
 
-    def end(self) -> None:
-        self.end_step()
-
-    @property
-    def holds_own(self) -> bool:  # type: ignore[override]
-        return self.is_started and not self.is_swapped
-
-    @property
-    def must_begin_anew(self) -> bool:  # type: ignore[override]
-        return not self.is_started
-
-    def begin_step(self) -> None:
-        """Prepare for the optimizer's local step. Raise the error of the exchange under way, if any."""
+        Raise the error of the exchange under way, if any.
+        """
         if self.is_swapped:
-            raise PluginError("a step inside shared_parameters: the model holds what all ranks share there, to be "
-                              "evaluated and saved; leave it before the next step")
+            raise PluginError(INSIDE)
         if self._connection.lost():
             self._start_anew()
         if not self.is_started:
             self.start()
-        if not self._has_agreed:
-            self._agree()
+        has_adopted = not self._has_agreed and self._agree()
         self._sample = nothing()
         if self._is_due:
             self.catch_up()
-
-    def observe(self, gather: Gather) -> None:
-        """Sample this rank's gradient, between `begin_step` and the local step; a missing one counts as zeros."""
+        if has_adopted:
+            logger.info(ADOPTED, self._rank)
+            return 0
+        if not gradients.all_finite():
+            logger.warning(SKIPPED, self._rank)
+            return 0
         if self._is_due and self.layout.n and self._workers > 1:
-            self._sample = sample(gather, self.layout.n, self._algorithm.step)
+            self._sample = sample(gradients.elements, self.layout.n, self._algorithm.step)
+        return 1
 
-    def skip_local_step(self) -> None:
-        """Log that this rank's gradients are not finite, in place of the local step."""
-        logger.warning(SKIPPED, self._rank)
-
-    def end_step(self) -> None:
+    def end(self) -> None:
         """Begin an exchange after the local step, if one is due."""
         if not self._is_due:
             self._steps += 1
@@ -174,18 +162,20 @@ class StepAheadReducer(Mode, Generic[L]):
         if not self.options.overlap:
             self.catch_up()
 
-    def refuse(self, message: str) -> NoReturn:
-        """Raise PluginError for a step that cannot be taken; if other ranks take it, all raise AgreementError.
+    @property
+    def holds_own(self) -> bool:  # type: ignore[override]
+        return self.is_started and not self.is_swapped
 
-        The exchange under way stays so.
-        """
+    @property
+    def must_begin_anew(self) -> bool:  # type: ignore[override]
+        return not self.is_started
+
+    def refuse_step(self, message: str, signature: Sequence[str] | None = None) -> NoReturn:  # noqa: ARG002
+        """Raise PluginError; if other ranks take the step, all raise AgreementError. What is under way stays so."""
         self._exchange.wait()
         if self._connection.is_current:
             self.check_agreement(f"{self.description}\n{message}")
         raise PluginError(message)
-
-    def refuse_step(self, message: str) -> NoReturn:
-        self.refuse(message)
 
     def catch_up(self) -> None:
         """Wait for the exchange under way, and apply it; on this rank alone.
@@ -286,17 +276,37 @@ class StepAheadReducer(Mode, Generic[L]):
         if share is not None:
             self._take(share, self._digest)
 
-    def _agree(self) -> None:
-        """Check that w and the options are the same on all ranks; share the means that give the gain. Collective."""
-        said, is_new = f"{self.description}\n{BROADCAST_FIRST}: {self._digest}", not self._connection.is_current
+    def _agree(self) -> bool:
+        """Check that w and the options are the same on all ranks; share the means that give the gain. Collective.
+
+        Return True if this rank has adopted rank 0's parameters.
+        """
+        adopts, self.adopts = self.adopts, False
+        said = self.description if adopts else f"{self.description}\n{BROADCAST_FIRST}: {self._digest}"
+        is_new = not self._connection.is_current
         transport = self._connection.connect(said, self._k)
         if not is_new:
             self._algorithm.check_agreement(said, self._k, transport)
+        has_adopted = adopts and self._adopt(transport.everyone)
         self._has_agreed = True
         self._noise.become_alike(transport.everyone, self._workers)
         if transport.hosts is not None:
             self._member.become_alike(self._replica, transport.hosts, self.adds, self._was_loaded)
         self._was_loaded = False
+        return has_adopted
+
+    def _adopt(self, transport: Transport) -> bool:
+        """Take rank 0's parameters if a rank has others. Collective. Return True if this rank had others."""
+        digests = transport.allgather(np.frombuffer(bytes.fromhex(self._digest), np.int64))[:, 0]
+        if (digests == digests[0]).all():
+            return False
+        mine = self._accumulator.read_shared()
+        first = broadcast(mine, transport)
+        if digests[transport.rank] == digests[0]:
+            return False
+        self._replica.assign(first)
+        self.start()
+        return True
 
     def _take(self, share: Record, digest: str) -> None:
         if share["shared"] not in (None, digest):
@@ -399,10 +409,6 @@ class StepAheadReducer(Mode, Generic[L]):
                      {"step": self._algorithm.step, "own": self._algorithm.state()}, self.unit, self._member.copies)
         return {**own, "shared": digest, "steps": self._steps, "noise": self._noise.state()}
 
-    def records(self) -> list[Record]:
-        own = self.record()
-        return [] if own is None else [own]
-
     def load(self, records: Sequence[Record]) -> None:
         """Load this rank's share of the records that `record` returned on these or other ranks; none starts anew.
 
@@ -460,12 +466,12 @@ class StepAheadReducer(Mode, Generic[L]):
         return self._steps + 1 >= self.options.local_steps
 
     @property
-    def adds(self) -> bool:
+    def adds(self) -> bool:  # type: ignore[override]
         """True if workers' moves are added up."""
         return not self._average
 
     @property
-    def copies(self) -> int:
+    def copies(self) -> int:  # type: ignore[override]
         """Number of ranks of a worker, which have the same residual."""
         return ranks_per_host(self.ranks, self._scheme.hierarchical)
 

@@ -21,6 +21,8 @@ DIRECT_RANKS = 64
 """Ranks up to which an alltoall sends directly; see alltoall_rounds. A message costs about 2 µs: among more ranks
 a second round costs less.
 """
+CHUNK = 1 << 28
+"""Bytes in one message: MPI counts in 32 bits."""
 TransportName = Literal["auto", "mpi", "horovod"]
 Hierarchical = bool | int
 """True if each host is one worker; or the number of consecutive ranks that count as a host."""
@@ -93,6 +95,18 @@ def alltoall_rounds(size: int, direct_ranks: int = DIRECT_RANKS) -> tuple[tuple[
 def allgather_rows(row: NDArray[Any], transport: Transport) -> NDArray[Any]:
     """Return the short rows of all ranks, of any dtype: shape (P, m). row: shape (m,)."""
     return transport.allgather(_whole_words(row)).view(row.dtype)[:, :len(row)]
+
+
+def broadcast(values: NDArray[Any], transport: Transport) -> NDArray[Any]:
+    """Return rank 0's array on all ranks. values: the same shape (n,) and dtype on every rank."""
+    message, found = values.view(np.uint8), np.empty(len(values), values.dtype)
+    for start in range(0, len(message), CHUNK):
+        part = message[start:start + CHUNK]
+        sizes = np.zeros(transport.size, np.int64)
+        sizes[0] = len(part)
+        mine = part if transport.rank == 0 else part[:0]
+        found.view(np.uint8)[start:start + CHUNK] = transport.allgatherv(mine, sizes)[0]
+    return found
 
 
 def alltoall_rows(rows: NDArray[Any], transport: Transport) -> NDArray[Any]:

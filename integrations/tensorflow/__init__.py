@@ -1,5 +1,5 @@
 """Ok-Topk inside horovod.tensorflow: importing this module makes `compression=OkTopk(...)` work in its tapes
-and optimizers, and in those of horovod.tensorflow.keras. For Keras 3, see `horovod_oktopk.tensorflow.keras`."""
+and optimizers, and in those of horovod.tensorflow.keras, with either Keras."""
 
 from horovod_oktopk.errors import NO_DISCARD, gone
 from horovod_oktopk.reducer.checks import what_is_missing
@@ -7,7 +7,7 @@ from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkD
 from horovod_oktopk.step_ahead.options import StepAhead
 
 try:
-    from horovod_oktopk.tensorflow import amp, building, keras_models, plugin, saving, state
+    from horovod_oktopk.tensorflow import amp, optimizer, plugin, state
 except ModuleNotFoundError as error:
     raise what_is_missing(error, __name__, "TensorFlow", "HOROVOD_WITH_TENSORFLOW") from error
 
@@ -17,10 +17,8 @@ from horovod_oktopk.tensorflow.state import load_state, save_state
 
 plugin.install()
 amp.install()
+optimizer.install()
 state.install()
-keras_models.install()
-saving.install()
-building.install()
 __getattr__ = gone(__name__, NO_DISCARD)
 
 __all__ = [

@@ -1,5 +1,7 @@
-"""Before a callback communicates: whether all ranks do. A rank with more batches would wait in a step, and the others
-in the callback, for ever."""
+"""What a callback asks before it communicates: that all ranks do.
+
+A rank with more batches would wait in a step, and the others in the callback, for ever.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +11,24 @@ from typing import Any
 import horovod.tensorflow as hvd
 
 from horovod_oktopk.errors import AgreementError
-from horovod_oktopk.partial.reducer import PartialReducer
-from horovod_oktopk.phases.agreement import instead
-from horovod_oktopk.tensorflow.registry import reducers_of
+from horovod_oktopk.tensorflow.registry import each_run_of
 
 
 def meet(target: Any, doing: str) -> None:
-    """Tells the other ranks that this one takes no step now; on all ranks together. doing: "average metrics", say.
+    """Tell the other ranks that this one takes no step now. Collective. doing: "average metrics", say.
 
-    Raises AgreementError, on all ranks, where some take a step or do something else. With `Partial` ranks may take
+    Raise AgreementError, on all ranks, if some take a step or do something else. With `Partial` ranks may take
     different numbers of steps, and meet in `synchronize_replicas`.
     """
-    reductions = [reducer.flat for reducer in reducers_of(target)]
-    for each in sorted(reductions, key=lambda one: one.ranks.channel):  # as they first stepped
-        if each.ranks.takes_part and not isinstance(each, PartialReducer):
-            each.connect()
-            each.check_agreement(instead(each.description, doing))
-            each.leave()
+    modes = [run.mode for run in each_run_of(target)]
+    for mode in sorted(modes, key=lambda each: each.ranks.channel):  # as they first stepped
+        if mode.ranks.takes_part:
+            mode.meet(doing)
+            mode.leave()
 
 
 def check_alike(what: str, names: Iterable[str]) -> None:
-    """Raises AgreementError, on all ranks, where these are not the same; on all ranks together."""
+    """Raise AgreementError, on all ranks, if these are not the same. Collective."""
     theirs = hvd.allgather_object(list(names), name="horovod_oktopk.alike")
     if any(each != theirs[0] for each in theirs):
         found = "; ".join(f"rank {rank}: {', '.join(each) or 'none'}" for rank, each in enumerate(theirs))

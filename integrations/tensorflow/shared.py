@@ -9,18 +9,19 @@ from typing import Any
 import tensorflow as tf
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.tensorflow.registry import gradient_reducers_of, is_expected, targets_of
-from horovod_oktopk.tensorflow.step_ahead import OwnSteps, StepAheadReducer, is_in_use, own_steps_of, step_aheads_over
+from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, expected_states, runs_over, targets_of
+from horovod_oktopk.tensorflow.run import Run
+from horovod_oktopk.tensorflow.variables import variables_in
 
 
 @contextmanager
 def shared_parameters(*targets: Any) -> Iterator[None]:
     """Inside `with shared_parameters(model):` the model holds the parameters that all ranks share.
 
-    It is for evaluating in a program's own training loop, and for weights that are read by other ways than methods of
-    Keras' models and functions that save them (`model(x)`, `model.variables`). Inside they are the same on all ranks.
-    Outside, with `compression=StepAhead(...)`, each rank's model holds parameters of its own, ahead of the shared
-    ones. What is under way is applied first, on this rank alone: no collective is called.
+    That is the place to evaluate, to save, and to load, in a program's own training loop: there the model is the same
+    on all ranks. Outside, with `compression=StepAhead(...)`, each rank's model holds parameters of its own, ahead of
+    the shared ones. What is under way is applied first, on this rank alone: no collective is called. If a state is
+    loaded inside, by `load_state`, it is taken when the block ends, on all ranks together.
 
     Args:
         *targets: models, layers, optimizers, or lists of variables or of these. What is not trained with `StepAhead`
@@ -39,45 +40,41 @@ def shared_parameters(*targets: Any) -> Iterator[None]:
     if not tf.executing_eagerly():
         raise PluginError("shared_parameters exchanges the values of variables when it is called, so it cannot be "
                           "part of a tf.function: call it around the function")
+    found, states = targets_of("shared_parameters", *targets), expected_states()
     with ExitStack() as stack:
-        for reducer in _reducers_of(targets_of("shared_parameters", *targets)):
-            stack.enter_context(reducer.flat.shared())
+        for run in _runs_of(found):
+            stack.enter_context(run.mode.shared())
         yield
+    if expected_states() > states:
+        for target in found:
+            resume(target)
 
 
 def suspend(*targets: Any) -> None:
-    """The targets hold what all ranks share, until `resume` or the next step; what is not sent yet is kept."""
-    for reducer in _reducers_of(targets):
-        reducer.flat.suspend()
+    """Put what all ranks share into the targets, until `resume` or the next step; keep what is not sent yet."""
+    for run in _runs_of(targets):
+        run.mode.suspend()
 
 
-def resume(model: Any) -> None:
-    """Before the gradients of a step: what was suspended goes on, and a state that waits is taken, by all ranks.
+def resume(target: Any) -> None:
+    """Take a state that waits, on all ranks together, and continue with what was suspended.
 
-    A reducer that is still to come takes its state with the first step, unless it is of the model's one optimizer.
+    It is for the time before a step's gradients are computed.
+    A run that is still to come takes its state with the first step, unless it is of the target's one optimizer.
     """
-    steps = [each for each in gradient_reducers_of(model) if isinstance(each, OwnSteps)]
-    if len(steps) == 1 and steps[0].takes_part and is_expected(steps[0]) and model.built:
-        steps[0].reducer_over(model.trainable_variables)
-    for each in steps:  # not others that may have had these variables before
-        for reducer in each.by_variables().values():
-            reducer.resume()
+    several = [each for each in all_runs_of(target) if each.kind.reads_memory and each.takes_part]
+    if len(several) == 1 and several[0].is_expected and getattr(target, "built", False):
+        variables = getattr(target, "trainable_variables", None)
+        if variables:
+            several[0].run_over(variables)
+    for each in several:  # not others that may have had these variables before
+        for run in each.present().values():
+            run.resume()
 
 
-def _reducers_of(targets: Sequence[Any]) -> list[StepAheadReducer]:
-    found: dict[StepAheadReducer, None] = {}
-    for target in targets if is_in_use() else ():
-        steps = own_steps_of(target)
-        own = [] if steps is None else steps.by_variables().values()
-        found |= dict.fromkeys([*own, *step_aheads_over(_variables_of(target))])
+def _runs_of(targets: Sequence[Any]) -> list[Run]:
+    found: dict[Run, None] = {}
+    for target in targets:
+        found |= dict.fromkeys(run for run in each_run_of(target) if run.mode.reads_memory)
+        found |= dict.fromkeys(runs_over(variables_in(target)))
     return list(found)
-
-
-def _variables_of(target: Any) -> list[Any]:
-    if isinstance(target, list | tuple):
-        return list(target)
-    try:
-        found = getattr(target, "variables", ())
-    except ValueError:  # tf-keras: a model that has none yet
-        return []
-    return list(found) if isinstance(found, list | tuple) else []

@@ -16,16 +16,16 @@ from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.reducer import checkpoint
 from horovod_oktopk.tensorflow.plugin import synchronize_replicas
-from horovod_oktopk.tensorflow.registry import expect_state, gradient_reducers_of, reducers_by_optimizer, reducers_of
+from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, expect_state, runs_by_optimizer, runs_over
+from horovod_oktopk.tensorflow.run import Run
 from horovod_oktopk.tensorflow.shared import shared_parameters, suspend
-from horovod_oktopk.tensorflow.step_ahead import step_aheads_over
 from horovod_oktopk.transport.horovod import count_resets
 
 PathLike = str | os.PathLike[str]
 
 
 def install() -> None:
-    """Makes the elastic states commit and restore this rank's residuals with the variables; once."""
+    """Make the elastic states commit and restore this rank's residuals with the variables; once."""
     for cls in (TensorFlowKerasState, TensorFlowState):
         if not hasattr(cls._save_model, "_oktopk_installed"):
             cls._save_model, cls._load_model = wrap_save(cls._save_model), wrap_load(cls._load_model)
@@ -34,7 +34,7 @@ def install() -> None:
 
 
 def save_state(target: Any, path: PathLike, **marks: Any) -> None:
-    """Writes the residuals and counters of all ranks to one file.
+    """Write the residuals and counters of all ranks to one file.
 
     It is called on all ranks together; rank 0 writes.
 
@@ -52,19 +52,19 @@ def save_state(target: Any, path: PathLike, **marks: Any) -> None:
     Examples:
         >>> save_state(model, "residuals.npz")
     """
-    owners = gradient_reducers_of(target)
+    owners = all_runs_of(target)
     if owners and not any(each.takes_part for each in owners):
         return
     synchronize_replicas(target)
-    several = reducers_by_optimizer(target)
+    several = runs_by_optimizer(target)
     if not any(several):
         raise PluginError(f"there is no state to save: no gradient of {target!r} has been reduced with OkTopk yet")
-    numbers = [number for number, reducers in enumerate(several) for _ in reducers]
-    checkpoint.save([reducer.flat for reducers in several for reducer in reducers], path, numbers, **marks)
+    numbers = [number for number, runs in enumerate(several) for _ in runs]
+    checkpoint.save([run.mode for runs in several for run in runs], path, numbers, **marks)
 
 
 def load_state(target: Any, path: PathLike) -> None:
-    """Takes what `save_state` wrote, when the next step is taken.
+    """Take what `save_state` wrote, when the next step is taken.
 
     It is called on all ranks together; rank 0 reads the file. At the same number of ranks each gets its own residual
     back, and the run goes on with the same bits; at another the sum of the residuals is kept. A residual of another
@@ -82,15 +82,15 @@ def load_state(target: Any, path: PathLike) -> None:
 
 
 def read_marks(path: PathLike) -> dict[str, Any]:
-    """The plain values that `save_state` stored. Raises OptionError where this rank cannot read the file."""
+    """Return the plain values that `save_state` stored. Raise OptionError if this rank cannot read the file."""
     return checkpoint.read_marks(path)
 
 
-def _reducers(state: Any) -> list[Any]:
+def _runs(state: Any) -> list[Run]:
     if isinstance(state, TensorFlowState):
         variables = list(state.variables)
-        return [*reducers_of(variables), *step_aheads_over(variables)]
-    return reducers_of(state.optimizer) or reducers_of(state.model)
+        return [*each_run_of(variables), *runs_over(variables)]
+    return each_run_of(state.optimizer) or each_run_of(state.model)
 
 
 def _trained(state: Any) -> Any:
@@ -98,31 +98,31 @@ def _trained(state: Any) -> Any:
 
 
 def wrap_save(save: Callable[[Any], None]) -> Callable[[Any], None]:
-    """An elastic state's method that commits the variables, as all ranks share them: it commits the residuals too."""
+    """Wrap an elastic state's method that commits the variables: as all ranks share them, and the residuals too."""
     @functools.wraps(save)
     def wrapped(self: Any) -> None:
         with shared_parameters(_trained(self)):
             save(self)
-        self._oktopk_records = {reducer: reducer.flat.record() for reducer in _reducers(self)}
+        self._oktopk_records = {run: run.mode.records() for run in _runs(self)}
 
     wrapped._oktopk_installed = True  # type: ignore[attr-defined]
     return wrapped
 
 
 def wrap_load(load: Callable[[Any], None]) -> Callable[[Any], None]:
-    """An elastic state's method that takes the committed variables back: it takes back the residuals as well."""
+    """Wrap an elastic state's method that takes the committed variables back: the residuals as well."""
     @functools.wraps(load)
     def wrapped(self: Any) -> None:
         load(self)
-        for reducer in _reducers(self):
-            saved = self._oktopk_records.get(reducer)
-            reducer.flat.load([] if saved is None else [saved])
+        for run in _runs(self):
+            run.mode.load(self._oktopk_records.get(run, []))
+            run.mode.resume()
 
     return wrapped
 
 
 def _wrap_sync(sync: Callable[[Any], None]) -> Callable[[Any], None]:
-    """With StepAhead a rank that joins gets what all share, and no residual; the others' stays."""
+    """Wrap `sync`: with StepAhead a rank that joins gets what all share, and no residual; the others' stays."""
     @functools.wraps(sync)
     def wrapped(self: Any) -> None:
         suspend(_trained(self))

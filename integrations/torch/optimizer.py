@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from horovod_oktopk.errors import PluginError
+from horovod_oktopk.kinds import kind_of, with_scheme
 from horovod_oktopk.reducer.mode import Mode
 from horovod_oktopk.reducer.state import Record, parameters_of
 from horovod_oktopk.schemes.base import Scheme
@@ -20,7 +21,7 @@ from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.torch import amp
 from horovod_oktopk.torch.gradients import DenseGradients, OwnGradients, without_rows
 from horovod_oktopk.torch.layout import TorchLayout
-from horovod_oktopk.torch.modes import kind_of, with_scheme
+from horovod_oktopk.torch.modes import mode_of
 from horovod_oktopk.torch.numbers import Hyperparameters, lengthened
 from horovod_oktopk.torch.registry import ATTRIBUTE, register, runs_over
 from horovod_oktopk.torch.transport import ranks_of
@@ -55,7 +56,7 @@ class Run:
         self.optimizer, self.local, self.op = optimizer, local, op
         self.scheme: Scheme = getattr(options, "scheme", options)
         """With the present density."""
-        self.kind, self._make = kind_of(options)
+        self.kind = kind_of(options)
         self.ranks = ranks_of(process_set, self.kind.acts_at_step,
                               self.kind.acts_at_step and getattr(options, "overlap", True))
         self.mode: Mode | None = None
@@ -225,7 +226,7 @@ class Run:
             self._excluded = list(self._named([p for p in parameters if p in is_sparse]).values())
             parameters = [p for p in parameters if p not in is_sparse]
         self._numbers = Hyperparameters(self.optimizer)
-        mode = self._make(with_scheme(self._options, self.scheme), self.op == hvd.Average,
+        mode = mode_of(with_scheme(self._options, self.scheme), self.op == hvd.Average,
                           TorchLayout(self._named(parameters)), self.ranks, type(self.optimizer),
                           self._numbers.names)
         mode.belongs_to(self)

@@ -87,12 +87,4 @@ def _to_numpy(record: dict[str, Any]) -> dict[str, Any]:
         came = residual.dtype if isinstance(residual, torch.Tensor) else type(residual).__name__
         raise OptionError(f"the state is damaged: the residual of rank {record['rank']} must be a tensor of float32 "
                           f"or float64; got {came}")
-    return _unscaled({**record, "residual": residual.cpu().numpy()})
-
-
-def _unscaled(record: dict[str, Any]) -> dict[str, Any]:
-    """Divide out the loss scale that residuals of gradients held in files of earlier versions."""
-    scale = record["residual_scale"]
-    if record["unit"] != "gradients" or not scale:
-        return record
-    return {**record, "residual": record["residual"] / record["residual"].dtype.type(scale), "residual_scale": None}
+    return {**record, "residual": residual.cpu().numpy()}

@@ -11,19 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from horovod_oktopk import OkTopkError, Partial, PluginError, StepAhead
+from horovod_oktopk import OkTopkError, PluginError
 from horovod_oktopk.kernels.half_precision import from_half, to_half
-from horovod_oktopk.partial.reducer import PartialReducer
+from horovod_oktopk.kinds import kind_of, make_mode
 from horovod_oktopk.reducer import checkpoint
 from horovod_oktopk.reducer.checks import check_arguments
-from horovod_oktopk.reducer.flat import FlatReducer
 from horovod_oktopk.reducer.layout import Layout
 from horovod_oktopk.reducer.mode import Gradients as ModeGradients
 from horovod_oktopk.schemes.base import Compression
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
-from horovod_oktopk.step_ahead.reducer import StepAheadReducer
 from horovod_oktopk.step_ahead.replica import HostReplica
 from horovod_oktopk.transport.connect import introduce
 from tests.core.world import CoreRanks, Hvd, ProcessSet
@@ -88,15 +86,15 @@ class CoreTrainer:
         self.mode: Any = None if options is None else self.make(options, normalizes)
 
     def make(self, options: Any, normalizes: bool) -> Any:
-        if isinstance(options, Partial):
-            return PartialReducer(options, self.average, self.layout, make_accumulator, self.ranks, ["lr"])
-        if not isinstance(options, StepAhead):
-            return FlatReducer(options, self.average, self.layout, make_accumulator, self.ranks)
-        hosts = getattr(options.scheme, "hierarchical", False)
-        self.host = self.ranks.process_set.size() if hosts is True else int(hosts or 1)
+        if kind_of(options).reads_memory:
+            hosts = options.scheme.hierarchical
+            self.host = self.ranks.process_set.size() if hosts is True else int(hosts or 1)
+        return make_mode(options, self.average, self.layout, self.ranks, make_accumulator, self.parameter_memory,
+                         normalizes=normalizes, settings=["lr"])
+
+    def parameter_memory(self) -> tuple[NumpyParameterAccumulator, HostReplica]:
         accumulator = NumpyParameterAccumulator(self.layout.n, self.layout.dtype)
-        return StepAheadReducer(options, self.average, self.layout, accumulator,
-                                HostReplica(self.layout, lambda: self.parts), self.ranks, normalizes)
+        return accumulator, HostReplica(self.layout, lambda: self.parts)
 
     def step(self, grads: Gradients) -> None:
         if self.mode is None:

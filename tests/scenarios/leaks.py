@@ -14,7 +14,7 @@ ONCE = 8
 """Objects of a kind that may stay, as they are there once in a process; of each model's there would be more."""
 COMMUNICATORS = ("MPITransport", "Gate", "Control", "Watched", "HorovodRanks")
 """One for each reduction that has a communicator of its own, which lasts until the job ends."""
-OF_GRAPHS = ("GivenGradients",)
+OF_GRAPHS = ("Form",)
 """What a function's graph calls stays with TensorFlow; it holds neither models nor gradients."""
 OF_FRAMEWORKS = {"Parameter": "torch", "ResourceVariable": "tensorflow", "LossScaleOptimizer": "keras",
                  "LossScaleOptimizerV3": "tf_keras"}

@@ -72,7 +72,7 @@ def check_partial_is_refused_where_it_cannot_work(kind: Kind) -> None:
     needs_ranks(hvd)
     needs(not kind.runs_partial, "a job in which partial rounds cannot work")
     messages = raised_everywhere(hvd, PluginError, lambda: one_step(kind, Partial(policy="solo")))
-    assert ("horovodrun --mpi" if kind.supports("partial") else "Keras 3") in messages[0]
+    assert ("horovodrun --mpi" if kind.supports("partial") else "DistributedOptimizer") in messages[0]
 
 
 def check_transports(kind: Kind) -> None:

@@ -25,7 +25,7 @@ from horovod_oktopk.tensorflow import (
     step_report,
     synchronize_replicas,
 )
-from horovod_oktopk.tensorflow.registry import reducers_of
+from horovod_oktopk.tensorflow.registry import each_run_of
 from horovod_oktopk.tensorflow.transport import TensorFlowCollectives
 from horovod_oktopk.tensorflow.versions import KERAS_3
 from tests.scenarios import SETS
@@ -47,8 +47,7 @@ def seed(value: int) -> None:
 
 TAPE = {"op", "process_set", "gradient_predivide_factor", "groups", "sparse_as_dense"}
 SUPPORTS = {"tape": TAPE, "function": TAPE,
-            "keras": {"op", "process_set", "backward_passes_per_step", "sparse_as_dense"}
-            | ({"partial"} if KERAS_3 else {"gradient_predivide_factor", "groups"})}
+            "keras": {"op", "process_set", "backward_passes_per_step", "sparse_as_dense", "partial"}}
 
 
 class Kind:
@@ -61,7 +60,7 @@ class Kind:
     def __init__(self, name: str) -> None:
         self.name = name
         self.saves_together = True
-        self.op_error = ValueError if name == "keras" and not KERAS_3 else PluginError
+        self.op_error = PluginError
 
     @property
     def runs_partial(self) -> bool:
@@ -128,7 +127,7 @@ class TensorFlowTrainer:
         return step_report(self.target)
 
     def residual(self) -> np.ndarray:
-        return reducers_of(self.target)[0].flat.record()["residual"]
+        return each_run_of(self.target)[0].mode.record()["residual"]
 
     def save(self, path: str) -> None:
         save_state(self.target, path)
@@ -200,10 +199,7 @@ class KerasTrainer(TensorFlowTrainer):
         variables = list(self.variables.values())
         with tf.GradientTape() as tape:
             loss = self.loss(grads)
-        if KERAS_3:
-            self.target.apply(tape.gradient(loss, variables), variables)
-        else:
-            self.target.minimize(loss, variables, tape)
+        self.target.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
 
 TRAINERS = {"tape": TapeTrainer, "function": FunctionTrainer, "keras": KerasTrainer}

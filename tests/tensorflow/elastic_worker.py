@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk.tensorflow import OkTopk, StepAhead, step_report
-from horovod_oktopk.tensorflow.registry import reducers_of
+from horovod_oktopk.tensorflow.registry import each_run_of
 from horovod_oktopk.tensorflow.versions import KERAS_3
 
 STEPS = 12
@@ -31,7 +31,7 @@ def gradient(step: int, rank: int) -> np.ndarray:
 
 
 def residual(model: Any) -> list[float]:
-    return reducers_of(model)[0].flat.record()["residual"].tolist()
+    return each_run_of(model)[0].mode.record()["residual"].tolist()
 
 
 def main() -> None:

@@ -1,8 +1,4 @@
-"""Distributed training with Keras' `model.fit`: one script for Keras 3 and for tf-keras.
-
-Under Keras 3, which Horovod's own optimizer and callbacks cannot drive, these are ours; under tf-keras
-(TF_USE_LEGACY_KERAS=1) they are Horovod's.
-"""
+"""Distributed training with Keras' `model.fit`: one script for Keras 3 and for tf-keras."""
 
 from horovod_oktopk.errors import NO_DISCARD, gone
 from horovod_oktopk.partial.options import Partial
@@ -17,15 +13,8 @@ from horovod_oktopk.tensorflow import (
     synchronize_replicas,
 )
 from horovod_oktopk.tensorflow.keras import callbacks
-from horovod_oktopk.tensorflow.versions import KERAS_3
-
-if KERAS_3:
-    from horovod_oktopk.tensorflow.keras.elastic import KerasState
-    from horovod_oktopk.tensorflow.keras.optimizer import DistributedOptimizer, install, load_model
-    install()
-else:
-    from horovod.tensorflow.keras import DistributedOptimizer, load_model  # type: ignore[no-redef]
-    from horovod.tensorflow.keras.elastic import KerasState  # type: ignore[no-redef]
+from horovod_oktopk.tensorflow.keras.elastic import KerasState
+from horovod_oktopk.tensorflow.keras.optimizer import DistributedOptimizer, load_model
 
 __getattr__ = gone(__name__, NO_DISCARD)
 

@@ -1,4 +1,4 @@
-"""Callbacks for `model.fit`: Horovod's (our own under Keras 3), and those that OkTopk adds."""
+"""Callbacks for `model.fit`: Horovod's, for either Keras, and those that OkTopk adds."""
 
 from __future__ import annotations
 
@@ -15,31 +15,24 @@ import tensorflow as tf
 from horovod_oktopk.errors import OptionError
 from horovod_oktopk.schedule import GTOPK_DENSITIES, Schedule, density_of_epoch
 from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.tensorflow.keras.horovod_callbacks import (
+    BroadcastGlobalVariablesCallback,
+    LearningRateWarmupCallback,
+    MetricAverageCallback,
+    SharedParameters,
+)
 from horovod_oktopk.tensorflow.meeting import meet
-from horovod_oktopk.tensorflow.models import optimizers_of
 from horovod_oktopk.tensorflow.plugin import set_density, step_report, synchronize_replicas
-from horovod_oktopk.tensorflow.registry import reducers_of
+from horovod_oktopk.tensorflow.registry import each_run_of
 from horovod_oktopk.tensorflow.state import load_state, read_marks, save_state
-from horovod_oktopk.tensorflow.versions import KERAS_3
-
-if KERAS_3:
-    from horovod_oktopk.tensorflow.keras.horovod_callbacks import (
-        BroadcastGlobalVariablesCallback,
-        LearningRateWarmupCallback,
-        MetricAverageCallback,
-    )
-else:
-    from horovod_oktopk.tensorflow.keras.legacy import (
-        BroadcastGlobalVariablesCallback,
-        LearningRateWarmupCallback,
-        MetricAverageCallback,
-    )
+from horovod_oktopk.tensorflow.variables import optimizers_of
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
     "DensityWarmup",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
+    "SharedParameters",
     "StateCheckpoint",
     "StepReportLogger",
     "SynchronizeReplicas",
@@ -169,11 +162,11 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
         if found is None:
             load_state(self.model, self._restore)
         elif found:
-            kept = "stay as they are" if reducers_of(self.model) else "start at zero"
+            kept = "stay as they are" if each_run_of(self.model) else "start at zero"
             logger.warning("residuals %s: %s", kept, found)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        if not reducers_of(self.model):
+        if not each_run_of(self.model):
             logger.warning("no residuals were saved: no optimizer that the model has as an attribute, and no tape "
                            "over its variables, has reduced a gradient with compression=OkTopk(...) yet")
         else:

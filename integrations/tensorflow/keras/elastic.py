@@ -1,4 +1,4 @@
-"""Keras 3: the elastic state of a model, which Horovod's own cannot hold."""
+"""The elastic state of a Keras model, of either Keras."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.tensorflow.elastic import TensorFlowKerasState
 
-from horovod_oktopk.tensorflow.registry import tensor_of
 from horovod_oktopk.tensorflow.state import wrap_load, wrap_save
+from horovod_oktopk.tensorflow.variables import tensor_of, variables_in
 
 
 class KerasState(TensorFlowKerasState):  # type: ignore[misc]
@@ -26,13 +26,13 @@ class KerasState(TensorFlowKerasState):  # type: ignore[misc]
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
         optimizer = optimizer or model.optimizer
-        if not optimizer.built:
+        if not getattr(optimizer, "built", False):
             optimizer.build(model.trainable_variables)
         super().__init__(model, optimizer=optimizer, **kwargs)
         self._bcast_model = lambda: hvd.broadcast_variables(self._variables(), root_rank=0)
 
     def _variables(self) -> list[Any]:
-        return [tensor_of(v) for v in (*self.model.weights, *self.optimizer.variables)]
+        return [tensor_of(v) for v in (*self.model.weights, *variables_in(self.optimizer))]
 
     @wrap_save
     def _save_model(self) -> None:

@@ -1,8 +1,10 @@
-"""Keras 3: the callbacks of horovod.tensorflow.keras that a training script needs."""
+"""The callbacks of horovod.tensorflow.keras that a training script needs, for either Keras."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -11,21 +13,30 @@ import numpy as np
 import tensorflow as tf
 
 from horovod_oktopk.errors import AgreementError, OptionError
-from horovod_oktopk.tensorflow.keras.optimizer import is_distributed
 from horovod_oktopk.tensorflow.meeting import check_alike, meet
-from horovod_oktopk.tensorflow.models import optimizers_of
+from horovod_oktopk.tensorflow.optimizer import steps_of
 from horovod_oktopk.tensorflow.plugin import synchronize_replicas
-from horovod_oktopk.tensorflow.registry import tensor_of
+from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of
+from horovod_oktopk.tensorflow.shared import resume, shared_parameters, suspend
+from horovod_oktopk.tensorflow.variables import optimizers_of, tensor_of, variables_in
 
 logger = logging.getLogger("horovod_oktopk")
 Logs = dict[str, Any] | None
 
 
-class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """All ranks take the root's weights and optimizer state when training begins; random seeds stay their own.
+PLAIN = ("the model's optimizer is not distributed: its gradients stay each rank's own. Give model.compile what "
+         "hvd_keras.DistributedOptimizer(optimizer, compression=...) returns")
 
-    Of the model, and of all optimizers that it has, a GAN's own ones too. Variables that are made by the first batch
-    are taken after it, and those that come later, with a warning, at the end of their epoch.
+
+class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """All ranks start from the root's weights and optimizer state; random seeds stay their own. First in the list.
+
+    The model is the same on all ranks whenever Keras looks at it: in validation and prediction, for the callbacks at
+    the end of an epoch, and after `fit`. With `StepAhead` it holds each rank's own parameters in between.
+
+    Weights are taken of the model, and of all optimizers that it has, a GAN's own ones too. Variables that are made
+    by the first batch are taken after it, and those that come later, with a warning, at the end of their epoch. XLA,
+    which cannot compile a collective, is switched off for the model.
 
     Args:
         root_rank: the rank whose values all take.
@@ -41,19 +52,43 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
     def __init__(self, root_rank: int) -> None:
         super().__init__()
         self._root_rank = root_rank
+        self._between, self._looking = ExitStack(), ExitStack()
+
+    def set_model(self, model: Any) -> None:
+        """Take the model, before its training step is made."""
+        super().set_model(model)
+        model.jit_compile = False
+        if not any(map(steps_of, optimizers_of(model))):
+            logger.warning(PLAIN)
 
     def on_train_begin(self, logs: Logs = None) -> None:
         self._sent: set[Any] = set()
         self._is_first_batch = True
+        self._leave()
+        suspend(self.model)
+        for runs in all_runs_of(self.model):
+            runs.adopts = True
         optimizer = self.model.optimizer
-        if self.model.built and is_distributed(optimizer) and not optimizer.built:
+        if self.model.built and steps_of(optimizer) and not getattr(optimizer, "built", False):
             optimizer.build(self.model.trainable_variables)
         self._broadcast(must_agree=False)  # what only some ranks have restored waits for the others' first batch
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        self._leave()
+        resume(self.model)
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         if self._is_first_batch:
             self._is_first_batch = False
             self._broadcast()
+
+    def on_test_begin(self, logs: Logs = None) -> None:
+        self._looking.enter_context(shared_parameters(self.model))
+
+    def on_test_end(self, logs: Logs = None) -> None:
+        self._looking.close()
+
+    on_predict_begin, on_predict_end = on_test_begin, on_test_end
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         meet(self.model, "broadcast variables at the end of an epoch")
@@ -62,9 +97,18 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
             logger.warning("%d variables were made after the first batch (%s): the ranks had their own until the end "
                            "of epoch %d, and have those of rank %d now. Build the model before fit", len(late),
                            ", ".join(late[:4]), epoch + 1, self._root_rank)
+        self._between.enter_context(shared_parameters(self.model))
+
+    def on_train_end(self, logs: Logs = None) -> None:
+        self._leave()
+        suspend(self.model)
+
+    def _leave(self) -> None:
+        self._looking.close()
+        self._between.close()
 
     def _broadcast(self, must_agree: bool = True) -> list[Any]:
-        """Broadcasts what has not been yet, owner by owner, and returns it; all ranks send the same."""
+        """Broadcast what has not been yet, owner by owner, and return it; all ranks send the same."""
         fresh = self._not_sent()
         theirs = hvd.allgather_object([list(map(_described, each)) for each in fresh],
                                       name="horovod_oktopk.broadcast")
@@ -79,9 +123,9 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         return variables
 
     def _not_sent(self) -> list[list[Any]]:
-        """Of the model, and of each optimizer."""
-        owners = [self.model.weights, *(optimizer.variables for optimizer in optimizers_of(self.model))]
-        known = set(self._sent)
+        """Return what has not been broadcast, and is no rank's own: of the model, and of each optimizer."""
+        owners = [variables_in(self.model, "weights"), *map(variables_in, optimizers_of(self.model))]
+        known = self._sent | {v.ref() for run in each_run_of(self.model) for v in run.own_variables}
         fresh: list[list[Any]] = []
         for variables in owners:
             fresh.append([v for v in map(tensor_of, variables) if v.ref() not in known])
@@ -90,7 +134,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
 
 
 def _broadcast_by_position(variables: list[Any], root_rank: int) -> None:
-    """As hvd.broadcast_variables, which would wait for ever where ranks have other names for a variable."""
+    """Broadcast as hvd.broadcast_variables, which would wait for ever if ranks have other names for a variable."""
     def broadcast() -> None:
         for index, variable in enumerate(variables):
             name = f"horovod_oktopk.variable.{index}"
@@ -100,7 +144,7 @@ def _broadcast_by_position(variables: list[Any], root_rank: int) -> None:
 
 
 def _described(variable: Any) -> str:
-    """Without its name, which may hold a counter of all layers that a rank has made."""
+    """Return a text without the name, which may hold a counter of all layers that a rank has made."""
     return f"{variable.dtype.name} of shape {tuple(variable.shape)}"
 
 
@@ -114,8 +158,7 @@ def _difference(theirs: list[list[list[str]]]) -> str:
 
 
 class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Averages an epoch's metrics over the ranks, vectors too. It comes before the callbacks that are to see the
-    mean.
+    """Average an epoch's metrics over the ranks, vectors too. It comes before the callbacks that are to see the mean.
 
     Raises:
         AgreementError: On all ranks, at the end of an epoch: some have more batches, or other metrics.
@@ -145,7 +188,7 @@ class LearningRateWarmupCallback(tf.keras.callbacks.Callback):  # type: ignore[m
     Args:
         initial_lr: the learning rate after the warm-up.
         warmup_epochs: how long it takes.
-        momentum_correction: must be False in Keras 3, where the momentum is a constant.
+        momentum_correction: must be False: the momentum is a constant in Keras.
         steps_per_epoch: by default what Keras tells.
         verbose: 1: print the learning rate that was reached.
 
@@ -161,7 +204,7 @@ class LearningRateWarmupCallback(tf.keras.callbacks.Callback):  # type: ignore[m
                  steps_per_epoch: int | None = None, verbose: int = 0) -> None:
         super().__init__()
         if momentum_correction:
-            raise OptionError("momentum_correction=True is not possible in Keras 3, where the momentum is a constant")
+            raise OptionError("momentum_correction=True is not possible in Keras, where the momentum is a constant")
         self._initial_lr, self._warmup_epochs, self._verbose = initial_lr, warmup_epochs, verbose
         self._steps = steps_per_epoch
 
@@ -184,3 +227,45 @@ class LearningRateWarmupCallback(tf.keras.callbacks.Callback):  # type: ignore[m
             logs["lr"] = rate
         if self._verbose and hvd.rank() == 0 and self._warmup_epochs - 1 <= epoch < self._warmup_epochs:
             tf.print(f"\nEpoch {epoch + 1}: the learning rate has reached {rate:g}.")
+
+
+class SharedParameters(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Have another callback see the parameters that all ranks share, in the middle of an epoch as well.
+
+    With `StepAhead` the model holds a rank's own there. What is under way is applied first, whenever the callback is
+    called. It comes after BroadcastGlobalVariablesCallback.
+
+    Args:
+        callback: is called inside `with shared_parameters(model):`.
+
+    Examples:
+        >>> hvd_keras.callbacks.SharedParameters(
+        ...     keras.callbacks.ModelCheckpoint("model.keras", save_freq=100))
+    """
+
+    def __init__(self, callback: Any) -> None:
+        super().__init__()
+        self._callback = callback
+
+    def set_params(self, params: Any) -> None:
+        """See Keras' Callback."""
+        super().set_params(params)
+        self._callback.set_params(params)
+
+    def set_model(self, model: Any) -> None:
+        """See Keras' Callback."""
+        super().set_model(model)
+        self._callback.set_model(model)
+
+
+def _inside(name: str) -> Callable[..., None]:
+    def hook(self: Any, *args: Any, **kwargs: Any) -> None:
+        with shared_parameters(self.model):
+            getattr(self._callback, name)(*args, **kwargs)
+
+    return hook
+
+
+for _name in dir(tf.keras.callbacks.Callback):
+    if _name.startswith("on_"):
+        setattr(SharedParameters, _name, _inside(_name))

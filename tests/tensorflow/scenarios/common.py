@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
+from horovod_oktopk.tensorflow.versions import KERAS_3
 
 keras = tf.keras
 
@@ -30,6 +31,7 @@ def distribute(compression: Any, optimizer: Any = None, **arguments: Any) -> Any
 
 
 def compiled(model: Any, optimizer: Any, **arguments: Any) -> Any:
+    arguments.setdefault("jit_compile", False)
     model.compile(optimizer=optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                   metrics=["accuracy"], **arguments)
     return model
@@ -40,6 +42,16 @@ def fit(model: Any, callbacks: Any = (), epochs: int = 2, **arguments: Any) -> d
     history = model.fit(x, y, batch_size=16, shuffle=False, epochs=epochs, verbose=0, callbacks=list(callbacks),
                         **arguments)
     return history.history
+
+
+def variable_of(values: np.ndarray) -> Any:
+    """A variable as this Keras makes them."""
+    return keras.Variable(values) if KERAS_3 else tf.Variable(values)
+
+
+def broadcast() -> Any:
+    """The callback that every script has."""
+    return hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
 
 
 def weights(model: Any) -> dict[str, np.ndarray]:

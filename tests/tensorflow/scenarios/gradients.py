@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from horovod_oktopk import PluginError
 from horovod_oktopk.tensorflow import OkTopk, set_density, step_report
-from horovod_oktopk.tensorflow.registry import reducers_of
+from horovod_oktopk.tensorflow.registry import each_run_of
 from tests.scenarios.common import (
     DENSE,
     assert_disagreement,
@@ -75,7 +75,7 @@ def check_nan_in_a_sparse_gradient_alone_undoes_the_step() -> None:
 
         run = tf.function(step) if in_graph else step
         run(tf.constant(1.0))
-        flat = reducers_of(dense)[0].flat
+        flat = each_run_of(dense)[0].mode
         held = flat.read_residual()
         assert held.any()
         for poison in (np.inf, np.nan):
@@ -300,7 +300,7 @@ def check_memory_that_nobody_holds_is_used_again() -> None:
         variable.assign_sub(0.1 * reduced([variable], lambda: tf.reduce_sum(variable))[0])
 
     step()
-    accumulator = reducers_of([variable])[0].flat.accumulator
+    accumulator = each_run_of([variable])[0].mode.accumulator
     memory = {accumulator.residual.base.ctypes.data, accumulator._acc.base.ctypes.data}
     for _ in range(5):
         step()

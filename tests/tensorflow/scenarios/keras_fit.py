@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
-from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -19,12 +17,22 @@ from tests.scenarios.common import (
     assert_equal_everywhere,
     everywhere,
     is_last,
+    logged,
     needs,
     needs_ranks,
     raised_everywhere,
     shared_folder,
 )
-from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_data, make_model, weights
+from tests.tensorflow.scenarios.common import (
+    broadcast,
+    compiled,
+    distribute,
+    fit,
+    keras,
+    make_data,
+    make_model,
+    weights,
+)
 
 
 def train(compression: object, **arguments: object) -> dict[str, np.ndarray]:
@@ -48,56 +56,18 @@ def check_fit_reduces_as_a_dense_allreduce_does() -> None:
     assert_close(train(DENSE, jit_compile=False), dense)
 
 
-def check_a_model_of_no_business_of_ours_is_fitted_by_keras_alone() -> None:
-    class Fits(keras.Model):  # type: ignore[misc]
-        def fit(self, *args: object, **kwargs: object) -> object:
-            return super().fit(*args, **kwargs)
-
-    class Counts(keras.callbacks.Callback):  # type: ignore[misc]
-        epochs = 0
-
-        def on_epoch_end(self, epoch: int, logs: object = None) -> None:
-            self.epochs += 1
-
-    def model() -> Any:
-        keras.utils.set_random_seed(1)
-        inputs = keras.layers.Input((20,))
-        return compiled(Fits(inputs, keras.layers.Dense(4)(inputs)), keras.optimizers.SGD(0.1))
-
-    data, keras_own = make_data(), keras.Model.fit.__wrapped__
-    expected = model()
-    keras_own(expected, *data, 16, 2, 0, shuffle=False)
-    for callbacks in (Counts(), [Counts()], (Counts(),), None):
-        ours = model()
-        ours.fit(*data, 16, 2, 0, callbacks, shuffle=False)
-        assert_same(ours, expected)
-    ours, counts = model(), Counts()
-    ours.fit(*data, 16, 2, 0, keras.callbacks.CallbackList([counts], add_history=True, model=ours), shuffle=False)
-    assert counts.epochs == 2
-    assert_same(ours, expected)
-    for wrong in ((data[0], data[1][:5]), (*data, "16"), (*data, 16, 2, 0, [5]), tuple(range(40))):
-        assert told(lambda wrong=wrong: ours.fit(*wrong)) == told(lambda wrong=wrong: keras_own(ours, *wrong))
-    assert told(lambda: ours.fit(*data, other=5)) == told(lambda: keras_own(ours, *data, other=5))
+def check_the_callback_switches_xla_off() -> None:
+    for optimizer in (distribute(DENSE), keras.mixed_precision.LossScaleOptimizer(distribute(DENSE))):
+        model = compiled(make_model(), optimizer, jit_compile="auto" if KERAS_3 else True)
+        fit(model, [broadcast()])
+        assert not model.jit_compile
+        assert step_report(model).step == 8
 
 
-def assert_same(left: Any, right: Any) -> None:
-    assert all(map(np.array_equal, left.get_weights(), right.get_weights()))
-
-
-def told(action: Callable[[], object]) -> str:
-    """The error of an action."""
-    try:
-        action()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    raise AssertionError("no error")
-
-
-def check_jit_compile_auto_does_not_choose_xla() -> None:
-    needs(KERAS_3, "Keras 3")
-    assert compiled(make_model(), distribute(DENSE), jit_compile="auto").jit_compile is False
-    wrapped = keras.mixed_precision.LossScaleOptimizer(distribute(DENSE))
-    assert compiled(make_model(), wrapped).jit_compile is False
+def check_the_callback_warns_of_a_plain_optimizer() -> None:
+    with logged() as messages:
+        fit(compiled(make_model(), keras.optimizers.SGD(0.1)), [broadcast()], epochs=1)
+    assert any("is not distributed" in message for message in messages)
 
 
 def check_sparse_fit_learns_and_replicas_are_equal() -> None:
@@ -115,8 +85,7 @@ def check_ranks_start_from_the_weights_of_rank_0() -> None:
     spy = keras.callbacks.LambdaCallback(on_batch_begin=lambda batch, logs: first.append(weights(model)["000"]))
     fit(model, [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0), spy])
     assert_equal_everywhere(hvd, weights(model))
-    if KERAS_3:  # Horovod's own broadcasts after the first step
-        assert_equal_everywhere(hvd, {"before the first step": first[0]})
+    assert_equal_everywhere(hvd, {"before the first step": first[0]})
 
 
 def check_a_model_that_is_built_by_its_first_batch_starts_alike() -> None:
@@ -186,8 +155,6 @@ def check_ranks_with_fewer_batches_are_an_error_on_all() -> None:
     callbacks = hvd_keras.callbacks
     for compression in (OkTopk(density=0.1), StepAhead(OkTopk(density=0.1))):
         for communicates in (callbacks.BroadcastGlobalVariablesCallback(0), callbacks.MetricAverageCallback()):
-            if not KERAS_3 and isinstance(communicates, callbacks.BroadcastGlobalVariablesCallback):
-                continue  # Horovod's own, which broadcasts at the first batch alone
             model = compiled(make_model(), distribute(compression))
             x, y = make_data(32 if is_last(hvd) else 64)
             messages = raised_everywhere(hvd, AgreementError, lambda m=model, c=communicates, x=x, y=y: m.fit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -10,10 +11,9 @@ import tensorflow as tf
 
 from horovod_oktopk import PluginError
 from horovod_oktopk.tensorflow import OkTopk, step_report
-from horovod_oktopk.tensorflow.registry import reducers_of
 from horovod_oktopk.tensorflow.versions import KERAS_3
-from tests.scenarios.common import assert_equal_everywhere, everywhere, raised_everywhere
-from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_model, weights
+from tests.scenarios.common import DENSE, assert_equal_everywhere, everywhere, raised_everywhere
+from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_model, variable_of, weights
 
 Scaler = keras.mixed_precision.LossScaleOptimizer
 OPTIONS = OkTopk(density=0.1, threshold_interval=1)
@@ -126,22 +126,16 @@ def check_losses_of_two_scalers_that_are_scaled_before_either_is_reduced() -> No
         assert np.array_equal(*results), f"{strategy}, {in_graph=}"
 
 
-def check_a_loss_that_one_of_two_scalers_may_have_scaled_is_refused() -> None:
+def check_a_part_or_a_sum_of_scaled_losses_is_refused() -> None:
     pair = [Training("tape", True, False) for _ in range(2)]
-    with tf.GradientTape() as tape:
-        losses = [scaled_loss(training.optimizer, tf.reduce_sum(training.weight)) for training in pair]
-        part = 0.5 * losses[0]
-    distributed = hvd.DistributedGradientTape(tape, compression=OPTIONS)
-    message = raised_everywhere(hvd, PluginError, lambda: distributed.gradient(part, [pair[0].weight]))[0]
-    assert "scaled loss itself" in message
-
-
-def check_a_part_of_a_scaled_loss_has_its_scale() -> None:
-    training = Training("tape", True, False)
-    with tf.GradientTape() as tape:
-        part = 0.5 * scaled_loss(training.optimizer, tf.reduce_sum(training.weight))
-    hvd.DistributedGradientTape(tape, compression=OPTIONS).gradient(part, [training.weight])
-    assert reducers_of([training.weight])[0].flat.residual_scale == 4.0
+    for of in (lambda first, _: 0.5 * first, lambda first, second: first + second):
+        with tf.GradientTape() as tape:
+            losses = [scaled_loss(training.optimizer, tf.reduce_sum(training.weight)) for training in pair]
+            loss = of(*losses)
+        distributed = hvd.DistributedGradientTape(tape, compression=OPTIONS)
+        message = raised_everywhere(hvd, PluginError,
+                                    lambda tape=distributed, loss=loss: tape.gradient(loss, [pair[0].weight]))[0]
+        assert "scaled loss itself" in message
 
 
 def check_overflow_on_one_rank_skips_the_step_on_all() -> None:
@@ -162,24 +156,40 @@ def check_overflow_on_one_rank_skips_the_step_on_all() -> None:
 
 
 def check_an_unscaled_loss_after_a_scaled_one_has_no_scale() -> None:
-    def scale_of_a_step() -> float | None:
-        weight = tf.Variable(tf.ones(4), name="unscaled")
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(weight)
-        hvd.DistributedGradientTape(tape, compression=OPTIONS).gradient(loss, [weight])
-        return reducers_of([weight])[0].flat.residual_scale
-
     scaled = Training("tape", True, in_graph=False)
     scaled.step(0)
-    assert reducers_of([scaled.weight])[0].flat.residual_scale is not None
-    assert scale_of_a_step() is None
 
     @tf.function
     def loss_that_nobody_reduces() -> tf.Tensor:
         return scaled_loss(scaled.optimizer, tf.constant(1.0))
 
-    loss_that_nobody_reduces()
-    assert scale_of_a_step() is None
+    for _ in range(2):
+        weight = tf.Variable(tf.ones(4), name="unscaled")
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight)
+        [gradient] = hvd.DistributedGradientTape(tape, compression=DENSE).gradient(loss, [weight])
+        assert gradient.numpy().tolist() == [1.0] * 4
+        loss_that_nobody_reduces()
+
+
+def step_of_both(optimizer: Any, weight: Any) -> None:
+    """A distributed tape, and a distributed optimizer."""
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.convert_to_tensor(weight))
+    tape = hvd.DistributedGradientTape(tape, compression=DENSE, op=hvd.Sum)
+    optimizer.apply_gradients(zip(tape.gradient(loss, [weight]), [weight], strict=True))
+
+
+def check_a_tape_and_an_optimizer_reduce_once() -> None:
+    """Whatever is reduced twice would be divided by another sum, and have its residual added twice."""
+    for in_graph in (False, True):
+        weight = variable_of(np.zeros(3, np.float32))
+        optimizer = distribute(DENSE, keras.optimizers.SGD(1.0), op=hvd.Sum)
+        optimizer.build([weight])
+
+        step = functools.partial(step_of_both, optimizer, weight)
+        (tf.function(step) if in_graph else step)()
+        assert np.array(tf.convert_to_tensor(weight)).tolist() == [-float(hvd.size())] * 3
 
 
 def check_fit_with_the_mixed_float16_policy() -> None:

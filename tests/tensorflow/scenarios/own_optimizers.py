@@ -11,7 +11,7 @@ import tensorflow as tf
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import AgreementError
 from horovod_oktopk.tensorflow import OkTopk, set_density, step_report
-from horovod_oktopk.tensorflow.registry import reducers_of
+from horovod_oktopk.tensorflow.registry import each_run_of
 from horovod_oktopk.tensorflow.versions import KERAS_3
 from tests.scenarios.common import (
     DENSE,
@@ -24,18 +24,14 @@ from tests.scenarios.common import (
     raised_everywhere,
     shared_folder,
 )
-from tests.tensorflow.scenarios.common import distribute, fit, keras, weights
+from tests.tensorflow.scenarios.common import broadcast, distribute, fit, keras, weights
 
 layers = keras.layers
 
 
 def minimize(optimizer: Any, loss: Any, trained: list[Any], tape: Any) -> None:
-    """A step; tf-keras reduces in `minimize` alone, which Keras 3 does not have."""
     trainable = [variable for layer in trained for variable in layer.trainable_variables]
-    if KERAS_3:
-        optimizer.apply_gradients(zip(tape.gradient(loss, trainable), trainable, strict=True))
-    else:
-        optimizer.minimize(loss, trainable, tape)
+    optimizer.apply_gradients(zip(tape.gradient(loss, trainable), trainable, strict=True))
 
 
 class Autoencoder(keras.Model):
@@ -85,10 +81,6 @@ def state(optimizer: Any) -> dict[str, np.ndarray]:
     return {f"{index:03}": np.array(variable) for index, variable in enumerate(variables(optimizer))}
 
 
-def broadcast() -> Any:
-    return hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
-
-
 def check_a_model_that_is_never_called_starts_alike() -> None:
     keras.utils.set_random_seed(1 + hvd.rank())
     model = Autoencoder()
@@ -99,7 +91,6 @@ def check_a_model_that_is_never_called_starts_alike() -> None:
 
 
 def check_a_gan_starts_alike_with_the_state_of_its_own_optimizers() -> None:
-    needs(KERAS_3, "Keras 3")  # Horovod's own callback knows model.optimizer alone
     keras.utils.set_random_seed(1 + hvd.rank())
     model = Gan(DENSE, rate=0.05 * (1 + hvd.rank()))
     fit(model, [broadcast()])
@@ -144,7 +135,7 @@ def fit_gan(steps: range, callbacks: Any = (), model: Any = None) -> Any:
 
 
 def residuals(model: Any) -> list[np.ndarray]:
-    return [reducer.flat.read_residual() for reducer in reducers_of(model)]
+    return [run.mode.read_residual() for run in each_run_of(model)]
 
 
 def check_a_gans_residuals_are_saved_and_come_back() -> None:
@@ -174,7 +165,7 @@ def check_a_models_own_optimizers_get_another_density_together() -> None:
     model = fit_gan(range(1))
     set_density(model, 0.5)
     fit(model)
-    reports = [reducer.flat.last_report for reducer in reducers_of(model)]
+    reports = [run.mode.last_report for run in each_run_of(model)]
     assert [report.k for report in reports] == [round(0.5 * report.n) for report in reports]
     assert len(reports) == 2
 

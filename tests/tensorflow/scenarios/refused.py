@@ -9,14 +9,16 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as stock_keras
+import numpy as np
 import tensorflow as tf
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import OptionError, PluginError, StepAhead
 from horovod_oktopk.tensorflow import OkTopk, load_state, save_state, set_density, step_report
+from horovod_oktopk.tensorflow.registry import Runs
 from horovod_oktopk.tensorflow.versions import KERAS_3
 from tests.scenarios.common import DENSE, needs, raised_everywhere
-from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_model
+from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_model, variable_of
 
 
 def check_xla() -> None:
@@ -66,41 +68,29 @@ def check_a_lone_allreduce() -> None:
     assert "hvd.DistributedGradientTape" in messages[0]
 
 
-def check_horovods_keras_optimizer_under_keras_3() -> None:
+def check_every_factory_of_horovod_makes_a_keras_optimizer() -> None:
     import horovod.keras
     for make in (stock_keras.DistributedOptimizer, hvd.DistributedOptimizer, horovod.keras.DistributedOptimizer):
-        def wrap(make: object = make) -> object:
-            return make(keras.optimizers.SGD(0.1), compression=OkTopk(density=0.1))
-        if KERAS_3:
-            assert "horovod_oktopk.tensorflow.keras" in raised_everywhere(hvd, PluginError, wrap)[0]
-        else:
-            model = compiled(make_model(), wrap())
-            fit(model)
-            assert step_report(model).step == 8
+        model = compiled(make_model(), make(keras.optimizers.SGD(0.1), compression=OkTopk(density=0.1)))
+        fit(model)
+        assert step_report(model).step == 8
 
 
 def check_op_reaches_a_keras_optimizer() -> None:
     """Horovod's own hvd.DistributedOptimizer drops it."""
-    needs(not KERAS_3, "tf-keras")
-    weight = tf.Variable(tf.zeros(3))
+    weight = variable_of(np.zeros(3, np.float32))
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=DENSE, op=hvd.Sum)
-    optimizer.minimize(lambda: tf.reduce_sum(weight), [weight])
-    assert weight.numpy().tolist() == [-float(hvd.size())] * 3
+    optimizer.apply_gradients([(tf.ones(3), weight)])
+    assert np.array(tf.convert_to_tensor(weight)).tolist() == [-float(hvd.size())] * 3
 
 
 def check_fit_without_a_trainable_variable() -> None:
-    def train() -> None:
-        model = keras.Sequential([keras.layers.Input((20,)), keras.layers.Dense(4, trainable=False)])
-        fit(compiled(model, distribute(DENSE)))
-
-    if KERAS_3:  # which warns of it
-        train()
-    else:
-        assert "no trainable variable" in raised_everywhere(hvd, PluginError, train)[0]
+    """Keras 3 warns of it."""
+    model = keras.Sequential([keras.layers.Input((20,)), keras.layers.Dense(4, trainable=False)])
+    fit(compiled(model, distribute(DENSE)))
 
 
 def check_distributing_twice_or_something_else() -> None:
-    needs(KERAS_3, "Keras 3")
     optimizer = distribute(DENSE)
     assert "already" in raised_everywhere(hvd, PluginError, lambda: distribute(DENSE, optimizer))[0]
     assert "got 5" in raised_everywhere(hvd, PluginError, lambda: hvd_keras.DistributedOptimizer(5))[0]
@@ -125,11 +115,8 @@ def plain_like(optimizer: Any) -> Any:
 
 
 def check_copies_of_optimizers() -> None:
-    needs(KERAS_3, "Keras 3")  # tf-keras' own cannot be copied at all
     scaler = keras.mixed_precision.LossScaleOptimizer
-    for optimizer in (distribute(DENSE), scaler(distribute(DENSE)),
-                      distribute(DENSE, scaler(keras.optimizers.SGD())),
-                      distribute(StepAhead(DENSE), scaler(keras.optimizers.SGD()))):
+    for optimizer in (distribute(DENSE), distribute(DENSE, scaler(keras.optimizers.SGD()))):
         for strategy in (copy.copy, copy.deepcopy, pickle.dumps):
             def make(strategy: Any = strategy, optimizer: Any = optimizer) -> None:
                 strategy(optimizer)
@@ -165,8 +152,8 @@ def check_gradients_without_their_variables() -> None:
 
     @tf.function
     def step() -> None:
-        reducer = hvd.DistributedGradientTape(tf.GradientTape(), compression=DENSE)._allreduce_grads
-        reducer([tf.ones(3), tf.ones(3)], [other])
+        runs = Runs(DENSE, hvd.Average, hvd.global_process_set, sparse_as_dense=False)
+        runs.reduce([tf.ones(3), tf.ones(3)], [other])
 
     assert "variable of every gradient" in raised_everywhere(hvd, PluginError, step)[0]
 

@@ -1,10 +1,10 @@
-"""What the public names of Keras and TensorFlow do with a model's weights, where each rank has its own."""
+"""What the public names of Keras and TensorFlow do with a model's weights, which each rank has of its own."""
 
 from __future__ import annotations
 
-SAVES = "what is kept is what all ranks share"
-LOADS = "what is written into the model is shared from then on"
-SHOWS = "what it computes is of what all ranks share"
+SAVES = "keeps weights: inside shared_parameters those that all ranks share; outside it is an error, or not caught"
+LOADS = "writes weights: inside shared_parameters they are shared from then on"
+SHOWS = "computes with what the variables hold: in fit, with the callback, what all ranks share"
 TRAINS = "takes steps with this rank's own"
 OWN = "is of what the variables hold, inside shared_parameters and outside, as docs/step_ahead.md says"
 NOTHING = "does not read weights"

@@ -14,7 +14,7 @@ from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import OptionError
 from horovod_oktopk.tensorflow import OkTopk, StepAhead, load_state, save_state, step_report
-from horovod_oktopk.tensorflow.registry import reducers_of
+from horovod_oktopk.tensorflow.registry import each_run_of
 from horovod_oktopk.tensorflow.versions import KERAS_3
 from tests.scenarios.common import (
     assert_equal_everywhere,
@@ -39,7 +39,7 @@ OPTIONS = OkTopk(density=0.1, selection="reuse", threshold_interval=4, region_in
 
 
 def residual(target: Any) -> np.ndarray:
-    return reducers_of(target)[0].flat.read_residual()
+    return each_run_of(target)[0].mode.read_residual()
 
 
 def fresh_model() -> Any:
@@ -258,7 +258,7 @@ def check_training_goes_on_as_without_the_save_where_the_disk_is_full() -> None:
                         fails_to_save(model, folder / "state", limit)
                         assert [path.name for path in Path(folder).iterdir()] == ["state"]
                     train(model, range(step, step + 1))
-                trained.append((flat(weights(model)), reducers_of(model)[0].flat.record()["residual"]))
+                trained.append((flat(weights(model)), each_run_of(model)[0].mode.record()["residual"]))
             for expected, found in zip(*trained, strict=True):
                 assert expected.tobytes() == found.tobytes(), options
             everywhere(hvd, "done")
@@ -305,7 +305,7 @@ def check_a_second_phase_of_tapes_goes_on_where_the_file_has_one_alone() -> None
         load_state([first, second], folder / "state")
         step(first)
         step(second)
-        assert reducers_of([second])[0].flat.report.step == 1
-        assert reducers_of([first])[0].flat.report.step == 2
+        assert each_run_of([second])[0].mode.report.step == 1
+        assert each_run_of([first])[0].mode.report.step == 2
         everywhere(hvd, "done")
 

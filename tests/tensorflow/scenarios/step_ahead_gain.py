@@ -13,7 +13,7 @@ from horovod_oktopk.tensorflow import step_report
 from horovod_oktopk.tensorflow.keras.callbacks import StepReportLogger
 from horovod_oktopk.tensorflow.versions import KERAS_3
 from tests.scenarios.common import assert_equal_everywhere, needs
-from tests.tensorflow.scenarios.common import distribute, fit, keras
+from tests.tensorflow.scenarios.common import distribute, fit, keras, variable_of
 from tests.tensorflow.scenarios.step_ahead import model_with, take_steps
 
 OPTIONS = StepAhead(OkTopk(density=0.05))
@@ -35,10 +35,6 @@ def check_optimizers_that_normalize_take_longer_steps() -> None:
         for make in (optimizers.Adam, optimizers.RMSprop, optimizers.Nadam):
             report = report_after(3, make(0.01), run_eagerly=eager)
             assert (report.gain > 1) == (hvd.size() > 1), "the ranks' data differ"
-
-
-def variable_of(values: np.ndarray) -> Any:
-    return tf.keras.Variable(values) if KERAS_3 else tf.Variable(values)
 
 
 def decayed(make: Any, gain: float | None, in_graph: bool) -> np.ndarray:

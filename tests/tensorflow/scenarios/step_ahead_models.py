@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,13 +15,22 @@ import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import Dense, OkTopk, PluginError, StepAhead
 from horovod_oktopk.tensorflow import load_state, save_state, shared_parameters, step_report
 from horovod_oktopk.tensorflow.versions import KERAS_3
-from tests.scenarios.common import assert_equal_everywhere, everywhere, raised_everywhere, shared_folder
-from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_data, make_model, weights
+from tests.scenarios.common import assert_equal_everywhere, everywhere, logged, raised_everywhere, shared_folder
+from tests.tensorflow.scenarios.common import (
+    broadcast,
+    compiled,
+    distribute,
+    fit,
+    keras,
+    make_data,
+    make_model,
+    weights,
+)
 from tests.tensorflow.scenarios.step_ahead import OPTIONS, assert_shared_is_equal, model_with, own, shared, take_steps
 
 
 class Watch(keras.callbacks.Callback):
-    """Comes in no particular place. It notes whether the variables are the same on all ranks."""
+    """Comes after BroadcastGlobalVariablesCallback, and notes whether the variables are the same on all ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,10 +58,10 @@ def check_fit_shows_what_ranks_share_in_validation_and_callbacks_and_at_the_end(
     with shared_folder(hvd) as folder:
         path = str(folder / f"{hvd.rank()}-") + "{epoch}.weights.h5"
         checkpoint = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
-        batches = keras.callbacks.ModelCheckpoint(str(folder / f"{hvd.rank()}-batch.weights.h5"),
-                                                  save_weights_only=True, save_freq=3)
+        batches = hvd_keras.callbacks.SharedParameters(keras.callbacks.ModelCheckpoint(
+            str(folder / f"{hvd.rank()}-batch.weights.h5"), save_weights_only=True, save_freq=3))
         model, watch = model_with(), Watch()
-        history = fit(model, [checkpoint, watch, batches], epochs=3, validation_data=(x, y))
+        history = fit(model, [broadcast(), checkpoint, watch, batches], epochs=3, validation_data=(x, y))
         saved = [make_model() for _ in range(4)]
         for number, each in enumerate(saved[:3]):
             each.load_weights(str(folder / f"{hvd.rank()}-{number + 1}.weights.h5"))
@@ -69,57 +76,27 @@ def check_fit_shows_what_ranks_share_in_validation_and_callbacks_and_at_the_end(
     np.testing.assert_allclose(model.evaluate(x, y, verbose=0)[0], history["val_loss"][-1], rtol=1e-4)
 
 
-def check_a_callback_list_of_the_programs_own_sees_what_ranks_share() -> None:
+def check_without_the_callback_the_model_is_the_same_after_fit_and_a_warning_says_so() -> None:
     model, watch = model_with(), Watch()
-    callbacks = keras.callbacks.CallbackList([watch], add_history=True, model=model)
-    before = list(callbacks.callbacks)
-    x, y = make_data()
-    for _ in range(2):
-        model.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=callbacks)
-        assert callbacks.callbacks == before
-    assert watch.seen == {"training": [hvd.size() == 1] * 16, "epoch's end": [True] * 4, "training's end": [True] * 2}
-
-
-def check_a_fit_that_calls_the_one_of_keras_shows_what_ranks_share() -> None:
-    class Fits(keras.Model):  # type: ignore[misc]
-        def fit(self, *args: Any, **kwargs: Any) -> Any:
-            return super().fit(*args, **kwargs)
-
-    inputs, watch = keras.layers.Input((20,)), Watch()
-    keras.utils.set_random_seed(1)
-    model = compiled(Fits(inputs, keras.layers.Dense(4)(inputs)), distribute(OPTIONS))
-    model.fit(*make_data(), 16, 2, 0, [watch])  # batch_size, epochs, verbose, callbacks
-    assert watch.seen == {"training": [hvd.size() == 1] * 8, "epoch's end": [True] * 2, "training's end": [True]}
+    with logged() as messages:
+        fit(model, [watch])
+    assert_equal_everywhere(hvd, weights(model))
+    assert watch.seen["epoch's end"] == [hvd.size() == 1] * 2
+    assert any("first in the list" in message for message in messages)
 
 
 def check_a_second_fit_goes_on_with_what_was_not_sent() -> None:
     results = []
     for epochs in ((2, 1), (1, 1, 1)):
-        model = model_with()
+        model = model_with(optimizer=keras.optimizers.SGD(0.1))
         for number in epochs:
-            fit(model, epochs=number)
+            fit(model, [broadcast()], epochs=number)
         assert step_report(model).step == 12
         results.append(own(model))
     np.testing.assert_allclose(*results, atol=1e-5)  # w - (w - p) rounds
 
 
-def check_methods_of_models_read_what_ranks_share() -> None:
-    model, x = model_with(), make_data()[0] * 0 + 1
-    take_steps(model, range(3))
-    part = keras.Sequential([keras.layers.Input((20,)), model.layers[0]])
-    expected, before = shared(model), own(model)
-    readings = [model.predict(x, verbose=0), model.predict_on_batch(x), part.predict(x, verbose=0),
-                np.concatenate([each.ravel() for each in model.get_weights()])]
-    if KERAS_3:  # tf-keras does not find Horovod's class when it copies a model
-        readings += [again.get_weights()[0] for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)))]
-    for value in readings:
-        assert_equal_everywhere(hvd, {"reading": value})
-    assert np.array_equal(readings[3], expected)
-    assert np.array_equal(own(model), before), "this rank's own came back"
-    assert not np.array_equal(before, expected)
-
-
-def check_weights_that_are_set_are_shared() -> None:
+def check_weights_that_are_set_inside_are_shared() -> None:
     """As EarlyStopping does, which puts back the best."""
     model = model_with()
     stop = keras.callbacks.EarlyStopping("loss", mode="max", restore_best_weights=True)  # the first epoch is best
@@ -127,12 +104,12 @@ def check_weights_that_are_set_are_shared() -> None:
     spy = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: first.append(own(model)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fit(model, [spy, stop], epochs=5)
+        fit(model, [broadcast(), spy, stop], epochs=5)
         assert len(first) == 2
         assert np.array_equal(own(model), first[0])
         take_steps(model, range(2))
-        model.set_weights([value * 0 for value in model.get_weights()])
-        assert not own(model).any()
+        with shared_parameters(model):
+            model.set_weights([value * 0 for value in model.get_weights()])
         assert not shared(model).any()
         take_steps(model, range(2))
     assert_shared_is_equal(model)
@@ -141,9 +118,11 @@ def check_weights_that_are_set_are_shared() -> None:
 def check_a_new_optimizer_begins_with_what_ranks_share() -> None:
     model = model_with()
     take_steps(model, range(3))
-    compiled(model, distribute(OPTIONS, keras.optimizers.Adam(0.01)))
-    assert_equal_everywhere(hvd, {"w": own(model)})
-    take_steps(model, range(3))
+    expected, before = shared(model), model.optimizer  # which is not gone yet
+    compiled(model, distribute(StepAhead(Dense(), ahead=1, overlap=False), keras.optimizers.Adam(0.0)))
+    take_steps(model, range(1))
+    assert np.array_equal(shared(model), expected)
+    assert step_report(before).step == 3
     other = distribute(OPTIONS)
     other.build(model.trainable_variables)
     other.apply_gradients([(tf.ones(v.shape), v) for v in model.trainable_variables])
@@ -152,7 +131,7 @@ def check_a_new_optimizer_begins_with_what_ranks_share() -> None:
 
 def check_ranks_start_from_the_weights_of_rank_0() -> None:
     model = model_with(seed=1 + hvd.rank())
-    fit(model, [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)])
+    fit(model, [broadcast()])
     assert step_report(model).step == 8
     assert_equal_everywhere(hvd, weights(model))
 
@@ -167,9 +146,9 @@ def check_a_port_of_horovods_example_starts_from_the_weights_of_rank_0() -> None
         model = keras.Sequential([layers.Conv2D(4, [3, 3], activation="relu"), layers.Dropout(0.25),
                                   layers.BatchNormalization(), layers.Flatten(), layers.Dense(4)])
         optimizer = distribute(compression, keras.optimizers.Adam(0.01))
-        compiled(model, optimizer, experimental_run_tf_function=False)
+        compiled(model, optimizer)
         model.fit(batches, steps_per_epoch=3, epochs=2, verbose=0, callbacks=[
-            hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0), hvd_keras.callbacks.MetricAverageCallback()])
+            broadcast(), hvd_keras.callbacks.MetricAverageCallback()])
         assert_equal_everywhere(hvd, {"w": own(model)})
         assert step_report(model).step == 6
 
@@ -188,13 +167,13 @@ def check_a_saved_model_resumes_with_the_same_bits() -> None:
         with shared_folder(hvd) as folder:
             path = str(folder / f"{hvd.rank()}{'.keras' if KERAS_3 else '.h5'}")
             model = model_with(options)
-            fit(model)
+            fit(model, [broadcast()])
             model.save(path)
             save_state(model, folder / "state")
             resumed = hvd_keras.load_model(path, compression=options)
             load_state(resumed, folder / "state")
             for each in (model, resumed):
-                fit(each)
+                fit(each, [broadcast()])
             everywhere(hvd, "done")
         assert step_report(resumed).step == 16
         assert np.array_equal(own(model), own(resumed))
@@ -205,7 +184,7 @@ def check_checkpoint_callbacks_resume_with_the_same_bits() -> None:
     def train(epochs: int, folder: Path) -> Any:
         model = model_with()
         backup = keras.callbacks.BackupAndRestore(str(folder / f"backup{hvd.rank()}"), delete_checkpoint=False)
-        fit(model, [backup, hvd_keras.callbacks.StateCheckpoint(folder / "residuals")], epochs=epochs)
+        fit(model, [broadcast(), backup, hvd_keras.callbacks.StateCheckpoint(folder / "residuals")], epochs=epochs)
         return model
 
     with shared_folder(hvd) as folder:
@@ -232,7 +211,6 @@ def check_elastic_states_keep_what_ranks_share_and_each_residual() -> None:
         after = shared(model)
         state.restore()
         assert np.array_equal(shared(model), expected)
-        assert_equal_everywhere(hvd, {"w": own(model)})
         take_steps(model, range(2, 5))
         assert np.array_equal(shared(model), after)
         state.sync()
@@ -262,10 +240,9 @@ def check_what_cannot_work_is_refused() -> None:
     with tf.GradientTape() as tape:
         tf.reduce_sum(weight)
     assert "DistributedOptimizer" in message(lambda: hvd.DistributedGradientTape(tape, compression=OPTIONS))
-    if KERAS_3:  # in tf-keras Horovod refuses it
-        assert "Adasum" in message(lambda: distribute(OPTIONS, op=hvd.Adasum))
+    assert "Adasum" in message(lambda: distribute(OPTIONS, op=hvd.Adasum))
+    kinds = keras.optimizers
     if KERAS_3:
-        kinds = keras.optimizers
         several = kinds.MultiOptimizer(kinds.OptimizerMap(kinds.SGD(0.1)))
         assert "each optimizer in it has its own" in message(lambda: distribute(OPTIONS, several))
     assert "use_ema" in message(lambda: distribute(OPTIONS, keras.optimizers.SGD(0.1, use_ema=True)))
@@ -275,13 +252,8 @@ def check_what_cannot_work_is_refused() -> None:
     assert "tf.function" in message(tf.function(lambda: shared_parameters(model).__enter__()))
     optimizer = distribute(StepAhead(Dense()))
     extra = tf.Variable(tf.ones(2))
-    local = distribute(OPTIONS)
-    if KERAS_3:
-        assert "local" in message(lambda: local.register_local_var(weight))
-        return
-    local.register_local_var(weight)
-    assert "local" in message(lambda: local.apply_gradients([(tf.ones(3), weight)]))
-    optimizer.apply_gradients([(tf.ones(3), weight)])
-    assert "after the first step" in message(lambda: optimizer.apply_gradients([(weight, weight), (extra, extra)]))
-    scaled = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1))
-    assert "comes around" in message(lambda: distribute(OPTIONS, scaled))
+    assert "local" in message(lambda: distribute(OPTIONS).register_local_var(weight))
+    if not KERAS_3:
+        optimizer.apply_gradients([(tf.ones(3), weight)])
+        assert "after the first step" in message(
+            lambda: optimizer.apply_gradients([(weight, weight), (extra, extra)]))

@@ -94,11 +94,16 @@ def check_the_loss_scale_of_an_earlier_versions_state_is_divided_out() -> None:
     state = optimizer.state_dict()
     (record,) = state["horovod_oktopk"]
     scaled = {**state, "horovod_oktopk": [{**record, "residual": 64.0 * record["residual"], "residual_scale": 64.0}]}
-    other = distribute(parameters(), OkTopk(density=0.1))
+    others = parameters()
+    other = distribute(others, OkTopk(density=0.1))
     other.load_state_dict(scaled)
-    backward(params, gradients(1, hvd.rank()))
-    assert torch.equal(other.state_dict()["horovod_oktopk"][0]["residual"], record["residual"])
-    assert record["residual"].any()
+    for trained, each in ((params, optimizer), (others, other)):
+        each.zero_grad()
+        backward(trained, gradients(1, hvd.rank()))
+        each.step()
+    first, second = (each.state_dict()["horovod_oktopk"][0]["residual"] for each in (optimizer, other))
+    assert torch.equal(first, second)
+    assert first.any()
 
 
 def check_orders_that_would_reduce_scales_or_clip_parts_are_refused() -> None:

@@ -1,0 +1,131 @@
+"""The gradients of one step: as tensors, and as the arrays that a Python function is given of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from horovod_oktopk.reducer.mode import Gradients, Piece, Update
+from horovod_oktopk.step_ahead.noise import elements_of_rows, gather_by_parts
+from horovod_oktopk.tensorflow.layout import TensorLayout
+from horovod_oktopk.tensorflow.variables import key_of, name_of
+from horovod_oktopk.vectors.sparse import Indices, Values
+
+Array = NDArray[Any]
+Signature = tuple[str, ...]
+Scale = Any
+"""A loss scale that gradients hold, a scalar tensor; or None."""
+
+
+def is_dense(gradient: Any) -> bool:
+    """Return True if a gradient has a place in the flat vector of gradients."""
+    return gradient is not None and not isinstance(gradient, tf.IndexedSlices)
+
+
+def signature_of(variables: Sequence[Any], gradients: Sequence[Any]) -> Signature:
+    """Return one line for each variable, which must be the same on all ranks, and at all steps."""
+    return tuple(f"parameter {name_of(v)}: {_kind(v, g)}" for v, g in zip(variables, gradients, strict=True))
+
+
+def _kind(variable: Any, gradient: Any) -> str:
+    if gradient is None:
+        return "no gradient"
+    shape = f"shape {tuple(variable.shape)}, {gradient.dtype.name}"
+    return shape if is_dense(gradient) else f"sparse gradient, {shape}"
+
+
+def all_finite(gradients: Sequence[Any]) -> tf.Tensor:
+    """Return whether all elements are finite: bool, a scalar."""
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(each)) for each in values] or [True])
+
+
+def without_scale(gradients: Sequence[Any], scale: Scale) -> list[Any]:
+    """Return the gradients of the loss, without the scale."""
+    return list(gradients) if scale is None else [_times(g, 1 / scale) for g in gradients]
+
+
+def with_scale(gradients: Sequence[Any], scale: Scale) -> list[Any]:
+    """Return the gradients of the scaled loss, as whoever takes the scale out again expects them."""
+    return list(gradients) if scale is None else [_times(g, scale) for g in gradients]
+
+
+def _times(gradient: Any, factor: tf.Tensor) -> Any:
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_times(gradient.values, factor), gradient.indices, gradient.dense_shape)
+    wide = tf.float64 if gradient.dtype == tf.float64 else tf.float32  # a scale may be too large for float16
+    return tf.cast(tf.cast(gradient, wide) * tf.cast(factor, wide), gradient.dtype)
+
+
+class Form:
+    """The gradients that a step has of a layout's variables, and which of them are sparse; no tensor, no variable."""
+
+    def __init__(self, variables: Sequence[Any], gradients: Sequence[Any], layout_of: Sequence[Any]) -> None:
+        part_of = {key: part for part, key in enumerate(key_of(layout_of))}
+        self._is_sparse = {part_of[key]: isinstance(gradient, tf.IndexedSlices)
+                           for key, gradient in zip(key_of(variables), gradients, strict=True)
+                           if gradient is not None}
+
+    @staticmethod
+    def inputs(gradients: Sequence[Any]) -> list[tf.Tensor]:
+        """Return the tensors that a Python function is to be given of these gradients."""
+        return [tensor for gradient in gradients if gradient is not None for tensor in (
+            (gradient.indices, gradient.values) if isinstance(gradient, tf.IndexedSlices) else (gradient,))]
+
+    def arrays(self, inputs: Sequence[Array]) -> dict[int, tuple[Indices | None, Array]]:
+        """Return what came for the inputs, by the layout's parts: the rows of a sparse gradient, and values."""
+        remaining = iter(inputs)
+        return {part: (next(remaining).astype(np.int64) if is_sparse else None, next(remaining))
+                for part, is_sparse in self._is_sparse.items()}
+
+
+class DenseArrays(Gradients):
+    """Dense gradients of all variables of a layout. memory_for: returns an array to write the index-th in."""
+
+    clearable = False  # TensorFlow's own memory
+
+    def __init__(self, layout: TensorLayout, arrays: Sequence[Array], memory_for: Callable[[int], Array]) -> None:
+        self._layout, self._arrays, self._memory_for = layout, arrays, memory_for
+        self.written: list[Array] = []
+        """The arrays of the last update."""
+
+    def pieces(self) -> Iterator[Piece]:
+        return self._layout.pieces(self._arrays)
+
+    def write(self, update: Update | None, cleared: bool) -> None:  # noqa: ARG002
+        self.written = self._layout.write(update, self._memory_for)
+
+    def elements(self, places: Indices) -> Values:
+        return gather_by_parts(places, self._layout.offsets, lambda part, within: self._arrays[part].ravel()[within])
+
+    def all_finite(self) -> bool:
+        return all(bool(np.isfinite(each).all()) for each in self._arrays)
+
+
+class OwnArrays(Gradients):
+    """Gradients of some variables of a layout, dense or sparse. finite: True if all are."""
+
+    def __init__(self, layout: TensorLayout, form: Form, inputs: Sequence[Array], finite: bool) -> None:
+        self._layout, self._finite = layout, finite
+        self._arrays = form.arrays(inputs)
+
+    def elements(self, places: Indices) -> Values:
+        return gather_by_parts(places, self._layout.offsets, self._elements_of)
+
+    def _elements_of(self, part: int, places: Indices) -> Values:
+        if part not in self._arrays:
+            return np.zeros(len(places))
+        rows, values = self._arrays[part]
+        if rows is not None:
+            return elements_of_rows(rows, values, places)
+        found: Values = values.reshape(-1)[places]
+        return found
+
+    def all_finite(self) -> bool:
+        return self._finite

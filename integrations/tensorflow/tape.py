@@ -1,0 +1,99 @@
+"""A distributed tape: the user's own tf.GradientTape, with a class of its own that reduces gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import tensorflow as tf
+
+from horovod_oktopk.tensorflow import amp
+from horovod_oktopk.tensorflow.gradients import with_scale, without_scale
+from horovod_oktopk.tensorflow.registry import Runs
+from horovod_oktopk.tensorflow.variables import refuse_overwritten, tensor_of
+
+MARK = "_oktopk_reduced"
+
+
+class DistributedTape:
+    """The part that comes before a tape's own class. `distribute` sets what it has."""
+
+    _runs: Runs
+    _density: float
+    _process_set: Any
+    _scale_local_gradients: bool
+    _local_sources: set[Any]
+
+    def register_local_source(self, source: Any) -> None:
+        """Leave the gradient of this variable unreduced; but divide it by P, if scale_local_gradients."""
+        self._local_sources.add(tensor_of(source).ref())
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
+    def gradient(self, target: Any, sources: Any, output_gradients: Any = None,
+                 use_generic_names: bool = False, **kwargs: Any) -> Any:  # noqa: ARG002 (Horovod's, without effect)
+        """Return the reduced gradients of a target by variables; see tf.GradientTape.gradient."""
+        given = tf.nest.flatten(sources)
+        refuse_overwritten(given)
+        variables = list(map(tensor_of, given))
+        gradients = super().gradient(target, variables, output_gradients, **kwargs)  # type: ignore[misc]
+        scale = amp.scale_of_loss(target)
+        reduced = with_scale(self._reduced(without_scale(gradients, scale), variables), scale)
+        for each in reduced:
+            if each is not None:
+                with suppress(AttributeError):  # of tf.IndexedSlices
+                    setattr(each, MARK, True)
+        return reduced if isinstance(sources, list | tuple) else tf.nest.pack_sequence_as(sources, reduced)
+
+    def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        def reduce(given: Sequence[Any], over: Sequence[Any]) -> list[Any]:
+            return self._runs.reduce(given, over, self._density)
+
+        return reduced_but_local(reduce, gradients, variables, self._local_sources,
+                                 self._process_set if self._scale_local_gradients else None)
+
+    def get_local_and_global_gradients(self, target: Any, sources: Any, output_gradients: Any = None,
+                                       use_generic_names: bool = False) -> tuple[list[Any], list[Any]]:
+        """Return (variable, gradient) of local variables, and of all others; as Horovod's tape does."""
+        gradients = self.gradient(target, sources, output_gradients, use_generic_names)
+        pairs = list(zip(sources, gradients, strict=True))
+        is_local = [tensor_of(source).ref() in self._local_sources for source, _ in pairs]
+        return ([pair for pair, local in zip(pairs, is_local, strict=True) if local],
+                [pair for pair, local in zip(pairs, is_local, strict=True) if not local])
+
+
+def distribute(tape: tf.GradientTape, runs: Runs, density: float, process_set: Any,
+               scale_local_gradients: bool) -> None:
+    """Give a tape a class of its own, which reduces the gradients. density: the share that this tape selects."""
+    plain = next(cls for cls in type(tape).__mro__ if not issubclass(cls, DistributedTape))
+    tape.__class__ = type(plain.__name__, (DistributedTape, plain), {"__module__": plain.__module__})
+    tape._runs, tape._density, tape._process_set = runs, density, process_set
+    tape._scale_local_gradients, tape._local_sources = scale_local_gradients, set()
+
+
+def are_reduced(gradients: Sequence[Any]) -> bool:
+    """Return True if a distributed tape has reduced the gradients."""
+    given = [each for each in gradients if each is not None and not isinstance(each, tf.IndexedSlices)]
+    return bool(given) and all(getattr(each, MARK, False) for each in given)
+
+
+def reduced_but_local(reduce: Any, gradients: Sequence[Any], variables: Sequence[Any], local: set[Any],
+                      divide_by: Any) -> list[Any]:
+    """Return the gradients, reduced but for those of local variables.
+
+    divide_by: the process set by whose size those are divided; None: not at all.
+    """
+    is_local = [tensor_of(variable).ref() in local for variable in variables]
+    shared = [index for index, each in enumerate(is_local) if not each]
+    outputs = reduce([gradients[index] for index in shared], [variables[index] for index in shared])
+    found = dict(zip(shared, outputs, strict=True))
+    size = divide_by.size() if divide_by is not None and any(is_local) else 1
+    return [found[index] if index in found else _divided(gradient, size) for index, gradient in enumerate(gradients)]
+
+
+def _divided(gradient: Any, size: int) -> Any:
+    if gradient is None or size == 1:
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values / size, gradient.indices, gradient.dense_shape)
+    return gradient / size
