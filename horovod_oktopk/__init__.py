@@ -9,10 +9,10 @@ from .errors import (
     TransportError,
     WireError,
 )
-from .partial.options import Partial
+from .modes.partial.options import Partial
+from .modes.step_ahead.options import StepAhead
 from .schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from .schemes.report import StepReport
-from .step_ahead.options import StepAhead
 
 __version__ = "0.1.0"
 

@@ -32,11 +32,11 @@ from benchmarks.data.gradients import Gradients
 from benchmarks.output import BLUE, GREEN, GREY, ORANGE, VIOLET
 from horovod_oktopk import OkTopk
 from horovod_oktopk.kernels import KERNELS, Kernels, NumpyKernels
+from horovod_oktopk.modes.step_ahead.completion import local_change
 from horovod_oktopk.schemes import algorithm
 from horovod_oktopk.selection import global_top_k, local_top_k
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
-from horovod_oktopk.step_ahead.completion import local_change
 from horovod_oktopk.transport.alone import AloneTransport
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.vectors import sparse

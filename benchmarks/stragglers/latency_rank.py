@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from benchmarks import launch
-from horovod_oktopk.partial.rounds import PartialAllreduce
+from horovod_oktopk.modes.partial.rounds import PartialAllreduce
 from horovod_oktopk.transport.mpi.transport import MPITransport
 
 Kind = Literal["MPI_Allreduce", "majority", "solo"]

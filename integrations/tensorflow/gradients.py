@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from horovod_oktopk.reducer.mode import Gradients, Piece, Update
-from horovod_oktopk.step_ahead.noise import elements_of_rows, gather_by_parts
+from horovod_oktopk.modes.mode import Gradients, Piece, Update
+from horovod_oktopk.modes.step_ahead.noise import elements_of_rows, gather_by_parts
 from horovod_oktopk.tensorflow.layout import TensorLayout
 from horovod_oktopk.tensorflow.variables import key_of, name_of
 from horovod_oktopk.vectors.sparse import Indices, Values

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from horovod_oktopk.reducer.layout import Layout, scatter
-from horovod_oktopk.reducer.mode import Update
+from horovod_oktopk.modes.mode import Update
+from horovod_oktopk.vectors.layout import Layout, scatter
 
 Array = NDArray[Any]
 

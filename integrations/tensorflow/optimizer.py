@@ -13,7 +13,7 @@ import tensorflow as tf
 from horovod.tensorflow.gradient_aggregation_eager import LocalGradientAggregationHelperEager
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.step_ahead.noise import normalizes
+from horovod_oktopk.modes.step_ahead.noise import normalizes
 from horovod_oktopk.tensorflow import amp
 from horovod_oktopk.tensorflow.gradients import with_scale, without_scale
 from horovod_oktopk.tensorflow.registry import Runs

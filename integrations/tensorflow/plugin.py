@@ -19,11 +19,11 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.partial.reducer import end_before
-from horovod_oktopk.reducer.checks import check_arguments, check_horovod, refuse_join
+from horovod_oktopk.modes.checks import check_arguments, check_horovod, refuse_join
+from horovod_oktopk.modes.partial.mode import end_before
+from horovod_oktopk.modes.step_ahead.mode import finish_before
 from horovod_oktopk.schemes.inner import as_options
 from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.step_ahead.reducer import finish_before
 from horovod_oktopk.tensorflow import tape
 from horovod_oktopk.tensorflow.graph import refuse_replicas
 from horovod_oktopk.tensorflow.optimizer import distribute, steps_of

@@ -16,10 +16,10 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.kinds import kind_of, with_scheme
-from horovod_oktopk.reducer import checkpoint
-from horovod_oktopk.reducer.checks import check_arguments
+from horovod_oktopk.modes.checks import check_arguments
+from horovod_oktopk.modes.kinds import kind_of, with_scheme
 from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.state import gather
 from horovod_oktopk.tensorflow.gradients import Signature, is_dense, signature_of
 from horovod_oktopk.tensorflow.graph import check_place
 from horovod_oktopk.tensorflow.run import Local, Run
@@ -331,6 +331,6 @@ class _Expected:
             known = {id(ref()) for ref in self.variables}
             wanted = runs in _OF_TAPES.values() and bool(key) and known.issuperset(key)
         if wanted:
-            run.take_state = partial(checkpoint.load, index=self.handed, path=self.path, optimizer=self.number,
+            run.take_state = partial(gather.load, index=self.handed, path=self.path, optimizer=self.number,
                                      taken=self.taken)
             self.handed += 1

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from tensorflow.python.eager import context
 
 from horovod_oktopk.kernels import KERNELS
+from horovod_oktopk.modes.step_ahead.replica import Replica
 from horovod_oktopk.selection.parameter_accumulator import Pieces
-from horovod_oktopk.step_ahead.replica import Replica
 from horovod_oktopk.tensorflow.layout import TensorLayout
 from horovod_oktopk.vectors.sparse import DenseVector, SparseVector, Values
 

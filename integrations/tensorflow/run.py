@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from horovod_oktopk.kinds import kind_of, make_mode
-from horovod_oktopk.reducer.mode import Mode
+from horovod_oktopk.modes.kinds import kind_of, make_mode
+from horovod_oktopk.modes.mode import Mode
 from horovod_oktopk.selection.accumulator import ResidualAccumulator
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
 from horovod_oktopk.tensorflow.accumulator import LendingAccumulator, new_memory

@@ -14,7 +14,7 @@ from horovod.common.elastic import State
 from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.reducer import checkpoint
+from horovod_oktopk.state import gather
 from horovod_oktopk.tensorflow.plugin import synchronize_replicas
 from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, expect_state, runs_by_optimizer, runs_over
 from horovod_oktopk.tensorflow.run import Run
@@ -60,7 +60,7 @@ def save_state(target: Any, path: PathLike, **marks: Any) -> None:
     if not any(several):
         raise PluginError(f"there is no state to save: no gradient of {target!r} has been reduced with OkTopk yet")
     numbers = [number for number, runs in enumerate(several) for _ in runs]
-    checkpoint.save([run.mode for runs in several for run in runs], path, numbers, **marks)
+    gather.save([run.mode for runs in several for run in runs], path, numbers, **marks)
 
 
 def load_state(target: Any, path: PathLike) -> None:
@@ -83,7 +83,7 @@ def load_state(target: Any, path: PathLike) -> None:
 
 def read_marks(path: PathLike) -> dict[str, Any]:
     """Return the plain values that `save_state` stored. Raise OptionError if this rank cannot read the file."""
-    return checkpoint.read_marks(path)
+    return gather.read_marks(path)
 
 
 def _runs(state: Any) -> list[Run]:

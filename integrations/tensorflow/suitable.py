@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.kinds import kind_of
+from horovod_oktopk.modes.kinds import kind_of
 
 ADAFACTOR_EPSILON = 1e-12
 """The least epsilon_1 whose square is safe in float32."""

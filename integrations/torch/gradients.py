@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from horovod_oktopk.reducer.mode import Gradients, Update
-from horovod_oktopk.step_ahead.noise import elements_of_rows, gather_by_parts
+from horovod_oktopk.modes.mode import Gradients, Update
+from horovod_oktopk.modes.step_ahead.noise import elements_of_rows, gather_by_parts
 from horovod_oktopk.torch.layout import TorchLayout
 from horovod_oktopk.vectors.sparse import Indices, Values
 

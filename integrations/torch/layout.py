@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.reducer.layout import Layout, scatter
-from horovod_oktopk.reducer.mode import Update
+from horovod_oktopk.modes.mode import Update
+from horovod_oktopk.vectors.layout import Layout, scatter
 from horovod_oktopk.vectors.sparse import SparseVector
 
 CHANGED = ("'{name}' is {now} now, and was {then} at the first step: convert or move the model before the first "

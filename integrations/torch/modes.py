@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.kinds import make_mode
-from horovod_oktopk.reducer.mode import Mode
+from horovod_oktopk.modes.kinds import make_mode
+from horovod_oktopk.modes.mode import Mode
+from horovod_oktopk.modes.step_ahead.noise import normalizes
+from horovod_oktopk.modes.step_ahead.replica import Replica
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator, ParameterAccumulator
-from horovod_oktopk.step_ahead.noise import normalizes
-from horovod_oktopk.step_ahead.replica import Replica
 from horovod_oktopk.torch.accumulator import make_accumulator
 from horovod_oktopk.torch.layout import TorchLayout
 from horovod_oktopk.torch.parameter_accumulator import TorchParameterAccumulator

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.kinds import kind_of, with_scheme
-from horovod_oktopk.reducer.mode import Mode
-from horovod_oktopk.reducer.state import Record, parameters_of
+from horovod_oktopk.modes.kinds import kind_of, with_scheme
+from horovod_oktopk.modes.mode import Mode
 from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.state.records import Record, parameters_of
 from horovod_oktopk.torch import amp
 from horovod_oktopk.torch.gradients import DenseGradients, OwnGradients, without_rows
 from horovod_oktopk.torch.layout import TorchLayout

@@ -28,11 +28,11 @@ from horovod.common.elastic import State
 from horovod.torch.elastic.state import TorchState
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.partial.reducer import end_before
-from horovod_oktopk.reducer.checks import check_arguments, check_horovod, refuse_join
+from horovod_oktopk.modes.checks import check_arguments, check_horovod, refuse_join
+from horovod_oktopk.modes.partial.mode import end_before
+from horovod_oktopk.modes.step_ahead.mode import finish_before
 from horovod_oktopk.schemes.inner import as_options
 from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.step_ahead.reducer import finish_before
 from horovod_oktopk.torch import elastic, profiling
 from horovod_oktopk.torch.optimizer import distribute, hand_over
 from horovod_oktopk.torch.registry import is_in_use, own_run_of, run_of

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from horovod_oktopk.errors import PluginError
+from horovod_oktopk.modes.step_ahead.replica import HostReplica, Replica
 from horovod_oktopk.selection.parameter_accumulator import Pieces
-from horovod_oktopk.step_ahead.replica import HostReplica, Replica
 from horovod_oktopk.torch.layout import TorchLayout
 from horovod_oktopk.vectors.sparse import DenseVector, SparseVector, Values
 

@@ -13,7 +13,7 @@ import horovod.torch as hvd
 import torch
 
 from horovod_oktopk.errors import OptionError
-from horovod_oktopk.reducer.state import check_records, check_residuals
+from horovod_oktopk.state.records import check_records, check_residuals
 from horovod_oktopk.torch.registry import own_run_of
 
 KEY = "horovod_oktopk"

@@ -5,7 +5,6 @@ No other file of tests/core knows the classes that reduce a model's gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,21 +12,21 @@ import numpy as np
 
 from horovod_oktopk import OkTopkError, PluginError
 from horovod_oktopk.kernels.half_precision import from_half, to_half
-from horovod_oktopk.kinds import kind_of, make_mode
-from horovod_oktopk.reducer import checkpoint
-from horovod_oktopk.reducer.checks import check_arguments
-from horovod_oktopk.reducer.layout import Layout
-from horovod_oktopk.reducer.mode import Gradients as ModeGradients
+from horovod_oktopk.modes.checks import check_arguments
+from horovod_oktopk.modes.kinds import kind_of, make_mode
+from horovod_oktopk.modes.step_ahead.replica import HostReplica
 from horovod_oktopk.schemes.base import Compression
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
-from horovod_oktopk.step_ahead.replica import HostReplica
+from horovod_oktopk.state import gather
 from horovod_oktopk.transport.connect import introduce
+from horovod_oktopk.vectors.layout import Layout
 from tests.core.world import CoreRanks, Hvd, ProcessSet
 from tests.scenarios.common import SHAPES
 from tests.scenarios.driver import Gradients
 from tests.scenarios.state import rewrite
+from tests.support.flat_gradients import FlatGradients
 
 
 class Kind:
@@ -110,7 +109,7 @@ class CoreTrainer:
     def take_steps(self, count: int, gradients: CoreGradients) -> None:
         for _ in range(count):
             settings = self.mode.prepare(gradients)
-            self.descend(gradients.dense, *(settings or [self.lr() * self.mode.coefficient * self.mode.gain]))
+            self.descend(gradients.values, *(settings or [self.lr() * self.mode.coefficient * self.mode.gain]))
 
     def reduced_on_host(self, gradient: np.ndarray) -> np.ndarray:
         """As an integration does, where a host is one worker in StepAhead."""
@@ -160,11 +159,11 @@ class CoreTrainer:
 
     def save(self, path: str) -> None:
         if self.mode is not None:
-            checkpoint.save([self.mode], path)
+            gather.save([self.mode], path)
 
     def load(self, path: str) -> None:
         with self.shared():
-            checkpoint.load(self.mode, 0, path)
+            gather.load(self.mode, 0, path)
 
     def lr(self) -> float:
         return self._lr
@@ -197,27 +196,21 @@ class CoreTrainer:
             self.mode._leave_running()
 
 
-class CoreGradients(ModeGradients):
-    """dense: shape (n,); where an update has no number, there is none here, as in the frameworks."""
+class CoreGradients(FlatGradients):
+    """An update is written over the values; where it has no number, there is none here, as in the frameworks."""
 
-    def __init__(self, trainer: CoreTrainer, dense: np.ndarray) -> None:
-        self.trainer, self.dense = trainer, dense
+    clearable = True
 
-    def pieces(self) -> Iterable[tuple[int, np.ndarray]]:
-        offsets = self.trainer.layout.offsets
-        return zip(offsets[:-1].tolist(), np.split(self.dense, offsets[1:-1]), strict=True)
+    def __init__(self, trainer: CoreTrainer, values: np.ndarray) -> None:
+        offsets = trainer.layout.offsets
+        super().__init__(values, list(zip(offsets[:-1].tolist(), np.split(values, offsets[1:-1]), strict=True)))
+        self.trainer = trainer
 
     def write(self, update: Any, cleared: bool) -> None:
-        dense = np.full(self.trainer.layout.n, np.nan if update is None else 0.0, self.trainer.layout.dtype)
-        if update is not None:
-            dense[getattr(update, "indices", slice(None))] = update.values
-        self.dense = self.trainer.rounded(dense)
-
-    def elements(self, places: np.ndarray) -> np.ndarray:
-        return self.dense[places]
-
-    def all_finite(self) -> bool:
-        return bool(np.isfinite(self.dense).all())
+        super().write(update, cleared)
+        nothing = np.full(self.trainer.layout.n, np.nan, self.trainer.layout.dtype)
+        written = self.dense_update()
+        self.values = self.trainer.rounded(nothing if written is None else written)
 
 
 class CoreLayout(Layout):

@@ -79,7 +79,7 @@ def check_a_checkpoint_of_another_model_is_refused(kind: Kind) -> None:
 
 
 def rewrite(path: str, residuals: list[np.ndarray]) -> None:
-    """Makes a file of `horovod_oktopk.reducer.checkpoint` one of as many ranks as there are residuals."""
+    """Makes a file of `horovod_oktopk.state.gather` one of as many ranks as there are residuals."""
     with zipfile.ZipFile(path) as archive:
         content = json.loads(archive.read("records.json"))
     record = content["reductions"][0][0]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_oktopk.partial.rounds import PartialAllreduce
+from horovod_oktopk.modes.partial.rounds import PartialAllreduce
 from horovod_oktopk.transport.base import DIRECT_RANKS, Transport
 
 

@@ -1,9 +1,9 @@
 """Distributed training with Keras' `model.fit`: one script for Keras 3 and for tf-keras."""
 
 from horovod_oktopk.errors import NO_DISCARD, gone
-from horovod_oktopk.partial.options import Partial
+from horovod_oktopk.modes.partial.options import Partial
+from horovod_oktopk.modes.step_ahead.options import StepAhead
 from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
-from horovod_oktopk.step_ahead.options import StepAhead
 from horovod_oktopk.tensorflow import (
     load_state,
     save_state,

@@ -1,0 +1,176 @@
+"""The sum of the vectors of a host's ranks, if each host is one worker: every rank gets the sum of its share.
+
+The sum is made in rounds. In each, every rank lays out its elements of a part of all shares, and adds up the elements
+that the others have laid out for its own share.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...kernels import KERNELS, CandidateBuffer
+from ...selection.accumulator import Sum, converted
+from ...transport.base import Transport
+from ...transport.counting import Hosts
+from ...transport.shared_memory import shared_memory
+from ...vectors.sparse import Values
+
+SMALLEST = 1 << 20
+"""Elements that a rank lays out for the others at a time, at least; more of long vectors, see HostSum."""
+
+
+class Mail(Protocol):
+    """A way to send values from rank to rank of a host."""
+
+    def outgoing(self, rank: int, length: int) -> Values:
+        """Return the array to write the values for another rank to, in this round."""
+
+    def swap(self, length: int) -> dict[int, Values]:
+        """Return `length` values of each other rank, by rank: those written for this rank; none if there are none.
+
+        Values are valid until the next round's `swap`.
+        """
+
+
+class SharedMail:
+    """Mail through memory that all ranks of a host see.
+
+    Two boxes for each pair of ranks serve in turn: a rank that has come to a round has read the values of the last
+    round but one, so that no rank has to be waited for twice.
+    """
+
+    def __init__(self, memories: Sequence[NDArray[np.uint8]], within: Transport, dtype: Any) -> None:
+        self._within = within
+        self._boxes = [memory.view(dtype).reshape(2, within.size - 1, -1) for memory in memories]
+        self._turn = 0
+
+    def outgoing(self, rank: int, length: int) -> Values:
+        return self._box(self._within.rank, rank, length)
+
+    def swap(self, length: int) -> dict[int, Values]:
+        # All have written. Stores past the cache are done too, as a kernel that returns takes the interpreter's lock.
+        self._within.allgather(np.zeros(1, np.int64))
+        own = self._within.rank
+        came = {rank: self._box(rank, own, length) for rank in range(self._within.size) if rank != own}
+        self._turn = 1 - self._turn
+        return came
+
+    def _box(self, source: int, to: int, length: int) -> Values:
+        """Return the box from one rank to another; a rank has none for itself."""
+        box: Values = self._boxes[source][self._turn, to - (to > source), :length]
+        return box
+
+
+class MessageMail:
+    """Mail by messages, if ranks share no memory."""
+
+    def __init__(self, within: Transport, capacity: int, dtype: Any) -> None:
+        self._within = within
+        self._boxes = np.empty((within.size, capacity), dtype)
+        self._lengths = [0] * within.size
+
+    def outgoing(self, rank: int, length: int) -> Values:
+        self._lengths[rank] = length
+        box: Values = self._boxes[rank, :length]
+        return box
+
+    def swap(self, length: int) -> dict[int, Values]:
+        within, others = self._within, [rank for rank in range(self._within.size) if rank != self._within.rank]
+        outgoing = {rank: self._boxes[rank, :self._lengths[rank]].view(np.uint8) for rank in others
+                    if self._lengths[rank]}
+        incoming = {rank: length * self._boxes.itemsize for rank in others if length}
+        return {rank: message.view(self._boxes.dtype)
+                for batch in within.exchange(outgoing, incoming) for rank, message in batch}
+
+
+class HostSum:
+    """The sums of vectors of `whole` elements on a host; one object on each of its ranks, made on all together.
+
+    Long vectors take several rounds, so that the laid out elements of a rank take a quarter of the memory of its
+    residual and acc. Fewer rounds would be faster, as the ranks wait for one another in each.
+    """
+
+    def __init__(self, whole: int, dtype: Any, hosts: Hosts) -> None:
+        self._within, self._dtype = hosts.within, np.dtype(dtype)
+        self.bounds: list[int] = hosts.bounds(whole).tolist()
+        """Bounds of the shares: offsets from 0 to whole."""
+        size = hosts.within.size
+        longest = max(stop - start for start, stop in pairwise(self.bounds))
+        self._length = max(1, min(longest, max(SMALLEST, -(-whole // (4 * size))) // max(1, size - 1)))
+        self._rounds = -(-longest // self._length)
+        self._mail: Mail = MessageMail(hosts.within, self._length, dtype)
+        if size > 1:
+            memories = shared_memory(2 * (size - 1) * self._length * self._dtype.itemsize, hosts.within)
+            self._mail = self._mail if memories is None else SharedMail(memories, hosts.within, dtype)
+
+    def of(self, pieces: Iterable[tuple[int, NDArray[Any]]], rest: Values | None = None, scale: float = 1.0,
+           clear: bool = False) -> Iterator[Sum]:
+        """Yield this rank's share of the sum, in order, as summands to add up. Collective.
+
+        An item is valid until the next is asked for. Summands are in the ranks' order.
+        pieces: (offset, array) pairs that together cover this rank's vector, in ascending order.
+        rest: added to them, scale times, shape (whole,).
+        clear: leaves zeros in the parts that are sent of pieces of the sum's dtype.
+        """
+        mine, own = Pieces(pieces, self._dtype, clear), self._within.rank
+        for number in range(self._rounds):
+            ranges = self._ranges(number)
+            with self._within.phase("host_sum"):
+                for rank, (start, stop) in enumerate(ranges):
+                    if rank != own:
+                        box = self._mail.outgoing(rank, stop - start)
+                        mine.write(start, stop, None if rest is None else rest[start:stop], box, scale)
+                start, stop = ranges[own]
+                came = self._mail.swap(stop - start)
+            for at, piece in mine.between(start, stop):
+                part = slice(at, at + len(piece))
+                yield (start + at - self.bounds[own], piece, [came[rank][part] for rank in range(own)],
+                       [came[rank][part] for rank in range(own + 1, self._within.size)])
+
+    def _ranges(self, number: int) -> list[tuple[int, int]]:
+        """Return the (start, stop) that a round sums of each share."""
+        first = number * self._length
+        return [(min(start + first, stop), min(start + first + self._length, stop))
+                for start, stop in pairwise(self.bounds)]
+
+
+class Pieces:
+    """A vector in pieces, in ascending order.
+
+    dtype: that of the sum. clears: True if zeros are left in pieces of that dtype.
+    """
+
+    def __init__(self, pieces: Iterable[tuple[int, NDArray[Any]]], dtype: Any, clears: bool) -> None:
+        self._pieces = [(offset, piece) for offset, piece in pieces if len(piece)]
+        self._offsets = [offset for offset, _ in self._pieces]
+        self._dtype = np.dtype(dtype)
+        self._clears = clears
+        self._none_passes = CandidateBuffer(0, dtype)
+
+    def write(self, start: int, stop: int, summand: Values | None, out: Values, scale: float) -> None:
+        """Set out to scale * summand (or 0) + elements from start to stop, which are needed no more.
+
+        Copying past the cache, and clearing elements just read, costs much less than a copy and zeros. So the
+        kernel's pass is used even if there is nothing to add. It then adds the elements 0 times, which reads nothing
+        more, and makes NaN of infinity: neither is finite.
+        """
+        for at, part in self.between(start, stop):
+            for offset, gradient in converted(part, self._dtype, self._clears):
+                into = slice(at + offset, at + offset + len(gradient))
+                added, factor = (gradient, 0.0) if summand is None else (summand[into], scale)
+                KERNELS.add_and_collect(added, gradient, out[into], factor, np.inf, 0, self._none_passes, True,
+                                        self._clears)
+
+    def between(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Yield the parts that lie between start and stop, each with its distance from start."""
+        for offset, piece in self._pieces[bisect_right(self._offsets, start) - 1:]:
+            if offset >= stop or start == stop:
+                return
+            low = max(start, offset)
+            yield low - start, piece[low - offset:stop - offset]

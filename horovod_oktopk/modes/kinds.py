@@ -1,0 +1,47 @@
+"""The mode of a user's options: the one place that tells modes apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..schemes.base import Scheme
+from ..selection.accumulator import ResidualAccumulator
+from ..selection.parameter_accumulator import ParameterAccumulator
+from ..transport.ranks import Ranks
+from ..vectors.layout import L
+from .gradients import GradientMode
+from .mode import Mode
+from .partial.mode import PartialMode
+from .partial.options import Partial
+from .step_ahead.mode import StepAheadMode
+from .step_ahead.options import StepAhead
+from .step_ahead.replica import Replica
+
+
+def kind_of(options: Any) -> type[Mode]:
+    """Return the class of the options' mode."""
+    kinds: dict[type, type[Mode]] = {StepAhead: StepAheadMode, Partial: PartialMode}
+    return kinds.get(type(options), GradientMode)
+
+
+def with_scheme(options: Any, scheme: Scheme) -> Any:
+    """Return the same options with another scheme."""
+    return scheme if isinstance(options, Scheme) else replace(options, inner=scheme)
+
+
+def make_mode(options: Any, average: bool, layout: L, ranks: Ranks,
+              of_gradients: Callable[[L], ResidualAccumulator],
+              of_parameters: Callable[[], tuple[ParameterAccumulator, Replica]], *, normalizes: bool = False,
+              settings: Sequence[str] = (), signature: Sequence[str] | None = None) -> Mode:
+    """Return the mode of these options on this rank.
+
+    of_gradients: makes the accumulator of a layout's gradients. of_parameters: makes that of the parameters, and the
+    parameters themselves. settings: names of the numbers that travel with rounds. For the others see the modes.
+    """
+    if isinstance(options, StepAhead):
+        return StepAheadMode(options, average, layout, *of_parameters(), ranks, normalizes)
+    if isinstance(options, Partial):
+        return PartialMode(options, average, layout, of_gradients, ranks, settings)
+    return GradientMode(options, average, layout, of_gradients, ranks, signature)

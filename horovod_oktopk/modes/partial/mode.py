@@ -1,0 +1,322 @@
+"""`Partial`, in every integration: gradients are added to a residual, and rounds take from it.
+
+So error feedback serves late ranks as well: values that such a rank could not contribute wait in its residual, and
+the sum of all gradients equals the applied updates plus the residuals.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import logging
+import math
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+
+from ...errors import OkTopkError, PluginError
+from ...schemes.report import StepReport
+from ...schemes.step_result import StepResult
+from ...selection.accumulator import EmptyAccumulator, ResidualAccumulator
+from ...state.records import Record
+from ...transport.connect import barrier
+from ...transport.counting import Traffic
+from ...transport.mpi.ending import leave, unhappy_end
+from ...transport.ranks import Ranks
+from ...transport.stalls import StallLimits
+from ...vectors.layout import L
+from ...vectors.sparse import SparseVector, Values, sum_of
+from ..gradients import GradientMode
+from ..mode import Gradients, Piece
+from .options import NEEDS_MPI, Partial
+from .outcomes import Outcome, Rounds, RoundUpdate, report_of, updates_of
+from .rounds import PartialAllreduce
+
+logger = logging.getLogger("horovod_oktopk")
+
+NOWHERE = np.empty(0, np.int64)
+ONE_AT_A_TIME = ("a second optimizer with Partial has taken a step, and this one takes another: ranks would wait for "
+                 "each other in the rounds of both. Give the other one another compression, as OkTopk, or train them "
+                 "one after the other")
+
+
+IN_STEP_ONLY = ("with Partial the gradients are handed in by the optimizer's step, which may apply several updates: "
+                "synchronize() and skip_synchronize() cannot be used, nor loss scaling (GradScaler, "
+                "LossScaleOptimizer), whose scale would have to be one for all ranks. bfloat16 needs none")
+
+
+class PartialMode(GradientMode[L]):
+    """A reducer of the gradients of one layout in partial rounds; one object on each rank.
+
+    The other arguments are GradientMode's.
+    settings: names of the numbers that every rank gives with its gradients; a round uses those of one rank.
+    """
+
+    acts_at_step = has_rounds = True
+    refused: ClassVar[Mapping[str, str]] = {
+        "closure": "step(closure) cannot be used with Partial, which applies several updates, or none",
+        "synchronize": IN_STEP_ONLY, "scaler": IN_STEP_ONLY,
+        "sparse": "sparse gradients go by Horovod's own allgather, which waits for all ranks: with Partial give "
+                  "sparse_as_dense=True",
+        "local": "a local variable cannot be used with Partial, whose steps apply several updates, or none: give "
+                 "local layers an optimizer of their own"}
+
+    def __init__(self, options: Partial, average: bool, layout: L,
+                 make_accumulator: Callable[[L], ResidualAccumulator], ranks: Ranks,
+                 settings: Sequence[str] = ()) -> None:
+        self.partial = options
+        self._wished = options.scheme
+        own = [f"partial {name}: {value}" for name, value in options.settings().items()]
+        signature = [*own, f"settings: {', '.join(settings)}", *layout.describe()]
+        super().__init__(self._wished, average, layout, make_accumulator, ranks, signature)
+        self._settings = len(settings)
+        self._nothing = EmptyAccumulator(layout.n, layout.dtype)
+        self._allreduce: PartialAllreduce[Outcome] | None = None
+        self._step_report: StepReport | None = None
+        self._accumulating = Traffic()
+        # Of what was handed in since this rank last contributed:
+        self._is_pending = self._contributes = False  # the accumulator holds it
+        self._is_finite = True
+        self._to_apply: deque[RoundUpdate] = deque()
+        self._remainders: list[SparseVector] = []
+        """Rounding errors of rounds to which this rank contributed nothing; for its next commit."""
+
+    @property
+    def drifts(self) -> bool:  # type: ignore[override]
+        return not self.partial.in_order
+
+    def reduce(self, gradients: Gradients, others_finite: bool = True) -> None:
+        """Do nothing: rounds reduce."""
+
+    def begin(self, gradients: Gradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
+        """Hand in this rank's gradients; return the number of rounds since the last step.
+
+        Raise PluginError if there is no MPI, or if another reducer has taken a step since; AgreementError if the
+        ranks differ, TransportError if communication fails: on all ranks in the first step, later with their next.
+        """
+        def contribute() -> list[float]:
+            start = time.perf_counter()
+            self._hand_in(gradients.pieces())
+            self._accumulating.seconds = time.perf_counter() - start
+            return [self._wished.density, *settings]
+
+        allreduce = self.start()
+        newest = next((each for each in reversed(_running) if each.ranks.base is self.ranks.base), self)
+        if newest is not self:  # none is running where the rounds have ended: `arrive` says why
+            raise PluginError(ONE_AT_A_TIME)
+        self._take_note(allreduce.arrive(contribute))
+        return len(self._to_apply)
+
+    def prepare(self, gradients: Gradients) -> Sequence[float]:
+        update = self._to_apply.popleft()
+        start = time.perf_counter()
+        gradients.write(update.update, cleared=False)
+        assert self._step_report is not None
+        self._step_report.phases["write_back"].seconds += time.perf_counter() - start
+        return update.settings
+
+    def synchronize(self, for_good: bool = False) -> Iterator[int]:
+        """Serve rounds until all ranks are here; yield how many updates are to be applied, as they come.
+
+        Then all gradients handed in have been in a round, and all ranks have seen the same rounds.
+        """
+        for rounds in self.start().synchronize(for_good):
+            before = len(self._to_apply)
+            if rounds:
+                self._take_note(rounds)
+            yield len(self._to_apply) - before
+
+    def refuse_step(self, message: str, signature: Sequence[str] | None = None) -> NoReturn:  # noqa: ARG002
+        """Raise PluginError, on this rank alone: the others' rounds go on, and wait for this rank in the end."""
+        raise PluginError(message)
+
+    def meet(self, doing: str) -> None:
+        """Do nothing: replicas meet when they are synchronized."""
+
+    def close(self) -> None:
+        """End the thread, once all ranks have exited by `synchronize`: it has nothing to serve."""
+        if self._allreduce is not None:
+            allreduce, self._allreduce = self._allreduce, None
+            allreduce.end()
+            self._leave_running()
+
+    def belongs_to(self, owner: object) -> None:
+        """Let this rank exit when the owner is gone: it takes no more steps, and all ends when all ranks have exited.
+
+        The owner holds this object, and not the other way round.
+        """
+        weakref.finalize(owner, self._drop).atexit = False
+
+    def _drop(self) -> None:
+        if self._allreduce is not None:
+            self._allreduce.drop()
+
+    def _leave_running(self) -> None:
+        with contextlib.suppress(ValueError):  # both at the end of the program and in the thread
+            _running.remove(self)
+
+    @property
+    def last_report(self) -> StepReport | None:
+        """Report of this rank's last step, with all its rounds; None before the first."""
+        return self._step_report
+
+    def leave(self) -> None:
+        """Wait for all ranks: no round may begin while some rank uses the transport for other ends."""
+        barrier(self.ranks)
+
+    def abort(self) -> None:
+        """End the job with an error."""
+        sys.stderr.flush()
+        getattr(self._transport.inner, "abort", lambda: None)()
+
+    def set_density(self, density: float | None) -> None:
+        """Set the density from this rank's next contribution on.
+
+        A round has the density of the rank that gives its settings.
+        """
+        self._wished = self._wished.with_density(density)
+
+    def start(self) -> PartialAllreduce[Outcome]:
+        """Connect the ranks, and hold a first roll call. Collective."""
+        if self._allreduce is None:
+            transport = self.connect()
+            signals = getattr(transport.inner, "signals", None)
+            if signals is None:
+                raise PluginError(NEEDS_MPI)
+            options, limits = self.partial, StallLimits.of_horovod()
+            transport.reset()
+            self._allreduce = PartialAllreduce(options.policy, self._run, transport, signals(), 1 + self._settings,
+                                               options.seed, options.max_staleness,
+                                               limits.patience(options.timeout), limits.patience(math.inf),
+                                               self._leave_running)
+            _serve(self)
+        return self._allreduce
+
+    @property
+    def _name(self) -> str:
+        return f"Partial({super()._name}, policy={self.partial.policy!r})"
+
+    def _take_note(self, rounds: Rounds) -> None:
+        self._step_report = report_of(rounds, self._step_report, self._accumulating)
+        if self._step_report is not None:
+            self._accumulating = Traffic()
+        for each in rounds:
+            if each.outcome is not None and each.outcome.update is None:
+                logger.warning("round %d was skipped, as some rank's gradient was not finite", each.number)
+        self._to_apply.extend(updates_of(rounds, only_latest=not self.partial.in_order))
+
+    # In rounds.
+
+    def _hand_in(self, pieces: Iterable[Piece]) -> None:
+        pending, self._is_pending = self._is_pending, False  # also where what follows fails
+        if pending:
+            self.accumulator.commit(NOWHERE)
+        self._is_pending = self.accumulator.accumulate(pieces)
+        self._is_finite = self._is_finite and self._is_pending
+
+    def _run(self, contributes: bool, settings: tuple[float, ...]) -> Outcome:
+        if settings[0] != self.options.density:
+            super().set_density(settings[0])
+        self._contributes = contributes and self._is_pending
+        self._before = self.algorithm.state()
+        accumulator = self.accumulator if self._contributes else self._nothing
+        update = self._finish(self.algorithm.reduce(accumulator, self.options.k_of(max(1, self.layout.n)),
+                                                    self._is_finite or not contributes, self._transport))
+        self._transport.reset()  # what follows belongs to the next round
+        if contributes:
+            self._is_finite = True
+        assert self.report is not None
+        return Outcome(update, self.report)
+
+    def _commit(self, result: StepResult) -> None:
+        remainder = result.remainder  # of what this rank has sent, and of the sums that it has rounded
+        if remainder is not None and len(remainder):
+            self._remainders.append(remainder)
+        if self._contributes:
+            total = sum_of(self._remainders) if self._remainders else None
+            super()._commit(replace(result, remainder=total))
+            self._remainders.clear()
+            self._is_pending = False
+
+    # The state: what is pending counts as residual.
+
+    def read_residual(self) -> Values:
+        """Return a copy of this rank's residual and pending values; see GradientMode."""
+        residual = self.accumulator.values().copy() if self._is_pending else super().read_residual()
+        for remainder in self._remainders:
+            residual[remainder.indices] += remainder.values
+        return residual
+
+    def record(self) -> Record:
+        """Return this rank's record, made while no round runs; see GradientMode."""
+        if self._allreduce is None:
+            return super().record()
+        with self._allreduce.paused():
+            return super().record()
+
+    def take(self, share: Record) -> None:
+        """Take the result of `share_of`, see GradientMode.
+
+        Raise PluginError once rounds run: other ranks would go on with this rank's earlier contribution.
+        """
+        if self._allreduce is not None:
+            raise PluginError("with Partial a state is to be loaded before the first step: load it into a new "
+                              "optimizer, on all ranks")
+        super().take(share)
+
+
+# The end.
+
+_running: list[PartialMode[Any]] = []
+"""The reducers whose rounds are not over, even those no longer used here: other ranks may need their service."""
+
+
+def _serve(reducer: PartialMode[Any]) -> None:
+    if not _running:
+        atexit.unregister(end_all)
+        atexit.register(end_all)  # after hvd.init, so before Horovod's own shutdown
+    _running.append(reducer)
+
+
+def end_all() -> None:
+    """End the rounds of all reducers. Collective.
+
+    If this rank ends by an error, tell the others instead: their rounds would wait for this rank.
+    """
+    reducers = sorted(_running, key=lambda each: each.ranks.channel)
+    _running.clear()
+    how = unhappy_end() if reducers else None
+    if how is not None:
+        leave(how)
+        return
+    for each in reducers:
+        _end(each)
+
+
+def _end(reducer: PartialMode[Any]) -> None:
+    try:
+        for _ in reducer.synchronize(for_good=True):
+            pass
+        reducer.close()
+    except OkTopkError as error:  # known on all ranks
+        logger.error("the rounds of Partial could not be ended on all ranks together: %s", error)
+    except Exception:
+        logger.exception("the rounds of Partial could not be ended on all ranks together, so the job is ended")
+        reducer.abort()
+
+
+def end_before(shutdown: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap Horovod's shutdown, so that the rounds end first."""
+    @functools.wraps(shutdown)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        end_all()
+        return shutdown(*args, **kwargs)
+
+    return wrapped

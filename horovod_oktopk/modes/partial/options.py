@@ -1,0 +1,74 @@
+"""The option that users write: `compression=Partial(OkTopk(density=0.01))`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, get_args
+
+from ...errors import OptionError
+from ...schemes.base import Compression, Scheme, check_integer, check_real
+from ...schemes.inner import Inner, scheme_of
+from ...schemes.oktopk import OkTopk
+from .states import Policy
+
+NEEDS_MPI = ("Partial needs MPI (horovodrun --mpi): its rounds run without the help of ranks that are late, and "
+             "Horovod's own collectives wait for everyone")
+
+
+@dataclass(frozen=True, eq=False)
+class Partial(Compression):
+    """Eager-SGD (Li et al., PPoPP 2020): a step does not wait for the slowest rank; needs MPI.
+
+    Rounds of reduction run without the ranks that are late. The gradients of those join their next contribution,
+    and every rank applies every round's update, in order, so that replicas that have seen the same rounds are equal.
+
+    Args:
+        inner: the scheme of a round: `Dense()`, `OkTopk(...)` or another scheme; a class takes its defaults.
+            `OkTopk()` by default.
+        policy: `"solo"`: the first rank that comes starts a round. `"majority"`: a rank that is drawn anew for each
+            round starts it, so that half of the ranks have come on average.
+        seed: the seed of the draws.
+        max_staleness: most rounds that may run without a rank having seen them; then rounds wait for the rank. Until
+            it comes, a rank keeps their updates: 2k words for each with `OkTopk` (with a `global_density` 2k′), n
+            with `Dense`.
+        timeout: seconds after which that wait fails, on all ranks, and after which a round starts without the rank
+            that was drawn.
+        in_order: True: a late rank applies the updates that it missed, in order. False: the paper's way: a late rank
+            applies the latest round's update alone, replicas drift apart, and `synchronize_replicas` averages them.
+
+    Raises:
+        OptionError: A value is not allowed.
+
+    Examples:
+        >>> compression = Partial(OkTopk(density=0.01), policy="majority")
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=compression)
+    """
+
+    inner: Inner = OkTopk
+    policy: Policy = "majority"
+    seed: int = 0
+    max_staleness: int = 16
+    timeout: float = 600.0
+    in_order: bool = True
+    scheme: Scheme = field(init=False, repr=False)
+    """The scheme that `inner` stands for."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scheme", scheme_of(self, self.inner))
+        if self.policy not in get_args(Policy):
+            raise OptionError(f"policy must be one of {get_args(Policy)}; got {self.policy!r}")
+        check_integer("seed", self.seed, least=0)
+        check_integer("max_staleness", self.max_staleness)
+        check_real("timeout", self.timeout, "above 0", lambda x: x > 0)
+        if not isinstance(self.in_order, bool):
+            raise OptionError(f"in_order must be True or False; got {self.in_order!r}")
+        if self.scheme.hierarchical:
+            raise OptionError("Partial does not wait for ranks, so those of a host cannot work as one: leave "
+                              f"hierarchical out; got an inner scheme with hierarchical={self.scheme.hierarchical!r}")
+        if self.scheme.transport == "horovod":
+            raise OptionError(f"{NEEDS_MPI}; got an inner scheme with transport='horovod'")
+
+    def settings(self) -> Mapping[str, Any]:
+        """Return the options of Partial by name, without the scheme's."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("inner", "scheme")}

@@ -1,0 +1,233 @@
+"""All ranks' records in one file, which the first rank writes and reads: the others need not see its disk.
+
+Residuals travel one at a time, so no rank holds more than one beside its own. Any failure on one rank is told to
+all between two messages: then nothing is under way, and training can go on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import OptionError
+from ..phases.agreement import instead
+from ..transport.base import CHUNK, Transport
+from ..vectors.layout import Layout
+from ..vectors.sparse import Values
+from .archive import Reader, Writer
+from .records import Record, parameters_of, share_of, warn_of_no_state
+from .stateful import Stateful
+from .together import gather_texts, tell, together
+
+PathLike = str | os.PathLike[str]
+
+
+def save(reducers: Sequence[Stateful], path: PathLike, optimizers: Sequence[int] = (), **marks: Any) -> None:
+    """Write the state of all ranks' reducers. Collective.
+
+    optimizers: the number of each reducer's optimizer; if not given, one has them all. marks: plain values,
+    to be stored beside the state. The file appears whole or not at all.
+    Raise the same error on all ranks if one cannot do its part: OSError if the file cannot be written,
+    OptionError if marks are not plain values. Then nothing is left behind, and training may go on.
+    """
+    saving = _Saving(Path(path), writes=all(reducer.ranks.membership()[0] == 0 for reducer in reducers))
+    try:
+        records = [saving.add(reducer, index) for index, reducer in enumerate(reducers)]
+        content = {"marks": marks, "optimizers": list(optimizers) or [0] * len(records), "reductions": records}
+        saving.finish(reducers[0].connect(), content)
+    finally:
+        saving.discard()
+        for reducer in reducers:
+            reducer.leave()
+
+
+def read_marks(path: PathLike) -> dict[str, Any]:
+    """Return the plain values that were stored beside the state. Raise OptionError if the file cannot be read."""
+    reader = Reader(path)
+    reader.close()
+    return reader.marks
+
+
+def load(reducer: Stateful, index: int, path: PathLike, optimizer: int = 0, taken: set[int] | None = None) -> None:
+    """Give every rank its share of the state of an optimizer's reducer. Collective.
+
+    The state is that of the same parameters, or else the index-th. taken: the states that other reducers have taken,
+    to which this one is added. If the file has no other, the reducer stays as it is, with a warning.
+    Raise OptionError on every rank if the first one cannot read the file, or if it is of another model. Then no rank
+    has taken anything.
+    """
+    transport = reducer.connect()
+    reducer.check_agreement(instead(reducer.description, "load the state from a file"))  # or some would wait in vain
+    doing = f"load the state from {path}"
+    source = _Source(reducer, index, path, optimizer, set() if taken is None else taken)
+    is_first = transport.rank == 0
+    try:
+        together(transport, doing, source.open if is_first else _nothing)
+        if tell(transport, source.has_state):
+            share = _shares(transport, reducer, source if is_first else None, doing)
+            together(transport, doing, partial(reducer.take, share))
+    finally:
+        source.close()
+
+
+def _shares(transport: Transport, reducer: Stateful, source: _Source | None, doing: str) -> Record:
+    """Return this rank's share. Collective.
+
+    source: on rank 0, which reads its own share last, to hold no more than one beside it.
+    """
+    inbox = together(transport, doing, partial(_inbox, reducer, needed=source is None))
+    mine: Record = {}
+    for rank in (*range(1, transport.size), 0):
+        share = together(transport, doing, partial(source.share, rank, transport.size) if source else _nothing)
+        plain = tell(transport, share and {**share, "residual": None})
+        residual = _move(transport, 0, rank, share["residual"] if share else None, inbox, reducer.layout)
+        if transport.rank == rank:
+            mine = {**plain, "residual": residual}
+    return mine
+
+
+class _Saving:
+    """A file that is being saved. writes: True if this rank writes it."""
+
+    def __init__(self, path: Path, writes: bool) -> None:
+        self._path, self._writes = path, writes
+        self._doing = f"save the state to {path}"
+        self._writer: Writer | None = None
+        self._inbox: Values | None = None
+
+    def add(self, reducer: Stateful, index: int) -> list[Record]:
+        """Write the residuals of all ranks into the file; return their plain records. Collective."""
+        transport = reducer.connect()
+        # Or some would wait in vain.
+        reducer.check_agreement(instead(reducer.description, "save the state to a file"))
+        own = together(transport, self._doing, partial(self._prepare, reducer))
+        plain = {**own, "residual": {"n": reducer.layout.n, "file": f"{index}.{transport.rank}.npy"}}
+        records: list[Record] = [json.loads(text) for text in gather_texts(transport, json.dumps(plain))]
+        for rank, record in enumerate(records):
+            residual = own["residual"] if rank == transport.rank else None
+            moved = _move(transport, rank, 0, residual, self._inbox, reducer.layout)
+            together(transport, self._doing, partial(self._write, record["residual"]["file"], moved))
+        return records
+
+    def finish(self, transport: Transport, content: dict[str, Any]) -> None:
+        """Put the file in its place. Collective."""
+        together(transport, self._doing, partial(self._finish, content))
+
+    def discard(self) -> None:
+        """Remove the unfinished file."""
+        if self._writer is not None:
+            self._writer.discard()
+
+    def _prepare(self, reducer: Stateful) -> Record:
+        if self._writes and self._writer is None:
+            self._writer = Writer(self._path)
+        self._inbox = _inbox(reducer, self._writes)
+        own = reducer.record()
+        assert own is not None
+        return own
+
+    def _write(self, name: str, residual: Values | None) -> None:
+        if self._writer is not None and residual is not None:
+            self._writer.write(name, residual)
+
+    def _finish(self, content: dict[str, Any]) -> None:
+        if self._writer is not None:
+            try:
+                json.dumps(content)
+            except (TypeError, ValueError) as error:
+                raise OptionError("what is stored beside the state must be plain values (numbers, texts, lists): "
+                                  f"{error}") from error
+            self._writer.finish(content)
+
+
+class _Source:
+    """The file, on the rank that reads it.
+
+    has_state: True if the file has a state for the reducer; None if the file is not read.
+    """
+
+    def __init__(self, reducer: Stateful, index: int, path: PathLike, optimizer: int, taken: set[int]) -> None:
+        self.has_state: bool | None = None
+        self._reducer, self._index, self._path, self._optimizer = reducer, index, path, optimizer
+        self._taken = taken
+        self._reader: Reader | None = None
+        self._records: list[Record] = []
+
+    def open(self) -> None:
+        """Open the file. Raise OptionError if it cannot be read."""
+        try:
+            self._reader = Reader(self._path)
+        except OptionError as error:
+            raise self._refused(error) from error
+        own = [records for owner, records in zip(self._reader.owners, self._reader.reductions, strict=True)
+               if owner == self._optimizer]
+        place = self._place(own)
+        self.has_state = place is not None
+        if place is None:
+            warn_of_no_state(self._path, self._reducer.layout)
+        else:
+            self._records = own[place]
+            self._taken.add(place)
+
+    def share(self, rank: int, size: int) -> Record:
+        """Return a rank's share. Raise OptionError if the state is of another model, or damaged."""
+        reducer, reader = self._reducer, self._reader
+        assert reader is not None
+        try:
+            return share_of(self._records, rank, size, reducer.layout, reader.residual, unit=reducer.unit,
+                            copies=reducer.copies, adds=reducer.adds)
+        except OptionError as error:
+            raise self._refused(error) from error
+
+    def close(self) -> None:
+        """Close the file, if it is open."""
+        if self._reader is not None:
+            self._reader.close()
+
+    def _place(self, several: list[list[Record]]) -> int | None:
+        """Return the place of the state of the same parameters, if there is one; otherwise match by order."""
+        ours, free = sorted(parameters_of(self._reducer.layout)), set(range(len(several))) - self._taken
+        same = [place for place in sorted(free) if sorted(several[place][0]["parameters"]) == ours]
+        if self._index in same or (not same and self._index in free):
+            return self._index
+        return same[0] if same else None
+
+    def _refused(self, error: OptionError) -> OptionError:
+        words = f"no state for these parameters could be loaded from {self._path}: {error}"
+        refused: OptionError = OptionError(words)
+        return refused
+
+
+def _nothing() -> None:
+    """Do nothing, on a rank that has nothing to do."""
+
+
+def _inbox(reducer: Stateful, needed: bool) -> Values | None:
+    """Return the memory in which residuals arrive; None if it is not needed."""
+    return np.empty(reducer.layout.n, reducer.layout.dtype) if needed else None
+
+
+def _move(transport: Transport, source: int, destination: int, residual: Values | None, inbox: Values | None,
+          layout: Layout) -> Values | None:
+    """Move one rank's residual to another, and return it there, in the inbox; None elsewhere. Collective.
+
+    residual: at the source; like the inbox of the layout's length and dtype.
+    """
+    if source == destination:
+        return residual
+    length = layout.n * layout.dtype.itemsize
+    for start in range(0, length, CHUNK):
+        stop = min(start + CHUNK, length)
+        outgoing = {destination: residual.view(np.uint8)[start:stop]} if residual is not None else {}
+        incoming = {source: stop - start} if transport.rank == destination else {}
+        for batch in transport.exchange(outgoing, incoming):
+            for _, message in batch:
+                assert inbox is not None
+                inbox.view(np.uint8)[start:stop] = message
+    return inbox if transport.rank == destination else None

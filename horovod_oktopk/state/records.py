@@ -1,0 +1,214 @@
+"""The residual and the counters as records, one for each rank, for checkpoints and elastic jobs.
+
+A record holds `residual` (NumPy, shape (n,)) and, in plain numbers, strings and lists: `rank`, `size`, `process`,
+`parameters` (name and shape of each, in the residual's order), `residual_scale`, `unit`, `copies`, and the
+`algorithm`'s own state.
+"""
+
+from __future__ import annotations
+
+import uuid
+import warnings
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import Any, get_args
+
+import numpy as np
+
+from ..errors import OptionError
+from ..schemes.base import Unit
+from ..vectors.layout import Layout
+from ..vectors.sparse import Values
+
+Record = dict[str, Any]
+Read = Callable[[Record], Values]
+
+FIELDS = {"unit", "rank", "size", "process", "parameters", "residual", "residual_scale", "algorithm", "copies"}
+"""Fields of every record; any other field is the same on all ranks."""
+
+THIS_PROCESS = uuid.uuid4().hex
+
+
+def record(rank: int, size: int, layout: Layout, residual: Values, residual_scale: float | None,
+           algorithm: dict[str, Any], unit: Unit = "gradients", copies: int = 1) -> Record:
+    """Return one rank's state.
+
+    unit: the unit of the residual. copies: number of consecutive ranks that have this residual.
+    """
+    return {"unit": unit, "rank": rank, "size": size, "process": THIS_PROCESS, "parameters": parameters_of(layout),
+            "residual": residual, "residual_scale": residual_scale, "algorithm": algorithm, "copies": copies}
+
+
+def parameters_of(layout: Layout) -> list[list[Any]]:
+    """Return name and shape of each parameter, as in a record."""
+    return [[name, list(shape)] for name, shape, _ in layout.entries]
+
+
+def check_records(records: Any) -> None:
+    """Raise OptionError if the argument is no list of records, or one lacks a field, or has a wrong one.
+
+    Residuals are checked when they are taken, as a file has them elsewhere; see `residual_of`.
+    """
+    if not isinstance(records, list | tuple):
+        raise OptionError(f"the state is damaged: expected a list of records; got {type(records).__name__}")
+    for each in records:
+        if not isinstance(each, dict):
+            raise OptionError(f"the state is damaged: expected a record; got {type(each).__name__}")
+        for name, is_right in _FORM.items():
+            if name not in each:
+                raise OptionError(f"the state is damaged: a record has no '{name}'")
+            if not is_right(each[name]):
+                raise OptionError(f"the state is damaged: a record's '{name}' is {each[name]!r:.80}")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _are_parameters(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(
+        isinstance(each, list | tuple) and len(each) == 2 and isinstance(each[0], str)
+        and isinstance(each[1], list | tuple) and all(map(_is_count, each[1])) for each in value)
+
+
+_FORM: dict[str, Callable[[Any], bool]] = {
+    "unit": lambda value: value in get_args(Unit), "rank": _is_count, "size": _is_count,
+    "process": lambda value: isinstance(value, str), "parameters": _are_parameters, "residual": lambda _: True,
+    "residual_scale": lambda value: value is None or isinstance(value, int | float),
+    "algorithm": lambda value: isinstance(value, dict) and _is_count(value.get("step"))}
+"""Check for each field of a record."""
+
+
+def residual_of(saved: Record, dtype: Any, read: Read) -> Values:
+    """Return a record's residual in the given dtype: float32 or float64, shape (n,).
+
+    Raise OptionError if the residual does not fit the record's parameters, or is not finite.
+    """
+    values, length = read(saved), _length(saved["parameters"])
+    is_array = isinstance(values, np.ndarray)
+    if not is_array or values.shape != (length,) or values.dtype not in (np.float32, np.float64):
+        came = f"{values.dtype} of shape {values.shape}" if is_array else type(values).__name__
+        raise OptionError(f"the state is damaged: the residual of rank {saved['rank']} must be float32 or float64 "
+                          f"of shape {(length,)}; got {came}")
+    with np.errstate(over="ignore"):
+        residual: Values = values.astype(dtype, copy=False)
+    if not np.isfinite(residual).all():
+        raise OptionError(f"the residual of rank {saved['rank']} is not finite in {np.dtype(dtype).name}: the state "
+                          "is damaged, or of a model with a wider dtype")
+    return residual
+
+
+def check_residuals(records: Sequence[Record]) -> None:
+    """Raise OptionError if one of the records, which are in memory, is damaged; see `residual_of`."""
+    check_records(records)
+    for each in records:
+        residual_of(each, getattr(each["residual"], "dtype", np.float64), _in_memory)
+
+
+def _in_memory(saved: Record) -> Values:
+    values: Values = saved["residual"]
+    return values
+
+
+def warn_of_no_state(path: Any, layout: Layout) -> None:
+    """Warn that a file has no state for these parameters."""
+    first = layout.entries[0][0] if layout.entries else "nothing"
+    warnings.warn(f"{path} has no state for the parameters that begin with '{first}': they had none when it was "
+                  "saved, and keep what they have", stacklevel=2)
+
+
+def share_of(records: Sequence[Record], rank: int, size: int, layout: Layout,
+             read: Read = lambda r: r["residual"], process: str | None = None,  # type: ignore[no-any-return]
+             unit: Unit = "gradients", copies: int = 1, adds: bool = True) -> Record:
+    """Return a rank's share of the records: its own; or, of another number of ranks, those equal to it modulo P.
+
+    read: returns a record's residual. process: the rank's; a lone record of the same process is its own, whatever
+    its rank was, as elastic training renumbers ranks. The algorithm's state is whole only for the same rank.
+    copies: number of consecutive ranks that are to have the same residual; if as many had, any of theirs will do.
+    adds: True if residuals are added up over workers, and not averaged over ranks. Then, if another number of
+    ranks had a residual, each gets its part.
+    Raise OptionError if a record is of another model.
+    """
+    if any(r["unit"] != unit for r in records):
+        warnings.warn(f"the checkpoint's residual is in units of {records[0]['unit']}, this optimizer's of {unit}, "
+                      "as only one of the two was made with StepAhead: it is dropped", stacklevel=2)
+        records = []
+    step = max([r["algorithm"]["step"] for r in records], default=0)
+    scale = records[0]["residual_scale"] if records else None
+    extra = {name: value for name, value in (records[0] if records else {}).items() if name not in FIELDS}
+    own = [r for r in records if (r["rank"], r["size"]) == (rank, size)]
+    own += [r for r in records if r["process"] == process and len(records) == 1]
+    own += [r for r in records if r["size"] == size and r.get("copies", 1) == copies > 1
+            and r["rank"] // copies == rank // copies]
+    if own:
+        places = match_parameters(own[0], layout)
+        had = own[0].get("copies", 1)
+        is_whole = (own[0]["size"] == size and had == copies and places == sorted(places)  # whatever the names are
+                    and (copies == 1 or own[0]["rank"] == rank))
+        algorithm = own[0]["algorithm"] if is_whole else {"step": step}
+        residual = fitted(own[0], places, layout, read)
+        if had != copies:
+            residual, copies = residual / residual.dtype.type(had if adds else 1), 1
+        return {**record(rank, size, layout, residual, scale, algorithm, unit, copies), **extra}
+    residual = np.zeros(layout.n, layout.dtype)
+    for r in records:
+        if r["rank"] % size == rank and r["size"] != size:
+            part = fitted(r, match_parameters(r, layout), layout, read)
+            np.add(residual, part / part.dtype.type(r.get("copies", 1) if adds else 1), out=residual)
+    if records:
+        _warn(records, size)
+    return {**record(rank, size, layout, residual, scale, {"step": step}, unit), **extra}
+
+
+def fitted(saved: Record, places: list[int], layout: Layout, read: Read) -> Values:
+    """Return a record's residual in the layout's dtype, in the order of the places from `match_parameters`."""
+    residual = residual_of(saved, layout.dtype, read)
+    if places == sorted(places):
+        return residual
+    lengths = [int(np.prod(shape, dtype=np.int64)) for _, shape in saved["parameters"]]
+    parts = np.split(residual, np.cumsum(lengths)[:-1])
+    return np.concatenate([parts[place] for place in places])
+
+
+def match_parameters(saved: Record, layout: Layout) -> list[int]:
+    """Return the place in the record of each gradient of the layout.
+
+    Match by name; or by order, if names are others, and those that both have are at the same places.
+    Warn if names are in another order, or are others. Raise OptionError if the record is of other parameters.
+    """
+    theirs, ours = saved["parameters"], parameters_of(layout)
+    if theirs == ours:
+        return list(range(len(ours)))
+    place_of = {name: place for place, (name, _) in enumerate(theirs)}
+    if len(place_of) == len(theirs) and sorted(theirs) == sorted(ours):
+        warnings.warn("the checkpoint has the parameters in another order: residuals were matched by name, but the "
+                      "bits of the next steps may differ", stacklevel=2)
+        return [place_of[name] for name, _ in ours]
+    shapes_agree = [shape for _, shape in theirs] == [shape for _, shape in ours]
+    if shapes_agree and all(place_of.get(name, place) == place for place, (name, _) in enumerate(ours)):
+        warnings.warn("the checkpoint has other names for the parameters, with the same shapes: residuals were "
+                      f"matched by their order, {_difference(theirs, ours)}", stacklevel=2)
+        return list(range(len(ours)))
+    raise OptionError(f"the checkpoint's residual is of other parameters ({_length(theirs)} elements; these "
+                      f"have {layout.n}): {_difference(theirs, ours)}")
+
+
+def _length(parameters: Sequence[Sequence[Any]]) -> int:
+    return sum(int(np.prod(shape, dtype=np.int64)) for _, shape in parameters)
+
+
+def _difference(theirs: Sequence[Sequence[Any]], ours: Sequence[Sequence[Any]]) -> str:
+    came, expected = next((a, b) for a, b in zip_longest(theirs, ours, fillvalue=["nothing", []]) if a != b)
+    return f"it has '{came[0]}' {tuple(came[1])} where this model has '{expected[0]}' {tuple(expected[1])}"
+
+
+def _warn(records: Sequence[Record], size: int) -> None:
+    former = records[0]["size"]
+    missing = sorted(set(range(former)) - {r["rank"] for r in records})
+    if missing:
+        warnings.warn(f"the checkpoint holds no residual of the former ranks {missing}: what they had not sent yet "
+                      "is lost. Save with gather_state_dict or save_state to keep all",
+                      stacklevel=2)
+    else:
+        warnings.warn(f"the checkpoint is of {former} ranks, this job has {size}: the sum of the residuals is kept, "
+                      "their distribution is not, so the bits will differ", stacklevel=2)

@@ -1,0 +1,108 @@
+"""Step-ahead error feedback where each host is one worker, whose ranks take the same steps."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_oktopk import AgreementError, OkTopk, StepAhead
+from horovod_oktopk.state import gather
+from tests.support.simulation import same_bits
+from tests.support.threads import run_ranks
+
+from .test_reducer import ZEROS, Worker, moves
+
+EXACT = OkTopk(density=0.05, region_interval=5, value_dtype=None)
+SCHEMES = [EXACT, OkTopk(density=0.05, value_dtype=None, global_density=None)]
+SHAPES = [(1, 3), (2, 2), (3, 2), (2, 3)]
+
+
+def run(hosts: int, ranks_per_host: int, scheme: Any, steps: int = 12, **options: Any) -> list[list[Any]]:
+    """By rank: w, p and the report of each step; each rank moves as its host does."""
+    if ranks_per_host > 1:
+        scheme = replace(scheme, hierarchical=ranks_per_host)
+
+    def program(transport: Any) -> list[Any]:
+        worker, found = Worker(transport, StepAhead(scheme, **options)), []
+        for move in moves(transport.rank // ranks_per_host, steps):
+            worker.step(move)
+            found.append((worker.w.copy(), worker.p, worker.reducer.report))
+        worker.reducer.catch_up()
+        return [*found, (worker.w, worker.p, worker.reducer.report), worker.moved, worker.reducer.coefficient]
+
+    return run_ranks(hosts * ranks_per_host, program)
+
+
+@pytest.mark.parametrize(("hosts", "ranks_per_host"), SHAPES)
+@pytest.mark.parametrize("scheme", SCHEMES, ids=["all sums", "k sums"])
+@pytest.mark.parametrize("options", [{}, {"overlap": False}, {"local_steps": 3, "ahead": 0.7}], ids=str)
+def test_the_bits_are_those_of_one_rank_a_host(hosts, ranks_per_host, scheme, options):
+    flat = run(hosts, 1, scheme, **options)
+    for rank, found in enumerate(run(hosts, ranks_per_host, scheme, **options)):
+        for (w, p, _), (expected_w, expected_p, _) in zip(found[:-2], flat[rank // ranks_per_host][:-2], strict=True):
+            assert same_bits(w, expected_w)
+            assert same_bits(p, expected_p)
+
+
+def test_nothing_but_agreement_leaves_the_host():
+    """What stays on it is counted apart."""
+    for each in run(1, 3, EXACT):
+        report = each[-3][2]
+        assert report.payload_bytes()[0] == 0
+        assert report.bytes_sent <= 128
+        assert report.phases["host_gather"].bytes_sent > 0
+
+
+def step_and_catch_up(worker: Worker, move: np.ndarray) -> None:
+    worker.step(move)
+    worker.reducer.catch_up()
+
+
+@pytest.mark.parametrize("late", [0, 1, 3])
+def test_ranks_of_a_host_that_drift_apart_are_told(late):
+    def program(transport: Any) -> str:
+        worker = Worker(transport, StepAhead(replace(EXACT, hierarchical=2)))
+        for move in moves(transport.rank // 2, 3):
+            worker.step(move)
+        move = moves(7 if transport.rank == late else transport.rank // 2, 1, scale=3.0)[0]
+        with pytest.raises(AgreementError, match="which all ranks of a host must change alike") as raised:
+            step_and_catch_up(worker, move)
+        return str(raised.value)
+
+    assert len(set(run_ranks(4, program))) == 1
+
+
+@pytest.mark.parametrize(("former", "former_host", "size", "host"), [
+    (4, 2, 4, 1), (4, 1, 4, 2), (4, 2, 4, 4), (6, 3, 4, 2), (2, 1, 6, 3), (4, 2, 2, 1), (4, 2, 2, 2)])
+@pytest.mark.parametrize("average", [True, False])
+def test_another_shape_keeps_the_sum(former, former_host, size, host, average, tmp_path):
+    """Of all ranks' residuals, if these are averaged: so what they do to w stays, where the ranks are as many. Of the
+    workers', if they are added up."""
+    def before(transport: Any) -> Any:
+        worker = Worker(transport, StepAhead(replace(EXACT, hierarchical=former_host), ahead=0.5), average=average)
+        for move in moves(transport.rank // former_host, 5):
+            worker.step(move)
+        gather.save([worker.reducer], tmp_path / "state")
+        return worker.w.copy(), (worker.w - worker.p).astype(np.float64)
+
+    held = run_ranks(former, before)
+
+    def after(transport: Any) -> Any:
+        worker = Worker(transport, StepAhead(replace(EXACT, hierarchical=host), ahead=0.5), average=average)
+        for values, shared in zip(worker.parameters, np.split(held[0][0], [200, 203]), strict=True):
+            values[:] = shared
+        gather.load(worker.reducer, 0, tmp_path / "state")
+        worker.reducer.begin(ZEROS)
+        return (worker.w - worker.p).astype(np.float64)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = run_ranks(size, after)
+    expected = sum(residual for _, residual in held[::1 if average else former_host])
+    assert np.abs(expected).max() > 0.1
+    assert np.allclose(sum(found[::1 if average else host]), expected, atol=1e-5)
+    assert all(same_bits(each, found[rank - rank % host]) for rank, each in enumerate(found))

@@ -1,0 +1,217 @@
+"""Step-ahead error feedback on ranks that are threads: what needs no framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_oktopk import (
+    NonFiniteError,
+    OkTopk,
+    OptionError,
+    PluginError,
+    StepAhead,
+)
+from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
+from horovod_oktopk.modes.step_ahead.replica import HostReplica
+from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
+from horovod_oktopk.vectors.layout import Layout
+from tests.support.flat_gradients import FlatGradients
+from tests.support.ranks import ThreadRanks
+from tests.support.simulation import same_bits
+from tests.support.threads import run_ranks
+
+ENTRIES = [("a", (50, 4), "float32"), ("b", (3,), "float32"), ("c", (97,), "float32")]
+N = 300
+OPTIONS = StepAhead(OkTopk(density=0.05, threshold_interval=4, region_interval=5))
+
+
+class NoGradients(FlatGradients):
+    """Zeros, of any length: these tests move the parameters themselves."""
+
+    def elements(self, places: np.ndarray) -> np.ndarray:
+        return np.zeros(len(places))
+
+
+ZEROS = NoGradients(np.zeros(1, np.float32))
+
+
+class Worker:
+    """One rank with a model of three arrays; `step` moves them by what it is given."""
+
+    def __init__(self, transport: Any, options: StepAhead = OPTIONS, start: float = 1.0, average: bool = True,
+                 entries: Any = ENTRIES) -> None:
+        self.ranks = ThreadRanks(transport)
+        layout = Layout(entries)
+        random = np.random.default_rng(7)
+        self.parameters = [start * random.standard_normal(int(np.prod(shape))).astype(dtype)
+                           for _, shape, dtype in entries]
+        self.accumulator = NumpyParameterAccumulator(layout.n, layout.dtype)
+        self.reducer = StepAheadMode(options, average, layout, self.accumulator,
+                                        HostReplica(layout, lambda: self.parameters), self.ranks)
+        self.moved = np.zeros(layout.n, np.float64)
+
+    @property
+    def p(self) -> np.ndarray:
+        return np.concatenate(self.parameters)
+
+    @property
+    def w(self) -> np.ndarray:
+        return self.accumulator.shared
+
+    def step(self, move: np.ndarray) -> None:
+        """Moves p by -λ · move."""
+        self.reducer.begin(ZEROS)
+        before = self.p.astype(np.float64)
+        for offset, own in zip(self.reducer.layout.offsets, self.parameters, strict=False):
+            own -= (self.reducer.coefficient * move[offset:offset + len(own)]).astype(own.dtype)
+        self.moved += self.p - before
+        self.reducer.end()
+
+
+def moves(rank: int, steps: int, scale: float = 0.1, n: int = N) -> np.ndarray:
+    return (scale * np.random.default_rng(rank).standard_normal((steps, n)) ** 3).astype(np.float32)
+
+
+def train(size: int, options: StepAhead = OPTIONS, steps: int = 12, **arguments: Any) -> list[Worker]:
+    def program(transport: Any) -> Worker:
+        worker = Worker(transport, options, **arguments)
+        for move in moves(transport.rank, steps):
+            worker.step(move)
+        worker.reducer.catch_up()
+        return worker
+
+    return run_ranks(size, program)
+
+
+@pytest.mark.slow
+def test_thousands_of_steps_of_very_different_magnitude_do_not_drift():
+    size, steps = 2, 2000
+    scales = np.float32(10.0) ** np.linspace(-4, 2, N, dtype=np.float32)
+
+    def program(transport):
+        worker = Worker(transport, StepAhead(OkTopk(density=0.02)))
+        for move in moves(transport.rank, steps, 1e-3):
+            worker.step(move * scales)
+        worker.reducer.catch_up()
+        return worker
+
+    workers = run_ranks(size, program)
+    assert same_bits(workers[0].w, workers[1].w)
+    weight = size * workers[0].reducer.coefficient
+    start = Worker(None).p.astype(np.float64)
+    error = weight * (workers[0].w - start) - sum(w.moved - (w.p.astype(np.float64) - w.w) for w in workers)
+    # An element is applied at most `steps` times, each with three roundings to half a unit in the last place.
+    largest = np.maximum(np.abs(start), sum(np.abs(w.moved) for w in workers)) + 1
+    assert (np.abs(error) <= weight * np.sqrt(steps) * 8 * np.finfo(np.float32).eps * largest).all()
+
+
+@pytest.mark.slow
+def test_the_shared_parameters_have_the_same_bits_after_each_of_many_steps():
+    options = StepAhead(OkTopk(density=0.02, value_dtype="log4", global_density=0.04))
+
+    def program(transport):
+        worker, random, digests = Worker(transport, options), np.random.default_rng(transport.rank), []
+        for _ in range(1000):
+            worker.step(0.01 * random.standard_normal(N, np.float32))
+            digests.append(hash(worker.w.tobytes()))
+        return digests
+
+    runs = run_ranks(3, program)
+    assert runs[0] == runs[1] == runs[2]
+    assert len(set(runs[0])) == 1000, "every step moves them, but the first, which applies nothing"
+
+
+# The beginning.
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"ahead": 0}, r"ahead must be in \(0, 1\]"), ({"ahead": 1.5}, r"ahead must be in \(0, 1\]"),
+    ({"local_steps": 0}, "local_steps must be an integer of at least 1"), ({"overlap": 1}, "True or False"),
+    ({"inner": "solo"}, "StepAhead takes Dense")])
+def test_options_that_are_not_allowed_are_refused(options, message):
+    with pytest.raises(OptionError, match=message):
+        StepAhead(**options)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_parameters_in_16_bits_are_refused_by_name(dtype):
+    layout = Layout([*ENTRIES, ("half", (5,), dtype)])
+    with pytest.raises(PluginError, match=f"'half' has {dtype}"):
+        StepAheadMode(OPTIONS, True, layout, NumpyParameterAccumulator(layout.n), HostReplica(layout, list),
+                         ThreadRanks(None))
+
+
+# What is not finite.
+
+@pytest.mark.parametrize("value_dtype", [None, "log4"])
+def test_a_sum_that_overflows_leaves_the_shared_parameters(value_dtype):
+    def program(transport):
+        worker = Worker(transport, StepAhead(OkTopk(density=0.05, value_dtype=value_dtype), ahead=1.0))
+        with pytest.raises(NonFiniteError, match="their sum is not"):  # noqa: PT012 - in the next step
+            worker.step(np.full(N, 3e38, np.float32))
+            worker.reducer.begin(ZEROS)
+        return bool(np.isfinite(worker.w).all())
+
+    assert run_ranks(2, program) == [True] * 2
+
+
+# What all ranks share, to be read.
+
+def test_inside_shared_the_model_holds_what_all_ranks_share_also_where_an_error_ends_it():
+    def program(transport):
+        worker = Worker(transport)
+        for move in moves(transport.rank, 3):
+            worker.step(move)
+        worker.reducer.catch_up()
+        own, shared = worker.p, worker.w.copy()
+        assert not same_bits(own, shared)
+        with pytest.raises(KeyError), worker.reducer.shared():  # noqa: PT012 - what is inside is seen
+            assert same_bits(worker.p, shared)
+            with worker.reducer.shared():
+                assert same_bits(worker.p, shared)
+            with pytest.raises(PluginError, match="inside shared_parameters"):
+                worker.reducer.begin(ZEROS)
+            raise KeyError
+        return same_bits(worker.p, own) and same_bits(worker.w, shared)
+
+    assert run_ranks(2, program) == [True, True]
+
+
+def test_what_is_suspended_inside_shared_stays_so_until_its_next_step():
+    def program(transport):
+        worker = Worker(transport)
+        mine = moves(transport.rank, 8)
+        for move in mine[:4]:
+            worker.step(move)
+        with worker.reducer.shared():
+            shared = worker.p
+            worker.reducer.suspend()
+        assert same_bits(worker.p, shared)
+        worker.reducer.begin(ZEROS)
+        assert same_bits(worker.w, shared)
+        return same_bits(worker.p, shared)
+
+    assert run_ranks(2, program) == [False, False], "what was not sent is there again"
+
+
+@pytest.mark.parametrize(("steps", "enters", "told"), [(2, True, False), (2, False, True), (1, False, False)])
+def test_a_program_that_never_looked_at_what_is_shared_is_told_at_its_end(steps, enters, told, caplog):
+    """But for one that ends in the first exchange: it has failed, and has been told why."""
+    def program(transport):
+        worker = Worker(transport)
+        for step in range(steps):
+            worker.step(moves(step, 1)[0])
+        if enters:
+            with worker.reducer.shared():
+                pass
+        worker.reducer.finish()
+
+    run_ranks(2, program)
+    assert [record.message[:30] for record in caplog.records] == ["shared_parameters was never en"] * told
+
+
+def test_parameters_of_several_dtypes_are_refused():
+    with pytest.raises(PluginError, match="one dtype; 'b' has float64, and '.*' has float32: .*make two optimizers"):
+        Worker(None, entries=[ENTRIES[0], ("b", (3,), "float64"), ENTRIES[2]])

@@ -1,0 +1,190 @@
+"""A step-ahead state, saved and loaded: by the same ranks, by others, and when the ranks change."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from horovod_oktopk import OkTopk, StepAhead, TopkA, TransportError
+from tests.support.simulation import same_bits
+from tests.support.threads import ThreadTransport, run_ranks
+
+from .test_reducer import ENTRIES, ZEROS, Worker, moves, train
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("prefix", ["", "another_"])
+@pytest.mark.parametrize("scheme", [OkTopk(density=0.05), TopkA(density=0.05)], ids=str)
+@pytest.mark.filterwarnings("ignore:the checkpoint has other names")
+def test_a_resumed_run_has_the_bits_of_one_that_only_saved(scheme, prefix, inside):
+    """Whatever the parameters are called then: which rank owns an element tells who keeps what rounding left over."""
+    options = StepAhead(scheme, local_steps=2)
+    renamed = [(prefix + name, *rest) for name, *rest in ENTRIES]
+
+    def program(transport):
+        first, second = Worker(transport, options), Worker(transport, options, entries=renamed)
+        mine = moves(transport.rank, 13)
+        for move in mine[:7]:
+            first.step(move)
+        if inside:
+            with first.reducer.shared():
+                record = first.reducer.record()
+                second.parameters = [own.copy() for own in first.parameters]
+        else:
+            record = first.reducer.record()
+            with first.reducer.shared():
+                second.parameters = [own.copy() for own in first.parameters]
+        second.reducer.load([record])
+        for worker in (first, second):
+            for move in mine[7:]:
+                worker.step(move)
+            worker.reducer.catch_up()
+        return same_bits(first.w, second.w) and same_bits(first.p, second.p)
+
+    assert run_ranks(2, program) == [True, True]
+
+
+def test_a_state_taken_by_other_ranks_keeps_the_sum_of_what_was_not_sent():
+    before = train(4)
+    records = [worker.reducer.record() for worker in before]
+    missing = sum((worker.w.astype(np.float64) - worker.p) for worker in before) / before[0].reducer.coefficient
+
+    def program(transport):
+        worker = Worker(transport)
+        with before[0].reducer.shared():
+            worker.parameters = [own.copy() for own in before[0].parameters]
+        with pytest.warns(UserWarning, match="the sum of the residuals is kept"):
+            worker.reducer.load(records)
+        worker.reducer.begin(ZEROS)
+        return (worker.w.astype(np.float64) - worker.p) / worker.reducer.coefficient
+
+    assert np.allclose(sum(run_ranks(2, program)), missing, atol=1e-4)
+
+
+def test_a_model_saved_with_a_ranks_own_parameters_drops_the_residual_with_a_warning():
+    before = train(2)
+    record = before[0].reducer.record()
+
+    def program(transport):
+        worker = Worker(transport)
+        worker.parameters = [own.copy() for own in before[0].parameters]
+        worker.reducer.load([record])
+        with pytest.warns(UserWarning, match="inside shared_parameters"):
+            worker.reducer.begin(ZEROS)
+        return same_bits(worker.p, worker.w)
+
+    assert run_ranks(1, program) == [True]
+
+
+def test_when_the_ranks_change_what_was_not_sent_stays_and_the_model_goes_on_from_what_they_share():
+    def program(transport):
+        worker = Worker(transport)
+        for move in moves(transport.rank, 5):
+            worker.step(move)
+        worker.reducer.catch_up()
+        own, shared = worker.p, worker.w.copy()
+        worker.ranks.resets += 1
+        worker.reducer.begin(ZEROS)
+        return same_bits(worker.w, shared) and np.allclose(worker.p, own, atol=1e-6)
+
+    assert run_ranks(2, program) == [True, True]
+
+
+class SlowTransport(ThreadTransport):
+    """Whose exchanges in a thread are still under way when the program goes on.
+
+    fails: as if a rank was lost. has_met: whether two threads of the rank have communicated at once.
+    """
+
+    def __init__(self, transport: ThreadTransport) -> None:
+        super().__init__(transport._world, transport.rank)
+        self.fails = self.has_met = False
+        self._inside = threading.Lock()
+
+    @contextmanager
+    def _alone(self):
+        if not self._inside.acquire(blocking=False):
+            self.has_met = True
+            raise TransportError("two threads communicate at once")
+        try:
+            if threading.current_thread().name.startswith("horovod_oktopk"):
+                time.sleep(0.02)
+                if self.fails:
+                    raise TransportError("a rank was lost")
+            yield
+        finally:
+            self._inside.release()
+
+    def allgather(self, row):
+        with self._alone():
+            return super().allgather(row)
+
+    def allgatherv(self, message, sizes):
+        with self._alone():
+            return super().allgatherv(message, sizes)
+
+
+@pytest.mark.parametrize("options", [StepAhead(OkTopk(density=0.05)), StepAhead(TopkA(density=0.05))], ids=str)
+def test_a_state_may_be_loaded_while_an_exchange_is_under_way(options):
+    """It is waited for, and what it gives is dropped: no message of it meets one of the next step's."""
+    def trained(inside):
+        def program(transport):
+            worker = Worker(SlowTransport(transport), options)
+            mine = moves(transport.rank, 4)
+            for move in mine:
+                worker.step(move)
+            with worker.reducer.shared():
+                record, saved = worker.reducer.record(), [own.copy() for own in worker.parameters]
+            for _ in range(3):
+                for move in mine:
+                    worker.step(move)
+                time.sleep(0.005)  # the thread begins
+                if inside:
+                    with worker.reducer.shared():
+                        worker.parameters = [own.copy() for own in saved]
+                        worker.reducer.load([record])
+                else:
+                    worker.reducer.load([record])
+                    worker.parameters = [own.copy() for own in saved]
+            for move in mine:
+                worker.step(move)
+            worker.reducer.catch_up()
+            assert not worker.ranks.base.has_met
+            return worker
+
+        return run_ranks(2, program)
+
+    for one, other in zip(trained(inside=False), trained(inside=True), strict=True):
+        assert same_bits(one.w, other.w)
+        assert same_bits(one.p, other.p)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_when_the_ranks_change_while_an_exchange_is_under_way_it_is_waited_for(fails):
+    def program(transport):
+        worker = Worker(SlowTransport(transport))
+        mine = moves(transport.rank, 6)
+        for move in mine[:3]:
+            worker.step(move)
+        worker.reducer.catch_up()
+        shared = worker.w.copy()
+        worker.ranks.base.fails = fails
+        worker.step(mine[3])
+        worker.ranks.resets += 1
+        time.sleep(0.005)  # the thread begins
+        worker.reducer.begin(ZEROS)
+        worker.ranks.base.fails = False
+        assert same_bits(worker.w, shared), "what it gave is dropped"
+        worker.reducer.end()
+        for move in mine[4:]:
+            worker.step(move)
+        worker.reducer.catch_up()
+        assert not worker.ranks.base.has_met
+        return worker
+
+    workers = run_ranks(2, program)
+    assert same_bits(workers[0].w, workers[1].w)

@@ -1,0 +1,291 @@
+"""GradientMode and its checkpoints on ranks that are threads: what needs no framework."""
+
+from __future__ import annotations
+
+import json
+import warnings
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_oktopk import AgreementError, OkTopk, OptionError, PluginError, TransportError
+from horovod_oktopk.modes.gradients import GradientMode
+from horovod_oktopk.selection.accumulator import NumpyAccumulator
+from horovod_oktopk.state import gather
+from horovod_oktopk.vectors.layout import Layout
+from tests.support.flat_gradients import FlatGradients
+from tests.support.ranks import ThreadRanks
+from tests.support.threads import ThreadTransport, run_ranks
+
+N = 103
+ENTRIES = [("a", (50, 2), "float32"), ("b", (3,), "float32")]
+OPTIONS = OkTopk(density=0.1, threshold_interval=4, region_interval=5)
+
+
+def make(transport: ThreadTransport, entries: Any = ENTRIES, options: OkTopk = OPTIONS, average: bool = False,
+         **arguments: Any) -> GradientMode:
+    return GradientMode(options, average, Layout(entries), lambda layout: NumpyAccumulator(layout.n, layout.dtype),
+                       ThreadRanks(transport), **arguments)
+
+
+def take_step(reducer: GradientMode, gradient: np.ndarray) -> np.ndarray | None:
+    """The update as a dense vector; None where the step was undone."""
+    offsets = reducer.layout.offsets
+    parts = [gradient[start:stop] for start, stop in pairwise(offsets)]
+    gradients = FlatGradients(gradient, list(zip(offsets[:-1].tolist(), parts, strict=True)))
+    reducer.reduce(gradients)
+    return gradients.dense_update()
+
+
+def take_steps(reducer: GradientMode, rank: int, steps: range) -> np.ndarray:
+    """The sum of the updates."""
+    total = np.zeros(reducer.layout.n, np.float32)
+    for step in steps:
+        gradient = np.random.default_rng((step, rank)).standard_normal(reducer.layout.n, np.float32)
+        total += take_step(reducer, gradient)
+    return total
+
+
+def on_ranks(size: int, program: Callable[[ThreadTransport], Any]) -> list[Any]:
+    return run_ranks(size, program, timeout=30)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("chunk", [64, 1 << 28])
+def test_a_file_gives_every_rank_its_state_back(size, chunk, tmp_path, monkeypatch):
+    monkeypatch.setattr(gather, "CHUNK", chunk)
+
+    def program(transport):
+        reducer = make(transport)
+        take_steps(reducer, transport.rank, range(6))
+        gather.save([reducer], tmp_path / "state", epoch=3)
+        expected = take_steps(reducer, transport.rank, range(6, 12)), reducer.read_residual()
+        resumed = make(transport)
+        gather.load(resumed, 0, tmp_path / "state")
+        found = take_steps(resumed, transport.rank, range(6, 12)), resumed.read_residual()
+        return all(a.tobytes() == b.tobytes() for a, b in zip(expected, found, strict=True)), resumed.report.step
+
+    assert on_ranks(size, program) == [(True, 12)] * size
+    assert gather.read_marks(tmp_path / "state") == {"epoch": 3}
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+def test_several_reductions_share_a_file(tmp_path):
+    def program(transport):
+        reducers = [make(transport), make(transport, [("c", (40,), "float64")])]
+        for reducer in reducers:
+            take_steps(reducer, transport.rank, range(3))
+        gather.save(reducers, tmp_path / "state")
+        fresh = [make(transport), make(transport, [("c", (40,), "float64")])]
+        for index, reducer in enumerate(fresh):
+            gather.load(reducer, index, tmp_path / "state")
+        return all(a.read_residual().tobytes() == b.read_residual().tobytes()
+                   for a, b in zip(reducers, fresh, strict=True))
+
+    assert on_ranks(2, program) == [True, True]
+
+
+@pytest.mark.parametrize("damage", ["missing", "not a zip", "cut", "another model"])
+def test_a_file_that_does_not_fit_is_an_error_on_all_ranks(damage, tmp_path):
+    path = tmp_path / "state"
+
+    def save(transport):
+        reducer = make(transport, [("c", (40,), "float32")]) if damage == "another model" else make(transport)
+        take_steps(reducer, transport.rank, range(2))
+        gather.save([reducer], path)
+
+    on_ranks(3, save)
+    if damage == "missing":
+        path.unlink()
+    elif damage == "not a zip":
+        path.write_bytes(b"something else")
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:200])
+
+    def load(transport):
+        reducer = make(transport)
+        with pytest.raises(OptionError, match="no state for these parameters could be loaded"):
+            gather.load(reducer, 0, path)
+        return take_steps(reducer, transport.rank, range(1)) is not None  # nobody is left waiting
+
+    assert on_ranks(3, load) == [True] * 3
+
+
+def test_a_state_that_one_rank_alone_loads_is_an_error_on_all(tmp_path):
+    def program(transport):
+        reducer = make(transport)
+        take_steps(reducer, transport.rank, range(1))
+        gather.save([reducer], tmp_path / "state")
+        action = partial(gather.load, reducer, 0, tmp_path / "state")
+        if transport.rank != 1:
+            action = partial(take_steps, reducer, transport.rank, range(1))
+        with pytest.raises(AgreementError, match="take a step, ranks .1. load the state"):
+            action()
+
+    on_ranks(3, program)
+
+
+def test_an_interrupted_save_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    def program(transport):
+        reducer = make(transport)
+        take_steps(reducer, transport.rank, range(1))
+        gather.save([reducer], tmp_path / "state")
+        before = (tmp_path / "state").read_bytes()
+        monkeypatch.setattr(json, "dumps", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            gather.save([reducer], tmp_path / "state")
+        return (tmp_path / "state").read_bytes() == before
+
+    assert on_ranks(1, program) == [True]
+
+
+def test_the_file_is_plain_numpy_and_json(tmp_path):
+    def program(transport):
+        reducer = make(transport)
+        take_steps(reducer, transport.rank, range(2))
+        gather.save([reducer], Path(tmp_path / "state"))
+        return reducer.read_residual()
+
+    residuals = on_ranks(2, program)
+    with zipfile.ZipFile(tmp_path / "state") as archive:
+        records = json.loads(archive.read("records.json"))["reductions"][0]
+        assert [record["rank"] for record in records] == [0, 1]
+        for record, residual in zip(records, residuals, strict=True):
+            with archive.open(record["residual"]["file"]) as file:
+                assert np.array_equal(np.lib.format.read_array(file), residual)
+
+
+def test_a_step_that_cannot_be_taken_is_an_error_on_all_ranks():
+    def program(transport):
+        reducer = make(transport)
+        take_steps(reducer, transport.rank, range(1))
+        try:
+            if transport.rank == 2:
+                reducer.refuse_step("not so", ["parameter a: no gradient"])
+            take_steps(reducer, transport.rank, range(1))
+        except (AgreementError, PluginError) as error:
+            return type(error).__name__, "parameter a: no gradient" in str(error)
+
+    assert on_ranks(3, program) == [("AgreementError", True)] * 3
+
+
+def test_a_step_that_no_rank_can_take_says_why():
+    def program(transport):
+        with pytest.raises(PluginError, match="not so"):
+            make(transport).refuse_step("not so", ["parameter a: no gradient"])
+
+    on_ranks(3, program)
+
+
+def test_no_gradient_at_all_still_meets_the_others():
+    def program(transport):
+        reducer = make(transport, [] if transport.rank == 1 else ENTRIES)
+        with pytest.raises(AgreementError, match="parameter a"):
+            take_steps(reducer, transport.rank, range(1))
+
+    on_ranks(2, program)
+    assert on_ranks(2, lambda transport: len(take_step(make(transport, []), np.empty(0)))) == [0, 0]
+
+
+def test_a_step_that_failed_leaves_no_trace(monkeypatch):
+    def program(transport):
+        reducers = [make(transport), make(transport)]
+        for reducer in reducers:
+            take_steps(reducer, transport.rank, range(3))
+        before, algorithm = reducers[0].algorithm.state(), reducers[0].algorithm
+
+        def fail(*_: Any, **__: Any) -> None:
+            algorithm.boundaries = None  # what a step has changed before it fails
+            raise TransportError("cut off")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(algorithm, "reduce", fail)
+            with pytest.raises(TransportError, match="cut off"):
+                take_step(reducers[0], np.ones(N, np.float32))
+        recorded = reducers[0].record()["algorithm"]
+        updates = [take_step(reducer, np.ones(N, np.float32)) for reducer in reducers]
+        return recorded == before, np.array_equal(*updates), reducers[0].algorithm.state()["step"]
+
+    assert on_ranks(1, program) == [(True, True, 4)]
+
+
+@pytest.mark.parametrize(("entries", "message"), [
+    ([("a", (2,), "int32")], "'a' must be one of"), ([("a", (2, 1 << 31), "float32")], "at most")])
+def test_a_layout_refuses_what_it_cannot_hold(entries, message):
+    with pytest.raises(OptionError, match=message):
+        Layout(entries)
+
+
+def test_a_layout_cuts_an_update_into_parts():
+    from horovod_oktopk.vectors.sparse import SparseVector
+    layout = Layout([("a", (2, 2), "float32"), ("empty", (0,), "float32"), ("b", (3,), "float64")])
+    assert (layout.n, layout.dtype) == (7, np.float64)
+    parts = list(layout.parts(SparseVector(np.array([1, 3, 4, 6]), np.arange(4.0))))
+    assert [part.indices.tolist() for part in parts] == [[1, 3], [], [0, 2]]
+    assert [part.values.tolist() for part in parts] == [[0.0, 1.0], [], [2.0, 3.0]]
+
+
+def test_where_elastic_training_begins_anew_what_depends_on_the_ranks_is_forgotten():
+    def program(transport):
+        reducer = make(transport)
+        take_steps(reducer, transport.rank, range(2))
+        held = reducer.read_residual()
+        reducer.reset_if_membership_changed()
+        before = reducer.algorithm.boundaries
+        reducer.ranks.resets = 1  # with the same rank and size
+        reducer.reset_if_membership_changed()
+        after = reducer.algorithm.boundaries
+        take_steps(reducer, transport.rank, range(1))
+        return before is not None, after is None, bool(held.any()), reducer.report.step
+
+    assert on_ranks(2, program) == [(True, True, True, 3)] * 2
+
+
+@pytest.mark.parametrize(("others", "warning"), [
+    ([("b", (50, 2), "float32"), ("a", (3,), "float32")], None),
+    ([("c", (3,), "float32"), ("a", (50, 2), "float32")], None),
+    ([("b", (3,), "float32"), ("a", (50, 2), "float32")], "matched by name"),
+    ([("x", (50, 2), "float32"), ("b", (3,), "float32")], "matched by their order"),
+])
+def test_residuals_go_to_the_parameters_of_their_names(others, warning, tmp_path):
+    def before(transport):
+        reducer = make(transport)
+        take_steps(reducer, transport.rank, range(3))
+        gather.save([reducer], tmp_path / "state")
+        return reducer.read_residual()
+
+    def after(transport):
+        reducer = make(transport, others)
+        if warning is None:
+            with pytest.raises(OptionError, match="other parameters"):
+                gather.load(reducer, 0, tmp_path / "state")
+            return None
+        gather.load(reducer, 0, tmp_path / "state")
+        return reducer.read_residual()
+
+    saved = on_ranks(2, before)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = on_ranks(2, after)
+    assert warning is None or any(warning in str(w.message) for w in caught)
+    for old, new in zip(saved, found, strict=True):
+        if warning == "matched by name":
+            assert np.array_equal(new, np.concatenate([old[100:], old[:100]]))
+        elif warning is not None:
+            assert np.array_equal(new, old)
+def test_what_follows_a_step_is_not_in_its_report():
+    def program(transport):
+        reducer = make(transport)
+        take_step(reducer, np.arange(N, dtype=np.float32))
+        before = {name: replace(traffic) for name, traffic in reducer.report.phases.items()}
+        reducer.check_agreement(reducer.description)
+        return "write_back" in before, before == reducer.report.phases
+
+    assert on_ranks(2, program) == [(True, True)] * 2

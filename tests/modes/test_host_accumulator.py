@@ -1,0 +1,179 @@
+"""The ranks of a host add up their gradients share by share, and keep a share each."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod_oktopk.modes.hosts import sum as host_sum
+from horovod_oktopk.modes.hosts.accumulator import HostAccumulator
+from horovod_oktopk.selection import accumulator
+from horovod_oktopk.selection.accumulator import NumpyAccumulator
+from horovod_oktopk.transport.counting import on_hosts
+from tests.support.threads import ThreadTransport, ThreadWorld, run_ranks
+
+
+def one_host(transport):
+    """All ranks on one host."""
+    alone = ThreadTransport(ThreadWorld(1), 0)
+    return on_hosts(transport, alone, transport, np.arange(transport.size)[None]).hosts
+
+
+def hosted(transport):
+    """Asked for at every step."""
+    hosts = one_host(transport)
+    return lambda: hosts
+
+
+def in_pieces(vector, cuts):
+    """(offset, array) pairs that cover the vector."""
+    bounds = [0, *cuts, len(vector)]
+    return [(start, vector[start:stop]) for start, stop in pairwise(bounds)]
+
+
+def bounds_of(n, size):
+    return (n * np.arange(size + 1) // size).tolist()
+
+
+@given(size=st.integers(1, 4), n=st.integers(1, 60), cuts=st.lists(st.integers(0, 60), max_size=4),
+       smallest=st.sampled_from([1, 7, 100]), chunk=st.sampled_from([2, 100]), shares=st.booleans(),
+       dtype=st.sampled_from(["float16", "float32"]))
+def test_a_rank_has_the_sum_of_its_share(size, n, cuts, smallest, chunk, shares, dtype):
+    gradients = np.random.default_rng(n).integers(-50, 50, (2, size, n)).astype(dtype)
+    cuts = sorted(min(cut, n) for cut in cuts)
+
+    def program(transport):
+        acc, found = HostAccumulator(n, np.float32, hosted(transport)), []
+        for step in gradients:
+            pieces = in_pieces(step[transport.rank].copy(), cuts)
+            assert acc.accumulate(pieces, clear=True)
+            assert dtype != "float32" or not any(piece.any() for _, piece in pieces)
+            acc.commit(np.empty(0, np.int64))
+            found.append(acc.read_residual())
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_sum, "SMALLEST", smallest)
+        patch.setattr(accumulator, "CHUNK", chunk)
+        if not shares:
+            patch.setattr(host_sum, "shared_memory", lambda *_: None)
+        by_rank = run_ranks(size, program)
+    bounds = bounds_of(n, size)
+    sums = np.cumsum(gradients.astype(np.float32).sum(axis=1), axis=0)
+    for rank, found in enumerate(by_rank):
+        for step, residual in enumerate(found):
+            mine = slice(bounds[rank], bounds[rank + 1])
+            assert np.array_equal(residual[mine], sums[step][mine])
+            residual[mine] = 0
+            assert not residual.any()
+
+
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_bits_are_those_of_a_rank_that_was_given_the_sum(shares, dtype, monkeypatch):
+    """Summands are added in the order of the ranks, and their sum to the residual."""
+    gradients = np.random.default_rng(1).standard_normal((2, 4, 1001)).astype(dtype)
+    kept = np.float64 if dtype == "float64" else np.float32
+    expected = NumpyAccumulator(1001, kept)
+    for step in gradients.astype(kept):
+        expected.accumulate([(0, step[0] + step[1] + step[2] + step[3])], 1 / 3)
+        expected.commit(np.empty(0, np.int64))
+    monkeypatch.setattr(host_sum, "SMALLEST", 300)
+    if not shares:
+        monkeypatch.setattr(host_sum, "shared_memory", lambda *_: None)
+
+    def program(transport):
+        acc = HostAccumulator(1001, kept, hosted(transport))
+        for step in gradients:
+            acc.accumulate([(0, step[transport.rank])], 1 / 3)
+            acc.commit(np.empty(0, np.int64))
+        return acc.read_residual()
+
+    assert sum(run_ranks(4, program)).tobytes() == expected.residual.tobytes()
+
+
+@pytest.mark.parametrize(("dtype", "cleared"), [("float32", True), ("float64", False), (">f4", False)])
+def test_gradients_with_gaps_and_of_other_dtypes(dtype, cleared):
+    def program(transport):
+        memory = np.ones((40, 2), dtype)
+        acc = HostAccumulator(40, np.float32, hosted(transport))
+        acc.accumulate([(0, memory[:, 0])], clear=True)
+        acc.commit(np.empty(0, np.int64))
+        assert memory[:, 1].all(), "what lies in the gaps is not the gradient's"
+        assert memory[:, 0].any() != cleared
+        return acc.read_residual()
+
+    assert sum(run_ranks(3, program)).tolist() == [3] * 40
+
+
+def test_what_ranks_lay_out_takes_a_quarter_of_the_memory_of_a_share(monkeypatch):
+    lengths = []
+    monkeypatch.setattr(host_sum, "SMALLEST", 1)
+    monkeypatch.setattr(host_sum, "shared_memory", lambda length, within: lengths.append(length))
+
+    def program(transport):
+        HostAccumulator(9600, np.float32, hosted(transport)).accumulate([(0, np.ones(9600, np.float32))])
+
+    for size in (2, 4):
+        run_ranks(size, program)
+    assert lengths == [2 * 4 * 4800 // 4] * 2 + [2 * 4 * 2400 // 4] * 4
+
+
+def test_a_rank_keeps_its_share_of_the_memory():
+    def program(transport):
+        acc = HostAccumulator(1000, np.float32, hosted(transport))
+        assert acc.n == 0
+        acc.accumulate([(0, np.ones(1000, np.float32))])
+        return acc.n, acc.residual.nbytes + acc._acc.nbytes
+
+    assert run_ranks(4, program) == [(250, 2 * 4 * 250)] * 4
+
+
+def test_any_residual_that_is_loaded_comes_to_the_ranks_that_keep_it():
+    """Once; not if the step is undone."""
+    residuals = np.random.default_rng(3).integers(-50, 50, (2, 9)).astype(np.float32)
+
+    def program(transport):
+        acc = HostAccumulator(9, np.float32, hosted(transport))
+        acc.load_residual(residuals[transport.rank])
+        loaded = acc.read_residual()
+        acc.accumulate([(0, np.ones(9, np.float32))])  # and not committed
+        acc.accumulate([(0, np.ones(9, np.float32))])
+        acc.commit(np.empty(0, np.int64))
+        return loaded, acc.read_residual()
+
+    found = run_ranks(2, program)
+    assert [loaded.tolist() for loaded, _ in found] == residuals.tolist()
+    assert sum(taken for _, taken in found).tolist() == (residuals.sum(axis=0) + 2).tolist()
+
+
+def test_what_lies_outside_is_in_the_unit_of_the_residual():
+    def program(transport):
+        acc = HostAccumulator(4, np.float32, hosted(transport))
+        acc.load_residual(np.full(4, 3, np.float32))
+        acc.accumulate([(0, np.ones(4, np.float32))], scale=2.0)
+        acc.commit(np.empty(0, np.int64))
+        return acc.read_residual()
+
+    assert sum(run_ranks(2, program)).tolist() == [2 * 3 * 2 + 2] * 4
+
+
+def test_nan_on_any_rank_is_seen_by_the_rank_that_has_its_share():
+    def program(transport):
+        gradient = np.ones(10, np.float32)
+        gradient[7] = np.nan if transport.rank == 0 else 1
+        return HostAccumulator(10, np.float32, hosted(transport)).accumulate([(0, gradient)])
+
+    assert run_ranks(2, program) == [True, False]
+
+
+def test_any_number_of_infinite_elements():
+    def program(transport):
+        gradient = np.full(5000, np.inf, np.float32)
+        return HostAccumulator(5000, np.float32, hosted(transport)).accumulate([(0, gradient)], clear=True)
+
+    assert run_ranks(2, program) == [False, False]

@@ -1,0 +1,41 @@
+"""A step's gradients that are one flat array."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from horovod_oktopk.modes.mode import Gradients, Piece, Update
+from horovod_oktopk.vectors.sparse import DenseVector, Indices, Values
+
+
+class FlatGradients(Gradients):
+    """Of shape (n,). pieces: what is read, if not the array itself. update: what was written last."""
+
+    clearable = False
+
+    def __init__(self, values: Values, pieces: Iterable[Piece] | None = None) -> None:
+        self.values, self._pieces = values, pieces
+        self.update: Update | None = None
+
+    def pieces(self) -> Iterable[Piece]:
+        return [(0, self.values)] if self._pieces is None else self._pieces
+
+    def write(self, update: Update | None, cleared: bool) -> None:
+        self.update = update
+
+    def dense_update(self) -> Values | None:
+        """The update as a dense array; None where the step was undone."""
+        if self.update is None or isinstance(self.update, DenseVector):
+            return self.update and self.update.values
+        dense = np.zeros_like(self.values)
+        dense[self.update.indices] = self.update.values
+        return dense
+
+    def elements(self, places: Indices) -> Values:
+        found: Values = self.values[places]
+        return found
+
+    def all_finite(self) -> bool:
+        return bool(np.isfinite(self.values).all())
