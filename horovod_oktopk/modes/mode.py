@@ -99,8 +99,7 @@ class Mode(Stateful):
         """
 
     def prepare(self, gradients: Gradients) -> Sequence[float]:  # noqa: ARG002
-        """Write the gradients of the next step of the optimizer; return its hyperparameters, if they are not its own.
-        """
+        """Write the gradients of the optimizer's next step; return its hyperparameters, if they are not its own."""
         return ()
 
     def end(self) -> None:

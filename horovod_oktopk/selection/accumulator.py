@@ -55,11 +55,10 @@ class Accumulator(Protocol):
 class ResidualAccumulator(Accumulator, Protocol):
     """acc = residual + gradient. One step: accumulate, select, commit."""
 
-    def accumulate(self, pieces: Iterable[tuple[int, Any]], scale: float = 1.0, clear: bool = False) -> bool:
-        """Set acc = scale * residual + gradient; return True if every element of acc is finite.
+    def accumulate(self, pieces: Iterable[tuple[int, Any]], clear: bool = False) -> bool:
+        """Set acc = residual + gradient; return True if every element of acc is finite.
 
-        pieces: (offset, array) pairs that together cover [0, n), in the gradient's unit.
-        scale: converts the residual if the gradient's unit has changed (loss scaling).
+        pieces: (offset, array) pairs that together cover [0, n).
         clear: leaves zeros in pieces of the accumulator's own dtype, for the update to be written there.
         """
 
@@ -100,11 +99,10 @@ class NumpyAccumulator(CollectingAccumulator, ResidualAccumulator):
         self.residual = self._allocate()
         self._acc = self._allocate()
 
-    def accumulate(self, pieces: Iterable[tuple[int, NDArray[Any]]], scale: float = 1.0,
-                   clear: bool = False) -> bool:
-        return self._add_sums(((offset, piece, (), ()) for offset, piece in pieces), scale, clear)
+    def accumulate(self, pieces: Iterable[tuple[int, NDArray[Any]]], clear: bool = False) -> bool:
+        return self._add_sums(((offset, piece, (), ()) for offset, piece in pieces), clear)
 
-    def _add_sums(self, sums: Iterable[Sum], scale: float, clear: bool) -> bool:
+    def _add_sums(self, sums: Iterable[Sum], clear: bool) -> bool:
         """Accumulate sums instead of pieces. clear: clears the piece of each sum."""
         self._candidates.count, self._bound = 0, None
         finite = ascending = True
@@ -115,15 +113,15 @@ class NumpyAccumulator(CollectingAccumulator, ResidualAccumulator):
             for start, gradient in converted(piece, self.dtype, clear):
                 part = slice(start, start + len(gradient))
                 finite = self._add(offset + start, gradient, [other[part] for other in before],
-                                   [other[part] for other in after], scale, clear) and finite
+                                   [other[part] for other in after], clear) and finite
         if ascending:
             self._bound = self.expected
         return finite
 
-    def _add(self, start: int, gradient: Values, before: Sequence[Values], after: Sequence[Values], scale: float,
+    def _add(self, start: int, gradient: Values, before: Sequence[Values], after: Sequence[Values],
              clear: bool) -> bool:
         part = slice(start, start + len(gradient))
-        return self._kernels.add_and_collect(self.residual[part], gradient, self._acc[part], scale, self.expected,
+        return self._kernels.add_and_collect(self.residual[part], gradient, self._acc[part], 1.0, self.expected,
                                              start, self._candidates, self._acc.nbytes > CACHE, clear, before, after)
 
     def _collect(self, start: int, stop: int, threshold: float, buffer: CandidateBuffer) -> None:

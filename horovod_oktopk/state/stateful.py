@@ -1,4 +1,4 @@
-"""What has a state to be saved: the exchange of one optimizer, on every rank."""
+"""The state of one optimizer's exchange, as checkpoints and elastic jobs see it."""
 
 from __future__ import annotations
 

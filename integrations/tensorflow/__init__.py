@@ -1,5 +1,8 @@
-"""Ok-Topk inside horovod.tensorflow: importing this module makes `compression=OkTopk(...)` work in its tapes
-and optimizers, and in those of horovod.tensorflow.keras, with either Keras."""
+"""Ok-Topk inside horovod.tensorflow.
+
+Importing this module makes `compression=OkTopk(...)` work in its tapes and optimizers, and in those of
+horovod.tensorflow.keras, with either Keras.
+"""
 
 from horovod_oktopk.errors import NO_DISCARD, gone
 from horovod_oktopk.modes.checks import what_is_missing

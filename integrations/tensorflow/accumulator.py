@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
-from tensorflow.python.eager import context
 
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.tensorflow.layout import TensorLayout
+from horovod_oktopk.tensorflow.private import eagerly
 
 Array = NDArray[Any]
 ALIGNMENT = 64
@@ -32,15 +32,15 @@ class LendingAccumulator(NumpyAccumulator):
         self._starts = np.concatenate([[0], np.cumsum(-(-lengths // ALIGNMENT) * ALIGNMENT)]).tolist()
         super().__init__(layout.n, layout.dtype)
 
-    def accumulate(self, pieces: Iterable[tuple[int, Array]], scale: float = 1.0, clear: bool = False) -> bool:
+    def accumulate(self, pieces: Iterable[tuple[int, Array]], clear: bool = False) -> bool:
         if self._is_lent():
             _collect()
         if self._is_lent():
             self._acc = self._allocate()
-        return super().accumulate(pieces, scale, clear)
+        return super().accumulate(pieces, clear)
 
     def memory_for(self, index: int) -> Array:
-        """An array in the shape and dtype of the index-th gradient, for TensorFlow to take over; after a commit."""
+        """Return an array like the index-th gradient, for TensorFlow to take over; after a commit."""
         _, shape, dtype = self._layout.entries[index]
         if np.dtype(tf.as_dtype(dtype).as_numpy_dtype) != self.dtype:
             return new_memory(self._layout, index)
@@ -57,7 +57,7 @@ class LendingAccumulator(NumpyAccumulator):
 
 
 def new_memory(layout: TensorLayout, index: int) -> Array:
-    """An array in the shape and dtype of the index-th gradient, for TensorFlow to take over."""
+    """Return an array in the shape and dtype of the index-th gradient, for TensorFlow to take over."""
     _, shape, name = layout.entries[index]
     dtype = np.dtype(tf.as_dtype(name).as_numpy_dtype)
     length = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
@@ -65,12 +65,12 @@ def new_memory(layout: TensorLayout, index: int) -> Array:
 
 
 def _collect() -> None:
-    """Makes TensorFlow let go of arrays that its kernels are done with: it does so when it converts the next one."""
-    with context.eager_mode(), tf.device("/cpu:0"):
+    """Make TensorFlow let go of arrays that its kernels are done with: it does so when it converts the next one."""
+    with eagerly(), tf.device("/cpu:0"):
         tf.constant(np.zeros(1))
 
 
 def _aligned(owner: Any) -> Array:
-    """The owner's bytes from its first aligned address on."""
+    """Return the owner's bytes from its first aligned address on."""
     memory: Array = owner[-owner.ctypes.data % ALIGNMENT:]
     return memory

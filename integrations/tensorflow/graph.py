@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 from numpy.typing import NDArray
-from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from horovod_oktopk.errors import PluginError, TransportError
+from horovod_oktopk.tensorflow.private import is_compiled_by_xla
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -123,7 +123,7 @@ def check_place() -> None:
         raise PluginError("OkTopk works in TensorFlow 2's eager mode and in a tf.function; this is a graph of "
                           "TensorFlow 1: leave out tf.Graph() and disable_eager_execution(), and use a tape or an "
                           "optimizer of tf.keras.optimizers")
-    if not tf.executing_eagerly() and GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+    if not tf.executing_eagerly() and is_compiled_by_xla():
         raise PluginError("OkTopk cannot work inside a function that XLA compiles, as no Horovod collective of its "
                           "kind can: give jit_compile=False to tf.function, and to model.compile in Keras, or give "
                           "model.fit the callback hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0), which "

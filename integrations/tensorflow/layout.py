@@ -19,7 +19,7 @@ class TensorLayout(Layout):
     """The flat view over dense gradients."""
 
     def pieces(self, gradients: Sequence[Array]) -> Iterator[tuple[int, Array]]:
-        """The gradients as (offset, flat array)."""
+        """Yield the gradients as (offset, flat array)."""
         for offset, gradient, (_, _, dtype) in zip(self.offsets[:-1], gradients, self.entries, strict=True):
             flat = gradient.reshape(-1)
             if dtype == "bfloat16":  # NumPy has none: converted in parts, so that no copy of n is made
@@ -33,7 +33,7 @@ class TensorLayout(Layout):
             return bool(np.isfinite(values.astype(_numpy(dtype)).astype(np.float64)).all())
 
     def write(self, update: Update | None, memory_for: Callable[[int], Array]) -> list[Array]:
-        """The update as dense arrays, in memory_for(index); all NaN where there is none."""
+        """Return the update as dense arrays, in memory_for(index); all NaN if there is none."""
         if update is None:
             return [np.full(shape, np.nan, _numpy(dtype)) for _, shape, dtype in self.entries]
         outputs = []

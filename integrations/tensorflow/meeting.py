@@ -1,4 +1,4 @@
-"""What a callback asks before it communicates: that all ranks do.
+"""A meeting of all ranks before a callback communicates.
 
 A rank with more batches would wait in a step, and the others in the callback, for ever.
 """

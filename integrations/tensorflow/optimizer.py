@@ -16,6 +16,7 @@ from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.step_ahead.noise import normalizes
 from horovod_oktopk.tensorflow import amp
 from horovod_oktopk.tensorflow.gradients import with_scale, without_scale
+from horovod_oktopk.tensorflow.private import built_with
 from horovod_oktopk.tensorflow.registry import Runs
 from horovod_oktopk.tensorflow.run import Local, Run
 from horovod_oktopk.tensorflow.tape import are_reduced, reduced_but_local
@@ -195,7 +196,7 @@ class Distributed:
 
     @property
     def learning_rate(self: Any) -> Any:
-        """As the user has set it; with StepAhead, while a step is taken, times λ · gain."""
+        """The user's learning rate; with StepAhead, while a step is taken, λ · gain times that."""
         return self.oktopk.times_factor(super().learning_rate)  # type: ignore[misc]
 
     @learning_rate.setter
@@ -227,11 +228,11 @@ class Distributed:
         def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
             """Take a distributed step."""
             update = super().apply  # type: ignore[misc]
-            variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+            variables = built_with(self) if trainable_variables is None else list(trainable_variables)
             if not self.built:
                 self.build(variables)
             self.oktopk.take(list(grads), variables, lambda given: update(given, variables),
-                             scale=amp.scale_of(self), all_variables=self._trainable_variables, rate=_rate_of(self))
+                             scale=amp.scale_of(self), all_variables=built_with(self), rate=_rate_of(self))
             amp.forget(self)
     else:
         @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
@@ -249,8 +250,7 @@ class Distributed:
 
 
 class Guard(tf.train.experimental.PythonState):  # type: ignore[misc]
-    """A part of an optimizer that TensorFlow's checkpoints ask for its state: they see what all ranks share, or fail.
-    """
+    """A part of an optimizer that refuses TensorFlow's checkpoints while the model is not what all ranks share."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -336,11 +336,11 @@ def _wrap_scaled_apply(apply: Callable[..., None]) -> Any:
         if not isinstance(inner, Distributed):
             apply(self, grads, trainable_variables)
             return
-        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        variables = built_with(self) if trainable_variables is None else list(trainable_variables)
         if not self.built:
             self.build(variables)
         inner.oktopk.take(list(grads), variables, lambda given: apply(self, given, variables),
-                          scale=amp.scale_of(self), looks=True, all_variables=self._trainable_variables)
+                          scale=amp.scale_of(self), looks=True, all_variables=built_with(self))
         amp.forget(self)
 
     return wrapped

@@ -1,4 +1,4 @@
-"""Where the plugin meets horovod.tensorflow: the factories that are wrapped, and what programs call.
+"""The plugin in horovod.tensorflow: the factories that are wrapped, and the functions that programs call.
 
 A factory hands our compressions to a class of the optimizer's or tape's own, and all others to stock, untouched.
 """
@@ -27,6 +27,7 @@ from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.tensorflow import tape
 from horovod_oktopk.tensorflow.graph import refuse_replicas
 from horovod_oktopk.tensorflow.optimizer import distribute, steps_of
+from horovod_oktopk.tensorflow.private import dense_allreduce, library
 from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, in_use, runs_of_tapes, targets_of
 from horovod_oktopk.tensorflow.suitable import check_optimizer
 from horovod_oktopk.tensorflow.variables import tensor_of, trained_by
@@ -49,8 +50,7 @@ def install() -> None:
     hvd.DistributedOptimizer = _wrap_optimizer(hvd.DistributedOptimizer)
     hvd.DistributedGradientTape = _wrap_tape(hvd.DistributedGradientTape)
     stock_keras.create_distributed_optimizer = _wrap_optimizer(stock_keras.create_distributed_optimizer)
-    library = hvd.mpi_ops._basics.MPI_LIB_CTYPES  # whatever name a program calls, this is what is called in the end
-    library.horovod_shutdown = end_before(finish_before(before_shutdown(library.horovod_shutdown)))
+    library().horovod_shutdown = end_before(finish_before(before_shutdown(library().horovod_shutdown)))
     hvd.join = hvd.mpi_ops.join = refuse_join(in_use, hvd.join)
     show_phases(tf.profiler.experimental.Trace)
     hvd._oktopk_installed = True
@@ -136,8 +136,7 @@ def distribute_optimizer(optimizer: Any, compression: Any, *, op: Any = hvd.Aver
         raise PluginError(f"{type(optimizer).__name__} {TWICE}")
     options, own, reduce = as_options(compression), optimizer, None
     if options is None:
-        make = hvd._make_allreduce_grads_fn(f"Distributed{type(optimizer).__name__}", "", "", compression,
-                                            sparse_as_dense, op, 1.0, None, process_set)
+        make = dense_allreduce(compression, sparse_as_dense, op, process_set)
 
         def reduce(gradients: Any, variables: Any) -> list[Any]:
             return list(make(list(gradients), [tensor_of(variable) for variable in variables]))

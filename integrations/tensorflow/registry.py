@@ -1,4 +1,4 @@
-"""Which runs serve an optimizer, a model, or the variables that tapes differentiate by.
+"""The runs that serve an optimizer, a model, or the variables that tapes differentiate by.
 
 An optimizer has Runs of its own. Tapes are made anew at every step, so theirs are found by what was asked for, and by
 the variables.

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
-from tensorflow.python.eager import context
 
 from horovod_oktopk.kernels import KERNELS
 from horovod_oktopk.modes.step_ahead.replica import Replica
 from horovod_oktopk.selection.parameter_accumulator import Pieces
 from horovod_oktopk.tensorflow.layout import TensorLayout
+from horovod_oktopk.tensorflow.private import eagerly
 from horovod_oktopk.vectors.sparse import DenseVector, SparseVector, Values
 
 Array = NDArray[Any]
 
 
 class VariableReplica(Replica):
-    """A Replica in tf.Variables, in the layout's order. Flat arrays are NumPy's: views of TensorFlow's own memory,
-    where that is on the host.
+    """A Replica in tf.Variables, in the layout's order.
 
+    Flat arrays are NumPy's: views of TensorFlow's own memory, if that is on the host.
     Whoever holds such a view makes TensorFlow copy the variable when it is written next.
     """
 
@@ -34,11 +33,11 @@ class VariableReplica(Replica):
         self._offsets = layout.offsets[:-1].tolist()
 
     def pieces(self) -> Pieces:
-        with _eagerly():
+        with eagerly():
             return [(offset, _read(v)) for offset, v in zip(self._offsets, self._variables, strict=True)]
 
     def add(self, delta: SparseVector | DenseVector) -> None:
-        with _eagerly():
+        with eagerly():
             if isinstance(delta, DenseVector):
                 for (start, stop), v in zip(self._bounds(), self._variables, strict=True):
                     v.assign_add(_value_for(v, delta.values[start:stop]), read_value=False)
@@ -48,12 +47,12 @@ class VariableReplica(Replica):
                     _add(v, part)
 
     def assign(self, values: Values) -> None:
-        with _eagerly():
+        with eagerly():
             for (start, stop), v in zip(self._bounds(), self._variables, strict=True):
                 v.assign(_value_for(v, values[start:stop]), read_value=False)
 
     def swap(self, values: Values) -> None:
-        with _eagerly():
+        with eagerly():
             for (start, stop), v in zip(self._bounds(), self._variables, strict=True):
                 before = np.array(_read(v))
                 v.assign(_value_for(v, values[start:stop]), read_value=False)
@@ -82,7 +81,7 @@ def _value_for(variable: tf.Variable, flat: Array) -> tf.Tensor:
 
 
 def _add(variable: tf.Variable, part: SparseVector) -> None:
-    """Writes k elements: on the host with our own loop, which takes a fortieth of the time of TensorFlow's."""
+    """Write k elements: on the host with our own loop, which takes a fortieth of the time of TensorFlow's."""
     if not variable.shape.rank:
         variable.assign_add(part.values[0], read_value=False)
     elif "CPU" in variable.device:
@@ -95,15 +94,11 @@ def _add(variable: tf.Variable, part: SparseVector) -> None:
 
 
 def _scatter(variable: tf.Variable, part: SparseVector) -> None:
-    """By TensorFlow, which copies a variable first whose memory somebody holds; and which has all readers copy it
-    from then on, until told otherwise."""
+    """Add the part by TensorFlow's means.
+
+    TensorFlow first copies a variable whose memory somebody holds, and then has all readers copy it until it is told
+    otherwise.
+    """
     indices = np.stack(np.unravel_index(part.indices, variable.shape), axis=1)
     tf.raw_ops.ResourceScatterNdAdd(ref=variable.handle, indices=indices, updates=part.values)
     tf.raw_ops.DisableCopyOnRead(resource=variable.handle)
-
-
-@contextmanager
-def _eagerly() -> Iterator[None]:
-    """Also in the threads in which TensorFlow runs a graph's Python."""
-    with context.eager_mode():
-        yield

@@ -16,7 +16,7 @@ from horovod_oktopk.tensorflow.variables import variables_in
 
 @contextmanager
 def shared_parameters(*targets: Any) -> Iterator[None]:
-    """Inside `with shared_parameters(model):` the model holds the parameters that all ranks share.
+    """Put the parameters that all ranks share into the model, inside a `with` block.
 
     That is the place to evaluate, to save, and to load, in a program's own training loop: there the model is the same
     on all ranks. Outside, with `compression=StepAhead(...)`, each rank's model holds parameters of its own, ahead of

@@ -1,4 +1,4 @@
-"""Which Keras optimizers can be distributed, with which options."""
+"""The Keras optimizers that can be distributed, with each mode."""
 
 from __future__ import annotations
 

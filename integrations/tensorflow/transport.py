@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 from numpy.typing import NDArray
-from tensorflow.python.eager import context
 
+from horovod_oktopk.tensorflow.private import eagerly
 from horovod_oktopk.transport.collectives import Collectives
 from horovod_oktopk.transport.horovod import HorovodRanks
 from horovod_oktopk.transport.mpi import ending
@@ -58,7 +58,7 @@ def _eagerly_on_the_host() -> Iterator[None]:
     They say that a rank has left the job, where it has.
     """
     try:
-        with context.eager_mode(), tf.device("/cpu:0"):
+        with eagerly(), tf.device("/cpu:0"):
             yield
     except (tf.errors.OpError, HorovodInternalError) as error:
         raise HorovodInternalError(ending.explain(error)) from error

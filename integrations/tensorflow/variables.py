@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod_oktopk.errors import PluginError
+from horovod_oktopk.tensorflow.private import all_layers
 
 
 def tensor_of(variable: Any) -> Any:
@@ -54,7 +55,7 @@ def optimizers_of(model: Any) -> list[Any]:
 
     Each comes once, in the order in which they were set: the same on all ranks that run the same program.
     """
-    models = [layer for layer in model._flatten_layers() if isinstance(layer, tf.keras.Model)]
+    models = [layer for layer in all_layers(model) if isinstance(layer, tf.keras.Model)]
     values = [value for each in models for value in vars(each).values()]
     found = (member for value in values for member in _members(value))
     return list({id(each): each for each in found if isinstance(each, tf.keras.optimizers.Optimizer)}.values())

@@ -1,4 +1,4 @@
-"""Which Keras TensorFlow uses."""
+"""The Keras that TensorFlow uses."""
 
 import tensorflow as tf
 

@@ -1,5 +1,8 @@
-"""Ok-Topk inside horovod.torch: importing this module makes `compression=OkTopk(...)` work in
-`hvd.DistributedOptimizer`. A name that was taken from Horovod before raises an error that says so."""
+"""Ok-Topk inside horovod.torch.
+
+Importing this module makes `compression=OkTopk(...)` work in `hvd.DistributedOptimizer`. A name that was taken from
+Horovod before raises an error that says so.
+"""
 
 from horovod_oktopk.errors import NO_DISCARD, gone
 from horovod_oktopk.modes.checks import what_is_missing

@@ -36,11 +36,10 @@ class TorchAccumulator(ResidualAccumulator):
         self.residual = torch.zeros(n, dtype=torch_dtype, device=device)
         self._acc = torch.zeros_like(self.residual)
 
-    def accumulate(self, pieces: Iterable[tuple[int, torch.Tensor]], scale: float = 1.0, clear: bool = False) -> bool:
+    def accumulate(self, pieces: Iterable[tuple[int, torch.Tensor]], clear: bool = False) -> bool:
         for offset, piece in pieces:
             out = self._acc[offset:offset + len(piece)]
-            residual = self.residual[offset:offset + len(piece)]
-            torch.add(residual if scale == 1.0 else residual * scale, piece, out=out)
+            torch.add(self.residual[offset:offset + len(piece)], piece, out=out)
             if clear and piece.dtype is out.dtype:
                 piece.zero_()
         # A sum is finite only if its terms are; it may overflow though they are.

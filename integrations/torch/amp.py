@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from horovod_oktopk.errors import PluginError
+from horovod_oktopk.torch.private import values_of
 from horovod_oktopk.torch.registry import run_of
 
 UNSCALE_FIRST = ("the gradients were reduced while they held the loss scale, which each rank has for itself. Write: "
@@ -52,4 +53,4 @@ def unscale(gradients: list[torch.Tensor], scale: torch.Tensor) -> None:
     """Divide the gradients by a loss scale, in place; it is a power of two unless the user's is not."""
     inverse = 1 / float(scale)
     for gradient in gradients:
-        (gradient._values() if gradient.is_sparse else gradient).mul_(inverse)
+        values_of(gradient).mul_(inverse)

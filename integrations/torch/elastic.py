@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from horovod_oktopk.torch.private import handled_by
 from horovod_oktopk.torch.registry import runs_of
 from horovod_oktopk.torch.shared import shared_parameters
 
@@ -20,8 +21,7 @@ def install(state: Any) -> None:
 
 def _trained(state: Any) -> Iterator[Any]:
     """Yield the state's models and optimizers; a state may have samplers, too."""
-    values = (handler.value for handler in state._handlers.values())
-    return (value for value in values if isinstance(value, torch.nn.Module | torch.optim.Optimizer))
+    return (value for value in handled_by(state) if isinstance(value, torch.nn.Module | torch.optim.Optimizer))
 
 
 def _wrap_save(save: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -11,6 +11,7 @@ import torch
 from horovod_oktopk.modes.mode import Gradients, Update
 from horovod_oktopk.modes.step_ahead.noise import elements_of_rows, gather_by_parts
 from horovod_oktopk.torch.layout import TorchLayout
+from horovod_oktopk.torch.private import rows_of, values_of
 from horovod_oktopk.vectors.sparse import Indices, Values
 
 
@@ -54,7 +55,7 @@ class DenseGradients(OwnGradients):
 
 def are_finite(gradients: Sequence[torch.Tensor]) -> bool:
     """Return True if all elements are finite."""
-    values = [each._values() if each.is_sparse else each for each in gradients]
+    values = list(map(values_of, gradients))
     if not values:
         return True
     total = torch.stack([each.sum(dtype=torch.float32).to(values[0].device) for each in values]).sum()
@@ -72,7 +73,7 @@ def _elements(gradient: torch.Tensor | None, places: Indices) -> Values:
     if gradient is None:
         return np.zeros(len(places))
     if gradient.is_sparse:
-        rows, values = gradient._indices()[0].cpu().numpy(), gradient._values()
+        rows, values = rows_of(gradient).cpu().numpy(), values_of(gradient)
         return elements_of_rows(rows, values.detach().cpu().numpy(), places)
     if gradient.device.type != "cpu":
         chosen: Values = torch.take(gradient.detach(), torch.from_numpy(places).to(gradient.device)).cpu().numpy()

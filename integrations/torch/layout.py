@@ -39,8 +39,10 @@ class TorchLayout(Layout):
         return p in self._members
 
     def changed(self, strides: bool = True) -> str | None:
-        """Say which parameter is not what it was when this was laid out: its dtype, device or shape has changed, as
-        by `model.half()`; or, if asked for, how it lies in memory. None if all are."""
+        """Return a message on a parameter whose dtype, device or shape has changed, as by `model.half()`, or None.
+
+        strides: True if it must lie in memory as it did when this was laid out.
+        """
         for (name, *_), p, then in zip(self.entries, self.parameters, self._kinds, strict=True):
             now = _kind(p)
             if now != then and (strides or now[:-1] != then[:-1]):

@@ -23,6 +23,7 @@ from horovod_oktopk.torch.gradients import DenseGradients, OwnGradients, without
 from horovod_oktopk.torch.layout import TorchLayout
 from horovod_oktopk.torch.modes import mode_of
 from horovod_oktopk.torch.numbers import Hyperparameters, lengthened
+from horovod_oktopk.torch.private import SUPPORTS_SCALING, values_of
 from horovod_oktopk.torch.registry import ATTRIBUTE, register, runs_over
 from horovod_oktopk.torch.transport import ranks_of
 
@@ -115,7 +116,7 @@ class Run:
         self._reduced = None
         mode = self._laid_out()
         others = self._sparse_gradients(mode)
-        finite = all(bool(torch.isfinite(p.grad._values()).all()) for p in others)  # type: ignore[union-attr]
+        finite = all(bool(torch.isfinite(values_of(p.grad)).all()) for p in others if p.grad is not None)
         mode.reduce(self._gradients(), finite)
         self._reduce_by_horovod(others, self.ranks.process_set)
         self._note_reduced()
@@ -388,7 +389,7 @@ def distribute(optimizer: Any, options: Any, names: Mapping[torch.Tensor, str], 
     run = Run(optimizer, local, options, names, op, sparse_as_dense, process_set)
     members = {"step": _step, "synchronize": _synchronize, "skip_synchronize": _skip_synchronize,
                "set_backward_passes_per_step": _set_backward_passes_per_step,
-               "_step_supports_amp_scaling": True,  # so that GradScaler calls step() whatever it has found
+               SUPPORTS_SCALING: True,  # so that GradScaler calls step() whatever it has found
                "__module__": "horovod.torch.optimizer"}  # by which hvd.broadcast_optimizer_state takes the plain step
     optimizer.__class__ = type(plain.__name__, (plain,), members)
     hand_over(run._parameters())

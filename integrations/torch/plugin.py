@@ -35,6 +35,7 @@ from horovod_oktopk.schemes.inner import as_options
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.torch import elastic, profiling
 from horovod_oktopk.torch.optimizer import distribute, hand_over
+from horovod_oktopk.torch.private import library
 from horovod_oktopk.torch.registry import is_in_use, own_run_of, run_of
 from horovod_oktopk.torch.state import attach_state
 from horovod_oktopk.transport.horovod import count_resets
@@ -59,8 +60,7 @@ def install() -> None:
     check_horovod(horovod.__version__, {stock.DistributedOptimizer: _TAKES})
     hvd.DistributedOptimizer = stock.DistributedOptimizer = _wrap_factory(stock.DistributedOptimizer)
     hvd.join = hvd.mpi_ops.join = refuse_join(is_in_use, hvd.join)
-    library = hvd.mpi_ops._basics.MPI_LIB_CTYPES  # whatever name a program calls, this is what is called in the end
-    library.horovod_shutdown = end_before(finish_before(before_shutdown(library.horovod_shutdown)))
+    library().horovod_shutdown = end_before(finish_before(before_shutdown(library().horovod_shutdown)))
     count_resets(State)
     elastic.install(TorchState)
     show_phases(profiling.span)

@@ -11,7 +11,7 @@ from horovod_oktopk.torch.registry import runs_of
 
 @contextmanager
 def shared_parameters(*targets: Any) -> Iterator[None]:
-    """Inside `with shared_parameters(optimizer):` the model holds the parameters that all ranks share.
+    """Put the parameters that all ranks share into the model, inside a `with` block.
 
     That is the place to evaluate, to save, and to load: there the model is the same on all ranks. Outside, with
     `compression=StepAhead(...)`, each rank's model holds parameters of its own, ahead of the shared ones. What is

@@ -40,7 +40,7 @@ def a_step_that_is_not_committed_leaves_the_residual_bit_for_bit(new: New, piece
     accumulator.accumulate([(0, piece(normal()))])
     accumulator.commit(np.arange(0, N, 3))
     before = accumulator.read_residual()
-    accumulator.accumulate([(0, piece(np.full(N, np.nan, np.float32)))], scale=3.0)
+    accumulator.accumulate([(0, piece(np.full(N, np.nan, np.float32)))])
     assert accumulator.read_residual().tobytes() == before.tobytes()
     assert accumulator.accumulate([(0, piece(normal(seed=1)))])
     assert accumulator.values().tobytes() == (before + normal(seed=1)).tobytes()
@@ -82,16 +82,6 @@ def pieces_in_any_order_cover_the_vector(new: New, piece: Piece) -> None:
     accumulator.accumulate([(start, piece(gradient[start:stop].copy())) for start, stop in parts])
     accumulator.commit(NOTHING)
     assert accumulator.read_residual().tobytes() == gradient.tobytes()
-
-
-def scale_converts_the_residual_and_not_the_gradient(new: New, piece: Piece) -> None:
-    for dtype in (np.float32, np.float64):
-        accumulator = new(N, dtype)
-        for seed, scale in ((0, 1.0), (1, 0.25)):
-            accumulator.accumulate([(0, piece(normal(seed=seed, dtype=dtype)))], scale=scale)
-            accumulator.commit(NOTHING)
-        expected = normal(dtype=dtype) * dtype(0.25) + normal(seed=1, dtype=dtype)
-        assert accumulator.read_residual().tobytes() == expected.tobytes()
 
 
 def pieces_of_its_own_dtype_are_cleared_where_asked(new: New, piece: Piece) -> None:
@@ -173,9 +163,8 @@ def it_selects_and_keeps_the_bits_of_numpy_over_steps(new: New, piece: Piece) ->
         ours, reference = new(n, dtype), NumpyAccumulator(n, dtype, NumpyKernels())
         for step in range(4):
             gradient = normal(n, step, dtype)
-            scale = 2.0 if step == 2 else 1.0
-            assert reference.accumulate([(0, gradient)], scale)
-            assert ours.accumulate([(0, piece(gradient.copy()))], scale)
+            assert reference.accumulate([(0, gradient)])
+            assert ours.accumulate([(0, piece(gradient.copy()))])
             expected, found = local_top_k(reference, k), local_top_k(ours, k)
             assert found[0] == expected[0]
             assert found[1].indices.tobytes() == expected[1].indices.tobytes()
@@ -189,7 +178,7 @@ PROGRAMS: dict[str, Callable[[New, Piece], None]] = {program.__name__: program f
     a_step_that_is_not_committed_leaves_the_residual_bit_for_bit, a_commit_keeps_all_but_what_contributed,
     where_everything_contributed_nothing_stays, what_rounding_left_over_is_added_to_the_residual,
     a_residual_is_read_as_a_copy_and_loaded, pieces_in_any_order_cover_the_vector,
-    scale_converts_the_residual_and_not_the_gradient, pieces_of_its_own_dtype_are_cleared_where_asked,
+    pieces_of_its_own_dtype_are_cleared_where_asked,
     one_element_that_is_not_finite_is_noticed_anywhere, infinities_that_cancel_in_a_sum_are_noticed,
     an_overflow_of_residual_plus_gradient_is_not_finite, large_values_whose_sum_overflows_are_finite,
     select_takes_all_from_the_threshold_on_and_never_zeros, select_gives_up_past_its_limit,

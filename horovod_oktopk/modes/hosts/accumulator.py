@@ -36,13 +36,13 @@ class HostAccumulator(NumpyAccumulator):
         self._outside: Values | None = None  # until it is committed
         super().__init__(0, dtype)
 
-    def accumulate(self, pieces: Iterable[tuple[int, NDArray[Any]]], scale: float = 1.0, clear: bool = False) -> bool:
+    def accumulate(self, pieces: Iterable[tuple[int, NDArray[Any]]], clear: bool = False) -> bool:
         hosts = self._hosts()
         if hosts is not self._known or not self._has_begun:
             self._take_share(hosts)
         if self._sum is None:
-            return super().accumulate(pieces, scale, clear)
-        return self._add_sums(self._sum.of(pieces, self._outside, scale, clear), scale, clear)
+            return super().accumulate(pieces, clear)
+        return self._add_sums(self._sum.of(pieces, self._outside, clear), clear)
 
     def _take_share(self, hosts: Hosts | None) -> None:
         """Take this rank's share of these hosts. The residual stays, and comes to the ranks of its shares."""

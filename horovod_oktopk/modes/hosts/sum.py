@@ -109,13 +109,13 @@ class HostSum:
             memories = shared_memory(2 * (size - 1) * self._length * self._dtype.itemsize, hosts.within)
             self._mail = self._mail if memories is None else SharedMail(memories, hosts.within, dtype)
 
-    def of(self, pieces: Iterable[tuple[int, NDArray[Any]]], rest: Values | None = None, scale: float = 1.0,
+    def of(self, pieces: Iterable[tuple[int, NDArray[Any]]], rest: Values | None = None,
            clear: bool = False) -> Iterator[Sum]:
         """Yield this rank's share of the sum, in order, as summands to add up. Collective.
 
         An item is valid until the next is asked for. Summands are in the ranks' order.
         pieces: (offset, array) pairs that together cover this rank's vector, in ascending order.
-        rest: added to them, scale times, shape (whole,).
+        rest: added to them, shape (whole,).
         clear: leaves zeros in the parts that are sent of pieces of the sum's dtype.
         """
         mine, own = Pieces(pieces, self._dtype, clear), self._within.rank
@@ -125,7 +125,7 @@ class HostSum:
                 for rank, (start, stop) in enumerate(ranges):
                     if rank != own:
                         box = self._mail.outgoing(rank, stop - start)
-                        mine.write(start, stop, None if rest is None else rest[start:stop], box, scale)
+                        mine.write(start, stop, None if rest is None else rest[start:stop], box)
                 start, stop = ranges[own]
                 came = self._mail.swap(stop - start)
             for at, piece in mine.between(start, stop):
@@ -153,8 +153,8 @@ class Pieces:
         self._clears = clears
         self._none_passes = CandidateBuffer(0, dtype)
 
-    def write(self, start: int, stop: int, summand: Values | None, out: Values, scale: float) -> None:
-        """Set out to scale * summand (or 0) + elements from start to stop, which are needed no more.
+    def write(self, start: int, stop: int, summand: Values | None, out: Values) -> None:
+        """Set out to summand (or 0) + elements from start to stop, which are needed no more.
 
         Copying past the cache, and clearing elements just read, costs much less than a copy and zeros. So the
         kernel's pass is used even if there is nothing to add. It then adds the elements 0 times, which reads nothing
@@ -163,7 +163,7 @@ class Pieces:
         for at, part in self.between(start, stop):
             for offset, gradient in converted(part, self._dtype, self._clears):
                 into = slice(at + offset, at + offset + len(gradient))
-                added, factor = (gradient, 0.0) if summand is None else (summand[into], scale)
+                added, factor = (gradient, 0.0) if summand is None else (summand[into], 1.0)
                 KERNELS.add_and_collect(added, gradient, out[into], factor, np.inf, 0, self._none_passes, True,
                                         self._clears)
 

@@ -43,7 +43,7 @@ Logs = dict[str, Any] | None
 
 
 class DensityWarmup(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Selects more in the first epochs, as gTop-k does (Shi et al., ICDCS 2019).
+    """Select more in the first epochs, as gTop-k does (Shi et al., ICDCS 2019).
 
     Args:
         schedule: densities of the first epochs, after which that of the options holds; or a function of the epoch
@@ -178,7 +178,7 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
             save_state(self.model, path, iterations=self._iterations())
 
     def _file_of(self, epoch: int, logs: Logs) -> tuple[str, str | None]:
-        """The path, and why there is none."""
+        """Return the path, and the reason why there is none, or None."""
         try:
             return self._path.format(**{**(logs or {}), "epoch": epoch + 1}), None
         except Exception as error:  # whatever it is, the other ranks wait for it
@@ -186,7 +186,7 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
                         f"{error}): this epoch has {['epoch', *sorted(logs or {})]}")
 
     def _look(self) -> str | None:
-        """None where the file is to be loaded; else why not, or "" where that is no surprise."""
+        """Return None if the file is to be loaded; else the reason, or "" if it is no surprise."""
         try:
             if not Path(self._restore).exists():
                 return ""

@@ -1,4 +1,4 @@
-"""What a Keras program calls to have a distributed optimizer."""
+"""Distributed optimizers for Keras programs, and models that are loaded with them."""
 
 from __future__ import annotations
 

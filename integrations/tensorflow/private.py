@@ -1,0 +1,62 @@
+"""The private names of other packages that this integration needs; it uses no others.
+
+SEEN has the versions in which they were seen, NAMES what a test looks for when one changes.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+
+from horovod_oktopk.tensorflow.versions import KERAS_3
+
+SEEN = {"horovod": "0.28.1", "tensorflow": "2.18", **({"keras": "3.15"} if KERAS_3 else {"tf_keras": "2.18"})}
+NAMES = (
+    "tensorflow.python.eager.context:eager_mode",
+    "tensorflow.python.ops.control_flow_util:GraphOrParentsInXlaContext",
+    "horovod.tensorflow:_make_allreduce_grads_fn",
+    "horovod.tensorflow.mpi_ops:_basics.MPI_LIB_CTYPES.horovod_shutdown",
+    "horovod.tensorflow.elastic:TensorFlowKerasState._save_model",
+    "horovod.tensorflow.elastic:TensorFlowKerasState._load_model",
+    "horovod.tensorflow.elastic:TensorFlowState._save_model",
+    "horovod.tensorflow.elastic:TensorFlowState._load_model",
+    f"{tf.keras.Model.__module__}:Model._flatten_layers",
+)
+"""Modules and what is in them. Of objects: `_trainable_variables` of an optimizer of Keras 3."""
+
+
+def eagerly() -> AbstractContextManager[None]:
+    """Return a context in which operations run at once, also in the threads in which a graph runs Python."""
+    found: AbstractContextManager[None] = context.eager_mode()
+    return found
+
+
+def is_compiled_by_xla() -> bool:
+    """Return True in a graph that XLA compiles."""
+    return bool(GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+
+
+def dense_allreduce(compression: Any, sparse_as_dense: bool, op: Any, process_set: Any) -> Any:
+    """Return stock Horovod's function that reduces gradients of tf.Variables."""
+    return hvd._make_allreduce_grads_fn("DistributedOptimizer", "", "", compression, sparse_as_dense, op, 1.0, None,
+                                        process_set)
+
+
+def library() -> Any:
+    """Return Horovod's C library; whatever name a program calls, its functions are called in the end."""
+    return hvd.mpi_ops._basics.MPI_LIB_CTYPES
+
+
+def all_layers(model: Any) -> list[Any]:
+    """Return a model's layers, at any depth, itself included."""
+    return list(model._flatten_layers())
+
+
+def built_with(optimizer: Any) -> list[Any]:
+    """Return the variables that a Keras 3 optimizer was built with."""
+    return list(optimizer._trainable_variables)

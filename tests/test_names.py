@@ -1,0 +1,58 @@
+"""The names of other packages: those that are changed, and the private ones that are read."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from operator import attrgetter
+
+import pytest
+
+TORCH = {"horovod.common.elastic.State.on_reset", "horovod.torch.DistributedOptimizer",
+         "horovod.torch.elastic.state.TorchState.save", "horovod.torch.elastic.state.TorchState.sync",
+         "horovod.torch.join", "horovod.torch.mpi_ops.join", "horovod.torch.optimizer.DistributedOptimizer",
+         "torch.amp.grad_scaler.GradScaler.unscale_"}
+TENSORFLOW = {"horovod._keras.create_distributed_optimizer", "horovod.common.elastic.State.on_reset",
+              "horovod.tensorflow.DistributedGradientTape", "horovod.tensorflow.DistributedOptimizer",
+              "horovod.tensorflow.join", "horovod.tensorflow.mpi_ops.join",
+              *(f"horovod.tensorflow.elastic.TensorFlow{kind}State.{method}" for kind in ("Keras", "")
+                for method in ("_load_model", "_save_model", "sync"))}
+KERAS_3 = {f"keras.src.optimizers.loss_scale_optimizer.LossScaleOptimizer.{method}"
+           for method in ("apply", "scale_loss")}
+TF_KERAS = {f"tf_keras.src.mixed_precision.loss_scale_optimizer.LossScaleOptimizer{version}.{method}"
+            for version in ("", "V3") for method in ("apply_gradients", "get_scaled_loss")}
+"""docs/architecture.md has a reason for each."""
+
+
+def run(program: list[str], legacy: bool) -> str:
+    keras = {"TF_USE_LEGACY_KERAS": "1"} if legacy else {}
+    return subprocess.run([sys.executable, *program], env=os.environ | keras, capture_output=True, text=True,
+                          check=True).stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("framework", "legacy", "expected"), [
+    ("torch", False, TORCH), ("tensorflow", False, TENSORFLOW | KERAS_3),
+    ("tensorflow", True, TENSORFLOW | TF_KERAS)])
+def test_importing_the_plugin_changes_these_names_and_no_others(framework, legacy, expected):
+    """What is not seen is horovod_shutdown in Horovod's C library."""
+    pytest.importorskip(f"horovod.{framework}")
+    assert set(json.loads(run(["-m", "tests.wrapped_names", framework], legacy))) == expected
+
+
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_private_names_of_other_packages_are_there(framework):
+    private = importlib.import_module(f"horovod_oktopk.{framework}.private")
+    missing = []
+    for name in private.NAMES:
+        module, _, path = name.partition(":")
+        try:
+            attrgetter(path)(importlib.import_module(module))
+        except (AttributeError, ImportError) as error:
+            missing.append(f"{name}: {error}")
+    assert not missing, f"seen in {private.SEEN}; these are gone: {missing}"
+    objects = {"torch": lambda: importlib.import_module("horovod.torch.elastic").TorchState()._handlers,
+               "tensorflow": lambda: private.tf.keras.optimizers.SGD()._trainable_variables}
+    objects[framework]()
