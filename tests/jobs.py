@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.launch import horovodrun
-from tests.worker import HUNG, RUNNING, Outcome
+from tests.worker import FAILED, HUNG, RUNNING, Outcome
 
 ENDED = "ended"
 """A test of each job beside those of its scenarios: it ended by itself, with status 0."""
@@ -54,9 +54,10 @@ class Job:
                                timeout=timeout,
                                extra={"TF_USE_LEGACY_KERAS": str(int(self.keras == "tf_keras")), **(extra or {})})
             found: dict[str, Outcome] = json.loads(report.read_text()) if report.exists() else {}
-        _, hung, stacks = ended.output.partition(HUNG)
+        before, hung, stacks = ended.output.partition(HUNG)
+        _, failed, trace = before.rpartition(FAILED)  # on one rank, for which the others wait
         how = f"the job {'hung and ' * bool(hung)}ended with status {ended.returncode}:\n"
-        how += (hung + stacks)[:12000] or ended.output[-6000:]
+        how += (failed + trace)[:4000] * bool(hung) + ((hung + stacks)[:12000] or ended.output[-6000:])
         running = next((name for name, outcome in found.items() if outcome == RUNNING), None)
         if running:
             found[running] = f"{'hung' if hung else 'ended the job'}: {running}; {how}"

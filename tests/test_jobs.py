@@ -59,6 +59,8 @@ def test_a_job_that_crashes_or_hangs_at_its_end_has_not_ended(trouble, limits, h
 @pytest.mark.parametrize(("trouble", "begins", "says"), [
     ("crash", "ended the job: first; the job ended with status 3", ["exit code"]),
     pytest.param("hang", "hung: first; the job hung and ended with status 1", ["in first", "in allgather_object"],
+                 marks=pytest.mark.slow),
+    pytest.param("failure", "hung: first; the job hung and ended with status 1", ["rank 1 has no such thing"],
                  marks=pytest.mark.slow)])
 def test_a_scenario_that_ends_its_job_or_hangs_is_named(trouble, begins, says):
     found = troubled(trouble, 2, SCENARIO_LIMIT="4")

@@ -16,6 +16,9 @@ TROUBLE = os.environ["TROUBLE"]
 def first() -> None:
     if TROUBLE == "crash":
         os._exit(3)
+    if TROUBLE == "failure":
+        assert hvd.rank() == 0, "rank 1 has no such thing"
+        hvd.allgather_object(None, name="for which rank 1 never comes")
     if TROUBLE == "hang" and hvd.rank() == 1:
         time.sleep(600)
 

@@ -25,6 +25,7 @@ Outcome = str | dict[str, str] | None
 RUNNING = "has not ended"
 HUNG = "Timeout ("
 """What faulthandler writes before the stacks."""
+FAILED = "a scenario failed on this rank:"
 LIMIT = float(os.environ.get("SCENARIO_LIMIT", "120"))
 """In seconds, for a scenario and its vote."""
 END_LIMIT = float(os.environ.get("END_LIMIT", "60"))
@@ -38,7 +39,9 @@ def attempt(scenario: Callable[[], None]) -> Outcome:
     except Skipped as reason:
         return {"skipped": str(reason)}
     except Exception:
-        return traceback.format_exc()
+        failure = traceback.format_exc()
+        sys.stderr.write(f"{FAILED}\n{failure}")  # if the others wait, this rank's vote is never counted
+        return failure
     return None
 
 

@@ -15,9 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
-from horovod_oktopk.tensorflow import OkTopk, StepAhead, step_report
+from horovod_oktopk.tensorflow import OkTopk, StepAhead, shared_parameters, step_report
 from horovod_oktopk.tensorflow.registry import each_run_of
-from horovod_oktopk.tensorflow.versions import KERAS_3
 
 STEPS = 12
 VICTIM = "127.0.0.1"
@@ -50,10 +49,8 @@ def main() -> None:
     def take_step(inputs: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(model(inputs))
-        if KERAS_3:
-            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-        else:
-            optimizer.minimize(loss, model.trainable_variables, tape)
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables,
+                                      strict=True))
 
     state = hvd_keras.KerasState(model, step=0)
 
@@ -74,8 +71,9 @@ def main() -> None:
 
     assert train(state) == "trained", "an error was taken for success"
     computed = sum(gradient(step, rank)[0] for step in range(STEPS) for rank in range(3))
-    mine = {"size": hvd.size(), "step": step_report(model).step, "residual": residual(model),
-            "weight": model.get_weights()[0].ravel().tolist(), "computed": computed.tolist()}
+    with shared_parameters(model):
+        mine = {"size": hvd.size(), "step": step_report(model).step, "residual": residual(model),
+                "weight": model.get_weights()[0].ravel().tolist(), "computed": computed.tolist()}
     everyone = hvd.allgather_object(mine)
     if hvd.rank() == 0:
         (folder / "outcome.json").write_text(json.dumps(everyone))
