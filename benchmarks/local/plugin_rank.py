@@ -64,10 +64,11 @@ def tensorflow(density: float) -> Framework:
     import tensorflow as tf
 
     from horovod_oktopk.tensorflow import OkTopk, step_report
+    from horovod_oktopk.tensorflow.registry import runs_of_tapes
     hvd.init()
     variables = [tf.Variable(tf.zeros(shape), name=f"{i:03}") for i, shape in enumerate(vgg16_shapes())]
-    tape = hvd.DistributedGradientTape(tf.GradientTape(), compression=OkTopk(density))
-    reduced = tf.function(lambda gradients: tape._allreduce_grads(gradients, variables))
+    runs = runs_of_tapes(OkTopk(density), hvd.Average, hvd.global_process_set, False)
+    reduced = tf.function(lambda gradients: runs.reduce(gradients, variables), autograph=False)
 
     def load(arrays: Arrays) -> list[Any]:
         return [tf.constant(array) for array in arrays]

@@ -18,17 +18,17 @@ KINDS = {
     Job("tensorflow", "mpi", 4): ("keras",),
 }
 """Kinds of training by job: all of them everywhere would take too long."""
-ALONE = ("keras_fit.", "refused.", "partial.", "step_ahead_models.")
+ALONE = ("keras_fit.fit_reduces", "partial.eager_steps", "step_ahead_models.fit_shows", "step_ahead_saving.")
 """Of what TensorFlow has of its own, what one rank is tried with."""
 NOT_QUICK = ("lifetime.", "own_optimizers.", "step_ahead", "state.", "refused.", "mixed_precision.residual_keeps",
-             "mixed_precision.losses_of_two", "keras_fit.a_model_of_no_business", "keras_fit.ranks_with_fewer",
+             "mixed_precision.losses_of_two", "keras_fit.ranks_with_fewer",
              "keras_fit.density_warms_up")
 """Of what it has of its own, what `make test` leaves out on two ranks over MPI, but for:"""
 QUICK = ("own_optimizers.a_gan_starts_alike", "step_ahead.the_learning_rate", "step_ahead_models.fit_shows",
          "step_ahead_hosts.the_ranks_of_a_host", "state.a_saved_model_resumes", "state.keras_state_restores",
          "refused.copies_of_models")
 OVER_GLOO = ("sparse.", "transport.", "features.process_set", "step_ahead.dense", "step_ahead.one_rank_alone",
-             "step_ahead_hosts.", "lifetime.", "step_ahead_models.fit_shows")
+             "step_ahead_hosts.", "step_ahead_models.fit_shows")
 ON_FOUR = ("features.process_set", "features.a_rank_outside", "hosts.gives", "hosts.the_average", "sparse.gives",
            "sparse.equals", "partial.nothing", "step_ahead.dense", "step_ahead_hosts.")
 """What the network, and the number of ranks, change in TensorFlow; PyTorch and the core have more on them."""

@@ -232,18 +232,6 @@ def check_density_warms_up() -> None:
     raised_everywhere(hvd, PluginError, lambda: fit(plain, [hvd_keras.callbacks.DensityWarmup()]))
 
 
-def check_the_options_density_holds_after_every_warm_up() -> None:
-    """In a second fit, and with a callback that is made in the middle of a warm-up."""
-    def train(schedule: list[float], epochs: int) -> list[float]:
-        callbacks = [hvd_keras.callbacks.DensityWarmup(schedule), hvd_keras.callbacks.StepReportLogger()]
-        return fit(model, callbacks, epochs=epochs)["oktopk_k"]
-
-    model = compiled(make_model(), distribute(OkTopk(density=0.1)))
-    ks = [train([0.5, 0.25], 1), train([0.4], 3)]
-    n = step_report(model).n
-    assert ks == [[round(0.5 * n)], [round(0.4 * n), round(0.1 * n), round(0.1 * n)]]
-
-
 def check_partial_optimizer_leaves_local_layers_alone() -> None:
     needs(not KERAS_3, "tf-keras")
     import horovod.keras

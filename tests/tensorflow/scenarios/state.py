@@ -164,16 +164,6 @@ def check_checkpoint_callbacks_resume_with_the_same_bits() -> None:
     assert np.array_equal(flat(weights(resumed)), flat(weights(uninterrupted)))
 
 
-def check_a_checkpoint_of_another_step_is_not_taken() -> None:
-    with shared_folder(hvd) as folder, logged() as messages:
-        train(fresh_model(), range(2), [hvd_keras.callbacks.StateCheckpoint(folder / "residuals")])
-        model = fresh_model()  # its weights were not restored
-        train(model, range(1), [hvd_keras.callbacks.StateCheckpoint(folder / "other", restore=folder / "residuals")])
-        everywhere(hvd, "done")
-    assert any("is of step 2, the model of step 0" in message for message in messages)
-    assert step_report(model).step == 1
-
-
 def check_files_of_save_state_and_broken_ones_can_be_given_to_the_callback() -> None:
     with shared_folder(hvd) as folder:
         model = fresh_model()

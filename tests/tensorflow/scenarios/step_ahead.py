@@ -67,20 +67,19 @@ def without_warnings() -> Iterator[None]:
 
 
 def check_graphs_and_eager_steps_have_the_same_bits() -> None:
-    for overlap in (True, False):
-        results = []
-        for arguments in ({}, {"run_eagerly": True}, {"steps_per_execution": 2}):
-            model = model_with(StepAhead(OkTopk(density=0.05), overlap=overlap), **arguments)
-            fit(model)
-            results.append(own(model))
-        np.testing.assert_allclose(results[1], results[0], atol=1e-6)  # eager gradients round in another way
-        assert np.array_equal(results[2], results[0])
+    results = []
+    for arguments in ({}, {"run_eagerly": True}, {"steps_per_execution": 2}):
+        model = model_with(**arguments)
+        fit(model)
+        results.append(own(model))
+    np.testing.assert_allclose(results[1], results[0], atol=1e-6)  # eager gradients round in another way
+    assert np.array_equal(results[2], results[0])
 
 
 def check_any_optimizer_takes_the_step() -> None:
     kinds = keras.optimizers
-    for optimizer in (kinds.Adam(0.01), kinds.AdamW(0.01, weight_decay=0.1), kinds.RMSprop(0.01, clipnorm=0.1),
-                      kinds.Adafactor(0.01), kinds.SGD(kinds.schedules.ExponentialDecay(0.1, 2, 0.5))):
+    schedule = kinds.schedules.ExponentialDecay(0.1, 2, 0.5)
+    for optimizer in (kinds.AdamW(0.01, weight_decay=0.1, clipnorm=0.1), kinds.Adafactor(0.01), kinds.SGD(schedule)):
         model = model_with(optimizer=optimizer)
         before = own(model)
         take_steps(model, range(3))
@@ -123,19 +122,6 @@ def check_a_learning_rate_schedule_is_multiplied_once() -> None:
             take_steps(model, range(step, step + 1))
         results.append(own(model))
     assert np.array_equal(*results)
-
-
-def check_eager_steps_skip_a_gradient_that_is_not_finite() -> None:
-    model = model_with(StepAhead(Dense(), ahead=1, overlap=False), keras.optimizers.Adam(0.01), run_eagerly=True)
-    take_steps(model, range(1))
-    before = shared(model)
-    with without_warnings():
-        take_steps(model, range(1, 2), spoilt=is_last(hvd))
-    assert np.array_equal(before, shared(model)) == (hvd.size() == 1), "the others went on"
-    optimizer = model.optimizer
-    assert all(np.isfinite(np.asarray(v)).all() for v in (optimizer.variables if KERAS_3 else optimizer.variables()))
-    take_steps(model, range(2, 4))
-    assert_shared_is_equal(model)
 
 
 def check_every_rank_may_have_a_loss_scale_of_its_own() -> None:

@@ -60,16 +60,6 @@ def check_a_dense_first_epoch_leaves_nothing_behind() -> None:
     assert np.array_equal(flat(params), -total)
 
 
-def check_the_default_is_gtopks() -> None:
-    optimizer = distribute(parameters(), OkTopk(density=0.1))
-    schedule = DensitySchedule(optimizer)
-    densities = [schedule.density]
-    for _ in range(4):
-        schedule.step()
-        densities.append(schedule.density)
-    assert densities == [0.25, 0.0725, 0.015, 0.004, 0.1]
-
-
 def check_a_resumed_run_has_the_densities_and_the_bits_of_one_that_went_on() -> None:
     params = parameters()
     optimizer = distribute(params, OkTopk(density=0.1))
@@ -93,23 +83,6 @@ def check_a_resumed_run_has_the_densities_and_the_bits_of_one_that_went_on() -> 
         resumed.load_state_dict(state)
         assert train(resumed, again, make(resumed), range(2, 5)) == ks([0.25, 0.1, 0.1])
         assert np.array_equal(flat(again), flat(params))
-
-
-def check_a_second_schedule_ends_at_the_density_of_the_options() -> None:
-    optimizer = distribute(parameters(), OkTopk(density=0.1))
-    DensitySchedule(optimizer, WARM_UP)
-    assert DensitySchedule(optimizer, WARM_UP).density == 1.0
-    assert DensitySchedule(optimizer, WARM_UP, epoch=3).density == 0.1
-
-
-def check_going_back_to_an_epoch() -> None:
-    optimizer = distribute(parameters(), OkTopk(density=0.1))
-    schedule = DensitySchedule(optimizer, WARM_UP, epoch=7)
-    assert schedule.density == 0.1
-    schedule.set_epoch(1)
-    assert (schedule.epoch, schedule.density) == (1, 0.5)
-    schedule.step()
-    assert (schedule.epoch, schedule.density) == (2, 0.25)
 
 
 def check_a_refused_schedule_changes_nothing() -> None:
