@@ -58,8 +58,6 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         """Take the model, before its training step is made."""
         super().set_model(model)
         model.jit_compile = False
-        if not any(map(steps_of, optimizers_of(model))):
-            logger.warning(PLAIN)
 
     def on_train_begin(self, logs: Logs = None) -> None:
         self._sent: set[Any] = set()
@@ -81,6 +79,8 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         if self._is_first_batch:
             self._is_first_batch = False
             self._broadcast()
+            if not each_run_of(self.model) and not any(map(_is_distributed, optimizers_of(self.model))):
+                logger.warning(PLAIN)
 
     def on_test_begin(self, logs: Logs = None) -> None:
         self._looking.enter_context(shared_parameters(self.model))
@@ -131,6 +131,10 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
             fresh.append([v for v in map(tensor_of, variables) if v.ref() not in known])
             known.update(v.ref() for v in fresh[-1])
         return fresh
+
+
+def _is_distributed(optimizer: Any) -> bool:
+    return steps_of(optimizer) is not None or hasattr(optimizer, "_allreduce_grads")  # stock Horovod's
 
 
 def _broadcast_by_position(variables: list[Any], root_rank: int) -> None:
