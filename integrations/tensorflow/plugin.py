@@ -132,7 +132,7 @@ def distribute_optimizer(optimizer: Any, compression: Any, *, op: Any = hvd.Aver
         raise PluginError(f"expected an optimizer of {KERAS}; got {optimizer!r}. Those of tf.compat.v1.train and "
                           "tf.keras.optimizers.legacy are not supported: use tf.keras.optimizers.SGD and its like, "
                           "in eager mode or in a tf.function")
-    if steps_of(optimizer) is not None:
+    if steps_of(optimizer) is not None or hasattr(optimizer, "_allreduce_grads"):  # ours, or stock Horovod's
         raise PluginError(f"{type(optimizer).__name__} {TWICE}")
     options, own, reduce = as_options(compression), optimizer, None
     if options is None:

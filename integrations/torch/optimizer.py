@@ -16,13 +16,13 @@ from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.kinds import kind_of, with_scheme
 from horovod_oktopk.modes.mode import Mode
 from horovod_oktopk.schemes.base import Scheme
-from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state.records import Record, parameters_of
 from horovod_oktopk.torch import amp
 from horovod_oktopk.torch.gradients import DenseGradients, OwnGradients, without_rows
 from horovod_oktopk.torch.layout import TorchLayout
 from horovod_oktopk.torch.modes import mode_of
 from horovod_oktopk.torch.numbers import Hyperparameters, lengthened
+from horovod_oktopk.torch.parameters import HostAverage, Parameters
 from horovod_oktopk.torch.private import SUPPORTS_SCALING, values_of
 from horovod_oktopk.torch.registry import ATTRIBUTE, register, runs_over
 from horovod_oktopk.torch.transport import ranks_of
@@ -42,7 +42,6 @@ JOINED = ("'{name}' has come to the optimizer, or was unfrozen, after its first 
           "gradients of their own. Make the optimizer anew: hvd.DistributedOptimizer(optimizer, ...)")
 OUTSIDE = ("optimizer.state_dict() outside of shared_parameters(optimizer): there the model holds rank %d's own "
            "parameters: save the model and the optimizer inside")
-_UNKNOWN = object()
 
 
 class Run:
@@ -62,11 +61,12 @@ class Run:
                               self.kind.acts_at_step and getattr(options, "overlap", True))
         self.mode: Mode | None = None
         self.reduces = True  # but inside skip_synchronize
-        self._options, self._names, self._sparse_as_dense = options, names, sparse_as_dense
+        self.parameters = Parameters(optimizer, names, op)
+        self._options, self._sparse_as_dense = options, sparse_as_dense
         self._excluded: list[torch.Tensor] = []  # whose gradients Horovod reduces itself, as they are sparse
         self._waiting: list[Record] = []  # loaded before the first step
         self._reduced: torch.Tensor | None = None  # a gradient that was reduced, and is to be applied
-        self._host_set: Any = _UNKNOWN
+        self._host = HostAverage(self.parameters, self.ranks, op, sparse_as_dense)
         self._has_warned = False
         self._numbers: Hyperparameters
 
@@ -78,7 +78,8 @@ class Run:
             if scale is not None:
                 self._unscale(scale)
             if not self.ranks.takes_part:
-                return self.local() if scale is None or self._all_finite() else None
+                own = OwnGradients(TorchLayout(self.parameters.by_name(self.parameters.all())))
+                return self.local() if scale is None or own.all_finite() else None
             if self.reduces:
                 if self.is_reduced and not self.kind.has_rounds:
                     warnings.warn(TWICE, stacklevel=3)
@@ -91,9 +92,9 @@ class Run:
         if mode is None:  # skip_synchronize() before any synchronize()
             return self.local()
         if mode.must_begin_anew:
-            self.hand_over()
-        gradients = self._gradients() if mode.has_rounds else OwnGradients(self._layout)
-        settings = self._numbers.read() if mode.has_rounds else ()
+            hand_over(self.parameters.all(), self)
+        own, settings = OwnGradients(self._layout), self._numbers.read() if mode.has_rounds else ()
+        gradients = DenseGradients(self._layout, in_host_memory=False) if mode.has_rounds else own
         for _ in range(mode.begin(gradients, settings, scaled)):
             with self._numbers.set_to(mode.prepare(gradients)), lengthened(self.optimizer, mode.coefficient,
                                                                            mode.gain):
@@ -110,24 +111,24 @@ class Run:
     def reduce(self) -> None:
         """Reduce the gradients, if the mode does so before the step; over a host's ranks if hosts are its workers."""
         if self.kind.acts_at_step:
-            if self.scheme.hierarchical and self._find_host() is not None:
-                self._average_on_host()
+            if self.scheme.hierarchical and self._host.take(self.scheme):
+                self._note_reduced()
             return
         self._reduced = None
         mode = self._laid_out()
         others = self._sparse_gradients(mode)
         finite = all(bool(torch.isfinite(values_of(p.grad)).all()) for p in others if p.grad is not None)
-        mode.reduce(self._gradients(), finite)
-        self._reduce_by_horovod(others, self.ranks.process_set)
+        mode.reduce(DenseGradients(self._layout, bool(self.scheme.hierarchical)), finite)
+        self.parameters.reduce_sparse(others, self.ranks.process_set)
         self._note_reduced()
 
     @property
     def is_reduced(self) -> bool:
         """True if the gradients are reduced, and not applied or dropped since."""
-        return self._reduced is not None and any(p.grad is self._reduced for p in self._parameters())
+        return self._reduced is not None and any(p.grad is self._reduced for p in self.parameters.all())
 
     def _note_reduced(self) -> None:
-        self._reduced = next((p.grad for p in self._parameters() if p.grad is not None), None)
+        self._reduced = next((p.grad for p in self.parameters.all() if p.grad is not None), None)
 
     def _unscale(self, scale: torch.Tensor | bool) -> None:
         self.kind.check("scaler")
@@ -137,10 +138,7 @@ class Run:
             return
         if self.is_reduced:
             raise PluginError(amp.UNSCALE_FIRST)
-        amp.unscale([p.grad for p in self._parameters() if p.grad is not None], scale)
-
-    def _all_finite(self) -> bool:
-        return OwnGradients(TorchLayout(self._named(self._parameters()))).all_finite()
+        amp.unscale([p.grad for p in self.parameters.all() if p.grad is not None], scale)
 
     # Other ranks' gradients by Horovod itself.
 
@@ -149,47 +147,10 @@ class Run:
             if p.grad is None:
                 p.grad = without_rows(p)
             elif not p.grad.is_sparse:
-                mode.refuse_step(DENSE_NOW.format(name=self._name(p)))
+                mode.refuse_step(DENSE_NOW.format(name=self.parameters.name_of(p)))
         return self._excluded
 
-    def _reduce_by_horovod(self, parameters: list[torch.Tensor], process_set: Any) -> None:
-        """Reduce sparse gradients, in the order of their names."""
-        handles = [hvd.sparse_allreduce_async(p.grad, name=self._name(p), op=self.op, process_set=process_set)
-                   for p in parameters]
-        for p, handle in zip(parameters, handles, strict=True):
-            p.grad = handle()
-
-    def _find_host(self) -> Any:
-        """Return Horovod's process set of this rank's host; None if the rank is alone there. Collective, once."""
-        if self._host_set is _UNKNOWN:
-            self._host_set = self.ranks.host_set(self.scheme.transport, self.scheme.hierarchical)
-        return self._host_set
-
-    def _average_on_host(self) -> None:
-        trained = [p for p in self._named(self._parameters()).values() if p.requires_grad]
-        for p in trained:
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            elif p.grad.is_sparse and self._sparse_as_dense:
-                p.grad = p.grad.to_dense()
-        sparse = [p for p in trained if p.grad.is_sparse]  # type: ignore[union-attr]
-        dense = [p.grad for p in trained if not p.grad.is_sparse]  # type: ignore[union-attr]
-        if dense:
-            hvd.grouped_allreduce_(dense, op=self.op, name="horovod_oktopk.host", process_set=self._host_set)
-        self._reduce_by_horovod(sparse, self._host_set)
-        self._note_reduced()
-
     # Which parameters.
-
-    def _parameters(self) -> list[torch.Tensor]:
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
-
-    def _name(self, p: torch.Tensor) -> str:
-        return self._names.get(p) or f"unnamed.{next(i for i, q in enumerate(self._parameters()) if q is p)}"
-
-    def _named(self, parameters: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        named = {self._name(p): p for p in parameters}
-        return {name: named[name] for name in sorted(named)}
 
     @property
     def _layout(self) -> TorchLayout:
@@ -198,13 +159,10 @@ class Run:
         assert isinstance(layout, TorchLayout)
         return layout
 
-    def _gradients(self) -> DenseGradients:
-        return DenseGradients(self._layout, bool(self.scheme.hierarchical))
-
     def _laid_out(self) -> Mode:
         """Return the mode of the present parameters: a new one at first, and with StepAhead if some have joined."""
-        mode = self.mode
-        if mode is not None and not (mode.reads_memory and len(self._layout.parameters) != len(self._parameters())):
+        mode, count = self.mode, len(self.parameters.all())
+        if mode is not None and not (mode.reads_memory and len(self._layout.parameters) != count):
             self._check_unchanged(mode)
             return mode
         self.mode = self._make_mode()
@@ -217,18 +175,18 @@ class Run:
         return self.mode
 
     def _make_mode(self) -> Mode:
-        parameters = self._parameters()
+        parameters = self.parameters.all()
         if not self.kind.reads_memory:
             parameters = [p for p in parameters if p.requires_grad]
             is_sparse = {p for p in parameters if p.grad is not None and p.grad.is_sparse} - (
                 set(parameters) if self._sparse_as_dense else set())
             if is_sparse:
                 self.kind.check("sparse")
-            self._excluded = list(self._named([p for p in parameters if p in is_sparse]).values())
+            self._excluded = list(self.parameters.by_name([p for p in parameters if p in is_sparse]).values())
             parameters = [p for p in parameters if p not in is_sparse]
         self._numbers = Hyperparameters(self.optimizer)
         mode = mode_of(with_scheme(self._options, self.scheme), self.op == hvd.Average,
-                          TorchLayout(self._named(parameters)), self.ranks, type(self.optimizer),
+                          TorchLayout(self.parameters.by_name(parameters)), self.ranks, type(self.optimizer),
                           self._numbers.names)
         mode.belongs_to(self)
         return mode
@@ -237,17 +195,12 @@ class Run:
         message = self._layout.changed(strides=mode.reads_memory)
         if message is None and not mode.reads_memory:
             known = {*self._layout.parameters, *self._excluded}
-            joined = next((p for p in self._parameters() if p.requires_grad and p not in known), None)
-            message = None if joined is None else JOINED.format(name=self._name(joined))
+            joined = next((p for p in self.parameters.all() if p.requires_grad and p not in known), None)
+            message = None if joined is None else JOINED.format(name=self.parameters.name_of(joined))
         if message is not None:
             mode.refuse_step(message)
 
     # What shared_parameters, states and reports need.
-
-    @property
-    def report(self) -> StepReport | None:
-        """The last step's; None before the first."""
-        return None if self.mode is None else self.mode.last_report
 
     def set_density(self, density: float | None) -> None:
         """See Mode.set_density."""
@@ -271,13 +224,6 @@ class Run:
         if mode.drifts and self._layout.parameters:
             hvd.grouped_allreduce_([p.data for p in self._layout.parameters], op=hvd.Average,
                                    name="horovod_oktopk.models", process_set=self.ranks.process_set)
-
-    def hand_over(self) -> None:
-        """Suspend other StepAhead optimizers that train a parameter of this one.
-
-        So this one starts from what all ranks share. Otherwise they would hold each rank's own parameters.
-        """
-        hand_over(self._parameters(), self)
 
     @contextmanager
     def shared(self) -> Iterator[None]:
@@ -318,7 +264,10 @@ class Run:
 
 
 def hand_over(parameters: list[torch.Tensor], run: Run | None = None) -> None:
-    """See Run.hand_over. run: whose the parameters are; None: an optimizer that is not ours."""
+    """Suspend StepAhead optimizers that train one of these parameters, which would hold each rank's own otherwise.
+
+    run: whose the parameters are, and which is left alone; None: an optimizer that is not ours.
+    """
     for other in runs_over(iter(parameters)):
         if other is not run:
             other.suspend()
@@ -392,5 +341,5 @@ def distribute(optimizer: Any, options: Any, names: Mapping[torch.Tensor, str], 
                SUPPORTS_SCALING: True,  # so that GradScaler calls step() whatever it has found
                "__module__": "horovod.torch.optimizer"}  # by which hvd.broadcast_optimizer_state takes the plain step
     optimizer.__class__ = type(plain.__name__, (plain,), members)
-    hand_over(run._parameters())
+    hand_over(run.parameters.all())
     register(optimizer, run)

@@ -83,7 +83,8 @@ def step_report(optimizer: torch.optim.Optimizer) -> StepReport | None:
         >>> report = step_report(optimizer)
         >>> print(report.bytes_sent, report.seconds)
     """
-    return own_run_of(optimizer).report
+    mode = own_run_of(optimizer).mode
+    return None if mode is None else mode.last_report
 
 
 def set_density(optimizer: torch.optim.Optimizer, density: float | None) -> None:

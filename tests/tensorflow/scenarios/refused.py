@@ -92,7 +92,9 @@ def check_fit_without_a_trainable_variable() -> None:
 
 def check_distributing_twice_or_something_else() -> None:
     optimizer = distribute(DENSE)
-    assert "already" in raised_everywhere(hvd, PluginError, lambda: distribute(DENSE, optimizer))[0]
+    stock = stock_keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    for made in (optimizer, stock):
+        assert "already" in raised_everywhere(hvd, PluginError, lambda made=made: distribute(DENSE, made))[0]
     assert "got 5" in raised_everywhere(hvd, PluginError, lambda: hvd_keras.DistributedOptimizer(5))[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from tests.scenarios.common import (
     everywhere,
     is_last,
 )
-from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_data, make_model
+from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_data, make_model, variable_of
 from tests.tensorflow.scenarios.own_optimizers import Gan
 
 OPTIONS = StepAhead(OkTopk(density=0.05))
@@ -122,6 +123,34 @@ def check_a_learning_rate_schedule_is_multiplied_once() -> None:
             take_steps(model, range(step, step + 1))
         results.append(own(model))
     assert np.array_equal(*results)
+
+
+class Fails(keras.optimizers.SGD):  # type: ignore[misc]
+    """Fails at one step."""
+
+    steps = 0
+
+    def update_step(self, *args: Any, **kwargs: Any) -> None:
+        self.steps += 1
+        if self.steps == 3:
+            raise KeyError("a mistake of the program's")
+        super().update_step(*args, **kwargs)
+
+
+def check_an_error_in_the_optimizers_step_leaves_the_learning_rate_and_the_next_step_is_taken() -> None:
+    variable = variable_of(np.ones(3, np.float32))
+    optimizer = distribute(StepAhead(Dense(), ahead=0.5, overlap=False), Fails(0.5))
+    optimizer.build([variable])
+    for step in range(5):
+        gradient = [(tf.ones(3), variable)]
+        if step == 2:
+            with contextlib.suppress(KeyError):
+                optimizer.apply_gradients(gradient)
+        else:
+            optimizer.apply_gradients(gradient)
+        assert float(np.asarray(optimizer.learning_rate)) == 0.5
+    with shared_parameters(optimizer):
+        np.testing.assert_allclose(np.array(tf.convert_to_tensor(variable)), 1 - 4 * 0.5, rtol=1e-6)
 
 
 def check_every_rank_may_have_a_loss_scale_of_its_own() -> None:

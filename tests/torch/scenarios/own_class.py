@@ -101,9 +101,10 @@ def check_stock_horovods_checks_stay() -> None:
 
 
 def check_a_state_of_rank_0_alone_is_broadcast() -> None:
-    """The others take a plain step of zeros for it."""
+    """The others take a plain step of zeros for it, in which weight decay moves their parameters as in stock Horovod.
+    """
     params = parameters()
-    plain = torch.optim.SGD(params.values(), lr=1.0, momentum=0.5)
+    plain = torch.optim.SGD(params.values(), lr=1.0, momentum=0.5, weight_decay=0.1)
     if hvd.rank() == 0:
         backward(params, gradients(0, 0))
         plain.step()
