@@ -68,7 +68,10 @@ def predict_dense(n: int, size: int, network: Network) -> Prediction:
 
 
 def _oktopk_words(n: int, size: int, options: OkTopk, unit: Unit) -> float:
-    """Return the bound in coded words: it counts two words for an element, and a code of many takes fewer."""
+    """Return the bound in words after encoding.
+
+    The paper's bound counts two words (index, value) for each element. The codec needs fewer, so k is scaled down.
+    """
     codec, k = WireCodec(np.dtype(np.float32), options.wire_dtype(unit)), options.k_of(n)
     counts = k, options.global_k_of(k, n, size, unit)
     selected, kept = (codec.size(count, n) / (2 * WORD) for count in counts)

@@ -53,7 +53,7 @@ class Connection:
         return True
 
     def connect(self, description: str, k: int) -> CountingTransport:
-        """Return the transport. A new one begins with a roll call, before the messages of ranks that differ can meet.
+        """Return the transport. A new one begins with a roll call, so that ranks with different options fail at once.
 
         Collective. Raise AgreementError if the ranks differ, TransportError if Horovod and the transport number the
         ranks differently.

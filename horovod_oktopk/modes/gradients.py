@@ -162,7 +162,7 @@ class GradientMode(Mode, Generic[L]):
         self.take(share_of(records, *self.ranks.membership()[:2], self.layout, process=THIS_PROCESS))
 
     def take(self, share: Record) -> None:
-        """Take the result of `share_of` for this rank."""
+        """Restore this rank's share of a saved state, as `share_of` returned it."""
         self._before = None
         self.algorithm.resume(share["algorithm"])
         residual, scale = share["residual"], share["residual_scale"]  # a loss scale, in files of earlier versions

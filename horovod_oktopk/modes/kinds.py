@@ -37,8 +37,9 @@ def make_mode(options: Any, average: bool, layout: L, ranks: Ranks,
               settings: Sequence[str] = (), signature: Sequence[str] | None = None) -> Mode:
     """Return the mode of these options on this rank.
 
-    of_gradients: makes the accumulator of a layout's gradients. of_parameters: makes that of the parameters, and the
-    parameters themselves. settings: names of the numbers that travel with rounds. For the others see the modes.
+    of_gradients: makes the accumulator of a layout's gradients. of_parameters: makes the accumulator of the
+    parameters and the replica that gives access to them. settings: names of the settings, such as the learning rate,
+    that are sent with each round. The classes of the modes describe the other arguments.
     """
     if isinstance(options, StepAhead):
         return StepAheadMode(options, average, layout, *of_parameters(), ranks, normalizes)

@@ -180,9 +180,9 @@ class Algorithm:
         return replace(result, update=update)
 
     def check_agreement(self, description: str, k: int, transport: CountingTransport, finite: bool = True) -> bool:
-        """Hold a roll call alone; return True if all ranks are `finite`. Collective.
+        """Hold a roll call without a step; return True if every rank passed `finite=True`. Collective.
 
-        All ranks raise AgreementError if they differ.
+        All ranks raise AgreementError if their descriptions or k differ.
         """
         if transport.hosts is not None:
             self.agree_on_host(k, transport, description)

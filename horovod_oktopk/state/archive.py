@@ -48,7 +48,7 @@ class Writer:
             np.lib.format.write_array(file, residual)  # type: ignore[no-untyped-call]
 
     def finish(self, content: Mapping[str, Any]) -> None:
-        """Add the records, and put the file in its place. The file is on the disk before it has its name."""
+        """Add the records and rename the file into place, with its contents on the disk before it has its name."""
         self._archive.writestr(RECORDS, json.dumps({"version": VERSION, **content}))
         self._archive.close()
         self._file.flush()

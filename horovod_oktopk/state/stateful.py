@@ -56,4 +56,4 @@ class Stateful(ABC):
 
     @abstractmethod
     def take(self, share: Record) -> None:
-        """Take the result of `share_of` for this rank."""
+        """Restore this rank's share of a saved state, as `share_of` returned it."""

@@ -90,6 +90,7 @@ def barrier(ranks: Ranks, name: str = "barrier") -> None:
 
 
 def _over_mpi(ranks: Ranks, met: Introduction) -> CountingTransport:
+    """Return the transport over MPI: among all ranks, and among a host's, if each host is one worker."""
     members = tuple(met.mpi_ranks.tolist())
     everyone = _mpi_transport(members, met.channel, met.yield_cpu, partial(barrier, ranks, f"end.{met.channel}"))
 

@@ -58,9 +58,10 @@ def _watch(cls: type, method: str) -> None:
 
 
 def scale_of_loss(loss: Any) -> Scale:
-    """Return the scale that a loss holds (a tensor, or several); None if nobody has scaled it.
+    """Return the scale by which a loss was multiplied; None if it is unscaled. loss: a tensor, or several.
 
-    Raise PluginError for a part or a sum of scaled losses: the scale of their gradients is not known.
+    The mark serves once. Raise PluginError for something that was computed from scaled losses (a part, a sum): the
+    scale of its gradients is not known.
     """
     scalers = {id(scaler): scaler for each in tf.nest.flatten(loss)
                if (scaler := getattr(each, MARK, None)) is not None}

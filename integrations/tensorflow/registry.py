@@ -161,7 +161,10 @@ class Runs:
     # Runs.
 
     def run_of(self, variables: Sequence[Any], gradients: Sequence[Any]) -> tuple[Run, Signature, str | None]:
-        """Return the run of these variables, the gradients' signature, and why the run must refuse them, or None."""
+        """Return the Run of these variables, the gradients' signature, and the reason to refuse them, or None.
+
+        A new Run is made for new variables; if they overlap with those of another, that one refuses them.
+        """
         key, signature = key_of(variables), signature_of(variables, gradients)
         run = self._by_key.get(key)
         if run is None:

@@ -16,12 +16,12 @@ from horovod_oktopk.tensorflow.variables import variables_in
 
 @contextmanager
 def shared_parameters(*targets: Any) -> Iterator[None]:
-    """Put the parameters that all ranks share into the model, inside a `with` block.
+    """Within a `with` block, give the model the parameters that all ranks share.
 
-    That is the place to evaluate, to save, and to load, in a program's own training loop: there the model is the same
-    on all ranks. Outside, with `compression=StepAhead(...)`, each rank's model holds parameters of its own, ahead of
-    the shared ones. What is under way is applied first, on this rank alone: no collective is called. If a state is
-    loaded inside, by `load_state`, it is taken when the block ends, on all ranks together.
+    In a training loop of your own, evaluate, save and load inside this block: there the model is the same on all
+    ranks. Outside, with `compression=StepAhead(...)`, each rank's model holds parameters of its own, ahead of the
+    shared ones. An exchange under way is applied first, on this rank alone. Entering the block calls no collective;
+    leaving it does, if `load_state` was called inside: then all ranks take the state together.
 
     Args:
         *targets: models, layers, optimizers, or lists of variables or of these. What is not trained with `StepAhead`

@@ -76,7 +76,7 @@ def refuse_overwritten(variables: Iterable[Any]) -> None:
 
 
 def check_variables(variables: list[Any], gradients: list[Any]) -> None:
-    """Raise PluginError unless every gradient has a tf.Variable."""
+    """Raise PluginError unless every gradient belongs to a tf.Variable, which is not overwritten with it."""
     if len(variables) != len(gradients):
         raise PluginError("OkTopk needs the variable of every gradient, to keep what is not sent: got "
                           f"{len(gradients)} gradients and {len(variables)} variables")

@@ -241,7 +241,7 @@ class Run:
             self.mode.suspend()
 
     def records(self) -> list[Record]:
-        """Return this rank's state, for a checkpoint; empty before the first step."""
+        """Return this rank's state for a checkpoint; before the first step, a loaded state that waits, or nothing."""
         if self.mode is None:
             return self._waiting
         if self.mode.holds_own and not self._has_warned:

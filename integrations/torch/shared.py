@@ -11,7 +11,7 @@ from horovod_oktopk.torch.registry import runs_of
 
 @contextmanager
 def shared_parameters(*targets: Any) -> Iterator[None]:
-    """Put the parameters that all ranks share into the model, inside a `with` block.
+    """Within a `with` block, give the model the parameters that all ranks share.
 
     That is the place to evaluate, to save, and to load: there the model is the same on all ranks. Outside, with
     `compression=StepAhead(...)`, each rank's model holds parameters of its own, ahead of the shared ones. What is

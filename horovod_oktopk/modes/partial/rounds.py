@@ -276,7 +276,7 @@ class PartialAllreduce(Generic[T]):
             self._do(self._state.ended([Activity(activity) for activity in headers["activity"]]))
 
     def _begin(self) -> Headers:
-        """Wait while the round is held; return this rank's header for the others."""
+        """Wait until the round may start; return this rank's header for the others."""
         last = time.monotonic() + self._timeout
         with self._changed:
             while not self._changed.wait_for(lambda: self._state.is_running, BREATH):

@@ -171,7 +171,10 @@ class StepAheadMode(Mode, Generic[L]):
         return not self.is_started
 
     def refuse_step(self, message: str, signature: Sequence[str] | None = None) -> NoReturn:  # noqa: ARG002
-        """Raise PluginError; if other ranks take the step, all raise AgreementError. What is under way stays so."""
+        """Raise PluginError; if the other ranks do not refuse as well, all raise AgreementError.
+
+        The exchange under way is awaited, but not applied.
+        """
         self._exchange.wait()
         if self._connection.is_current:
             self.check_agreement(f"{self.description}\n{message}")
@@ -231,8 +234,9 @@ class StepAheadMode(Mode, Generic[L]):
     def _anticipate(self, selected: SparseVector) -> None:
         """Move p, until the exchange is applied, as if all ranks had selected the same as this one.
 
-        A local step is λ of a step, and the exchange adds 1 - λ. If that part came a step late, gradients would be
-        computed at parameters that large learning rates with momentum have long left.
+        A local step moves p by only a fraction λ (`coefficient`) of the optimizer's step; the exchange adds the rest.
+        If the rest arrived one step late, then with large learning rates and momentum the gradients would be computed
+        at stale parameters. selected = w - p at the selected elements, which is λ of a step already.
         """
         if self.coefficient < 1:
             factor = selected.values.dtype.type(1 / self.coefficient - 1)
@@ -277,9 +281,10 @@ class StepAheadMode(Mode, Generic[L]):
             self._take(share, self._digest)
 
     def _agree(self) -> bool:
-        """Check that w and the options are the same on all ranks; share the means that give the gain. Collective.
+        """Check that the shared parameters w and the options are the same on all ranks. Collective.
 
-        Return True if this rank has adopted rank 0's parameters.
+        Rank 0's statistics for the gain become those of all ranks. Return True if this rank has adopted rank 0's
+        parameters.
         """
         adopts, self.adopts = self.adopts, False
         said = self.description if adopts else f"{self.description}\n{BROADCAST_FIRST}: {self._digest}"

@@ -139,10 +139,10 @@ def elements_of_rows(rows: Indices, values: Values, wanted: Indices) -> Values:
 
 
 def gather_by_parts(wanted: Indices, offsets: Indices, element: Callable[[int, Indices], Values]) -> Values:
-    """Return elements of a flat vector of several parts; ask only parts that have some of the elements.
+    """Return elements of a flat vector of several parts; query only the parts that contain wanted elements.
 
-    offsets: the beginnings of the parts, and the end. element: returns a part's elements, given its number and places
-    in the part.
+    wanted: ascending. offsets: the start of each part, then the total length. element: returns a part's elements,
+    given the part's number and positions within the part.
     """
     cuts = np.searchsorted(wanted, offsets)
     found = [element(part, wanted[first:last] - offsets[part])

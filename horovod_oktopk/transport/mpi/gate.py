@@ -76,9 +76,9 @@ class Gate:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep the gate from becoming quiet inside the block.
+        """Count the block as an operation in progress, so that the gate does not become quiet.
 
-        An operation that has begun here goes on, on other communicators of the same ranks.
+        An operation that has begun here continues on other communicators of the same ranks.
         """
         with self._changed:
             self._inside += 1
