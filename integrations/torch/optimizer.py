@@ -214,6 +214,8 @@ class Run:
             return
         mode = self._laid_out()
         kept = {p: p.grad for p in self._layout.parameters}
+        for p in kept:
+            p.grad = None  # or updates would be written over it
         gradients = DenseGradients(self._layout, in_host_memory=False)
         for count in mode.synchronize():
             for _ in range(count):

@@ -98,14 +98,22 @@ def check_synchronizing_without_partial_does_nothing() -> None:
 
 
 def check_gradients_that_are_not_handed_in_outlast_synchronizing() -> None:
+    """Also where updates of rounds are applied meanwhile, which rank 0 has begun."""
     model = torch.nn.Linear(4, 2)
     optimizer = made(model)
+    synchronize_replicas(optimizer)
     for _ in range(2):
         optimizer.zero_grad()
         model(torch.full((3, 4), 1.0 + hvd.rank())).sum().backward()
         gradient = model.weight.grad.clone()
+        if hvd.rank() == 0:
+            optimizer.step()
+            gradient = model.weight.grad.clone()
+        hvd.allgather_object("rank 0 has had a round", name="a round")
+        before = model.weight.detach().clone()
         synchronize_replicas(optimizer)
         assert torch.equal(model.weight.grad, gradient)
+        assert hvd.rank() == 0 or not torch.equal(model.weight, before), "an update was applied"
         optimizer.step()
     synchronize_replicas(optimizer)
 
