@@ -124,10 +124,36 @@ def synchronize_replicas(*targets: Any) -> None:
         each.synchronize_replicas()
 
 
-def distribute_optimizer(optimizer: Any, compression: Any, *, op: Any = hvd.Average, sparse_as_dense: bool = False,
-                         backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
-                         process_set: Any = hvd.global_process_set, scale_local_gradients: bool = True) -> Any:
-    """Make a Keras optimizer's steps distributed, and return it: it is changed in place. See DistributedOptimizer."""
+def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.none,  # noqa: N802 (Horovod's name)
+                         op: Any = hvd.Average, sparse_as_dense: bool = False, backward_passes_per_step: int = 1,
+                         average_aggregated_gradients: bool = False, process_set: Any = hvd.global_process_set,
+                         scale_local_gradients: bool = True) -> Any:
+    """Make a Keras optimizer reduce gradients over the ranks, and return it: it is changed in place.
+
+    A saved model, and a model's copy, hold the plain optimizer; see `load_model`. The arguments after `compression`
+    are those of horovod.tensorflow.keras.DistributedOptimizer, which also has names, devices, groups and predivision.
+
+    Args:
+        optimizer: an optimizer of Keras 3 or tf-keras.
+        compression: `OkTopk(...)`, `StepAhead(...)`, `Partial(...)`, or one of Horovod's for a dense allreduce.
+        op: `hvd.Average` or `hvd.Sum`.
+        sparse_as_dense: reduce sparse gradients (tf.IndexedSlices) as dense ones.
+        backward_passes_per_step: gradients of so many passes are added up locally before they are reduced.
+        average_aggregated_gradients: divide what was added up by the number of passes.
+        process_set: the ranks that reduce together.
+        scale_local_gradients: divide the gradients of variables that are not reduced by the number of ranks.
+
+    Returns:
+        The optimizer that was given.
+
+    Raises:
+        PluginError: It is no Keras optimizer, or is distributed already; or in a scope of tf.distribute.
+        OptionError: The compression is none of these.
+
+    Examples:
+        >>> optimizer = hvd_keras.DistributedOptimizer(
+        ...     keras.optimizers.SGD(0.1), compression=hvd_keras.OkTopk(density=0.01))
+    """
     if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
         raise PluginError(f"expected an optimizer of {KERAS}; got {optimizer!r}. Those of tf.compat.v1.train and "
                           "tf.keras.optimizers.legacy are not supported: use tf.keras.optimizers.SGD and its like, "
@@ -151,7 +177,7 @@ def distribute_optimizer(optimizer: Any, compression: Any, *, op: Any = hvd.Aver
     return optimizer
 
 
-_TAKEN = frozenset(inspect.signature(distribute_optimizer).parameters)
+_TAKEN = frozenset(inspect.signature(DistributedOptimizer).parameters)
 
 
 def _wrap_optimizer(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -166,7 +192,7 @@ def _wrap_optimizer(make: Callable[..., Any]) -> Callable[..., Any]:
         if as_options(asked["compression"]) is None:
             return make(*args, **kwargs)
         _check_predivision(asked)
-        return distribute_optimizer(**{name: value for name, value in asked.items() if name in _TAKEN})
+        return DistributedOptimizer(**{name: value for name, value in asked.items() if name in _TAKEN})
 
     return wrapped
 

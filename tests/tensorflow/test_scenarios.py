@@ -34,14 +34,14 @@ ON_FOUR = ("features.process_set", "features.a_rank_outside", "hosts.gives", "ho
 """What the network, and the number of ranks, change in TensorFlow; PyTorch and the core have more on them."""
 UNDER_TF_KERAS = ("keras_fit.", "mixed_precision.", "own_optimizers.", "refused.", "step_ahead_models.",
                   "step_ahead_saving.", "sparse.", "state.a_resumed", "features.", "step_ahead.every_",
-                  "step_ahead.dense", "step_ahead.several_")
+                  "step_ahead.dense", "step_ahead.several_", "partial.nothing", "partial.a_round_has")
 """What goes another way in the other Keras."""
 
 
 def belongs(job: Job, name: str) -> bool:
-    """Whether a job has a scenario. Partial rounds need MPI and Keras 3. What TensorFlow has of its own is little
+    """Whether a job has a scenario. Partial rounds need MPI. What TensorFlow has of its own is little
     concerned with the network: it runs over MPI, on two ranks, and in part on one."""
-    if name.startswith("partial.") and (job.backend, job.keras) != ("mpi", "keras3"):
+    if name.startswith("partial.") and job.backend != "mpi":
         return False
     if job.size == 4:
         return name.startswith(ON_FOUR)

@@ -14,7 +14,8 @@ from horovod_oktopk.tensorflow import (
 )
 from horovod_oktopk.tensorflow.keras import callbacks
 from horovod_oktopk.tensorflow.keras.elastic import KerasState
-from horovod_oktopk.tensorflow.keras.optimizer import DistributedOptimizer, load_model
+from horovod_oktopk.tensorflow.keras.loading import load_model
+from horovod_oktopk.tensorflow.plugin import DistributedOptimizer
 
 __getattr__ = gone(__name__, NO_DISCARD)
 

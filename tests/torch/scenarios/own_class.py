@@ -101,15 +101,18 @@ def check_stock_horovods_checks_stay() -> None:
 
 
 def check_a_state_of_rank_0_alone_is_broadcast() -> None:
-    """The others take a plain step of zeros for it, in which weight decay moves their parameters as in stock Horovod.
-    """
+    """The others take one plain step of zeros for it; weight decay moves their parameters, as in stock Horovod."""
     params = parameters()
+    for p in params.values():
+        torch.nn.init.ones_(p)
     plain = torch.optim.SGD(params.values(), lr=1.0, momentum=0.5, weight_decay=0.1)
     if hvd.rank() == 0:
         backward(params, gradients(0, 0))
         plain.step()
     optimizer = hvd.DistributedOptimizer(plain, named_parameters=params.items(), compression=DENSE)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    if hvd.rank() != 0:
+        assert all(torch.equal(p, torch.full_like(p, 0.9)) for p in params.values())
     hvd.broadcast_parameters(params, root_rank=0)
     plain_step(optimizer, params, 1)
     assert_equal_everywhere(params.values())
