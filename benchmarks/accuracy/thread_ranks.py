@@ -98,7 +98,7 @@ class ModeOptimizer:
         self.optimizer.zero_grad()
 
     def report(self) -> StepReport | None:
-        return self._mode.last_report
+        return self._mode.report
 
     def set_density(self, density: float | None) -> None:
         self._mode.set_density(density)

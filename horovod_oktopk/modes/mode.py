@@ -11,7 +11,10 @@ from ..errors import PluginError
 from ..phases.agreement import instead
 from ..schemes.report import StepReport
 from ..state.stateful import Stateful
+from ..transport.counting import CountingTransport
+from ..vectors.layout import Layout
 from ..vectors.sparse import DenseVector, Indices, SparseVector, Values
+from .reduction import Reduction
 
 Update = SparseVector | DenseVector
 Piece = tuple[int, Any]
@@ -73,15 +76,19 @@ class Mode(Stateful):
     """True if replicas may differ, and `synchronize` is to be followed by an average of the parameters."""
     holds_own = False
     """True while the model holds this rank's own parameters."""
-    must_begin_anew = False
-    """True if the next step starts from the model's parameters."""
+    is_started = True
+    """False if the next step starts from the model's parameters."""
     adopts = False
     """True if rank 0's parameters are taken at the first step if a rank has others, in place of a local step."""
 
+    def __init__(self, layout: Layout, reduction: Reduction) -> None:
+        self.layout, self.ranks = layout, reduction.ranks
+        self.reduction = reduction
+
     @property
-    @abstractmethod
-    def last_report(self) -> StepReport | None:
+    def report(self) -> StepReport | None:
         """The report of the last step; None before the first."""
+        return self.reduction.report
 
     def reduce(self, gradients: Gradients, others_finite: bool = True) -> None:
         """Replace the gradients by their mean or sum over the ranks; by NaN if one is not finite on some rank.
@@ -131,17 +138,27 @@ class Mode(Stateful):
         signature: lines on the gradients at hand; by default those of the layout, and the message.
         """
 
+    @property
+    def description(self) -> str:
+        return self.reduction.description
+
+    def connect(self) -> CountingTransport:
+        return self.reduction.connect()
+
+    def check_agreement(self, description: str) -> bool:
+        return self.reduction.check_agreement(description)
+
     def meet(self, doing: str) -> None:
         """Meet the other ranks for something together. Collective. If one takes a step instead, all get an error."""
         self.connect()
         self.check_agreement(instead(self.description, doing))
 
-    @abstractmethod
     def set_density(self, density: float | None) -> None:
         """Select another fraction of the elements from the next step on; None: that of the options again.
 
         Raise OptionError for a density that is not allowed.
         """
+        self.reduction.scheme = self.reduction.scheme.with_density(density)
 
     def shared(self) -> AbstractContextManager[None]:
         """Return a context in which the model holds the parameters that all ranks share."""

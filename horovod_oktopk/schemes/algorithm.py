@@ -149,7 +149,7 @@ class Algorithm:
             result = self.exchange(step)
         else:
             self._join_shares(step)
-            result = self._update_of_all_shares(self.exchange(step), step, hosts)
+            result = _update_of_all_shares(self.exchange(step), step, hosts)
         self.step = step.t
         return result
 
@@ -171,13 +171,6 @@ class Algorithm:
             length, counts = len(step.selected), self.counts(step.selected, step.n, step.transport.size)
             lengths, step.counts = tell(np.array([length], np.uint32), counts, step.transport)
             step.lengths, step.share_k = lengths[:, 0].astype(np.int64), float(lengths.mean())
-
-    def _update_of_all_shares(self, result: StepResult, step: Step, hosts: Hosts) -> StepResult:
-        assert isinstance(result.update, SparseVector)
-        with step.phase("host_gather"):
-            update = whole_update(result.update, hosts.bounds(step.report.n), hosts.within)
-        step.report.global_selected = len(update)
-        return replace(result, update=update)
 
     def check_agreement(self, description: str, k: int, transport: CountingTransport, finite: bool = True) -> bool:
         """Hold a roll call without a step; return True if every rank passed `finite=True`. Collective.
@@ -265,3 +258,11 @@ class Algorithm:
 
     def forget(self) -> None:
         """Forget all that depends on the ranks; the next step finds it anew."""
+
+
+def _update_of_all_shares(result: StepResult, step: Step, hosts: Hosts) -> StepResult:
+    assert isinstance(result.update, SparseVector)
+    with step.phase("host_gather"):
+        update = whole_update(result.update, hosts.bounds(step.report.n), hosts.within)
+    step.report.global_selected = len(update)
+    return replace(result, update=update)

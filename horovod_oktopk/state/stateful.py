@@ -9,7 +9,7 @@ from ..schemes.base import Unit
 from ..transport.counting import CountingTransport
 from ..transport.ranks import Ranks
 from ..vectors.layout import Layout
-from .records import Record
+from .records import THIS_PROCESS, Record, check_residuals, share_of
 
 
 class Stateful(ABC):
@@ -50,9 +50,14 @@ class Stateful(ABC):
         own = self.record()
         return [] if own is None else [own]
 
-    @abstractmethod
     def load(self, records: Sequence[Record]) -> None:
-        """Load this rank's share of records of these or other ranks; none starts anew."""
+        """Load this rank's share of the records that `record` returned on these or other ranks; none starts anew.
+
+        If residuals are moves of parameters, the model is to hold the parameters that were shared by then.
+        """
+        check_residuals(records)
+        self.take(share_of(records, *self.ranks.membership()[:2], self.layout, process=THIS_PROCESS, unit=self.unit,
+                           copies=self.copies, adds=self.adds))
 
     @abstractmethod
     def take(self, share: Record) -> None:

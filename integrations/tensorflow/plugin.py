@@ -75,7 +75,7 @@ def step_report(target: Any) -> StepReport | None:
     """
     if not all_runs_of(target) and not trained_by(target):
         raise PluginError(f"{target!r} was not made with compression=OkTopk(...), so it has no step report")
-    reports = (run.mode.last_report for run in each_run_of(target))
+    reports = (run.mode.report for run in each_run_of(target))
     return max((report for report in reports if report), key=attrgetter("step"), default=None)
 
 

@@ -91,7 +91,7 @@ class Run:
         mode, result = self._laid_out() if self.kind.acts_at_step else self.mode, None
         if mode is None:  # skip_synchronize() before any synchronize()
             return self.local()
-        if mode.must_begin_anew:
+        if not mode.is_started:
             hand_over(self.parameters.all(), self)
         own, settings = OwnGradients(self._layout), self._numbers.read() if mode.has_rounds else ()
         gradients = DenseGradients(self._layout, in_host_memory=False) if mode.has_rounds else own

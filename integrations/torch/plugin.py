@@ -84,7 +84,7 @@ def step_report(optimizer: torch.optim.Optimizer) -> StepReport | None:
         >>> print(report.bytes_sent, report.seconds)
     """
     mode = own_run_of(optimizer).mode
-    return None if mode is None else mode.last_report
+    return None if mode is None else mode.report
 
 
 def set_density(optimizer: torch.optim.Optimizer, density: float | None) -> None:

@@ -14,6 +14,7 @@ from horovod_oktopk import OkTopkError, PluginError
 from horovod_oktopk.kernels.half_precision import from_half, to_half
 from horovod_oktopk.modes.checks import check_arguments
 from horovod_oktopk.modes.kinds import kind_of, make_mode
+from horovod_oktopk.modes.partial.mode import remove
 from horovod_oktopk.modes.step_ahead.replica import HostReplica
 from horovod_oktopk.schemes.base import Compression
 from horovod_oktopk.schemes.report import StepReport
@@ -152,7 +153,7 @@ class CoreTrainer:
                 self.parameters[name][...] = value
 
     def report(self) -> StepReport | None:
-        return self.mode and self.mode.last_report
+        return self.mode and self.mode.report
 
     def residual(self) -> np.ndarray:
         return self.mode.record()["residual"]
@@ -193,7 +194,7 @@ class CoreTrainer:
             self.synchronize_replicas(for_good=True)
             self.mode.close()
         except OkTopkError:  # rounds have failed before, on all ranks
-            self.mode._leave_running()
+            remove(self.mode)
 
 
 class CoreGradients(FlatGradients):

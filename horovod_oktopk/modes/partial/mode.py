@@ -15,16 +15,13 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
-
-import numpy as np
 
 from ...errors import OkTopkError, PluginError
 from ...schemes.report import StepReport
 from ...schemes.step_result import StepResult
-from ...selection.accumulator import EmptyAccumulator, ResidualAccumulator
+from ...selection.accumulator import ResidualAccumulator
 from ...state.records import Record
 from ...transport.connect import barrier
 from ...transport.counting import Traffic
@@ -32,21 +29,19 @@ from ...transport.mpi.ending import leave, unhappy_end
 from ...transport.ranks import Ranks
 from ...transport.stalls import StallLimits
 from ...vectors.layout import L
-from ...vectors.sparse import SparseVector, Values, sum_of
+from ...vectors.sparse import Values
 from ..gradients import GradientMode
-from ..mode import Gradients, Piece
+from ..mode import Gradients
 from .options import NEEDS_MPI, Partial
 from .outcomes import Outcome, Rounds, RoundUpdate, report_of, updates_of
+from .pending import Pending
 from .rounds import PartialAllreduce
 
 logger = logging.getLogger("horovod_oktopk")
 
-NOWHERE = np.empty(0, np.int64)
 ONE_AT_A_TIME = ("a second optimizer with Partial has taken a step, and this one takes another: ranks would wait for "
                  "each other in the rounds of both. Give the other one another compression, as OkTopk, or train them "
                  "one after the other")
-
-
 IN_STEP_ONLY = ("with Partial the gradients are handed in by the optimizer's step, which may apply several updates: "
                 "synchronize() and skip_synchronize() cannot be used, nor loss scaling (GradScaler, "
                 "LossScaleOptimizer), whose scale would have to be one for all ranks. bfloat16 needs none")
@@ -72,25 +67,17 @@ class PartialMode(GradientMode[L]):
                  make_accumulator: Callable[[L], ResidualAccumulator], ranks: Ranks,
                  settings: Sequence[str] = ()) -> None:
         self.partial = options
+        self.drifts = not options.in_order
         self._wished = options.scheme
         own = [f"partial {name}: {value}" for name, value in options.settings().items()]
         signature = [*own, f"settings: {', '.join(settings)}", *layout.describe()]
         super().__init__(self._wished, average, layout, make_accumulator, ranks, signature)
         self._settings = len(settings)
-        self._nothing = EmptyAccumulator(layout.n, layout.dtype)
+        self._pending = Pending(self.accumulator, layout)
         self._allreduce: PartialAllreduce[Outcome] | None = None
         self._step_report: StepReport | None = None
         self._accumulating = Traffic()
-        # Of what was handed in since this rank last contributed:
-        self._is_pending = self._contributes = False  # the accumulator holds it
-        self._is_finite = True
         self._to_apply: deque[RoundUpdate] = deque()
-        self._remainders: list[SparseVector] = []
-        """Rounding errors of rounds to which this rank contributed nothing; for its next commit."""
-
-    @property
-    def drifts(self) -> bool:  # type: ignore[override]
-        return not self.partial.in_order
 
     def reduce(self, gradients: Gradients, others_finite: bool = True) -> None:
         """Do nothing: rounds reduce."""
@@ -103,7 +90,7 @@ class PartialMode(GradientMode[L]):
         """
         def contribute() -> list[float]:
             start = time.perf_counter()
-            self._hand_in(gradients.pieces())
+            self._pending.hand_in(gradients.pieces())
             self._accumulating.seconds = time.perf_counter() - start
             return [self._wished.density, *settings]
 
@@ -145,36 +132,27 @@ class PartialMode(GradientMode[L]):
         if self._allreduce is not None:
             allreduce, self._allreduce = self._allreduce, None
             allreduce.end()
-            self._leave_running()
+            remove(self)
 
     def belongs_to(self, owner: object) -> None:
         """Let this rank exit when the owner is gone: it takes no more steps, and all ends when all ranks have exited.
 
         The owner holds this object, and not the other way round.
         """
-        weakref.finalize(owner, self._drop).atexit = False
+        def drop() -> None:
+            if self._allreduce is not None:
+                self._allreduce.drop()
 
-    def _drop(self) -> None:
-        if self._allreduce is not None:
-            self._allreduce.drop()
-
-    def _leave_running(self) -> None:
-        with contextlib.suppress(ValueError):  # both at the end of the program and in the thread
-            _running.remove(self)
+        weakref.finalize(owner, drop).atexit = False
 
     @property
-    def last_report(self) -> StepReport | None:
+    def report(self) -> StepReport | None:
         """Report of this rank's last step, with all its rounds; None before the first."""
         return self._step_report
 
     def leave(self) -> None:
         """Wait for all ranks: no round may begin while some rank uses the transport for other ends."""
         barrier(self.ranks)
-
-    def abort(self) -> None:
-        """End the job with an error."""
-        sys.stderr.flush()
-        getattr(self._transport.inner, "abort", lambda: None)()
 
     def set_density(self, density: float | None) -> None:
         """Set the density from this rank's next contribution on.
@@ -195,13 +173,12 @@ class PartialMode(GradientMode[L]):
             self._allreduce = PartialAllreduce(options.policy, self._run, transport, signals(), 1 + self._settings,
                                                options.seed, options.max_staleness,
                                                limits.patience(options.timeout), limits.patience(math.inf),
-                                               self._leave_running)
+                                               functools.partial(remove, self))
             _serve(self)
         return self._allreduce
 
-    @property
-    def _name(self) -> str:
-        return f"Partial({super()._name}, policy={self.partial.policy!r})"
+    def _title(self) -> str:
+        return f"Partial({super()._title()}, policy={self.partial.policy!r})"
 
     def _take_note(self, rounds: Rounds) -> None:
         self._step_report = report_of(rounds, self._step_report, self._accumulating)
@@ -214,45 +191,29 @@ class PartialMode(GradientMode[L]):
 
     # In rounds.
 
-    def _hand_in(self, pieces: Iterable[Piece]) -> None:
-        pending, self._is_pending = self._is_pending, False  # also where what follows fails
-        if pending:
-            self.accumulator.commit(NOWHERE)
-        self._is_pending = self.accumulator.accumulate(pieces)
-        self._is_finite = self._is_finite and self._is_pending
-
     def _run(self, contributes: bool, settings: tuple[float, ...]) -> Outcome:
-        if settings[0] != self.options.density:
+        reduction = self.reduction
+        if settings[0] != reduction.scheme.density:
             super().set_density(settings[0])
-        self._contributes = contributes and self._is_pending
+        reduction.describe()
         self._before = self.algorithm.state()
-        accumulator = self.accumulator if self._contributes else self._nothing
-        update = self._finish(self.algorithm.reduce(accumulator, self.options.k_of(max(1, self.layout.n)),
-                                                    self._is_finite or not contributes, self._transport))
-        self._transport.reset()  # what follows belongs to the next round
+        result = self.algorithm.reduce(
+            self._pending.for_round(contributes), reduction.scheme.k_of(max(1, self.layout.n)),
+            self._pending.is_finite or not contributes, reduction.transport)
+        update = self._finish(result)
+        reduction.transport.reset()  # what follows belongs to the next round
         if contributes:
-            self._is_finite = True
-        assert self.report is not None
-        return Outcome(update, self.report)
+            self._pending.is_finite = True
+        return Outcome(update, result.report)
 
     def _commit(self, result: StepResult) -> None:
-        remainder = result.remainder  # of what this rank has sent, and of the sums that it has rounded
-        if remainder is not None and len(remainder):
-            self._remainders.append(remainder)
-        if self._contributes:
-            total = sum_of(self._remainders) if self._remainders else None
-            super()._commit(replace(result, remainder=total))
-            self._remainders.clear()
-            self._is_pending = False
+        self._pending.commit(result)
 
     # The state: what is pending counts as residual.
 
     def read_residual(self) -> Values:
         """Return a copy of this rank's residual and pending values; see GradientMode."""
-        residual = self.accumulator.values().copy() if self._is_pending else super().read_residual()
-        for remainder in self._remainders:
-            residual[remainder.indices] += remainder.values
-        return residual
+        return self._pending.read()
 
     def record(self) -> Record:
         """Return this rank's record, made while no round runs; see GradientMode."""
@@ -285,6 +246,12 @@ def _serve(reducer: PartialMode[Any]) -> None:
     _running.append(reducer)
 
 
+def remove(mode: PartialMode[Any]) -> None:
+    """Forget a mode whose rounds are over."""
+    with contextlib.suppress(ValueError):  # both at the end of the program and in the thread
+        _running.remove(mode)
+
+
 def end_all() -> None:
     """End the rounds of all reducers. Collective.
 
@@ -309,7 +276,8 @@ def _end(reducer: PartialMode[Any]) -> None:
         logger.error("the rounds of Partial could not be ended on all ranks together: %s", error)
     except Exception:
         logger.exception("the rounds of Partial could not be ended on all ranks together, so the job is ended")
-        reducer.abort()
+        sys.stderr.flush()
+        getattr(reducer.reduction.transport.inner, "abort", lambda: None)()
 
 
 def end_before(shutdown: Callable[..., Any]) -> Callable[..., Any]:

@@ -97,7 +97,7 @@ class PartialAllreduce(Generic[T]):
         self._is_dropped = False
         self._changed = threading.Condition()
         # Under the condition's lock:
-        self._state = RankState(Rules(transport.rank, transport.size, policy, seed, max_staleness))
+        self.state = RankState(Rules(transport.rank, transport.size, policy, seed, max_staleness))
         self._rounds: list[Round[T]] = []  # that have ended, and were not taken
         self._failure: BaseException | None = None
         self._is_over = False
@@ -105,11 +105,6 @@ class PartialAllreduce(Generic[T]):
         self._last_return = self._last_begin = time.monotonic()
         self._thread = threading.Thread(target=self._serve, name="horovod_oktopk.partial", daemon=True)
         self._thread.start()
-
-    @property
-    def state(self) -> RankState:
-        """The present state."""
-        return self._state
 
     def arrive(self, contribute: Callable[[], Sequence[float]]) -> list[Round[T]]:
         """Hand in this rank's values; return all rounds that this rank has not seen, in order.
@@ -124,10 +119,10 @@ class PartialAllreduce(Generic[T]):
         with self._changed:
             self._check_all_are_there()
             self._header["busy"] += busy
-            self._wait_for(lambda: self._state.may_arrive)
+            self._wait_for(lambda: self.state.may_arrive)
             self._header["settings"] = contribute()
-            self._do(self._state.arrived())
-            rounds = self._await_rounds() if self._state.activity == Activity.WAITING else []
+            self._do(self.state.arrived())
+            rounds = self._await_rounds() if self.state.activity == Activity.WAITING else []
         self._last_return = time.monotonic()
         return rounds
 
@@ -139,13 +134,13 @@ class PartialAllreduce(Generic[T]):
         call, instead of waiting.
         """
         with self._changed:
-            if for_good and self._state.exited:  # so nothing has come since
+            if for_good and self.state.exited:  # so nothing has come since
                 return
             self._check_all_are_there()
-            if self._state.activity != Activity.EXITING:
-                self._do(self._state.synchronizes(exits=for_good))
+            if self.state.activity != Activity.EXITING:
+                self._do(self.state.synchronizes(exits=for_good))
         last = time.monotonic()
-        while self._state.activity != Activity.COMPUTING:
+        while self.state.activity != Activity.COMPUTING:
             with self._changed:
                 self._wait_for(self._has_news, BREATH)
                 rounds = self._take()
@@ -159,7 +154,7 @@ class PartialAllreduce(Generic[T]):
     def paused(self) -> Iterator[None]:
         """Run no round inside the block."""
         with self._changed:
-            self._wait_for(lambda: not self._state.is_running)
+            self._wait_for(lambda: not self.state.is_running)
             yield
 
     def end(self) -> None:
@@ -180,7 +175,7 @@ class PartialAllreduce(Generic[T]):
 
     def _do(self, step: Step) -> None:
         """Make a step of the state, and its actions; a round that is to run begins in the thread."""
-        self._state, actions = step
+        self.state, actions = step
         for action in actions:
             if isinstance(action, Run):
                 self._write_header(action)
@@ -197,20 +192,20 @@ class PartialAllreduce(Generic[T]):
 
     def _await_rounds(self) -> list[Round[T]]:
         def may_take() -> bool:
-            return self._state.may_take
+            return self.state.may_take
 
         if not self._wait_for(may_take, self._timeout):
-            self._do(self._state.overdue())
+            self._do(self.state.overdue())
             self._wait_for(may_take)
         return self._take()
 
     def _has_news(self) -> bool:
-        return bool(self._rounds or self._state.activity == Activity.SYNCHRONIZED)
+        return bool(self._rounds or self.state.activity == Activity.SYNCHRONIZED)
 
     def _take(self) -> list[Round[T]]:
-        before = self._state.taken
-        self._do(self._state.took())
-        count = self._state.taken - before
+        before = self.state.taken
+        self._do(self.state.took())
+        count = self.state.taken - before
         rounds, self._rounds = self._rounds[:count], self._rounds[count:]
         return rounds
 
@@ -220,8 +215,8 @@ class PartialAllreduce(Generic[T]):
 
     def _check_all_are_there(self) -> None:
         self._check()
-        if self._state.exited:
-            raise TransportError(f"ranks {list(self._state.exited)} have ended (hvd.shutdown, or the end of the "
+        if self.state.exited:
+            raise TransportError(f"ranks {list(self.state.exited)} have ended (hvd.shutdown, or the end of the "
                                  "program), or dropped their optimizer, while this one goes on: all ranks must call "
                                  "synchronize_replicas equally often")
 
@@ -245,52 +240,49 @@ class PartialAllreduce(Generic[T]):
 
     def _await_activation(self) -> bool:
         """Wait until the next round is activated, here or elsewhere; return False if there will be none."""
-        while not self._is_over and not self._state.exited:
+        while not self._is_over and not self.state.exited:
             number = self._signals.receive(BREATH)
             with self._changed:
                 if number is not None:
-                    self._do(self._state.activated(number))
+                    self._do(self.state.activated(number))
                 self._exit_if_dropped()
-                if self._state.service != Service.IDLE:
+                if self.state.service != Service.IDLE:
                     return True
         return False
 
     def _exit_if_dropped(self) -> None:
-        if self._is_dropped and self._state.activity != Activity.EXITING:
-            self._do(self._state.synchronizes(exits=True))
+        if self._is_dropped and self.state.activity != Activity.EXITING:
+            self._do(self.state.synchronizes(exits=True))
 
     def _serve_round(self) -> None:
-        headers = self._exchange_headers(self._begin())
+        header = self._begin()
+        headers = self._transport.allgather(header.view(np.int64)).view(header.dtype)[:, 0]  # of all ranks
         self._compare(headers)
         presences = headers["presence"]
         first = int(presences.argmax())
         settings = tuple(headers["settings"][first].tolist())
-        contributes = self._state.service == Service.CONTRIBUTING
+        contributes = self.state.service == Service.CONTRIBUTING
         outcome = self._run(contributes, settings) if presences[first] else None
-        number, seconds = self._state.started, float(headers["elapsed"][0])
+        number, seconds = self.state.started, float(headers["elapsed"][0])
         with self._changed:
             if not self._is_dropped:
                 self._rounds.append(Round(number, tuple(map(Presence, presences.tolist())),
                                           tuple(headers["staleness"].tolist()), tuple(headers["busy"].tolist()),
                                           seconds, settings, outcome))
-            self._do(self._state.ended([Activity(activity) for activity in headers["activity"]]))
+            self._do(self.state.ended([Activity(activity) for activity in headers["activity"]]))
 
     def _begin(self) -> Headers:
         """Wait until the round may start; return this rank's header for the others."""
         last = time.monotonic() + self._timeout
         with self._changed:
-            while not self._changed.wait_for(lambda: self._state.is_running, BREATH):
+            while not self._changed.wait_for(lambda: self.state.is_running, BREATH):
                 if self._is_dropped:
                     self._exit_if_dropped()
                 elif time.monotonic() > last:
-                    self._do(self._state.gave_up())
+                    self._do(self.state.gave_up())
             header = self._header.copy()
             self._header["busy"] = 0
         return header
-
-    def _exchange_headers(self, header: Headers) -> Headers:
-        """Return the headers of all ranks, shape (P,)."""
-        return self._transport.allgather(header.view(np.int64)).view(header.dtype)[:, 0]
 
     def _compare(self, headers: Headers) -> None:
         numbers = headers["number"]
@@ -298,6 +290,6 @@ class PartialAllreduce(Generic[T]):
             raise TransportError(f"the ranks are in different rounds: {numbers.tolist()}")
         gone = np.flatnonzero(headers["presence"] == Presence.GIVEN_UP).tolist()
         if gone:
-            raise TransportError(f"ranks {gone} have not come for {self._state.rules.max_staleness} rounds, and then "
+            raise TransportError(f"ranks {gone} have not come for {self.state.rules.max_staleness} rounds, and then "
                                  f"for {self._timeout:g} s: call synchronize_replicas on all ranks before "
                                  "collectives of your own, and when a rank has no more steps to take")

@@ -206,7 +206,7 @@ def test_a_program_that_never_looked_at_what_is_shared_is_told_at_its_end(steps,
         if enters:
             with worker.reducer.shared():
                 pass
-        worker.reducer.finish()
+        worker.reducer.close()
 
     run_ranks(2, program)
     assert [record.message[:30] for record in caplog.records] == ["shared_parameters was never en"] * told

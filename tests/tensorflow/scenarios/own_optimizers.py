@@ -165,7 +165,7 @@ def check_a_models_own_optimizers_get_another_density_together() -> None:
     model = fit_gan(range(1))
     set_density(model, 0.5)
     fit(model)
-    reports = [run.mode.last_report for run in each_run_of(model)]
+    reports = [run.mode.report for run in each_run_of(model)]
     assert [report.k for report in reports] == [round(0.5 * report.n) for report in reports]
     assert len(reports) == 2
 
