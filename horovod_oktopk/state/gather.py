@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,19 @@ def save(reducers: Sequence[Stateful], path: PathLike, optimizers: Sequence[int]
         saving.discard()
         for reducer in reducers:
             reducer.leave()
+
+
+def records(reducer: Stateful, doing: str) -> list[Record]:
+    """Return the records of all ranks on rank 0, by rank; on other ranks this rank's own. Collective.
+
+    doing: in words, for the ranks that do something else.
+    """
+    try:
+        everyone = [{**record, "residual": None if residual is None else residual.copy()}
+                    for record, residual in _each(reducer, doing, doing)]
+    finally:
+        reducer.leave()
+    return [record for record in everyone if record["residual"] is not None]
 
 
 def read_marks(path: PathLike) -> dict[str, Any]:
@@ -92,6 +105,21 @@ def _shares(transport: Transport, reducer: Stateful, source: _Source | None, doi
     return mine
 
 
+def _each(reducer: Stateful, doing: str, said: str) -> Iterator[tuple[Record, Values | None]]:
+    """Yield the plain record of each rank, by rank, and its residual on rank 0, or on the rank itself. Collective.
+
+    A residual is valid until the next. said: in words, for ranks that do something else, and would wait in vain.
+    """
+    transport = reducer.connect()
+    reducer.check_agreement(instead(reducer.description, said))
+    own, inbox = together(transport, doing, lambda: (reducer.record(), _inbox(reducer, transport.rank == 0)))
+    assert own is not None
+    for rank, text in enumerate(gather_texts(transport, json.dumps({**own, "residual": None}))):
+        residual = own["residual"] if rank == transport.rank else None
+        arrived = _move(transport, rank, 0, residual, inbox, reducer.layout)
+        yield json.loads(text), residual if arrived is None else arrived
+
+
 class _Saving:
     """A file that is being saved. writes: True if this rank writes it."""
 
@@ -99,20 +127,15 @@ class _Saving:
         self._path, self._writes = path, writes
         self._doing = f"save the state to {path}"
         self._writer: Writer | None = None
-        self._inbox: Values | None = None
 
     def add(self, reducer: Stateful, index: int) -> list[Record]:
         """Write the residuals of all ranks into the file; return their plain records. Collective."""
-        transport = reducer.connect()
-        # Or some would wait in vain.
-        reducer.check_agreement(instead(reducer.description, "save the state to a file"))
-        own = together(transport, self._doing, partial(self._prepare, reducer))
-        plain = {**own, "residual": {"n": reducer.layout.n, "file": f"{index}.{transport.rank}.npy"}}
-        records: list[Record] = [json.loads(text) for text in gather_texts(transport, json.dumps(plain))]
-        for rank, record in enumerate(records):
-            residual = own["residual"] if rank == transport.rank else None
-            moved = _move(transport, rank, 0, residual, self._inbox, reducer.layout)
-            together(transport, self._doing, partial(self._write, record["residual"]["file"], moved))
+        transport, records = reducer.connect(), []
+        together(transport, self._doing, self._open)
+        for record, residual in _each(reducer, self._doing, "save the state to a file"):
+            record["residual"] = {"n": reducer.layout.n, "file": f"{index}.{record['rank']}.npy"}
+            together(transport, self._doing, partial(self._write, record["residual"]["file"], residual))
+            records.append(record)
         return records
 
     def finish(self, transport: Transport, content: dict[str, Any]) -> None:
@@ -124,13 +147,9 @@ class _Saving:
         if self._writer is not None:
             self._writer.discard()
 
-    def _prepare(self, reducer: Stateful) -> Record:
+    def _open(self) -> None:
         if self._writes and self._writer is None:
             self._writer = Writer(self._path)
-        self._inbox = _inbox(reducer, self._writes)
-        own = reducer.record()
-        assert own is not None
-        return own
 
     def _write(self, name: str, residual: Values | None) -> None:
         if self._writer is not None and residual is not None:

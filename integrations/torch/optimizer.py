@@ -16,6 +16,7 @@ from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.kinds import kind_of, with_scheme
 from horovod_oktopk.modes.mode import Mode
 from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.state import gather
 from horovod_oktopk.state.records import Record, parameters_of
 from horovod_oktopk.torch import amp
 from horovod_oktopk.torch.gradients import DenseGradients, OwnGradients, without_rows
@@ -259,10 +260,17 @@ class Run:
         else:
             self.mode.load(records)
 
-    def meet(self, doing: str) -> None:
-        """See Mode.meet."""
-        if self.mode is not None and self.ranks.takes_part:
-            self.mode.meet(doing)
+    def gathered(self, doing: str) -> list[Record]:
+        """Return the states of all ranks on rank 0, this rank's own elsewhere. Collective. doing: in words."""
+        if not self.ranks.takes_part:
+            return self.records()
+        if self.mode is not None:
+            return gather.records(self.mode, doing)
+        own, process_set = self.ranks.membership().rank, self.ranks.process_set
+        everyone = [hvd.broadcast_object(self._waiting, root, "horovod_oktopk.waiting", process_set)
+                    for root in process_set.ranks or range(hvd.size())]
+        found = {each["rank"]: each for records in everyone for each in records}
+        return [each for rank, each in sorted(found.items()) if rank == own or own == 0]
 
 
 def hand_over(parameters: list[torch.Tensor], run: Run | None = None) -> None:

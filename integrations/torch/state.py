@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 
 from horovod_oktopk.errors import OptionError
@@ -58,23 +57,8 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """
     run = own_run_of(optimizer)
     run.synchronize_replicas()
-    run.meet("gather the state (gather_state_dict)")
-    state_dict = optimizer.state_dict()
-    records, ranks = state_dict[KEY], run.ranks
-    if not records or not ranks.takes_part:
-        return state_dict
-    own = records[0]
-    plain = {name: value for name, value in own.items() if name != "residual"}
-    everyone = []
-    for root in ranks.process_set.ranks or range(hvd.size()):
-        record = hvd.broadcast_object(plain, root, name="horovod_oktopk.record", process_set=ranks.process_set)
-        residual = hvd.broadcast(own["residual"], root, name="horovod_oktopk.residual",
-                                 process_set=ranks.process_set)
-        if own["rank"] == 0:
-            everyone.append({**record, "residual": residual})
-    if own["rank"] == 0:
-        state_dict[KEY] = everyone
-    return state_dict
+    everyone = run.gathered("gather the state (gather_state_dict)")
+    return {**optimizer.state_dict(), KEY: [_to_torch(record) for record in everyone]}
 
 
 def _to_torch(record: dict[str, Any]) -> dict[str, Any]:

@@ -107,6 +107,20 @@ def check_what_was_loaded_is_saved_again_before_the_first_step() -> None:
     assert again["algorithm"]["step"] == 2
 
 
+def check_what_was_loaded_is_gathered_before_the_first_step() -> None:
+    params = parameters()
+    optimizer = distribute(params, OPTIONS)
+    take_steps(optimizer, params, range(3))
+    own = optimizer.state_dict()
+    expected = everywhere(own["horovod_oktopk"][0]["residual"].numpy())
+    for state in (hvd.broadcast_object(gather_state_dict(optimizer), root_rank=0), own):
+        fresh = distribute(parameters(), OPTIONS)
+        fresh.load_state_dict(state)
+        records = gather_state_dict(fresh)["horovod_oktopk"]
+        shown = expected if hvd.rank() == 0 else [expected[hvd.rank()]]
+        assert np.array_equal([record["residual"].numpy() for record in records], shown)
+
+
 def check_elastic_state_restores_residual_and_counter() -> None:
     params = torch.nn.ParameterDict({name.replace(".", "_"): p for name, p in parameters().items()})
     named = {name: params[name.replace(".", "_")] for name in parameters()}
