@@ -146,7 +146,7 @@ def run_advise(arguments: argparse.Namespace) -> int:
         size, rank, network = _measure()
     else:
         if arguments.ranks is None or arguments.bandwidth is None:
-            raise OptionError("--ranks and --bandwidth are needed, or --measure under horovodrun")
+            raise OptionError("give --ranks and --bandwidth, or --measure under horovodrun")
         size, rank = _at_least_1("--ranks", arguments.ranks), 0
         network = advise.Network(advise.parse_latency(arguments.latency), advise.parse_bandwidth(arguments.bandwidth))
     selection = advise.measure_selection(arguments.parameters, arguments.density)
@@ -159,11 +159,11 @@ def _measure() -> tuple[int, int, advise.Network]:
     """Return (size, rank, network) of this job."""
     name = next((name for name in ("torch", "tensorflow") if find_spec(name) is not None), None)
     if name is None:
-        raise OptionError("--measure needs PyTorch or TensorFlow, with Horovod")
+        raise OptionError("--measure needs PyTorch or TensorFlow, with Horovod: install one (docs/install.md)")
     hvd = importlib.import_module(f"horovod.{name}")
     hvd.init()
     if hvd.size() == 1:
-        raise OptionError("--measure needs several ranks: horovodrun -np P python -m horovod_oktopk advise ...")
+        raise OptionError("--measure needs several ranks: use horovodrun -np P python -m horovod_oktopk advise ...")
     ranks = importlib.import_module(f"{__package__}.{name}.transport").ranks_of(hvd.global_process_set)
     return hvd.size(), hvd.rank(), advise.measure_network(connect(ranks, "auto"))
 

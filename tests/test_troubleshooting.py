@@ -1,7 +1,7 @@
-"""docs/troubleshooting.md has the messages of the code as they are, and all that users can meet.
+"""Each message that users can meet says what to do, and the page quotes messages as they are in the code.
 
-A message is a literal text of the source; what is filled in is a gap. On the page an entry begins with lines such as
-**`text … more text`**, in which … stands for what is filled in. It covers the messages that begin with its text.
+A message is a literal text of the source that an error or a logger (at WARNING or above) is given, directly or by a
+variable. What is filled in is a gap. docs/troubleshooting.md shows messages as **`text … more text`**, with … for it.
 """
 
 from __future__ import annotations
@@ -12,58 +12,39 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "troubleshooting.md"
 PACKAGES = ("horovod_oktopk", "integrations")
-GAP = "\0"
+GAP = "…"
 OF_OTHERS = "## Messages of Horovod, Open MPI and the build"
 """What follows quotes other programs."""
 
-LEFT_OUT = {
-    "a line of a roll call's description, which is shown as part of an AgreementError": (
-        "parameter …: shape", "sparse gradient, …", "load the state from …", "save the state to …",
-        "gather the state (gather_state_dict)", "take a step",
-        "average the metrics of an epoch",
-        "broadcast variables at the end of an epoch", "save the state at the end of an epoch"),
-    "a line of `check`, which says itself what to do": (
-        "install Horovod 0.28.1, built for your framework", "found …, supported is …", "Horovod was built without",
-        "mpi4py is not installed: pip install mpi4py", "through Horovod's own alltoall and allgather",
-        "Horovod is not installed", "PyTorch is not installed",
-        "PyTorch sees no CUDA device", "gradients on CUDA devices", "pip install numpy",
-        "OkTopk can", "is not installed: pip install …", "not installed: …", "it ended without a message"),
-    "the help of a command": (
-        "python -m …", "n, gradient elements of the model", "share of them that is selected",
-        "share that is kept of the sum", "of a rank's link in each direction", "of one message, with its unit",
-        "measure bandwidth and latency between the ranks", "say what works here", "predict what dense, OkTopk"),
-    "the prediction of `advise`": (
-        "parameters, … ranks, density", "MB … ms", "Dense wins: it takes", "is … times faster than dense",
-        "Over MPI StepAhead's communication is hidden", "Accuracy, measured at density 1 %"),
-    "no error: said at INFO or DEBUG, or beside the progress": (
-        "Epoch …: the learning rate has reached",
-        "no shared memory", "n = … in … tensors", "kernels in …", "ranks… over …", "on … hosts",
-        "times the density", "at density …",
-        "Horovod's collectives, as …", "the options say so", "StepAhead(…), gain …"),
-    "what holds in place of a name of an earlier version": (
-        "StepAhead(...) around the scheme hides", "`python -m horovod_oktopk advise` says", "in_order=False is the",
-        "density=k / n selects", "8 messages fly", "it is always", "a step that is not applied loses its update"),
-    "a text of Horovod's, which is looked for": ("Horovod has been shut down",),
-    "what stock Horovod says in the same words": (
-        "gradient_predivide_factor not supported", "backward_passes_per_step must be", "named_parameters should be",
-        "Parameter names in named_parameters", "named_parameters was specified"),
-    "a part of another message": (
-        "in (0, 1], None or \"auto\"", "above 0, None or \"auto\"", "optimizer: normalizes its gradients",
-        "an integer of at least", ", or True or False", "at least 1",
-        "stay as they are", "start at zero", "mpi4py is not installed (pip", "mpi4py has loaded another MPI library",
-        "MPI runs without MPI_THREAD_MULTIPLE", "another rank cannot use", "and … more ranks", "of shape …",
-        "found …", "got an inner scheme with transport='horovod'", "on …, of shape …"),
-    "a defect of the package, or of a transport: nobody can do anything but report it": (
+VERBS = ("build", "call", "compile", "convert", "divide", "give", "hand", "import", "install", "keep", "leave",
+         "load", "look", "make", "pass", "put", "raise", "reduce", "report", "save", "see", "set", "start", "take",
+         "try", "unset", "use", "wrap", "write")
+REMEDY = re.compile(rf"(?:^|[:;,.(] ?|\b(?:and|or|then|so) )(?:{'|'.join(VERBS)})\b", re.IGNORECASE)
+ALLOWED = re.compile(r"(?:\b(?:must|should) be|(?:^|: )expected|\btakes) .*; got ", re.DOTALL)
+
+WITHOUT = {
+    "a defect of the package, or of a transport: users can only report it": (
         "an index lies outside of the array", "the indices must ascend", "a message of …", "a message's … indices",
-        "the ranks are in different rounds", "a single rank exchanges no messages",
-        "… bytes were announced; got …"),
-    "Python's own error for an attribute that is not there": ("… has no …", "module … has no attribute …"),
-    "a program": ("import ctypes, glob, os",),
+        "the ranks are in different", "a single rank exchanges", "… bytes were announced", "Horovod calls this"),
+    "a part of another message, which says what to do": (
+        "an integer of at least", "StepAhead(...) around", "`python -m horovod_oktopk advise` says", "density=k / n",
+        "in_order=False is", "8 messages fly", "it is always", "stay as they are", "residuals …: …",
+        "rank … has waited for … s for ranks"),
+    "what is filled in says what to do, or the log beside it": (
+        "…; its … should take …, and takes …", "the rounds of Partial could not be ended", "in the middle of a step",
+        "no state for these parameters could be", "using Horovod's collectives, not MPI", "HorovodAllreduce failed"),
+    "no message: a variable of one has the same name": (
+        "… times the density", "… at density …", "… of shape …", "gather the state (gather_state_dict)"),
+    "stock Horovod or Python says it in the same words": (
+        "gradient_predivide_factor not supported", "backward_passes_per_step must be", "named_parameters should be",
+        "Parameter names in named_parameters", "named_parameters was specified", "… has no …", "module … has no"),
 }
-"""By the reason, beginnings of messages that have no entry."""
+"""By the reason, beginnings of messages without a remedy."""
 
 
 def text_of(node: ast.AST) -> str | None:
@@ -78,81 +59,82 @@ def text_of(node: ast.AST) -> str | None:
     return None
 
 
-def literals(node: ast.AST, raised: bool = False) -> Iterator[tuple[str, bool]]:
-    """All texts that are not docstrings, and whether they are given to an error or a logger directly."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
-            continue
-        text = text_of(child)
-        if text is None:
-            yield from literals(child, isinstance(child, ast.Call) and tells(child))
-        else:
-            yield re.sub(r"%[-.\d]*[dsgr]|\{\w*\}", GAP, text), raised
+def texts(node: ast.AST, least: int = 2) -> Iterator[str]:
+    """The texts of at least so many words in an expression."""
+    text = text_of(node)
+    if text is None:
+        for child in ast.iter_child_nodes(node):
+            yield from texts(child, least)
+    elif sum(any(map(str.isalpha, word)) for word in text.split()) >= least:
+        yield re.sub(rf"(?:%[-.\d]*[dsgr]|\{{\w*\}}|{GAP})+", GAP, text)
 
 
-def tells(call: ast.Call) -> bool:
-    """Whether it makes an error, or logs at WARNING or above."""
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    return name.endswith("Error") or name in ("warning", "error", "exception", "critical", "warn")
+def names(node: ast.AST) -> Iterator[str]:
+    """The variables and attributes in an expression."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name | ast.Attribute):
+            yield part.id if isinstance(part, ast.Name) else part.attr
+
+
+def told(tree: ast.AST) -> Iterator[ast.expr]:
+    """What errors and loggers are given."""
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call):
+            name = next(names(call.func), "")
+            if name.endswith("Error") or name in ("warning", "error", "exception", "critical", "warn", "refuse_step"):
+                yield from call.args
+
+
+def sources() -> list[Path]:
+    """The files of the package."""
+    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
 @cache
 def messages() -> dict[str, str]:
-    """What users can meet, with the file that has it: what errors and loggers are given, and what else is a sentence,
-    as it may reach them by way of a variable."""
+    """All messages, each with the file that has it."""
+    trees = {path: ast.parse(path.read_text()) for path in sources()}
+    variables = {name for tree in trees.values() for argument in told(tree) for name in names(argument)}
     found: dict[str, str] = {}
-    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
-        for text, raised in literals(ast.parse(path.read_text())):
-            if words(text) >= (1 if raised else 2) and (raised or len(text.split()) >= 3):
-                found.setdefault(text, str(path.relative_to(ROOT)))
+    for path, tree in trees.items():
+        values = [node.value for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.AnnAssign) and node.value
+                  and variables.intersection(names(node.targets[0] if isinstance(node, ast.Assign) else node.target))]
+        for value in (*told(tree), *values):
+            found.update(dict.fromkeys(texts(value), str(path.relative_to(ROOT))))
     return found
 
 
-def words(text: str) -> int:
-    """Those with a letter, between spaces."""
-    return sum(any(map(str.isalpha, word)) for word in text.split())
+def helps(message: str) -> bool:
+    """Whether it says what is allowed and what came, or what to do."""
+    return bool(REMEDY.search(message) or ALLOWED.search(message))
 
 
-@cache
-def quotes() -> list[str]:
-    """The page's texts of this package's messages."""
-    page = PAGE.read_text()
-    own = page[:page.index(OF_OTHERS)]
-    return [" ".join(quote.split()) for quote in re.findall(r"^\*\*`([^`]+)`\*\*", own, re.MULTILINE)]
+def test_every_message_says_what_to_do() -> None:
+    excepted = tuple(part for parts in WITHOUT.values() for part in parts)
+    silent = [f"{path}: {text}" for text, path in messages().items()
+              if not helps(text) and not text.startswith(excepted)]
+    assert not silent, "say what to do ('must be ...; got ...', or an imperative):\n" + "\n".join(silent)
 
 
-def pattern(quote: str) -> re.Pattern[str]:
-    """A … inside stands for gaps; at an end for anything."""
-    return re.compile(rf"{GAP}[{GAP}, ]*".join(map(re.escape, quote.strip("…;, ").split("…"))))
-
-
-def begins(text: str, quote: str) -> bool:
-    """Whether the message begins with the quote; gaps before it do not count."""
-    return pattern(quote).match(text.lstrip(f"{GAP};, \n")) is not None
-
-
-def test_every_text_on_the_page_is_one_of_the_code() -> None:
-    unknown = [quote for quote in quotes() if not any(pattern(quote).search(text) for text in messages())]
-    assert not unknown, "the code has no such message (any more): " + "; ".join(unknown)
-
-
-def test_every_message_of_the_code_is_on_the_page() -> None:
-    known = [*quotes(), *(part for parts in LEFT_OUT.values() for part in parts)]
-    missing = [f"{path}: {text.replace(GAP, '…')}" for text, path in messages().items()
-               if not any(begins(text, quote) for quote in known)]
-    assert not missing, ("docs/troubleshooting.md has no entry for (else give a reason in LEFT_OUT):\n"
-                         + "\n".join(missing))
-
-
-def test_what_is_left_out_is_there() -> None:
-    gone = [part for parts in LEFT_OUT.values() for part in parts
-            if not any(pattern(part).search(text) for text in messages())]
+def test_every_exception_is_in_the_code() -> None:
+    gone = [part for parts in WITHOUT.values() for part in parts
+            if not any(text.startswith(part) for text in messages())]
     assert not gone, "the code has no such message (any more): " + "; ".join(gone)
 
 
-def test_gaps_stand_for_what_is_filled_in() -> None:
-    tree = ast.parse('raise OptionError(f"k must be {least}; got " + repr(k))\nlogger.warning("%d of {size}", 1)')
-    assert list(literals(tree)) == [(f"k must be {GAP}; got {GAP}", True), (f"{GAP} of {GAP}", True)]
-    assert pattern("k must be …; got …").search(f"k must be {GAP}; got {GAP}")
-    assert not pattern("k must be …, got …").search(f"k must be {GAP}; got {GAP}")
-    assert not pattern("k must … got …").search(f"k must be {GAP}; got {GAP}")
+def test_every_message_that_the_page_quotes_is_in_the_code() -> None:
+    page = PAGE.read_text()
+    quotes = re.findall(r"\*\*`([^`]+)`\*\*", page[:page.index(OF_OTHERS)])
+    assert quotes, "the page shows messages as **`text`**"
+    code = "\n".join(text for path in sources() for text in texts(ast.parse(path.read_text()), least=1))
+    gone = [quote for quote in quotes if " ".join(quote.strip("… ").split()) not in code]
+    assert not gone, "the code has no such message (any more): " + "; ".join(gone)
+
+
+@pytest.mark.parametrize(("message", "good"), [
+    ("k must be at least 1; got …", True), ("…: expected a list; got …", True), ("k must be at least 1", False),
+    ("the rounds have ended: call hvd.shutdown() on all ranks", True), ("Leave it out", True),
+    ("the use of … has ended", False), ("gradients are not finite", False),
+])
+def test_what_counts_as_a_remedy(message: str, good: bool) -> None:
+    assert helps(message) is good

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import PluginError
 
 NEEDED = ("{package} needs {framework}, and Horovod 0.28.1 built for it ({variable}=1); '{missing}' is not "
-          "installed. `python -m horovod_oktopk check` says what is there, docs/install.md how to install the rest")
+          "installed. Install it as docs/install.md says. `python -m horovod_oktopk check` says what is there")
 ADVICE = "this version of horovod_oktopk supports Horovod 0.28: install horovod==0.28.1"
 
 
@@ -40,7 +40,7 @@ def check_horovod(version: str, signatures: Mapping[Callable[..., Any], list[str
 def check_arguments(hvd: Any, op: Any) -> None:
     """Raise PluginError if op cannot be served. hvd: a framework's Horovod."""
     if op not in (hvd.Average, hvd.Sum):
-        raise PluginError(f"sparse compressions work with op=hvd.Average or op=hvd.Sum; got op={op!r}"
+        raise PluginError(f"with a sparse compression op must be hvd.Average or hvd.Sum; got op={op!r}"
                           + (" (Adasum)" if op == hvd.Adasum else ""))
 
 

@@ -43,7 +43,7 @@ class DenseSum(Scheme):
 
     def with_density(self, density: float | None) -> NoReturn:
         """Raise OptionError: all elements are sent."""
-        raise OptionError(f"Dense sends all elements, and has no density; got {density!r}")
+        raise OptionError(f"Dense sends all elements, and has no density: set it for another scheme; got {density!r}")
 
     def algorithm(self, unit: Unit = "gradients") -> DenseAllreduce:  # noqa: ARG002
         """Return the algorithm with these options."""

@@ -80,7 +80,7 @@ class OkTopk(Scheme):
                 raise OptionError(f"{name} must be one of {allowed}; got {getattr(self, name)!r}")
         if self.hierarchical and self.selection == "reuse":
             raise OptionError("hierarchical works with selection='exact' only; got selection='reuse', "
-                              f"hierarchical={self.hierarchical!r}")
+                              f"hierarchical={self.hierarchical!r}: leave one of the two out")
         if self.global_density not in (None, "auto"):
             check_real("global_density", self.global_density, 'in (0, 1], None or "auto"', lambda x: 0 < x <= 1)
         for name in ("threshold_interval", "region_interval"):

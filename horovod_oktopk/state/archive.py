@@ -84,7 +84,8 @@ class Reader:
         with _explained(), self._archive.open(record["residual"]["file"]) as file:
             values: Values = np.lib.format.read_array(file)  # type: ignore[no-untyped-call]
             if file.read(1):  # what is read to its end has been compared with its checksum
-                raise OptionError(f"the file is damaged: {record['residual']['file']} is longer than it says")
+                raise OptionError(f"the file is damaged: {record['residual']['file']} is longer than it says; "
+                                  "load another one")
         return values
 
     def close(self) -> None:
@@ -100,14 +101,15 @@ def _explained() -> Iterator[None]:
     except OptionError:
         raise
     except OSError as error:
-        raise OptionError(f"the file cannot be read: {type(error).__name__}: {error}") from error
+        raise OptionError(f"the file cannot be read: {type(error).__name__}: {error}. "
+                          "Give a path that rank 0 can read") from error
     except Exception as error:  # also zlib's and struct's, NotImplementedError, RuntimeError, MemoryError
-        raise OptionError(f"the file is damaged: {type(error).__name__}: {error}") from error
+        raise OptionError(f"the file is damaged: {type(error).__name__}: {error}. Load another one") from error
 
 
 def _check(content: Any) -> None:
     if not isinstance(content, dict) or "version" not in content:
-        raise OptionError(f"the file has no version: expected what save_state writes, of version {VERSION}")
+        raise OptionError(f"the file has no version: load one that save_state has written, of version {VERSION}")
     if content["version"] != VERSION:
         raise OptionError(f"the file is of version {content['version']!r}, and this package reads version {VERSION}: "
                           "load it with the package that wrote it")
@@ -115,14 +117,15 @@ def _check(content: Any) -> None:
     wrong = [name for name, kind in kinds.items() if not isinstance(content.get(name), kind)]
     if wrong or len(content["optimizers"]) != len(content["reductions"]):
         raise OptionError("the file is damaged: expected the optimizer of each reduction, and marks; "
-                          f"{wrong} are wrong")
+                          f"{wrong} are wrong. Load another one")
     for records in content["reductions"]:
         check_records(records)
         for record in records:
             if not isinstance(record["residual"], dict) or not isinstance(record["residual"].get("file"), str):
-                raise OptionError(f"the file is damaged: a record says {record['residual']!r} of its residual")
+                raise OptionError(f"the file is damaged: a record says {record['residual']!r} of its residual; "
+                                  "load another one")
         if not records:
-            raise OptionError("the file is damaged: a reduction has no records")
+            raise OptionError("the file is damaged: a reduction has no records; load another one")
 
 
 def _sync(folder: Path) -> None:

@@ -161,7 +161,7 @@ class _Saving:
                 json.dumps(content)
             except (TypeError, ValueError) as error:
                 raise OptionError("what is stored beside the state must be plain values (numbers, texts, lists): "
-                                  f"{error}") from error
+                                  f"{error}. Convert them first") from error
             self._writer.finish(content)
 
 

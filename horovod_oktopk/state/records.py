@@ -56,9 +56,10 @@ def check_records(records: Any) -> None:
             raise OptionError(f"the state is damaged: expected a record; got {type(each).__name__}")
         for name, is_right in _FORM.items():
             if name not in each:
-                raise OptionError(f"the state is damaged: a record has no '{name}'")
+                raise OptionError(f"the state is damaged: a record has no '{name}'; load another one")
             if not is_right(each[name]):
-                raise OptionError(f"the state is damaged: a record's '{name}' is {each[name]!r:.80}")
+                raise OptionError(f"the state is damaged: a record's '{name}' is {each[name]!r:.80}; "
+                                  "load another one")
 
 
 def _is_count(value: Any) -> bool:
@@ -94,7 +95,7 @@ def residual_of(saved: Record, dtype: Any, read: Read) -> Values:
         residual: Values = values.astype(dtype, copy=False)
     if not np.isfinite(residual).all():
         raise OptionError(f"the residual of rank {saved['rank']} is not finite in {np.dtype(dtype).name}: the state "
-                          "is damaged, or of a model with a wider dtype")
+                          "is damaged, or of a model with a wider dtype: load another one, or convert the model")
     return residual
 
 
@@ -131,7 +132,8 @@ def share_of(records: Sequence[Record], rank: int, size: int, layout: Layout,
     """
     if any(r["unit"] != unit for r in records):
         warnings.warn(f"the checkpoint's residual is in units of {records[0]['unit']}, this optimizer's of {unit}, "
-                      "as only one of the two was made with StepAhead: it is dropped", stacklevel=2)
+                      "as only one of the two was made with StepAhead: it is dropped. Use the same mode to keep it",
+                      stacklevel=2)
         records = []
     step = max([r["algorithm"]["step"] for r in records], default=0)
     scale = records[0]["residual_scale"] if records else None
@@ -182,15 +184,16 @@ def match_parameters(saved: Record, layout: Layout) -> list[int]:
     place_of = {name: place for place, (name, _) in enumerate(theirs)}
     if len(place_of) == len(theirs) and sorted(theirs) == sorted(ours):
         warnings.warn("the checkpoint has the parameters in another order: residuals were matched by name, but the "
-                      "bits of the next steps may differ", stacklevel=2)
+                      "bits of the next steps may differ. Build the model as before to prevent that", stacklevel=2)
         return [place_of[name] for name, _ in ours]
     shapes_agree = [shape for _, shape in theirs] == [shape for _, shape in ours]
     if shapes_agree and all(place_of.get(name, place) == place for place, (name, _) in enumerate(ours)):
         warnings.warn("the checkpoint has other names for the parameters, with the same shapes: residuals were "
-                      f"matched by their order, {_difference(theirs, ours)}", stacklevel=2)
+                      f"matched by their order. Load another one if that is wrong: {_difference(theirs, ours)}",
+                      stacklevel=2)
         return list(range(len(ours)))
     raise OptionError(f"the checkpoint's residual is of other parameters ({_length(theirs)} elements; these "
-                      f"have {layout.n}): {_difference(theirs, ours)}")
+                      f"have {layout.n}): {_difference(theirs, ours)}. Load one of this model")
 
 
 def _length(parameters: Sequence[Sequence[Any]]) -> int:
@@ -211,4 +214,4 @@ def _warn(records: Sequence[Record], size: int) -> None:
                       stacklevel=2)
     else:
         warnings.warn(f"the checkpoint is of {former} ranks, this job has {size}: the sum of the residuals is kept, "
-                      "their distribution is not, so the bits will differ", stacklevel=2)
+                      f"their distribution is not. Start {former} ranks to get the same bits", stacklevel=2)

@@ -43,7 +43,7 @@ def connect(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical = Fa
     if (met.mpi_ranks >= 0).all():
         return _over_mpi(ranks, met)
     reason = ranks.mpi_rank()
-    reason = reason if isinstance(reason, str) else "another rank cannot use MPI"
+    reason = reason if isinstance(reason, str) else "another rank cannot use MPI (see its warning)"
     if choice == "mpi":
         raise PluginError(f"transport='mpi' cannot be used: {reason}. Or use transport='horovod' or 'auto'")
     if choice == "auto" and ranks.runs_on_mpi:
@@ -117,7 +117,8 @@ def _joined(everyone: Transport, grid: Counts | None, join: Join, route: str,
 
 def _check_equal(what: str, by_rank: list[Any]) -> None:
     if any(one != by_rank[0] for one in by_rank):
-        raise AgreementError(f"the ranks of this reduction chose different {what}, by rank: {by_rank}")
+        raise AgreementError(f"the ranks of this reduction chose different {what}, by rank: {by_rank}. "
+                             "Give all the same")
 
 
 _mpi_transports: dict[Any, MPITransport] = {}

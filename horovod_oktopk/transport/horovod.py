@@ -91,7 +91,7 @@ class HorovodRanks(Ranks):
         if not self.runs_on_mpi:
             return "Horovod does not run on MPI (start the job with `horovodrun --mpi`)"
         if os.environ.get("HOROVOD_MPI_THREADS_DISABLE") == "1" or not self.hvd.mpi_threads_supported():
-            return "MPI runs without MPI_THREAD_MULTIPLE (see HOROVOD_MPI_THREADS_DISABLE)"
+            return "MPI runs without MPI_THREAD_MULTIPLE (unset HOROVOD_MPI_THREADS_DISABLE)"
         if importlib.util.find_spec("mpi4py") is None:
             return "mpi4py is not installed (pip install mpi4py)"
         import mpi4py

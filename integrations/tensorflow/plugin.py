@@ -74,7 +74,8 @@ def step_report(target: Any) -> StepReport | None:
         >>> print(report.bytes_sent, report.seconds)
     """
     if not all_runs_of(target) and not trained_by(target):
-        raise PluginError(f"{target!r} was not made with compression=OkTopk(...), so it has no step report")
+        raise PluginError(f"{target!r} was not made with compression=OkTopk(...), so it has no step report: "
+                          "give the model or the optimizer that was")
     reports = (run.mode.report for run in each_run_of(target))
     return max((report for report in reports if report), key=attrgetter("step"), default=None)
 
@@ -98,7 +99,8 @@ def set_density(target: Any, density: float | None) -> None:
     changed: list[Any] = [*all_runs_of(target)]
     changed = changed or [run.mode for run in each_run_of(target)]
     if not changed:
-        raise PluginError(f"{target!r} has no reduction made with compression=OkTopk(...), or none yet")
+        raise PluginError(f"{target!r} has no reduction made with compression=OkTopk(...), or none yet: "
+                          "call set_density after the first step")
     for each in changed:
         each.set_density(density)
 
@@ -171,7 +173,7 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
         check_arguments(hvd, op)
         own = check_optimizer(optimizer, options, backward_passes_per_step)
         if os.environ.get("HOROVOD_AUTOTUNE") == "1":
-            logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own traffic, and has no effect on OkTopk")
+            logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own traffic, and has no effect on OkTopk: unset it")
     distribute(own, options, op, sparse_as_dense, backward_passes_per_step, average_aggregated_gradients, process_set,
                scale_local_gradients, reduce)
     return optimizer

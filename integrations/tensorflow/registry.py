@@ -297,7 +297,8 @@ def expect_state(target: Any, path: Any) -> None:
     """Have the target's runs load their state from a file when they next step: those there are, and those to come."""
     several, variables = all_runs_of(target), trained_by(target)
     if not several and not variables:
-        raise PluginError(f"{target!r} has neither a reduction made with compression=OkTopk(...) nor variables")
+        raise PluginError(f"{target!r} has neither a reduction made with compression=OkTopk(...) nor variables: "
+                          "give a model, its optimizer or its variables")
     owners: list[Runs | None] = [*several] or [None]
     for number, runs in enumerate(owners):
         expected = _Expected(path, number, None if runs is None else weakref.ref(runs),

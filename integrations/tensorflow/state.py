@@ -58,7 +58,8 @@ def save_state(target: Any, path: PathLike, **marks: Any) -> None:
     synchronize_replicas(target)
     several = runs_by_optimizer(target)
     if not any(several):
-        raise PluginError(f"there is no state to save: no gradient of {target!r} has been reduced with OkTopk yet")
+        raise PluginError(f"there is no state to save: no gradient of {target!r} has been reduced with OkTopk yet: "
+                          "save it after the first step")
     numbers = [number for number, runs in enumerate(several) for _ in runs]
     gather.save([run.mode for runs in several for run in runs], path, numbers, **marks)
 

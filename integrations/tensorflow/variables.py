@@ -79,9 +79,9 @@ def check_variables(variables: list[Any], gradients: list[Any]) -> None:
     """Raise PluginError unless every gradient belongs to a tf.Variable, which is not overwritten with it."""
     if len(variables) != len(gradients):
         raise PluginError("OkTopk needs the variable of every gradient, to keep what is not sent: got "
-                          f"{len(gradients)} gradients and {len(variables)} variables")
+                          f"{len(gradients)} gradients and {len(variables)} variables. Give one for each")
     for variable in variables:
         if not isinstance(tensor_of(variable), tf.Variable):
             raise PluginError("OkTopk reduces gradients of tf.Variables, which last over the steps; got that of "
-                              f"{variable!r}")
+                              f"{variable!r}: use hvd.allreduce for that")
     refuse_overwritten(variables)

@@ -34,11 +34,11 @@ NOT_REDUCED = ("a GradScaler has unscaled gradients that are not reduced, and to
                "other gradients than to clip their mean. Write: scaler.unscale_(optimizer); optimizer.synchronize(); "
                "clip; with optimizer.skip_synchronize(): scaler.step(optimizer); or scaler.step(optimizer) alone")
 TWICE = ("optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): "
-         "gradients are reduced twice")
+         "gradients are reduced twice. Write: with optimizer.skip_synchronize(): optimizer.step()")
 COPIED = ("a copy of a distributed optimizer cannot take steps: make a plain optimizer of the copied model's "
           "parameters, load the state into it, and give that to hvd.DistributedOptimizer")
 DENSE_NOW = ("the gradient of '{name}' was sparse at the first step and is dense now; what is sparse at first must "
-             "stay so")
+             "stay so. Give sparse_as_dense=True")
 JOINED = ("'{name}' has come to the optimizer, or was unfrozen, after its first step: the ranks would go on with "
           "gradients of their own. Make the optimizer anew: hvd.DistributedOptimizer(optimizer, ...)")
 OUTSIDE = ("optimizer.state_dict() outside of shared_parameters(optimizer): there the model holds rank %d's own "

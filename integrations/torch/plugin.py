@@ -127,7 +127,7 @@ def _wrap_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
                    given["sparse_as_dense"], given["process_set"])
         attach_state(optimizer)
         if os.environ.get("HOROVOD_AUTOTUNE") == "1":
-            logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own traffic, and has no effect on OkTopk")
+            logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own traffic, and has no effect on OkTopk: unset it")
         return optimizer
 
     return wrapped

@@ -41,7 +41,7 @@ def own_run_of(optimizer: Any) -> Run:
     run = run_of(optimizer)
     if run is None:
         raise PluginError(f"{type(optimizer).__name__} was not made by hvd.DistributedOptimizer(..., "
-                          "compression=OkTopk(...))")
+                          "compression=OkTopk(...)): give the optimizer that this has returned")
     return run
 
 

@@ -86,7 +86,7 @@ def flat_memory(name: str, p: torch.Tensor) -> torch.Tensor:
     in_order = data if data.is_contiguous() else data.permute(memory_order(data))
     if not in_order.is_contiguous():
         raise PluginError(f"StepAhead needs parameters that fill one stretch of memory; '{name}' of shape "
-                          f"{tuple(p.shape)} has strides {p.stride()}")
+                          f"{tuple(p.shape)} has strides {p.stride()}: make it contiguous")
     return in_order.view(-1)
 
 

@@ -63,5 +63,6 @@ class DensitySchedule:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on at the checkpoint's epoch, on every rank. Raise OptionError for another object's state."""
         if "epoch" not in state:
-            raise OptionError(f"a DensitySchedule's state has an epoch; got one with {sorted(state)}")
+            raise OptionError(f"a DensitySchedule's state has an epoch; got one with {sorted(state)}: "
+                              "load what its state_dict has returned")
         self.set_epoch(state["epoch"])

@@ -249,8 +249,8 @@ def check_a_worker_whose_gradient_is_not_finite_skips_its_own_step_alone(kind: K
             after = flat(trainer.values())
         assert np.array_equal(before, after) == (hvd.size() == length), "the others went on"
         said = sorted(each for several in everywhere(hvd, messages) for each in several if "not finite" in each)
-        assert said == [f"the gradients of rank {rank} are not finite, so it takes no step of its own"
-                        for rank in range(hvd.size() - length, hvd.size())]
+        assert [each.partition(",")[0] for each in said] == [
+            f"the gradients of rank {rank} are not finite" for rank in range(hvd.size() - length, hvd.size())]
         train(kind, trainer, range(3, 6))
         assert trainer.report().step == 6, "it took part in every exchange"
 

@@ -56,10 +56,11 @@ class PartialMode(GradientMode[L]):
 
     acts_at_step = has_rounds = True
     refused: ClassVar[Mapping[str, str]] = {
-        "closure": "step(closure) cannot be used with Partial, which applies several updates, or none",
+        "closure": "step(closure) cannot be used with Partial, which applies several updates, or none: call step() "
+                   "without one",
         "synchronize": IN_STEP_ONLY, "scaler": IN_STEP_ONLY,
-        "sparse": "sparse gradients go by Horovod's own allgather, which waits for all ranks: with Partial give "
-                  "sparse_as_dense=True",
+        "sparse": "sparse gradients go by Horovod's own allgather, which waits for all ranks: give "
+                  "sparse_as_dense=True with Partial",
         "local": "a local variable cannot be used with Partial, whose steps apply several updates, or none: give "
                  "local layers an optimizer of their own"}
 
@@ -186,7 +187,8 @@ class PartialMode(GradientMode[L]):
             self._accumulating = Traffic()
         for each in rounds:
             if each.outcome is not None and each.outcome.update is None:
-                logger.warning("round %d was skipped, as some rank's gradient was not finite", each.number)
+                logger.warning("round %d was skipped, as some rank's gradient was not finite; "
+                               "look at the data, or lower the learning rate, if many are", each.number)
         self._to_apply.extend(updates_of(rounds, only_latest=not self.partial.in_order))
 
     # In rounds.

@@ -12,7 +12,7 @@ from ...schemes.inner import Inner, scheme_of
 from ...schemes.oktopk import OkTopk
 from .states import Policy
 
-NEEDS_MPI = ("Partial needs MPI (horovodrun --mpi): its rounds run without the help of ranks that are late, and "
+NEEDS_MPI = ("Partial needs MPI (use horovodrun --mpi): its rounds run without the help of ranks that are late, and "
              "Horovod's own collectives wait for everyone")
 
 
@@ -67,7 +67,7 @@ class Partial(Compression):
             raise OptionError("Partial does not wait for ranks, so those of a host cannot work as one: leave "
                               f"hierarchical out; got an inner scheme with hierarchical={self.scheme.hierarchical!r}")
         if self.scheme.transport == "horovod":
-            raise OptionError(f"{NEEDS_MPI}; got an inner scheme with transport='horovod'")
+            raise OptionError(f"{NEEDS_MPI}; got an inner scheme with transport='horovod': leave that out")
 
     def settings(self) -> Mapping[str, Any]:
         """Return the options of Partial by name, without the scheme's."""

@@ -30,7 +30,7 @@ BREATH = 0.05
 
 
 ALONE = ("rank %d has waited for %g s in synchronize_replicas, and another rank has neither come nor taken a step; "
-         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is set to that")
+         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is set to that. Call synchronize_replicas on all ranks equally often")
 
 
 def header_dtype(settings: int) -> np.dtype[np.void]:
@@ -217,8 +217,8 @@ class PartialAllreduce(Generic[T]):
         self._check()
         if self.state.exited:
             raise TransportError(f"ranks {list(self.state.exited)} have ended (hvd.shutdown, or the end of the "
-                                 "program), or dropped their optimizer, while this one goes on: all ranks must call "
-                                 "synchronize_replicas equally often")
+                                 "program), or dropped their optimizer, while this one goes on: call "
+                                 "synchronize_replicas equally often on all ranks")
 
     def _wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
         """Wait for the condition; return True if it came true in time. Raise the error of a round."""

@@ -26,8 +26,8 @@ from .pace import Pace
 NOT_FINITE = ("the parameters of ranks {ranks} are not finite after their own step, though their gradients were. "
               "Training has diverged: try a lower learning rate. The shared parameters are intact: "
               "shared_parameters(optimizer)")
-OVERFLOW = ("the ranks' moves are finite, and their sum is not: training has diverged. The shared parameters are "
-            "intact: shared_parameters(optimizer)")
+OVERFLOW = ("the ranks' moves are finite, and their sum is not: training has diverged. Try a lower learning rate. "
+            "The shared parameters are intact: shared_parameters(optimizer)")
 
 
 @dataclass(frozen=True)

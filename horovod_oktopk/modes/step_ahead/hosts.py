@@ -18,7 +18,7 @@ SAME_ON_HOST = ("one of the parameters, which all ranks of a host must change al
                 "gradients after optimizer.synchronize() only, and call hvd.broadcast_optimizer_state)")
 PUT_TOGETHER = ("the state was saved with other hosts: what the ranks of this host had not sent was combined. They "
                 "take the same steps now, so make their optimizer state (momentum, moments) the same: "
-                "hvd.broadcast_optimizer_state(optimizer, root_rank=0)")
+                "call hvd.broadcast_optimizer_state(optimizer, root_rank=0)")
 ROUNDING = 1e-3
 """Largest difference between parameters of the ranks of a host, relative to the largest; saving them rounds."""
 SAMPLES = 64

@@ -55,7 +55,8 @@ OTHER_PARAMETERS = ("the model holds other parameters than those that all ranks 
 INSIDE = ("a step inside shared_parameters: the model holds what all ranks share there, to be evaluated and saved; "
           "leave it before the next step")
 ADOPTED = "rank %d has taken rank 0's parameters at its first step, in place of a step of its own"
-SKIPPED = "the gradients of rank %d are not finite, so it takes no step of its own"
+SKIPPED = ("the gradients of rank %d are not finite, so it takes no step of its own: look at its data if this "
+           "happens often")
 NEVER_SHARED = ("shared_parameters was never entered: wherever the model was evaluated or saved, it held this rank's "
                 "own parameters, and not those that all ranks share. Write: with shared_parameters(optimizer): ...")
 LAST_EXCHANGE = 60.0

@@ -25,7 +25,7 @@ _exit_status: object = None
 SHUT_DOWN = "Horovod has been shut down"
 """Part of the text of Horovod's error when a rank has gone."""
 LEFT = ("a rank has left the job: it was killed, has ended early or by an error, or has called hvd.shutdown(); the "
-        "launcher's output tells which")
+        "launcher's output tells which. Look for the first traceback there")
 
 
 def watch(transport: MPITransport, world_rank: int, members: tuple[int, ...], meet: Callable[[], None],
@@ -54,7 +54,7 @@ def unhappy_end() -> str | None:
     error = _error()
     if error is not None:
         return f"has ended with {type(error).__name__}: {str(error)[:300]}"
-    return f"has ended by sys.exit({_exit_status!r})" if _exit_status else None
+    return f"has ended by sys.exit({_exit_status!r}): let all ranks end together" if _exit_status else None
 
 
 def explain(error: Exception) -> str:
@@ -66,7 +66,7 @@ def before_shutdown(shutdown: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap Horovod's shutdown, so that this process leaves first."""
     @functools.wraps(shutdown)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        leave("has called hvd.shutdown(), while others go on")
+        leave("has called hvd.shutdown(), while others go on: call it on all ranks, after the last step")
         return shutdown(*args, **kwargs)
 
     return wrapped

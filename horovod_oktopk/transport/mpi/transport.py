@@ -257,4 +257,4 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except MPI.Exception as error:
-        raise TransportError(f"MPI failed: {error}") from error
+        raise TransportError(f"MPI failed: {error}. Look for the first error of any rank in the output") from error

@@ -36,7 +36,7 @@ LAST_WORDS = 60.0
 SHORT_WORDS = 3.0
 """Seconds of the same wait if a rank does not answer."""
 NO_ANSWER = ("this rank ends the whole job, as another rank does not answer, and to shut Horovod down in order would "
-             "take for ever: %s")
+             "take for ever: %s. Look at the host of the rank that does not answer")
 
 
 @dataclass
@@ -106,7 +106,8 @@ class Watchdog:
             sys.stdout.flush()
             self._present()[0].transport.abort()
         if self._thread.is_alive():
-            logger.warning("this rank ends, though some others have not stopped communicating for %g s", LAST_WORDS)
+            logger.warning("this rank ends, though some others have not stopped communicating for %g s: "
+                           "see where they stand (py-spy dump)", LAST_WORDS)
 
     def _run(self) -> None:
         try:
@@ -117,7 +118,8 @@ class Watchdog:
                     self._check_stall(each)
             self._close(*self._end)
         except Exception:
-            logger.exception("the thread that tells other ranks when this one ends has failed: they may hang then")
+            logger.exception("the thread that tells other ranks when this one ends has failed: they may hang then. "
+                             "Report this, with the traceback")
 
     def _present(self) -> list[Watched]:
         with self._lock:
@@ -194,10 +196,12 @@ class Watchdog:
         if self._limits.shutdown and waited > self._limits.shutdown:
             self._one_is_silent |= any(rank not in each.told for rank in missing)
             self._end = self._end or (
-                self._rank, f"{text}; HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is {self._limits.shutdown:g}")
+                self._rank, f"{text}; HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is "
+                f"{self._limits.shutdown:g}. See what those ranks did last")
             transport.gate.close(self._end[1], after=transport.gate.done)
         elif transport.rank < min(others - set(missing), default=transport.size):  # one of those that wait says it
-            logger.warning("stalled: %s; HOROVOD_STALL_CHECK_TIME_SECONDS is %g", text, self._limits.warning)
+            logger.warning("stalled: %s; HOROVOD_STALL_CHECK_TIME_SECONDS is %g. See where they stand (py-spy dump), "
+                           "or raise the variable if such waits are normal", text, self._limits.warning)
 
 
 def _since(missing: list[int], each: Watched) -> str:

@@ -168,7 +168,8 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if not each_run_of(self.model):
             logger.warning("no residuals were saved: no optimizer that the model has as an attribute, and no tape "
-                           "over its variables, has reduced a gradient with compression=OkTopk(...) yet")
+                           "over its variables, has reduced a gradient with compression=OkTopk(...) yet. "
+                           "Give that, or leave StateCheckpoint out")
         else:
             meet(self.model, "save the state at the end of an epoch")
             path, wrong = hvd.broadcast_object(self._file_of(epoch, logs) if hvd.rank() == 0 else None,
@@ -183,7 +184,7 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
             return self._path.format(**{**(logs or {}), "epoch": epoch + 1}), None
         except Exception as error:  # whatever it is, the other ranks wait for it
             return "", (f"the path {self._path!r} of StateCheckpoint cannot be filled in ({type(error).__name__}: "
-                        f"{error}): this epoch has {['epoch', *sorted(logs or {})]}")
+                        f"{error}): use what this epoch has, {['epoch', *sorted(logs or {})]}")
 
     def _look(self) -> str | None:
         """Return None if the file is to be loaded; else the reason, or "" if it is no surprise."""
@@ -194,7 +195,8 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
         except (OSError, OptionError) as error:
             return f"{self._restore} cannot be read: {error}"
         if saved != self._iterations():
-            return f"{self._restore} is of step {saved}, the model of step {self._iterations()}"
+            return (f"{self._restore} is of step {saved}, the model of step {self._iterations()}: put "
+                    "StateCheckpoint after the callback that loads the model")
         return None
 
     def _iterations(self) -> int:

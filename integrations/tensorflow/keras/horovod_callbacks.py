@@ -208,7 +208,8 @@ class LearningRateWarmupCallback(tf.keras.callbacks.Callback):  # type: ignore[m
                  steps_per_epoch: int | None = None, verbose: int = 0) -> None:
         super().__init__()
         if momentum_correction:
-            raise OptionError("momentum_correction=True is not possible in Keras, where the momentum is a constant")
+            raise OptionError("momentum_correction=True is not possible in Keras, where the momentum is a constant: "
+                              "leave it out")
         self._initial_lr, self._warmup_epochs, self._verbose = initial_lr, warmup_epochs, verbose
         self._steps = steps_per_epoch
 
