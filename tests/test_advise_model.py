@@ -136,7 +136,7 @@ def test_the_command_prints_the_table():
      "unrecognized arguments: --ranks-per-host 2; see --help. advise takes each host as one rank"),
     (["--parameters", "9", "--ranks", "8", "--bandwidth", "1gbit", "--memory-bandwidth", "50GB/s"],
      "unrecognized arguments: --memory-bandwidth 50GB/s; see --help. advise takes each host as one rank"),
-    (["--parameters", "9"], "--ranks and --bandwidth are needed")])
+    (["--parameters", "9"], "give --ranks and --bandwidth")])
 def test_the_command_says_what_is_wrong(arguments, message):
     done = command(*arguments)
     assert done.returncode == 2

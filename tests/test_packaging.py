@@ -138,8 +138,7 @@ def test_the_wheel_has_all_modules_the_kernels_and_nothing_else(wheel: Path) -> 
     assert sorted(name for name in names if name.endswith(".py")) == modules()
     others = {name for name in names if not name.endswith(".py") and ".dist-info/" not in name}
     assert {re.sub(r"\.cpython.*\.so$", ".so", name) for name in others} == {
-        "horovod_oktopk/kernels/_native.so",
-        "horovod_oktopk/py.typed", "horovod_oktopk/tensorflow/py.typed", "horovod_oktopk/torch/py.typed"}
+        "horovod_oktopk/kernels/_native.so", "horovod_oktopk/py.typed"}
     assert {name.rpartition("/")[2] for name in names if "/licenses/" in name} == {"LICENSE", "NOTICE"}
 
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.paper.simulated_links import LinkLog, LinkTransport
 from benchmarks.paper.simulated_ranks import Job, PopularElements, simulate
 from horovod_oktopk import OkTopk
-from horovod_oktopk.schemes.cost import oktopk_bound
+from horovod_oktopk.phases.volume import oktopk_bound
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.vectors.wire import WireCodec
 from tests.support.threads import run_ranks

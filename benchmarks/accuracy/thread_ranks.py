@@ -23,10 +23,9 @@ from benchmarks.accuracy.pytorch_training import Distributed
 from horovod_oktopk import Dense
 from horovod_oktopk.schemes.dense import DenseSum
 from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.torch.gradients import DenseGradients, OwnGradients
-from horovod_oktopk.torch.layout import TorchLayout
-from horovod_oktopk.torch.modes import mode_of
-from horovod_oktopk.torch.numbers import lengthened
+from horovod_oktopk.torch.parameters import lengthened
+from horovod_oktopk.torch.replica import mode_of
+from horovod_oktopk.torch.tensors import DenseGradients, OwnGradients, TorchLayout
 from horovod_oktopk.transport.base import Transport
 from tests.support.ranks import ThreadRanks
 

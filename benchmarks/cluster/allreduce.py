@@ -21,7 +21,7 @@ from benchmarks import launch
 from benchmarks.data.gradients import Gradients, Recorded, Source
 from horovod_oktopk import GaussianK, GTopk, OkTopk, TopkA, TopkDSA
 from horovod_oktopk.kernels import KERNELS
-from horovod_oktopk.modes.hosts.accumulator import HostAccumulator
+from horovod_oktopk.modes.host_sums import HostAccumulator
 from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.selection.accumulator import NumpyAccumulator

@@ -25,9 +25,9 @@ from benchmarks import output
 from benchmarks.local.step import COLORS, PHASES, SPARSIFICATION, WITH_TOPK, sparsify_with_topk, summary
 from benchmarks.output import GREY
 from horovod_oktopk import OkTopk
-from horovod_oktopk.torch.accumulator import TorchAccumulator
-from horovod_oktopk.torch.layout import TorchLayout
-from horovod_oktopk.transport.alone import AloneTransport
+from horovod_oktopk.torch.device import TorchAccumulator
+from horovod_oktopk.torch.tensors import TorchLayout
+from horovod_oktopk.transport.base import AloneTransport
 from horovod_oktopk.transport.counting import CountingTransport
 
 COPY = "copy of n"

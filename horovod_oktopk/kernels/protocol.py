@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .half_precision import HalfBits, HalfDtype
-
+HalfDtype = Literal["float16", "bfloat16"]
+HalfBits = NDArray[np.uint16]
+"""Numbers of either format, as bits."""
 Array = NDArray[Any]
 Integers = NDArray[np.int64]
 Words = NDArray[np.uint32]
@@ -105,7 +106,7 @@ class Kernels(Protocol):
         """Return the indices; none if the words do not hold `count`, strictly ascending within [start, stop)."""
 
     def to_half(self, values: Array, name: HalfDtype) -> HalfBits:
-        """Return the numbers of 16 bits nearest to finite values; see `half_precision.to_half`."""
+        """Return the numbers of 16 bits nearest to finite values; see `numpy_kernels.to_half`."""
 
     def from_half(self, bits: HalfBits, name: HalfDtype, dtype: Any) -> Array:
         """Return the numbers that these bits stand for: float32 or float64."""

@@ -13,15 +13,14 @@ import numpy as np
 
 from ..errors import PluginError
 from ..schemes.base import Scheme
-from ..schemes.report import StepReport
-from ..schemes.step_result import StepResult
+from ..schemes.report import StepReport, StepResult
 from ..selection.accumulator import ResidualAccumulator
 from ..state.records import Record, record
 from ..transport.counting import CountingTransport
 from ..transport.ranks import Ranks
 from ..vectors.layout import L
 from ..vectors.sparse import SparseVector, Values
-from .hosts.accumulator import HostAccumulator
+from .host_sums import HostAccumulator
 from .mode import Gradients, Mode, Update
 from .reduction import Reduction
 

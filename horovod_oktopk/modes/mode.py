@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NoReturn
 from ..errors import PluginError
 from ..phases.agreement import instead
 from ..schemes.report import StepReport
-from ..state.stateful import Stateful
+from ..state.records import Stateful
 from ..transport.counting import CountingTransport
 from ..vectors.layout import Layout
 from ..vectors.sparse import DenseVector, Indices, SparseVector, Values

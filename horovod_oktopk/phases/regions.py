@@ -1,4 +1,4 @@
-"""Regions: the division of the index space among the ranks (Section 3.1.1, Figure 1), and their owners.
+"""Regions: the division of the index space among the ranks (Section 3.1.1, Figure 1), their owners, and phase 1.
 
 A deviation from the paper, for the promised volume; `docs/algorithm.md` says why: owners follow from the
 rotation that keeps most elements on their rank.
@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..transport.base import Counts, Transport, allgather_rows
-from ..vectors.sparse import Indices
+from ..vectors.sparse import Indices, SparseVector, sum_of
 from ..vectors.wire import Extent
+from .sparse_transport import Route, SparseTransport
 
 
 @dataclass(frozen=True)
@@ -96,3 +97,19 @@ def owner_rotation(counts: Counts) -> int:
     ranks = np.arange(size)
     kept = [int(counts[ranks, (ranks - rotation) % size].sum()) for rotation in range(size)]
     return int(np.argmax(kept))
+
+
+def split_and_reduce(selection: SparseVector, regions: Regions, ranks: SparseTransport) -> SparseVector:
+    """Return the sum over all ranks of their selections in this rank's region. Collective.
+
+    selection: this rank's local top-k.
+    """
+    return sum_of(ranks.exchange(selection, *plan_split(regions, ranks.rank)))
+
+
+def plan_split(regions: Regions, rank: int) -> tuple[Route, Route]:
+    """Return the messages that a rank sends, ordered by region, and those that it receives, ordered by rank."""
+    mine = regions.of(rank)
+    sent = list(zip(regions.owners, regions.extents(regions.sent), strict=True))
+    received = [(rank, regions.extent(mine, count)) for rank, count in enumerate(regions.received.tolist())]
+    return sent, received

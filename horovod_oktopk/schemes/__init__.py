@@ -1,6 +1,12 @@
-"""The schemes that users choose among."""
+"""The schemes that users choose among, and the values that they give as `compression=` or inside others."""
 
-from .dense import Dense
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import OptionError
+from .base import Compression, Scheme
+from .dense import Dense, DenseSum
 from .gaussiank import GaussianK
 from .gtopk import GTopk
 from .oktopk import OkTopk
@@ -8,3 +14,35 @@ from .topka import TopkA
 from .topkdsa import TopkDSA
 
 __all__ = ["Dense", "GTopk", "GaussianK", "OkTopk", "TopkA", "TopkDSA"]
+
+
+Inner = Scheme | Dense | type[Scheme | Dense]
+"""A scheme as users write it; a class takes its defaults."""
+
+
+def as_options(compression: Any) -> Any:
+    """Return options of ours (a plain class takes the defaults), or None for one of Horovod's compressors.
+
+    Raise OptionError for any other value.
+    """
+    options = _ours(compression)
+    if options is None and not hasattr(compression, "compress"):
+        raise OptionError("compression takes OkTopk(...) or other options of this package, or one of Horovod's, as "
+                          f"hvd.Compression.none; got {compression!r}")
+    return options
+
+
+def scheme_of(owner: object, inner: Any) -> Scheme:
+    """Return the scheme inside of other options, the owner. Raise OptionError if `inner` is no scheme of ours."""
+    if isinstance(inner, Dense) or inner is Dense:
+        return DenseSum()
+    scheme = _ours(inner)
+    if not isinstance(scheme, Scheme):
+        raise OptionError(f"{type(owner).__name__} takes Dense(), OkTopk(...) or another scheme; got {inner!r}")
+    return scheme
+
+
+def _ours(compression: Any) -> Any:
+    if isinstance(compression, type) and issubclass(compression, Compression):
+        return compression()
+    return compression if isinstance(compression, Compression) else None

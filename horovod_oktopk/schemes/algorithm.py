@@ -19,10 +19,8 @@ from ..selection.local_top_k import local_top_k
 from ..transport.base import Counts
 from ..transport.counting import CountingTransport, Hosts
 from ..vectors.sparse import DenseVector, Indices, SparseVector, Values
-from ..vectors.values import ValueDtype
-from ..vectors.wire import WireCodec
-from .report import StepReport
-from .step_result import StepResult
+from ..vectors.wire import ValueDtype, WireCodec
+from .report import StepReport, StepResult
 
 
 @dataclass

@@ -12,7 +12,7 @@ from ..errors import OptionError
 from ..vectors.sparse import DenseVector, SparseVector, Values
 from .algorithm import Algorithm, Step
 from .base import Scheme, Unit
-from .step_result import EVERYTHING, StepResult
+from .report import EVERYTHING, StepResult
 
 
 class Dense:

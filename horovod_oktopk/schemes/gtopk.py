@@ -22,7 +22,7 @@ from ..vectors.sparse import Indices, SparseVector, sum_of
 from ..vectors.wire import WORD, Bytes, WireCodec
 from .algorithm import Algorithm, Step
 from .base import Scheme, Unit
-from .step_result import StepResult
+from .report import StepResult
 from .topka import gather
 
 Mask = NDArray[np.bool_]

@@ -12,20 +12,18 @@ from numpy.typing import NDArray
 from ..errors import OptionError
 from ..phases.agreement import tell
 from ..phases.balance_gather import allgatherv, balance, needs_balance, plan_balance
-from ..phases.regions import Load, Regions, count_by_region, divide
+from ..phases.regions import Load, Regions, count_by_region, divide, split_and_reduce
 from ..phases.repartition import space_repartition
 from ..phases.sparse_transport import SparseTransport
-from ..phases.split_reduce import split_and_reduce
-from ..phases.volume import Volume
-from ..selection.threshold_reuse import ReusedThreshold
+from ..phases.volume import Volume, oktopk_bound
+from ..selection.global_top_k import ReusedThreshold
 from ..transport.base import Counts
 from ..transport.counting import Hosts
 from ..vectors.sparse import Indices, SparseVector, sum_of
-from ..vectors.values import ValueDtype
+from ..vectors.wire import ValueDtype
 from .algorithm import Algorithm, Step
 from .base import Scheme, Unit, check_integer, check_real, elements
-from .cost import oktopk_bound
-from .step_result import StepResult
+from .report import StepResult
 
 Selection = Literal["exact", "reuse"]
 KEPT_OF_PARAMETERS = 32

@@ -10,7 +10,7 @@ from ..vectors.sparse import SparseVector, sum_of
 from ..vectors.wire import Extent
 from .algorithm import Algorithm, Step
 from .base import Scheme, Unit
-from .step_result import StepResult
+from .report import StepResult
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..phases.agreement import counts_for
-from ..phases.regions import Regions, count_by_region
+from ..phases.regions import Regions, count_by_region, split_and_reduce
 from ..phases.sparse_transport import SparseTransport
-from ..phases.split_reduce import split_and_reduce
 from ..vectors.sparse import Indices, SparseVector, concatenate
 from ..vectors.wire import Bytes
 from .algorithm import Algorithm, Step
 from .base import Scheme, Unit
-from .step_result import StepResult
+from .report import StepResult
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,14 +7,30 @@ swapping them. So a step that must not count (NaN, overflow) is undone by not co
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels import CHUNK, KERNELS, CandidateBuffer, Kernels
-from ..vectors.sparse import Indices, SparseVector, Values
-from .collecting import CollectingAccumulator
+from ..vectors.sparse import Indices, SparseVector, Values, concatenate
+
+LARGEST = (1 << 25) - (1 << 16)
+"""Bytes: glibc adapts to freed blocks of up to 32 MiB."""
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Make glibc keep up to 64 MiB of freed memory for the next allocation; once in a process.
+
+    glibc gives freed memory back to the system at once, until it has seen a larger block freed (mallopt(3),
+    M_MMAP_THRESHOLD). A step allocates and frees some megabytes: each time the system would map them anew, page by
+    page. The block that shows glibc the size is never written to, so it costs nothing. Thresholds that were set by
+    hand stay.
+    """
+    np.empty(LARGEST, np.uint8)
+
 
 CACHE = 1 << 24
 """Bytes of a vector that is assumed not to fit the cache."""
@@ -86,6 +102,53 @@ def converted(piece: NDArray[Any], dtype: Any, clear: bool) -> Iterator[tuple[in
         yield start, np.array(chunk, dtype, order="C")
         if clear and piece.dtype == dtype:
             chunk.fill(0)
+
+
+class CollectingAccumulator:
+    """An Accumulator's `expect` and `select`; see there. A derived class gives `_collect`.
+
+    kernels: the loops over the elements; in C++ if that was built.
+    """
+
+    def __init__(self, n: int, dtype: Any = np.float32, kernels: Kernels = KERNELS) -> None:
+        keep_freed_memory()
+        self.n = n
+        self.dtype = np.dtype(dtype)
+        self.expected = np.inf
+        self._kernels = kernels
+        self._candidates = CandidateBuffer(0, self.dtype)
+        self._bound: float | None = None  # what the candidates of this acc pass; None: they are of no use
+
+    def expect(self, threshold: float, limit: int) -> None:
+        self.expected, self._bound = threshold, None
+        if limit != self._candidates.capacity:
+            self._candidates = CandidateBuffer(limit, self.dtype)
+
+    def select(self, threshold: float, limit: int) -> SparseVector | None:
+        candidates = self._candidates
+        if self._bound is not None and candidates.count <= candidates.capacity and threshold >= self._bound:
+            found = _collected(candidates)
+            if threshold > self._bound:
+                found = found.passing(threshold)
+            return found if len(found) <= limit else None
+        if self._bound is not None and limit <= candidates.capacity < candidates.count and threshold <= self._bound:
+            return None
+        return self._select_in_a_pass(threshold, limit)
+
+    def _select_in_a_pass(self, threshold: float, limit: int) -> SparseVector | None:
+        buffer, found, count = CandidateBuffer(CHUNK // 2, self.dtype), [], 0
+        for start in range(0, self.n, buffer.capacity):
+            buffer.count = 0
+            self._collect(start, min(start + buffer.capacity, self.n), threshold, buffer)
+            count += buffer.count
+            if count > limit:
+                return None
+            found.append(_collected(buffer).copy())
+        return concatenate(found, self.dtype)
+
+    def _collect(self, start: int, stop: int, threshold: float, buffer: CandidateBuffer) -> object:
+        """Collect the elements of acc[start:stop] that pass."""
+        raise NotImplementedError
 
 
 class NumpyAccumulator(CollectingAccumulator, ResidualAccumulator):
@@ -187,3 +250,8 @@ class EmptyAccumulator:
 
     def values(self) -> Values:
         return np.zeros(self.n, self.dtype)
+
+
+
+def _collected(buffer: CandidateBuffer) -> SparseVector:
+    return SparseVector(buffer.indices[:buffer.count], buffer.values[:buffer.count])

@@ -1,22 +1,22 @@
 """Step-ahead error feedback: acc = w - p, which is stored nowhere.
 
-w are the parameters that all ranks share, p this rank's own, in the model. Only w is kept here, and a pass over acc
-reads two words for each element and writes none.
+w are the parameters that all ranks share, p this rank's own, in the model. A ParameterAccumulator keeps w, and a pass
+over acc reads two words for each element and writes none. A Replica gives access to p, which a framework keeps.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels import CHUNK, KERNELS, CandidateBuffer, Kernels
+from ..vectors.layout import Layout
 from ..vectors.sparse import DenseVector, SparseVector, Values
-from .accumulator import Accumulator
-from .collecting import CollectingAccumulator
+from .accumulator import Accumulator, CollectingAccumulator
 
 Pieces = Sequence[tuple[int, Any]]
 """The (offset, flat array on the accumulator's device) of p, in ascending order, covering [0, n); read in place."""
@@ -134,3 +134,56 @@ class NumpyParameterAccumulator(CollectingAccumulator, ParameterAccumulator):
 
     def part(self, start: int, stop: int) -> NumpyParameterAccumulator:
         return NumpyParameterAccumulator(stop - start, self.dtype, self._kernels, self.shared[start:stop])
+
+
+class Replica(Protocol):
+    """The parameters of one model on this rank, in a layout's order. Flat arrays lie on the accumulator's device."""
+
+    def pieces(self) -> Pieces:
+        """Return the parameters themselves, in place if possible: to be read until they change."""
+
+    def add(self, delta: SparseVector | DenseVector) -> None:
+        """Add delta to p."""
+
+    def assign(self, values: Any) -> None:
+        """Set p to these values: a flat array of n."""
+
+    def swap(self, values: Any) -> None:
+        """Swap p and these values, parameter by parameter, in place."""
+
+    def logical(self, values: Values) -> Values:
+        """Reorder values from the order in memory (channels_last, say) to the order of indices; on the host."""
+
+    def in_memory(self, values: Values) -> Values:
+        """Reorder values from the order of indices to the order in memory."""
+
+
+class HostReplica(Replica):
+    """A Replica in host memory. read: returns the parameters as flat arrays, in place, in the layout's order."""
+
+    def __init__(self, layout: Layout, read: Callable[[], list[Values]]) -> None:
+        self._layout = layout
+        self._read = read
+
+    def pieces(self) -> Pieces:
+        return list(zip(self._layout.offsets[:-1].tolist(), self._read(), strict=True))
+
+    def add(self, delta: SparseVector | DenseVector) -> None:
+        for values, part in zip(self._read(), self._layout.parts(delta), strict=True):
+            KERNELS.add(values, part.indices, part.values)
+
+    def assign(self, values: Values) -> None:
+        for offset, own in self.pieces():
+            own[:] = values[offset:offset + len(own)]
+
+    def swap(self, values: Values) -> None:
+        for offset, own in self.pieces():
+            part = values[offset:offset + len(own)]
+            before: Values = np.array(own)
+            own[:], part[:] = part, before
+
+    def logical(self, values: Values) -> Values:
+        return values
+
+    def in_memory(self, values: Values) -> Values:
+        return values

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ from ..transport.base import CHUNK, Transport
 from ..vectors.layout import Layout
 from ..vectors.sparse import Values
 from .archive import Reader, Writer
-from .records import Record, parameters_of, share_of, warn_of_no_state
-from .stateful import Stateful
+from .records import Record, Stateful, parameters_of, share_of, warn_of_no_state
 from .together import gather_texts, tell, together
 
 PathLike = str | os.PathLike[str]
@@ -54,7 +53,7 @@ def records(reducer: Stateful, doing: str) -> list[Record]:
     """
     try:
         everyone = [{**record, "residual": None if residual is None else residual.copy()}
-                    for record, residual in _each(reducer, doing, doing)]
+                    for record, residual in _each(reducer, doing, doing, _nothing)]
     finally:
         reducer.leave()
     return [record for record in everyone if record["residual"] is not None]
@@ -105,14 +104,20 @@ def _shares(transport: Transport, reducer: Stateful, source: _Source | None, doi
     return mine
 
 
-def _each(reducer: Stateful, doing: str, said: str) -> Iterator[tuple[Record, Values | None]]:
+def _each(reducer: Stateful, doing: str, said: str, prepare: Callable[[], None],
+          ) -> Iterator[tuple[Record, Values | None]]:
     """Yield the plain record of each rank, by rank, and its residual on rank 0, or on the rank itself. Collective.
 
     A residual is valid until the next. said: in words, for ranks that do something else, and would wait in vain.
+    prepare: is called on each rank before anything is sent.
     """
+    def begin() -> tuple[Record | None, Values | None]:
+        prepare()
+        return reducer.record(), _inbox(reducer, transport.rank == 0)
+
     transport = reducer.connect()
     reducer.check_agreement(instead(reducer.description, said))
-    own, inbox = together(transport, doing, lambda: (reducer.record(), _inbox(reducer, transport.rank == 0)))
+    own, inbox = together(transport, doing, begin)
     assert own is not None
     for rank, text in enumerate(gather_texts(transport, json.dumps({**own, "residual": None}))):
         residual = own["residual"] if rank == transport.rank else None
@@ -130,11 +135,10 @@ class _Saving:
 
     def add(self, reducer: Stateful, index: int) -> list[Record]:
         """Write the residuals of all ranks into the file; return their plain records. Collective."""
-        transport, records = reducer.connect(), []
-        together(transport, self._doing, self._open)
-        for record, residual in _each(reducer, self._doing, "save the state to a file"):
+        records = []
+        for record, residual in _each(reducer, self._doing, "save the state to a file", self._open):
             record["residual"] = {"n": reducer.layout.n, "file": f"{index}.{record['rank']}.npy"}
-            together(transport, self._doing, partial(self._write, record["residual"]["file"], residual))
+            together(reducer.connect(), self._doing, partial(self._write, record["residual"]["file"], residual))
             records.append(record)
         return records
 

@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..errors import AgreementError, PluginError
-from . import tracing
-from .alone import AloneTransport
-from .base import Counts, Hierarchical, Transport, TransportName
-from .counting import CountingTransport, on_hosts
-from .hosts import Join, check_not_elastic, from_code, grid_of, groups, to_code
+from .base import AloneTransport, Counts, Hierarchical, Transport, TransportName
+from .counting import CountingTransport, explain_timeline, on_hosts
 from .mpi import ending
-from .ranks import Ranks
+from .ranks import Join, Ranks, check_not_elastic, from_code, grid_of, groups, to_code
 
 if TYPE_CHECKING:  # mpi4py is imported only where MPI runs
     from .mpi.transport import MPITransport
@@ -36,7 +33,7 @@ def connect(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical = Fa
     """
     rank, size, _ = ranks.membership()
     if rank == 0:
-        tracing.explain_timeline()
+        explain_timeline()
     if size == 1:
         return CountingTransport(AloneTransport())
     met = introduce(ranks, choice, hierarchical)

@@ -5,9 +5,9 @@ horovod.tensorflow.keras, with either Keras.
 """
 
 from horovod_oktopk.errors import NO_DISCARD, gone
-from horovod_oktopk.modes.checks import what_is_missing
 from horovod_oktopk.modes.step_ahead.options import StepAhead
 from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
+from horovod_oktopk.transport.horovod import what_is_missing
 
 try:
     from horovod_oktopk.tensorflow import amp, optimizer, plugin, state

@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.tensorflow.gradients import Scale
-from horovod_oktopk.tensorflow.versions import KERAS_3
+from horovod_oktopk.tensorflow.private import KERAS_3
+from horovod_oktopk.tensorflow.tensors import Scale
 
 MARK = "_oktopk_scaler"
 Scaled = tuple[weakref.ref[Any] | None, weakref.ref[Any]]

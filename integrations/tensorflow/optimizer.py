@@ -13,15 +13,14 @@ import tensorflow as tf
 from horovod.tensorflow.gradient_aggregation_eager import LocalGradientAggregationHelperEager
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.modes.step_ahead.noise import normalizes
+from horovod_oktopk.modes.step_ahead.pace import normalizes
 from horovod_oktopk.tensorflow import amp
-from horovod_oktopk.tensorflow.gradients import with_scale, without_scale
-from horovod_oktopk.tensorflow.private import built_with
+from horovod_oktopk.tensorflow.private import KERAS_3, built_with
 from horovod_oktopk.tensorflow.registry import Runs
 from horovod_oktopk.tensorflow.run import Local, Run
 from horovod_oktopk.tensorflow.tape import are_reduced, reduced_but_local
+from horovod_oktopk.tensorflow.tensors import with_scale, without_scale
 from horovod_oktopk.tensorflow.variables import refuse_overwritten, tensor_of
-from horovod_oktopk.tensorflow.versions import KERAS_3
 
 logger = logging.getLogger("horovod_oktopk")
 

@@ -19,21 +19,20 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.modes.checks import check_arguments, check_horovod, refuse_join
 from horovod_oktopk.modes.partial.mode import end_before
 from horovod_oktopk.modes.step_ahead.mode import finish_before
-from horovod_oktopk.schemes.inner import as_options
+from horovod_oktopk.schemes import as_options
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.tensorflow import tape
 from horovod_oktopk.tensorflow.graph import refuse_replicas
 from horovod_oktopk.tensorflow.optimizer import distribute, steps_of
-from horovod_oktopk.tensorflow.private import dense_allreduce, library
+from horovod_oktopk.tensorflow.private import KERAS, dense_allreduce, library
+from horovod_oktopk.tensorflow.refusals import check_optimizer
 from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, in_use, runs_of_tapes, targets_of
-from horovod_oktopk.tensorflow.suitable import check_optimizer
 from horovod_oktopk.tensorflow.variables import tensor_of, trained_by
-from horovod_oktopk.tensorflow.versions import KERAS
+from horovod_oktopk.transport.counting import show_phases
+from horovod_oktopk.transport.horovod import check_arguments, check_horovod, refuse_join
 from horovod_oktopk.transport.mpi.ending import before_shutdown
-from horovod_oktopk.transport.tracing import show_phases
 
 logger = logging.getLogger("horovod_oktopk")
 

@@ -1,4 +1,4 @@
-"""The private names of other packages that this integration needs; it uses no others.
+"""The private names of other packages that this integration needs; it uses no others. And which Keras there is.
 
 SEEN has the versions in which they were seen, NAMES what a test looks for when one changes.
 """
@@ -13,7 +13,10 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-from horovod_oktopk.tensorflow.versions import KERAS_3
+KERAS_3 = hasattr(tf.keras, "ops")
+"""Otherwise it is tf-keras (TF_USE_LEGACY_KERAS=1)."""
+KERAS = f"Keras {tf.keras.__version__}" if KERAS_3 else "tf-keras"
+
 
 SEEN = {"horovod": "0.28.1", "tensorflow": "2.18", **({"keras": "3.15"} if KERAS_3 else {"tf_keras": "2.18"})}
 NAMES = (

@@ -16,13 +16,12 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.modes.checks import check_arguments
-from horovod_oktopk.modes.kinds import kind_of, with_scheme
+from horovod_oktopk.modes.make import kind_of, with_scheme
 from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.state import gather
-from horovod_oktopk.tensorflow.gradients import Signature, is_dense, signature_of
 from horovod_oktopk.tensorflow.graph import check_place
 from horovod_oktopk.tensorflow.run import Local, Run
+from horovod_oktopk.tensorflow.tensors import Signature, is_dense, signature_of
 from horovod_oktopk.tensorflow.transport import ranks_of
 from horovod_oktopk.tensorflow.variables import (
     check_variables,
@@ -32,6 +31,7 @@ from horovod_oktopk.tensorflow.variables import (
     tensor_of,
     trained_by,
 )
+from horovod_oktopk.transport.horovod import check_arguments
 
 _ALL: weakref.WeakSet[Runs] = weakref.WeakSet()
 _OF_TAPES: dict[Any, Runs] = {}

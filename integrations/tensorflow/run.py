@@ -12,25 +12,25 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from horovod_oktopk.modes.kinds import kind_of, make_mode
+from horovod_oktopk.modes.make import kind_of, make_mode
 from horovod_oktopk.modes.mode import Mode
 from horovod_oktopk.selection.accumulator import ResidualAccumulator
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
-from horovod_oktopk.tensorflow.accumulator import LendingAccumulator, new_memory
-from horovod_oktopk.tensorflow.gradients import (
+from horovod_oktopk.tensorflow.graph import call, repeat, weakly
+from horovod_oktopk.tensorflow.tensors import (
     DenseArrays,
     Form,
+    LendingAccumulator,
     OwnArrays,
     Signature,
+    TensorLayout,
     all_finite,
     is_dense,
+    new_memory,
     signature_of,
 )
-from horovod_oktopk.tensorflow.graph import call, repeat, weakly
-from horovod_oktopk.tensorflow.layout import TensorLayout
-from horovod_oktopk.tensorflow.replica import VariableReplica
 from horovod_oktopk.tensorflow.transport import ranks_of
-from horovod_oktopk.tensorflow.variables import name_of, tensor_of
+from horovod_oktopk.tensorflow.variables import VariableReplica, name_of, tensor_of
 
 Array = NDArray[Any]
 Local = Callable[[list[Any]], object]

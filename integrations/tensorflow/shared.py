@@ -1,14 +1,15 @@
-"""The parameters that all ranks share, with `compression=StepAhead(...)`: to be evaluated and saved."""
+"""What all ranks do together: evaluate and save the parameters that they share, and meet before a callback."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from horovod_oktopk.errors import PluginError
+from horovod_oktopk.errors import AgreementError, PluginError
 from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, expected_states, runs_over, targets_of
 from horovod_oktopk.tensorflow.run import Run
 from horovod_oktopk.tensorflow.variables import variables_in
@@ -78,3 +79,25 @@ def _runs_of(targets: Sequence[Any]) -> list[Run]:
         found |= dict.fromkeys(run for run in each_run_of(target) if run.mode.reads_memory)
         found |= dict.fromkeys(runs_over(variables_in(target)))
     return list(found)
+
+
+def meet(target: Any, doing: str) -> None:
+    """Tell the other ranks that this one takes no step now. Collective. doing: "average metrics", say.
+
+    Raise AgreementError, on all ranks, if some take a step or do something else. With `Partial` ranks may take
+    different numbers of steps, and meet in `synchronize_replicas`.
+    """
+    modes = [run.mode for run in each_run_of(target)]
+    for mode in sorted(modes, key=lambda each: each.ranks.channel):  # as they first stepped
+        if mode.ranks.takes_part:
+            mode.meet(doing)
+            mode.leave()
+
+
+def check_alike(what: str, names: Iterable[str]) -> None:
+    """Raise AgreementError, on all ranks, if these are not the same. Collective."""
+    theirs = hvd.allgather_object(list(names), name="horovod_oktopk.alike")
+    if any(each != theirs[0] for each in theirs):
+        found = "; ".join(f"rank {rank}: {', '.join(each) or 'none'}" for rank, each in enumerate(theirs))
+        raise AgreementError(f"the ranks have different {what} ({found}): compile and fit the model alike on all "
+                             "ranks")

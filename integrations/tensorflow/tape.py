@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from horovod_oktopk.tensorflow import amp
-from horovod_oktopk.tensorflow.gradients import with_scale, without_scale
 from horovod_oktopk.tensorflow.registry import Runs
+from horovod_oktopk.tensorflow.tensors import with_scale, without_scale
 from horovod_oktopk.tensorflow.variables import refuse_overwritten, tensor_of
 
 MARK = "_oktopk_reduced"

@@ -5,10 +5,10 @@ Horovod before raises an error that says so.
 """
 
 from horovod_oktopk.errors import NO_DISCARD, gone
-from horovod_oktopk.modes.checks import what_is_missing
 from horovod_oktopk.modes.partial.options import Partial
 from horovod_oktopk.modes.step_ahead.options import StepAhead
 from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
+from horovod_oktopk.transport.horovod import what_is_missing
 
 try:
     from horovod_oktopk.torch import amp, plugin

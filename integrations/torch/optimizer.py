@@ -13,19 +13,17 @@ import numpy as np
 import torch
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.modes.kinds import kind_of, with_scheme
+from horovod_oktopk.modes.make import kind_of, with_scheme
 from horovod_oktopk.modes.mode import Mode
 from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.state import gather
 from horovod_oktopk.state.records import Record, parameters_of
 from horovod_oktopk.torch import amp
-from horovod_oktopk.torch.gradients import DenseGradients, OwnGradients, without_rows
-from horovod_oktopk.torch.layout import TorchLayout
-from horovod_oktopk.torch.modes import mode_of
-from horovod_oktopk.torch.numbers import Hyperparameters, lengthened
-from horovod_oktopk.torch.parameters import HostAverage, Parameters
+from horovod_oktopk.torch.parameters import HostAverage, Hyperparameters, Parameters, lengthened
 from horovod_oktopk.torch.private import SUPPORTS_SCALING, values_of
 from horovod_oktopk.torch.registry import ATTRIBUTE, register, runs_over
+from horovod_oktopk.torch.replica import mode_of
+from horovod_oktopk.torch.tensors import DenseGradients, OwnGradients, TorchLayout, without_rows
 from horovod_oktopk.torch.transport import ranks_of
 
 logger = logging.getLogger("horovod_oktopk")

@@ -28,19 +28,17 @@ from horovod.common.elastic import State
 from horovod.torch.elastic.state import TorchState
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.modes.checks import check_arguments, check_horovod, refuse_join
 from horovod_oktopk.modes.partial.mode import end_before
 from horovod_oktopk.modes.step_ahead.mode import finish_before
-from horovod_oktopk.schemes.inner import as_options
+from horovod_oktopk.schemes import as_options
 from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.torch import elastic, profiling
 from horovod_oktopk.torch.optimizer import distribute, hand_over
-from horovod_oktopk.torch.private import library
+from horovod_oktopk.torch.private import library, span
 from horovod_oktopk.torch.registry import is_in_use, own_run_of, run_of
-from horovod_oktopk.torch.state import attach_state
-from horovod_oktopk.transport.horovod import count_resets
+from horovod_oktopk.torch.state import attach_state, install_elastic
+from horovod_oktopk.transport.counting import show_phases
+from horovod_oktopk.transport.horovod import check_arguments, check_horovod, count_resets, refuse_join
 from horovod_oktopk.transport.mpi.ending import before_shutdown
-from horovod_oktopk.transport.tracing import show_phases
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -62,8 +60,8 @@ def install() -> None:
     hvd.join = hvd.mpi_ops.join = refuse_join(is_in_use, hvd.join)
     library().horovod_shutdown = end_before(finish_before(before_shutdown(library().horovod_shutdown)))
     count_resets(State)
-    elastic.install(TorchState)
-    show_phases(profiling.span)
+    install_elastic(TorchState)
+    show_phases(span)
     stock._oktopk_installed = True
 
 

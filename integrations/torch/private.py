@@ -6,6 +6,7 @@ SEEN has the versions in which they were seen, NAMES what a test looks for when 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import horovod.torch as hvd
@@ -47,3 +48,8 @@ def values_of(gradient: torch.Tensor) -> torch.Tensor:
 def is_profiled() -> bool:
     """Return True if a profiler of PyTorch's is running."""
     return bool(profiler._is_profiler_enabled)
+
+
+def span(name: str) -> AbstractContextManager[Any]:
+    """Return a range of this name, if a profiler is on; without one, record_function would still take 10 µs."""
+    return profiler.record_function(name) if is_profiled() else nullcontext()

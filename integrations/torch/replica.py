@@ -1,16 +1,27 @@
-"""This rank's own parameters, as step-ahead error feedback sees them: flat, in place, in their memory's order."""
+"""A mode over PyTorch's tensors; with StepAhead over this rank's own parameters, in place, in memory's order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.modes.step_ahead.replica import HostReplica, Replica
-from horovod_oktopk.selection.parameter_accumulator import Pieces
-from horovod_oktopk.torch.layout import TorchLayout
+from horovod_oktopk.modes.make import make_mode
+from horovod_oktopk.modes.mode import Mode
+from horovod_oktopk.modes.step_ahead.pace import normalizes
+from horovod_oktopk.selection.parameter_accumulator import (
+    HostReplica,
+    NumpyParameterAccumulator,
+    ParameterAccumulator,
+    Pieces,
+    Replica,
+)
+from horovod_oktopk.torch.device import TorchParameterAccumulator, make_accumulator
+from horovod_oktopk.torch.tensors import TorchLayout
+from horovod_oktopk.transport.ranks import Ranks
 from horovod_oktopk.vectors.sparse import DenseVector, SparseVector, Values
 
 
@@ -113,3 +124,24 @@ def _converted(convert: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], va
     parts = [torch.from_numpy(part) for part in np.split(values, cuts)]
     converted: Values = torch.cat([convert(part, p) for part, p in zip(parts, parameters, strict=True)]).numpy()
     return converted
+
+
+def mode_of(options: Any, average: bool, layout: TorchLayout, ranks: Ranks, optimizer: type,
+            settings: Sequence[str]) -> Mode:
+    """Return the mode of an optimizer of this class. settings: names of its hyperparameters."""
+    return make_mode(options, average, layout, ranks, make_accumulator, lambda: _parameters(layout),
+                     normalizes=normalizes(optimizer), settings=settings)
+
+
+def _parameters(layout: TorchLayout) -> tuple[ParameterAccumulator, Replica]:
+    names = [name for name, *_ in layout.entries]
+
+    def read() -> list[torch.Tensor]:
+        message = layout.changed()
+        if message is not None:
+            raise PluginError(message)
+        return [flat_memory(name, p) for name, p in zip(names, layout.parameters, strict=True)]
+
+    if layout.device.type == "cpu":
+        return NumpyParameterAccumulator(layout.n, layout.dtype), TorchHostReplica(layout, read)
+    return TorchParameterAccumulator(layout.n, layout.dtype, layout.device), TorchReplica(layout, read)

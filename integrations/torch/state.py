@@ -2,18 +2,22 @@
 
 The entry is a list with one record for each rank that it holds: `optimizer.state_dict()` holds this
 rank's own, `gather_state_dict` all of them. It never lies in `optimizer.state`, which Horovod overwrites
-with rank 0's.
+with rank 0's. With StepAhead an elastic TorchState saves and broadcasts what all ranks share.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from horovod_oktopk.errors import OptionError
 from horovod_oktopk.state.records import check_records, check_residuals
-from horovod_oktopk.torch.registry import own_run_of
+from horovod_oktopk.torch.private import handled_by
+from horovod_oktopk.torch.registry import own_run_of, runs_of
+from horovod_oktopk.torch.shared import shared_parameters
 
 KEY = "horovod_oktopk"
 
@@ -72,3 +76,32 @@ def _to_numpy(record: dict[str, Any]) -> dict[str, Any]:
         raise OptionError(f"the state is damaged: the residual of rank {record['rank']} must be a tensor of float32 "
                           f"or float64; got {came}")
     return {**record, "residual": residual.cpu().numpy()}
+
+
+def install_elastic(state: Any) -> None:
+    """Wrap TorchState's save and sync, once."""
+    state.save = _wrap_save(state.save)
+    state.sync = _wrap_sync(state.sync)
+
+
+def _trained(state: Any) -> Iterator[Any]:
+    """Yield the state's models and optimizers; a state may have samplers, too."""
+    return (value for value in handled_by(state) if isinstance(value, torch.nn.Module | torch.optim.Optimizer))
+
+
+def _wrap_save(save: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(save)
+    def wrapped(self: Any) -> None:
+        with shared_parameters(*_trained(self)):
+            save(self)
+    return wrapped
+
+
+def _wrap_sync(sync: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Give a rank that joins the shared parameters, and no residual; the others' residuals stay."""
+    @functools.wraps(sync)
+    def wrapped(self: Any) -> None:
+        for run in runs_of("TorchState", *_trained(self)):
+            run.suspend()
+        sync(self)
+    return wrapped

@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 
 from horovod_oktopk import OkTopkError, PluginError
-from horovod_oktopk.kernels.half_precision import from_half, to_half
-from horovod_oktopk.modes.checks import check_arguments
-from horovod_oktopk.modes.kinds import kind_of, make_mode
+from horovod_oktopk.kernels.numpy_kernels import from_half, to_half
+from horovod_oktopk.modes.make import kind_of, make_mode
 from horovod_oktopk.modes.partial.mode import remove
-from horovod_oktopk.modes.step_ahead.replica import HostReplica
 from horovod_oktopk.schemes.base import Compression
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
-from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
+from horovod_oktopk.selection.parameter_accumulator import HostReplica, NumpyParameterAccumulator
 from horovod_oktopk.state import gather
 from horovod_oktopk.transport.connect import introduce
+from horovod_oktopk.transport.horovod import check_arguments
 from horovod_oktopk.vectors.layout import Layout
 from tests.core.world import CoreRanks, Hvd, ProcessSet
 from tests.scenarios.common import SHAPES

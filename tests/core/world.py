@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_oktopk.modes.checks import refuse_join
+from horovod_oktopk.transport.horovod import refuse_join
 from tests.scenarios.common import RANKS, Skipped
 from tests.support.ranks import ThreadRanks
 from tests.support.threads import ThreadTransport, ThreadWorld, run_ranks

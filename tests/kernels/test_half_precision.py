@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk.kernels import NATIVE, NumpyKernels, half_precision
+from horovod_oktopk.kernels import NATIVE, NumpyKernels
+from horovod_oktopk.kernels.numpy_kernels import from_half
 
 BOTH = [NumpyKernels(), NATIVE]
 with_both = pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
@@ -17,7 +18,7 @@ NAMES = ["float16", "bfloat16"]
 def numbers(name):
     """All finite numbers of the format, ascending: float64."""
     bits = np.arange(2**16, dtype=np.uint16)
-    every = half_precision.from_half(bits, name, np.float64)
+    every = from_half(bits, name, np.float64)
     return np.unique(every[np.isfinite(every)])
 
 

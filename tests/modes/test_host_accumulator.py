@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk.modes.hosts import sum as host_sum
-from horovod_oktopk.modes.hosts.accumulator import HostAccumulator
+from horovod_oktopk.modes import host_sums as host_sums
+from horovod_oktopk.modes.host_sums import HostAccumulator
 from horovod_oktopk.selection import accumulator
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import on_hosts
@@ -57,10 +57,10 @@ def test_a_rank_has_the_sum_of_its_share(size, n, cuts, smallest, chunk, shares,
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_sum, "SMALLEST", smallest)
+        patch.setattr(host_sums, "SMALLEST", smallest)
         patch.setattr(accumulator, "CHUNK", chunk)
         if not shares:
-            patch.setattr(host_sum, "shared_memory", lambda *_: None)
+            patch.setattr(host_sums, "shared_memory", lambda *_: None)
         by_rank = run_ranks(size, program)
     bounds = bounds_of(n, size)
     sums = np.cumsum(gradients.astype(np.float32).sum(axis=1), axis=0)
@@ -82,9 +82,9 @@ def test_the_bits_are_those_of_a_rank_that_was_given_the_sum(shares, dtype, monk
     for step in gradients.astype(kept):
         expected.accumulate([(0, step[0] + step[1] + step[2] + step[3])])
         expected.commit(np.empty(0, np.int64))
-    monkeypatch.setattr(host_sum, "SMALLEST", 300)
+    monkeypatch.setattr(host_sums, "SMALLEST", 300)
     if not shares:
-        monkeypatch.setattr(host_sum, "shared_memory", lambda *_: None)
+        monkeypatch.setattr(host_sums, "shared_memory", lambda *_: None)
 
     def program(transport):
         acc = HostAccumulator(1001, kept, hosted(transport))
@@ -112,8 +112,8 @@ def test_gradients_with_gaps_and_of_other_dtypes(dtype, cleared):
 
 def test_what_ranks_lay_out_takes_a_quarter_of_the_memory_of_a_share(monkeypatch):
     lengths = []
-    monkeypatch.setattr(host_sum, "SMALLEST", 1)
-    monkeypatch.setattr(host_sum, "shared_memory", lambda length, within: lengths.append(length))
+    monkeypatch.setattr(host_sums, "SMALLEST", 1)
+    monkeypatch.setattr(host_sums, "shared_memory", lambda length, within: lengths.append(length))
 
     def program(transport):
         HostAccumulator(9600, np.float32, hosted(transport)).accumulate([(0, np.ones(9600, np.float32))])

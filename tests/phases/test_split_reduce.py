@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod_oktopk.phases.balance_gather import plan_balance
-from horovod_oktopk.phases.regions import Regions, count_by_region
-from horovod_oktopk.phases.split_reduce import plan_split
+from horovod_oktopk.phases.regions import Regions, count_by_region, plan_split
 
 SELECTIONS = st.integers(1, 6).flatmap(lambda size: st.tuples(
     st.lists(st.sets(st.integers(0, 39)).map(sorted), min_size=size, max_size=size),

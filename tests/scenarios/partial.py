@@ -16,7 +16,7 @@ from horovod_oktopk import (
     PluginError,
     TransportError,
 )
-from horovod_oktopk.schemes.cost import oktopk_bound
+from horovod_oktopk.phases.volume import oktopk_bound
 from tests.scenarios.common import (
     SHAPES,
     N,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk.kernels.half_precision import from_half, to_half
+from horovod_oktopk.kernels.numpy_kernels import from_half, to_half
 
 from ..support.gradients import Case, adversarial, cases, cases_with_global_k, each_adversarial
 from ..support.oracle import rank_order_sum

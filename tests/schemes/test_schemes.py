@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk.errors import WireError
-from horovod_oktopk.schemes.cost import gtopk_volume, topka_volume, topkdsa_volume
+from horovod_oktopk.phases.volume import gtopk_volume, topka_volume, topkdsa_volume
 from horovod_oktopk.schemes.gaussiank import gaussian_threshold
 from horovod_oktopk.schemes.gtopk import PaddedCodec, tree_distances
 from horovod_oktopk.vectors.sparse import SparseVector

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from horovod_oktopk.selection.global_top_k import ExactThreshold, radix_kth_magnitude
+from horovod_oktopk.selection.global_top_k import ExactThreshold, ReusedThreshold, radix_kth_magnitude
 from horovod_oktopk.selection.sketches import first_places, sketch_shape
-from horovod_oktopk.selection.threshold_reuse import ReusedThreshold
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.vectors.sparse import SparseVector, from_bits, to_bits
 from tests.support.threads import run_ranks

@@ -25,9 +25,9 @@ from horovod_oktopk.tensorflow import (
     step_report,
     synchronize_replicas,
 )
+from horovod_oktopk.tensorflow.private import KERAS_3
 from horovod_oktopk.tensorflow.registry import each_run_of
 from horovod_oktopk.tensorflow.transport import TensorFlowCollectives
-from horovod_oktopk.tensorflow.versions import KERAS_3
 from tests.scenarios import SETS
 from tests.scenarios.common import SHAPES
 from tests.scenarios.driver import Gradients

@@ -12,8 +12,10 @@ from tests.selection.accumulators import PROGRAMS
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_conformance(program: str) -> None:
-    from horovod_oktopk.tensorflow.accumulator import LendingAccumulator  # importing TensorFlow takes seconds
-    from horovod_oktopk.tensorflow.layout import TensorLayout
+    from horovod_oktopk.tensorflow.tensors import (
+        LendingAccumulator,  # importing TensorFlow takes seconds
+        TensorLayout,
+    )
 
     def new(n: int, dtype: Any) -> Any:
         return LendingAccumulator(TensorLayout([("a", (n,), np.dtype(dtype).name)]))

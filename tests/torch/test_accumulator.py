@@ -8,10 +8,9 @@ import torch
 
 from horovod_oktopk.selection.local_top_k import local_top_k
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
-from horovod_oktopk.torch.accumulator import TorchAccumulator
-from horovod_oktopk.torch.layout import TorchLayout
-from horovod_oktopk.torch.parameter_accumulator import TorchParameterAccumulator
+from horovod_oktopk.torch.device import TorchAccumulator, TorchParameterAccumulator
 from horovod_oktopk.torch.replica import TorchReplica, flat_memory
+from horovod_oktopk.torch.tensors import TorchLayout
 from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
 from tests.selection.accumulators import PROGRAMS
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from horovod_oktopk.errors import TransportError
-from horovod_oktopk.transport.alone import AloneTransport
+from horovod_oktopk.transport.base import AloneTransport
 
 from .programs import PROGRAMS, WITH_SIGNALS
 

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from horovod_oktopk.transport import tracing
+from horovod_oktopk.transport import counting
 from horovod_oktopk.transport.counting import CountingTransport
 from tests.support.threads import ThreadTransport, ThreadWorld
 
 
 def test_a_phase_lies_in_every_span_and_spans_end_where_it_fails(monkeypatch):
-    monkeypatch.setattr(tracing, "_spans", [])
+    monkeypatch.setattr(counting, "_spans", [])
     seen = []
 
     def span_of(who):
@@ -25,8 +25,8 @@ def test_a_phase_lies_in_every_span_and_spans_end_where_it_fails(monkeypatch):
                 seen.append((who, "end", name))
         return span
 
-    tracing.show_phases(span_of("a"))
-    tracing.show_phases(span_of("b"))
+    counting.show_phases(span_of("a"))
+    counting.show_phases(span_of("b"))
     with pytest.raises(KeyError), CountingTransport(ThreadTransport(ThreadWorld(1), 0)).phase("select"):
         raise KeyError
     assert seen == [(who, what, "oktopk/select") for who, what in
@@ -38,7 +38,7 @@ def test_who_asks_for_a_timeline_is_told_once_of_profilers(value, count, monkeyp
     monkeypatch.delenv("HOROVOD_TIMELINE", raising=False)
     if value:
         monkeypatch.setenv("HOROVOD_TIMELINE", value)
-    tracing.explain_timeline.cache_clear()
-    tracing.explain_timeline()
-    tracing.explain_timeline()  # a second reduction of the same process
+    counting.explain_timeline.cache_clear()
+    counting.explain_timeline()
+    counting.explain_timeline()  # a second reduction of the same process
     assert ["use the framework's profiler" in record.message for record in caplog.records] == [True] * count

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk.kernels import KERNELS, NumpyKernels
-from horovod_oktopk.kernels.half_precision import from_half, to_half
+from horovod_oktopk.kernels.numpy_kernels import from_half, to_half
 from horovod_oktopk.vectors.sparse import SparseVector
-from horovod_oktopk.vectors.values import levels_between
-from horovod_oktopk.vectors.wire import WireCodec
+from horovod_oktopk.vectors.wire import WireCodec, levels_between
 
 DTYPES = st.sampled_from(["float32", "float64"])
 ENDS = st.tuples(st.floats(0, 3e38), st.floats(0, 3e38)).map(sorted)

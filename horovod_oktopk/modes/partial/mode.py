@@ -19,22 +19,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 from ...errors import OkTopkError, PluginError
-from ...schemes.report import StepReport
-from ...schemes.step_result import StepResult
+from ...schemes.report import StepReport, StepResult
 from ...selection.accumulator import ResidualAccumulator
 from ...state.records import Record
 from ...transport.connect import barrier
 from ...transport.counting import Traffic
 from ...transport.mpi.ending import leave, unhappy_end
-from ...transport.ranks import Ranks
-from ...transport.stalls import StallLimits
+from ...transport.ranks import Ranks, StallLimits
 from ...vectors.layout import L
 from ...vectors.sparse import Values
 from ..gradients import GradientMode
 from ..mode import Gradients
 from .options import NEEDS_MPI, Partial
-from .outcomes import Outcome, Rounds, RoundUpdate, report_of, updates_of
-from .pending import Pending
+from .pending import Outcome, Pending, Rounds, RoundUpdate, report_of, updates_of
 from .rounds import PartialAllreduce
 
 logger = logging.getLogger("horovod_oktopk")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
 from ...errors import OptionError
+from ...schemes import Inner, scheme_of
 from ...schemes.base import Compression, Scheme, check_integer, check_real
-from ...schemes.inner import Inner, scheme_of
 from ...schemes.oktopk import OkTopk
 from .states import Policy
 

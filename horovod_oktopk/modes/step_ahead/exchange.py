@@ -16,7 +16,7 @@ from ...kernels import KERNELS
 from ...phases.agreement import Measured
 from ...phases.host import whole_update
 from ...schemes.algorithm import Algorithm, Step
-from ...schemes.step_result import StepResult
+from ...schemes.report import StepResult
 from ...transport.counting import Hosts
 from ...vectors.sparse import DenseVector, SparseVector
 from ..reduction import Reduction

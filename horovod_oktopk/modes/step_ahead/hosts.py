@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...schemes.algorithm import Algorithm
-from ...selection.parameter_accumulator import ParameterAccumulator, Pieces, clipped
+from ...selection.parameter_accumulator import ParameterAccumulator, Pieces, Replica, clipped
 from ...transport.counting import CountingTransport, Hosts
-from .replica import Replica
 
 SAME_ON_HOST = ("one of the parameters, which all ranks of a host must change alike with hierarchical (change "
                 "gradients after optimizer.synchronize() only, and call hvd.broadcast_optimizer_state)")

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Generic, NoReturn
 
 from ...errors import PluginError
 from ...schemes.base import Scheme, Unit
-from ...selection.parameter_accumulator import ParameterAccumulator
+from ...selection.parameter_accumulator import ParameterAccumulator, Replica
 from ...state.records import Record, record
 from ...transport.counting import CountingTransport
 from ...transport.ranks import Ranks
@@ -35,10 +35,8 @@ from ..mode import Gradients, Mode
 from ..reduction import Reduction
 from .exchange import Exchange
 from .model import Model
-from .noise import SUMS
 from .options import StepAhead
-from .pace import Pace
-from .replica import Replica
+from .pace import SUMS, Pace
 
 logger = logging.getLogger("horovod_oktopk")
 

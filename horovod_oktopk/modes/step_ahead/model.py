@@ -11,12 +11,11 @@ import zlib
 import numpy as np
 
 from ...schemes.algorithm import Algorithm
-from ...selection.parameter_accumulator import ParameterAccumulator
+from ...selection.parameter_accumulator import ParameterAccumulator, Replica
 from ...transport.base import Transport, broadcast
 from ...transport.counting import CountingTransport, Hosts
 from ...vectors.sparse import DenseVector, SparseVector, Values
 from .hosts import HostMember
-from .replica import Replica
 
 
 class Model:

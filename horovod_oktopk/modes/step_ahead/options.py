@@ -8,8 +8,8 @@ from math import sqrt
 from typing import Any, Literal
 
 from ...errors import OptionError
+from ...schemes import Inner, scheme_of
 from ...schemes.base import Compression, Scheme, check_integer, check_real
-from ...schemes.inner import Inner, scheme_of
 from ...schemes.oktopk import OkTopk
 
 

@@ -1,18 +1,156 @@
-"""The factors on a rank's own steps, λ and the gain, and the measurement that gives the gain."""
+"""The factors on a rank's own steps: λ, and the gain, which is measured with eight numbers a rank and step.
+
+Adam and its like divide by the root of the mean square of a gradient. A rank's own gradient g is of a batch P times
+smaller than the mean ḡ of all ranks, so that E[g²] = μ² + σ² is up to P times E[ḡ²] = μ² + σ²/P, and the rank's steps
+are up to √P times shorter than those of dense training. The ratio gives the gain = √(E[g²] / E[ḡ²]).
+
+The same ratio gives the gradient noise scale (McCandlish et al., 2018): a batch whose noise equals its signal.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from ...phases.agreement import Measured
 from ...schemes.report import StepReport
 from ...transport.base import Hierarchical, Transport
-from ...transport.hosts import ranks_per_host
-from ...transport.ranks import Ranks
-from .noise import Gather, GradientNoise, nothing, sample
+from ...transport.ranks import Ranks, ranks_per_host
+from ...vectors.sparse import Indices, Values
 from .options import StepAhead
+
+Gather = Callable[[Indices], Values]
+"""A function that returns the elements of a rank's gradient at these places of the layout.
+
+The places are int64, ascending; a place may come twice.
+"""
+
+SAMPLES = 1024
+"""Elements that a step looks at."""
+SUMS = 8
+"""Numbers that a rank tells: sums of SAMPLES / SUMS elements each, with random signs."""
+WINDOW = 50.0
+"""Steps over which the running means go."""
+NORMALIZERS = frozenset({
+    "Adam", "AdamW", "NAdam", "Nadam", "RAdam", "AMSGrad", "Adamax", "SparseAdam", "Adafactor", "Adagrad", "RMSprop",
+    "Lion", "Muon", "Lamb", "LAMB", "AdaBelief", "Sophia"})
+"""Optimizers that divide by the root of a second moment, or take signs, by the names of their classes."""
+
+
+def normalizes(optimizer: type) -> bool:
+    """Return True if the steps of an optimizer of this class do not grow with its gradients.
+
+    The class has an attribute `normalizes_gradients` that says it, or is derived from a class of NORMALIZERS.
+    """
+    said = getattr(optimizer, "normalizes_gradients", None)
+    return bool(said) if said is not None else any(cls.__name__ in NORMALIZERS for cls in optimizer.__mro__)
+
+
+def sample(gather: Gather, n: int, step: int) -> Values:
+    """Return the sums that a rank tells of its gradient at this step: float32, shape (SUMS,).
+
+    Random elements with random signs, the same on all ranks, are added up. So the expected square of a sum is the sum
+    of the elements' squares.
+    """
+    random = np.random.default_rng((n, step))
+    signs = 2.0 * random.integers(2, size=SAMPLES) - 1
+    places = np.sort(random.integers(n, size=SAMPLES))
+    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is left out later
+        sums: Values = (signs * gather(places)).reshape(-1, SUMS).sum(axis=0).astype(np.float32)
+    return sums
+
+
+def nothing() -> Values:
+    """Return the sums of a rank that has no gradient at this step, NaN: the step is not measured, on any rank."""
+    return np.full(SUMS, np.nan, np.float32)
+
+
+class GradientNoise:
+    """Running means of E[g²], over the ranks, and of E[ḡ²]: the same bits on all ranks, as all are told the same."""
+
+    def __init__(self) -> None:
+        self._workers = 1
+        self._own = self._mean = 0.0
+
+    def become_alike(self, transport: Transport, workers: int) -> None:
+        """Take rank 0's means on all ranks, as a rank that joins an elastic job has none. Collective.
+
+        workers: the number of workers that have gradients of their own: the ranks, or the hosts. If the means are of
+        another number of workers, begin anew.
+        """
+        own = np.array([self._workers, self._own, self._mean])
+        first, self._own, self._mean = transport.allgather(own.view(np.int64))[0].view(np.float64).tolist()
+        self._workers = int(first)
+        if self._workers != workers:
+            self.forget(workers)
+
+    def take(self, measured: Measured) -> None:
+        """Take the measurements of all ranks at one step; skip the step if some rank had none."""
+        own = measured.squares / measured.size
+        mean = float(np.square(measured.total / measured.size).sum())
+        if math.isfinite(own) and math.isfinite(mean):
+            self._own += (own - self._own) / WINDOW
+            self._mean += (mean - self._mean) / WINDOW
+
+    @property
+    def ratio(self) -> float:
+        """E[g²] / E[ḡ²], within 1 and the number of workers; 1 before anything was measured."""
+        if self._own <= self._mean:
+            return 1.0
+        return min(self._own / self._mean, float(self._workers)) if self._mean > 0 else float(self._workers)
+
+    @property
+    def scale(self) -> float:
+        """The gradient noise scale, as a multiple of the batch of all workers; NaN on one worker.
+
+        With B samples in a worker's batch, E[g²] = |G|² + S/B, E[ḡ²] = |G|² + S/(PB), and the scale is S/|G|².
+        """
+        if self._workers == 1 or self._own == 0:
+            return math.nan
+        ratio = self.ratio
+        return (ratio - 1) / (self._workers - ratio) if ratio < self._workers else math.inf
+
+    def forget(self, workers: int) -> None:
+        """Begin anew, with this number of workers."""
+        self._workers, self._own, self._mean = workers, 0.0, 0.0
+
+    def state(self) -> Mapping[str, Any]:
+        """Return plain numbers, for a record."""
+        return {"workers": self._workers, "own": self._own, "mean": self._mean}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Load the result of `state` on any number of workers; `become_alike` checks the number."""
+        self._workers, self._own, self._mean = state["workers"], state["own"], state["mean"]
+
+
+def elements_of_rows(rows: Indices, values: Values, wanted: Indices) -> Values:
+    """Return elements of a gradient of which only some rows are given: float64, as many as `wanted`.
+
+    rows: int64, shape (r,), a row may come several times, and its values are added up; values: shape (r, ...);
+    wanted: places in the whole gradient, flat.
+    """
+    values = values.reshape(len(rows), math.prod(values.shape[1:]))
+    row, column = np.divmod(wanted, max(1, values.shape[1]))
+    hit = np.isin(rows, row)
+    rows, values = rows[hit], values[hit]
+    found: Values = ((rows == row[:, None]) * values[:, column].T.astype(np.float64)).sum(axis=1)
+    return found
+
+
+def gather_by_parts(wanted: Indices, offsets: Indices, element: Callable[[int, Indices], Values]) -> Values:
+    """Return elements of a flat vector of several parts; query only the parts that contain wanted elements.
+
+    wanted: ascending. offsets: the start of each part, then the total length. element: returns a part's elements,
+    given the part's number and positions within the part.
+    """
+    cuts = np.searchsorted(wanted, offsets)
+    found = [element(part, wanted[first:last] - offsets[part])
+             for part, (first, last) in enumerate(pairwise(cuts.tolist())) if first < last]
+    return np.concatenate([*found, np.empty(0)])
 
 
 class Pace:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..stalls import StallLimits
+from ..ranks import StallLimits
 
 if TYPE_CHECKING:  # mpi4py is imported only where MPI runs
     from .transport import MPITransport

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..stalls import StallLimits
+from ..ranks import StallLimits
 from .transport import MPITransport
 
 logger = logging.getLogger("horovod_oktopk")

@@ -13,8 +13,7 @@ from horovod_oktopk.tensorflow import (
     synchronize_replicas,
 )
 from horovod_oktopk.tensorflow.keras import callbacks
-from horovod_oktopk.tensorflow.keras.elastic import KerasState
-from horovod_oktopk.tensorflow.keras.loading import load_model
+from horovod_oktopk.tensorflow.keras.models import KerasState, load_model
 from horovod_oktopk.tensorflow.plugin import DistributedOptimizer
 
 __getattr__ = gone(__name__, NO_DISCARD)

@@ -21,9 +21,9 @@ from horovod_oktopk.tensorflow.keras.horovod_callbacks import (
     MetricAverageCallback,
     SharedParameters,
 )
-from horovod_oktopk.tensorflow.meeting import meet
 from horovod_oktopk.tensorflow.plugin import set_density, step_report, synchronize_replicas
 from horovod_oktopk.tensorflow.registry import each_run_of
+from horovod_oktopk.tensorflow.shared import meet
 from horovod_oktopk.tensorflow.state import load_state, read_marks, save_state
 from horovod_oktopk.tensorflow.variables import optimizers_of
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from horovod_oktopk import AgreementError, OkTopk, OptionError, StepAhead
 from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
-from horovod_oktopk.modes.step_ahead.noise import (
+from horovod_oktopk.modes.step_ahead.pace import (
     SAMPLES,
     SUMS,
     GradientNoise,
@@ -21,9 +21,8 @@ from horovod_oktopk.modes.step_ahead.noise import (
     normalizes,
     sample,
 )
-from horovod_oktopk.modes.step_ahead.replica import HostReplica
 from horovod_oktopk.phases.agreement import FEW_RANKS, Attendance, roll_call
-from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
+from horovod_oktopk.selection.parameter_accumulator import HostReplica, NumpyParameterAccumulator
 from horovod_oktopk.vectors.layout import Layout
 from tests.support.flat_gradients import FlatGradients
 from tests.support.ranks import ThreadRanks

@@ -15,8 +15,7 @@ from horovod_oktopk import (
     StepAhead,
 )
 from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
-from horovod_oktopk.modes.step_ahead.replica import HostReplica
-from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
+from horovod_oktopk.selection.parameter_accumulator import HostReplica, NumpyParameterAccumulator
 from horovod_oktopk.vectors.layout import Layout
 from tests.support.flat_gradients import FlatGradients
 from tests.support.ranks import ThreadRanks

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
-from horovod_oktopk.tensorflow.versions import KERAS_3
+from horovod_oktopk.tensorflow.private import KERAS_3
 
 keras = tf.keras
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from horovod_oktopk import Partial, PluginError
 from horovod_oktopk.tensorflow import OkTopk, StepAhead, synchronize_replicas
-from horovod_oktopk.tensorflow.versions import KERAS_3
+from horovod_oktopk.tensorflow.private import KERAS_3
 from tests.scenarios.common import SHAPES, gradients, needs, raised_everywhere
 from tests.scenarios.leaks import assert_nothing_stays
 from tests.tensorflow.driver import Kind

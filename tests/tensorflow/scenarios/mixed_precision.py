@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from horovod_oktopk import PluginError
 from horovod_oktopk.tensorflow import OkTopk, step_report
-from horovod_oktopk.tensorflow.versions import KERAS_3
+from horovod_oktopk.tensorflow.private import KERAS_3
 from tests.scenarios.common import DENSE, assert_equal_everywhere, everywhere, raised_everywhere
 from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_model, variable_of, weights
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import AgreementError
 from horovod_oktopk.tensorflow import OkTopk, set_density, step_report
+from horovod_oktopk.tensorflow.private import KERAS_3
 from horovod_oktopk.tensorflow.registry import each_run_of
-from horovod_oktopk.tensorflow.versions import KERAS_3
 from tests.scenarios.common import (
     DENSE,
     assert_equal_everywhere,

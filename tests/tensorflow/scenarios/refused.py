@@ -15,8 +15,8 @@ import tensorflow as tf
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import OptionError, PluginError, StepAhead
 from horovod_oktopk.tensorflow import OkTopk, load_state, save_state, set_density, step_report
+from horovod_oktopk.tensorflow.private import KERAS_3
 from horovod_oktopk.tensorflow.registry import Runs
-from horovod_oktopk.tensorflow.versions import KERAS_3
 from tests.scenarios.common import DENSE, needs, raised_everywhere
 from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_model, variable_of
 

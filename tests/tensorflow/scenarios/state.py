@@ -14,8 +14,8 @@ from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import OptionError
 from horovod_oktopk.tensorflow import OkTopk, StepAhead, load_state, save_state, step_report
+from horovod_oktopk.tensorflow.private import KERAS_3
 from horovod_oktopk.tensorflow.registry import each_run_of
-from horovod_oktopk.tensorflow.versions import KERAS_3
 from tests.scenarios.common import (
     assert_equal_everywhere,
     everywhere,

@@ -14,10 +14,9 @@ import tensorflow as tf
 
 from horovod_oktopk import Dense, OkTopk, StepAhead
 from horovod_oktopk.tensorflow import shared_parameters, step_report
-from horovod_oktopk.tensorflow.layout import TensorLayout
-from horovod_oktopk.tensorflow.replica import VariableReplica
-from horovod_oktopk.tensorflow.variables import tensor_of
-from horovod_oktopk.tensorflow.versions import KERAS_3
+from horovod_oktopk.tensorflow.private import KERAS_3
+from horovod_oktopk.tensorflow.tensors import TensorLayout
+from horovod_oktopk.tensorflow.variables import VariableReplica, tensor_of
 from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
 from tests.scenarios.common import (
     assert_equal_everywhere,

@@ -11,7 +11,7 @@ import tensorflow as tf
 from horovod_oktopk import Dense, OkTopk, StepAhead
 from horovod_oktopk.tensorflow import step_report
 from horovod_oktopk.tensorflow.keras.callbacks import StepReportLogger
-from horovod_oktopk.tensorflow.versions import KERAS_3
+from horovod_oktopk.tensorflow.private import KERAS_3
 from tests.scenarios.common import assert_equal_everywhere, needs
 from tests.tensorflow.scenarios.common import distribute, fit, keras, variable_of
 from tests.tensorflow.scenarios.step_ahead import model_with, take_steps

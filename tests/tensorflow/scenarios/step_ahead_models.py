@@ -14,7 +14,7 @@ from horovod.tensorflow.elastic import TensorFlowState
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import Dense, OkTopk, PluginError, StepAhead
 from horovod_oktopk.tensorflow import load_state, save_state, shared_parameters, step_report
-from horovod_oktopk.tensorflow.versions import KERAS_3
+from horovod_oktopk.tensorflow.private import KERAS_3
 from tests.scenarios.common import assert_equal_everywhere, everywhere, logged, raised_everywhere, shared_folder
 from tests.tensorflow.scenarios.common import (
     broadcast,

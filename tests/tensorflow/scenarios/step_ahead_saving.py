@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from horovod_oktopk import PluginError
 from horovod_oktopk.tensorflow import shared_parameters
-from horovod_oktopk.tensorflow.versions import KERAS_3
+from horovod_oktopk.tensorflow.private import KERAS_3
 from tests.scenarios.common import everywhere, raised_everywhere, shared_folder
 from tests.tensorflow.scenarios.common import broadcast, fit, keras, make_model
 from tests.tensorflow.scenarios.saving_names import PLACES, SAVES

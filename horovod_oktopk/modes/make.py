@@ -8,7 +8,7 @@ from typing import Any
 
 from ..schemes.base import Scheme
 from ..selection.accumulator import ResidualAccumulator
-from ..selection.parameter_accumulator import ParameterAccumulator
+from ..selection.parameter_accumulator import ParameterAccumulator, Replica
 from ..transport.ranks import Ranks
 from ..vectors.layout import L
 from .gradients import GradientMode
@@ -17,7 +17,6 @@ from .partial.mode import PartialMode
 from .partial.options import Partial
 from .step_ahead.mode import StepAheadMode
 from .step_ahead.options import StepAhead
-from .step_ahead.replica import Replica
 
 
 def kind_of(options: Any) -> type[Mode]:

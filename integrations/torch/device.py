@@ -1,17 +1,97 @@
-"""w - p on a CUDA (or any other) device: only what is selected comes to the host."""
+"""residual + gradient, and w - p, on a CUDA (or any other) device: only what is selected comes to the host."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from horovod_oktopk.selection.allocator import keep_freed_memory
+from horovod_oktopk.selection.accumulator import NumpyAccumulator, ResidualAccumulator, keep_freed_memory
 from horovod_oktopk.selection.parameter_accumulator import ParameterAccumulator, Pieces
-from horovod_oktopk.torch.accumulator import CHUNK, where_passing
-from horovod_oktopk.vectors.sparse import DenseVector, SparseVector, Values
+from horovod_oktopk.torch.tensors import TorchLayout
+from horovod_oktopk.vectors.sparse import DenseVector, Indices, SparseVector, Values
+
+CHUNK = 1 << 24
+"""Number of elements selected at a time: bounds the temporaries, and is plenty for one kernel."""
+
+
+def make_accumulator(layout: TorchLayout) -> Any:
+    """Return the accumulator for the layout's device."""
+    if layout.device.type == "cpu":
+        return NumpyAccumulator(layout.n, layout.dtype)
+    return TorchAccumulator(layout.n, layout.dtype, layout.device)
+
+
+class TorchAccumulator(ResidualAccumulator):
+    """A ResidualAccumulator in tensors on one device; the same bits as NumpyAccumulator."""
+
+    def __init__(self, n: int, dtype: Any, device: torch.device) -> None:
+        keep_freed_memory()
+        self.n = n
+        self.dtype = np.dtype(dtype)
+        self.expected = np.inf
+        torch_dtype = torch.float64 if self.dtype == np.float64 else torch.float32
+        self.residual = torch.zeros(n, dtype=torch_dtype, device=device)
+        self._acc = torch.zeros_like(self.residual)
+
+    def accumulate(self, pieces: Iterable[tuple[int, torch.Tensor]], clear: bool = False) -> bool:
+        for offset, piece in pieces:
+            out = self._acc[offset:offset + len(piece)]
+            torch.add(self.residual[offset:offset + len(piece)], piece, out=out)
+            if clear and piece.dtype is out.dtype:
+                piece.zero_()
+        # A sum is finite only if its terms are; it may overflow though they are.
+        return bool(torch.isfinite(self._acc.sum())) or bool(torch.isfinite(self._acc).all())
+
+    def expect(self, threshold: float, limit: int) -> None:  # noqa: ARG002 - selecting is a pass of its own here
+        self.expected = threshold
+
+    def select(self, threshold: float, limit: int) -> SparseVector | None:
+        found = []
+        count = 0
+        for start in range(0, self.n, CHUNK):
+            found.append(where_passing(self._acc[start:start + CHUNK], threshold) + start)
+            count += len(found[-1])
+            if count > limit:
+                return None
+        indices = torch.cat(found)
+        return SparseVector(indices.cpu().numpy(), self._acc[indices].cpu().numpy())
+
+    def sample(self, stride: int) -> Values:
+        magnitudes: Values = self._acc[::stride].abs().cpu().numpy()
+        return magnitudes
+
+    def moments(self) -> tuple[float, float]:
+        deviation, mean = torch.std_mean(self._acc, correction=0)
+        return float(mean), float(deviation)
+
+    def values(self) -> Values:
+        values: Values = self._acc.cpu().numpy()
+        return values
+
+    def commit(self, contributed: Indices | slice, remainder: SparseVector | None = None) -> None:
+        device = self._acc.device
+        where = contributed if isinstance(contributed, slice) else torch.from_numpy(contributed).to(device)
+        self._acc[where] = 0
+        if remainder is not None:
+            self._acc[torch.from_numpy(remainder.indices).to(device)] += torch.from_numpy(remainder.values).to(device)
+        self.residual, self._acc = self._acc, self.residual
+
+    def read_residual(self) -> Values:
+        values: Values = self.residual.cpu().numpy().copy()
+        return values
+
+    def load_residual(self, values: Values) -> None:
+        self.residual.copy_(torch.from_numpy(values))
+
+
+def where_passing(values: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Return the places whose magnitudes reach the threshold, zeros never: int64, ascending."""
+    magnitudes, bound = values.abs(), values.new_tensor(threshold).item()  # which may be 0 where threshold is not
+    found: torch.Tensor = (magnitudes >= bound if bound > 0 else magnitudes > 0).nonzero().view(-1)
+    return found
 
 
 class TorchParameterAccumulator(ParameterAccumulator):

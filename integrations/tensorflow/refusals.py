@@ -1,4 +1,4 @@
-"""The Keras optimizers that can be distributed, with each mode."""
+"""The Keras optimizers that cannot be distributed, with each mode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.modes.kinds import kind_of
+from horovod_oktopk.modes.make import kind_of
 
 ADAFACTOR_EPSILON = 1e-12
 """The least epsilon_1 whose square is safe in float32."""

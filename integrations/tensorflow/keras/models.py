@@ -1,4 +1,4 @@
-"""The elastic state of a Keras model, of either Keras."""
+"""Models that are loaded with a distributed optimizer, and the elastic state of a model, of either Keras."""
 
 from __future__ import annotations
 
@@ -8,8 +8,36 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.tensorflow.elastic import TensorFlowKerasState
 
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.tensorflow.plugin import DistributedOptimizer
 from horovod_oktopk.tensorflow.state import wrap_load, wrap_save
 from horovod_oktopk.tensorflow.variables import tensor_of, variables_in
+
+
+def load_model(filepath: Any, custom_objects: Any = None, **arguments: Any) -> Any:
+    """Load a model as keras.models.load_model does, and make its optimizer distributed.
+
+    Args:
+        filepath: the saved model.
+        custom_objects: as in keras.models.load_model.
+        **arguments: those of `DistributedOptimizer`.
+
+    Returns:
+        The model.
+
+    Raises:
+        PluginError: The model has no optimizer.
+
+    Examples:
+        >>> model = hvd_keras.load_model(
+        ...     "model.keras", compression=hvd_keras.OkTopk(density=0.01))
+    """
+    model = tf.keras.models.load_model(filepath, custom_objects=custom_objects)
+    if model.optimizer is None:
+        raise PluginError(f"the model in {filepath} has no optimizer: compile it with a distributed one")
+    DistributedOptimizer(model.optimizer, **arguments)
+    model.jit_compile = False
+    return model
 
 
 class KerasState(TensorFlowKerasState):  # type: ignore[misc]
