@@ -6,7 +6,7 @@ SAVES = "keeps weights: inside shared_parameters those that all ranks share; out
 LOADS = "writes weights: inside shared_parameters they are shared from then on"
 SHOWS = "computes with what the variables hold: in fit, with the callback, what all ranks share"
 TRAINS = "takes steps with this rank's own"
-OWN = "is of what the variables hold, inside shared_parameters and outside, as docs/step_ahead.md says"
+OWN = "is of what the variables hold, inside shared_parameters and outside, as docs/guides/step_ahead.md says"
 NOTHING = "does not read weights"
 
 PLACES: dict[str, tuple[str, ...]] = {
