@@ -1,9 +1,8 @@
-"""The volume that the paper promises (Table 1, Equation 3), and the volume of a planned step."""
+"""The volume that the paper promises (Equation 3), and the volume of a planned step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, log2
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,21 +15,6 @@ from .regions import Load
 def dense_volume(n: int, size: int) -> float:
     """Return 2n(P-1)/P words, for Rabenseifner's allreduce."""
     return 2 * n * (size - 1) / size
-
-
-def topka_volume(k: int, size: int) -> float:
-    """Return 2k(P-1) words, for TopkA and Gaussiank: an allgather of all ranks' top-k."""
-    return 2 * k * (size - 1)
-
-
-def topkdsa_volume(n: int, k: int, size: int) -> tuple[float, float]:
-    """Return 4k(P-1)/P and (2k + n)(P-1)/P words, least and most, by fill-in, for TopkDSA."""
-    return 4 * k * (size - 1) / size, (2 * k + n) * (size - 1) / size
-
-
-def gtopk_volume(k: int, size: int) -> float:
-    """Return 4k⌈log2 P⌉ words, sent and received, of the rank at the root, for gTopk."""
-    return 4 * k * ceil(log2(size))
 
 
 def oktopk_bound(k: float, size: int, global_k: float | None = None) -> float:
