@@ -169,7 +169,7 @@ def test_volumes_keep_to_table_1(size):
     gradients = Case("normal", n, k, size, 5, seed=2).gradients()
     for name in ("TopkA", "naive GTopk", "GaussianK"):
         for ranks in run(name, gradients, k):
-            assert max(words(record)[0] for record in ranks) <= 2 * k * (size - 1)  # Table 1 of the paper, as those below
+            assert max(words(record)[0] for record in ranks) <= 2 * k * (size - 1)  # Table 1
     for ranks in run("TopkDSA", gradients, k):
         split = [record.report.phases["split_and_reduce"].bytes_sent / 4 for record in ranks]
         total = sum(words(record)[0] for record in ranks) / size
