@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from horovod_oktopk import PluginError
+from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters
 from tests.torch.scenarios.common import (
     DENSE,
     assert_equal_everywhere,
@@ -116,3 +117,34 @@ def check_a_state_of_rank_0_alone_is_broadcast() -> None:
     hvd.broadcast_parameters(params, root_rank=0)
     plain_step(optimizer, params, 1)
     assert_equal_everywhere(params.values())
+
+
+class Failing(torch.optim.SGD):
+    """SGD whose step may be told to fail."""
+
+    fails = False
+
+    def step(self, closure=None):
+        if self.fails:
+            raise RuntimeError("the local step fails")
+        return super().step(closure)
+
+
+def check_an_error_in_the_local_step_leaves_the_learning_rate_and_the_next_step() -> None:
+    for options in (OkTopk(density=0.2), StepAhead(OkTopk(density=0.2), ahead=0.5, overlap=False)):
+        params = parameters()
+        optimizer = hvd.DistributedOptimizer(Failing(params.values(), lr=0.1), params.items(), compression=options)
+        for step, fails in enumerate((False, True, False)):
+            optimizer.zero_grad()
+            backward(params, gradients(step, hvd.rank()))
+            optimizer.fails = fails
+            if fails:
+                before = flat(params)
+                raised_everywhere(RuntimeError, optimizer.step)
+                assert np.array_equal(flat(params), before)
+            else:
+                optimizer.step()
+            assert optimizer.param_groups[0]["lr"] == 0.1
+        with shared_parameters(optimizer):
+            assert_equal_everywhere(params.values())
+            assert not np.array_equal(flat(params), before)

@@ -82,6 +82,25 @@ def check_a_run_rolls_back_while_an_exchange_is_under_way() -> None:
     assert np.array_equal(results[0], results[1])
 
 
+def check_an_elastic_state_saves_and_sends_what_all_ranks_share() -> None:
+    for rank_0_alone in (False, True):
+        model = model_of()
+        optimizer = distributed(model)
+        state = hvd.elastic.TorchState(model=model, optimizer=optimizer)
+        train(model, optimizer, range(4))
+        expected = flat(shared_of(model, optimizer))
+        state.save()
+        saved = {name: value.clone() for name, value in state._handlers["model"]._saved_model_state.items()}
+        assert np.array_equal(flat(saved), expected)
+        train(model, optimizer, range(4, 6))
+        if not rank_0_alone or hvd.rank() == 0:  # the others have what they have had, and get rank 0's
+            state.restore()
+        state.sync()
+        assert_equal_everywhere(model.parameters())
+        train(model, optimizer, range(4, 8))
+        assert_shared_is_equal(model, optimizer)
+
+
 def convolution(memory_format: torch.memory_format) -> torch.nn.Module:
     torch.manual_seed(0)
     return remembering(torch.nn.Conv2d(3, 4, 3, bias=False).to(memory_format=memory_format))
