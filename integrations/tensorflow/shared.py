@@ -1,4 +1,4 @@
-"""What all ranks do together: evaluate and save the parameters that they share, and meet before a callback."""
+"""Actions of all ranks together: evaluate and save the parameters that they share, and meet before a callback."""
 
 from __future__ import annotations
 

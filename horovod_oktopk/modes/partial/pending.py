@@ -1,4 +1,4 @@
-"""What a rank has handed in since it last contributed to a round, and what rounds have given for its next step."""
+"""The gradients that a rank has handed in since it last contributed to a round, and results of rounds for a step."""
 
 from __future__ import annotations
 
