@@ -31,13 +31,8 @@ def environment() -> dict[str, str]:
     return variables
 
 
-def mpirun(ranks: int) -> list[str]:
-    """The command line before a program that runs on ranks of this machine."""
-    return [MPIRUN, "--oversubscribe", "-np", str(ranks)]
-
-
 def horovodrun(ranks: int, backend: str = "mpi") -> list[str]:
-    """The same with Horovod's launcher; backend: "mpi" or "gloo"."""
+    """The command line before a program on ranks of this machine, by Horovod's launcher; backend: "mpi" or "gloo"."""
     return [str(BIN / "horovodrun"), "-np", str(ranks), "-H", f"localhost:{ranks}", f"--{backend}"]
 
 

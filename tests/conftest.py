@@ -15,7 +15,7 @@ settings.register_profile("quick", deadline=None, max_examples=6)
 settings.register_profile("more", deadline=None, max_examples=20)
 settings.load_profile("more" if os.environ.get("CI") == "true" else "quick")
 
-SLOW_FILES = ("test_benchmarks.py", "test_cluster.py", "test_examples.py", "test_simulated_hosts.py")
+SLOW_FILES = ("test_benchmarks.py", "test_cluster.py", "test_examples.py")
 """What starts the programs beside the package."""
 LAUNCHES = {*SLOW_FILES, "torch", "tensorflow", "test_distributed.py", "test_jobs.py", "test_launchers.py",
             "test_mpi.py", "test_packaging.py"}

@@ -13,20 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from benchmarks.accuracy import convergence, pytorch_text
-from benchmarks.accuracy.power_sgd import PowerSGD, PowerSGDOptimizer
 from benchmarks.faults.jobs import Ended, faults_of
 from benchmarks.faults.plans import Plan
-from benchmarks.stragglers.tasks import TASKS, Digits
+from benchmarks.paper.simulated_links import LinkLog, LinkTransport
 from horovod_oktopk.phases.agreement import FEW_RANKS
 from horovod_oktopk.phases.volume import oktopk_bound
 from horovod_oktopk.selection.sketches import sketch_shape
 from horovod_oktopk.transport.base import alltoall_rounds
 from horovod_oktopk.vectors.wire import WireCodec
 from tests.launch import ROOT, environment
-from tests.support.threads import ThreadTransport, run_ranks
+from tests.support.threads import run_ranks
 
 
 def start(program: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -61,59 +59,8 @@ def test_without_a_gpu_its_benchmark_says_so(tmp_path: Path) -> None:
     assert "PyTorch sees no CUDA device here; --device cpu" in job.stderr
 
 
-FIGURES = ("--ranks", "4", "--densities", "0.01", "--hidden", "16", "--batch-size", "2", "--sequence", "16",
-           "--fill-ranks", "4", "--fill-steps", "2", "--skewed-parameters", "40000", "--steps")
-
-
 MOST_ROUNDS = 8
 """Of counting, until the regions' cuts are right."""
-
-
-@pytest.fixture(scope="module")
-def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return outcome("paper.figures", tmp_path_factory.mktemp("figures"), *FIGURES, "35")
-
-
-def test_oktopk_selects_exactly_k_and_keeps_to_its_guard(figures: dict[str, Any]) -> None:
-    training = figures["training"]["0.01"]
-    series, k = training["series"], training["k"]
-    assert k == round(0.01 * training["n"])
-    assert series["local: OkTopk, least"] == series["local: OkTopk, most"] == [k] * 35
-    assert all(0.74 * k <= count <= 1.26 * k for count in series["global: OkTopk"])
-
-
-def test_a_reused_threshold_selects_k_where_it_is_evaluated_and_more_while_residuals_fill(figures: dict[str, Any],
-                                                                                          ) -> None:
-    training = figures["training"]["0.01"]
-    for name in ("local: reuse", "global: reuse", "local: reuse, own residual", "global: reuse, own residual"):
-        counts = training["series"][name]
-        assert counts[0] == pytest.approx(training["k"], abs=1)  # elements may tie
-        assert counts[32] == pytest.approx(training["k"], abs=1)
-        assert counts[1] > 1.2 * training["k"]
-
-
-def test_xi_and_fill_in_lie_where_they_must(figures: dict[str, Any]) -> None:
-    for series in (figures["training"]["0.01"]["series"], {f"fill-in: {count}": values for count, values
-                                                            in figures["fill_in"]["series"].items()}):
-        for one, two, four in zip(*(series[f"fill-in: {count}"] for count in (1, 2, 4)), strict=True):
-            assert 1 == one < two < four < 4
-    assert all(0 < value < 10 for value in figures["training"]["0.01"]["series"]["xi: exact"])
-
-
-def test_balancing_happens_where_it_should_and_moves_what_was_planned(figures: dict[str, Any]) -> None:
-    for name, series in {"training": figures["training"]["0.01"]["series"], **figures["skewed"]}.items():
-        assert set(series["gather: balanced"]) == {0.0}, name  # with 4 ranks no block is 4 times the mean
-        assert series["gather: sent: OkTopk"] == pytest.approx(series["gather: sent: direct"]), name
-    shares = {case: max(series["split: OkTopk"]) for case, series in figures["skewed"].items()}
-    assert all(share < 1.5 for share in shares.values()), shares
-    assert min(figures["skewed"]["three common clusters"]["split: equal split"]) > 1.3
-
-
-def test_the_seed_decides(figures: dict[str, Any], tmp_path: Path) -> None:
-    first = {name: values[0] for name, values in figures["training"]["0.01"]["series"].items()}
-    again, other = (outcome("paper.figures", tmp_path, *FIGURES, "1", "--seed", seed) for seed in ("1", "2"))
-    assert {name: [value] for name, value in first.items()} == again["training"]["0.01"]["series"]
-    assert other["training"]["0.01"]["losses"][0] != figures["training"]["0.01"]["losses"][0]
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +127,27 @@ def test_messages_that_fly_at_once_have_one_latency(simulation: dict[str, Any]) 
     assert split["seconds"] == pytest.approx(8 * 50e-6 + 71 * 2e-6 + 8 * split["bytes"] / 1e9)
 
 
+@pytest.mark.parametrize(("call", "tree", "ring"), [
+    (lambda transport: transport.allgather(np.zeros(2, np.int64)), (3, 3), (5, 5)),
+    (lambda transport: transport.allreduce(np.zeros(6, np.int64)), (6, 6), (10, 10)),
+    (lambda transport: transport.alltoall(np.zeros((6, 1), np.int64)), (1, 5), (1, 5)),
+    (lambda transport: list(transport.exchange({(transport.rank + 1) % 6: np.zeros(4, np.uint8)},
+                                               {(transport.rank - 1) % 6: 4})), (1, 1), (1, 1))])
+def test_rounds_and_messages_are_noted_as_of_trees_and_of_rings(call: Any, tree: tuple[int, int],
+                                                                ring: tuple[int, int]) -> None:
+    def program(inner: Any) -> Any:
+        transport = LinkTransport(inner, LinkLog())
+        call(transport)
+        (found,) = transport.log.crossings.values()
+        transport.reset()
+        return found, transport.log.crossings
+
+    for found, afterwards in run_ranks(6, program):
+        assert (found.tree.rounds, found.tree.messages) == tree
+        assert (found.ring.rounds, found.ring.messages) == ring
+        assert afterwards == {}
+
+
 def test_what_was_left_out_is_said(simulation: dict[str, Any]) -> None:
     assert simulation["left_out"] == ["TopkDSA on 72 ranks", "TopkA on 72 ranks",
                                       "2 measured points, of another n, density or rate"]
@@ -187,20 +155,11 @@ def test_what_was_left_out_is_said(simulation: dict[str, Any]) -> None:
 
 
 BAD_INPUT = [
-    ("paper.figures", "--ranks 1", "--ranks must be from 2 to 64; got 1"),
-    ("paper.figures", "--densities 0.1 1.5", "--densities must be in (0, 1]; got 1.5"),
-    ("paper.figures", "--fill-ranks 6", "--fill-ranks must be a power of two from 2 to 64; got 6"),
     ("paper.simulation", "--ranks 4 1", "--ranks must be from 2 to 1024; got 1"),
     ("paper.simulation", "--density 0.5", "--density must be in (0, 0.25]; got 0.5"),
     ("paper.simulation", "--bandwidth fast", "with its unit, such as 10gbit, 940mbit/s or 25Gbps; got 'fast'"),
     ("paper.simulation", "--measured README.md", "cannot use --measured README.md"),
     ("paper.simulation", "--schemes Topk", "invalid choice: 'Topk'"),
-    ("paper.simulation", "--ranks-per-host 0", "--ranks-per-host must be from 1 to 64; got 0"),
-    ("paper.simulation", "--ranks-per-host 4 --ranks 8 10", "--ranks must fill two or more hosts of 4; got 10"),
-    ("paper.simulation", "--ranks-per-host 4 --ranks 4", "--ranks must fill two or more hosts of 4; got 4"),
-    ("paper.simulation", "--ranks-per-host 4 --memory-bandwidth 0", "--memory-bandwidth must be above 0; got 0"),
-    ("paper.simulation", "--ranks-per-host 4 --measured README.md", "--measured is for one rank on each host"),
-    ("paper.simulation", "--bandwidth 1gbit 10gbit", "several bandwidths are for --ranks-per-host of 2 and more"),
     ("cluster.compare", "--hosts 1", "--hosts must be from 2 to 64"),
     ("cluster.compare", "--ranks-per-host 0", "--ranks-per-host must be from 1 to 64; got 0"),
     ("cluster.compare", "--rate fast", "--rate must be such as 100mbit"),
@@ -212,11 +171,7 @@ BAD_INPUT = [
     ("cluster.compare", "--sweep --hosts 99", "got 99"),
     ("cluster.training", "--hosts 65", "--hosts must be from 2 to 64; got 65"),
     ("cluster.sizes", "--sizes 1000000000000", "GiB are free"),
-    ("stragglers.training", "--cluster fast", "--rate must be such as 100mbit"),
-    ("accuracy.convergence", "--studies words", "invalid choice: 'words'"),
-    ("accuracy.pytorch_text", "--compression dgc", "dgc works on ranks that are threads: give --threads"),
-    ("accuracy.pytorch_text", "--compression powersgd", "powersgd works on ranks that are threads: give --threads"),
-    ("accuracy.pytorch_text", "--compression dgc --threads 2 --optimizer adamw", "give --optimizer sgd; got adamw")]
+    ("accuracy.convergence", "--studies words", "invalid choice: 'words'")]
 
 
 @pytest.mark.parametrize(("program", "line", "message"), BAD_INPUT)
@@ -237,33 +192,6 @@ def test_bad_input_ends_a_program_without_a_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in job.stderr
 
 
-def test_latency_of_ranks_that_come_one_after_the_other(tmp_path: Path) -> None:
-    found = outcome("stragglers.latency", tmp_path, "--ranks", "3", "--iterations", "4", "--elements", "16", "--skew",
-                    "30")
-    active = {each["kind"]: each["active"] for each in found}
-    assert sorted(active) == ["MPI_Allreduce", "majority", "solo"]
-    assert active["MPI_Allreduce"] == 3
-    assert all(1 <= active[kind] <= 3 and each["latency"] > 0 for kind, each in zip(active, found, strict=True))
-
-
-@pytest.mark.parametrize("task", ["hyperplane", "digits", "wide", "docstrings"])
-def test_uneven_ranks_have_as_many_steps_and_samples_of_their_own(task: str) -> None:
-    ranks = [TASKS[task](rank, 4, 1, 1.0) for rank in range(4)]
-    shares = [list(rank.steps(0)) for rank in ranks]
-    steps = list(zip(*shares, strict=True))
-    assert len(steps) > 10
-    assert len({inputs.numpy().tobytes() for share in shares for (inputs, _), _ in share}) == 4 * len(steps)
-    assert sum(len({seconds for _, seconds in step}) > 1 for step in steps) > 0.9 * len(steps)
-    model = ranks[0].model()
-    assert all(ranks[0].loss(model, batch).isfinite() for batch, _ in shares[0][:2])
-
-
-def test_uneven_digits_have_all_places_at_each_step() -> None:
-    for step in zip(*(Digits(rank, 8, 1, 1.0).steps(3) for rank in range(8)), strict=True):
-        expected = [Digits.base + Digits.skew * place for place in range(1, 9)]
-        assert sorted(seconds for _, seconds in step) == pytest.approx(expected)
-
-
 TINY = ("--threads", "2", "--epochs", "2", "--batch-size", "128", "--hidden", "6", "--sequence", "32", "--lr", "0.5")
 
 
@@ -274,8 +202,7 @@ def train_text(folder: Path, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", ["none", "oktopk --density 0.05", "oktopk --density 0.05 --step-ahead",
-                                    "topka --step-ahead --no-overlap --density-warmup 1", "dgc --density 0.05",
-                                    "powersgd", "fp16",
+                                    "topka --step-ahead --no-overlap --density-warmup 1",
                                     "oktopk --model transformer --optimizer adamw --lr 0.01 --step-ahead"])
 def test_ranks_that_are_threads_learn_the_text_and_count_their_bytes(method: str, tmp_path: Path) -> None:
     found = train_text(tmp_path, "--compression", *method.split())
@@ -284,40 +211,6 @@ def test_ranks_that_are_threads_learn_the_text_and_count_their_bytes(method: str
     assert found["ranks"] == 2
     assert 0 < first["bytes"] < second["bytes"]
     assert (found["bytes_per_step"] > 4 * found["parameters"]) == (method == "none")
-
-
-def test_float16_sends_half_the_bytes_and_trains_as_dense_does(tmp_path: Path) -> None:
-    dense, half = (train_text(tmp_path, "--compression", method) for method in ("none", "fp16"))
-    assert half["bytes_per_step"] == pytest.approx(dense["bytes_per_step"] / 2, abs=16)
-    assert half["validation_loss"] == pytest.approx(dense["validation_loss"], rel=0.01)
-
-
-def power_sgd_of(matrices: list[NDArray[np.float32]], rank: int, steps: int) -> list[list[NDArray[np.float32]]]:
-    """What each of several ranks makes of its matrix, the same at every step: the means of the steps, and what its
-    residual is then."""
-    def of_rank(transport: ThreadTransport) -> list[NDArray[np.float32]]:
-        p = torch.nn.Parameter(torch.zeros(matrices[0].shape))
-        optimizer = PowerSGDOptimizer(torch.optim.SGD([p], lr=1.0), [p], PowerSGD(rank), transport)
-        found: list[NDArray[np.float32]] = []
-        for _ in range(steps):
-            p.grad = torch.from_numpy(matrices[transport.rank].copy())
-            optimizer.step()
-            found.append(p.grad.numpy().copy())
-        return [*found, optimizer._errors[0]]
-
-    return run_ranks(len(matrices), of_rank, 60.0)
-
-
-def test_power_sgd_finds_a_mean_of_its_rank_and_keeps_what_it_does_not_send() -> None:
-    random = np.random.default_rng(3)
-    left, right = (random.standard_normal(shape).astype(np.float32) for shape in ((12, 2), (2, 9)))
-    thin = power_sgd_of([left @ right, 3 * left @ right], rank=2, steps=1)
-    np.testing.assert_allclose(thin[0][0], 2 * left @ right, rtol=1e-4, atol=1e-4)
-    full = [random.standard_normal((12, 9)).astype(np.float32) for _ in range(3)]
-    first, *others = power_sgd_of(full, rank=1, steps=5)
-    assert all((mine == theirs).all() for each in others for mine, theirs in zip(first[:-1], each[:-1], strict=True))
-    residual = np.mean([each[-1] for each in (first, *others)], axis=0)
-    np.testing.assert_allclose(sum(first[:-1]) + residual, 5 * np.mean(full, axis=0), rtol=1e-3, atol=1e-3)
 
 
 def test_step_ahead_with_everything_sent_is_dense_training(tmp_path: Path) -> None:
@@ -338,14 +231,14 @@ def test_a_study_tries_the_rates_with_the_first_seed_and_repeats_no_run(tmp_path
         return {"validation_loss": value, "parameters": 7, "bytes_per_step": 10.0, "history": [entry, entry]}
 
     monkeypatch.setattr(convergence, "train", train)
-    line = ["--studies", "ahead-4", "--seeds", "1", "2", "--json", str(tmp_path / "out.json"), "--plot",
+    line = ["--studies", "lstm-4", "--seeds", "1", "2", "--json", str(tmp_path / "out.json"), "--plot",
             str(tmp_path / "out.png")]
     convergence.main(line)
     assert {rate for name, _, rate, seed in made if (name, seed) == ("none", 2)} == {2.0}
     assert {rate for name, _, rate, seed in made if (name, seed) == ("oktopk", 2)} == {1.0}
     assert {rate for name, _, rate, seed in made if (name, seed) == ("none", 1)} == {1.0, 1.5, 2.0, 3.0}
     assert {rate for name, ahead, rate, seed in made if (name, ahead, seed) == ("oktopk", True, 1)} == {0.5, 1.0, 1.5}
-    assert (tmp_path / "out_ahead-4.png").stat().st_size > 0
+    assert (tmp_path / "out_lstm-4.png").stat().st_size > 0
     count = len(made)
     convergence.main(line)
     assert len(made) == count

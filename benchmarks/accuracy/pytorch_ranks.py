@@ -11,7 +11,7 @@ import horovod.torch as hvd
 import torch
 from torch import nn
 
-from benchmarks.accuracy.pytorch_training import THREADS_ONLY, Distributed, Ranks, Setup, train
+from benchmarks.accuracy.pytorch_training import Distributed, Ranks, Setup, train
 from benchmarks.accuracy.thread_ranks import ThreadJob
 from benchmarks.accuracy.training import Results, finish
 from horovod_oktopk.schemes.report import StepReport
@@ -75,12 +75,8 @@ def run(make: Make, shown: str, parser: argparse.ArgumentParser,
     shown: what was reached, with the metric to be filled in.
     """
     arguments = parser.parse_args(line)
-    if arguments.compression in THREADS_ONLY and not arguments.threads:
-        parser.error(f"{arguments.compression} works on ranks that are threads: give --threads")
     if arguments.clip and not (arguments.threads and arguments.compression in ("none", "oktopk")):
         parser.error("--clip works on ranks that are threads, with oktopk or none: give --threads")
-    if arguments.compression == "dgc" and arguments.optimizer != "sgd":
-        parser.error(f"momentum correction (dgc) is SGD's: give --optimizer sgd; got {arguments.optimizer}")
     if arguments.threads:
         results = run_ranks(arguments.threads, lambda transport: _train_thread(transport, make, arguments),
                             LONGEST_STEP)[0]

@@ -13,16 +13,11 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from benchmarks.accuracy.half_gradients import HalfGradients
-from benchmarks.accuracy.momentum_correction import MomentumCorrection
-from benchmarks.accuracy.power_sgd import PowerSGD
 from benchmarks.accuracy.training import Results, Statistics, make_parser
 from horovod_oktopk import Dense, GaussianK, GTopk, OkTopk, Partial, StepAhead, TopkA, TopkDSA
 from horovod_oktopk.schemes.report import StepReport
 
 SCHEMES = {"oktopk": OkTopk, "topka": TopkA, "topkdsa": TopkDSA, "gtopk": GTopk, "gaussiank": GaussianK}
-THREADS_ONLY = ("dgc", "powersgd", "fp16")
-"""What is not the package's own."""
 OPTIMIZERS = ("sgd", "adamw")
 Schedule = torch.optim.lr_scheduler.LRScheduler
 
@@ -88,7 +83,7 @@ class Ranks(Protocol):
 
 
 def make_pytorch_parser(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
-    parser = make_parser(description, [*SCHEMES, *THREADS_ONLY], **defaults)
+    parser = make_parser(description, SCHEMES, **defaults)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     parser.add_argument("--beta2", type=float, default=0.999, help="of AdamW")
     parser.add_argument("--weight-decay", type=float, default=0.01, help="of AdamW")
@@ -96,8 +91,6 @@ def make_pytorch_parser(description: str | None, **defaults: Any) -> argparse.Ar
                         help="gradients are clipped to this norm, as a program would; needs --threads")
     parser.add_argument("--density-warmup", type=int, default=0, metavar="EPOCHS",
                         help="the density falls from 25%% to --density over so many epochs")
-    parser.add_argument("--densities", type=lambda line: [float(each) for each in line.split(",")], default=[],
-                        metavar="D,D,...", help="of the first epochs, instead of a warm-up from 25%%")
     parser.add_argument("--value-dtype", help="of the values that are sent, as OkTopk takes it; none: as they are")
     parser.add_argument("--global-density", type=float, help="how much of the sum is kept, as OkTopk takes it")
     parser.add_argument("--step-ahead", action="store_true", help="StepAhead around the scheme")
@@ -105,21 +98,13 @@ def make_pytorch_parser(description: str | None, **defaults: Any) -> argparse.Ar
     parser.add_argument("--gain", default="auto", help="StepAhead's gain: auto, none, or a number")
     parser.add_argument("--no-overlap", dest="overlap", action="store_false", help="StepAhead without overlap")
     parser.add_argument("--partial", choices=["solo", "majority"], help="do not wait for ranks that are late")
-    parser.add_argument("--rank", type=int, default=1, help="columns of powersgd's matrices")
     parser.add_argument("--threads", type=int, metavar="RANKS",
-                        help="so many ranks as threads of this process, without Horovod; needed for "
-                             + ", ".join(THREADS_ONLY))
+                        help="so many ranks as threads of this process, without Horovod")
     return parser
 
 
 def compression_of(arguments: argparse.Namespace) -> Any:
     """What the arguments name."""
-    if arguments.compression == "dgc":
-        return MomentumCorrection(arguments.density, arguments.momentum)
-    if arguments.compression == "powersgd":
-        return PowerSGD(arguments.rank)
-    if arguments.compression == "fp16":
-        return HalfGradients()
     scheme = SCHEMES.get(arguments.compression)
     options = {name: None if value == "none" else value for name in ("value_dtype", "global_density")
                if (value := getattr(arguments, name)) is not None}
@@ -132,13 +117,12 @@ def compression_of(arguments: argparse.Namespace) -> Any:
 
 
 def optimizer_of(model: nn.Module, arguments: argparse.Namespace, size: int) -> torch.optim.Optimizer:
-    """The user's own, which knows nothing of other ranks; momentum correction has SGD's momentum itself."""
+    """The user's own, which knows nothing of other ranks."""
     rate = arguments.lr * size
     if arguments.optimizer == "adamw":
         return torch.optim.AdamW(model.parameters(), rate, (0.9, arguments.beta2),
                                  weight_decay=arguments.weight_decay)
-    own = {"momentum": arguments.momentum} if arguments.compression != "dgc" else {}
-    return torch.optim.SGD(model.parameters(), rate, **own)
+    return torch.optim.SGD(model.parameters(), rate, arguments.momentum)
 
 
 def warmup(density: float, epochs: int) -> list[float]:
@@ -183,7 +167,7 @@ def train(setup: Setup, ranks: Ranks, arguments: argparse.Namespace) -> Results:
     optimizer = ranks.distribute(optimizer_of(setup.model, arguments, ranks.size()), setup.model,
                                  compression_of(arguments), arguments.clip)
     schedule = setup.schedule(optimizer.optimizer)
-    first = arguments.densities or warmup(arguments.density, arguments.density_warmup)
+    first = warmup(arguments.density, arguments.density_warmup)
     densities = [*first, None] if first else []  # None: the optimizer's own again
     history: list[dict[str, float]] = []
     began = time.perf_counter()
@@ -195,8 +179,7 @@ def train(setup: Setup, ranks: Ranks, arguments: argparse.Namespace) -> Results:
 
     with tqdm(total=arguments.epochs * len(setup.task.batches(0)), desc=f"{arguments.compression:>9}", unit="step",
               disable=ranks.rank() != 0, mininterval=0.5) as progress:
-        steps = Steps(setup, ranks, optimizer, arguments.compression == "none",
-                      after_a_step)
+        steps = Steps(setup, ranks, optimizer, arguments.compression == "none", after_a_step)
         for epoch in range(arguments.epochs):
             if epoch < len(densities):
                 optimizer.set_density(densities[epoch])

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.output import BLUE, GREEN, ORANGE, RED, VIOLET
 
-BLACK, BROWN = "#222222", "#937860"
+BLACK = "#222222"
 Options = Mapping[str, Any]
 """Those of a program, by name, without their dashes; True: the name alone."""
 
@@ -96,33 +96,14 @@ SAME_BATCHES = Method("dense", BLACK, {"compression": "none"}, ranks=4)
 """On as many ranks as there are batches for, it is the same training, to rounding."""
 GRADIENTS = Method("OkTopk", ORANGE, {"compression": "oktopk"})
 STEP_AHEAD = Method("StepAhead(OkTopk)", BLUE, {"compression": "oktopk", "step-ahead": True})
-MOMENTUM_CORRECTION = Method("momentum correction (DGC)", RED, {"compression": "dgc"})
-HALF_GRADIENTS = Method("float16", BROWN, {"compression": "fp16"})
-POWER_SGD = {f"powersgd-{rank}": Method(f"PowerSGD, rank {rank}", VIOLET, {"compression": "powersgd", "rank": rank},
-                                        line=line)
-             for rank, line in ((1, "--"), (4, "-"))}
 
 
-def step_ahead(title: str, color: str, line: str = "-", rate_of: str | None = "step-ahead", **options: Any) -> Method:
-    """StepAhead(OkTopk), with other options; "_" in their names stands for "-"."""
-    return Method(f"StepAhead, {title}", color, {
-        **STEP_AHEAD.options, **{name.replace("_", "-"): value for name, value in options.items()}},
-        rate_of=rate_of, line=line)
-
-
-IN_TURN = step_ahead("no overlap", BLUE, ":", rate_of=None, no_overlap=True)
-AS_IN_THE_PAPER = step_ahead("float32, k sums", BLUE, "--", value_dtype="none", global_density=0.01)
-
-
-def all_kept(title: str, color: str, density: float, **options: Any) -> Method:
-    return step_ahead(f"{title}, all sums kept", color, **{"density": density, "global_density": 1.0, "rate_of": None,
-                                                           **options})
+def step_ahead(title: str, color: str, line: str = "-", **options: Any) -> Method:
+    """StepAhead(OkTopk), with other options."""
+    return Method(f"StepAhead, {title}", color, {**STEP_AHEAD.options, **options}, rate_of="step-ahead", line=line)
 
 
 MAIN = {"gradients": GRADIENTS, "step-ahead": STEP_AHEAD}
-COEFFICIENTS = {"step-ahead": STEP_AHEAD, "ahead-1": step_ahead("ahead=1", RED, ahead=1.0),
-                "ahead-0.5": step_ahead("ahead=0.5", GREEN, ahead=0.5),
-                "ahead-0.25": step_ahead("ahead=0.25", VIOLET, ahead=0.25)}
 SCHEMES = {"dense": DENSE, "gradients": GRADIENTS, **{
     name.lower(): Method(name, color, {"compression": name.lower()}, line=line) for name, color, line in (
         ("TopkA", BLUE, "-"), ("TopkDSA", GREEN, "--"), ("GTopk", RED, "-"), ("GaussianK", VIOLET, "-"))}}
@@ -135,48 +116,26 @@ def longer(epochs: int, of: Task) -> Method:
     return step_ahead(f"{epochs / int(of.options['epochs']):.3g} times the steps", BLUE, "--", epochs=epochs)
 
 
-FALLING = "0.04,0.03,0.02,0.0135,0.009,0.0045"
-"""Densities by epoch: they fall as the learning rate does, and in the mean there are as many bytes."""
 TRANSFORMER_RATES = (0.0025, 0.005, 0.01, 0.02, 0.04, 0.08)
 SGD_RATES, ADAM_RATES = (1.0, 2.0, 4.0, 6.0, 8.0, 12.0), (0.02, 0.04, 0.08, 0.16, 0.32)
 ONE_PERCENT = {"density": 0.01}
 
 STUDIES = {
-    "lstm-4": Study("SGD with momentum", LSTM, 4, {
-        "dense": SAME_BATCHES, **MAIN, "in-turn": IN_TURN, "paper": AS_IN_THE_PAPER,
-        "dgc": MOMENTUM_CORRECTION, "same-bytes": all_kept("1.95 %", GREEN, 0.0195),
-        "same-bytes-in-turn": all_kept("1.95 %, no overlap", GREEN, 0.0195, line=":", no_overlap=True),
-        "same-bytes-falling": all_kept("4 to 0.45 %, no overlap", GREEN, 0.0195, line="--", no_overlap=True,
-                                       rate_of="same-bytes-in-turn", densities=FALLING),
-        "warm-up": all_kept("1.95 %, density warm-up", BROWN, 0.0195, density_warmup=2),
-        "tenth": all_kept("0.1 %", VIOLET, 0.001)}, SGD_RATES, ONE_PERCENT),
-    "lstm-others": Study("SGD with momentum", LSTM, 4, {
-        "dense": SAME_BATCHES, "fp16": HALF_GRADIENTS, **POWER_SGD}, (0.5, *SGD_RATES)),
-    "lstm-0.1": Study("SGD with momentum, density 0.1 %", LSTM, 4, {
-        "dense": SAME_BATCHES, **MAIN, "dgc": MOMENTUM_CORRECTION}, SGD_RATES, {"density": 0.001}),
-    "lstm-2.6": Study("SGD with momentum, density 2.6 %", LSTM, 4, {
-        "dense": SAME_BATCHES, **MAIN, "dgc": MOMENTUM_CORRECTION}, SGD_RATES, {"density": 0.026}),
-    "lstm-8": Study("SGD with momentum", LSTM, 8, {
-        "dense": SAME_BATCHES, **MAIN, "paper": AS_IN_THE_PAPER}, SGD_RATES, ONE_PERCENT),
-    "ahead-4": Study("how far ahead", LSTM, 4, {"dense": SAME_BATCHES, **COEFFICIENTS}, SGD_RATES, ONE_PERCENT),
-    "ahead-8": Study("how far ahead", LSTM, 8, {"dense": SAME_BATCHES, **COEFFICIENTS}, SGD_RATES, ONE_PERCENT),
+    **{f"lstm-{ranks}": Study("SGD with momentum", LSTM, ranks, {"dense": SAME_BATCHES, **MAIN}, SGD_RATES,
+                              ONE_PERCENT) for ranks in (4, 8)},
     "lstm-adamw": Study("AdamW", LSTM, 4, {"dense": SAME_BATCHES, **MAIN}, ADAM_RATES,
                         {**ONE_PERCENT, "optimizer": "adamw"}),
     "transformer-adamw": Study("AdamW", TRANSFORMER, 4, {"dense": SAME_BATCHES, **MAIN},
                                TRANSFORMER_RATES, {**ONE_PERCENT, "optimizer": "adamw", "epochs": 12}),
-    "transformer-short": Study("AdamW, six epochs", TRANSFORMER, 4, {
-        "dense": SAME_BATCHES, **MAIN, "all-kept": all_kept("1.95 %", GREEN, 0.0195, rate_of="step-ahead")},
-        TRANSFORMER_RATES, {**ONE_PERCENT, "optimizer": "adamw"}),
     "own-gpt": Study("dense's own settings", GPT, 4, {
         "dense": replace(DENSE, ranks=1), "step-ahead": STEP_AHEAD, "no-gain": WITHOUT_GAIN,
         "longer-5": longer(5, GPT)}, (0.001,), ONE_PERCENT),
     **{f"own-transformer-{ranks}": Study("AdamW, dense's own settings", TRANSFORMER, ranks, {
         "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, **({"no-gain": WITHOUT_GAIN} if ranks == 4 else {})},
-        (0.02,), {**ONE_PERCENT, "optimizer": "adamw", "epochs": 12}) for ranks in (4, 8, 16, 32)},
+        (0.02,), {**ONE_PERCENT, "optimizer": "adamw", "epochs": 12}) for ranks in (4, 8, 16)},
     **{f"own-lstm-{ranks}": Study("SGD with momentum, dense's own settings", LSTM, ranks, {
-        "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD}, (8.0,), ONE_PERCENT) for ranks in (4, 8, 16, 32)},
+        "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD}, (8.0,), ONE_PERCENT) for ranks in (4, 8, 16)},
     "digits-1": Study("density 1 %", DIGITS, 4, {"dense": DENSE, **MAIN}, (0.05, 0.1), ONE_PERCENT),
-    "digits-0.1": Study("density 0.1 %", DIGITS, 4, {"dense": DENSE, **MAIN}, (0.05, 0.1), {"density": 0.001}),
     "schemes-digits": Study("every scheme", DIGITS, 4, SCHEMES, (0.05,), {"density": 0.02}, threads=False),
     "schemes-lstm": Study("every scheme, density warm-up", LSTM, 2, SCHEMES, (2.0,),
                           {"density": 0.02, "density-warmup": 3}, threads=False),

@@ -16,9 +16,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.accuracy.half_gradients import HalfGradients, HalfGradientsOptimizer
-from benchmarks.accuracy.momentum_correction import MomentumCorrectedOptimizer, MomentumCorrection
-from benchmarks.accuracy.power_sgd import PowerSGD, PowerSGDOptimizer
 from benchmarks.accuracy.pytorch_training import Distributed
 from horovod_oktopk import Dense
 from horovod_oktopk.schemes.dense import DenseSum
@@ -63,12 +60,6 @@ class ThreadJob:
         """As horovod_oktopk.torch does, with the parameters in the order of their names."""
         named = dict(sorted(model.named_parameters()))
         ranks: Any = ThreadRanks(self._transport)
-        if isinstance(compression, MomentumCorrection):
-            return MomentumCorrectedOptimizer(optimizer, list(named.values()), compression, self._transport)
-        if isinstance(compression, PowerSGD):
-            return PowerSGDOptimizer(optimizer, list(named.values()), compression, self._transport)
-        if isinstance(compression, HalfGradients):
-            return HalfGradientsOptimizer(optimizer, list(named.values()), self._transport)
         scheme = DenseSum() if isinstance(compression, Dense) else compression
         return ModeOptimizer(optimizer, named, scheme, ranks, clip)
 

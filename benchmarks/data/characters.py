@@ -6,7 +6,6 @@ from pydoc_data.topics import topics
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 
 def load_text() -> str:
@@ -39,7 +38,3 @@ class CharacterModel(nn.Module):
         """Logits of each next character."""
         logits: torch.Tensor = self.output(self.lstm(self.embedding(characters))[0])
         return logits
-
-    def loss(self, batch: torch.Tensor) -> torch.Tensor:
-        """Nats per character, over sequences of shape (batch, length + 1)."""
-        return functional.cross_entropy(self(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())

@@ -15,13 +15,10 @@ from benchmarks.paper.simulated_links import Crossing, LinkLog, LinkTransport
 from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.transport.base import Bytes, Counts
-from horovod_oktopk.transport.counting import Hosts
 from horovod_oktopk.vectors.sparse import Indices, SparseVector, Values
 from tests.support.threads import ThreadTransport, run_ranks
 
 T = TypeVar("T")
-Share = tuple[int, int]
-"""From which element to which."""
 
 
 class TopAccumulator:
@@ -154,46 +151,6 @@ class TakeTurns:
 
 
 @dataclass(frozen=True)
-class Job:
-    """size: ranks, so many of them on each host. hierarchical: each host is one worker (transport.counting.Hosts)."""
-
-    size: int
-    ranks_per_host: int = 1
-    hierarchical: bool = False
-
-    @property
-    def places(self) -> Counts:
-        """The host of each rank."""
-        return np.arange(self.size) // self.ranks_per_host
-
-    def connect(self, inner: ThreadTransport, turn: threading.Lock) -> LinkTransport:
-        """A rank's transport of a step."""
-        log = LinkLog()
-        everyone = LinkTransport(TakeTurns(inner, turn), log, places=self.places)
-        if not self.hierarchical:
-            return everyone
-        across, within = inner.groups(self.ranks_per_host)
-        on_host = LinkTransport(TakeTurns(within, turn), log, places=np.zeros(within.size, np.int64))
-        hosts = Hosts(everyone, on_host, np.arange(self.size).reshape(-1, self.ranks_per_host))
-        return LinkTransport(TakeTurns(across, turn), log, hosts, np.arange(across.size))
-
-    def draw(self, rank: int, step: int, gradients: PopularElements, share: Share) -> SparseVector:
-        """What a rank has of its worker's largest elements."""
-        worker = rank // self.ranks_per_host if self.hierarchical else rank
-        drawn = gradients.draw(worker, step)
-        first, last = np.searchsorted(drawn.indices, share)
-        return SparseVector(drawn.indices[first:last] - share[0], drawn.values[first:last])
-
-
-def share_of(hosts: Hosts | None, n: int) -> Share:
-    """A rank's, of its worker's n elements."""
-    if hosts is None:
-        return 0, n
-    start, stop = hosts.bounds(n)[hosts.within.rank:hosts.within.rank + 2].tolist()
-    return start, stop
-
-
-@dataclass(frozen=True)
 class RankStep:
     """One step of one rank. crossings: by phase."""
 
@@ -201,7 +158,7 @@ class RankStep:
     crossings: dict[str, Crossing]
 
 
-def simulate(options: Scheme, job: Job, gradients: PopularElements, steps: int, advance: Callable[[], object],
+def simulate(options: Scheme, size: int, gradients: PopularElements, steps: int, advance: Callable[[], object],
              ) -> list[list[RankStep]]:
     """Steps, by step and rank."""
     turn = threading.Lock()
@@ -209,15 +166,14 @@ def simulate(options: Scheme, job: Job, gradients: PopularElements, steps: int, 
     def program(inner: ThreadTransport) -> list[RankStep]:
         found = []
         with turn:
-            transport, algorithm = job.connect(inner, turn), options.algorithm()
-            share = share_of(transport.hosts, gradients.n)
-            accumulator: Any = TopAccumulator(share[1] - share[0])  # Ok-Topk asks for no more of one
+            transport, algorithm = LinkTransport(TakeTurns(inner, turn), LinkLog()), options.algorithm()
+            accumulator: Any = TopAccumulator(gradients.n)  # Ok-Topk asks for no more of one
             for step in range(steps):
                 transport.reset()
-                finite = accumulator.accumulate([(0, job.draw(inner.rank, step, gradients, share))])
+                finite = accumulator.accumulate([(0, gradients.draw(inner.rank, step))])
                 report = algorithm.reduce(accumulator, gradients.k, finite, transport, whole=gradients.n).report
                 found.append(RankStep(report, transport.log.crossings))
                 advance()
         return found
 
-    return [list(ranks) for ranks in zip(*run_ranks(job.size, program, timeout=600.0), strict=True)]
+    return [list(ranks) for ranks in zip(*run_ranks(size, program, timeout=600.0), strict=True)]

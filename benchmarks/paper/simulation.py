@@ -13,15 +13,13 @@ the processor. Messages of collectives are taken as those of a tree, a round eac
 that for an allreduce; bytes as counted. An alltoall is MPITransport's own: a message to each rank at once, or on more
 than 64 ranks about 2√P messages in two rounds. Those of an exchange fly several at once, so a round is a batch of
 them. It is communication only: nothing is computed, and no two phases overlap.
-
-With --ranks-per-host several ranks share a host's link: see simulation_hosts.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +29,9 @@ from tqdm import tqdm
 
 from benchmarks import output
 from benchmarks.output import make_table
-from benchmarks.paper import simulation_hosts
-from benchmarks.paper.simulated_costs import Cluster, Host, total
-from benchmarks.paper.simulated_ranks import Job, PopularElements, RankStep, simulate
-from benchmarks.paper.simulation_plots import plot, plot_hosts
+from benchmarks.paper.simulated_costs import Cluster, total
+from benchmarks.paper.simulated_ranks import PopularElements, RankStep, simulate
+from benchmarks.paper.simulation_plots import plot
 from horovod_oktopk import GTopk, OkTopk, TopkA, TopkDSA
 from horovod_oktopk.advise import Network, parse_bandwidth, parse_latency, predict_dense
 from horovod_oktopk.errors import OptionError
@@ -47,8 +44,6 @@ LARGEST = {"OkTopk": 1024, "GTopk": 256, "TopkDSA": 64, "TopkA": 64}
 """More ranks than these are left out, for the time and memory that the sums of all ranks' elements take."""
 MEASURED_KEYS = ("scheme", "ranks", "seconds", "n", "density", "rate")
 RANKS = [2, 4, 8, 16, 32, 48, 64, 128, 256]
-RATES = ["1gbit", "10gbit", "25gbit"]
-"""Of hosts with several ranks, if no bandwidth is given."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,7 @@ def measure(arguments: argparse.Namespace, gradients: PopularElements, cluster: 
         for scheme, size in jobs:
             progress.set_description(f"{scheme}, {size} ranks")
             options = options_of(scheme, arguments.density, arguments.global_density)
-            steps = simulate(options, Job(size), gradients, steps_of(scheme), progress.update)
+            steps = simulate(options, size, gradients, steps_of(scheme), progress.update)
             found += [result_of(scheme, step + 1, of_step, cluster) for step, of_step in enumerate(steps)]
     return found
 
@@ -156,8 +151,7 @@ def dense_of(ranks: list[int], n: int, network: Network) -> list[dict[str, Any]]
 
 def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
     parser = output.make_parser(__doc__, "simulation")
-    parser.add_argument("--ranks", type=int, nargs="+", help="of all hosts (2 to 256, from two hosts on)")
-    parser.add_argument("--ranks-per-host", type=int, default=1, metavar="L", help="ranks that share a host's link")
+    parser.add_argument("--ranks", type=int, nargs="+", default=RANKS, help="numbers of ranks (2 to 256)")
     parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
     parser.add_argument("--parameters", type=int, default=14_728_266, help="gradient elements (default: VGG-16)")
     parser.add_argument("--density", type=float, default=0.01)
@@ -166,27 +160,16 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
                         help="how alike the ranks' top-k are, from 0.3 (hardly) to 4 (nearly the same)")
     parser.add_argument("--latency", default="50us", help="α, with its unit: 50us, 0.1ms")
     parser.add_argument("--overhead", default="2us", help="o, what a message costs the processor, with its unit")
-    parser.add_argument("--bandwidth", nargs="+", metavar="RATE",
-                        help="of a host's link, in each direction, with its unit: 10gbit, 940mbit/s (1gbit; where "
-                             f"hosts have several ranks, {' '.join(RATES)})")
-    parser.add_argument("--memory-bandwidth", type=float, default=50, metavar="GB",
-                        help="gigabytes that a host's ranks copy in a second, all together (50)")
+    parser.add_argument("--bandwidth", default="1gbit", metavar="RATE",
+                        help="of a rank's link, in each direction, with its unit: 10gbit, 940mbit/s (1gbit)")
     parser.add_argument("--measured", type=Path, help=f"JSON of a cluster: entries with {', '.join(MEASURED_KEYS)}, "
                                                       "and bytes_sent where counted")
     parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args(line)
-    if arguments.ranks is None:
-        each = arguments.ranks_per_host
-        arguments.ranks = RANKS if each == 1 else [each * hosts for hosts in simulation_hosts.HOSTS]
-    if arguments.bandwidth is None:
-        arguments.bandwidth = RATES if arguments.ranks_per_host > 1 else RATES[:1]
-    return arguments
+    return parser.parse_args(line)
 
 
 def check(arguments: argparse.Namespace) -> Cluster:
-    """Where it runs, at the first bandwidth. Raises SystemExit where an argument is not allowed."""
-    if not 1 <= arguments.ranks_per_host <= 64:
-        raise SystemExit(f"simulation: --ranks-per-host must be from 1 to 64; got {arguments.ranks_per_host}")
+    """The network it runs on. Raises SystemExit where an argument is not allowed."""
     wrong = [size for size in arguments.ranks if not 2 <= size <= 1024]
     if wrong:
         raise SystemExit(f"simulation: --ranks must be from 2 to 1024; got {wrong[0]}")
@@ -196,22 +179,10 @@ def check(arguments: argparse.Namespace) -> Cluster:
         raise SystemExit(f"simulation: --parameters must be from 1000 to 2^31 - 1; got {arguments.parameters}")
     if not 0.3 <= arguments.tail <= 4:
         raise SystemExit(f"simulation: --tail must be from 0.3 to 4; got {arguments.tail:g}")
-    if arguments.memory_bandwidth <= 0:
-        raise SystemExit(f"simulation: --memory-bandwidth must be above 0; got {arguments.memory_bandwidth:g}")
-    unfit = [size for size in arguments.ranks if arguments.ranks_per_host > 1
-             and (size % arguments.ranks_per_host or size == arguments.ranks_per_host)]
-    if unfit:
-        raise SystemExit(f"simulation: --ranks must fill two or more hosts of {arguments.ranks_per_host}; got "
-                         f"{unfit[0]}")
-    if arguments.ranks_per_host == 1 and len(arguments.bandwidth) > 1:
-        raise SystemExit("simulation: several bandwidths are for --ranks-per-host of 2 and more")
-    if arguments.ranks_per_host > 1 and arguments.measured is not None:
-        raise SystemExit("simulation: --measured is for one rank on each host")
     try:
         OkTopk(global_density=arguments.global_density)
-        rates = [parse_bandwidth(rate) for rate in arguments.bandwidth]
-        return Cluster(parse_latency(arguments.latency), rates[0], parse_latency(arguments.overhead),
-                       Host(arguments.ranks_per_host, 1e9 * arguments.memory_bandwidth))
+        return Cluster(parse_latency(arguments.latency), parse_bandwidth(arguments.bandwidth),
+                       parse_latency(arguments.overhead))
     except OptionError as error:
         raise SystemExit(f"simulation: {error}") from None
 
@@ -224,38 +195,16 @@ def main(line: list[str] | None = None) -> None:
     assert len(gradients.order) == gradients.n  # made before the ranks, which share it, start
     left_out = [f"{scheme} on {size} ranks" for scheme in arguments.schemes for size in arguments.ranks
                 if size > LARGEST[scheme]]
-    simulation = of_ranks if arguments.ranks_per_host == 1 else of_hosts
-    simulation(arguments, gradients, cluster, left_out)
-
-
-def of_ranks(arguments: argparse.Namespace, gradients: PopularElements, cluster: Cluster, left_out: list[str],
-             ) -> None:
-    """Each rank has a link of its own."""
-    n, density, (bandwidth,) = gradients.n, arguments.density, arguments.bandwidth
-    measured, others = read_measured(arguments.measured, n, density, cluster)
+    measured, others = read_measured(arguments.measured, gradients.n, arguments.density, cluster)
     if others:
         left_out = [*left_out, f"{others} measured points, of another n, density or rate"]
-    outcome = {"arguments": output.as_text(arguments), "n": n, "k": gradients.k,
-               "latency": arguments.latency, "bandwidth": bandwidth,
+    outcome = {"arguments": output.as_text(arguments), "n": gradients.n, "k": gradients.k,
+               "latency": arguments.latency, "bandwidth": arguments.bandwidth,
                "results": [asdict(result) for result in measure(arguments, gradients, cluster)],
-               "dense": dense_of(arguments.ranks, n, cluster), "measured": measured, "left_out": left_out}
+               "dense": dense_of(arguments.ranks, gradients.n, cluster), "measured": measured, "left_out": left_out}
     show(outcome, output.make_console())
     output.write_json(arguments.json, outcome)
     plot(outcome, arguments.plot)
-
-
-def of_hosts(arguments: argparse.Namespace, gradients: PopularElements, cluster: Cluster, left_out: list[str],
-             ) -> None:
-    """Several ranks share a link."""
-    clusters = {rate: replace(cluster, bandwidth=parse_bandwidth(rate)) for rate in arguments.bandwidth}
-    results = simulation_hosts.measure(
-        simulation_hosts.jobs_of(arguments, LARGEST),
-        lambda scheme: options_of(scheme, arguments.density, arguments.global_density), steps_of, gradients, clusters)
-    outcome = {"arguments": output.as_text(arguments), "left_out": left_out,
-               **simulation_hosts.outcome_of(arguments, gradients, results, clusters)}
-    simulation_hosts.show(outcome, output.make_console())
-    output.write_json(arguments.json, outcome)
-    plot_hosts(outcome, arguments.plot)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.output import BLUE, GREEN, ORANGE, RED, VIOLET, legend_below, load_pyplot, save
+from benchmarks.output import BLUE, GREEN, ORANGE, RED, VIOLET, load_pyplot, save
 from horovod_oktopk.vectors.wire import WORD
 
 COLORS = {"OkTopk": ORANGE, "GTopk": BLUE, "TopkDSA": GREEN, "TopkA": RED, "dense": "#777777"}
@@ -30,12 +28,8 @@ def plot(outcome: dict[str, Any], path: Path) -> None:
 
 
 def last_steps(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each scheme and number of ranks; OkTopk cuts regions in the first step, and not in the second."""
-    return list({(r["scheme"], r.get("hierarchical"), r["ranks"]): r for r in results}.values())
-
-
-def label(scheme: str, hierarchical: bool) -> str:
-    return f"{scheme}, hierarchical" if hierarchical else scheme
+    """The last step of each scheme and number of ranks. OkTopk cuts regions in the first one, not in the second."""
+    return list({(r["scheme"], r["ranks"]): r for r in results}.values())
 
 
 def by_scheme(results: list[dict[str, Any]], key: str, factor: float) -> dict[str, tuple[list[int], list[float]]]:
@@ -87,44 +81,3 @@ def plot_seconds(outcome: dict[str, Any], axes: Any) -> None:
         axes.plot([], [], "*", markersize=10, color="white", markeredgecolor="black",
                   label="measured on a cluster, with computation")
     axes.set(title=f"Seconds of a step, predicted: {outcome['latency']}, {outcome['bandwidth']}")
-
-
-def plot_hosts(outcome: dict[str, Any], path: Path) -> None:
-    """Of simulation_hosts.py: flat as a line, and with each host as one worker dashed."""
-    rates, k = list(outcome["dense"][0]["seconds"]), outcome["k"]
-    rows = -(-(1 + len(rates)) // 2)
-    figure, panels = load_pyplot().subplots(rows, 2, figsize=(12, 4.2 * rows), layout="constrained", squeeze=False)
-    words, *seconds = panels.ravel()[:1 + len(rates)]
-    for axes in panels.ravel()[1 + len(rates):]:
-        axes.remove()
-    steps, dense = last_steps(outcome["results"]), outcome["dense"]
-    draw_hosts(words, steps, dense, lambda r: r["words"] / k)
-    words.set_title("Words on a host's link / k")
-    for axes, rate in zip(seconds, rates, strict=True):
-        draw_hosts(axes, steps, dense, partial(milliseconds, rate=rate))
-        axes.sharey(seconds[0])
-        axes.set_title(f"Milliseconds of a step, predicted: {rate}")
-    ranks = sorted({r["ranks"] for r in outcome["results"]})
-    for axes in (words, *seconds):
-        axes.set(xlabel="ranks", xscale="log", yscale="log")
-        axes.set_xticks(ranks, ranks)
-        axes.minorticks_off()
-        axes.grid(axis="y", alpha=0.3)
-    legend_below(figure, words, 4)
-    figure.suptitle(f"{outcome['ranks_per_host']} simulated ranks on each host, n = {outcome['n']:,}, k = {k:,}, "
-                    f"{outcome['latency']}, memory {outcome['memory'] / 1e9:g} GB/s")
-    save(figure, path, dpi=110)
-
-
-def milliseconds(result: dict[str, Any], rate: str) -> float:
-    """Predicted, of a step at this rate."""
-    return float(1e3 * result["seconds"][rate])
-
-
-def draw_hosts(axes: Any, steps: list[dict[str, Any]], dense: list[dict[str, Any]],
-               value: Callable[[dict[str, Any]], float]) -> None:
-    for scheme, hierarchical in sorted({(r["scheme"], r["hierarchical"]) for r in steps}):
-        entries = [r for r in steps if (r["scheme"], r["hierarchical"]) == (scheme, hierarchical)]
-        axes.plot([r["ranks"] for r in entries], [value(r) for r in entries], marker="o", markersize=4,
-                  color=COLORS[scheme], linestyle="--" if hierarchical else "-", label=label(scheme, hierarchical))
-    axes.plot([r["ranks"] for r in dense], [value(r) for r in dense], color=COLORS["dense"], label="dense")
