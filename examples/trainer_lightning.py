@@ -36,11 +36,11 @@ class Digits(lightning.LightningModule):
         self.log("accuracy", (output.argmax(1) == batch[1]).float().mean())
         self.log("loss", nn.functional.cross_entropy(output, batch[1]))
 
-    # StepAhead: validate and save inside shared_parameters. Validation begins in one hook of Lightning and ends in
-    # another one, where no `with` block can reach. The ExitStack keeps the block open in between: enter_context()
-    # begins the block, and close() ends it. Lightning saves its checkpoints after on_validation_end. The block must
-    # stay open until then. It ends before the next batch trains, or at the end of fit. Closing a block that is not
-    # open does nothing.
+    # StepAhead: validate and save inside shared_parameters. This takes a `with` block that begins in one hook of
+    # Lightning and ends in another one, so an ExitStack holds the block open: enter_context() begins the block, and
+    # close() ends it. The block begins with validation. It stays open while Lightning saves its checkpoint, at the
+    # end of validation or of the epoch. It ends before the next batch trains, or when fit ends. If no block is open,
+    # close() does nothing.
     def on_validation_start(self):
         self.shared.enter_context(shared_parameters(*self.trainer.optimizers))
 
