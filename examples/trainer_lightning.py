@@ -1,6 +1,9 @@
-"""Handwritten digits with Lightning's Trainer, data-parallel with Horovod: each rank has a Trainer of one device:
+"""Handwritten digits with Lightning's Trainer, data-parallel with Horovod and StepAhead. Each rank has a Trainer of
+one device.
+
     horovodrun -np 2 -H localhost:2 python examples/trainer_lightning.py
 """
+
 from contextlib import ExitStack
 
 import horovod.torch as hvd
@@ -23,28 +26,38 @@ class Digits(lightning.LightningModule):
     def configure_optimizers(self):
         hvd.broadcast_parameters(self.state_dict(), root_rank=0)
         return hvd.DistributedOptimizer(torch.optim.SGD(self.parameters(), lr=0.05 * hvd.size(), momentum=0.9),
-                                        self.named_parameters(), compression=StepAhead(OkTopk(density=0.05)))
+                                        self.named_parameters(), compression=StepAhead(OkTopk(density=0.01)))
 
     def training_step(self, batch):
         return nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
 
     def validation_step(self, batch):
-        self.log("accuracy", (self.layers(batch[0]).argmax(1) == batch[1]).float().mean())
-        self.log("norm", nn.utils.parameters_to_vector(self.parameters()).norm())
+        output = self.layers(batch[0])
+        self.log("accuracy", (output.argmax(1) == batch[1]).float().mean())
+        self.log("loss", nn.functional.cross_entropy(output, batch[1]))
 
-    def on_validation_start(self):  # From here on the model is what all ranks share, also for callbacks that save it.
+    # StepAhead: validate and save inside shared_parameters. This takes a `with` block that begins in one hook of
+    # Lightning and ends in another one, so an ExitStack holds the block open: enter_context() begins the block, and
+    # close() ends it. The block begins with validation. It stays open while Lightning saves its checkpoint, at the
+    # end of validation or of the epoch. It ends before the next batch trains, or when fit ends. If no block is open,
+    # close() does nothing.
+    def on_validation_start(self):
         self.shared.enter_context(shared_parameters(*self.trainer.optimizers))
 
-    def on_train_batch_start(self, *_):  # It ends with the next batch, or with the fit.
+    def on_train_batch_start(self, *_):
         self.shared.close()
-    on_fit_end = on_train_batch_start
+
+    def on_fit_end(self):
+        self.shared.close()
+
 
 hvd.init()
+devices = [hvd.local_rank()] if torch.cuda.is_available() else 1  # Horovod: pin one GPU to each rank.
 lightning.seed_everything(1)
 images, labels = load_digits(return_X_y=True)
 training, test = random_split(TensorDataset(torch.tensor(images / 16).float(), torch.tensor(labels)), [0.8, 0.2])
 loader = DataLoader(training, 32, sampler=DistributedSampler(training, hvd.size(), hvd.rank()))
-trainer = lightning.Trainer(max_epochs=10, devices=1, plugins=[LightningEnvironment()], logger=False,
+trainer = lightning.Trainer(max_epochs=10, devices=devices, plugins=[LightningEnvironment()], logger=False,
                             enable_progress_bar=False, enable_checkpointing=hvd.rank() == 0, default_root_dir="runs")
 trainer.fit(Digits(), loader, DataLoader(test, 360))
 print(f"rank {hvd.rank()}: { {name: value.item() for name, value in trainer.callback_metrics.items()} }")

@@ -37,13 +37,13 @@ class LanguageModel(nn.Module):
         self.output = nn.Linear(WIDTH, 256)
 
     def forward(self, text):
-        mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
+        mask = nn.Transformer.generate_square_subsequent_mask(LENGTH, device=text.device)
         return self.output(self.layers(self.embedding(text) + self.position, mask, is_causal=True))
 
 
 def loss_of(model, text, starts):
     """Mean loss per byte of the sequences that begin there."""
-    chosen = text[starts[:, None] + torch.arange(LENGTH + 1)]
+    chosen = text[(starts[:, None] + torch.arange(LENGTH + 1)).to(text.device)]
     return nn.functional.cross_entropy(model(chosen[:, :-1]).transpose(1, 2), chosen[:, 1:])
 
 
@@ -87,13 +87,16 @@ def main():
     arguments = parse_arguments()
     sparse = arguments.compression != "dense"
     hvd.init()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        torch.cuda.set_device(hvd.local_rank())  # Horovod: pin one GPU to each rank
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     content = arguments.text.read_bytes() if arguments.text else "".join(pydoc_data.topics.topics.values()).encode()
-    text = torch.frombuffer(bytearray(content), dtype=torch.uint8).long()
+    text = torch.frombuffer(bytearray(content), dtype=torch.uint8).long().to(device)
     training, validation = text[:-len(text) // 10], text[-len(text) // 10:]
 
     torch.manual_seed(1)
-    model = LanguageModel()
+    model = LanguageModel().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, weight_decay=0.1)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
                                          compression=COMPRESSIONS[arguments.compression])
@@ -103,7 +106,7 @@ def main():
     first = 0
     with shared_parameters(optimizer):  # StepAhead: load, save and evaluate what all ranks share
         if arguments.checkpoint and arguments.checkpoint.exists():  # Horovod: each rank takes its own part
-            saved = torch.load(arguments.checkpoint, weights_only=True)
+            saved = torch.load(arguments.checkpoint, weights_only=True, map_location=device)
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
             schedule.load_state_dict(saved["schedule"])

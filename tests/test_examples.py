@@ -7,15 +7,39 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import horovodrun
+from tests.launch import ROOT, Finished, horovodrun
 
 
-@pytest.mark.parametrize("name", ["pytorch", "keras", "tensorflow", "step_ahead"])
+@pytest.mark.parametrize("name", ["minimal_pytorch", "minimal_keras", "minimal_tensorflow", "cnn_pytorch"])
 def test_the_example_learns_the_digits(name: str) -> None:
-    job = horovodrun("mpi", 2, f"examples/minimal_{name}.py")
+    assert accuracy_of(horovodrun("mpi", 2, f"examples/{name}.py")) > 90
+
+
+def test_a_second_run_of_the_keras_example_goes_on_from_the_first(tmp_path: Path) -> None:
+    command = ("examples/resume_keras.py", "--folder", str(tmp_path), "--epochs")
+    interrupted = horovodrun("mpi", 2, *command, "2")
+    assert epochs_of(interrupted) == ["1/2", "2/2"]
+    resumed = horovodrun("mpi", 2, *command, "5")
+    assert epochs_of(resumed) == ["3/5", "4/5", "5/5"]
+    assert accuracy_of(resumed) > max(90, accuracy_of(interrupted))
+
+
+def accuracy_of(job: Finished) -> float:
+    """The last one, in per cent; one rank reports it."""
     assert job.returncode == 0, job.output
-    accuracies = re.findall(r"test accuracy ([\d.]+)%", job.output)  # from one rank
-    assert float(accuracies[-1]) > 90
+    return float(re.findall(r"test accuracy ([\d.]+)%", job.output)[-1])
+
+
+def epochs_of(job: Finished) -> list[str]:
+    """Those that Keras reports, from one rank."""
+    return re.findall(r"Epoch (\d+/\d+)", job.output)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.py")), ids=lambda path: path.name)
+def test_the_table_of_examples_has_it_and_a_test_starts_it(path: Path) -> None:
+    assert f"| `{path.name}` |" in (ROOT / "examples/README.md").read_text()
+    tests = "".join((ROOT / f"tests/test_{name}.py").read_text() for name in ("examples", "launchers"))
+    assert path.stem in tests
 
 
 def train_transformer(checkpoint: Path, *more: str) -> list[tuple[int, float]]:

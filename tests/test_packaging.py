@@ -177,5 +177,5 @@ def test_the_installed_wheel_trains(installed: Path, tmp_path: Path, framework: 
     assert job.returncode == 0, job.output
     used = [(tmp_path / f"rank-{rank}").read_text() for rank in range(2)]
     assert used == [str(installed / "horovod_oktopk/__init__.py")] * 2
-    (accuracy,) = re.findall(r"test accuracy ([\d.]+)%", job.output)
-    assert float(accuracy) > 90
+    accuracies = re.findall(r"test accuracy ([\d.]+)%", job.output)
+    assert float(accuracies[-1]) > 90
