@@ -109,8 +109,8 @@ def global_ks(draw, case):
 
 @st.composite
 def cases_with_global_k(draw, **options):
-    """(case, elements to keep of the sum)."""
-    case = draw(cases(**options))
+    """(case, elements to keep of the sum). No density selects more than n."""
+    case = draw(cases(**options).filter(lambda drawn: drawn.k <= drawn.n))
     return case, draw(global_ks(case))
 
 
