@@ -27,35 +27,35 @@ from .together import gather_texts, tell, together
 PathLike = str | os.PathLike[str]
 
 
-def save(reducers: Sequence[Stateful], path: PathLike, optimizers: Sequence[int] = (), **marks: Any) -> None:
-    """Write the state of all ranks' reducers. Collective.
+def save(modes: Sequence[Stateful], path: PathLike, optimizers: Sequence[int] = (), **marks: Any) -> None:
+    """Write the state of all ranks' modes. Collective.
 
-    optimizers: the number of each reducer's optimizer; if not given, one has them all. marks: plain values,
+    optimizers: the number of each mode's optimizer; if not given, one has them all. marks: plain values,
     to be stored beside the state. The file appears whole or not at all.
     Raise the same error on all ranks if one cannot do its part: OSError if the file cannot be written,
     OptionError if marks are not plain values. Then nothing is left behind, and training may go on.
     """
-    saving = _Saving(Path(path), writes=all(reducer.ranks.membership()[0] == 0 for reducer in reducers))
+    saving = _Saving(Path(path), writes=all(mode.ranks.membership()[0] == 0 for mode in modes))
     try:
-        records = [saving.add(reducer, index) for index, reducer in enumerate(reducers)]
+        records = [saving.add(mode, index) for index, mode in enumerate(modes)]
         content = {"marks": marks, "optimizers": list(optimizers) or [0] * len(records), "reductions": records}
-        saving.finish(reducers[0].connect(), content)
+        saving.finish(modes[0].connect(), content)
     finally:
         saving.discard()
-        for reducer in reducers:
-            reducer.leave()
+        for mode in modes:
+            mode.leave()
 
 
-def records(reducer: Stateful, doing: str) -> list[Record]:
+def records(mode: Stateful, doing: str) -> list[Record]:
     """Return the records of all ranks on rank 0, by rank; on other ranks this rank's own. Collective.
 
     doing: in words, for the ranks that do something else.
     """
     try:
         everyone = [{**record, "residual": None if residual is None else residual.copy()}
-                    for record, residual in _each(reducer, doing, doing, _nothing)]
+                    for record, residual in _each(mode, doing, doing, _nothing)]
     finally:
-        reducer.leave()
+        mode.leave()
     return [record for record in everyone if record["residual"] is not None]
 
 
@@ -66,45 +66,45 @@ def read_marks(path: PathLike) -> dict[str, Any]:
     return reader.marks
 
 
-def load(reducer: Stateful, index: int, path: PathLike, optimizer: int = 0, taken: set[int] | None = None) -> None:
-    """Give every rank its share of the state of an optimizer's reducer. Collective.
+def load(mode: Stateful, index: int, path: PathLike, optimizer: int = 0, taken: set[int] | None = None) -> None:
+    """Give every rank its share of the state of an optimizer's mode. Collective.
 
-    The state is that of the same parameters, or else the index-th. taken: the states that other reducers have taken,
-    to which this one is added. If the file has no other, the reducer stays as it is, with a warning.
+    The state is that of the same parameters, or else the index-th. taken: the states that other modes have taken,
+    to which this one is added. If the file has no other, the mode stays as it is, with a warning.
     Raise OptionError on every rank if the first one cannot read the file, or if it is of another model. Then no rank
     has taken anything.
     """
-    transport = reducer.connect()
-    reducer.check_agreement(instead(reducer.description, "load the state from a file"))  # or some would wait in vain
+    transport = mode.connect()
+    mode.check_agreement(instead(mode.description, "load the state from a file"))  # or some would wait in vain
     doing = f"load the state from {path}"
-    source = _Source(reducer, index, path, optimizer, set() if taken is None else taken)
+    source = _Source(mode, index, path, optimizer, set() if taken is None else taken)
     is_first = transport.rank == 0
     try:
         together(transport, doing, source.open if is_first else _nothing)
         if tell(transport, source.has_state):
-            share = _shares(transport, reducer, source if is_first else None, doing)
-            together(transport, doing, partial(reducer.take, share))
+            share = _shares(transport, mode, source if is_first else None, doing)
+            together(transport, doing, partial(mode.take, share))
     finally:
         source.close()
 
 
-def _shares(transport: Transport, reducer: Stateful, source: _Source | None, doing: str) -> Record:
+def _shares(transport: Transport, mode: Stateful, source: _Source | None, doing: str) -> Record:
     """Return this rank's share. Collective.
 
     source: on rank 0, which reads its own share last, to hold no more than one beside it.
     """
-    inbox = together(transport, doing, partial(_inbox, reducer, needed=source is None))
+    inbox = together(transport, doing, partial(_inbox, mode, needed=source is None))
     mine: Record = {}
     for rank in (*range(1, transport.size), 0):
         share = together(transport, doing, partial(source.share, rank, transport.size) if source else _nothing)
         plain = tell(transport, share and {**share, "residual": None})
-        residual = _move(transport, 0, rank, share["residual"] if share else None, inbox, reducer.layout)
+        residual = _move(transport, 0, rank, share["residual"] if share else None, inbox, mode.layout)
         if transport.rank == rank:
             mine = {**plain, "residual": residual}
     return mine
 
 
-def _each(reducer: Stateful, doing: str, said: str, prepare: Callable[[], None],
+def _each(mode: Stateful, doing: str, said: str, prepare: Callable[[], None],
           ) -> Iterator[tuple[Record, Values | None]]:
     """Yield the plain record of each rank, by rank, and its residual on rank 0, or on the rank itself. Collective.
 
@@ -113,15 +113,15 @@ def _each(reducer: Stateful, doing: str, said: str, prepare: Callable[[], None],
     """
     def begin() -> tuple[Record | None, Values | None]:
         prepare()
-        return reducer.record(), _inbox(reducer, transport.rank == 0)
+        return mode.record(), _inbox(mode, transport.rank == 0)
 
-    transport = reducer.connect()
-    reducer.check_agreement(instead(reducer.description, said))
+    transport = mode.connect()
+    mode.check_agreement(instead(mode.description, said))
     own, inbox = together(transport, doing, begin)
     assert own is not None
     for rank, text in enumerate(gather_texts(transport, json.dumps({**own, "residual": None}))):
         residual = own["residual"] if rank == transport.rank else None
-        arrived = _move(transport, rank, 0, residual, inbox, reducer.layout)
+        arrived = _move(transport, rank, 0, residual, inbox, mode.layout)
         yield json.loads(text), residual if arrived is None else arrived
 
 
@@ -133,12 +133,12 @@ class _Saving:
         self._doing = f"save the state to {path}"
         self._writer: Writer | None = None
 
-    def add(self, reducer: Stateful, index: int) -> list[Record]:
+    def add(self, mode: Stateful, index: int) -> list[Record]:
         """Write the residuals of all ranks into the file; return their plain records. Collective."""
         records = []
-        for record, residual in _each(reducer, self._doing, "save the state to a file", self._open):
-            record["residual"] = {"n": reducer.layout.n, "file": f"{index}.{record['rank']}.npy"}
-            together(reducer.connect(), self._doing, partial(self._write, record["residual"]["file"], residual))
+        for record, residual in _each(mode, self._doing, "save the state to a file", self._open):
+            record["residual"] = {"n": mode.layout.n, "file": f"{index}.{record['rank']}.npy"}
+            together(mode.connect(), self._doing, partial(self._write, record["residual"]["file"], residual))
             records.append(record)
         return records
 
@@ -172,12 +172,12 @@ class _Saving:
 class _Source:
     """The file, on the rank that reads it.
 
-    has_state: True if the file has a state for the reducer; None if the file is not read.
+    has_state: True if the file has a state for the mode; None if the file is not read.
     """
 
-    def __init__(self, reducer: Stateful, index: int, path: PathLike, optimizer: int, taken: set[int]) -> None:
+    def __init__(self, mode: Stateful, index: int, path: PathLike, optimizer: int, taken: set[int]) -> None:
         self.has_state: bool | None = None
-        self._reducer, self._index, self._path, self._optimizer = reducer, index, path, optimizer
+        self._mode, self._index, self._path, self._optimizer = mode, index, path, optimizer
         self._taken = taken
         self._reader: Reader | None = None
         self._records: list[Record] = []
@@ -193,18 +193,18 @@ class _Source:
         place = self._place(own)
         self.has_state = place is not None
         if place is None:
-            warn_of_no_state(self._path, self._reducer.layout)
+            warn_of_no_state(self._path, self._mode.layout)
         else:
             self._records = own[place]
             self._taken.add(place)
 
     def share(self, rank: int, size: int) -> Record:
         """Return a rank's share. Raise OptionError if the state is of another model, or damaged."""
-        reducer, reader = self._reducer, self._reader
+        mode, reader = self._mode, self._reader
         assert reader is not None
         try:
-            return share_of(self._records, rank, size, reducer.layout, reader.residual, unit=reducer.unit,
-                            copies=reducer.copies, adds=reducer.adds)
+            return share_of(self._records, rank, size, mode.layout, reader.residual, unit=mode.unit,
+                            copies=mode.copies, adds=mode.adds)
         except OptionError as error:
             raise self._refused(error) from error
 
@@ -215,7 +215,7 @@ class _Source:
 
     def _place(self, several: list[list[Record]]) -> int | None:
         """Return the place of the state of the same parameters, if there is one; otherwise match by order."""
-        ours, free = sorted(parameters_of(self._reducer.layout)), set(range(len(several))) - self._taken
+        ours, free = sorted(parameters_of(self._mode.layout)), set(range(len(several))) - self._taken
         same = [place for place in sorted(free) if sorted(several[place][0]["parameters"]) == ours]
         if self._index in same or (not same and self._index in free):
             return self._index
@@ -231,9 +231,9 @@ def _nothing() -> None:
     """Do nothing, on a rank that has nothing to do."""
 
 
-def _inbox(reducer: Stateful, needed: bool) -> Values | None:
+def _inbox(mode: Stateful, needed: bool) -> Values | None:
     """Return the memory in which residuals arrive; None if it is not needed."""
-    return np.empty(reducer.layout.n, reducer.layout.dtype) if needed else None
+    return np.empty(mode.layout.n, mode.layout.dtype) if needed else None
 
 
 def _move(transport: Transport, source: int, destination: int, residual: Values | None, inbox: Values | None,

@@ -45,7 +45,7 @@ IN_STEP_ONLY = ("with Partial the gradients are handed in by the optimizer's ste
 
 
 class PartialMode(GradientMode[L]):
-    """A reducer of the gradients of one layout in partial rounds; one object on each rank.
+    """The reduction of the gradients of one layout in partial rounds; one object on each rank.
 
     The other arguments are GradientMode's.
     settings: names of the numbers that every rank gives with its gradients; a round uses those of one rank.
@@ -83,7 +83,7 @@ class PartialMode(GradientMode[L]):
     def begin(self, gradients: Gradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
         """Hand in this rank's gradients; return the number of rounds since the last step.
 
-        Raise PluginError if there is no MPI, or if another reducer has taken a step since; AgreementError if the
+        Raise PluginError if there is no MPI, or if another mode has taken a step since; AgreementError if the
         ranks differ, TransportError if communication fails: on all ranks in the first step, later with their next.
         """
         def contribute() -> list[float]:
@@ -235,14 +235,14 @@ class PartialMode(GradientMode[L]):
 # The end.
 
 _running: list[PartialMode[Any]] = []
-"""The reducers whose rounds are not over, even those no longer used here: other ranks may need their service."""
+"""The modes whose rounds are not over, even those no longer used here: other ranks may need their service."""
 
 
-def _serve(reducer: PartialMode[Any]) -> None:
+def _serve(mode: PartialMode[Any]) -> None:
     if not _running:
         atexit.unregister(end_all)
         atexit.register(end_all)  # after hvd.init, so before Horovod's own shutdown
-    _running.append(reducer)
+    _running.append(mode)
 
 
 def remove(mode: PartialMode[Any]) -> None:
@@ -252,31 +252,31 @@ def remove(mode: PartialMode[Any]) -> None:
 
 
 def end_all() -> None:
-    """End the rounds of all reducers. Collective.
+    """End the rounds of all modes. Collective.
 
     If this rank ends by an error, tell the others instead: their rounds would wait for this rank.
     """
-    reducers = sorted(_running, key=lambda each: each.ranks.channel)
+    modes = sorted(_running, key=lambda each: each.ranks.channel)
     _running.clear()
-    how = unhappy_end() if reducers else None
+    how = unhappy_end() if modes else None
     if how is not None:
         leave(how)
         return
-    for each in reducers:
+    for each in modes:
         _end(each)
 
 
-def _end(reducer: PartialMode[Any]) -> None:
+def _end(mode: PartialMode[Any]) -> None:
     try:
-        for _ in reducer.synchronize(for_good=True):
+        for _ in mode.synchronize(for_good=True):
             pass
-        reducer.close()
+        mode.close()
     except OkTopkError as error:  # known on all ranks
         logger.error("the rounds of Partial could not be ended on all ranks together: %s", error)
     except Exception:
         logger.exception("the rounds of Partial could not be ended on all ranks together, so the job is ended")
         sys.stderr.flush()
-        getattr(reducer.reduction.transport.inner, "abort", lambda: None)()
+        getattr(mode.reduction.transport.inner, "abort", lambda: None)()
 
 
 def end_before(shutdown: Callable[..., Any]) -> Callable[..., Any]:
