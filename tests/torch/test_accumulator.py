@@ -40,7 +40,7 @@ def test_bfloat16_gradients_are_accumulated_in_float32(device: str) -> None:
 def test_parameters_have_the_same_bits_as_with_numpy_over_steps(device: str, dtype: type,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     n, k = 50_000, 700
-    monkeypatch.setattr("horovod_oktopk.torch.parameter_accumulator.CHUNK", 7001)
+    monkeypatch.setattr("horovod_oktopk.torch.device.CHUNK", 7001)
     ours = TorchParameterAccumulator(n, dtype, torch.device(device))
     reference, rng, cuts = NumpyParameterAccumulator(n, dtype), np.random.default_rng(0), [5, 400, 30_000]
     p = rng.standard_normal(n).astype(dtype)
