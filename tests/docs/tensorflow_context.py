@@ -29,7 +29,7 @@ def prepare(code: str, path: str) -> dict[str, Any]:
         model.fit(data, verbose=0)
     return {"hvd": hvd, "tf": tf, "keras": tf.keras, "hvd_keras": hvd_keras, "model": model, "optimizer": optimizer,
             "x": x, "y": y, "data": data, "loss": "mse", "loss_of": tf.keras.losses.MeanSquaredError(), "epochs": 2,
-            "path": path}
+            "path": path, "tape": tf.GradientTape()}
 
 
 def finish(names: dict[str, Any]) -> None:
