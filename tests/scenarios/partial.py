@@ -163,7 +163,7 @@ def check_a_density_that_changes(kind: Kind) -> None:
         trainer.set_density(0.3)
     for step in delays(hvd, STEPS):
         if kind.name != "keras" and step == 1:
-            assert trainer.report().k == round(0.3 * N)
+            assert trainer.report().k in (round(0.3 * N), round(0.1 * N)), "0.1 if the others are far ahead"
         if step == STEPS // 2:
             trainer.set_density(0.1)
         trainer.step(gradients(step, hvd.rank()))
