@@ -11,10 +11,11 @@ from .errors import (
 )
 from .modes.partial.options import Partial
 from .modes.step_ahead.options import StepAhead
-from .schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
+from .schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA, warmup_density
 from .schemes.report import StepReport
 
 __version__ = "0.1.0"
 
 __all__ = ["AgreementError", "Dense", "GTopk", "GaussianK", "NonFiniteError", "OkTopk", "OkTopkError", "OptionError",
-           "Partial", "PluginError", "StepAhead", "StepReport", "TopkA", "TopkDSA", "TransportError", "WireError"]
+           "Partial", "PluginError", "StepAhead", "StepReport", "TopkA", "TopkDSA", "TransportError", "WireError",
+           "warmup_density"]

@@ -53,3 +53,4 @@ def gone(module: str, advice: Mapping[str, str]) -> Callable[[str], NoReturn]:
 NO_DISCARD = {"discard_update": "a step that is not applied loses its update, as with a dense allreduce, and what "
                                 "was not sent comes back. Leave the call out"}
 """The advice for a name that all integrations had."""
+NO_SCHEDULE = "call set_density(target, warmup_density(epoch, densities)) at the beginning of each epoch"

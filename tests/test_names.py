@@ -11,15 +11,12 @@ from operator import attrgetter
 
 import pytest
 
-TORCH = {"horovod.common.elastic.State.on_reset", "horovod.torch.DistributedOptimizer",
-         "horovod.torch.elastic.state.TorchState.save", "horovod.torch.elastic.state.TorchState.sync",
-         "horovod.torch.join", "horovod.torch.mpi_ops.join", "horovod.torch.optimizer.DistributedOptimizer",
+TORCH = {"horovod.common.elastic.State.__init__", "horovod.torch.DistributedOptimizer", "horovod.torch.join",
+         "horovod.torch.mpi_ops.join", "horovod.torch.optimizer.DistributedOptimizer",
          "torch.amp.grad_scaler.GradScaler.unscale_"}
-TENSORFLOW = {"horovod._keras.create_distributed_optimizer", "horovod.common.elastic.State.on_reset",
+TENSORFLOW = {"horovod._keras.create_distributed_optimizer", "horovod.common.elastic.State.__init__",
               "horovod.tensorflow.DistributedGradientTape", "horovod.tensorflow.DistributedOptimizer",
-              "horovod.tensorflow.join", "horovod.tensorflow.mpi_ops.join",
-              *(f"horovod.tensorflow.elastic.TensorFlow{kind}State.{method}" for kind in ("Keras", "")
-                for method in ("_load_model", "_save_model", "sync"))}
+              "horovod.tensorflow.join", "horovod.tensorflow.mpi_ops.join"}
 KERAS_3 = {f"keras.src.optimizers.loss_scale_optimizer.LossScaleOptimizer.{method}"
            for method in ("apply", "scale_loss")}
 TF_KERAS = {f"tf_keras.src.mixed_precision.loss_scale_optimizer.LossScaleOptimizer{version}.{method}"

@@ -5,9 +5,7 @@ They never lie in variables, which Horovod overwrites with rank 0's.
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable
 from typing import Any
 
 from horovod.common.elastic import State
@@ -19,18 +17,15 @@ from horovod_oktopk.tensorflow.plugin import synchronize_replicas
 from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, expect_state, runs_by_optimizer, runs_over
 from horovod_oktopk.tensorflow.run import Run
 from horovod_oktopk.tensorflow.shared import shared_parameters, suspend
-from horovod_oktopk.transport.horovod import count_resets
+from horovod_oktopk.transport.horovod import ElasticState, extend_elastic
 
 PathLike = str | os.PathLike[str]
 
 
 def install() -> None:
-    """Make the elastic states commit and restore this rank's residuals with the variables; once."""
+    """Make Horovod's elastic states save and restore this rank's residuals with the variables."""
     for cls in (TensorFlowKerasState, TensorFlowState):
-        if not hasattr(cls._save_model, "_oktopk_installed"):
-            cls._save_model, cls._load_model = wrap_save(cls._save_model), wrap_load(cls._load_model)
-            cls.sync = _wrap_sync(cls.sync)
-    count_resets(State)
+        extend_elastic(State, cls, ElasticVariables)
 
 
 def save_state(target: Any, path: PathLike, **marks: Any) -> None:
@@ -87,6 +82,32 @@ def read_marks(path: PathLike) -> dict[str, Any]:
     return gather.read_marks(path)
 
 
+class ElasticVariables(ElasticState):
+    """The part that comes before the own class of Horovod's elastic state of a model, or of variables."""
+
+    def save(self) -> None:
+        """Save the variables, as all ranks share them, and this rank's residuals."""
+        with shared_parameters(_trained(self)):
+            super().save()  # type: ignore[misc]
+        self._note_own()
+
+    def restore(self) -> None:
+        """Restore the variables and this rank's residuals."""
+        super().restore()  # type: ignore[misc]
+        for run in _runs(self):
+            run.mode.load(self._oktopk_records.get(run, []))
+            run.mode.resume()
+
+    def sync(self) -> None:
+        """Give a rank that joins the shared parameters, and no residual; the others' residuals stay."""
+        suspend(_trained(self))
+        super().sync()  # type: ignore[misc]
+        self._note_own()
+
+    def _note_own(self) -> None:
+        self._oktopk_records = {run: run.mode.records() for run in _runs(self)}
+
+
 def _runs(state: Any) -> list[Run]:
     if isinstance(state, TensorFlowState):
         variables = list(state.variables)
@@ -96,37 +117,3 @@ def _runs(state: Any) -> list[Run]:
 
 def _trained(state: Any) -> Any:
     return list(state.variables) if isinstance(state, TensorFlowState) else state.model
-
-
-def wrap_save(save: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Wrap an elastic state's method that commits the variables: as all ranks share them, and the residuals too."""
-    @functools.wraps(save)
-    def wrapped(self: Any) -> None:
-        with shared_parameters(_trained(self)):
-            save(self)
-        self._oktopk_records = {run: run.mode.records() for run in _runs(self)}
-
-    wrapped._oktopk_installed = True  # type: ignore[attr-defined]
-    return wrapped
-
-
-def wrap_load(load: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Wrap an elastic state's method that takes the committed variables back: the residuals as well."""
-    @functools.wraps(load)
-    def wrapped(self: Any) -> None:
-        load(self)
-        for run in _runs(self):
-            run.mode.load(self._oktopk_records.get(run, []))
-            run.mode.resume()
-
-    return wrapped
-
-
-def _wrap_sync(sync: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Wrap `sync`: with StepAhead a rank that joins gets what all share, and no residual; the others' stays."""
-    @functools.wraps(sync)
-    def wrapped(self: Any) -> None:
-        suspend(_trained(self))
-        sync(self)
-
-    return wrapped

@@ -4,10 +4,10 @@ Importing this module makes `compression=OkTopk(...)` work in `hvd.DistributedOp
 Horovod before raises an error that says so.
 """
 
-from horovod_oktopk.errors import NO_DISCARD, gone
+from horovod_oktopk.errors import NO_DISCARD, NO_SCHEDULE, gone
 from horovod_oktopk.modes.partial.options import Partial
 from horovod_oktopk.modes.step_ahead.options import StepAhead
-from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
+from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA, warmup_density
 from horovod_oktopk.transport.horovod import what_is_missing
 
 try:
@@ -16,17 +16,15 @@ except ModuleNotFoundError as error:
     raise what_is_missing(error, __name__, "PyTorch", "HOROVOD_WITH_PYTORCH") from error
 
 from horovod_oktopk.torch.plugin import set_density, step_report
-from horovod_oktopk.torch.schedule import DensitySchedule
 from horovod_oktopk.torch.shared import shared_parameters, synchronize_replicas
 from horovod_oktopk.torch.state import gather_state_dict
 
 plugin.install()
 amp.install()
-__getattr__ = gone(__name__, NO_DISCARD)
+__getattr__ = gone(__name__, {**NO_DISCARD, "DensitySchedule": NO_SCHEDULE})
 
 __all__ = [
            "Dense",
-           "DensitySchedule",
            "GTopk",
            "GaussianK",
            "OkTopk",
@@ -39,4 +37,5 @@ __all__ = [
            "shared_parameters",
            "step_report",
            "synchronize_replicas",
+           "warmup_density",
 ]

@@ -5,8 +5,7 @@
 | `DistributedOptimizer`, of `horovod.torch` and `horovod.torch.optimizer` | hands our compressions to `distribute` |
 | `hvd.join`, in `horovod.torch` and its `mpi_ops` | refused while a sparse compression is in use |
 | `horovod_shutdown` of Horovod's library | rounds, exchanges and the watchdog end before it |
-| `State.on_reset` of Horovod's elastic state | ranks may change while this one's number stays |
-| `TorchState.save` and `.sync` | elastic.py |
+| `State.__init__` of Horovod's elastic states | gives a TorchState a class of its own (state.py) |
 | `torch.amp.GradScaler.unscale_` | amp.py |
 """
 
@@ -35,9 +34,9 @@ from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.torch.optimizer import distribute, hand_over
 from horovod_oktopk.torch.private import library, span
 from horovod_oktopk.torch.registry import is_in_use, own_run_of, run_of
-from horovod_oktopk.torch.state import attach_state, install_elastic
+from horovod_oktopk.torch.state import ElasticTorchState, attach_state
 from horovod_oktopk.transport.counting import show_phases
-from horovod_oktopk.transport.horovod import check_arguments, check_horovod, count_resets, refuse_join
+from horovod_oktopk.transport.horovod import check_arguments, check_horovod, extend_elastic, refuse_join
 from horovod_oktopk.transport.mpi.ending import before_shutdown
 
 logger = logging.getLogger("horovod_oktopk")
@@ -59,8 +58,7 @@ def install() -> None:
     hvd.DistributedOptimizer = stock.DistributedOptimizer = _wrap_factory(stock.DistributedOptimizer)
     hvd.join = hvd.mpi_ops.join = refuse_join(is_in_use, hvd.join)
     library().horovod_shutdown = end_before(finish_before(before_shutdown(library().horovod_shutdown)))
-    count_resets(State)
-    install_elastic(TorchState)
+    extend_elastic(State, TorchState, ElasticTorchState)
     show_phases(span)
     stock._oktopk_installed = True
 

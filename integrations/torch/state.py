@@ -7,8 +7,6 @@ with rank 0's. With StepAhead an elastic TorchState saves and broadcasts what al
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ from horovod_oktopk.state.records import check_records, check_residuals
 from horovod_oktopk.torch.private import handled_by
 from horovod_oktopk.torch.registry import own_run_of, runs_of
 from horovod_oktopk.torch.shared import shared_parameters
+from horovod_oktopk.transport.horovod import ElasticState
 
 KEY = "horovod_oktopk"
 
@@ -78,30 +77,21 @@ def _to_numpy(record: dict[str, Any]) -> dict[str, Any]:
     return {**record, "residual": residual.cpu().numpy()}
 
 
-def install_elastic(state: Any) -> None:
-    """Wrap TorchState's save and sync, once."""
-    state.save = _wrap_save(state.save)
-    state.sync = _wrap_sync(state.sync)
+class ElasticTorchState(ElasticState):
+    """The part that comes before a TorchState's own class: it saves and sends what all ranks share."""
 
-
-def _trained(state: Any) -> Iterator[Any]:
-    """Yield the state's models and optimizers; a state may have samplers, too."""
-    return (value for value in handled_by(state) if isinstance(value, torch.nn.Module | torch.optim.Optimizer))
-
-
-def _wrap_save(save: Callable[[Any], None]) -> Callable[[Any], None]:
-    @functools.wraps(save)
-    def wrapped(self: Any) -> None:
+    def save(self) -> None:
+        """Save the shared parameters, and this rank's residuals."""
         with shared_parameters(*_trained(self)):
-            save(self)
-    return wrapped
+            super().save()  # type: ignore[misc]
 
-
-def _wrap_sync(sync: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Give a rank that joins the shared parameters, and no residual; the others' residuals stay."""
-    @functools.wraps(sync)
-    def wrapped(self: Any) -> None:
+    def sync(self) -> None:
+        """Give a rank that joins the shared parameters, and no residual; the others' residuals stay."""
         for run in runs_of("TorchState", *_trained(self)):
             run.suspend()
-        sync(self)
-    return wrapped
+        super().sync()  # type: ignore[misc]
+
+
+def _trained(state: Any) -> list[Any]:
+    """Return the state's models and optimizers; a state may have samplers, too."""
+    return [value for value in handled_by(state) if isinstance(value, torch.nn.Module | torch.optim.Optimizer)]

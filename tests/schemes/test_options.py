@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from horovod_oktopk import OkTopk
+from horovod_oktopk import OkTopk, warmup_density
 from horovod_oktopk.errors import OkTopkError, OptionError, PluginError
 from horovod_oktopk.schemes.base import GONE
 
@@ -131,3 +131,11 @@ def test_options_are_of_a_kind_if_the_ratio_of_the_densities_is_the_same():
 def test_a_lone_tensor_is_refused_instead_of_going_dense():
     with pytest.raises(PluginError, match="DistributedOptimizer"):
         OkTopk().compress(np.zeros(3))
+
+
+def test_densities_of_the_first_epochs_come_one_by_one_and_then_that_of_the_options():
+    assert [warmup_density(epoch) for epoch in range(6)] == [0.25, 0.0725, 0.015, 0.004, None, None]
+    assert [warmup_density(np.int64(epoch), [1.0, 0.5]) for epoch in range(3)] == [1.0, 0.5, None]
+    for epoch in (-1, 0.5, True, "2", None):
+        with pytest.raises(OptionError, match="epoch must be an integer of at least 0"):
+            warmup_density(epoch)

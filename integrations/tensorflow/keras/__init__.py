@@ -3,7 +3,7 @@
 from horovod_oktopk.errors import NO_DISCARD, gone
 from horovod_oktopk.modes.partial.options import Partial
 from horovod_oktopk.modes.step_ahead.options import StepAhead
-from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA
+from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA, warmup_density
 from horovod_oktopk.tensorflow import (
     load_state,
     save_state,
@@ -37,4 +37,5 @@ __all__ = [
     "shared_parameters",
     "step_report",
     "synchronize_replicas",
+    "warmup_density",
 ]

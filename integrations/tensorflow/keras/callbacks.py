@@ -12,8 +12,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from horovod_oktopk.errors import OptionError
-from horovod_oktopk.schedule import GTOPK_DENSITIES, Schedule, density_of_epoch
+from horovod_oktopk.errors import NO_SCHEDULE, OptionError, gone
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.tensorflow.keras.horovod_callbacks import (
     BroadcastGlobalVariablesCallback,
@@ -21,7 +20,7 @@ from horovod_oktopk.tensorflow.keras.horovod_callbacks import (
     MetricAverageCallback,
     SharedParameters,
 )
-from horovod_oktopk.tensorflow.plugin import set_density, step_report, synchronize_replicas
+from horovod_oktopk.tensorflow.plugin import step_report, synchronize_replicas
 from horovod_oktopk.tensorflow.registry import each_run_of
 from horovod_oktopk.tensorflow.shared import meet
 from horovod_oktopk.tensorflow.state import load_state, read_marks, save_state
@@ -29,7 +28,6 @@ from horovod_oktopk.tensorflow.variables import optimizers_of
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
-    "DensityWarmup",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
     "SharedParameters",
@@ -39,31 +37,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger("horovod_oktopk")
+__getattr__ = gone(__name__, {"DensityWarmup": f"{NO_SCHEDULE}, in the on_epoch_begin of a LambdaCallback"})
 Logs = dict[str, Any] | None
-
-
-class DensityWarmup(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Select more in the first epochs, as gTop-k does (Shi et al., ICDCS 2019).
-
-    Args:
-        schedule: densities of the first epochs, after which that of the options holds; or a function of the epoch
-            (from 0) that gives a density, or None for that of the options. By default gTop-k's, 25 %, 7.25 %, 1.5 %
-            and 0.4 %, which suit a final density of less than that.
-
-    Raises:
-        OptionError: The schedule is not allowed.
-
-    Examples:
-        >>> warmup = hvd_keras.callbacks.DensityWarmup([0.25, 0.1, 0.03])
-        >>> model.fit(data, epochs=30, callbacks=[warmup])
-    """
-
-    def __init__(self, schedule: Schedule = GTOPK_DENSITIES) -> None:
-        super().__init__()
-        self._density_of = density_of_epoch(schedule)
-
-    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        set_density(self.model, self._density_of(epoch))
 
 
 class SynchronizeReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]

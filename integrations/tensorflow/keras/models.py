@@ -10,7 +10,6 @@ from horovod.tensorflow.elastic import TensorFlowKerasState
 
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.tensorflow.plugin import DistributedOptimizer
-from horovod_oktopk.tensorflow.state import wrap_load, wrap_save
 from horovod_oktopk.tensorflow.variables import tensor_of, variables_in
 
 
@@ -62,11 +61,9 @@ class KerasState(TensorFlowKerasState):  # type: ignore[misc]
     def _variables(self) -> list[Any]:
         return [tensor_of(v) for v in (*self.model.weights, *variables_in(self.optimizer))]
 
-    @wrap_save
     def _save_model(self) -> None:
         self._saved = [tf.identity(variable) for variable in self._variables()]
 
-    @wrap_load
     def _load_model(self) -> None:
         for variable, saved in zip(self._variables(), self._saved, strict=True):
             variable.assign(saved)

@@ -153,13 +153,6 @@ def check_a_port_of_horovods_example_starts_from_the_weights_of_rank_0() -> None
         assert step_report(model).step == 6
 
 
-def check_the_density_warms_up_and_is_reported() -> None:
-    model = model_with(StepAhead(OkTopk(density=0.1), overlap=False))
-    history = fit(model, [hvd_keras.callbacks.DensityWarmup([0.5, 0.25]), hvd_keras.callbacks.StepReportLogger()],
-                  epochs=3)
-    assert history["oktopk_k"] == [round(share * own(model).size) for share in (0.5, 0.25, 0.1)]
-
-
 def check_a_saved_model_resumes_with_the_same_bits() -> None:
     """A rank's momentum is its own, so each saves its model."""
     with shared_folder(hvd) as folder:
