@@ -7,37 +7,8 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .protocol import CHUNK, LEVELS, Array, CandidateBuffer, HalfBits, HalfDtype, Integers, Words
-
-FLOAT16_LIMIT = 2.0**15
-"""Number sent for any magnitude above float16's largest; a power of two, so that the rounding error is exact."""
-
-
-def to_half(values: NDArray[Any], name: HalfDtype) -> HalfBits:
-    """Return the nearest numbers of 16 bits, ties to even, as bits: uint16, shape of values.
-
-    values: float32 or float64, finite.
-    """
-    limit = np.finfo(np.float32).max
-    singles = values.clip(-limit, limit).astype(np.float32, copy=False)
-    if name == "float16":
-        with np.errstate(over="ignore"):
-            halves = singles.astype(np.float16)
-        over = np.isinf(halves)
-        halves[over] = np.copysign(FLOAT16_LIMIT, halves[over])
-        return halves.view(np.uint16)
-    bits = np.ascontiguousarray(singles).view(np.uint32)
-    nearest = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
-    return np.where(nearest & 0x7FFF == 0x7F80, bits >> 16, nearest).astype(np.uint16)  # not up to infinity
-
-
-def from_half(bits: HalfBits, name: HalfDtype, dtype: Any) -> NDArray[Any]:
-    """Return the numbers that these bits stand for, in another dtype."""
-    numbers = bits.view(np.float16) if name == "float16" else (bits.astype(np.uint32) << 16).view(np.float32)
-    with np.errstate(invalid="ignore"):
-        return numbers.astype(dtype)
+from .protocol import CHUNK, LEVELS, Array, CandidateBuffer, HalfBits, Integers, Words
 
 
 def _where_passing(values: Array, threshold: float) -> Integers:
@@ -157,11 +128,16 @@ class NumpyKernels:
         valid = (np.diff(offsets, prepend=-1) > 0).all() and (offsets < stop - start).all()
         return offsets + start if valid else np.empty(0, np.int64)
 
-    def to_half(self, values: Array, name: HalfDtype) -> HalfBits:
-        return to_half(values, name)
+    def to_half(self, values: Array) -> HalfBits:
+        limit = np.finfo(np.float32).max
+        singles = values.clip(-limit, limit).astype(np.float32, copy=False)
+        bits = np.ascontiguousarray(singles).view(np.uint32)
+        nearest = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
+        return np.where(nearest & 0x7FFF == 0x7F80, bits >> 16, nearest).astype(np.uint16)  # not up to infinity
 
-    def from_half(self, bits: HalfBits, name: HalfDtype, dtype: Any) -> Array:
-        return from_half(bits, name, dtype)
+    def from_half(self, bits: HalfBits, dtype: Any) -> Array:
+        with np.errstate(invalid="ignore"):
+            return (bits.astype(np.uint32) << 16).view(np.float32).astype(dtype)
 
     def to_levels(self, values: Array, levels: Array) -> Words:
         middles = (levels[1:].astype(np.float64) + levels[:-1]) / 2

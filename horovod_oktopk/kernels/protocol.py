@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-HalfDtype = Literal["float16", "bfloat16"]
 HalfBits = NDArray[np.uint16]
-"""Numbers of either format, as bits."""
+"""bfloat16 numbers, as bits."""
 Array = NDArray[Any]
 Integers = NDArray[np.int64]
 Words = NDArray[np.uint32]
@@ -105,10 +104,10 @@ class Kernels(Protocol):
                        low_words: int) -> Integers:
         """Return the indices; none if the words do not hold `count`, strictly ascending within [start, stop)."""
 
-    def to_half(self, values: Array, name: HalfDtype) -> HalfBits:
-        """Return the numbers of 16 bits nearest to finite values; see `numpy_kernels.to_half`."""
+    def to_half(self, values: Array) -> HalfBits:
+        """Return the nearest bfloat16 numbers, never infinite, ties to even. values: float32 or float64, finite."""
 
-    def from_half(self, bits: HalfBits, name: HalfDtype, dtype: Any) -> Array:
+    def from_half(self, bits: HalfBits, dtype: Any) -> Array:
         """Return the numbers that these bits stand for: float32 or float64."""
 
     def to_levels(self, values: Array, levels: Array) -> Words:

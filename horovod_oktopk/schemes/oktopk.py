@@ -44,9 +44,8 @@ class OkTopk(Scheme):
             density is changed later, k′ keeps its ratio to k.
         selection: `"exact"`: the global top-k is exact at every step, as the local one always is. `"reuse"`: the
             paper's way, which reuses the global threshold between evaluations, and saves one short message.
-        value_dtype: `"float16"` or `"bfloat16"`: values travel in 16 bits. `"log4"`: in 4, a sign and one of eight
-            magnitudes. None: unchanged. `"auto"`: in `StepAhead` `"log4"`, elsewhere unchanged. The rounding errors
-            stay in the residual. float16 suits magnitudes of 6e-5 to 65504; the other two suit any.
+        value_dtype: `"bfloat16"`: values travel in 16 bits. `"log4"`: in 4, a sign and one of eight magnitudes. None:
+            unchanged. `"auto"`: in `StepAhead` `"log4"`, elsewhere unchanged. Rounding errors stay in the residual.
         threshold_interval: τ′, steps between exact evaluations of the global threshold, if it is reused.
         region_interval: τ, steps between repartitions of the index space.
         transport: `"mpi"` (mpi4py), `"horovod"` (Horovod's own alltoall and allgather), or `"auto"`: MPI if Horovod

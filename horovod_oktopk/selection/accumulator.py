@@ -105,7 +105,7 @@ def converted(piece: NDArray[Any], dtype: Any, clear: bool) -> Iterator[tuple[in
 
 
 class CollectingAccumulator:
-    """An Accumulator's `expect` and `select`; see there. A derived class gives `_collect`.
+    """An Accumulator's `expect`, `select` and `moments`; see there. A derived class gives `_collect` and `_chunks`.
 
     kernels: the loops over the elements; in C++ if that was built.
     """
@@ -148,6 +148,18 @@ class CollectingAccumulator:
 
     def _collect(self, start: int, stop: int, threshold: float, buffer: CandidateBuffer) -> object:
         """Collect the elements of acc[start:stop] that pass."""
+        raise NotImplementedError
+
+    def moments(self) -> tuple[float, float]:
+        total = squares = 0.0  # of chunks, which are summed in the dtype itself: enough for an estimate
+        for chunk in self._chunks():
+            total += float(chunk.sum())
+            squares += float(np.dot(chunk, chunk))
+        mean = total / self.n
+        return mean, float(np.sqrt(max(0.0, squares / self.n - mean**2)))
+
+    def _chunks(self) -> Iterator[Values]:
+        """Return the parts of acc, in order."""
         raise NotImplementedError
 
 
@@ -194,14 +206,8 @@ class NumpyAccumulator(CollectingAccumulator, ResidualAccumulator):
         magnitudes: Values = np.abs(self._acc[::stride])
         return magnitudes
 
-    def moments(self) -> tuple[float, float]:
-        total = squares = 0.0  # of chunks, which are summed in the dtype itself: enough for an estimate
-        for start in range(0, self.n, CHUNK):
-            chunk = self._acc[start:start + CHUNK]
-            total += float(chunk.sum())
-            squares += float(np.dot(chunk, chunk))
-        mean = total / self.n
-        return mean, float(np.sqrt(max(0.0, squares / self.n - mean**2)))
+    def _chunks(self) -> Iterator[Values]:
+        return (self._acc[start:start + CHUNK] for start in range(0, self.n, CHUNK))
 
     def values(self) -> Values:
         return self._acc

@@ -92,7 +92,7 @@ class NumpyParameterAccumulator(CollectingAccumulator, ParameterAccumulator):
             if low < high:
                 yield offset + low, np.ascontiguousarray(piece[low:high])
 
-    def _differences(self) -> Iterator[NDArray[Any]]:
+    def _chunks(self) -> Iterator[NDArray[Any]]:
         for offset, piece in self._pieces:
             for at in range(0, len(piece), CHUNK):
                 part = piece[at:at + CHUNK]
@@ -105,16 +105,8 @@ class NumpyParameterAccumulator(CollectingAccumulator, ParameterAccumulator):
             parts.append(np.abs(self.shared[offset + first:offset + len(piece):stride] - piece[first::stride]))
         return np.concatenate(parts)
 
-    def moments(self) -> tuple[float, float]:
-        total = squares = 0.0
-        for chunk in self._differences():
-            total += float(chunk.sum())
-            squares += float(np.dot(chunk, chunk))
-        mean = total / self.n
-        return mean, float(np.sqrt(max(0.0, squares / self.n - mean**2)))
-
     def values(self) -> Values:
-        return np.concatenate([np.empty(0, self.dtype), *self._differences()])
+        return np.concatenate([np.empty(0, self.dtype), *self._chunks()])
 
     def release(self) -> None:
         self._pieces = ()
@@ -153,9 +145,11 @@ class Replica(Protocol):
 
     def logical(self, values: Values) -> Values:
         """Reorder values from the order in memory (channels_last, say) to the order of indices; on the host."""
+        return values
 
     def in_memory(self, values: Values) -> Values:
         """Reorder values from the order of indices to the order in memory."""
+        return values
 
 
 class HostReplica(Replica):
@@ -181,9 +175,3 @@ class HostReplica(Replica):
             part = values[offset:offset + len(own)]
             before: Values = np.array(own)
             own[:], part[:] = part, before
-
-    def logical(self, values: Values) -> Values:
-        return values
-
-    def in_memory(self, values: Values) -> Values:
-        return values

@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 
 from ..errors import WireError
 from ..kernels import KERNELS, Kernels
-from ..kernels.numpy_kernels import from_half, to_half
-from ..kernels.protocol import LEVELS, HalfBits, HalfDtype, Words
+from ..kernels.protocol import LEVELS, HalfBits, Words
 from .sparse import SparseVector, Values
 
-ValueDtype = Literal["float16", "bfloat16", "log4"]
+ValueDtype = Literal["bfloat16", "log4"]
 Ends = tuple[float, float]
 """The (lowest, largest) magnitude that is sent. 0 as the lowest: it is not known."""
 
@@ -71,25 +70,24 @@ class Plain:
 
 @dataclass(frozen=True)
 class Halves:
-    """Values in 16 bits."""
+    """Values in bfloat16."""
 
     dtype: Any
-    name: HalfDtype
     kernels: Kernels
 
     def words(self, count: int) -> int:
         return -(-count // 2)
 
     def round(self, values: Values) -> Values:
-        return self.kernels.from_half(self.kernels.to_half(values, self.name), self.name, self.dtype)
+        return self.kernels.from_half(self.kernels.to_half(values), self.dtype)
 
     def pack(self, values: Values) -> Words:
         halves = np.zeros(2 * self.words(len(values)), np.uint16)
-        halves[:len(values)] = self.kernels.to_half(values, self.name)
+        halves[:len(values)] = self.kernels.to_half(values)
         return halves.view(np.uint32)
 
     def unpack(self, words: Words, count: int) -> Values:
-        return self.kernels.from_half(words.view(np.uint16)[:count], self.name, self.dtype)
+        return self.kernels.from_half(words.view(np.uint16)[:count], self.dtype)
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ class Levels:
 
     @cached_property
     def _bits(self) -> HalfBits:
-        return to_half(np.array(self.ends, np.float64), "bfloat16")
+        return self.kernels.to_half(np.array(self.ends))
 
     @cached_property
     def _levels(self) -> NDArray[np.float32]:
@@ -128,7 +126,7 @@ class Levels:
 
     @property
     def _few(self) -> Halves:
-        return Halves(self.dtype, "bfloat16", self.kernels)
+        return Halves(self.dtype, self.kernels)
 
 
 def levels_between(ends: HalfBits) -> NDArray[np.float32]:
@@ -138,7 +136,7 @@ def levels_between(ends: HalfBits) -> NDArray[np.float32]:
     """
     lowest, largest = ends.tolist()
     known, unknown = _evenly(lowest, largest, LEVELS), _evenly(max(largest - DEPTH, 0), largest, LEVELS - 1)
-    return from_half(np.array(known if lowest else [0, *unknown], np.uint16), "bfloat16", np.float32)
+    return KERNELS.from_half(np.array(known if lowest else [0, *unknown], np.uint16), np.float32)
 
 
 def _evenly(first: int, last: int, count: int) -> list[int]:
@@ -152,7 +150,7 @@ def format_of(dtype: Any, value_dtype: ValueDtype | None, ends: Ends, kernels: K
     """
     if value_dtype is None:
         return Plain(dtype)
-    return Levels(dtype, ends, kernels) if value_dtype == "log4" else Halves(dtype, value_dtype, kernels)
+    return Levels(dtype, ends, kernels) if value_dtype == "log4" else Halves(dtype, kernels)
 
 
 Bytes = NDArray[np.uint8]

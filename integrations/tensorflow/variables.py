@@ -135,12 +135,6 @@ class VariableReplica(Replica):
                 v.assign(_value_for(v, values[start:stop]), read_value=False)
                 values[start:stop] = before
 
-    def logical(self, values: Values) -> Values:
-        return values
-
-    def in_memory(self, values: Values) -> Values:
-        return values
-
     def _bounds(self) -> Iterator[tuple[int, int]]:
         return zip(self._offsets, self._layout.offsets[1:].tolist(), strict=True)
 

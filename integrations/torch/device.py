@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from horovod_oktopk.selection.accumulator import NumpyAccumulator, ResidualAccumulator, keep_freed_memory
 from horovod_oktopk.selection.parameter_accumulator import ParameterAccumulator, Pieces
@@ -24,17 +25,71 @@ def make_accumulator(layout: TorchLayout) -> Any:
     return TorchAccumulator(layout.n, layout.dtype, layout.device)
 
 
-class TorchAccumulator(ResidualAccumulator):
-    """A ResidualAccumulator in tensors on one device; the same bits as NumpyAccumulator."""
+class DeviceVector:
+    """The part of an accumulator that steps select from, on one device; the same bits as in host memory.
+
+    A derived class gives `_chunks`. n: the number of elements. dtype: float32 or float64.
+    """
 
     def __init__(self, n: int, dtype: Any, device: torch.device) -> None:
         keep_freed_memory()
         self.n = n
         self.dtype = np.dtype(dtype)
         self.expected = np.inf
-        torch_dtype = torch.float64 if self.dtype == np.float64 else torch.float32
-        self.residual = torch.zeros(n, dtype=torch_dtype, device=device)
+        self._nothing = torch.zeros(0, dtype=torch.float64 if self.dtype == np.float64 else torch.float32,
+                                    device=device)
+
+    def _chunks(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the vector, part by part, each with its offset: so temporaries stay bounded."""
+        raise NotImplementedError
+
+    def expect(self, threshold: float, limit: int) -> None:  # noqa: ARG002 - selecting is a pass of its own here
+        self.expected = threshold
+
+    def select(self, threshold: float, limit: int) -> SparseVector | None:
+        indices, values = [self._nothing.long()], [self._nothing]
+        count = 0
+        for start, chunk in self._chunks():
+            found = where_passing(chunk, threshold)
+            indices.append(found + start)
+            values.append(chunk[found])
+            count += len(found)
+            if count > limit:
+                return None
+        return SparseVector(torch.cat(indices).cpu().numpy(), torch.cat(values).cpu().numpy())
+
+    def sample(self, stride: int) -> Values:
+        parts = [chunk[-start % stride::stride].abs() for start, chunk in self._chunks()]
+        magnitudes: Values = torch.cat([self._nothing, *parts]).cpu().numpy()
+        return magnitudes
+
+    def moments(self) -> tuple[float, float]:
+        sums = self._nothing.new_zeros(2, dtype=torch.float64)
+        for _, chunk in self._chunks():
+            sums += torch.stack([chunk.sum(dtype=torch.float64), (chunk.double()**2).sum()])
+        mean, square = (sums / self.n).tolist()
+        return mean, max(0.0, square - mean**2) ** 0.5
+
+    def values(self) -> Values:
+        values: Values = torch.cat([self._nothing, *(chunk for _, chunk in self._chunks())]).cpu().numpy()
+        return values
+
+    def on_device(self, values: NDArray[Any]) -> torch.Tensor:
+        """Return values or indices from the host in tensors on the device."""
+        return torch.from_numpy(values).to(self._nothing.device)
+
+
+class TorchAccumulator(DeviceVector, ResidualAccumulator):
+    """A ResidualAccumulator in tensors on one device."""
+
+    def __init__(self, n: int, dtype: Any, device: torch.device) -> None:
+        super().__init__(n, dtype, device)
+        self.residual = self._nothing.new_zeros(n)
         self._acc = torch.zeros_like(self.residual)
+
+    def _chunks(self) -> Iterator[tuple[int, torch.Tensor]]:
+        for start in range(0, self.n, CHUNK):
+            yield start, self._acc[start:start + CHUNK]
 
     def accumulate(self, pieces: Iterable[tuple[int, torch.Tensor]], clear: bool = False) -> bool:
         for offset, piece in pieces:
@@ -45,38 +100,10 @@ class TorchAccumulator(ResidualAccumulator):
         # A sum is finite only if its terms are; it may overflow though they are.
         return bool(torch.isfinite(self._acc.sum())) or bool(torch.isfinite(self._acc).all())
 
-    def expect(self, threshold: float, limit: int) -> None:  # noqa: ARG002 - selecting is a pass of its own here
-        self.expected = threshold
-
-    def select(self, threshold: float, limit: int) -> SparseVector | None:
-        found = []
-        count = 0
-        for start in range(0, self.n, CHUNK):
-            found.append(where_passing(self._acc[start:start + CHUNK], threshold) + start)
-            count += len(found[-1])
-            if count > limit:
-                return None
-        indices = torch.cat(found)
-        return SparseVector(indices.cpu().numpy(), self._acc[indices].cpu().numpy())
-
-    def sample(self, stride: int) -> Values:
-        magnitudes: Values = self._acc[::stride].abs().cpu().numpy()
-        return magnitudes
-
-    def moments(self) -> tuple[float, float]:
-        deviation, mean = torch.std_mean(self._acc, correction=0)
-        return float(mean), float(deviation)
-
-    def values(self) -> Values:
-        values: Values = self._acc.cpu().numpy()
-        return values
-
     def commit(self, contributed: Indices | slice, remainder: SparseVector | None = None) -> None:
-        device = self._acc.device
-        where = contributed if isinstance(contributed, slice) else torch.from_numpy(contributed).to(device)
-        self._acc[where] = 0
+        self._acc[contributed if isinstance(contributed, slice) else self.on_device(contributed)] = 0
         if remainder is not None:
-            self._acc[torch.from_numpy(remainder.indices).to(device)] += torch.from_numpy(remainder.values).to(device)
+            self._acc[self.on_device(remainder.indices)] += self.on_device(remainder.values)
         self.residual, self._acc = self._acc, self.residual
 
     def read_residual(self) -> Values:
@@ -94,16 +121,12 @@ def where_passing(values: torch.Tensor, threshold: float) -> torch.Tensor:
     return found
 
 
-class TorchParameterAccumulator(ParameterAccumulator):
-    """A ParameterAccumulator in tensors on one device; the same bits as NumpyParameterAccumulator."""
+class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
+    """A ParameterAccumulator in tensors on one device."""
 
     def __init__(self, n: int, dtype: Any, device: torch.device, shared: torch.Tensor | None = None) -> None:
-        keep_freed_memory()
-        self.n = n
-        self.dtype = np.dtype(dtype)
-        self.expected = np.inf
-        torch_dtype = torch.float64 if self.dtype == np.float64 else torch.float32
-        self.shared = torch.zeros(n, dtype=torch_dtype, device=device) if shared is None else shared
+        super().__init__(n, dtype, device)
+        self.shared = self._nothing.new_zeros(n) if shared is None else shared
         self._pieces: Pieces = ()
 
     def start(self, pieces: Pieces) -> None:
@@ -118,7 +141,7 @@ class TorchParameterAccumulator(ParameterAccumulator):
             bool(torch.isfinite(chunk).all()) for _, chunk in self._chunks())
 
     def _chunks(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """acc, part by part: several small parameters, or a part of a large one, so that temporaries stay bounded."""
+        """Yield several small parameters together, or a part of a large one."""
         start = 0
         parts: list[torch.Tensor] = []
         for offset, piece in self._pieces:
@@ -135,53 +158,19 @@ class TorchParameterAccumulator(ParameterAccumulator):
         own = torch.cat(parts) if len(parts) > 1 else parts[0]
         return self.shared[start:start + len(own)] - own
 
-    def expect(self, threshold: float, limit: int) -> None:  # noqa: ARG002 - selecting is a pass of its own here
-        self.expected = threshold
-
-    def select(self, threshold: float, limit: int) -> SparseVector | None:
-        indices, values = [torch.empty(0, dtype=torch.int64, device=self.shared.device)], [self.shared[:0]]
-        count = 0
-        for start, chunk in self._chunks():
-            found = where_passing(chunk, threshold)
-            indices.append(found + start)
-            values.append(chunk[found])
-            count += len(found)
-            if count > limit:
-                return None
-        return SparseVector(torch.cat(indices).cpu().numpy(), torch.cat(values).cpu().numpy())
-
-    def sample(self, stride: int) -> Values:
-        parts = [chunk[-start % stride::stride].abs() for start, chunk in self._chunks()]
-        magnitudes: Values = torch.cat([self.shared[:0], *parts]).cpu().numpy()
-        return magnitudes
-
-    def moments(self) -> tuple[float, float]:
-        sums = torch.zeros(2, dtype=torch.float64, device=self.shared.device)
-        for _, chunk in self._chunks():
-            sums += torch.stack([chunk.sum(dtype=torch.float64), (chunk.double()**2).sum()])
-        mean, square = (sums / self.n).tolist()
-        return mean, max(0.0, square - mean**2) ** 0.5
-
-    def values(self) -> Values:
-        values: Values = torch.cat([self.shared[:0], *(chunk for _, chunk in self._chunks())]).cpu().numpy()
-        return values
-
     def release(self) -> None:
         self._pieces = ()
 
     def commit(self, update: SparseVector | DenseVector) -> None:
-        values = torch.from_numpy(update.values).to(self.shared.device)
-        if isinstance(update, DenseVector):
-            self.shared -= values
-        else:
-            self.shared[torch.from_numpy(update.indices).to(self.shared.device)] -= values
+        where = slice(None) if isinstance(update, DenseVector) else self.on_device(update.indices)
+        self.shared[where] -= self.on_device(update.values)
 
     def read_shared(self) -> Values:
         values: Values = self.shared.cpu().numpy()
         return values
 
     def minus(self, values: Values) -> torch.Tensor:
-        return self.shared - torch.from_numpy(values).to(self.shared.device)
+        return self.shared - self.on_device(values)
 
     def part(self, start: int, stop: int) -> TorchParameterAccumulator:
         shared = self.shared[start:stop]

@@ -52,7 +52,6 @@ CASES = {
     "OkTopk reuse": Case(REUSE),
     "OkTopk reuse sum": Case(REUSE, (4,), {"op": Hvd.Sum}),
     "OkTopk bfloat16": Case(replace(OKTOPK, value_dtype="bfloat16")),
-    "OkTopk float16": Case(replace(OKTOPK, value_dtype="float16")),
     "OkTopk log4": Case(replace(OKTOPK, value_dtype="log4")),
     "OkTopk global density 0.05": Case(replace(OKTOPK, global_density=0.05)),
     "OkTopk global density 1": Case(replace(OKTOPK, global_density=1.0)),

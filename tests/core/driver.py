@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from horovod_oktopk import OkTopkError, PluginError
-from horovod_oktopk.kernels.numpy_kernels import from_half, to_half
+from horovod_oktopk.kernels import KERNELS
 from horovod_oktopk.modes.make import kind_of, make_mode
 from horovod_oktopk.modes.partial.mode import remove
 from horovod_oktopk.schemes.base import Compression
@@ -133,7 +133,7 @@ class CoreTrainer:
     def rounded(self, values: np.ndarray) -> np.ndarray:
         """To the parameters' dtype; NumPy has no bfloat16."""
         if self.dtype == "bfloat16":
-            return from_half(to_half(values, "bfloat16"), "bfloat16", np.float32)
+            return KERNELS.from_half(KERNELS.to_half(values), np.float32)
         return values.astype(self.dtype).astype(self.layout.dtype)
 
     def shared(self) -> Any:

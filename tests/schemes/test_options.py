@@ -20,8 +20,8 @@ BAD = [
       for value in NOT_INTEGERS],
     *[(name, None, INTEGER) for name in ("threshold_interval", "region_interval")],
     *[("selection", value, "('exact', 'reuse')") for value in ("approximate", None, 1)],
-    *[("value_dtype", value, "(None, 'auto', 'float16', 'bfloat16', 'log4')")
-      for value in ("float32", np.float16, 16, [])],
+    *[("value_dtype", value, "(None, 'auto', 'bfloat16', 'log4')")
+      for value in ("float16", np.float16, 16, [])],
     *[("transport", value, "('auto', 'mpi', 'horovod')") for value in ("tcp", "", None, 3, [])],
 ]
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk.kernels import KERNELS, NumpyKernels
-from horovod_oktopk.kernels.numpy_kernels import from_half, to_half
 from horovod_oktopk.vectors.sparse import SparseVector
 from horovod_oktopk.vectors.wire import WireCodec, levels_between
 
@@ -19,7 +18,7 @@ ENDS = st.tuples(st.floats(0, 3e38), st.floats(0, 3e38)).map(sorted)
 
 
 def levels(lowest, largest):
-    return levels_between(to_half(np.array([lowest, largest]), "bfloat16"))
+    return levels_between(KERNELS.to_half(np.array([lowest, largest])))
 
 
 def drawn(seed, count, dtype, octaves=10.0, scale=1.0):
@@ -45,7 +44,7 @@ def test_levels_ascend_are_finite_and_bfloat16(ends):
     found = levels(*ends)
     assert (np.diff(found) >= 0).all()
     assert np.isfinite(found).all()
-    assert (from_half(to_half(found, "bfloat16"), "bfloat16", np.float32) == found).all()
+    assert (KERNELS.from_half(KERNELS.to_half(found), np.float32) == found).all()
 
 
 @given(st.floats(1e-30, 1e30), st.floats(0, 20))

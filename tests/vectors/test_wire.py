@@ -55,10 +55,10 @@ def test_a_message_holds_the_vector_bit_for_bit_whoever_wrote_it(case, writer, r
     assert same(decoded, vector)
 
 
-@given(regions(), st.sampled_from(["float16", "bfloat16"]), st.sampled_from(["float32", "float64"]))
-def test_halves_arrive_as_they_were_rounded(region, value_dtype, dtype):
+@given(regions(), st.sampled_from(["float32", "float64"]))
+def test_halves_arrive_as_they_were_rounded(region, dtype):
     start, stop, indices = region
-    codec = WireCodec(np.dtype(dtype), value_dtype)
+    codec = WireCodec(np.dtype(dtype), "bfloat16")
     rounded = codec.round(SparseVector(indices, np.random.default_rng(0).standard_normal(len(indices)).astype(dtype)))
     message = codec.encode(rounded, start, stop)
     assert len(message) == codec.size(len(indices), stop - start)

@@ -37,7 +37,7 @@ template <class T> void define(py::module_ &module) {
     module.def("scatter", &scatter<T>, py::arg("out").noconvert(), py::arg("indices"), py::arg("values"),
                py::arg("zero") = false);
     module.def("passing", &passing<T>, py::arg("indices"), py::arg("values"), py::arg("threshold"));
-    module.def("to_half", &to_half<T>, py::arg("values"), py::arg("name"));
+    module.def("to_half", &to_half<T>, py::arg("values"));
     module.def("to_levels", &to_levels<T>, py::arg("values"), py::arg("levels").noconvert());
     module.def("kth_magnitude", &kth_magnitude<T>, py::arg("values"), py::arg("k"));
     module.def("sum_parts", &sum_parts<T>, py::arg("indices").noconvert(), py::arg("values").noconvert());
@@ -57,7 +57,7 @@ PYBIND11_MODULE(_native, module) {
                py::arg("low_words"), py::arg("upper_words"));
     module.def("unpack_indices", &unpack_indices, py::arg("words").noconvert(), py::arg("count"), py::arg("start"),
                py::arg("stop"), py::arg("low_bits"), py::arg("low_words"));
-    module.def("from_half", &from_half, py::arg("bits"), py::arg("name"), py::arg("dtype"));
+    module.def("from_half", &from_half, py::arg("bits"), py::arg("dtype"));
     module.def("from_levels", &from_levels, py::arg("words").noconvert(), py::arg("count"),
                py::arg("levels").noconvert(), py::arg("dtype"));
     module.def("sorted", &sorted<uint32_t>, py::arg("numbers").noconvert());

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import statistics
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,9 @@ class StepReportLogger(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Puts what OkTopk did into `logs`: History, CSVLogger, TensorBoard and the progress bar show it.
 
     Of the last step: oktopk_density, oktopk_k, oktopk_local_selected, oktopk_global_selected and both thresholds;
-    oktopk_bytes_sent by this rank: of the step, and in an epoch's logs the mean of its steps. With `Partial` also
-    oktopk_rounds, oktopk_active_ranks, oktopk_staleness (of the rank that lags most) and oktopk_seconds_saved: in an
-    epoch's logs means, and of the last the sum. With `StepAhead` on several ranks oktopk_gain and
-    oktopk_noise_scale. It comes before the callbacks that are to see it.
+    with `StepAhead` on several ranks oktopk_gain and oktopk_noise_scale. In an epoch's logs the means of its steps:
+    oktopk_bytes_sent by this rank; with `Partial` oktopk_rounds, oktopk_active_ranks, oktopk_staleness (of the rank
+    that lags most) and oktopk_seconds_saved. It comes before the callbacks that are to see them.
 
     Examples:
         >>> logger = hvd_keras.callbacks.StepReportLogger()
@@ -73,37 +73,33 @@ class StepReportLogger(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        self._reports: list[StepReport] = []
+        self._steps: defaultdict[str, list[float]] = defaultdict(list)
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         report = step_report(self.model)
         if report is not None and logs is not None:
-            self._reports.append(report)
-            logs |= {**_figures(report), **_partial_figures([report])}
+            for name, figure in _figures(report).items():
+                self._steps[name].append(figure)
+                logs[name] = figure
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        if self._reports and logs is not None:
-            mean = statistics.fmean(report.bytes_sent for report in self._reports)
-            logs |= {**_figures(self._reports[-1]), "oktopk_bytes_sent": mean, **_partial_figures(self._reports)}
+        if logs is not None:
+            logs |= {name: statistics.fmean(figures) if name in MEANS else figures[-1]
+                     for name, figures in self._steps.items()}
+
+
+MEANS = {f"oktopk_{name}" for name in ("bytes_sent", "rounds", "active_ranks", "staleness", "seconds_saved")}
 
 
 def _figures(report: StepReport) -> dict[str, float]:
-    names = ("k", "local_selected", "global_selected", "local_threshold", "global_threshold", "bytes_sent")
-    figures = {f"oktopk_{name}": float(getattr(report, name)) for name in names}
-    if not math.isnan(report.noise_scale):
-        figures |= {"oktopk_gain": report.gain, "oktopk_noise_scale": report.noise_scale}
-    return {"oktopk_density": report.k / max(1, report.n), **figures}  # 0 / 0 where all are sparse
-
-
-def _partial_figures(reports: list[StepReport]) -> dict[str, float]:
-    with_rounds = [report for report in reports if report.active]
-    if not with_rounds:
-        return {}
-    means = {"rounds": [report.rounds for report in reports],
-             "active_ranks": [sum(report.active) for report in with_rounds],
-             "staleness": [max(report.staleness) for report in with_rounds]}
-    return {**{f"oktopk_{name}": statistics.fmean(values) for name, values in means.items()},
-            "oktopk_seconds_saved": sum(report.seconds_saved for report in reports)}
+    names = ["k", "local_selected", "global_selected", "local_threshold", "global_threshold", "bytes_sent"]
+    names += [] if math.isnan(report.noise_scale) else ["gain", "noise_scale"]
+    figures = {name: float(getattr(report, name)) for name in names}
+    figures["density"] = report.k / max(1, report.n)  # 0 / 0 where all are sparse
+    if report.active:
+        figures |= {"rounds": report.rounds, "active_ranks": sum(report.active), "staleness": max(report.staleness),
+                    "seconds_saved": report.seconds_saved}
+    return {f"oktopk_{name}": figure for name, figure in figures.items()}
 
 
 class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]

@@ -39,7 +39,7 @@ def synchronized(reducer: PartialMode) -> np.ndarray:
     return sum(applied(reducer, count) for count in reducer.synchronize(for_good=True))
 
 
-@pytest.mark.parametrize("value_dtype", [None, "bfloat16", "float16", "log4"])
+@pytest.mark.parametrize("value_dtype", [None, "bfloat16", "log4"])
 def test_what_rounding_leaves_over_is_kept_by_a_rank_that_does_not_come(value_dtype):
     """It owns a region, and rounds the others' sums; draws are such that these two start all rounds."""
     def drawn(seed: int, number: int) -> int:
