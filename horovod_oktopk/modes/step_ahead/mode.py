@@ -315,7 +315,7 @@ def _description(options: StepAhead, layout: Layout, normalizes: bool, adds: boo
     return "\n".join([f"compression: StepAhead({type(scheme).__name__})",
                       *(f"{name}: {value}" for name, value in values.items()),
                       f"optimizer: normalizes its gradients: {normalizes}", f"op: {'Sum' if adds else 'Average'}",
-                      *layout.describe()])
+                      *layout.describe_memory()])
 
 
 def _check_dtypes(layout: Layout) -> None:

@@ -15,7 +15,7 @@ from horovod_oktopk.torch import (
     shared_parameters,
     step_report,
 )
-from tests.scenarios.common import is_last
+from tests.scenarios.common import assert_disagreement, is_last
 from tests.torch.scenarios.common import assert_equal_everywhere, flat
 
 OPTIONS = StepAhead(OkTopk(density=0.05))
@@ -177,3 +177,14 @@ def check_two_optimizers_may_take_their_steps_in_another_order_on_each_rank() ->
             train(models[which], optimizers[which], range(step, step + 1))
     for model, optimizer in zip(models, optimizers, strict=True):
         assert_shared_is_equal(model, optimizer)
+
+
+def check_parameters_in_another_order_in_memory_on_one_rank_are_refused() -> None:
+    """Indices of what is exchanged count as the elements lie in memory."""
+    weight = torch.nn.Parameter(torch.ones(4, 3, 2, 2))
+    if is_last(hvd):
+        weight = torch.nn.Parameter(weight.detach().to(memory_format=torch.channels_last))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1), named_parameters=[("w", weight)],
+                                         compression=OPTIONS)
+    weight.sum().backward()
+    assert_disagreement(hvd, optimizer.step, "dimensions in memory [0, 2, 3, 1]")
