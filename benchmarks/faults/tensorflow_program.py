@@ -52,9 +52,8 @@ class Program:
         self._model.compile(hvd_keras.DistributedOptimizer(self._optimizer, compression=scheme_of(self._plan.mode)),
                             self._loss)
         callbacks = hvd_keras.callbacks
-        first = [callbacks.SynchronizeReplicas()] if self._plan.mode == "partial" else []
         self._model.fit(*self._data(injector), batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[
-            *first, callbacks.BroadcastGlobalVariablesCallback(0), callbacks.MetricAverageCallback(),
+            callbacks.BroadcastGlobalVariablesCallback(0), callbacks.MetricAverageCallback(),
             Steps(injector, lambda: self._save(path, injector))])
 
     def _train_with_tapes(self, injector: Injector, path: Path) -> None:

@@ -35,4 +35,5 @@ def prepare(code: str, path: str) -> dict[str, Any]:
 def finish(names: dict[str, Any]) -> None:
     """What a fragment has made can train."""
     if getattr(names["model"], "optimizer", None) is not None:
-        names["model"].fit(names["data"], verbose=0, callbacks=[hvd_keras.callbacks.SynchronizeReplicas()])
+        names["model"].fit(names["data"], verbose=0, callbacks=[
+            hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)])

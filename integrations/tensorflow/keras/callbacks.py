@@ -21,7 +21,7 @@ from horovod_oktopk.tensorflow.keras.horovod_callbacks import (
     MetricAverageCallback,
     SharedParameters,
 )
-from horovod_oktopk.tensorflow.plugin import step_report, synchronize_replicas
+from horovod_oktopk.tensorflow.plugin import step_report
 from horovod_oktopk.tensorflow.registry import each_run_of
 from horovod_oktopk.tensorflow.shared import meet
 from horovod_oktopk.tensorflow.state import load_state, read_marks, save_state
@@ -34,28 +34,13 @@ __all__ = [
     "SharedParameters",
     "StateCheckpoint",
     "StepReportLogger",
-    "SynchronizeReplicas",
 ]
 
 logger = logging.getLogger("horovod_oktopk")
-__getattr__ = gone(__name__, {"DensityWarmup": f"{NO_SCHEDULE}, in the on_epoch_begin of a LambdaCallback"})
+__getattr__ = gone(__name__, {
+    "DensityWarmup": f"{NO_SCHEDULE}, in the on_epoch_begin of a LambdaCallback",
+    "SynchronizeReplicas": "BroadcastGlobalVariablesCallback(0), first in the list, makes the replicas equal"})
 Logs = dict[str, Any] | None
-
-
-class SynchronizeReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """With `Partial`: makes the replicas equal before validation and at the end of every epoch.
-
-    It comes first in the list, before all that communicates.
-
-    Examples:
-        >>> model.fit(data, callbacks=[hvd_keras.callbacks.SynchronizeReplicas()])
-    """
-
-    def on_test_begin(self, logs: Logs = None) -> None:
-        synchronize_replicas(self.model)
-
-    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        synchronize_replicas(self.model)
 
 
 class StepReportLogger(tf.keras.callbacks.Callback):  # type: ignore[misc]

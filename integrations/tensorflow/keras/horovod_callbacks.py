@@ -31,7 +31,8 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
     """All ranks start from the root's weights and optimizer state; random seeds stay their own. First in the list.
 
     The model is the same on all ranks whenever Keras looks at it: in validation and prediction, for the callbacks at
-    the end of an epoch, and after `fit`. With `StepAhead` it holds each rank's own parameters in between.
+    the end of an epoch, and after `fit`. With `StepAhead` it holds each rank's own parameters in between, and with
+    `Partial` replicas may differ by some rounds.
 
     Weights are taken of the model, and of all optimizers that it has, a GAN's own ones too. Variables that are made
     by the first batch are taken after it, and those that come later, with a warning, at the end of their epoch. XLA,
@@ -82,14 +83,19 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
                 logger.warning(PLAIN)
 
     def on_test_begin(self, logs: Logs = None) -> None:
+        synchronize_replicas(self.model)
+        self.on_predict_begin()
+
+    def on_predict_begin(self, logs: Logs = None) -> None:
         self._looking.enter_context(shared_parameters(self.model))
 
     def on_test_end(self, logs: Logs = None) -> None:
         self._looking.close()
 
-    on_predict_begin, on_predict_end = on_test_begin, on_test_end
+    on_predict_end = on_test_end
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        synchronize_replicas(self.model)
         meet(self.model, "broadcast variables at the end of an epoch")
         late = [variable.name for variable in self._broadcast()]
         if late:

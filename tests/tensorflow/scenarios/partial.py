@@ -24,7 +24,7 @@ class Uneven(keras.callbacks.Callback):
 
 
 class EqualAtEvaluation(keras.callbacks.Callback):
-    """Comes after SynchronizeReplicas."""
+    """Comes after the broadcast callback."""
 
     seen = 0
 
@@ -39,8 +39,8 @@ def check_fit_with_validation_and_callbacks() -> None:
         model = compiled(make_model(), distribute(options, keras.optimizers.Adam(0.02)))
         evaluation = EqualAtEvaluation()
         callbacks = hvd_keras.callbacks
-        history = fit(model, [callbacks.SynchronizeReplicas(), callbacks.BroadcastGlobalVariablesCallback(0),
-                              Uneven(), callbacks.StepReportLogger(), callbacks.MetricAverageCallback(), evaluation],
+        history = fit(model, [callbacks.BroadcastGlobalVariablesCallback(0), Uneven(), callbacks.StepReportLogger(),
+                              callbacks.MetricAverageCallback(), evaluation],
                       epochs=EPOCHS, validation_split=0.5)
         assert evaluation.seen == EPOCHS
         assert_equal_everywhere(hvd, weights(model))
@@ -82,7 +82,7 @@ def check_what_partial_cannot_do_is_refused() -> None:
 
 def check_eager_steps_and_a_report() -> None:
     model = compiled(make_model(), distribute(Partial(OkTopk(density=0.2), policy="majority")), run_eagerly=True)
-    fit(model, [Uneven(), hvd_keras.callbacks.SynchronizeReplicas()])
+    fit(model, [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0), Uneven()])
     assert_equal_everywhere(hvd, weights(model))
     report = step_report(model)
     assert report.rounds == 0 or len(report.active) == hvd.size()
