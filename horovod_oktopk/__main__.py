@@ -70,7 +70,7 @@ def check_tensorflow() -> Finding:
     works, found = _integration("tensorflow", "TensorFlow", "HOROVOD_WITH_TENSORFLOW=1")
     if not works:
         return works, found
-    keras = importlib.import_module("horovod_oktopk.tensorflow.versions").KERAS
+    keras = importlib.import_module(f"{__package__}.tensorflow.private").KERAS
     return True, f"{found} with {keras}"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..errors import OptionError
@@ -18,6 +20,22 @@ __all__ = ["Dense", "GTopk", "GaussianK", "OkTopk", "TopkA", "TopkDSA", "warmup_
 
 Inner = Scheme | Dense | type[Scheme | Dense]
 """A scheme as users write it; a class takes its defaults."""
+
+
+@dataclass(frozen=True, eq=False)
+class Around(Compression):
+    """The options of a mode around a scheme."""
+
+    inner: Inner = OkTopk
+    scheme: Scheme = field(init=False, repr=False)
+    """The scheme that `inner` stands for."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scheme", scheme_of(self, self.inner))
+
+    def settings(self) -> Mapping[str, Any]:
+        """Return the options by name, without the scheme's."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("inner", "scheme")}
 
 
 def as_options(compression: Any) -> Any:

@@ -184,11 +184,13 @@ def check_horovod(version: str, signatures: Mapping[Callable[..., Any], list[str
             raise PluginError(f"{ADVICE}; its {function.__qualname__} should take {expected}, and takes {found}")
 
 
-def check_arguments(hvd: Any, op: Any) -> None:
-    """Raise PluginError if op cannot be served. hvd: a framework's Horovod."""
+def check_arguments(hvd: Any, op: Any, predivide: float = 1.0) -> None:
+    """Raise PluginError if op cannot be served, and ValueError as Horovod does. hvd: a framework's Horovod."""
     if op not in (hvd.Average, hvd.Sum):
         raise PluginError(f"with a sparse compression op must be hvd.Average or hvd.Sum; got op={op!r}"
                           + (" (Adasum)" if op == hvd.Adasum else ""))
+    if predivide != 1.0 and op != hvd.Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
 
 
 def refuse_join(in_use: Callable[[], bool], join: Callable[..., Any]) -> Callable[..., Any]:

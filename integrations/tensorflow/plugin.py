@@ -19,8 +19,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.modes.partial.mode import end_before
-from horovod_oktopk.modes.step_ahead.mode import finish_before
+from horovod_oktopk.modes.shutdown import wrap_shutdown
 from horovod_oktopk.schemes import as_options
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.tensorflow import tape
@@ -32,7 +31,6 @@ from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, in_use,
 from horovod_oktopk.tensorflow.variables import tensor_of, trained_by
 from horovod_oktopk.transport.counting import show_phases
 from horovod_oktopk.transport.horovod import check_arguments, check_horovod, refuse_join
-from horovod_oktopk.transport.mpi.ending import before_shutdown
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -49,7 +47,7 @@ def install() -> None:
     hvd.DistributedOptimizer = _wrap_optimizer(hvd.DistributedOptimizer)
     hvd.DistributedGradientTape = _wrap_tape(hvd.DistributedGradientTape)
     stock_keras.create_distributed_optimizer = _wrap_optimizer(stock_keras.create_distributed_optimizer)
-    library().horovod_shutdown = end_before(finish_before(before_shutdown(library().horovod_shutdown)))
+    library().horovod_shutdown = wrap_shutdown(library().horovod_shutdown)
     hvd.join = hvd.mpi_ops.join = refuse_join(in_use, hvd.join)
     show_phases(tf.profiler.experimental.Trace)
     hvd._oktopk_installed = True
@@ -192,7 +190,7 @@ def _wrap_optimizer(make: Callable[..., Any]) -> Callable[..., Any]:
         asked = call.arguments
         if as_options(asked["compression"]) is None:
             return make(*args, **kwargs)
-        _check_predivision(asked)
+        check_arguments(hvd, asked["op"], asked["gradient_predivide_factor"])
         return DistributedOptimizer(**{name: value for name, value in asked.items() if name in _TAKEN})
 
     return wrapped
@@ -209,7 +207,7 @@ def _wrap_tape(make: Callable[..., Any]) -> Callable[..., Any]:
         options = as_options(asked["compression"])
         if options is None:
             return make(*args, **kwargs)
-        _check_predivision(asked)
+        check_arguments(hvd, asked["op"], asked["gradient_predivide_factor"])
         refuse_replicas()
         if not hasattr(options, "density"):
             raise PluginError(NO_TAPE.format(name=type(options).__name__))
@@ -219,9 +217,3 @@ def _wrap_tape(make: Callable[..., Any]) -> Callable[..., Any]:
         return asked["gradtape"]
 
     return wrapped
-
-
-def _check_predivision(asked: dict[str, Any]) -> None:
-    """Raise ValueError as stock Horovod does."""
-    if asked["gradient_predivide_factor"] != 1.0 and asked["op"] != hvd.Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")

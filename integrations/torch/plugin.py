@@ -27,8 +27,7 @@ from horovod.common.elastic import State
 from horovod.torch.elastic.state import TorchState
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.modes.partial.mode import end_before
-from horovod_oktopk.modes.step_ahead.mode import finish_before
+from horovod_oktopk.modes.shutdown import wrap_shutdown
 from horovod_oktopk.schemes import as_options
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.torch.optimizer import distribute, hand_over
@@ -37,7 +36,6 @@ from horovod_oktopk.torch.registry import is_in_use, own_run_of, run_of
 from horovod_oktopk.torch.state import ElasticTorchState, attach_state
 from horovod_oktopk.transport.counting import show_phases
 from horovod_oktopk.transport.horovod import check_arguments, check_horovod, extend_elastic, refuse_join
-from horovod_oktopk.transport.mpi.ending import before_shutdown
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -57,7 +55,7 @@ def install() -> None:
     check_horovod(horovod.__version__, {stock.DistributedOptimizer: _TAKES})
     hvd.DistributedOptimizer = stock.DistributedOptimizer = _wrap_factory(stock.DistributedOptimizer)
     hvd.join = hvd.mpi_ops.join = refuse_join(is_in_use, hvd.join)
-    library().horovod_shutdown = end_before(finish_before(before_shutdown(library().horovod_shutdown)))
+    library().horovod_shutdown = wrap_shutdown(library().horovod_shutdown)
     extend_elastic(State, TorchState, ElasticTorchState)
     show_phases(span)
     stock._oktopk_installed = True
@@ -117,7 +115,7 @@ def _wrap_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
             made = factory(*args, **kwargs)
             hand_over([p for group in made.param_groups for p in group["params"]])
             return made
-        check_arguments(hvd, given["op"])
+        check_arguments(hvd, given["op"], given["gradient_predivide_factor"])
         _check(given)
         distribute(optimizer, options, _names(optimizer, given["named_parameters"]), given["op"],
                    given["sparse_as_dense"], given["process_set"])
@@ -133,8 +131,6 @@ def _check(given: dict[str, Any]) -> None:
     """Raise as stock Horovod does."""
     if isinstance(given["optimizer"], torch.optim.LBFGS):
         raise PluginError(LBFGS)
-    if given["gradient_predivide_factor"] != 1.0 and given["op"] != hvd.Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
     if given["backward_passes_per_step"] <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
 

@@ -277,13 +277,3 @@ def _end(mode: PartialMode[Any]) -> None:
         logger.exception("the rounds of Partial could not be ended on all ranks together, so the job is ended")
         sys.stderr.flush()
         getattr(mode.reduction.transport.inner, "abort", lambda: None)()
-
-
-def end_before(shutdown: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Horovod's shutdown, so that the rounds end first."""
-    @functools.wraps(shutdown)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        end_all()
-        return shutdown(*args, **kwargs)
-
-    return wrapped

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, get_args
+from dataclasses import dataclass
+from typing import get_args
 
 from ...errors import OptionError
-from ...schemes import Inner, scheme_of
-from ...schemes.base import Compression, Scheme, check_integer, check_real
-from ...schemes.oktopk import OkTopk
+from ...schemes import Around
+from ...schemes.base import check_integer, check_real
 from .states import Policy
 
 NEEDS_MPI = ("Partial needs MPI (use horovodrun --mpi): its rounds run without the help of ranks that are late, and "
@@ -17,7 +15,7 @@ NEEDS_MPI = ("Partial needs MPI (use horovodrun --mpi): its rounds run without t
 
 
 @dataclass(frozen=True, eq=False)
-class Partial(Compression):
+class Partial(Around):
     """Eager-SGD (Li et al., PPoPP 2020): a step does not wait for the slowest rank; needs MPI.
 
     Rounds of reduction run without the ranks that are late. The gradients of those join their next contribution,
@@ -45,17 +43,14 @@ class Partial(Compression):
         >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=compression)
     """
 
-    inner: Inner = OkTopk
     policy: Policy = "majority"
     seed: int = 0
     max_staleness: int = 16
     timeout: float = 600.0
     in_order: bool = True
-    scheme: Scheme = field(init=False, repr=False)
-    """The scheme that `inner` stands for."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scheme", scheme_of(self, self.inner))
+        super().__post_init__()
         if self.policy not in get_args(Policy):
             raise OptionError(f"policy must be one of {get_args(Policy)}; got {self.policy!r}")
         check_integer("seed", self.seed, least=0)
@@ -68,7 +63,3 @@ class Partial(Compression):
                               f"hierarchical out; got an inner scheme with hierarchical={self.scheme.hierarchical!r}")
         if self.scheme.transport == "horovod":
             raise OptionError(f"{NEEDS_MPI}; got an inner scheme with transport='horovod': leave that out")
-
-    def settings(self) -> Mapping[str, Any]:
-        """Return the options of Partial by name, without the scheme's."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("inner", "scheme")}

@@ -20,7 +20,7 @@ import logging
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Generic, NoReturn
 
@@ -182,7 +182,8 @@ class StepAheadMode(Mode, Generic[L]):
         if "own" in share["algorithm"]:  # not of another number of ranks
             self._algorithm.load_state(share["algorithm"]["own"])
         self._steps, self._model.copies = share["steps"], share["copies"]
-        self._pace.load_state(share["noise"])
+        if share["noise"] is not None:  # of an earlier version
+            self._pace.noise.load_state(share["noise"])
         residual, saved = share["residual"], share["residual_scale"]
         if saved and saved != self._ahead:
             residual = residual * residual.dtype.type(self._ahead / saved)
@@ -203,7 +204,7 @@ class StepAheadMode(Mode, Generic[L]):
         if has_adopted:
             self.start()
         self._has_agreed = True
-        self._pace.become_alike(everyone)
+        self._pace.noise.become_alike(everyone, self._pace.workers)
         if everyone is not self.reduction.transport:
             assert self.reduction.transport.hosts is not None
             self._model.become_alike(self.reduction.transport.hosts, self.adds, self._was_loaded)
@@ -281,7 +282,7 @@ class StepAheadMode(Mode, Generic[L]):
             model.swap()
         own = record(*self.ranks.membership()[:2], self.layout, residual, self._ahead,
                      {"step": self._algorithm.step, "own": self._algorithm.state()}, self.unit, model.copies)
-        return {**own, "shared": model.digest, "steps": self._steps, "noise": self._pace.state()}
+        return {**own, "shared": model.digest, "steps": self._steps, "noise": self._pace.noise.state()}
 
     def take(self, share: Record) -> None:
         """Take the result of `share_of` for this rank; used when `shared` ends or the next step begins.
@@ -329,12 +330,7 @@ def _check_dtypes(layout: Layout) -> None:
 _live: weakref.WeakSet[StepAheadMode[Any]] = weakref.WeakSet()
 
 
-def finish_before(shutdown: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Horovod's shutdown, so that this process's exchanges end first."""
-    @functools.wraps(shutdown)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        for mode in list(_live):
-            mode.close()
-        return shutdown(*args, **kwargs)
-
-    return wrapped
+def close_all() -> None:
+    """Wait for the exchanges that are under way in this process."""
+    for mode in list(_live):
+        mode.close()

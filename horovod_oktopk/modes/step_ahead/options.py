@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from math import sqrt
-from typing import Any, Literal
+from typing import Literal
 
 from ...errors import OptionError
-from ...schemes import Inner, scheme_of
-from ...schemes.base import Compression, Scheme, check_integer, check_real
-from ...schemes.oktopk import OkTopk
+from ...schemes import Around
+from ...schemes.base import check_integer, check_real
 
 
 @dataclass(frozen=True, eq=False)
-class StepAhead(Compression):
+class StepAhead(Around):
     """Step-ahead error feedback (Xu, Huo and Huang, AAAI 2021), over parameters instead of gradients.
 
     Each rank takes its optimizer's step by itself, on parameters p of its own. The moves are reduced afterwards:
@@ -41,16 +39,13 @@ class StepAhead(Compression):
         >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=compression)
     """
 
-    inner: Inner = OkTopk
     ahead: float | None = None
     overlap: bool = True
     local_steps: int = 1
     gain: float | Literal["auto"] | None = "auto"
-    scheme: Scheme = field(init=False, repr=False)
-    """The scheme that `inner` stands for."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scheme", scheme_of(self, self.inner))
+        super().__post_init__()
         if self.ahead is not None:
             check_real("ahead", self.ahead, "in (0, 1]", lambda x: 0 < x <= 1)
         if not isinstance(self.overlap, bool):
@@ -67,7 +62,3 @@ class StepAhead(Compression):
         if self.ahead is not None:
             return float(self.ahead)
         return 1 / sqrt(workers) if normalizes else 1 / sqrt(sqrt(workers))
-
-    def settings(self) -> Mapping[str, Any]:
-        """Return the options of StepAhead by name, without the scheme's."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("inner", "scheme")}

@@ -159,7 +159,7 @@ class Pace:
     def __init__(self, options: StepAhead, hierarchical: Hierarchical, ranks: Ranks, normalizes: bool) -> None:
         self._normalizes = normalizes
         self._options, self._hierarchical, self._ranks = options, hierarchical, ranks
-        self._noise = GradientNoise()
+        self.noise = GradientNoise()
         self.sample = nothing()
         """The sums that this rank tells of its gradient at this step."""
 
@@ -182,7 +182,7 @@ class Pace:
     def gain(self) -> float:
         """A further factor on the optimizer's steps, but not on those of decoupled weight decay."""
         if self._options.gain == "auto":
-            return math.sqrt(self._noise.ratio) if self._normalizes else 1.0
+            return math.sqrt(self.noise.ratio) if self._normalizes else 1.0
         return 1.0 if self._options.gain is None else float(self._options.gain)
 
     @property
@@ -197,18 +197,5 @@ class Pace:
     def take(self, measured: Measured | None, report: StepReport) -> None:
         """Take the measurements of all ranks, and put what follows into the report."""
         if measured is not None:
-            self._noise.take(measured)
-        report.gain, report.noise_ratio, report.noise_scale = self.gain, self._noise.ratio, self._noise.scale
-
-    def become_alike(self, transport: Transport) -> None:
-        """Take rank 0's measurements on all ranks. Collective."""
-        self._noise.become_alike(transport, self.workers)
-
-    def state(self) -> Mapping[str, Any]:
-        """Return plain numbers, for a record."""
-        return self._noise.state()
-
-    def load_state(self, state: Mapping[str, Any] | None) -> None:
-        """Load the result of `state`; a state of an earlier version may have none."""
-        if state is not None:
-            self._noise.load_state(state)
+            self.noise.take(measured)
+        report.gain, report.noise_ratio, report.noise_scale = self.gain, self.noise.ratio, self.noise.scale

@@ -11,7 +11,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ..ranks import StallLimits
 
@@ -60,16 +60,6 @@ def unhappy_end() -> str | None:
 def explain(error: Exception) -> str:
     """Return the text of a failure of Horovod's collectives, preceded by the cause if a rank has left the job."""
     return f"{LEFT}. {error}" if SHUT_DOWN in str(error) else str(error)
-
-
-def before_shutdown(shutdown: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Horovod's shutdown, so that this process leaves first."""
-    @functools.wraps(shutdown)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        leave("has called hvd.shutdown(), while others go on: call it on all ranks, after the last step")
-        return shutdown(*args, **kwargs)
-
-    return wrapped
 
 
 def _leave_at_exit() -> None:
