@@ -16,6 +16,7 @@ from pathlib import Path
 from . import __version__, advise
 from .errors import OptionError
 from .kernels import KERNELS
+from .schemes.base import check_integer
 from .schemes.oktopk import OkTopk
 from .transport.connect import connect
 
@@ -39,14 +40,6 @@ print(flag.value)
 """A program that starts MPI through mpi4py, and asks Horovod's libmpi if it has been started."""
 
 
-def check_package() -> Finding:
-    return True, __version__
-
-
-def check_numpy() -> Finding:
-    return _version("numpy", "pip install numpy")
-
-
 def check_kernels() -> Finding:
     if KERNELS.name == "C++":
         return True, "C++"
@@ -60,10 +53,6 @@ def check_horovod() -> Finding:
     if works and not found.startswith(SUPPORTED_HOROVOD):
         return False, f"found {found}, supported is {SUPPORTED_HOROVOD}: pip install 'horovod>=0.28.1,<0.29'"
     return works, found
-
-
-def check_torch() -> Finding:
-    return _integration("torch", "PyTorch", "HOROVOD_WITH_PYTORCH=1")
 
 
 def check_tensorflow() -> Finding:
@@ -103,9 +92,11 @@ def check_cuda() -> Finding:
 
 
 SECTIONS: dict[str, dict[str, Callable[[], Finding]]] = {
-    "Packages": {"horovod_oktopk": check_package, "NumPy": check_numpy, "Kernels": check_kernels,
-                 "Horovod": check_horovod},
-    "Integrations": {"PyTorch": check_torch, "TensorFlow": check_tensorflow},
+    "Packages": {"horovod_oktopk": lambda: (True, __version__),
+                 "NumPy": lambda: _version("numpy", "pip install numpy"),
+                 "Kernels": check_kernels, "Horovod": check_horovod},
+    "Integrations": {"PyTorch": lambda: _integration("torch", "PyTorch", "HOROVOD_WITH_PYTORCH=1"),
+                     "TensorFlow": check_tensorflow},
     "Transports": {"MPI": check_mpi, "Gloo": check_gloo},
     "Devices": {"CUDA": check_cuda},
 }
@@ -141,13 +132,14 @@ def run_advise(arguments: argparse.Namespace) -> int:
     """Print the prediction, on rank 0; return 0."""
     options = OkTopk(density=arguments.density,
                      global_density="auto" if arguments.global_density is None else arguments.global_density)
-    options.k_of(_at_least_1("--parameters", arguments.parameters))
+    check_integer("--parameters", arguments.parameters)
     if arguments.measure:
         size, rank, network = _measure()
     else:
         if arguments.ranks is None or arguments.bandwidth is None:
             raise OptionError("give --ranks and --bandwidth, or --measure under horovodrun")
-        size, rank = _at_least_1("--ranks", arguments.ranks), 0
+        check_integer("--ranks", arguments.ranks)
+        size, rank = arguments.ranks, 0
         network = advise.Network(advise.parse_latency(arguments.latency), advise.parse_bandwidth(arguments.bandwidth))
     selection = advise.measure_selection(arguments.parameters, arguments.density)
     if rank == 0:
@@ -168,19 +160,13 @@ def _measure() -> tuple[int, int, advise.Network]:
     return hvd.size(), hvd.rank(), advise.measure_network(connect(ranks, "auto"))
 
 
-def _at_least_1(name: str, value: int) -> int:
-    if value < 1:
-        raise OptionError(f"{name} must be at least 1; got {value}")
-    return value
-
-
 def _integration(package: str, name: str, variable: str) -> Finding:
     if find_spec(package) is None:
         return False, f"{name} is not installed: pip install {package}, then build Horovod with {variable}"
     try:
         importlib.import_module(f"{__package__}.{package}")
     except Exception as error:
-        return False, f"{type(error).__name__}: {_first_line(error)}"
+        return False, f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
     return True, f"{name} {metadata.version(package)}"
 
 
@@ -228,10 +214,6 @@ def _outside_of_jobs() -> dict[str, str]:
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return variables
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or ["no message"])[0]
 
 
 def main() -> int:
