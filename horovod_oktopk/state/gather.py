@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,10 @@ def load(mode: Stateful, index: int, path: PathLike, optimizer: int = 0, taken: 
     transport = mode.connect()
     mode.check_agreement(instead(mode.description, "load the state from a file"))  # or some would wait in vain
     doing = f"load the state from {path}"
-    source = _Source(mode, index, path, optimizer, set() if taken is None else taken)
-    is_first = transport.rank == 0
+    source, is_first = _Source(mode, path), transport.rank == 0
+    find = partial(source.open, index, optimizer, set() if taken is None else taken)
     try:
-        together(transport, doing, source.open if is_first else _nothing)
+        together(transport, doing, find if is_first else _nothing)
         if tell(transport, source.has_state):
             share = _shares(transport, mode, source if is_first else None, doing)
             together(transport, doing, partial(mode.take, share))
@@ -170,61 +171,60 @@ class _Saving:
 
 
 class _Source:
-    """The file, on the rank that reads it.
+    """The file, on the rank that reads it. has_state: True if it has a state for the mode; None if it is not read."""
 
-    has_state: True if the file has a state for the mode; None if the file is not read.
-    """
-
-    def __init__(self, mode: Stateful, index: int, path: PathLike, optimizer: int, taken: set[int]) -> None:
+    def __init__(self, mode: Stateful, path: PathLike) -> None:
         self.has_state: bool | None = None
-        self._mode, self._index, self._path, self._optimizer = mode, index, path, optimizer
-        self._taken = taken
+        self._mode, self._path = mode, path
         self._reader: Reader | None = None
         self._records: list[Record] = []
 
-    def open(self) -> None:
-        """Open the file. Raise OptionError if it cannot be read."""
-        try:
+    def open(self, index: int, optimizer: int, taken: set[int]) -> None:
+        """Open the file, and find the state; see `load`. Raise OptionError if the file cannot be read."""
+        with self._explained():
             self._reader = Reader(self._path)
-        except OptionError as error:
-            raise self._refused(error) from error
         own = [records for owner, records in zip(self._reader.owners, self._reader.reductions, strict=True)
-               if owner == self._optimizer]
-        place = self._place(own)
+               if owner == optimizer]
+        place = _place([records[0]["parameters"] for records in own], index, taken, self._mode.layout)
         self.has_state = place is not None
         if place is None:
             warn_of_no_state(self._path, self._mode.layout)
         else:
             self._records = own[place]
-            self._taken.add(place)
+            taken.add(place)
 
     def share(self, rank: int, size: int) -> Record:
         """Return a rank's share. Raise OptionError if the state is of another model, or damaged."""
         mode, reader = self._mode, self._reader
         assert reader is not None
-        try:
+        with self._explained():
             return share_of(self._records, rank, size, mode.layout, reader.residual, unit=mode.unit,
                             copies=mode.copies, adds=mode.adds)
-        except OptionError as error:
-            raise self._refused(error) from error
 
     def close(self) -> None:
         """Close the file, if it is open."""
         if self._reader is not None:
             self._reader.close()
 
-    def _place(self, several: list[list[Record]]) -> int | None:
-        """Return the place of the state of the same parameters, if there is one; otherwise match by order."""
-        ours, free = sorted(parameters_of(self._mode.layout)), set(range(len(several))) - self._taken
-        same = [place for place in sorted(free) if sorted(several[place][0]["parameters"]) == ours]
-        if self._index in same or (not same and self._index in free):
-            return self._index
-        return same[0] if same else None
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OptionError as error:
+            words = f"no state for these parameters could be loaded from {self._path}: {error}"
+            raise OptionError(words) from error
 
-    def _refused(self, error: OptionError) -> OptionError:
-        words = f"no state for these parameters could be loaded from {self._path}: {error}"
-        refused: OptionError = OptionError(words)
-        return refused
+
+def _place(saved: Sequence[Any], index: int, taken: set[int], layout: Layout) -> int | None:
+    """Return the place of the state of the same parameters, if there is one; otherwise match by order.
+
+    saved: the parameters of each state.
+    """
+    ours, free = sorted(parameters_of(layout)), set(range(len(saved))) - taken
+    same = [place for place in sorted(free) if sorted(saved[place]) == ours]
+    if index in same or (not same and index in free):
+        return index
+    return same[0] if same else None
 
 
 def _nothing() -> None:
