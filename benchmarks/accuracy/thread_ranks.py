@@ -20,7 +20,7 @@ from benchmarks.accuracy.pytorch_training import Distributed
 from horovod_oktopk import Dense
 from horovod_oktopk.schemes.dense import DenseSum
 from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.torch.parameters import lengthened
+from horovod_oktopk.torch.parameters import scaled_learning_rates
 from horovod_oktopk.torch.replica import mode_of
 from horovod_oktopk.torch.tensors import DenseGradients, OwnGradients, TorchLayout
 from horovod_oktopk.transport.base import Transport
@@ -80,7 +80,7 @@ class ModeOptimizer:
         if self._clip:
             nn.utils.clip_grad_norm_(self._parameters, self._clip)
         for _ in range(self._mode.begin(OwnGradients(self._layout))):
-            with lengthened(self.optimizer, self._mode.coefficient, self._mode.gain):
+            with scaled_learning_rates(self.optimizer, self._mode.coefficient, self._mode.gain):
                 self.optimizer.step()
         self._mode.end()
 

@@ -54,7 +54,7 @@ class GradientMode(Mode, Generic[L]):
         self._undo()  # a step that has failed
         self._before = self.algorithm.state()
         transport = self.reduction.open()
-        update = self._finish(self._reduce(gradients, others_finite, transport) if self.layout.n else
+        update = self._commit_or_undo(self._reduce(gradients, others_finite, transport) if self.layout.n else
                               self._reduce_nothing(others_finite, transport))
         with self.reduction.writing():
             gradients.write(update, gradients.clearable)
@@ -74,7 +74,7 @@ class GradientMode(Mode, Generic[L]):
     def begin(self, gradients: Gradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
         return 0 if scaled and self.report is not None and not self.report.finite else 1
 
-    def _finish(self, result: StepResult) -> Update | None:
+    def _commit_or_undo(self, result: StepResult) -> Update | None:
         """Commit a step, or undo it if it is not finite; return its update."""
         self.reduction.report = result.report
         with self.reduction.writing():

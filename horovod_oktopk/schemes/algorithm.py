@@ -17,7 +17,7 @@ from ..phases.sparse_transport import SparseTransport
 from ..selection.accumulator import Accumulator
 from ..selection.local_top_k import local_top_k
 from ..transport.base import Counts
-from ..transport.counting import CountingTransport, Hosts
+from ..transport.counting import CountingTransport, Hosts, Phase
 from ..vectors.sparse import DenseVector, Indices, SparseVector, Values
 from ..vectors.wire import ValueDtype, WireCodec
 from .report import StepReport, StepResult
@@ -67,7 +67,7 @@ class Step:
         """The step counter, from 1; the same on all ranks."""
         return self.call.step + 1
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
+    def phase(self, name: Phase) -> AbstractContextManager[None]:
         """Count and time the block under this name."""
         return self.transport.phase(name)
 

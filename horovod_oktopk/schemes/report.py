@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 from ..errors import PluginError
 from ..kernels import KERNELS
-from ..transport.counting import Traffic
+from ..transport.counting import Phase, Traffic
 from ..vectors.sparse import DenseVector, Indices, SparseVector
 
 
@@ -52,9 +52,10 @@ class StepReport:
     NaN if not measured; infinite if there is nothing but noise.
     """
 
-    PAYLOAD = ("split_and_reduce", "balance", "allgatherv", "reduce_tree", "broadcast_tree",
-               "allreduce")
-    ON_HOST = ("host_agree", "host_sum", "host_select", "host_gather")
+    PAYLOAD: ClassVar[tuple[Phase, ...]] = ("split_and_reduce", "balance", "allgatherv", "reduce_tree",
+                                            "broadcast_tree", "allreduce")
+    """Phases that move indices and values."""
+    ON_HOST: ClassVar[tuple[Phase, ...]] = ("host_agree", "host_sum", "host_select", "host_gather")
     """Phases whose messages all stay on the host, if each host is one worker."""
 
     @property

@@ -42,7 +42,7 @@ def local_top_k(acc: Accumulator, k: int) -> tuple[float, SparseVector]:
     If fewer pass, a sample gives bounds, each looser than the one before. With fewer than k non-zero elements the
     threshold is 0 and all of them are selected.
     """
-    for bound, limit in _bounds(acc, k):
+    for bound, limit in _bounds_to_try(acc, k):
         candidates = acc.select(bound, limit)
         if candidates is not None and len(candidates) >= k:
             threshold = kth_magnitude(candidates.values, k)
@@ -65,7 +65,7 @@ def _next_bound(candidates: SparseVector, k: int) -> float:
     return float(least * (least / before) ** (np.log(wanted / known) / np.log(1.5)))
 
 
-def _bounds(acc: Accumulator, k: int) -> Iterator[tuple[float, int]]:
+def _bounds_to_try(acc: Accumulator, k: int) -> Iterator[tuple[float, int]]:
     """Yield thresholds, and the number of elements that may pass each."""
     if acc.expected < np.inf:
         yield acc.expected, min(BUFFER_FACTOR * k, acc.n)

@@ -54,7 +54,7 @@ def records(mode: Stateful, doing: str) -> list[Record]:
     """
     try:
         everyone = [{**record, "residual": None if residual is None else residual.copy()}
-                    for record, residual in _each(mode, doing, doing, _nothing)]
+                    for record, residual in _records_and_residuals(mode, doing, doing, _nothing)]
     finally:
         mode.leave()
     return [record for record in everyone if record["residual"] is not None]
@@ -105,7 +105,7 @@ def _shares(transport: Transport, mode: Stateful, source: _Source | None, doing:
     return mine
 
 
-def _each(mode: Stateful, doing: str, said: str, prepare: Callable[[], None],
+def _records_and_residuals(mode: Stateful, doing: str, said: str, prepare: Callable[[], None],
           ) -> Iterator[tuple[Record, Values | None]]:
     """Yield the plain record of each rank, by rank, and its residual on rank 0, or on the rank itself. Collective.
 
@@ -137,7 +137,7 @@ class _Saving:
     def add(self, mode: Stateful, index: int) -> list[Record]:
         """Write the residuals of all ranks into the file; return their plain records. Collective."""
         records = []
-        for record, residual in _each(mode, self._doing, "save the state to a file", self._open):
+        for record, residual in _records_and_residuals(mode, self._doing, "save the state to a file", self._open):
             record["residual"] = {"n": mode.layout.n, "file": f"{index}.{record['rank']}.npy"}
             together(mode.connect(), self._doing, partial(self._write, record["residual"]["file"], residual))
             records.append(record)

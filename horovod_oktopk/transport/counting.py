@@ -9,13 +9,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import astuple, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from .base import Bytes, Counts, Transport, Values, alltoall_rounds
 
 logger = logging.getLogger("horovod_oktopk")
+
+Phase = Literal["agree", "accumulate", "select", "split_and_reduce", "global_select", "balance", "allgatherv", "sum",
+                "reduce_tree", "broadcast_tree", "allreduce", "write_back",
+                "host_agree", "host_sum", "host_select", "host_gather"]
+"""The phases of a step, as reports and profilers name them; StepReport says which ones move indices and values."""
 
 Span = Callable[[str], AbstractContextManager[Any]]
 """A function that makes the context for a span of this name."""
@@ -28,7 +33,7 @@ def show_phases(span: Span) -> None:
     _spans.append(span)
 
 
-def phase_span(phase: str) -> AbstractContextManager[Any]:
+def phase_span(phase: Phase) -> AbstractContextManager[Any]:
     """Return the context to run a phase in."""
     name = f"oktopk/{phase}"
     if len(_spans) > 1:
@@ -71,7 +76,7 @@ class Log:
     """The traffic of a rank by phase; several transports may share one log."""
 
     phases: dict[str, Traffic] = field(default_factory=dict)
-    phase: str = "agree"
+    phase: Phase = "agree"
     inside: float = 0.0
     """Seconds of phases inside the present one; they count for those phases alone."""
 
@@ -117,7 +122,7 @@ class CountingTransport:
         self.log.phases = {}
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: Phase) -> Iterator[None]:
         """Count and time the block under `name`. A phase inside it counts for itself only."""
         log = self.log
         outer, log.phase, before, log.inside = log.phase, name, log.inside, 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import inspect
 import itertools
@@ -116,43 +115,12 @@ class HorovodRanks(Ranks):
 _channels: defaultdict[int, Iterator[int]] = defaultdict(lambda: itertools.count(1))
 
 _resets = 0
-_parts: list[tuple[type, type]] = []
 
 
-class ElasticState:
-    """The part that comes before an elastic state's own class. It counts how often ranks may have changed."""
-
-    def on_reset(self) -> None:
-        """Note that ranks may have changed, even if this rank's number stays."""
-        global _resets
-        _resets += 1
-        super().on_reset()  # type: ignore[misc]
-
-    def _note_own(self) -> None:
-        """Note what belongs to this rank alone, when the state is made; nothing here."""
-
-
-def extend_elastic(state: Any, of: type, part: type[ElasticState]) -> None:
-    """Give the elastic states of a class, when they are made, a class of their own that begins with this part.
-
-    state: horovod.common.elastic.State, the base of all; any other state gets ElasticState alone.
-    """
-    _parts.append((of, part))
-    make = state.__init__
-    if hasattr(make, "_oktopk_installed"):
-        return
-
-    @functools.wraps(make)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
-        plain = type(self)
-        first = next((part for cls, part in _parts if isinstance(self, cls)), ElasticState)
-        if not issubclass(plain, ElasticState):
-            self.__class__ = type(plain.__name__, (first, plain), {"__module__": plain.__module__})
-            self._note_own()
-
-    wrapped._oktopk_installed = True  # type: ignore[attr-defined]
-    state.__init__ = wrapped
+def note_reset() -> None:
+    """Count a reset of an elastic job: ranks may have changed, even if this rank's number stays."""
+    global _resets
+    _resets += 1
 
 
 NEEDED = ("{package} needs {framework}, and Horovod 0.28.1 built for it ({variable}=1); '{missing}' is not "

@@ -53,12 +53,12 @@ def call(function: Callable[..., Sequence[Array]], inputs: Sequence[tf.Tensor], 
     return list(results)
 
 
-def repeat(count: tf.Tensor, action: Callable[[tf.Tensor], object], once: bool) -> None:
-    """Take an action `count` times, one after another, with the number of those before. once: count is 0 or 1."""
+def repeat(count: tf.Tensor, action: Callable[[tf.Tensor], object], at_most_once: bool) -> None:
+    """Take an action `count` times, one after another, with the number of those before."""
     if tf.executing_eagerly():
         for number in range(int(count)):
             action(tf.constant(number))
-    elif once:
+    elif at_most_once:
         tf.cond(count > 0, lambda: _and_then(action(tf.constant(0)), tf.constant(0)), lambda: tf.constant(0))
     else:
         tf.while_loop(lambda i: i < count, lambda i: _and_then(action(i), i + 1), [tf.constant(0)],

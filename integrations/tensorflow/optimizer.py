@@ -64,11 +64,11 @@ class Steps:
         self._local_variables.add(tensor_of(variable).ref())
 
     def take(self, gradients: Sequence[Any], variables: Sequence[Any], local: Local, *, scale: Any = None,
-             looks: bool = False, all_variables: Sequence[Any] | None = None, rate: Any = None,
+             checks_overflow: bool = False, all_variables: Sequence[Any] | None = None, rate: Any = None,
              skip: Callable[[], object] = lambda: None) -> None:
         """Take a step: reduce the gradients, as the mode has it, and call `local` as often as it says.
 
-        scale: the loss scale that the gradients hold. looks: True if `local` looks for overflow by itself.
+        scale: the loss scale that the gradients hold. checks_overflow: True if `local` looks for overflow by itself.
         all_variables: all that the optimizer was built with. rate: the learning rate, if it is a variable.
         skip: is called in a pass whose gradients are only added up.
         """
@@ -77,10 +77,10 @@ class Steps:
         if self._is_inside or (are_reduced(gradients) and not (kind and kind.acts_at_step)):
             local(list(gradients))
             return
-        if looks and kind is not None:
+        if checks_overflow and kind is not None:
             kind.check("scaler")
         gradients = without_scale(gradients, scale)
-        act = functools.partial(self._act, variables, local, scale, looks, all_variables, rate)
+        act = functools.partial(self._act, variables, local, scale, checks_overflow, all_variables, rate)
         if self._passes is None:
             act(self._reduced(gradients, variables))
             return
@@ -90,7 +90,7 @@ class Steps:
     def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         return reduced_but_local(self._reduce, gradients, variables, self._local_variables, self._divide_by)
 
-    def _act(self, variables: Sequence[Any], local: Local, scale: Any, looks: bool,
+    def _act(self, variables: Sequence[Any], local: Local, scale: Any, checks_overflow: bool,
              all_variables: Sequence[Any] | None, rate: Any, gradients: Sequence[Any]) -> None:
         def step(given: list[Any]) -> None:
             with self._inside(all_variables or variables):
@@ -99,7 +99,7 @@ class Steps:
         if self.runs is None:
             step(list(gradients))
         else:
-            self.runs.step(all_variables or variables, gradients, variables, step, looks, rate)
+            self.runs.step(all_variables or variables, gradients, variables, step, checks_overflow, rate)
 
     @contextmanager
     def _inside(self, variables: Sequence[Any]) -> Iterator[None]:
@@ -339,7 +339,7 @@ def _wrap_scaled_apply(apply: Callable[..., None]) -> Any:
         if not self.built:
             self.build(variables)
         inner.oktopk.take(list(grads), variables, lambda given: apply(self, given, variables),
-                          scale=amp.scale_of(self), looks=True, all_variables=built_with(self))
+                          scale=amp.scale_of(self), checks_overflow=True, all_variables=built_with(self))
         amp.forget(self)
 
     return wrapped
@@ -359,7 +359,7 @@ def _wrap_scaled_apply_gradients(apply: Callable[..., Any]) -> Any:
             self.build(variables)
         inner.oktopk.take([gradient for gradient, _ in pairs], variables,
                           lambda given: apply(self, list(zip(given, variables, strict=True)), *args, **kwargs),
-                          looks=True, skip=lambda: self.iterations.assign_add(1))
+                          checks_overflow=True, skip=lambda: self.iterations.assign_add(1))
         amp.forget(self)
         return self.iterations
 

@@ -110,7 +110,7 @@ class Runs:
         return [outputs.get(index) for index in range(len(gradients))]
 
     def step(self, all_variables: Sequence[Any], gradients: Sequence[Any], variables: Sequence[Any], local: Local,
-             looks: bool, rate: Any) -> None:
+             checks_overflow: bool, rate: Any) -> None:
         """Take an optimizer's steps that follow from gradients, which `reduce` has given back.
 
         all_variables: all that the optimizer was built with. For the others see `Run.step` and `Run.serve`.
@@ -121,7 +121,7 @@ class Runs:
             gradients = self._dense_if_asked(gradients)
             self._serve(gradients, variables, local, rate)
         else:
-            self.run_over(all_variables).step(variables, gradients, local, looks)
+            self.run_over(all_variables).step(variables, gradients, local, checks_overflow)
 
     def _serve(self, gradients: list[Any], variables: Sequence[Any], local: Local, rate: Any) -> None:
         if any(isinstance(g, tf.IndexedSlices) for g in gradients):

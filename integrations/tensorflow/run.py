@@ -107,18 +107,19 @@ class Run:
 
     # An optimizer's own steps.
 
-    def step(self, variables: Sequence[Any], gradients: Sequence[Any], local: Local, looks: bool = False) -> None:
+    def step(self, variables: Sequence[Any], gradients: Sequence[Any], local: Local,
+             checks_overflow: bool = False) -> None:
         """Take the local steps that follow from this rank's gradients: none, or one.
 
-        looks: True if `local` looks for overflow by itself, and is to be called in any case.
+        checks_overflow: True if `local` looks for overflow by itself, and is to be called in any case.
         """
         form = Form(variables, gradients, self._tensors)
         [count] = call(partial(weakly(self._begin), form), [all_finite(gradients), *form.inputs(gradients)],
                        [tf.int32], [()], self._touched)
-        if looks:
+        if checks_overflow:
             local(list(gradients))
         else:
-            repeat(count, lambda _: local(list(gradients)), once=True)
+            repeat(count, lambda _: local(list(gradients)), at_most_once=True)
         call(weakly(self._end), [], touched=self._touched)
 
     def _begin(self, form: Form, finite: Array, *inputs: Array) -> list[Array]:
@@ -156,7 +157,7 @@ class Run:
         """
         mine = tf.constant(0.0, tf.float64) if rate is None else tf.cast(rate, tf.float64)
         [count] = call(weakly(self._hand_in), [mine, *(g for g in gradients if is_dense(g))], [tf.int32], [()])
-        repeat(count, lambda number: self._apply_round(number, rate, local), once=False)
+        repeat(count, lambda number: self._apply_round(number, rate, local), at_most_once=False)
         if rate is not None:
             rate.assign(tf.cast(mine, rate.dtype))
 

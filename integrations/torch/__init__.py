@@ -16,8 +16,7 @@ except ModuleNotFoundError as error:
     raise what_is_missing(error, __name__, "PyTorch", "HOROVOD_WITH_PYTORCH") from error
 
 from horovod_oktopk.torch.plugin import set_density, step_report
-from horovod_oktopk.torch.shared import shared_parameters, synchronize_replicas
-from horovod_oktopk.torch.state import gather_state_dict
+from horovod_oktopk.torch.state import gather_state_dict, shared_parameters, synchronize_replicas
 
 plugin.install()
 amp.install()

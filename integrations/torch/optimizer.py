@@ -19,7 +19,7 @@ from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.state import gather
 from horovod_oktopk.state.records import Record, parameters_of
 from horovod_oktopk.torch import amp
-from horovod_oktopk.torch.parameters import HostAverage, Hyperparameters, Parameters, lengthened
+from horovod_oktopk.torch.parameters import HostAverage, Hyperparameters, Parameters, scaled_learning_rates
 from horovod_oktopk.torch.private import SUPPORTS_SCALING, values_of
 from horovod_oktopk.torch.registry import ATTRIBUTE, register, runs_over
 from horovod_oktopk.torch.replica import mode_of
@@ -95,8 +95,8 @@ class Run:
         own, settings = OwnGradients(self._layout), self._numbers.read() if mode.has_rounds else ()
         gradients = DenseGradients(self._layout, in_host_memory=False) if mode.has_rounds else own
         for _ in range(mode.begin(gradients, settings, scaled)):
-            with self._numbers.set_to(mode.prepare(gradients)), lengthened(self.optimizer, mode.coefficient,
-                                                                           mode.gain):
+            with (self._numbers.set_to(mode.prepare(gradients)),
+                  scaled_learning_rates(self.optimizer, mode.coefficient, mode.gain)):
                 result = self.local()
         mode.end()
         return result

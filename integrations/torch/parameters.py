@@ -133,7 +133,7 @@ def _places(value: Any) -> list[int | None]:
 
 
 @contextmanager
-def lengthened(optimizer: torch.optim.Optimizer, coefficient: float, gain: float) -> Iterator[None]:
+def scaled_learning_rates(optimizer: torch.optim.Optimizer, coefficient: float, gain: float) -> Iterator[None]:
     """Multiply learning rates by coefficient · gain inside, and decoupled weight decay by 1/gain.
 
     So weight decay does what it would without a gain. Raise OptionError for an optimizer without learning rates.

@@ -26,27 +26,22 @@ import torch
 from horovod.common.elastic import State
 from horovod.torch.elastic.state import TorchState
 
-from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.shutdown import wrap_shutdown
 from horovod_oktopk.schemes import as_options
 from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.state.elastic import extend_elastic
 from horovod_oktopk.torch.optimizer import distribute, hand_over
 from horovod_oktopk.torch.private import library, span
-from horovod_oktopk.torch.registry import is_in_use, own_run_of, run_of
+from horovod_oktopk.torch.refusals import check_optimizer, check_plain
+from horovod_oktopk.torch.registry import is_in_use, own_run_of
 from horovod_oktopk.torch.state import ElasticTorchState, attach_state
 from horovod_oktopk.transport.counting import show_phases
-from horovod_oktopk.transport.horovod import check_arguments, check_horovod, extend_elastic, refuse_join
+from horovod_oktopk.transport.horovod import check_arguments, check_horovod, refuse_join
 
 logger = logging.getLogger("horovod_oktopk")
 
 _TAKES = ["optimizer", "named_parameters", "compression", "backward_passes_per_step", "op",
           "gradient_predivide_factor", "num_groups", "groups", "sparse_as_dense", "process_set"]
-
-TWICE = ("hvd.DistributedOptimizer was given an optimizer that it has made itself, which is distributed already: "
-         "give it the plain optimizer, once")
-LBFGS = ("LBFGS cannot be used: it compares the gradients of several closures with how far its own moves have led. "
-         "Here the gradients are either not reduced, or other ranks' moves come between: take another optimizer")
-
 
 def install() -> None:
     """Wrap Horovod's names, once. Raise PluginError if this Horovod is not the one that is known."""
@@ -109,14 +104,15 @@ def _wrap_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
         call.apply_defaults()
         given = call.arguments
         optimizer, options = given["optimizer"], as_options(given["compression"])
-        if run_of(optimizer) is not None or hasattr(optimizer, "_allreduce_grad_async"):
-            raise PluginError(TWICE)
+        check_plain(optimizer)
         if options is None:
             made = factory(*args, **kwargs)
             hand_over([p for group in made.param_groups for p in group["params"]])
             return made
         check_arguments(hvd, given["op"], given["gradient_predivide_factor"])
-        _check(given)
+        check_optimizer(optimizer)
+        if given["backward_passes_per_step"] <= 0:
+            raise ValueError("backward_passes_per_step must be > 0")
         distribute(optimizer, options, _names(optimizer, given["named_parameters"]), given["op"],
                    given["sparse_as_dense"], given["process_set"])
         attach_state(optimizer)
@@ -125,14 +121,6 @@ def _wrap_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
         return optimizer
 
     return wrapped
-
-
-def _check(given: dict[str, Any]) -> None:
-    """Raise as stock Horovod does."""
-    if isinstance(given["optimizer"], torch.optim.LBFGS):
-        raise PluginError(LBFGS)
-    if given["backward_passes_per_step"] <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
 
 
 def _names(optimizer: torch.optim.Optimizer, given: Any) -> dict[torch.Tensor, str]:

@@ -199,7 +199,7 @@ class PartialMode(GradientMode[L]):
         result = self.algorithm.reduce(
             self._pending.for_round(contributes), reduction.scheme.k_of(max(1, self.layout.n)),
             self._pending.is_finite or not contributes, reduction.transport)
-        update = self._finish(result)
+        update = self._commit_or_undo(result)
         reduction.transport.reset()  # what follows belongs to the next round
         if contributes:
             self._pending.is_finite = True

@@ -173,7 +173,7 @@ class Watchdog:
         elif each.asked is not None:
             if time.monotonic() > each.asked + ANSWERS:
                 each.asked = None
-                self._name_missing(each, waited)
+                self._report_stall(each, waited)
         elif self._is_long(waited, each.warned):
             each.asked, each.warned = time.monotonic(), waited
             each.told.clear()
@@ -183,7 +183,7 @@ class Watchdog:
         warning, shutdown = self._limits.warning, self._limits.shutdown
         return bool((warning and waited > warned + warning) or (shutdown and waited > shutdown))
 
-    def _name_missing(self, each: Watched, waited: float) -> None:
+    def _report_stall(self, each: Watched, waited: float) -> None:
         transport = each.transport
         others = set(range(transport.size)) - {transport.rank}
         # A rank that is inside an operation waits itself, for whoever is missing.
