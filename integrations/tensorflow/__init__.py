@@ -24,19 +24,5 @@ optimizer.install()
 state.install()
 __getattr__ = gone(__name__, NO_DISCARD)
 
-__all__ = [
-           "Dense",
-           "GTopk",
-           "GaussianK",
-           "OkTopk",
-           "StepAhead",
-           "TopkA",
-           "TopkDSA",
-           "load_state",
-           "save_state",
-           "set_density",
-           "shared_parameters",
-           "step_report",
-           "synchronize_replicas",
-           "warmup_density",
-]
+__all__ = ["Dense", "GTopk", "GaussianK", "OkTopk", "StepAhead", "TopkA", "TopkDSA", "load_state", "save_state",
+           "set_density", "shared_parameters", "step_report", "synchronize_replicas", "warmup_density"]

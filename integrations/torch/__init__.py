@@ -22,19 +22,5 @@ plugin.install()
 amp.install()
 __getattr__ = gone(__name__, {**NO_DISCARD, "DensitySchedule": NO_SCHEDULE})
 
-__all__ = [
-           "Dense",
-           "GTopk",
-           "GaussianK",
-           "OkTopk",
-           "Partial",
-           "StepAhead",
-           "TopkA",
-           "TopkDSA",
-           "gather_state_dict",
-           "set_density",
-           "shared_parameters",
-           "step_report",
-           "synchronize_replicas",
-           "warmup_density",
-]
+__all__ = ["Dense", "GTopk", "GaussianK", "OkTopk", "Partial", "StepAhead", "TopkA", "TopkDSA", "gather_state_dict",
+           "set_density", "shared_parameters", "step_report", "synchronize_replicas", "warmup_density"]

@@ -18,24 +18,6 @@ from horovod_oktopk.tensorflow.plugin import DistributedOptimizer
 
 __getattr__ = gone(__name__, NO_DISCARD)
 
-__all__ = [
-    "Dense",
-    "DistributedOptimizer",
-    "GTopk",
-    "GaussianK",
-    "KerasState",
-    "OkTopk",
-    "Partial",
-    "StepAhead",
-    "TopkA",
-    "TopkDSA",
-    "callbacks",
-    "load_model",
-    "load_state",
-    "save_state",
-    "set_density",
-    "shared_parameters",
-    "step_report",
-    "synchronize_replicas",
-    "warmup_density",
-]
+__all__ = ["Dense", "DistributedOptimizer", "GTopk", "GaussianK", "KerasState", "OkTopk", "Partial", "StepAhead",
+           "TopkA", "TopkDSA", "callbacks", "load_model", "load_state", "save_state", "set_density",
+           "shared_parameters", "step_report", "synchronize_replicas", "warmup_density"]

@@ -27,14 +27,8 @@ from horovod_oktopk.tensorflow.shared import meet
 from horovod_oktopk.tensorflow.state import load_state, read_marks, save_state
 from horovod_oktopk.tensorflow.variables import optimizers_of
 
-__all__ = [
-    "BroadcastGlobalVariablesCallback",
-    "LearningRateWarmupCallback",
-    "MetricAverageCallback",
-    "SharedParameters",
-    "StateCheckpoint",
-    "StepReportLogger",
-]
+__all__ = ["BroadcastGlobalVariablesCallback", "LearningRateWarmupCallback", "MetricAverageCallback",
+           "SharedParameters", "StateCheckpoint", "StepReportLogger"]
 
 logger = logging.getLogger("horovod_oktopk")
 __getattr__ = gone(__name__, {
