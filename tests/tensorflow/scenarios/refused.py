@@ -32,7 +32,7 @@ from tests.tensorflow.scenarios.common import (
 
 def check_xla() -> None:
     weight = tf.Variable(tf.ones(3))
-    step = tf.function(lambda: reduced([weight], lambda: tf.reduce_sum(weight)), jit_compile=True)
+    step = tf.function(functools.partial(reduced, [weight], lambda: tf.reduce_sum(weight)), jit_compile=True)
     assert "jit_compile=False" in refusal(step)
     model = compiled(make_model(), distribute(DENSE), jit_compile=True)
     assert "jit_compile=False" in refusal(lambda: fit(model))
