@@ -12,10 +12,8 @@ from tests.selection.accumulators import PROGRAMS
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_conformance(program: str) -> None:
-    from horovod_oktopk.tensorflow.tensors import (
-        LendingAccumulator,  # importing TensorFlow takes seconds
-        TensorLayout,
-    )
+    # Here, as importing TensorFlow takes seconds.
+    from horovod_oktopk.tensorflow.tensors import LendingAccumulator, TensorLayout
 
     def new(n: int, dtype: Any) -> Any:
         return LendingAccumulator(TensorLayout([("a", (n,), np.dtype(dtype).name)]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -9,9 +10,32 @@ import numpy as np
 import tensorflow as tf
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
+from horovod_oktopk import PluginError
 from horovod_oktopk.tensorflow.private import KERAS_3
+from tests.scenarios.common import DENSE, raised_everywhere
 
 keras = tf.keras
+
+
+def eager(step: Callable[..., Any]) -> Callable[..., Any]:
+    return step
+
+
+EAGER_AND_GRAPH: tuple[Callable[..., Any], ...] = (eager, tf.function)
+
+
+def refusal(action: Callable[[], object]) -> str:
+    """The message of the PluginError that is raised on all ranks."""
+    return raised_everywhere(hvd, PluginError, action)[0]
+
+
+def reduced(variables: list[tf.Variable], loss: Callable[[], Any], compression: Any = DENSE,
+            **arguments: Any) -> list[Any]:
+    """A loss's gradients from a distributed tape; their sum over the ranks, if nothing else is given."""
+    with tf.GradientTape() as tape:
+        value = loss()
+    arguments.setdefault("op", hvd.Sum)
+    return hvd.DistributedGradientTape(tape, compression=compression, **arguments).gradient(value, variables)
 
 
 def make_model(seed: int = 1, **layers: Any) -> Any:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from horovod_oktopk import PluginError
 from horovod_oktopk.tensorflow import OkTopk, set_density, step_report
 from horovod_oktopk.tensorflow.registry import each_run_of
 from tests.scenarios.common import (
@@ -19,51 +20,49 @@ from tests.scenarios.common import (
     is_last,
     logged,
     needs_ranks,
-    raised_everywhere,
 )
-
-
-def reduced(variables: list[tf.Variable], loss: Any, compression: Any = DENSE, **arguments: Any) -> list[Any]:
-    with tf.GradientTape() as tape:
-        value = loss()
-    return hvd.DistributedGradientTape(tape, compression=compression, op=hvd.Sum, **arguments).gradient(
-        value, variables)
+from tests.tensorflow.scenarios.common import EAGER_AND_GRAPH, reduced, refusal
 
 
 def pair() -> list[tf.Variable]:
     return [tf.Variable(tf.ones(3), name="first"), tf.Variable(tf.ones(2), name="second")]
 
 
+def reduced_sums(variables: list[tf.Variable], trained: list[tf.Variable] | None = None) -> list[Any]:
+    """Gradients of ones; trained: the variables that have one, if not all."""
+    return reduced(variables, lambda: tf.add_n(list(map(tf.reduce_sum, trained or variables))))
+
+
+def train_a_table(way: Any, as_dense: bool, compression: Any) -> np.ndarray:
+    table, weight = tf.Variable(tf.ones((20, 3)), name="table"), tf.Variable(tf.ones((3, 1)), name="weight")
+
+    def step(rows: tf.Tensor) -> None:
+        grads = reduced([table, weight], lambda: tf.reduce_sum(tf.gather(table, rows) @ weight), compression,
+                        sparse_as_dense=as_dense)
+        assert isinstance(grads[0], tf.IndexedSlices) != as_dense
+        table.assign_sub(0.5 * tf.convert_to_tensor(grads[0]))
+        weight.assign_sub(0.5 * grads[1])
+
+    run = way(step)
+    for index in range(3):
+        run(tf.constant([index, index + hvd.rank() + 1]))
+    if compression is DENSE:
+        assert step_report([table, weight]).n == (63 if as_dense else 3)
+    trained = np.concatenate([np.ravel(table.numpy()), np.ravel(weight.numpy())])
+    assert_equal_everywhere(hvd, {"all": trained})
+    return trained
+
+
 def check_sparse_gradients() -> None:
-    for in_graph in (False, True):
-        for as_dense in (False, True):
-            results = []
-            for compression in (hvd.Compression.none, DENSE):
-                table = tf.Variable(tf.ones((20, 3)), name="table")
-                weight = tf.Variable(tf.ones((3, 1)), name="weight")
-
-                def step(rows: tf.Tensor, variables: Any = (table, weight), compression: Any = compression,
-                         as_dense: bool = as_dense) -> None:
-                    table, weight = variables
-                    grads = reduced([table, weight], lambda: tf.reduce_sum(tf.gather(table, rows) @ weight),
-                                    compression, sparse_as_dense=as_dense)
-                    assert isinstance(grads[0], tf.IndexedSlices) != as_dense
-                    table.assign_sub(0.5 * tf.convert_to_tensor(grads[0]))
-                    weight.assign_sub(0.5 * grads[1])
-
-                run = tf.function(step) if in_graph else step
-                for index in range(3):
-                    run(tf.constant([index, index + hvd.rank() + 1]))
-                results.append(np.concatenate([np.ravel(table.numpy()), np.ravel(weight.numpy())]))
-                if compression is DENSE:
-                    assert step_report([table, weight]).n == (63 if as_dense else 3)
-                assert_equal_everywhere(hvd, {"all": results[-1]})
-            np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
+    for way, as_dense in itertools.product(EAGER_AND_GRAPH, (False, True)):
+        stock, ours = (train_a_table(way, as_dense, compression) for compression in (hvd.Compression.none, DENSE))
+        np.testing.assert_allclose(ours, stock, rtol=1e-5)
 
 
 def check_nan_in_a_sparse_gradient_alone_undoes_the_step() -> None:
     """As a step is skipped whole, what the dense gradients would have sent must stay in the residual."""
-    for in_graph, options in ((False, OkTopk(density=0.5)), (True, OkTopk(density=0.5))):
+    for way in EAGER_AND_GRAPH:
+        options = OkTopk(density=0.5)
         table = tf.Variable(tf.ones((20, 3)), name="table")
         dense = [tf.Variable(tf.ones(4), name=name) for name in "ab"]
 
@@ -73,7 +72,7 @@ def check_nan_in_a_sparse_gradient_alone_undoes_the_step() -> None:
                     [tf.reduce_sum(each * [1.0, 2.0, 3.0, 4.0]) for each in dense])
             return reduced([table, *dense], loss, options)
 
-        run = tf.function(step) if in_graph else step
+        run = way(step)
         run(tf.constant(1.0))
         flat = each_run_of(dense)[0].mode
         held = flat.read_residual()
@@ -98,63 +97,33 @@ def check_a_gradient_that_is_none_everywhere_stays_none() -> None:
 
 def check_a_gradient_that_is_none_on_one_rank() -> None:
     needs_ranks(hvd)
-    for in_graph in (False, True):
-        first, second = pair()
-
-        def step(variables: Any = (first, second)) -> Any:
-            first, second = variables
-            return reduced([first, second], lambda: tf.reduce_sum(first) if is_last(hvd)
-                           else tf.reduce_sum(first) + tf.reduce_sum(second))[0]
-
-        assert_disagreement(hvd, tf.function(step) if in_graph else step, "second:0: no gradient", "second:0: shape")
+    for way in EAGER_AND_GRAPH:
+        for later in (False, True):
+            both = pair()
+            if later:
+                reduced_sums(both)
+            step = functools.partial(reduced_sums, both, both[:1] if is_last(hvd) else both)
+            assert_disagreement(hvd, way(step), "second:0: no gradient", "second:0: shape")
 
 
-def check_a_gradient_that_is_none_later() -> None:
-    for who in ("all", "one"):
-        first, second = pair()
-        reduced([first, second], lambda v=(first, second): tf.reduce_sum(v[0]) + tf.reduce_sum(v[1]))
-
-        def later(variables: Any = (first, second), who: str = who) -> None:
-            first, second = variables
-            gone = who == "all" or is_last(hvd)
-            reduced([first, second], lambda: tf.reduce_sum(first) if gone
-                    else tf.reduce_sum(first) + tf.reduce_sum(second))
-
-        if who == "all":
-            assert "second:0" in raised_everywhere(hvd, PluginError, later)[0]
-        elif hvd.size() > 1:
-            assert_disagreement(hvd, later, "second:0: no gradient", "second:0: shape")
-
-
-def check_a_variable_that_is_added_later() -> None:
-    for in_graph in (False, True):
-        first, second = pair()
-        third = tf.Variable(tf.ones(4), name="third")
-        reduced([first, second], lambda v=(first, second): tf.reduce_sum(v[0]) + tf.reduce_sum(v[1]))
-
-        def later(variables: Any = (first, second, third)) -> None:
-            reduced(list(variables), lambda: tf.add_n([tf.reduce_sum(v) for v in variables]))
-
-        message = raised_everywhere(hvd, PluginError, tf.function(later) if in_graph else later)[0]
-        assert "third:0" in message
+def check_gradients_that_come_or_go_later() -> None:
+    for way in EAGER_AND_GRAPH:
+        both = pair()
+        more = [*both, tf.Variable(tf.ones(4), name="third")]
+        reduced_sums(both)
+        for variables, trained, told in ((both, both[:1], "second:0"), (more, more, "third:0")):
+            assert told in refusal(way(functools.partial(reduced_sums, variables, trained)))
         if hvd.size() > 1:  # added on one rank only: the others learn it, and nobody waits
-            def one(variables: Any = (first, second, third)) -> None:
-                chosen = list(variables if is_last(hvd) else variables[:2])
-                reduced(chosen, lambda: tf.add_n([tf.reduce_sum(v) for v in chosen]))
-            assert_disagreement(hvd, tf.function(one) if in_graph else one)
+            assert_disagreement(hvd, way(functools.partial(reduced_sums, more if is_last(hvd) else both)))
 
 
 def check_an_error_in_a_graph_is_a_line_of_the_log_by_itself() -> None:
     first, second = tf.Variable(tf.ones(3)), tf.Variable(tf.ones(2), name="told_once")
-    reduced([first], lambda: tf.reduce_sum(first))
-
-    @tf.function
-    def step() -> None:
-        reduced([first, second], lambda: tf.reduce_sum(first) + tf.reduce_sum(second))
-
+    reduced_sums([first])
+    step = tf.function(lambda: reduced_sums([first, second]))
     with logged() as messages:
         for _ in range(2):
-            raised_everywhere(hvd, PluginError, step)
+            refusal(step)
     [line] = messages
     assert line.startswith("PluginError: the gradients differ from those of the first step")
     assert "told_once" in line
@@ -171,22 +140,14 @@ def check_tapes_over_other_variables_have_residuals_of_their_own() -> None:
     assert step_report([second]).step == 2
 
 
-def check_options_written_inline_keep_their_residual() -> None:
-    first, _ = pair()
-    for _ in range(2):
-        grads = reduced([first], lambda: tf.reduce_sum(first * [1.0, 2.0, 4.0]), OkTopk(density=0.1))
-    assert step_report([first]).step == 2
-    assert grads[0].numpy().tolist() == [0.0, 4.0 * hvd.size(), 0.0]  # 2 + 2; a tie goes to the lower index
-
-
 def check_a_tape_with_another_density_keeps_the_residual() -> None:
-    for in_graph in (False, True):
+    for way in EAGER_AND_GRAPH:
         first, _ = pair()
 
         def step(density: float, variable: Any = first) -> Any:
             return reduced([variable], lambda: tf.reduce_sum(variable * [1.0, 2.0, 4.0]), OkTopk(density=density))[0]
 
-        run = tf.function(step) if in_graph else step
+        run = way(step)
         run(0.33)
         assert run(0.67).numpy().tolist() == [0.0, 4.0 * hvd.size(), 4.0 * hvd.size()]
         assert run(0.33).numpy().tolist() == [0.0, 0.0, 4.0 * hvd.size()]  # traced before
@@ -221,17 +182,12 @@ def check_heads_that_take_turns() -> None:
 
     for head in (first, second, first):
         assert [g.numpy().tolist() for g in step(head, together=False)] == [[float(hvd.size())] * 3] * 2
-    message = raised_everywhere(hvd, PluginError, lambda: step(first, together=True))[0]
-    assert "persistent tape" in message
+    assert "persistent tape" in refusal(lambda: step(first, together=True))
 
 
 def check_no_trainable_variable() -> None:
-    for in_graph in (False, True):
-        def step() -> None:
-            with tf.GradientTape() as tape:
-                loss = tf.constant(1.0)
-            assert hvd.DistributedGradientTape(tape, compression=DENSE).gradient(loss, []) == []
-        (tf.function(step) if in_graph else step)()
+    for way in EAGER_AND_GRAPH:
+        assert way(functools.partial(reduced, [], lambda: tf.constant(1.0), op=hvd.Average))() == []
 
 
 def check_no_trainable_variable_on_one_rank() -> None:
@@ -243,14 +199,7 @@ def check_no_trainable_variable_on_one_rank() -> None:
 
 def check_a_tensor_is_refused_as_a_source() -> None:
     x = tf.constant([1.0, 2.0])
-
-    def step() -> None:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = tf.reduce_sum(x * x)
-        hvd.DistributedGradientTape(tape, compression=DENSE).gradient(loss, [x])
-
-    assert "tf.Variables" in raised_everywhere(hvd, PluginError, step)[0]
+    assert "tf.Variables" in refusal(lambda: reduced([x], lambda: tf.reduce_sum(x * x)))
 
 
 def check_local_sources_of_a_tape() -> None:
@@ -278,13 +227,13 @@ def check_partial_tape_leaves_local_layers_alone() -> None:
 
 
 def check_gradients_that_somebody_holds_are_not_overwritten() -> None:
-    for in_graph in (False, True):
+    for way in EAGER_AND_GRAPH:
         first, _ = pair()
 
         def step(factor: tf.Tensor, variable: Any = first) -> Any:
             return reduced([variable], lambda: tf.reduce_sum(variable * factor))[0]
 
-        run = tf.function(step) if in_graph else step
+        run = way(step)
         held = [run(tf.constant(float(factor))) for factor in range(1, 6)]
         arrays = [np.asarray(gradient) for gradient in held]
         del held

@@ -26,21 +26,16 @@ def train(kind: str, compression: Any, steps: int = 2) -> Any:
     return trainer
 
 
-def check_variables_of_tapes_that_are_dropped_leave_nothing() -> None:
-    assert_nothing_stays(hvd, lambda: train("tape", OkTopk(density=0.1)), 40)
-
-
-def check_functions_that_are_dropped_leave_nothing() -> None:
+def check_tapes_and_functions_that_are_dropped_leave_nothing() -> None:
     """TensorFlow keeps what a function's graph calls."""
-    assert_nothing_stays(hvd, lambda: train("function", OkTopk(density=0.1)), 10)
+    for kind, several in (("tape", 40), ("function", 10)):
+        assert_nothing_stays(hvd, functools.partial(train, kind, OkTopk(density=0.1)), several)
 
 
 def check_keras_optimizers_that_are_dropped_leave_nothing() -> None:
-    assert_nothing_stays(hvd, lambda: train("keras", OkTopk(density=0.1)), 10)
-
-
-def check_step_ahead_that_is_dropped_with_an_exchange_under_way_leaves_nothing() -> None:
-    assert_nothing_stays(hvd, lambda: train("keras", StepAhead(OkTopk(density=0.1))), 10)
+    """With StepAhead an exchange is under way then."""
+    for compression in (OkTopk(density=0.1), StepAhead(OkTopk(density=0.1))):
+        assert_nothing_stays(hvd, functools.partial(train, "keras", compression), 10)
 
 
 def check_partial_that_is_dropped_leaves_nothing() -> None:

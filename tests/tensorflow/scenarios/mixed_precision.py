@@ -9,14 +9,28 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from horovod_oktopk import PluginError
-from horovod_oktopk.tensorflow import OkTopk, step_report
+from horovod_oktopk.tensorflow import OkTopk, StepAhead, step_report
 from horovod_oktopk.tensorflow.private import KERAS_3
-from tests.scenarios.common import DENSE, assert_equal_everywhere, everywhere, raised_everywhere
-from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_model, variable_of, weights
+from tests.scenarios.common import DENSE, assert_equal_everywhere, everywhere
+from tests.tensorflow.scenarios.common import (
+    EAGER_AND_GRAPH,
+    compiled,
+    distribute,
+    fit,
+    keras,
+    make_model,
+    reduced,
+    refusal,
+    variable_of,
+    weights,
+)
 
 Scaler = keras.mixed_precision.LossScaleOptimizer
 OPTIONS = OkTopk(density=0.1, threshold_interval=1)
+
+
+def gradient_of(step: int) -> np.ndarray:
+    return np.random.default_rng((step, hvd.rank())).integers(-64, 65, 40).astype(np.float32)
 
 
 def scale_of(scaler: Any) -> float:
@@ -31,20 +45,19 @@ class Training:
     """One variable whose gradient is given; a tape, or a distributed optimizer inside or around a scaler."""
 
     def __init__(self, strategy: str, scaled: bool, in_graph: bool, initial_scale: float = 4.0) -> None:
-        if strategy == "tape" or not KERAS_3:
-            self.weight = tf.Variable(tf.zeros(40), name="weight")
-        else:
-            import keras as keras_3
-            self.weight = keras_3.Variable(np.zeros(40), dtype="float32", name="weight")
+        zeros = np.zeros(40, np.float32)
+        self.weight = tf.Variable(zeros) if strategy == "tape" else variable_of(zeros)
         plain = keras.optimizers.SGD(1.0)
-        growth = {"initial_scale": initial_scale, "dynamic_growth_steps": 1}
+
+        def scaling(optimizer: Any) -> Any:
+            return Scaler(optimizer, initial_scale=initial_scale, dynamic_growth_steps=1) if scaled else optimizer
+
         if strategy == "tape":
-            self.optimizer = Scaler(plain, **growth) if scaled else plain
+            self.optimizer = scaling(plain)
         elif strategy == "inside":
-            inner = distribute(OPTIONS, plain, op=hvd.Sum)
-            self.optimizer = Scaler(inner, **growth) if scaled else inner
+            self.optimizer = scaling(distribute(OPTIONS, plain, op=hvd.Sum))
         else:
-            self.optimizer = distribute(OPTIONS, Scaler(plain, **growth) if scaled else plain, op=hvd.Sum)
+            self.optimizer = distribute(OPTIONS, scaling(plain), op=hvd.Sum)
         self.strategy, self.scaled = strategy, scaled
         self.optimizer.build([self.weight])
         self.run = tf.function(self._step) if in_graph else self._step
@@ -73,7 +86,7 @@ class Training:
         self.optimizer.apply_gradients(zip(grads, [self.weight], strict=True))
 
     def step(self, step: int, poison: bool = False) -> None:
-        gradient = np.random.default_rng((step, hvd.rank())).integers(-64, 65, 40).astype(np.float32)
+        gradient = gradient_of(step)
         if poison and hvd.rank() == 0:
             gradient[3] = np.inf
         self.run(tf.constant(gradient))
@@ -86,19 +99,6 @@ def ways() -> list[tuple[str, bool]]:
     """tf-keras has its scaler around the distributed optimizer; Keras 3 has both."""
     found = ("tape", "inside", "around") if KERAS_3 else ("tape", "inside")
     return [(strategy, in_graph) for strategy in found for in_graph in (True, False)]
-
-
-def check_residual_keeps_its_unit_while_the_scale_grows() -> None:
-    for strategy, in_graph in ways():
-        results = []
-        for scaled in (False, True):
-            training = Training(strategy, scaled, in_graph)
-            for step in range(6):
-                training.step(step)
-            results.append(training.value())
-        assert scale_of(training.optimizer) == 4.0 * 2**6, strategy
-        assert np.abs(results[0]).max() > 0
-        assert np.array_equal(*results), f"{strategy}, {in_graph=}"
 
 
 def check_losses_of_two_scalers_that_are_scaled_before_either_is_reduced() -> None:
@@ -117,10 +117,9 @@ def check_losses_of_two_scalers_that_are_scaled_before_either_is_reduced() -> No
 
             run = tf.function(both) if in_graph else both
             for step in range(5):
-                gradient = np.random.default_rng((step, hvd.rank())).integers(-64, 65, 40).astype(np.float32)
                 if scaled and step == 3:  # of one the step is skipped, and its scale goes down
                     pair[0].step(99, poison=True)
-                run(tf.constant(gradient))
+                run(tf.constant(gradient_of(step)))
             results.append([training.value() for training in pair])
         assert [scale_of(training.optimizer) for training in pair] == [4.0 * 2**4, 64.0 * 2**5], strategy
         assert np.array_equal(*results), f"{strategy}, {in_graph=}"
@@ -133,26 +132,29 @@ def check_a_part_or_a_sum_of_scaled_losses_is_refused() -> None:
             losses = [scaled_loss(training.optimizer, tf.reduce_sum(training.weight)) for training in pair]
             loss = of(*losses)
         distributed = hvd.DistributedGradientTape(tape, compression=OPTIONS)
-        message = raised_everywhere(hvd, PluginError,
-                                    lambda tape=distributed, loss=loss: tape.gradient(loss, [pair[0].weight]))[0]
-        assert "scaled loss itself" in message
+        action = functools.partial(distributed.gradient, loss, [pair[0].weight])
+        assert "scaled loss itself" in refusal(action)
 
 
 def check_overflow_on_one_rank_skips_the_step_on_all() -> None:
+    """And the residual keeps its unit while the scale grows: the steps that are taken are those without a scale."""
     for strategy, in_graph in ways():
         results = []
-        for overflow in (False, True):
-            training = Training(strategy, True, in_graph)
-            for step in range(5):
-                if overflow and step in (0, 3):
+        for scaled, overflows in ((False, ()), (True, ()), (True, (0, 3))):
+            training = Training(strategy, scaled, in_graph)
+            for step in range(6):
+                if step in overflows:
                     before, scale = training.value(), scale_of(training.optimizer)
                     training.step(99, poison=True)
                     assert np.array_equal(training.value(), before)
                     assert scale_of(training.optimizer) == scale / 2
                 training.step(step)
             assert_equal_everywhere(hvd, {"weight": training.value()})
+            assert not scaled or scale_of(training.optimizer) == 4.0 * 2**(6 - len(overflows)), strategy
             results.append(training.value())
-        assert np.array_equal(*results), f"a skipped step left a trace: {strategy}, {in_graph=}"
+        assert np.abs(results[0]).max() > 0
+        for found, told in zip(results[1:], ("the scale", "a skipped step"), strict=True):
+            assert np.array_equal(found, results[0]), f"{told} left a trace: {strategy}, {in_graph=}"
 
 
 def check_an_unscaled_loss_after_a_scaled_one_has_no_scale() -> None:
@@ -165,42 +167,37 @@ def check_an_unscaled_loss_after_a_scaled_one_has_no_scale() -> None:
 
     for _ in range(2):
         weight = tf.Variable(tf.ones(4), name="unscaled")
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(weight)
-        [gradient] = hvd.DistributedGradientTape(tape, compression=DENSE).gradient(loss, [weight])
+        [gradient] = reduced([weight], functools.partial(tf.reduce_sum, weight), op=hvd.Average)
         assert gradient.numpy().tolist() == [1.0] * 4
         loss_that_nobody_reduces()
 
 
 def step_of_both(optimizer: Any, weight: Any) -> None:
     """A distributed tape, and a distributed optimizer."""
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(tf.convert_to_tensor(weight))
-    tape = hvd.DistributedGradientTape(tape, compression=DENSE, op=hvd.Sum)
-    optimizer.apply_gradients(zip(tape.gradient(loss, [weight]), [weight], strict=True))
+    grads = reduced([weight], lambda: tf.reduce_sum(tf.convert_to_tensor(weight)))
+    optimizer.apply_gradients(zip(grads, [weight], strict=True))
 
 
 def check_a_tape_and_an_optimizer_reduce_once() -> None:
     """Whatever is reduced twice would be divided by another sum, and have its residual added twice."""
-    for in_graph in (False, True):
+    for way in EAGER_AND_GRAPH:
         weight = variable_of(np.zeros(3, np.float32))
         optimizer = distribute(DENSE, keras.optimizers.SGD(1.0), op=hvd.Sum)
         optimizer.build([weight])
-
-        step = functools.partial(step_of_both, optimizer, weight)
-        (tf.function(step) if in_graph else step)()
+        way(functools.partial(step_of_both, optimizer, weight))()
         assert np.array(tf.convert_to_tensor(weight)).tolist() == [-float(hvd.size())] * 3
 
 
 def check_fit_with_the_mixed_float16_policy() -> None:
-    keras.mixed_precision.set_global_policy("mixed_float16")
-    try:
-        model = compiled(make_model(dtype="float32"), distribute(OkTopk(density=0.1)))
-        history = fit(model, epochs=3)
-    finally:
-        keras.mixed_precision.set_global_policy("float32")
-    assert isinstance(model.optimizer, Scaler)
-    assert history["loss"][-1] < history["loss"][0]
-    assert step_report(model).step == 12
-    assert len(set(everywhere(hvd, scale_of(model.optimizer)))) == 1
-    assert_equal_everywhere(hvd, weights(model))
+    for compression in (OkTopk(density=0.1), StepAhead(OkTopk(density=0.05))):
+        keras.mixed_precision.set_global_policy("mixed_float16")
+        try:
+            model = compiled(make_model(dtype="float32"), distribute(compression))
+            history = fit(model, epochs=3)
+        finally:
+            keras.mixed_precision.set_global_policy("float32")
+        assert isinstance(model.optimizer, Scaler)
+        assert history["loss"][-1] < history["loss"][0]
+        assert step_report(model).step == 12
+        assert isinstance(compression, StepAhead) or len(set(everywhere(hvd, scale_of(model.optimizer)))) == 1
+        assert_equal_everywhere(hvd, weights(model))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.scenarios.common import (
     assert_equal_everywhere,
     everywhere,
     flat,
+    gradients,
     logged,
     raised_everywhere,
     shared_folder,
@@ -27,11 +29,13 @@ from tests.scenarios.common import (
 from tests.support.full_disk import room_for
 from tests.tensorflow.driver import Kind
 from tests.tensorflow.scenarios.common import (
+    broadcast,
     compiled,
     distribute,
     keras,
     make_data,
     make_model,
+    reduced,
     weights,
 )
 
@@ -42,14 +46,14 @@ def residual(target: Any) -> np.ndarray:
     return each_run_of(target)[0].mode.read_residual()
 
 
-def fresh_model() -> Any:
-    return compiled(make_model(), distribute(OPTIONS, keras.optimizers.SGD(0.1, momentum=0.5)))
+def fresh_model(options: Any = OPTIONS) -> Any:
+    return compiled(make_model(), distribute(options, keras.optimizers.SGD(0.1, momentum=0.5)))
 
 
-def train(model: Any, steps: range, callbacks: Any = ()) -> None:
-    """One epoch for each step."""
+def train(model: Any, epochs: range, callbacks: Any = (), steps: int = 1) -> None:
+    """steps: in each epoch."""
     x, y = make_data()
-    model.fit(x, y, batch_size=64, shuffle=False, initial_epoch=steps.start, epochs=steps.stop, verbose=0,
+    model.fit(x, y, batch_size=64 // steps, shuffle=False, initial_epoch=epochs.start, epochs=epochs.stop, verbose=0,
               callbacks=list(callbacks))
 
 
@@ -87,9 +91,7 @@ def check_tensorflow_state_of_tape_variables() -> None:
 
     def take_steps(steps: range) -> np.ndarray:
         for step in steps:
-            rng = np.random.default_rng((step, hvd.rank()))
-            trainer.step({name: rng.integers(-9, 10, v.shape).astype(np.float32)
-                          for name, v in trainer.variables.items()})
+            trainer.step(gradients(step, hvd.rank()))
         return flat(trainer.values())
 
     take_steps(range(3))
@@ -101,25 +103,25 @@ def check_tensorflow_state_of_tape_variables() -> None:
 
 
 def check_a_saved_model_resumes_with_the_same_bits() -> None:
-    """hvd.load_model(..., compression=...), and the residual from a file of its own."""
-    uninterrupted = fresh_model()
-    train(uninterrupted, range(6))
-    for name in ("model.keras",) if KERAS_3 else ("model.h5", "saved_model"):
+    """hvd.load_model(..., compression=...), and the residual from a file of its own. With StepAhead a rank's momentum
+    is its own, so each saves its model."""
+    names = ("model.keras",) if KERAS_3 else ("model.h5", "saved_model")
+    for options, name in itertools.product((OPTIONS, StepAhead(OPTIONS)), names):
         with shared_folder(hvd) as folder:
-            model = fresh_model()
-            train(model, range(3))
+            path = str(folder / f"{hvd.rank()}-{name}")
+            model = fresh_model(options)
+            train(model, range(3), [broadcast()], steps=4)
+            model.save(path)
             save_state(model, folder / "residuals")
-            if hvd.rank() == 0:
-                model.save(folder / name)
-            everywhere(hvd, "saved")
-            loaded = hvd_keras.load_model(str(folder / name), compression=OPTIONS)
+            loaded = hvd_keras.load_model(path, compression=options)
             load_state(loaded, folder / "residuals")
-            train(loaded, range(3, 6))
+            for each in (model, loaded):
+                train(each, range(3, 6), [broadcast()], steps=4)
             everywhere(hvd, "done")
-        assert step_report(loaded).step == 6
+        assert step_report(loaded).step == 24
         assert_equal_everywhere(hvd, weights(loaded))
         if name != "saved_model":  # in which tf-keras keeps no momentum
-            assert np.array_equal(flat(weights(loaded)), flat(weights(uninterrupted)))
+            assert np.array_equal(flat(weights(loaded)), flat(weights(model)))
 
 
 @keras.utils.register_keras_serializable("tests", "Own")
@@ -139,29 +141,30 @@ def check_a_saved_model_loads_without_the_plugin() -> None:
             assert np.array_equal(flat(weights(loaded)), flat(weights(model)))
 
 
+class Killed(keras.callbacks.Callback):
+    """Ends training in the fifth epoch."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 4:
+            raise InterruptedError
+
+
 def check_checkpoint_callbacks_resume_with_the_same_bits() -> None:
-    uninterrupted = fresh_model()
-    train(uninterrupted, range(6))
-    with shared_folder(hvd) as folder:
-        def callbacks() -> list[Any]:
-            backup = keras.callbacks.BackupAndRestore(str(folder / f"backup{hvd.rank()}"))
-            return [backup, hvd_keras.callbacks.StateCheckpoint(folder / "residuals")]
+    for options in (OPTIONS, StepAhead(OPTIONS)):
+        uninterrupted = fresh_model(options)
+        train(uninterrupted, range(6), [broadcast()], steps=4)
+        with shared_folder(hvd) as folder:
+            def callbacks(folder: Path = folder) -> list[Any]:
+                backup = keras.callbacks.BackupAndRestore(str(folder / f"backup{hvd.rank()}"))
+                return [broadcast(), backup, hvd_keras.callbacks.StateCheckpoint(folder / "residuals")]
 
-        class Killed(Exception):
-            pass
-
-        def die(epoch: int, _logs: Any) -> None:
-            if epoch == 4:
-                raise Killed
-
-        model = fresh_model()
-        with contextlib.suppress(Killed):
-            train(model, range(6), [*callbacks(), keras.callbacks.LambdaCallback(on_epoch_begin=die)])
-        resumed = fresh_model()
-        train(resumed, range(6), callbacks())
-        everywhere(hvd, "done")
-    assert step_report(resumed).step == 6
-    assert np.array_equal(flat(weights(resumed)), flat(weights(uninterrupted)))
+            with contextlib.suppress(InterruptedError):
+                train(fresh_model(options), range(6), [*callbacks(), Killed()], steps=4)
+            resumed = fresh_model(options)
+            train(resumed, range(6), callbacks(), steps=4)
+            everywhere(hvd, "done")
+        assert step_report(resumed).step == 24
+        assert np.array_equal(flat(weights(resumed)), flat(weights(uninterrupted)))
 
 
 def check_files_of_save_state_and_broken_ones_can_be_given_to_the_callback() -> None:
@@ -180,19 +183,13 @@ def check_files_of_save_state_and_broken_ones_can_be_given_to_the_callback() -> 
     assert step_report(broken).step == 1
 
 
-def check_checkpoint_files_carry_the_epoch_and_leave_nothing_else() -> None:
-    with shared_folder(hvd) as folder:
-        train(fresh_model(), range(2), [hvd_keras.callbacks.StateCheckpoint(folder / "residuals.{epoch:02d}")])
-        everywhere(hvd, "done")
-        assert sorted(path.name for path in Path(folder).iterdir()) == ["residuals.01", "residuals.02"]
-
-
-def check_checkpoint_files_carry_the_logs() -> None:
+def check_checkpoint_files_carry_the_epoch_and_the_logs_and_leave_nothing_else() -> None:
     with shared_folder(hvd) as folder:
         losses: list[float] = []
         spy = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: losses.append(float(logs["loss"])))
-        train(fresh_model(), range(1), [spy, hvd_keras.callbacks.StateCheckpoint(folder / "{epoch}-{loss:.4f}")])
-        assert [path.name for path in Path(folder).iterdir()] == [f"1-{everywhere(hvd, losses)[0][0]:.4f}"]
+        train(fresh_model(), range(2), [spy, hvd_keras.callbacks.StateCheckpoint(folder / "{epoch:02d}-{loss:.4f}")])
+        expected = [f"{epoch:02}-{loss:.4f}" for epoch, loss in enumerate(everywhere(hvd, losses)[0], 1)]
+        assert sorted(path.name for path in Path(folder).iterdir()) == expected
         callbacks = [hvd_keras.callbacks.StateCheckpoint(folder / "{los:.2f}")]
         message = raised_everywhere(hvd, OptionError, lambda: train(fresh_model(), range(1), callbacks))[0]
     assert "KeyError: 'los'" in message
@@ -219,13 +216,8 @@ def check_a_file_that_is_not_there_is_an_error_on_all_ranks() -> None:
     with shared_folder(hvd) as folder:
         weight = tf.Variable(tf.ones(3), name="weight")
         load_state([weight], folder / "nothing")
-
-        def step() -> None:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(weight)
-            hvd.DistributedGradientTape(tape, compression=OkTopk(density=0.1)).gradient(loss, [weight])
-
-        assert "nothing" in raised_everywhere(hvd, OptionError, step)[0]
+        messages = raised_everywhere(hvd, OptionError, lambda: reduced([weight], lambda: tf.reduce_sum(weight)))
+        assert "nothing" in messages[0]
 
 
 def check_training_goes_on_as_without_the_save_where_the_disk_is_full() -> None:
@@ -239,7 +231,7 @@ def check_training_goes_on_as_without_the_save_where_the_disk_is_full() -> None:
         with shared_folder(hvd) as folder:
             trained = []
             for is_full in (False, True):
-                model = compiled(make_model(), distribute(options, keras.optimizers.SGD(0.1, momentum=0.5)))
+                model = fresh_model(options)
                 train(model, range(2))
                 save_state(model, folder / "state")
                 length = everywhere(hvd, (folder / "state").stat().st_size)[0]
@@ -261,10 +253,7 @@ def check_a_residual_of_another_dtype_is_converted_on_all_ranks() -> None:
 
             def step(dtype: Any, number: int, variable: Any = variable) -> None:
                 factors = tf.constant(np.random.default_rng((number, hvd.rank())).integers(-9, 10, 50), dtype)
-                with tf.GradientTape() as tape:
-                    loss = tf.reduce_sum(variable[dtype] * factors)
-                tape = hvd.DistributedGradientTape(tape, compression=OkTopk(density=0.06), op=hvd.Sum)
-                tape.gradient(loss, [variable[dtype]])
+                reduced([variable[dtype]], lambda: tf.reduce_sum(variable[dtype] * factors), OkTopk(density=0.06))
 
             step(written, 0)
             held = residual([variable[written]])
@@ -285,9 +274,7 @@ def check_a_second_phase_of_tapes_goes_on_where_the_file_has_one_alone() -> None
         first, second = (tf.Variable(tf.ones(9), name=name) for name in ("first", "second"))
 
         def step(variable: Any) -> None:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(variable * tf.range(9.0))
-            hvd.DistributedGradientTape(tape, compression=OkTopk(density=0.2)).gradient(loss, [variable])
+            reduced([variable], lambda: tf.reduce_sum(variable * tf.range(9.0)), OkTopk(density=0.2))
 
         step(first)
         save_state([first, second], folder / "state")

@@ -13,7 +13,7 @@ from horovod_oktopk.tensorflow import step_report
 from horovod_oktopk.tensorflow.keras.callbacks import StepReportLogger
 from horovod_oktopk.tensorflow.private import KERAS_3
 from tests.scenarios.common import assert_equal_everywhere, needs
-from tests.tensorflow.scenarios.common import distribute, fit, keras, variable_of
+from tests.tensorflow.scenarios.common import EAGER_AND_GRAPH, distribute, eager, fit, keras, variable_of
 from tests.tensorflow.scenarios.step_ahead import model_with, take_steps
 
 OPTIONS = StepAhead(OkTopk(density=0.05))
@@ -31,13 +31,13 @@ def report_after(steps: int, optimizer: Any, options: StepAhead = OPTIONS, **arg
 
 
 def check_optimizers_that_normalize_take_longer_steps() -> None:
-    for eager in (False, True):
+    for is_eager in (False, True):
         for make in (optimizers.Adam, optimizers.RMSprop, optimizers.Nadam):
-            report = report_after(3, make(0.01), run_eagerly=eager)
+            report = report_after(3, make(0.01), run_eagerly=is_eager)
             assert (report.gain > 1) == (hvd.size() > 1), "the ranks' data differ"
 
 
-def decayed(make: Any, gain: float | None, in_graph: bool) -> np.ndarray:
+def decayed(make: Any, gain: float | None, way: Any) -> np.ndarray:
     """Ones, after three steps with gradients of zeros; all of the user's decays are 0.5."""
     optimizer = distribute(StepAhead(Dense(), ahead=1, overlap=False, gain=gain), make())
     variable = variable_of(np.ones((3, 3), np.float32))
@@ -46,7 +46,7 @@ def decayed(make: Any, gain: float | None, in_graph: bool) -> np.ndarray:
     def step() -> None:
         optimizer.apply_gradients([(tf.zeros((3, 3)), variable)])
 
-    take = tf.function(step) if in_graph else step
+    take = way(step)
     for _ in range(3):
         take()
     decays = {name: value for name, value in optimizer.get_config().items() if name.endswith("weight_decay")}
@@ -60,9 +60,9 @@ def check_weight_decay_is_as_without_a_gain() -> None:
         kinds += [lambda: optimizers.Muon(0.1, weight_decay=None, adam_weight_decay=0.5, exclude_layers=[".*"]),
                   lambda: optimizers.Muon(0.1, weight_decay=0.5, adam_weight_decay=None)]
     for make in kinds:
-        for in_graph in (False, True):
+        for way in EAGER_AND_GRAPH:
             for gain in (None, 4.0):
-                assert np.allclose(decayed(make, gain, in_graph), 0.95 ** 3, rtol=1e-6), (make(), gain, in_graph)
+                assert np.allclose(decayed(make, gain, way), 0.95 ** 3, rtol=1e-6), (make(), gain, way)
 
 
 def check_loss_scales_are_left_out_of_the_measurement() -> None:
@@ -79,7 +79,7 @@ def check_loss_scales_are_left_out_of_the_measurement() -> None:
     assert np.isclose(step_report(model).noise_ratio, expected, rtol=1e-3)
 
 
-def ratio_of_a_table(is_sparse: bool, in_graph: bool) -> float:
+def ratio_of_a_table(is_sparse: bool, way: Any) -> float:
     """Of steps whose gradients have some rows of a table, one of them twice; and at last none at all."""
     shape = (50, 4, 2)
     table = variable_of(np.ones(shape, np.float32))
@@ -93,7 +93,7 @@ def ratio_of_a_table(is_sparse: bool, in_graph: bool) -> float:
         optimizer.apply_gradients([(given, table), (tf.ones(30), other)])
 
     some = tf.TensorSpec((None,), tf.int32), tf.TensorSpec((None, *shape[1:]), tf.float32)
-    take = tf.function(step, input_signature=some) if in_graph else step
+    take = step if way is eager else tf.function(step, input_signature=some)
     for number in range(5):
         rows = np.array([3, 3, 7, 10 + hvd.rank(), 20 + number] if number < 4 else [], np.int32)
         values = np.random.default_rng(number).standard_normal((len(rows), *shape[1:]))
@@ -102,8 +102,8 @@ def ratio_of_a_table(is_sparse: bool, in_graph: bool) -> float:
 
 
 def check_a_sparse_gradient_is_measured_as_the_dense_one() -> None:
-    for in_graph in (False, True):
-        dense, sparse = (ratio_of_a_table(is_sparse, in_graph) for is_sparse in (False, True))
+    for way in EAGER_AND_GRAPH:
+        dense, sparse = (ratio_of_a_table(is_sparse, way) for is_sparse in (False, True))
         assert np.isclose(dense, sparse), (dense, sparse)
         assert (dense > 1) == (hvd.size() > 1)
 

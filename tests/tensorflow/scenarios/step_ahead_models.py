@@ -1,9 +1,12 @@
-"""`compression=StepAhead(...)`: what models show, save and load is what all ranks share, and the rest is refused."""
+"""`compression=StepAhead(...)`: what models show, save and load is what all ranks share, and the rest is refused.
+
+And which models, optimizers and variables `shared_parameters` and its like take.
+"""
 
 from __future__ import annotations
 
+import functools
 import warnings
-from pathlib import Path
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -12,10 +15,11 @@ import tensorflow as tf
 from horovod.tensorflow.elastic import TensorFlowState
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
-from horovod_oktopk import Dense, OkTopk, PluginError, StepAhead
-from horovod_oktopk.tensorflow import load_state, save_state, shared_parameters, step_report
+from horovod_oktopk import Dense, OkTopk, StepAhead
+from horovod_oktopk.tensorflow import load_state, shared_parameters, step_report, synchronize_replicas
 from horovod_oktopk.tensorflow.private import KERAS_3
-from tests.scenarios.common import assert_equal_everywhere, everywhere, logged, raised_everywhere, shared_folder
+from horovod_oktopk.tensorflow.variables import tensor_of
+from tests.scenarios.common import assert_equal_everywhere, everywhere, logged, shared_folder
 from tests.tensorflow.scenarios.common import (
     broadcast,
     compiled,
@@ -24,6 +28,8 @@ from tests.tensorflow.scenarios.common import (
     keras,
     make_data,
     make_model,
+    reduced,
+    refusal,
     weights,
 )
 from tests.tensorflow.scenarios.step_ahead import OPTIONS, assert_shared_is_equal, model_with, own, shared, take_steps
@@ -129,13 +135,6 @@ def check_a_new_optimizer_begins_with_what_ranks_share() -> None:
     assert_shared_is_equal(model)
 
 
-def check_ranks_start_from_the_weights_of_rank_0() -> None:
-    model = model_with(seed=1 + hvd.rank())
-    fit(model, [broadcast()])
-    assert step_report(model).step == 8
-    assert_equal_everywhere(hvd, weights(model))
-
-
 def check_a_port_of_horovods_example_starts_from_the_weights_of_rank_0() -> None:
     """Its model is built by the first batch, and its data repeat."""
     x, y = make_data()
@@ -153,49 +152,12 @@ def check_a_port_of_horovods_example_starts_from_the_weights_of_rank_0() -> None
         assert step_report(model).step == 6
 
 
-def check_a_saved_model_resumes_with_the_same_bits() -> None:
-    """A rank's momentum is its own, so each saves its model."""
-    with shared_folder(hvd) as folder:
-        path = str(folder / f"{hvd.rank()}{'.keras' if KERAS_3 else '.h5'}")
-        model = model_with()
-        fit(model, [broadcast()])
-        model.save(path)
-        save_state(model, folder / "state")
-        resumed = hvd_keras.load_model(path, compression=OPTIONS)
-        load_state(resumed, folder / "state")
-        for each in (model, resumed):
-            fit(each, [broadcast()])
-        everywhere(hvd, "done")
-    assert step_report(resumed).step == 16
-    assert np.array_equal(own(model), own(resumed))
-    assert_equal_everywhere(hvd, weights(resumed))
-
-
-
-def check_checkpoint_callbacks_resume_with_the_same_bits() -> None:
-    def train(epochs: int, folder: Path) -> Any:
-        model = model_with()
-        backup = keras.callbacks.BackupAndRestore(str(folder / f"backup{hvd.rank()}"), delete_checkpoint=False)
-        fit(model, [broadcast(), backup, hvd_keras.callbacks.StateCheckpoint(folder / "residuals")], epochs=epochs)
-        return model
-
-    with shared_folder(hvd) as folder:
-        for name in ("whole", "parts"):
-            (folder / name).mkdir(exist_ok=True)
-        whole = train(4, folder / "whole")
-        train(2, folder / "parts")
-        parts = train(4, folder / "parts")
-        everywhere(hvd, "done")
-    assert step_report(parts).step == 16
-    assert np.array_equal(own(whole), own(parts))
-
-
 def check_elastic_states_keep_what_ranks_share_and_each_residual() -> None:
     for of_variables in (False, True):
         model = model_with(StepAhead(OkTopk(density=0.05)), keras.optimizers.SGD(0.1))
         fit(model, epochs=1)
         take_steps(model, range(2))
-        state: Any = (TensorFlowState(list(map(tf_variable, model.trainable_variables))) if of_variables
+        state: Any = (TensorFlowState(list(map(tensor_of, model.trainable_variables))) if of_variables
                       else hvd_keras.KerasState(model))
         state.save()
         expected = shared(model)
@@ -211,41 +173,66 @@ def check_elastic_states_keep_what_ranks_share_and_each_residual() -> None:
         assert_shared_is_equal(model)
 
 
-def tf_variable(variable: Any) -> tf.Variable:
-    return variable.value if KERAS_3 else variable
-
-
 def check_a_step_inside_is_refused_and_the_next_one_outside_is_not() -> None:
     model = model_with()
     take_steps(model, range(1))
     with shared_parameters(model):
-        assert "inside shared_parameters" in raised_everywhere(hvd, PluginError, lambda: fit(model, epochs=1))[0]
+        assert "inside shared_parameters" in refusal(lambda: fit(model, epochs=1))
     take_steps(model, range(1, 3))
     assert_shared_is_equal(model)
 
 
 def check_what_cannot_work_is_refused() -> None:
-    def message(action: Any) -> str:
-        return raised_everywhere(hvd, PluginError, action)[0]
-
     weight = tf.Variable(tf.ones(3))
-    with tf.GradientTape() as tape:
-        tf.reduce_sum(weight)
-    assert "DistributedOptimizer" in message(lambda: hvd.DistributedGradientTape(tape, compression=OPTIONS))
-    assert "Adasum" in message(lambda: distribute(OPTIONS, op=hvd.Adasum))
+    assert "DistributedOptimizer" in refusal(lambda: reduced([weight], lambda: tf.reduce_sum(weight), OPTIONS))
+    assert "Adasum" in refusal(lambda: distribute(OPTIONS, op=hvd.Adasum))
     kinds = keras.optimizers
     if KERAS_3:
         several = kinds.MultiOptimizer(kinds.OptimizerMap(kinds.SGD(0.1)))
-        assert "each optimizer in it has its own" in message(lambda: distribute(OPTIONS, several))
-    assert "use_ema" in message(lambda: distribute(OPTIONS, keras.optimizers.SGD(0.1, use_ema=True)))
-    assert "jit_compile=False" in message(lambda: fit(model_with(jit_compile=True)))
+        assert "each optimizer in it has its own" in refusal(lambda: distribute(OPTIONS, several))
+    assert "use_ema" in refusal(lambda: distribute(OPTIONS, keras.optimizers.SGD(0.1, use_ema=True)))
+    assert "jit_compile=False" in refusal(lambda: fit(model_with(jit_compile=True)))
     model = compiled(make_model(dtype="bfloat16"), distribute(OPTIONS))
-    assert "float32 or float64" in message(lambda: fit(model))
-    assert "tf.function" in message(tf.function(lambda: shared_parameters(model).__enter__()))
+    assert "float32 or float64" in refusal(lambda: fit(model))
+    assert "tf.function" in refusal(tf.function(lambda: shared_parameters(model).__enter__()))
     optimizer = distribute(StepAhead(Dense()))
     extra = tf.Variable(tf.ones(2))
-    assert "local" in message(lambda: distribute(OPTIONS).register_local_var(weight))
+    assert "local" in refusal(lambda: distribute(OPTIONS).register_local_var(weight))
     if not KERAS_3:
         optimizer.apply_gradients([(tf.ones(3), weight)])
-        assert "after the first step" in message(
+        assert "after the first step" in refusal(
             lambda: optimizer.apply_gradients([(weight, weight), (extra, extra)]))
+
+
+def inside(model: Any, *targets: Any) -> bytes:
+    """What the model holds inside `shared_parameters(*targets)`."""
+    with shared_parameters(*targets):
+        return own(model).tobytes()
+
+
+def check_lists_and_single_variables_serve_as_the_model_does() -> None:
+    model, other = model_with(), make_model(2)
+    take_steps(model, range(3))
+    expected = shared(model).tobytes()
+    assert hvd.size() == 1 or own(model).tobytes() != expected
+    first = model.trainable_variables[0]
+    for target in ([model], (other, [model]), [model.optimizer], model.layers, first, [first], [first, other],
+                   model.trainable_variables):
+        assert inside(model, target) == expected, target
+    assert inside(model, other) == own(model).tobytes()
+    assert inside(model) == inside(model, []) == own(model).tobytes()
+
+
+def check_what_has_no_variables_is_refused() -> None:
+    model = model_with()
+    take_steps(model, range(1))
+    for wrong, name in ((None, "NoneType"), ([None], "NoneType"), ({"model": model}, "dict"), ("model", "str"),
+                        (keras.optimizers.SGD, "type"), (model.get_weights(), "ndarray")):
+        for function in (lambda wrong: inside(model, wrong), synchronize_replicas):
+            message = refusal(functools.partial(function, wrong))
+            assert f"got {name}" in message, message
+            assert "(model)" in message
+    for function in (step_report, lambda target: load_state(target, "file")):
+        refusal(functools.partial(function, [model]))
+    with shared_parameters(keras.layers.Dense(3), make_model(2), keras.optimizers.SGD()):
+        synchronize_replicas(model, model.trainable_variables, keras.optimizers.SGD())
