@@ -11,7 +11,7 @@ from tests.scenarios import names
 
 KINDS = {
     Job("tensorflow", "mpi", 2, quick=True): ("function",),
-    Job("tensorflow", "mpi", 2): (),
+    Job("tensorflow", "mpi", 2): ("keras",),
     Job("tensorflow", "gloo", 2): ("keras",),
     Job("tensorflow", "mpi", 1): ("tape",),
     Job("tensorflow", "mpi", 2, keras="tf_keras"): ("keras",),
@@ -50,7 +50,7 @@ def belongs(job: Job, name: str) -> bool:
     if job.keras == "tf_keras":
         return name.startswith(UNDER_TF_KERAS)
     if name.endswith("]"):
-        return True
+        return job.size == 1 or job.quick or name.startswith(("partial.", "step_ahead."))
     if job.size == 2:
         return job.quick == (name.startswith(QUICK) or not name.startswith(NOT_QUICK))
     return job.size > 1 or name.startswith(ALONE)
