@@ -106,7 +106,8 @@ class CountingTransport:
     def __post_init__(self) -> None:
         self.rank = self.inner.rank
         self.size = self.inner.size
-        self.concurrent = self.inner.concurrent
+        together = () if self.hosts is None else (self.hosts.everyone, self.hosts.within)
+        self.concurrent = self.inner.concurrent and all(each.concurrent for each in together)
 
     @property
     def phases(self) -> dict[str, Traffic]:

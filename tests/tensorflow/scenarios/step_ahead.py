@@ -272,5 +272,5 @@ def check_the_ranks_of_a_host_skip_a_step_together_if_one_overflows() -> None:
     take_steps(model, range(2))
     take_steps(model, range(2, 3), spoilt=is_last(hvd))
     take_steps(model, range(3, 6))
-    assert_shared_is_equal(model)  # first: it ends what is under way
     assert_equal_everywhere(hvd, {"p": own(model)})
+    assert_shared_is_equal(model)
