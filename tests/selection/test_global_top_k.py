@@ -62,8 +62,8 @@ def select(parts, k, region_order=None, weights=None):
 
     def program(transport):
         threshold, counting = ExactThreshold(), CountingTransport(transport)
-        weight = {} if weights is None else {"weight": weights[transport.rank]}
-        chosen, sizes = threshold.select(parts[transport.rank], k, order, counting, **weight)
+        weight = weights and weights[transport.rank]
+        chosen, sizes = threshold.select(parts[transport.rank], k, order, counting, weight=weight)
         return chosen.indices.tolist(), sizes.tolist(), threshold.value, counting.traffic
 
     return run_ranks(len(parts), program, timeout=10)
