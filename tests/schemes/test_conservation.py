@@ -18,11 +18,16 @@ REUSE = {"selection": "reuse", "threshold_interval": 4, "region_interval": 8}
 SELECTIONS = {"exact": EXACT, "reuse": REUSE}
 
 
+def assert_kept(record):
+    """What was not contributed is in the residual, bit for bit, and nothing else."""
+    kept = np.setdiff1d(np.arange(len(record.acc)), record.contributed)
+    assert same_bits(record.residual[kept], record.acc[kept])
+    assert not record.residual[record.contributed].any()
+
+
 def assert_conserved(record):
     """Each element is in the residual bit for bit, or zero there and part of u."""
-    gone = np.setdiff1d(np.arange(len(record.acc)), record.contributed)
-    assert same_bits(record.residual[gone], record.acc[gone])
-    assert not record.residual[record.contributed].any()
+    assert_kept(record)
     assert record.acc[record.contributed].all()
     assert np.isin(record.contributed, record.update.indices).all()
 

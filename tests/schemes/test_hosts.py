@@ -14,7 +14,7 @@ from horovod_oktopk.transport.counting import on_hosts
 from tests.support.threads import run_ranks
 
 from ..support.gradients import Case, cases, each_adversarial
-from ..support.simulation import advance, keeping, making, new_ranks, same_bits
+from ..support.simulation import keeping, making, same_bits, simulate
 
 SCHEMES = {
     "OkTopk": OkTopk().algorithm, "often cut": OkTopk(region_interval=2).algorithm,
@@ -49,7 +49,7 @@ def on_shares(gradients, k, ranks_per_host, make):
 def assert_same_as_flat(gradients, k, ranks_per_host, make):
     """Updates, residuals, and what the reports tell."""
     _, size, n = gradients.shape
-    flat = advance(new_ranks(size, n, gradients.dtype, make=make), gradients, k)
+    flat = simulate(gradients, k, make=make)
     for one, ranks in zip(flat, on_shares(gradients, k, ranks_per_host, make), strict=True):
         for rank, (update, _, report) in enumerate(ranks):
             host = one[rank // ranks_per_host]
@@ -80,7 +80,7 @@ def test_values_are_rounded_alike(value_dtype, hosts, ranks_per_host):
     """What rounding a sum leaves over stays with its owner, and who that is depends on the shares: so residuals have
     the same sum over the hosts, and one step the same bits."""
     gradients, make = Case("normal", 301, 20, hosts, 1, seed=3).gradients(), OkTopk(value_dtype=value_dtype).algorithm
-    (flat,) = advance(new_ranks(hosts, 301, make=make), gradients, 20)
+    (flat,) = simulate(gradients, 20, make=make)
     (ranks,) = on_shares(gradients, 20, ranks_per_host, make)
     for update, _, _ in ranks:
         assert_same_update(update, flat[0].update)

@@ -13,7 +13,7 @@ from horovod_oktopk.phases.volume import oktopk_bound
 
 from ..support.gradients import Case, cases, each_adversarial
 from ..support.schemes import EXACT, SCHEMES
-from ..support.simulation import advance, making, new_ranks, same_runs, simulate
+from ..support.simulation import making, same_runs, simulate
 
 MAKERS = {name: SCHEMES[name].algorithm for name in (*EXACT, "OkTopk, reused thresholds")} | {
     "often cut": OkTopk(region_interval=2).algorithm, "always balanced": making(balance_trigger=1.0)}
@@ -22,8 +22,7 @@ CONTROL = ("agree", "global_select")
 
 
 def run(name, gradients, k):
-    _, size, n = gradients.shape
-    return advance(new_ranks(size, n, gradients.dtype, make=MAKERS[name]), gradients, k)
+    return simulate(gradients, k, make=MAKERS[name])
 
 
 FEW_CASES = [pytest.param(Case("normal", 300, 20, size, 8, seed=3), id=f"{size} ranks") for size in (2, 3, 5)]
