@@ -83,15 +83,11 @@ def test_reuse_keeps_the_number_within_the_guard(drawn):
     case, global_k = drawn
     for ranks in simulate(case.gradients(), case.k, make=keeping(
             global_k, case, selection="reuse", threshold_interval=4)):
-        sums = sum_of_local_top_k(ranks, case.k)
+        sums = rank_order_sum([np.where(topk_mask(record.acc, case.k), record.acc, 0) for record in ranks])
         for record in ranks:
             least = min(global_k, np.count_nonzero(sums))
             assert least - max(0.25 * least, global_k / 16 + case.size) <= record.report.global_selected
             assert record.report.global_selected <= 1.25 * global_k
-
-
-def sum_of_local_top_k(ranks, k):
-    return rank_order_sum([np.where(topk_mask(record.acc, k), record.acc, 0) for record in ranks])
 
 
 def test_a_sample_of_the_accumulator_is_enough_for_exactness():

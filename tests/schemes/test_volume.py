@@ -19,13 +19,12 @@ from horovod_oktopk.selection.sketches import sketch_shape
 
 from ..support.gradients import Case, cases, cases_with_global_k, each_adversarial
 from ..support.simulation import keeping, simulate
+from .test_conservation import EXACT, REUSE
 
 WORD = 4
 GUARD = 0.25
 MOST_ROUNDS = 16
 """Of counting, until the cuts are right: four that go by the samples, and halving of short intervals."""
-EXACT = {"region_interval": 8}
-REUSE = {"selection": "reuse", "threshold_interval": 4, "region_interval": 8}
 
 
 def mean_bound(k, size, kept):

@@ -233,14 +233,9 @@ def test_within_the_guard_a_threshold_is_reused(value, count):
         assert len(indices) == sizes[rank]
 
 
-@pytest.mark.parametrize("value", [28.0, 4.0, 0.0, 99.0])
-def test_a_threshold_that_deviates_too_far_is_replaced_from_the_sketches(value):
-    for _, sizes, threshold in select_again(TEN, 10, value):
-        assert (sizes, threshold) == ([0, 10], 11.0)
-
-
-def test_sizes_that_send_too_much_are_not_taken():
-    for _, sizes, threshold in select_again(TEN, 10, 12.0, fits=lambda sizes: False):
+@pytest.mark.parametrize(("value", "fits"), [(28.0, True), (4.0, True), (0.0, True), (99.0, True), (12.0, False)])
+def test_a_threshold_that_deviates_too_far_or_would_send_too_much_is_replaced_from_the_sketches(value, fits):
+    for _, sizes, threshold in select_again(TEN, 10, value, lambda sizes: fits):
         assert (sizes, threshold) == ([0, 10], 11.0)
 
 

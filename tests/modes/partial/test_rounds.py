@@ -59,34 +59,31 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def train(size: int, policy: str, steps: Callable[[int], int] = lambda _: STEPS, **options: Any) -> list[list[Any]]:
-    """Every rank's rounds, where each takes its steps in its own time."""
-    def program(transport: ThreadTransport) -> list[Any]:
-        rank, random = Rank(transport, policy, **options), np.random.default_rng(transport.rank)
-        for step in range(steps(transport.rank)):
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("policy", ["solo", "majority"])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_liveness_and_safety(size, policy, uneven):
+    """Every call returns; all ranks see the same rounds; each is the sum of what the active ranks had handed in."""
+    steps = [STEPS - (rank if uneven else 0) for rank in range(size)]
+
+    def program(transport):
+        rank, random = Rank(transport, policy), np.random.default_rng(transport.rank)
+        for step in range(steps[transport.rank]):
             time.sleep(random.exponential(0.001 * (1 + transport.rank)))
             rank.arrive(step)
         rank.synchronize(for_good=True)
         rank.partial.end()
         return rank.rounds
 
-    return run_ranks(size, program, timeout=20)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("policy", ["solo", "majority"])
-@pytest.mark.parametrize("uneven", [False, True])
-def test_liveness_and_safety(size, policy, uneven):
-    """Every call returns; all ranks see the same rounds; each is the sum of what the active ranks had handed in."""
-    everyone = train(size, policy, (lambda rank: STEPS - rank) if uneven else (lambda _: STEPS))
+    everyone = run_ranks(size, program, timeout=20)
     for rounds in everyone:
         assert [each.number for each in rounds] == list(range(1, len(rounds) + 1))
         assert [each.presences for each in rounds] == [each.presences for each in everyone[0]]
         assert all(np.array_equal(a.outcome, b.outcome) for a, b in zip(rounds, everyone[0], strict=True))
     for each in everyone[0]:
         assert table(each).any(axis=1).tolist() == [presence != Presence.ABSENT for presence in each.presences]
-    expected = [[step < STEPS - (rank if uneven else 0) for step in range(STEPS)] for rank in range(size)]
-    assert np.array_equal(sum(map(table, everyone[0])), np.array(expected, int)), "each exactly once"
+    expected = np.arange(STEPS) < np.array(steps)[:, None]
+    assert np.array_equal(sum(map(table, everyone[0])), expected), "each exactly once"
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -20,8 +20,6 @@ ABSENT, STALE, FRESH, GIVEN_UP = Presence
 IDLE, HELD, HELPING, CONTRIBUTING = Service
 RULES = Rules(rank=1, size=4, policy="solo", seed=0, max_staleness=3)
 
-MAJORITY = replace(RULES, policy="majority")
-
 
 def state(**fields: Any) -> RankState:
     return RankState(**{"rules": RULES, **fields})

@@ -60,8 +60,7 @@ def test_nothing_but_agreement_leaves_the_host():
 def test_ranks_of_a_host_that_drift_apart_are_told(late):
     def program(transport: Any) -> str:
         worker = Worker(transport, StepAhead(replace(EXACT, hierarchical=2)))
-        for move in moves(transport.rank // 2, 3):
-            worker.step(move)
+        worker.take(moves(transport.rank // 2, 3))
         move = moves(7 if transport.rank == late else transport.rank // 2, 1, scale=3.0)[0]
         with pytest.raises(AgreementError, match="which all ranks of a host must change alike") as raised:  # noqa: PT012
             worker.step(move)
@@ -79,8 +78,7 @@ def test_another_shape_keeps_the_sum(former, former_host, size, host, average, t
     workers', if they are added up."""
     def before(transport: Any) -> Any:
         worker = Worker(transport, StepAhead(replace(EXACT, hierarchical=former_host), ahead=0.5), average=average)
-        for move in moves(transport.rank // former_host, 5):
-            worker.step(move)
+        worker.take(moves(transport.rank // former_host, 5))
         gather.save([worker.reducer], tmp_path / "state")
         return worker.w.copy(), (worker.w - worker.p).astype(np.float64)
 

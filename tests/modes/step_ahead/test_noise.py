@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk import AgreementError, OkTopk, OptionError, StepAhead
+from horovod_oktopk import AgreementError, OkTopk, StepAhead
 from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
 from horovod_oktopk.modes.step_ahead.pace import (
     SAMPLES,
@@ -22,32 +22,29 @@ from horovod_oktopk.modes.step_ahead.pace import (
     sample,
 )
 from horovod_oktopk.phases.agreement import FEW_RANKS, Attendance, roll_call
-from horovod_oktopk.selection.parameter_accumulator import HostReplica, NumpyParameterAccumulator
-from horovod_oktopk.vectors.layout import Layout
 from tests.support.flat_gradients import FlatGradients
-from tests.support.ranks import ThreadRanks
 from tests.support.threads import run_ranks
+
+from .test_reducer import Worker
 
 N = 2000
 OPTIONS = StepAhead(OkTopk(density=0.05))
 
 
-class Quadratic:
+class Quadratic(Worker):
     """A rank that minimizes |p|²/2, with noise of its own in the gradient. scale: of the noise, per element."""
 
     def __init__(self, transport: Any, noise: float, options: StepAhead = OPTIONS, normalizes: bool = True) -> None:
-        layout = Layout([("a", (40, 25), "float32"), ("b", (N - 1000,), "float32")])
+        entries = [("a", (40, 25), "float32"), ("b", (N - 1000,), "float32")]
+        super().__init__(transport, options, entries=entries, normalizes=normalizes)
         self.parameters = [np.ones(1000, np.float32), -np.ones(N - 1000, np.float32)]
-        self.reducer = StepAheadMode(options, True, layout, NumpyParameterAccumulator(layout.n, layout.dtype),
-                                        HostReplica(layout, lambda: self.parameters), ThreadRanks(transport),
-                                        normalizes)
         own = 0 if transport is None else transport.rank // int(options.scheme.hierarchical or 1)
         self._random, self._noise = np.random.default_rng(own), noise
 
     def step(self, spoilt: bool = False) -> None:
         """The mean of all ranks' gradients is 1 or -1, plus noise: the parameters hardly move."""
         noise = self._noise * self._random.standard_normal(N)
-        gradient = np.sign(np.concatenate(self.parameters)) + noise
+        gradient = np.sign(self.p) + noise
         if spoilt:
             gradient[0] = np.nan
         for _ in range(self.reducer.begin(FlatGradients(gradient))):
@@ -153,12 +150,6 @@ def test_the_gain_is_what_the_options_say_and_the_log_says_which(gain, normalize
     assert reducer.gain == reducer.report.gain == (expected or np.sqrt(reducer.report.noise_ratio))
     assert reducer.report.noise_ratio > 1, "it is measured all the same"
     assert any(message.startswith(f"StepAhead(OkTopk), gain {told}: n = 2,000") for message in caplog.messages)
-
-
-@pytest.mark.parametrize("gain", [0, -1.0, "yes", True, float("nan")])
-def test_a_gain_that_makes_no_sense_is_refused(gain):
-    with pytest.raises(OptionError, match='gain must be .*above 0, None or "auto"'):
-        StepAhead(gain=gain)
 
 
 def test_ranks_whose_optimizers_differ_all_learn_it():

@@ -34,16 +34,15 @@ ZEROS = NoGradients(np.zeros(1, np.float32))
 class Worker:
     """One rank with a model of three arrays; `step` moves them by what it is given."""
 
-    def __init__(self, transport: Any, options: StepAhead = OPTIONS, start: float = 1.0, average: bool = True,
-                 entries: Any = ENTRIES) -> None:
+    def __init__(self, transport: Any, options: StepAhead = OPTIONS, average: bool = True, entries: Any = ENTRIES,
+                 **arguments: Any) -> None:
         self.ranks = ThreadRanks(transport)
         layout = Layout(entries)
         random = np.random.default_rng(7)
-        self.parameters = [start * random.standard_normal(int(np.prod(shape))).astype(dtype)
-                           for _, shape, dtype in entries]
+        self.parameters = [random.standard_normal(int(np.prod(shape))).astype(dtype) for _, shape, dtype in entries]
         self.accumulator = NumpyParameterAccumulator(layout.n, layout.dtype)
         self.reducer = StepAheadMode(options, average, layout, self.accumulator,
-                                        HostReplica(layout, lambda: self.parameters), self.ranks)
+                                        HostReplica(layout, lambda: self.parameters), self.ranks, **arguments)
         self.moved = np.zeros(layout.n, np.float64)
 
     @property
@@ -63,20 +62,13 @@ class Worker:
         self.moved += self.p - before
         self.reducer.end()
 
+    def take(self, several: np.ndarray) -> None:
+        for move in several:
+            self.step(move)
+
 
 def moves(rank: int, steps: int, scale: float = 0.1, n: int = N) -> np.ndarray:
     return (scale * np.random.default_rng(rank).standard_normal((steps, n)) ** 3).astype(np.float32)
-
-
-def train(size: int, options: StepAhead = OPTIONS, steps: int = 12, **arguments: Any) -> list[Worker]:
-    def program(transport: Any) -> Worker:
-        worker = Worker(transport, options, **arguments)
-        for move in moves(transport.rank, steps):
-            worker.step(move)
-        worker.reducer.catch_up()
-        return worker
-
-    return run_ranks(size, program)
 
 
 @pytest.mark.slow
@@ -108,7 +100,8 @@ def test_thousands_of_steps_of_very_different_magnitude_do_not_drift(size, globa
 @pytest.mark.parametrize(("options", "message"), [
     ({"ahead": 0}, r"ahead must be in \(0, 1\]"), ({"ahead": 1.5}, r"ahead must be in \(0, 1\]"),
     ({"local_steps": 0}, "local_steps must be an integer of at least 1"), ({"overlap": 1}, "True or False"),
-    ({"inner": "solo"}, "StepAhead takes Dense")])
+    ({"inner": "solo"}, "StepAhead takes Dense"),
+    *(({"gain": gain}, 'gain must be .*above 0, None or "auto"') for gain in (0, -1.0, "yes", True, float("nan")))])
 def test_options_that_are_not_allowed_are_refused(options, message):
     with pytest.raises(OptionError, match=message):
         StepAhead(**options)
@@ -143,8 +136,7 @@ def test_a_sum_that_overflows_leaves_the_shared_parameters(value_dtype):
 def test_inside_shared_the_model_holds_what_all_ranks_share_also_where_an_error_ends_it():
     def program(transport):
         worker = Worker(transport)
-        for move in moves(transport.rank, 3):
-            worker.step(move)
+        worker.take(moves(transport.rank, 3))
         worker.reducer.catch_up()
         own, shared = worker.p, worker.w.copy()
         assert not same_bits(own, shared)
@@ -164,8 +156,7 @@ def test_what_is_suspended_inside_shared_stays_so_until_its_next_step():
     def program(transport):
         worker = Worker(transport)
         mine = moves(transport.rank, 8)
-        for move in mine[:4]:
-            worker.step(move)
+        worker.take(mine[:4])
         with worker.reducer.shared():
             shared = worker.p
             worker.reducer.suspend()

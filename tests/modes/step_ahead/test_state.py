@@ -13,7 +13,7 @@ from horovod_oktopk import OkTopk, StepAhead, TopkA, TransportError
 from tests.support.simulation import same_bits
 from tests.support.threads import ThreadTransport, run_ranks
 
-from .test_reducer import ENTRIES, ZEROS, Worker, moves, train
+from .test_reducer import ENTRIES, ZEROS, Worker, moves
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -28,8 +28,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_only_saved(scheme, prefix, insid
     def program(transport):
         first, second = Worker(transport, options), Worker(transport, options, entries=renamed)
         mine = moves(transport.rank, 13)
-        for move in mine[:7]:
-            first.step(move)
+        first.take(mine[:7])
         if inside:
             with first.reducer.shared():
                 record = first.reducer.record()
@@ -40,8 +39,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_only_saved(scheme, prefix, insid
                 second.parameters = [own.copy() for own in first.parameters]
         second.reducer.load([record])
         for worker in (first, second):
-            for move in mine[7:]:
-                worker.step(move)
+            worker.take(mine[7:])
             worker.reducer.catch_up()
         return same_bits(first.w, second.w) and same_bits(first.p, second.p)
 
@@ -49,12 +47,16 @@ def test_a_resumed_run_has_the_bits_of_one_that_only_saved(scheme, prefix, insid
 
 
 def test_a_model_saved_with_a_ranks_own_parameters_drops_the_residual_with_a_warning():
-    before = train(2)
-    record = before[0].reducer.record()
+    def before(transport):
+        worker = Worker(transport)
+        worker.take(moves(transport.rank, 12))
+        return worker.reducer.record(), worker.parameters
+
+    record, saved = run_ranks(2, before)[0]
 
     def program(transport):
         worker = Worker(transport)
-        worker.parameters = [own.copy() for own in before[0].parameters]
+        worker.parameters = [own.copy() for own in saved]
         worker.reducer.load([record])
         with pytest.warns(UserWarning, match="inside shared_parameters"):
             worker.reducer.begin(ZEROS)
@@ -104,13 +106,11 @@ def test_a_state_may_be_loaded_while_an_exchange_is_under_way(options):
         def program(transport):
             worker = Worker(SlowTransport(transport), options)
             mine = moves(transport.rank, 4)
-            for move in mine:
-                worker.step(move)
+            worker.take(mine)
             with worker.reducer.shared():
                 record, saved = worker.reducer.record(), [own.copy() for own in worker.parameters]
             for _ in range(3):
-                for move in mine:
-                    worker.step(move)
+                worker.take(mine)
                 time.sleep(0.005)  # the thread begins
                 if inside:
                     with worker.reducer.shared():
@@ -119,8 +119,7 @@ def test_a_state_may_be_loaded_while_an_exchange_is_under_way(options):
                 else:
                     worker.reducer.load([record])
                     worker.parameters = [own.copy() for own in saved]
-            for move in mine:
-                worker.step(move)
+            worker.take(mine)
             worker.reducer.catch_up()
             assert not worker.ranks.base.has_met
             return worker
@@ -137,8 +136,7 @@ def test_when_the_ranks_change_what_was_not_sent_stays_and_what_is_under_way_is_
     def program(transport):
         worker = Worker(SlowTransport(transport))
         mine = moves(transport.rank, 6)
-        for move in mine[:3]:
-            worker.step(move)
+        worker.take(mine[:3])
         worker.reducer.catch_up()
         shared, own = worker.w.copy(), worker.p
         if under_way != "nothing":
@@ -152,8 +150,7 @@ def test_when_the_ranks_change_what_was_not_sent_stays_and_what_is_under_way_is_
         assert same_bits(worker.w, shared), "what it gave is dropped"
         assert np.allclose(worker.p, own, atol=1e-6), "what was not sent stays"
         worker.reducer.end()
-        for move in mine[4:]:
-            worker.step(move)
+        worker.take(mine[4:])
         worker.reducer.catch_up()
         assert not worker.ranks.base.has_met
         return worker
