@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk.modes import host_sums as host_sums
+from horovod_oktopk.modes import host_sums
 from horovod_oktopk.modes.host_sums import HostAccumulator
 from horovod_oktopk.selection import accumulator
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
@@ -17,26 +17,16 @@ from horovod_oktopk.transport.counting import on_hosts
 from tests.support.threads import ThreadTransport, ThreadWorld, run_ranks
 
 
-def one_host(transport):
-    """All ranks on one host."""
+def of_one_host(n, transport, dtype=np.float32):
+    """The accumulator of a rank, where all ranks are on one host."""
     alone = ThreadTransport(ThreadWorld(1), 0)
-    return on_hosts(transport, alone, transport, np.arange(transport.size)[None]).hosts
-
-
-def hosted(transport):
-    """Asked for at every step."""
-    hosts = one_host(transport)
-    return lambda: hosts
+    hosts = on_hosts(transport, alone, transport, np.arange(transport.size)[None]).hosts
+    return HostAccumulator(n, dtype, lambda: hosts)
 
 
 def in_pieces(vector, cuts):
     """(offset, array) pairs that cover the vector."""
-    bounds = [0, *cuts, len(vector)]
-    return [(start, vector[start:stop]) for start, stop in pairwise(bounds)]
-
-
-def bounds_of(n, size):
-    return (n * np.arange(size + 1) // size).tolist()
+    return [(start, vector[start:stop]) for start, stop in pairwise([0, *cuts, len(vector)])]
 
 
 @given(size=st.integers(1, 4), n=st.integers(1, 60), cuts=st.lists(st.integers(0, 60), max_size=4),
@@ -47,7 +37,7 @@ def test_a_rank_has_the_sum_of_its_share(size, n, cuts, smallest, chunk, shares,
     cuts = sorted(min(cut, n) for cut in cuts)
 
     def program(transport):
-        acc, found = HostAccumulator(n, np.float32, hosted(transport)), []
+        acc, found = of_one_host(n, transport), []
         for step in gradients:
             pieces = in_pieces(step[transport.rank].copy(), cuts)
             assert acc.accumulate(pieces, clear=True)
@@ -62,7 +52,7 @@ def test_a_rank_has_the_sum_of_its_share(size, n, cuts, smallest, chunk, shares,
         if not shares:
             patch.setattr(host_sums, "shared_memory", lambda *_: None)
         by_rank = run_ranks(size, program)
-    bounds = bounds_of(n, size)
+    bounds = n * np.arange(size + 1) // size
     sums = np.cumsum(gradients.astype(np.float32).sum(axis=1), axis=0)
     for rank, found in enumerate(by_rank):
         for step, residual in enumerate(found):
@@ -87,7 +77,7 @@ def test_the_bits_are_those_of_a_rank_that_was_given_the_sum(shares, dtype, monk
         monkeypatch.setattr(host_sums, "shared_memory", lambda *_: None)
 
     def program(transport):
-        acc = HostAccumulator(1001, kept, hosted(transport))
+        acc = of_one_host(1001, transport, kept)
         for step in gradients:
             acc.accumulate([(0, step[transport.rank])])
             acc.commit(np.empty(0, np.int64))
@@ -100,7 +90,7 @@ def test_the_bits_are_those_of_a_rank_that_was_given_the_sum(shares, dtype, monk
 def test_gradients_with_gaps_and_of_other_dtypes(dtype, cleared):
     def program(transport):
         memory = np.ones((40, 2), dtype)
-        acc = HostAccumulator(40, np.float32, hosted(transport))
+        acc = of_one_host(40, transport)
         acc.accumulate([(0, memory[:, 0])], clear=True)
         acc.commit(np.empty(0, np.int64))
         assert memory[:, 1].all(), "what lies in the gaps is not the gradient's"
@@ -116,7 +106,7 @@ def test_what_ranks_lay_out_takes_a_quarter_of_the_memory_of_a_share(monkeypatch
     monkeypatch.setattr(host_sums, "shared_memory", lambda length, within: lengths.append(length))
 
     def program(transport):
-        HostAccumulator(9600, np.float32, hosted(transport)).accumulate([(0, np.ones(9600, np.float32))])
+        of_one_host(9600, transport).accumulate([(0, np.ones(9600, np.float32))])
 
     for size in (2, 4):
         run_ranks(size, program)
@@ -125,7 +115,7 @@ def test_what_ranks_lay_out_takes_a_quarter_of_the_memory_of_a_share(monkeypatch
 
 def test_a_rank_keeps_its_share_of_the_memory():
     def program(transport):
-        acc = HostAccumulator(1000, np.float32, hosted(transport))
+        acc = of_one_host(1000, transport)
         assert acc.n == 0
         acc.accumulate([(0, np.ones(1000, np.float32))])
         return acc.n, acc.residual.nbytes + acc._acc.nbytes
@@ -138,7 +128,7 @@ def test_any_residual_that_is_loaded_comes_to_the_ranks_that_keep_it():
     residuals = np.random.default_rng(3).integers(-50, 50, (2, 9)).astype(np.float32)
 
     def program(transport):
-        acc = HostAccumulator(9, np.float32, hosted(transport))
+        acc = of_one_host(9, transport)
         acc.load_residual(residuals[transport.rank])
         loaded = acc.read_residual()
         acc.accumulate([(0, np.ones(9, np.float32))])  # and not committed
@@ -155,14 +145,13 @@ def test_nan_on_any_rank_is_seen_by_the_rank_that_has_its_share():
     def program(transport):
         gradient = np.ones(10, np.float32)
         gradient[7] = np.nan if transport.rank == 0 else 1
-        return HostAccumulator(10, np.float32, hosted(transport)).accumulate([(0, gradient)])
+        return of_one_host(10, transport).accumulate([(0, gradient)])
 
     assert run_ranks(2, program) == [True, False]
 
 
 def test_any_number_of_infinite_elements():
     def program(transport):
-        gradient = np.full(5000, np.inf, np.float32)
-        return HostAccumulator(5000, np.float32, hosted(transport)).accumulate([(0, gradient)], clear=True)
+        return of_one_host(5000, transport).accumulate([(0, np.full(5000, np.inf, np.float32))], clear=True)
 
     assert run_ranks(2, program) == [False, False]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from horovod_oktopk import OkTopk
+
 from ..support.gradients import Case
+from ..support.schemes import SCHEMES
 from ..support.simulation import advance, new_ranks, same_bits, same_runs, simulate
 
 CASE = Case("steady", 300, 30, 4, 6, seed=11)
-OPTIONS = {"selection": "reuse", "threshold_interval": 8, "region_interval": 5}
+OPTIONS = {**SCHEMES, "reuse": OkTopk(density=0.1, selection="reuse", threshold_interval=8, region_interval=5)}
 
 
 def spoiled(gradient, value):
@@ -19,32 +22,23 @@ def spoiled(gradient, value):
     return bad
 
 
+@pytest.mark.parametrize(("name", "at"), [
+    *((name, 2) for name in OPTIONS), *(("reuse", at) for at in (0, 1, 3, 4, 5))])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_one_bad_element_drops_the_step_on_all_ranks(value):
-    ranks = new_ranks(CASE.size, CASE.n, **OPTIONS)
-    before = advance(ranks, CASE.gradients()[:2], CASE.k)[-1]
-    for old, record in zip(before, advance(ranks, spoiled(CASE.gradients()[2], value), CASE.k)[0], strict=True):
+def test_a_bad_step_is_dropped_on_all_ranks_and_leaves_no_trace_in_later_ones(name, at, value):
+    gradients, make = CASE.gradients(), OPTIONS[name].algorithm
+    ranks = new_ranks(CASE.size, CASE.n, make=make)
+    before = advance(ranks, gradients[:at], CASE.k) if at else []
+    residuals = [rank.accumulator.read_residual() for rank in ranks]
+    for residual, record in zip(residuals, advance(ranks, spoiled(gradients[at], value), CASE.k)[0], strict=True):
         assert record.update is None
         assert record.report.finite is False
         assert len(record.contributed) == 0
-        assert same_bits(record.residual, old.residual)
-
-
-@pytest.mark.parametrize("at", range(6))
-def test_later_steps_have_the_bits_of_a_run_without_the_bad_step(at):
-    gradients = CASE.gradients()
-    ranks = new_ranks(CASE.size, CASE.n, **OPTIONS)
-    before = advance(ranks, gradients[:at], CASE.k) if at else []
-    advance(ranks, spoiled(gradients[at], np.nan), CASE.k)
-    after = advance(ranks, gradients[at:], CASE.k)
-    assert same_runs(before + after, simulate(gradients, CASE.k, **OPTIONS))
-
-
-def test_a_bad_step_moves_no_payload():
-    ranks = new_ranks(CASE.size, CASE.n, **OPTIONS)
-    for record in advance(ranks, spoiled(CASE.gradients()[0], np.nan), CASE.k)[0]:
+        assert same_bits(record.residual, residual)
         assert record.report.payload_bytes() == (0, 0)
         assert record.report.phases["agree"].messages_sent == CASE.size - 1
+    after = advance(ranks, gradients[at:], CASE.k)
+    assert same_runs(before + after, simulate(gradients, CASE.k, make=make))
 
 
 @pytest.mark.parametrize("value_dtype", [None, "bfloat16", "log4"])

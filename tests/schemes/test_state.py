@@ -8,41 +8,31 @@ import numpy as np
 import pytest
 
 from ..support.gradients import Case
-from ..support.simulation import advance, keeping, new_ranks, same_runs, simulate
+from ..support.schemes import SCHEMES
+from ..support.simulation import advance, keeping, making, new_ranks, same_runs, simulate
 from .test_conservation import assert_lawful
 
-CASE = Case("steady", 400, 30, 5, 10, seed=8)
+CASE, NORMAL = (Case(kind, 400, 30, 5, 10, seed=8) for kind in ("steady", "normal"))
 OPTIONS = {"selection": "reuse", "threshold_interval": 4, "region_interval": 7}
 
 
-def resumed(ranks, **options):
-    """New objects from what a checkpoint holds: the state as text, and the residual."""
-    fresh = new_ranks(len(ranks), CASE.n, **(options or OPTIONS))
-    for old, new in zip(ranks, fresh, strict=True):
+@pytest.mark.parametrize(("case", "make", "stop"), [
+    *((CASE, making(**OPTIONS), stop) for stop in range(10)),
+    *((NORMAL, keeping(global_k, CASE, **OPTIONS), 5) for global_k in (20, 60, 150)),
+    *((NORMAL, options.algorithm, 4) for options in SCHEMES.values())])
+def test_a_resumed_run_has_the_same_bits(case, make, stop):
+    """By new objects, from what a checkpoint holds: the state as text, and the residual."""
+    gradients = case.gradients()
+    ranks, resumed = (new_ranks(case.size, case.n, make=make) for _ in range(2))
+    before = advance(ranks, gradients[:stop], case.k) if stop else []
+    for old, new in zip(ranks, resumed, strict=True):
         new.scheme.load_state(json.loads(json.dumps(old.scheme.state())))
-        new.accumulator.residual[:] = old.accumulator.residual
-    return fresh
-
-
-@pytest.mark.parametrize("stop", range(10))
-def test_a_resumed_run_has_the_same_bits(stop):
-    gradients = CASE.gradients()
-    ranks = new_ranks(CASE.size, CASE.n, **OPTIONS)
-    before = advance(ranks, gradients[:stop], CASE.k) if stop else []
-    after = advance(resumed(ranks), gradients[stop:], CASE.k)
-    assert same_runs(before + after, simulate(gradients, CASE.k, **OPTIONS))
-    assert after[-1][0].report.step == 10
-
-
-@pytest.mark.parametrize("global_k", [20, 60, 150])
-def test_a_resumed_run_has_the_same_bits_whatever_it_keeps_of_the_sum(global_k):
-    gradients = Case("normal", CASE.n, CASE.k, CASE.size, CASE.steps, seed=8).gradients()
-    make = keeping(global_k, CASE, **OPTIONS)
-    ranks = new_ranks(CASE.size, CASE.n, make=make)
-    before = advance(ranks, gradients[:5], CASE.k)
-    after = advance(resumed(ranks, make=make), gradients[5:], CASE.k)
-    assert same_runs(before + after, simulate(gradients, CASE.k, make=make))
-    assert not after[0][0].report.repartitioned
+        new.accumulator.load_residual(old.accumulator.read_residual())
+    found, expected = before + advance(resumed, gradients[stop:], case.k), simulate(gradients, case.k, make=make)
+    assert same_runs(found, expected)
+    for step, (ranks, others) in enumerate(zip(found, expected, strict=True), start=1):
+        assert ranks[0].report.step == others[0].report.step == step
+        assert ranks[0].report.repartitioned == others[0].report.repartitioned
 
 
 def test_the_run_that_is_resumed_reuses_its_thresholds():

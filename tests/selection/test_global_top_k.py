@@ -56,22 +56,40 @@ def test_the_radix_search_gives_zero_for_fewer_than_k_values():
     assert radix([np.ones(3, np.float32), np.empty(0, np.float32)], 4) == [0.0, 0.0]
 
 
-def select(parts, k, region_order):
-    """(indices selected, sizes, threshold, messages sent) on every rank."""
+def select(parts, k, region_order=None, weights=None):
+    """(indices selected, sizes, threshold, traffic) on every rank."""
+    order = np.arange(len(parts)) if region_order is None else np.array(region_order)
+
     def program(transport):
         threshold, counting = ExactThreshold(), CountingTransport(transport)
-        chosen, sizes = threshold.select(parts[transport.rank], k, np.array(region_order), counting)
-        return chosen.indices.tolist(), sizes.tolist(), threshold.value, counting.traffic.messages_sent
+        weight = weights and weights[transport.rank]
+        chosen, sizes = threshold.select(parts[transport.rank], k, order, counting, weight=weight)
+        return chosen.indices.tolist(), sizes.tolist(), threshold.value, counting.traffic
 
     return run_ranks(len(parts), program, timeout=10)
 
 
-def select_again(parts, k, region_order, value, fits=lambda sizes: True):
+def assert_selects(values, size, k, messages=None, weights=None):
+    """The k largest magnitudes are selected, and a rank sends each other so many messages. Return the bytes sent."""
+    found = select(on_ranks(values, size), k, weights=weights)
+    for indices, sizes, threshold, traffic in found:
+        assert (sum(sizes), threshold) == (k, np.sort(np.abs(values))[-k])
+        assert len(indices) in sizes
+        assert messages is None or traffic.messages_sent == messages * (size - 1)
+    return [traffic.bytes_sent for *_, traffic in found]
+
+
+def on_ranks(values, size):
+    """Regions of a dense vector, about equally long."""
+    return [SparseVector(block, values[block]) for block in np.array_split(np.arange(len(values)), size)]
+
+
+def select_again(parts, k, value, fits=lambda sizes: True):
     """(indices selected, sizes, threshold) on every rank, where the threshold `value` may be reused."""
     def program(transport):
         threshold = ReusedThreshold()
         threshold.value = value
-        chosen, sizes = threshold.select_again(parts[transport.rank], k, np.array(region_order), fits, transport)
+        chosen, sizes = threshold.select_again(parts[transport.rank], k, np.arange(len(parts)), fits, transport)
         return chosen.indices.tolist(), sizes.tolist(), threshold.value
 
     return run_ranks(len(parts), program, timeout=10)
@@ -100,7 +118,7 @@ def test_ties_go_to_the_lower_index_whoever_owns_it(region_order, k, copies):
 def test_all_ranks_know_the_ends_of_what_was_selected(dtype, size, k, seed):
     """Of few elements, for a radix search, and by a reused threshold."""
     values = np.random.default_rng(seed).standard_normal(40).astype(dtype)
-    parts = [SparseVector(block, values[block]) for block in np.array_split(np.arange(40), size)]
+    parts = on_ranks(values, size)
 
     def program(transport):
         threshold, found = ReusedThreshold(), []
@@ -136,7 +154,7 @@ def test_where_all_is_selected_the_ends_begin_with_the_least_local_threshold(sel
 
 
 def test_zero_sums_are_never_selected():
-    found = select(regions([0, 1, 0, 0], [0, 1]), 4, [0, 1])
+    found = select(regions([0, 1, 0, 0], [0, 1]), 4)
     assert [indices for indices, *_ in found] == [[1], []]
 
 
@@ -151,9 +169,8 @@ def test_the_top_k_is_exact(dtype, size, k, seed, unevenness):
     values[rng.integers(0, 2000, 300)] = rng.choice([-1, 1])
     values[rng.integers(0, 2000, 300)] = 0.9 + rng.random(300) * 1e-3
     values[values == 0] = 1
-    parts = [SparseVector(block, values[block]) for block in np.array_split(np.arange(2000), size)]
     exact = np.sort(np.argsort(-np.abs(values), kind="stable")[:k])
-    found = select(parts, k, list(range(size)))
+    found = select(on_ranks(values, size), k)
     kth = float(np.abs(values[exact]).min()) if k <= 2000 else 0.0
     for _, sizes, threshold, _ in found:
         assert sizes == [len(indices) for indices, *_ in found]
@@ -161,51 +178,40 @@ def test_the_top_k_is_exact(dtype, size, k, seed, unevenness):
     assert [index for indices, *_ in found for index in indices] == exact.tolist()
 
 
+EIGHT, FORTY = 8, 40
+RADIX = 1 + 4 * 2 + 1
 NORMAL = np.random.default_rng(0).standard_normal(8000).astype(np.float32)
 CROWDED = np.sign(NORMAL) * (1 + np.abs(NORMAL) * np.float32(1e-5))
-RADIX = 7 + 4 * 14 + 7
-
-
-def on_eight(values):
-    return [SparseVector(block, values[block]) for block in np.split(np.arange(8000), 8)]
+ONE_RANK = np.concatenate([NORMAL[:1000] * 100, NORMAL[1000:]])
+MANY_EQUAL = np.where(np.arange(8000) % 8 == 0, 5, np.where(np.arange(8000) % 25 == 1, 9, NORMAL / 9)).astype("f4")
 
 
 @pytest.mark.parametrize("values", [NORMAL, CROWDED], ids=["normal", "crowded"])
 @pytest.mark.parametrize("k", [1, 10, 800, 7999])
 def test_two_messages_suffice_however_magnitudes_are_distributed(values, k):
-    exact = np.sort(np.abs(values))[-k]
-    for _, sizes, threshold, sent in select(on_eight(values), k, list(range(8))):
-        assert (sum(sizes), threshold, sent) == (k, exact, 2 * 7)
+    assert_selects(values, EIGHT, k, messages=2)
+
+
+@pytest.mark.parametrize("values", [NORMAL, CROWDED, np.sort(np.abs(NORMAL))], ids=["normal", "crowded", "sorted"])
+@pytest.mark.parametrize("k", [1, 10, 800, 7999])
+def test_the_top_k_of_many_ranks_is_exact(values, k):
+    assert_selects(values, FORTY, k)
 
 
 @pytest.mark.parametrize("k", [800, 3000])
 def test_the_two_messages_are_short(k):
     """Together about as long as a tenth of the values that are selected."""
-    def program(transport):
-        counting = CountingTransport(transport)
-        ExactThreshold().select(on_eight(NORMAL)[transport.rank], k, np.arange(8), counting)
-        return counting.traffic.bytes_sent
-
-    entries, step = sketch_shape(k, 8)
-    assert max(run_ranks(8, program)) <= 4 * 7 * (entries + 1 + 3 * step)
+    entries, step = sketch_shape(k, EIGHT)
+    sent = assert_selects(NORMAL, EIGHT, k, messages=2)
+    assert max(sent) <= 4 * 7 * (entries + 1 + 3 * step)
 
 
-ONE_RANK = np.concatenate([NORMAL[:1000] * 100, NORMAL[1000:]])
-MANY_EQUAL = np.where(np.arange(8000) % 8 == 0, np.float32(5), np.where(np.arange(8000) % 25 == 1, 9, NORMAL / 9))
-
-
-def test_many_equal_elements_are_counted():
-    """As values of 4 bits are: there is no need to gather them."""
-    for indices, sizes, threshold, sent in select(on_eight(MANY_EQUAL.astype("f4")), 800, list(range(8))):
-        assert (sum(sizes), threshold, sent) == (800, 5, 2 * 7)
-        assert len(indices) in sizes
-
-
-@pytest.mark.parametrize("values", [ONE_RANK, np.full(8000, 5.0, "f4")], ids=["one rank has all", "all are equal"])
-def test_a_radix_search_takes_over_where_sketches_do_not_tell(values):
-    exact = np.sort(np.abs(values))[-800]
-    for _, sizes, threshold, sent in select(on_eight(values), 800, list(range(8))):
-        assert (sum(sizes), threshold, sent) == (800, exact, RADIX)
+@pytest.mark.parametrize(("values", "messages"), [
+    (MANY_EQUAL, 2), (ONE_RANK, RADIX), (np.full(8000, 5.0, "f4"), RADIX)],
+                         ids=["many are equal", "one rank has all", "all are equal"])
+def test_equal_elements_are_counted_and_a_radix_search_takes_over_where_sketches_do_not_tell(values, messages):
+    """Many are equal as values of 4 bits are: there is no need to gather them."""
+    assert_selects(values, EIGHT, 800, messages)
 
 
 @pytest.mark.parametrize("past", [-1, 0, 1])
@@ -213,9 +219,7 @@ def test_magnitudes_of_which_many_are_equal_are_gathered_with_their_counts(past)
     """As sums of values in 4 bits are; here around the last of those that equal 7."""
     values = np.random.default_rng(1).integers(1, 10, 8000).astype("f4")
     k = int((values >= 7).sum()) + past
-    for indices, sizes, threshold, sent in select(on_eight(values), k, list(range(8))):
-        assert (sum(sizes), threshold, sent) == (k, 6 if past > 0 else 7, 3 * 7)
-        assert len(indices) in sizes
+    assert_selects(values, EIGHT, k, messages=3)
 
 
 TEN = regions(np.arange(1, 21), [0, 1])
@@ -223,20 +227,15 @@ TEN = regions(np.arange(1, 21), [0, 1])
 
 @pytest.mark.parametrize(("value", "count"), [(11.0, 10), (9.0, 12), (13.0, 8)])
 def test_within_the_guard_a_threshold_is_reused(value, count):
-    for rank, (indices, sizes, threshold) in enumerate(select_again(TEN, 10, [0, 1], value)):
+    for rank, (indices, sizes, threshold) in enumerate(select_again(TEN, 10, value)):
         assert threshold == value
         assert sum(sizes) == count
         assert len(indices) == sizes[rank]
 
 
-@pytest.mark.parametrize("value", [28.0, 4.0, 0.0, 99.0])
-def test_a_threshold_that_deviates_too_far_is_replaced_from_the_sketches(value):
-    for _, sizes, threshold in select_again(TEN, 10, [0, 1], value):
-        assert (sizes, threshold) == ([0, 10], 11.0)
-
-
-def test_sizes_that_send_too_much_are_not_taken():
-    for _, sizes, threshold in select_again(TEN, 10, [0, 1], 12.0, fits=lambda sizes: False):
+@pytest.mark.parametrize(("value", "fits"), [(28.0, True), (4.0, True), (0.0, True), (99.0, True), (12.0, False)])
+def test_a_threshold_that_deviates_too_far_or_would_send_too_much_is_replaced_from_the_sketches(value, fits):
+    for _, sizes, threshold in select_again(TEN, 10, value, lambda sizes: fits):
         assert (sizes, threshold) == ([0, 10], 11.0)
 
 
@@ -245,8 +244,7 @@ def test_sketches_select_nearly_the_exact_top_k(size, k, seed, unevenness):
     """At most k, less a step of k/(16 P) at most; each rank leaves out less than a step of the exact top k."""
     values = np.random.default_rng(seed).standard_normal(1500).astype(np.float32)
     values[:300] *= unevenness
-    parts = [SparseVector(block, values[block]) for block in np.array_split(np.arange(1500), size)]
-    found = select_again(parts, k, list(range(size)), 1e-30)
+    found = select_again(on_ranks(values, size), k, 1e-30)
     selected = [index for indices, _, _ in found for index in indices]
     step = -(-k // (16 * size))
     assert len(selected) == len(set(selected)) == sum(found[0][1])
@@ -259,56 +257,25 @@ def test_sketches_select_nearly_the_exact_top_k(size, k, seed, unevenness):
 def test_where_a_sketch_is_too_short_all_re_evaluate_exactly():
     """One rank of eight holds all of the top k, and its sketch tells of k/2."""
     values = np.concatenate([np.arange(1000, 2000), np.ones(7000)]).astype(np.float32)
-    parts = [SparseVector(block, values[block]) for block in np.split(np.arange(8000), 8)]
-    for _, sizes, threshold in select_again(parts, 640, list(range(8)), 1e-30):
+    for _, sizes, threshold in select_again(on_ranks(values, EIGHT), 640, 1e-30):
         assert (sizes, threshold) == ([640] + [0] * 7, 1360.0)
 
 
-def weighted(parts, k, weights):
-    """By rank: sizes, the threshold, and how many messages were sent."""
-    def program(transport):
-        counting, exact = CountingTransport(transport), ExactThreshold()
-        mine, weight = parts[transport.rank], weights[transport.rank]
-        _, sizes = exact.select(mine, k, np.arange(len(parts)), counting, weight=weight)
-        return sizes.tolist(), exact.value, counting.traffic.messages_sent
-
-    return run_ranks(len(parts), program)
-
-
 def test_sketches_reach_where_most_is_expected():
-    exact = np.sort(np.abs(ONE_RANK))[-800]
-    for sizes, threshold, sent in weighted(on_eight(ONE_RANK), 800, [8.0, *[0.01] * 7]):
-        assert (sum(sizes), threshold, sent) == (800, exact, 2 * 7)
+    assert_selects(ONE_RANK, EIGHT, 800, messages=2, weights=[8.0, *[0.01] * 7])
 
 
 @example(weights=[0.0] * 8, k=800)
 @given(weights=st.lists(st.floats(0, 8), min_size=8, max_size=8), k=st.sampled_from([1, 10, 800, 7999]))
 def test_the_threshold_is_exact_whatever_is_expected(weights, k):
     for values in (NORMAL, ONE_RANK):
-        exact = np.sort(np.abs(values))[-k]
-        for sizes, threshold, _ in weighted(on_eight(values), k, weights):
-            assert (sum(sizes), threshold) == (k, exact)
+        assert_selects(values, EIGHT, k, weights=weights)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_of_fewer_than_k_denormals_all_are_selected(dtype):
-    for _, sizes, threshold, _ in select([SparseVector(np.arange(16), np.full(16, TINY[dtype], dtype))], 17, [0]):
+    for _, sizes, threshold, _ in select([SparseVector(np.arange(16), np.full(16, TINY[dtype], dtype))], 17):
         assert (sizes, threshold) == ([16], 0.0)
-
-
-FORTY = 40
-
-
-def on_many(values):
-    return [SparseVector(block, values[block]) for block in np.array_split(np.arange(len(values)), FORTY)]
-
-
-@pytest.mark.parametrize("values", [NORMAL, CROWDED, np.sort(np.abs(NORMAL))], ids=["normal", "crowded", "sorted"])
-@pytest.mark.parametrize("k", [1, 10, 800, 7999])
-def test_the_top_k_of_many_ranks_is_exact(values, k):
-    exact = np.sort(np.abs(values))[-k]
-    for _, sizes, threshold, _ in select(on_many(values), k, list(range(FORTY))):
-        assert (sum(sizes), threshold) == (k, exact)
 
 
 @pytest.mark.parametrize("alike", [False, True])
@@ -317,17 +284,9 @@ def test_of_many_ranks_two_messages_suffice_that_are_shorter_than_what_is_certai
     values = np.random.default_rng(3).standard_normal(40_000).astype(np.float32)
     if alike:
         values = np.tile(values[:1000], FORTY) * (1 + np.arange(40_000, dtype=np.float32) * 1e-6)
-    k, parts = 4000, on_many(values)
-    entries, step = sketch_shape(k, FORTY)
-
-    def program(transport):
-        counting, exact = CountingTransport(transport), ExactThreshold()
-        _, sizes = exact.select(parts[transport.rank], k, np.arange(FORTY), counting)
-        return int(sizes.sum()), exact.value, counting.traffic
-
-    for size, threshold, traffic in run_ranks(FORTY, program):
-        assert (size, threshold, traffic.messages_sent) == (k, np.sort(np.abs(values))[-k], 2 * (FORTY - 1))
-        assert traffic.bytes_sent < 4 * (FORTY - 1) * (entries + 0.8 * 2 * step)
+    entries, step = sketch_shape(4000, FORTY)
+    sent = assert_selects(values, FORTY, 4000, messages=2)
+    assert max(sent) < 4 * (FORTY - 1) * (entries + 0.8 * 2 * step)
 
 
 def test_where_one_of_many_ranks_has_more_than_is_likely_all_look_where_it_certainly_is():
@@ -339,9 +298,7 @@ def test_where_one_of_many_ranks_has_more_than_is_likely_all_look_where_it_certa
     entry = after[first[after] > np.sort(values)[-k]][-1]
     values[:3000] = first
     values[entry + 1:entry + step] = np.sort(values)[-k] * (1 + np.linspace(1e-5, -1e-5, step - 1, dtype=np.float32))
-    exact = np.sort(values)[-k]
-    for _, sizes, threshold, sent in select(on_many(values), k, list(range(FORTY))):
-        assert (sum(sizes), threshold, sent) == (k, exact, 3 * (FORTY - 1))
+    assert_selects(values, FORTY, k, messages=3)
 
 
 @pytest.mark.parametrize("more", [0, -1], ids=["below", "above"])
@@ -356,5 +313,4 @@ def test_where_the_kth_of_many_ranks_is_not_where_it_is_likely_all_look_where_it
     values = [np.concatenate([random.uniform(1, 2, count), random.uniform(0.1, 1, 3000 - count)]) for count in counts]
     values = np.concatenate(values).astype(np.float32)
     k = int((values > 1).sum())
-    for _, sizes, threshold, sent in select(on_many(values), k, list(range(FORTY))):
-        assert (sum(sizes), threshold, sent) == (k, np.sort(values)[-k], 3 * (FORTY - 1))
+    assert_selects(values, FORTY, k, messages=3)

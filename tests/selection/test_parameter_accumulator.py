@@ -8,17 +8,13 @@ import numpy as np
 import pytest
 
 from horovod_oktopk.kernels import NATIVE, NumpyKernels
-from horovod_oktopk.kernels.protocol import CHUNK
 from horovod_oktopk.selection.local_top_k import local_top_k
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
 from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
 
-N = 2 * CHUNK + 17
+from .accumulators import CHUNK, N, normal
+
 CUTS = [3, 900, CHUNK + 5]
-
-
-def normal(seed=0, dtype=np.float32):
-    return np.random.default_rng(seed).standard_normal(N).astype(dtype)
 
 
 def pieces_of(values, cuts=CUTS):

@@ -7,13 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_oktopk import (
-    NonFiniteError,
-    OkTopk,
-    OptionError,
-    PluginError,
-    StepAhead,
-)
+from horovod_oktopk import NonFiniteError, OkTopk, OptionError, PluginError, StepAhead
 from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
 from horovod_oktopk.selection.parameter_accumulator import HostReplica, NumpyParameterAccumulator
 from horovod_oktopk.vectors.layout import Layout
@@ -40,16 +34,15 @@ ZEROS = NoGradients(np.zeros(1, np.float32))
 class Worker:
     """One rank with a model of three arrays; `step` moves them by what it is given."""
 
-    def __init__(self, transport: Any, options: StepAhead = OPTIONS, start: float = 1.0, average: bool = True,
-                 entries: Any = ENTRIES) -> None:
+    def __init__(self, transport: Any, options: StepAhead = OPTIONS, average: bool = True, entries: Any = ENTRIES,
+                 **arguments: Any) -> None:
         self.ranks = ThreadRanks(transport)
         layout = Layout(entries)
         random = np.random.default_rng(7)
-        self.parameters = [start * random.standard_normal(int(np.prod(shape))).astype(dtype)
-                           for _, shape, dtype in entries]
+        self.parameters = [random.standard_normal(int(np.prod(shape))).astype(dtype) for _, shape, dtype in entries]
         self.accumulator = NumpyParameterAccumulator(layout.n, layout.dtype)
         self.reducer = StepAheadMode(options, average, layout, self.accumulator,
-                                        HostReplica(layout, lambda: self.parameters), self.ranks)
+                                        HostReplica(layout, lambda: self.parameters), self.ranks, **arguments)
         self.moved = np.zeros(layout.n, np.float64)
 
     @property
@@ -69,36 +62,31 @@ class Worker:
         self.moved += self.p - before
         self.reducer.end()
 
+    def take(self, several: np.ndarray) -> None:
+        for move in several:
+            self.step(move)
+
 
 def moves(rank: int, steps: int, scale: float = 0.1, n: int = N) -> np.ndarray:
     return (scale * np.random.default_rng(rank).standard_normal((steps, n)) ** 3).astype(np.float32)
 
 
-def train(size: int, options: StepAhead = OPTIONS, steps: int = 12, **arguments: Any) -> list[Worker]:
-    def program(transport: Any) -> Worker:
-        worker = Worker(transport, options, **arguments)
-        for move in moves(transport.rank, steps):
-            worker.step(move)
-        worker.reducer.catch_up()
-        return worker
-
-    return run_ranks(size, program)
-
-
 @pytest.mark.slow
-def test_thousands_of_steps_of_very_different_magnitude_do_not_drift():
-    size, steps = 2, 2000
-    scales = np.float32(10.0) ** np.linspace(-4, 2, N, dtype=np.float32)
+@pytest.mark.parametrize(("size", "global_density"), [(2, "auto"), (3, 0.04)])
+def test_thousands_of_steps_of_very_different_magnitude_do_not_drift(size, global_density):
+    steps, scales = 2000, np.float32(10.0) ** np.linspace(-4, 2, N, dtype=np.float32)
 
     def program(transport):
-        worker = Worker(transport, StepAhead(OkTopk(density=0.02)))
+        worker, seen = Worker(transport, StepAhead(OkTopk(density=0.02, global_density=global_density))), []
         for move in moves(transport.rank, steps, 1e-3):
             worker.step(move * scales)
+            seen.append(hash(worker.w.tobytes()))
         worker.reducer.catch_up()
-        return worker
+        return worker, seen
 
-    workers = run_ranks(size, program)
-    assert same_bits(workers[0].w, workers[1].w)
+    workers, seen = zip(*run_ranks(size, program), strict=True)
+    assert all(each == seen[0] for each in seen), "the same bits on all ranks, after every step"
+    assert len(set(seen[0])) == steps, "every step moves them, but the first, which applies nothing"
     weight = size * workers[0].reducer.coefficient
     start = Worker(None).p.astype(np.float64)
     error = weight * (workers[0].w - start) - sum(w.moved - (w.p.astype(np.float64) - w.w) for w in workers)
@@ -107,37 +95,24 @@ def test_thousands_of_steps_of_very_different_magnitude_do_not_drift():
     assert (np.abs(error) <= weight * np.sqrt(steps) * 8 * np.finfo(np.float32).eps * largest).all()
 
 
-@pytest.mark.slow
-def test_the_shared_parameters_have_the_same_bits_after_each_of_many_steps():
-    options = StepAhead(OkTopk(density=0.02, value_dtype="log4", global_density=0.04))
-
-    def program(transport):
-        worker, random, digests = Worker(transport, options), np.random.default_rng(transport.rank), []
-        for _ in range(1000):
-            worker.step(0.01 * random.standard_normal(N, np.float32))
-            digests.append(hash(worker.w.tobytes()))
-        return digests
-
-    runs = run_ranks(3, program)
-    assert runs[0] == runs[1] == runs[2]
-    assert len(set(runs[0])) == 1000, "every step moves them, but the first, which applies nothing"
-
-
 # The beginning.
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"ahead": 0}, r"ahead must be in \(0, 1\]"), ({"ahead": 1.5}, r"ahead must be in \(0, 1\]"),
     ({"local_steps": 0}, "local_steps must be an integer of at least 1"), ({"overlap": 1}, "True or False"),
-    ({"inner": "solo"}, "StepAhead takes Dense")])
+    ({"inner": "solo"}, "StepAhead takes Dense"),
+    *(({"gain": gain}, 'gain must be .*above 0, None or "auto"') for gain in (0, -1.0, "yes", True, float("nan")))])
 def test_options_that_are_not_allowed_are_refused(options, message):
     with pytest.raises(OptionError, match=message):
         StepAhead(**options)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_parameters_in_16_bits_are_refused_by_name(dtype):
-    layout = Layout([*ENTRIES, ("half", (5,), dtype)])
-    with pytest.raises(PluginError, match=f"'half' has {dtype}"):
+@pytest.mark.parametrize(("dtype", "message"), [
+    *((half, f"'b' has {half}") for half in ("float16", "bfloat16")),
+    ("float64", "one dtype; 'b' has float64, and '.*' has float32: .*make two optimizers")])
+def test_parameters_in_16_bits_or_of_several_dtypes_are_refused_by_name(dtype, message):
+    layout = Layout([ENTRIES[0], ("b", (3,), dtype), ENTRIES[2]])
+    with pytest.raises(PluginError, match=message):
         StepAheadMode(OPTIONS, True, layout, NumpyParameterAccumulator(layout.n), HostReplica(layout, list),
                          ThreadRanks(None))
 
@@ -161,8 +136,7 @@ def test_a_sum_that_overflows_leaves_the_shared_parameters(value_dtype):
 def test_inside_shared_the_model_holds_what_all_ranks_share_also_where_an_error_ends_it():
     def program(transport):
         worker = Worker(transport)
-        for move in moves(transport.rank, 3):
-            worker.step(move)
+        worker.take(moves(transport.rank, 3))
         worker.reducer.catch_up()
         own, shared = worker.p, worker.w.copy()
         assert not same_bits(own, shared)
@@ -182,8 +156,7 @@ def test_what_is_suspended_inside_shared_stays_so_until_its_next_step():
     def program(transport):
         worker = Worker(transport)
         mine = moves(transport.rank, 8)
-        for move in mine[:4]:
-            worker.step(move)
+        worker.take(mine[:4])
         with worker.reducer.shared():
             shared = worker.p
             worker.reducer.suspend()
@@ -209,8 +182,3 @@ def test_a_program_that_never_looked_at_what_is_shared_is_told_at_its_end(steps,
 
     run_ranks(2, program)
     assert [record.message[:30] for record in caplog.records] == ["shared_parameters was never en"] * told
-
-
-def test_parameters_of_several_dtypes_are_refused():
-    with pytest.raises(PluginError, match="one dtype; 'b' has float64, and '.*' has float32: .*make two optimizers"):
-        Worker(None, entries=[ENTRIES[0], ("b", (3,), "float64"), ENTRIES[2]])

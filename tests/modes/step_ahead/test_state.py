@@ -13,7 +13,7 @@ from horovod_oktopk import OkTopk, StepAhead, TopkA, TransportError
 from tests.support.simulation import same_bits
 from tests.support.threads import ThreadTransport, run_ranks
 
-from .test_reducer import ENTRIES, ZEROS, Worker, moves, train
+from .test_reducer import ENTRIES, ZEROS, Worker, moves
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -28,8 +28,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_only_saved(scheme, prefix, insid
     def program(transport):
         first, second = Worker(transport, options), Worker(transport, options, entries=renamed)
         mine = moves(transport.rank, 13)
-        for move in mine[:7]:
-            first.step(move)
+        first.take(mine[:7])
         if inside:
             with first.reducer.shared():
                 record = first.reducer.record()
@@ -40,58 +39,30 @@ def test_a_resumed_run_has_the_bits_of_one_that_only_saved(scheme, prefix, insid
                 second.parameters = [own.copy() for own in first.parameters]
         second.reducer.load([record])
         for worker in (first, second):
-            for move in mine[7:]:
-                worker.step(move)
+            worker.take(mine[7:])
             worker.reducer.catch_up()
         return same_bits(first.w, second.w) and same_bits(first.p, second.p)
 
     assert run_ranks(2, program) == [True, True]
 
 
-def test_a_state_taken_by_other_ranks_keeps_the_sum_of_what_was_not_sent():
-    before = train(4)
-    records = [worker.reducer.record() for worker in before]
-    missing = sum((worker.w.astype(np.float64) - worker.p) for worker in before) / before[0].reducer.coefficient
-
-    def program(transport):
-        worker = Worker(transport)
-        with before[0].reducer.shared():
-            worker.parameters = [own.copy() for own in before[0].parameters]
-        with pytest.warns(UserWarning, match="the sum of the residuals is kept"):
-            worker.reducer.load(records)
-        worker.reducer.begin(ZEROS)
-        return (worker.w.astype(np.float64) - worker.p) / worker.reducer.coefficient
-
-    assert np.allclose(sum(run_ranks(2, program)), missing, atol=1e-4)
-
-
 def test_a_model_saved_with_a_ranks_own_parameters_drops_the_residual_with_a_warning():
-    before = train(2)
-    record = before[0].reducer.record()
+    def before(transport):
+        worker = Worker(transport)
+        worker.take(moves(transport.rank, 12))
+        return worker.reducer.record(), worker.parameters
+
+    record, saved = run_ranks(2, before)[0]
 
     def program(transport):
         worker = Worker(transport)
-        worker.parameters = [own.copy() for own in before[0].parameters]
+        worker.parameters = [own.copy() for own in saved]
         worker.reducer.load([record])
         with pytest.warns(UserWarning, match="inside shared_parameters"):
             worker.reducer.begin(ZEROS)
         return same_bits(worker.p, worker.w)
 
     assert run_ranks(1, program) == [True]
-
-
-def test_when_the_ranks_change_what_was_not_sent_stays_and_the_model_goes_on_from_what_they_share():
-    def program(transport):
-        worker = Worker(transport)
-        for move in moves(transport.rank, 5):
-            worker.step(move)
-        worker.reducer.catch_up()
-        own, shared = worker.p, worker.w.copy()
-        worker.ranks.resets += 1
-        worker.reducer.begin(ZEROS)
-        return same_bits(worker.w, shared) and np.allclose(worker.p, own, atol=1e-6)
-
-    assert run_ranks(2, program) == [True, True]
 
 
 class SlowTransport(ThreadTransport):
@@ -135,13 +106,11 @@ def test_a_state_may_be_loaded_while_an_exchange_is_under_way(options):
         def program(transport):
             worker = Worker(SlowTransport(transport), options)
             mine = moves(transport.rank, 4)
-            for move in mine:
-                worker.step(move)
+            worker.take(mine)
             with worker.reducer.shared():
                 record, saved = worker.reducer.record(), [own.copy() for own in worker.parameters]
             for _ in range(3):
-                for move in mine:
-                    worker.step(move)
+                worker.take(mine)
                 time.sleep(0.005)  # the thread begins
                 if inside:
                     with worker.reducer.shared():
@@ -150,8 +119,7 @@ def test_a_state_may_be_loaded_while_an_exchange_is_under_way(options):
                 else:
                     worker.reducer.load([record])
                     worker.parameters = [own.copy() for own in saved]
-            for move in mine:
-                worker.step(move)
+            worker.take(mine)
             worker.reducer.catch_up()
             assert not worker.ranks.base.has_met
             return worker
@@ -163,25 +131,26 @@ def test_a_state_may_be_loaded_while_an_exchange_is_under_way(options):
         assert same_bits(one.p, other.p)
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_when_the_ranks_change_while_an_exchange_is_under_way_it_is_waited_for(fails):
+@pytest.mark.parametrize("under_way", ["nothing", "an exchange", "an exchange that fails"])
+def test_when_the_ranks_change_what_was_not_sent_stays_and_what_is_under_way_is_waited_for(under_way):
     def program(transport):
         worker = Worker(SlowTransport(transport))
         mine = moves(transport.rank, 6)
-        for move in mine[:3]:
-            worker.step(move)
+        worker.take(mine[:3])
         worker.reducer.catch_up()
-        shared = worker.w.copy()
-        worker.ranks.base.fails = fails
-        worker.step(mine[3])
+        shared, own = worker.w.copy(), worker.p
+        if under_way != "nothing":
+            worker.ranks.base.fails = under_way == "an exchange that fails"
+            worker.step(mine[3])
+            own -= worker.reducer.coefficient * mine[3]
         worker.ranks.resets += 1
         time.sleep(0.005)  # the thread begins
         worker.reducer.begin(ZEROS)
         worker.ranks.base.fails = False
         assert same_bits(worker.w, shared), "what it gave is dropped"
+        assert np.allclose(worker.p, own, atol=1e-6), "what was not sent stays"
         worker.reducer.end()
-        for move in mine[4:]:
-            worker.step(move)
+        worker.take(mine[4:])
         worker.reducer.catch_up()
         assert not worker.ranks.base.has_met
         return worker
