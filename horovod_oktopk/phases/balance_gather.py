@@ -76,14 +76,14 @@ def needs_balance(sizes: NDArray[np.int64], trigger: float) -> bool:
     return len(sizes) > 1 and bool(sizes.max() > trigger * sizes.mean())
 
 
-def balance(chosen: SparseVector, plan: BalancePlan, regions: Regions, ranks: SparseTransport) -> SparseVector:
+def balance(chosen: SparseVector, plan: BalancePlan, regions: Regions, sparse: SparseTransport) -> SparseVector:
     """Move this rank's elements to the ranks of the plan, and return this rank's share. Collective."""
-    shares = ranks.exchange(chosen, *plan.routes(regions, ranks.rank))
-    return concatenate(shares, ranks.codec.dtype)
+    shares = sparse.exchange(chosen, *plan.routes(regions, sparse.rank))
+    return concatenate(shares, sparse.codec.dtype)
 
 
-def allgatherv(share: SparseVector, extents: Sequence[Extent], regions: Regions, ranks: SparseTransport,
+def allgatherv(share: SparseVector, extents: Sequence[Extent], regions: Regions, sparse: SparseTransport,
                ) -> SparseVector:
     """Return the global top-k, from every rank's share. Collective. extents: of the shares, by position."""
-    shares = ranks.allgatherv(share, list(zip(regions.owners, extents, strict=True)))
-    return concatenate(shares, ranks.codec.dtype)
+    shares = sparse.allgatherv(share, list(zip(regions.owners, extents, strict=True)))
+    return concatenate(shares, sparse.codec.dtype)

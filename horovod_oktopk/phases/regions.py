@@ -99,12 +99,12 @@ def owner_rotation(counts: Counts) -> int:
     return int(np.argmax(kept))
 
 
-def split_and_reduce(selection: SparseVector, regions: Regions, ranks: SparseTransport) -> SparseVector:
+def split_and_reduce(selection: SparseVector, regions: Regions, sparse: SparseTransport) -> SparseVector:
     """Return the sum over all ranks of their selections in this rank's region. Collective.
 
     selection: this rank's local top-k.
     """
-    return sum_of(ranks.exchange(selection, *plan_split(regions, ranks.rank)))
+    return sum_of(sparse.exchange(selection, *plan_split(regions, sparse.rank)))
 
 
 def plan_split(regions: Regions, rank: int) -> tuple[Route, Route]:

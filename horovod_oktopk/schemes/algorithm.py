@@ -71,12 +71,12 @@ class Step:
         """Count and time the block under this name."""
         return self.transport.phase(name)
 
-    def ranks(self, value_dtype: ValueDtype | None = None) -> SparseTransport:
+    def sparse_transport(self, value_dtype: ValueDtype | None = None) -> SparseTransport:
         """Return the transport of sparse vectors to the other ranks, for this rank's selection first."""
-        ranks = SparseTransport(self.transport, WireCodec(self.acc.dtype, value_dtype))
+        sparse = SparseTransport(self.transport, WireCodec(self.acc.dtype, value_dtype))
         if value_dtype is None:
-            return ranks
-        return ranks.spanning(self.threshold, self.largest)
+            return sparse
+        return sparse.spanning(self.threshold, self.largest)
 
     def skipped(self) -> StepResult:
         """Return the result of a step that is not taken, because the gradient of some rank is not finite."""

@@ -90,7 +90,7 @@ class NaiveGTopkAllreduce(Algorithm):
 
     def exchange(self, step: Step) -> StepResult:
         with step.phase("allgatherv"):
-            parts = gather(step.selected, step, step.ranks())
+            parts = gather(step.selected, step, step.sparse_transport())
         with step.phase("sum"):
             update = nonzero_top_k(sum_of(parts), step.k)
         return step.result(update, step.selected.indices[step.selected.positions_in(update)])

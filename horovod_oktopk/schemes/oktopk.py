@@ -142,25 +142,25 @@ class OkTopkAllreduce(Algorithm):
 
     def exchange(self, step: Step) -> StepResult:
         """Run lines 5 to 15; lines 2 to 4 have selected before."""
-        ranks = step.ranks(self.options.wire_dtype(self.unit))
-        selection = ranks.codec.round(step.selected)
+        sparse = step.sparse_transport(self.options.wire_dtype(self.unit))
+        selection = sparse.codec.round(step.selected)
         with step.phase("agree"):
             regions, load = self._divide(selection.indices, step)  # lines 5-7
         with step.phase("split_and_reduce"):
-            reduced = split_and_reduce(selection, regions, ranks)  # line 8
-        volume = Volume(load, regions.order, oktopk_bound(step.share_k, ranks.size, step.global_k))
+            reduced = split_and_reduce(selection, regions, sparse)  # line 8
+        volume = Volume(load, regions.order, oktopk_bound(step.share_k, sparse.size, step.global_k))
         with step.phase("global_select"):
             summed, sizes = self._select_globally(reduced, step, volume)  # lines 9-12
             if step.transport.hosts is not None:
                 volume = replace(volume, bound=_share_bound(sizes, step, step.transport.hosts))
                 sizes = sizes[step.transport.hosts.group]
-            ranks = ranks.spanning(*self.global_.ends)
-            chosen = ranks.codec.round(summed)
+            sparse = sparse.spanning(*self.global_.ends)
+            chosen = sparse.codec.round(summed)
         balances = needs_balance(sizes, self.balance_trigger) and volume.fits_balanced(sizes[regions.order])
-        update = self._gather(chosen, sizes[regions.order], balances, step, regions, ranks)  # line 13
+        update = self._gather(chosen, sizes[regions.order], balances, step, regions, sparse)  # line 13
         sent = selection.positions_in(update)  # line 14
         step.report.global_threshold = self.global_.value or 0.0
-        remainder = None if ranks.codec.value_dtype is None else sum_of(
+        remainder = None if sparse.codec.value_dtype is None else sum_of(
             [step.selected.take(sent).minus(selection.take(sent)), summed.minus(chosen)])
         return step.result(update, selection.indices[sent], remainder)
 
@@ -196,17 +196,17 @@ class OkTopkAllreduce(Algorithm):
 
     @staticmethod
     def _gather(chosen: SparseVector, sizes: NDArray[np.int64], balances: bool, step: Step, regions: Regions,
-                ranks: SparseTransport) -> SparseVector:
+                sparse: SparseTransport) -> SparseVector:
         """Return the whole update. sizes: elements by region. balances: True if blocks are made equal before."""
         extents = regions.extents(sizes)
         if balances:
             step.report.balanced = True
             plan = plan_balance(sizes)
             with step.phase("balance"):
-                chosen = balance(chosen, plan, regions, ranks)
+                chosen = balance(chosen, plan, regions, sparse)
             extents = plan.extents(regions.boundaries)
         with step.phase("allgatherv"):
-            return allgatherv(chosen, extents, regions, ranks)
+            return allgatherv(chosen, extents, regions, sparse)
 
     # What is remembered.
 

@@ -36,13 +36,13 @@ class TopkAAllreduce(Algorithm):
 
     def exchange(self, step: Step) -> StepResult:
         with step.phase("allgatherv"):
-            parts = gather(step.selected, step, step.ranks())
+            parts = gather(step.selected, step, step.sparse_transport())
         with step.phase("sum"):
             update = sum_of(parts)
         return step.result(update, step.selected.indices)
 
 
-def gather(selection: SparseVector, step: Step, ranks: SparseTransport) -> list[SparseVector]:
+def gather(selection: SparseVector, step: Step, sparse: SparseTransport) -> list[SparseVector]:
     """Gather all ranks' selections, by rank; the roll call has told their lengths. Collective."""
-    lengths = counts_for(step.counts, ranks.rank).tolist()
-    return ranks.allgatherv(selection, [(rank, Extent(count, 0, step.n)) for rank, count in enumerate(lengths)])
+    lengths = counts_for(step.counts, sparse.rank).tolist()
+    return sparse.allgatherv(selection, [(rank, Extent(count, 0, step.n)) for rank, count in enumerate(lengths)])

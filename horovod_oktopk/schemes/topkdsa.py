@@ -45,16 +45,16 @@ class TopkDSAAllreduce(Algorithm):
         return count_by_region(selected.indices, equal_regions(n, size))
 
     def exchange(self, step: Step) -> StepResult:
-        ranks = step.ranks()
-        boundaries = equal_regions(step.n, ranks.size)
+        sparse = step.sparse_transport()
+        boundaries = equal_regions(step.n, sparse.size)
         sent = count_by_region(step.selected.indices, boundaries)
-        regions = Regions(boundaries, sent, counts_for(step.counts, ranks.rank))
+        regions = Regions(boundaries, sent, counts_for(step.counts, sparse.rank))
         with step.phase("split_and_reduce"):
-            reduced = split_and_reduce(step.selected, regions, ranks)
+            reduced = split_and_reduce(step.selected, regions, sparse)
         with step.phase("agree"):
             sizes = step.transport.allgather(np.array([len(reduced)], np.int64)).ravel()
         with step.phase("allgatherv"):
-            update = allgather_smaller(reduced, sizes, regions.boundaries, ranks)
+            update = allgather_smaller(reduced, sizes, regions.boundaries, sparse)
         return step.result(update, step.selected.indices)
 
 
@@ -63,20 +63,20 @@ def equal_regions(n: int, size: int) -> Indices:
     return (np.arange(size + 1, dtype=np.int64) * n) // size
 
 
-def allgather_smaller(reduced: SparseVector, sizes: NDArray[np.int64], boundaries: Indices, ranks: SparseTransport,
+def allgather_smaller(reduced: SparseVector, sizes: NDArray[np.int64], boundaries: Indices, sparse: SparseTransport,
                       ) -> SparseVector:
     """Gather all regions, each sparse or as all of its values, whichever takes fewer bytes.
 
     sizes: elements by region.
     """
-    codec, lengths = ranks.codec, np.diff(boundaries)
+    codec, lengths = sparse.codec, np.diff(boundaries)
     sparse_bytes, dense_bytes = codec.sizes(sizes, lengths), lengths * reduced.values.dtype.itemsize
     is_dense = dense_bytes < sparse_bytes
     ends = boundaries.tolist()
-    start, stop = ends[ranks.rank], ends[ranks.rank + 1]
-    message = (_dense(reduced, start, stop - start).view(np.uint8) if is_dense[ranks.rank]
+    start, stop = ends[sparse.rank], ends[sparse.rank + 1]
+    message = (_dense(reduced, start, stop - start).view(np.uint8) if is_dense[sparse.rank]
                else codec.encode(reduced, start, stop))
-    messages = ranks.transport.allgatherv(message, np.where(is_dense, dense_bytes, sparse_bytes))
+    messages = sparse.transport.allgatherv(message, np.where(is_dense, dense_bytes, sparse_bytes))
     parts = [_from_dense(message, codec.dtype, ends[region]) if is_dense[region]
              else codec.decode(message, int(sizes[region]), ends[region], ends[region + 1])
              for region, message in enumerate(messages)]

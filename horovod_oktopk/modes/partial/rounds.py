@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ...errors import OptionError, TransportError
 from ...transport.base import Signals, Transport
-from .states import Activity, Policy, Presence, RankState, Rules, Run, Service, Step
+from .states import Activity, BeginRound, Policy, Presence, RankState, Rules, Service, Transition
 
 T = TypeVar("T")
 Headers = NDArray[np.void]
@@ -173,18 +173,18 @@ class PartialAllreduce(Generic[T]):
 
     # Under the lock.
 
-    def _do(self, step: Step) -> None:
+    def _do(self, step: Transition) -> None:
         """Make a step of the state, and its actions; a round that is to run begins in the thread."""
         self.state, actions = step
         for action in actions:
-            if isinstance(action, Run):
+            if isinstance(action, BeginRound):
                 self._write_header(action)
             else:
                 for rank in action.ranks:
                     self._signals.send(rank, action.number)
         self._changed.notify_all()
 
-    def _write_header(self, begun: Run) -> None:
+    def _write_header(self, begun: BeginRound) -> None:
         now = time.monotonic()
         for name in ("number", "presence", "activity", "staleness"):
             self._header[name] = getattr(begun, name)

@@ -71,7 +71,7 @@ class Signal:
 
 
 @dataclass(frozen=True)
-class Run:
+class BeginRound:
     """Action: begin the next round here, and tell the other ranks these fields."""
 
     number: int
@@ -92,7 +92,7 @@ class Rules:
     max_staleness: int
 
 
-Step = tuple["RankState", tuple[Signal | Run, ...]]
+Transition = tuple["RankState", tuple[Signal | BeginRound, ...]]
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class RankState:
 
     # Events of the program. An exception may have ended its last call: then another comes in the midst of that.
 
-    def arrived(self) -> Step:
+    def arrived(self) -> Transition:
         """Take note that the program has handed in a gradient; only while it `may_arrive`."""
         assert self.may_arrive
         is_late = self.started > self.taken  # its round has begun without it
@@ -161,12 +161,12 @@ class RankState:
         after = replace(self, handed_in=Presence.STALE, activity=activity)
         return (after if is_late else after._after_step(rounds=0)), ()
 
-    def overdue(self) -> Step:
+    def overdue(self) -> Transition:
         """Start the round from this rank: the program has waited too long, and the drawn rank may not come."""
         assert self.activity == Activity.WAITING
         return self, (self._activation(),) if self.started == self.taken else ()
 
-    def took(self) -> Step:
+    def took(self) -> Transition:
         """Take note that the program has taken the rounds that have ended; only while it `may_take`."""
         assert self.may_take
         last = self.synchronized if self.activity == Activity.SYNCHRONIZED else self.finished
@@ -177,14 +177,14 @@ class RankState:
             after = replace(after, activity=Activity.COMPUTING, ahead=0)
         return after._released()
 
-    def synchronizes(self, exits: bool) -> Step:
+    def synchronizes(self, exits: bool) -> Transition:
         """Let the program wait for all ranks; one more round tells them. exits: it will hand in no more gradients."""
         after = replace(self, activity=Activity.EXITING if exits else Activity.SYNCHRONIZING)
         return after._released() if self.service == Service.HELD else (after, (self._activation(),))
 
     # Events of rounds.
 
-    def activated(self, number: int) -> Step:
+    def activated(self, number: int) -> Transition:
         """Take a signal while no round is under way. Signals of past rounds are ignored."""
         assert self.service == Service.IDLE
         if number != self.finished + 1:
@@ -192,12 +192,12 @@ class RankState:
         held, begin = replace(self, service=Service.HELD)._released()
         return held, (Signal(self._neighbours(), number), *begin)
 
-    def gave_up(self) -> Step:
+    def gave_up(self) -> Transition:
         """Begin a held round that has waited for the program too long, so that all ranks fail."""
         assert self.service == Service.HELD
         return self._begun(Presence.GIVEN_UP)
 
-    def ended(self, activities: Sequence[Activity]) -> Step:
+    def ended(self, activities: Sequence[Activity]) -> Transition:
         """Take note that the round has ended. activities: of all ranks, as they were when the round began."""
         assert self.is_running
         training = tuple(rank for rank, activity in enumerate(activities) if activity.goes_on)
@@ -216,7 +216,7 @@ class RankState:
             return replace(self, ahead=0)
         return replace(self, ahead=min(max(0, self.ahead + rounds - 1), self.rules.max_staleness))
 
-    def _released(self) -> Step:
+    def _released(self) -> Transition:
         """Begin a held round, unless the program has still too many rounds to take."""
         if self.service != Service.HELD:
             return self, ()
@@ -224,10 +224,10 @@ class RankState:
             return self, ()
         return self._begun(self.handed_in)
 
-    def _begun(self, presence: Presence) -> Step:
+    def _begun(self, presence: Presence) -> Transition:
         service = Service.CONTRIBUTING if self.handed_in else Service.HELPING
         after = replace(self, service=service, handed_in=Presence.ABSENT)
-        return after, (Run(after.started, presence, self.activity, self.finished - self.taken),)
+        return after, (BeginRound(after.started, presence, self.activity, self.finished - self.taken),)
 
     def _activation(self) -> Signal:
         return Signal((self.rules.rank,), self.started + 1)

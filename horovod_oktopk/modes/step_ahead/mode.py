@@ -91,7 +91,7 @@ class StepAheadMode(Mode, Generic[L]):
         self._algorithm.samples = SUMS
         self._model = Model(accumulator, replica)
         self._exchange = Exchange(self.reduction, self._model, self._pace, self.adds)
-        self._rank, self._ahead = 0, 0.0  # and λ, since the last start
+        self._rank, self._coefficient_at_start = 0, 0.0
         self._steps = 0  # of the optimizer, since the last exchange began
         self._share: Record | None = None  # of a state that was loaded, for the next start
         _live.add(self)
@@ -166,7 +166,7 @@ class StepAheadMode(Mode, Generic[L]):
     def start(self) -> None:
         """Take the model's parameters as w; if a state was loaded, set p to w - residual. On this rank alone."""
         self._model.start(self.copies)
-        self._rank, self._ahead, self._steps = self.ranks.membership().rank, self.coefficient, 0
+        self._rank, self._coefficient_at_start, self._steps = self.ranks.membership().rank, self.coefficient, 0
         self.is_started, self._has_agreed = True, False
         share, self._share, self._is_suspended = self._share, None, False
         self._was_loaded = share is not None
@@ -185,8 +185,8 @@ class StepAheadMode(Mode, Generic[L]):
         if share["noise"] is not None:  # of an earlier version
             self._pace.noise.load_state(share["noise"])
         residual, saved = share["residual"], share["residual_scale"]
-        if saved and saved != self._ahead:
-            residual = residual * residual.dtype.type(self._ahead / saved)
+        if saved and saved != self._coefficient_at_start:
+            residual = residual * residual.dtype.type(self._coefficient_at_start / saved)
         self._model.set_residual(residual)
 
     def _agree(self) -> bool:
@@ -280,8 +280,9 @@ class StepAheadMode(Mode, Generic[L]):
         model.look_again()
         if was_swapped:
             model.swap()
-        own = record(*self.ranks.membership()[:2], self.layout, residual, self._ahead,
+        own = record(*self.ranks.membership()[:2], self.layout, residual, self._coefficient_at_start,
                      {"step": self._algorithm.step, "own": self._algorithm.state()}, self.unit, model.copies)
+        # "shared": a digest of w, by which a restored state knows its parameters.
         return {**own, "shared": model.digest, "steps": self._steps, "noise": self._pace.noise.state()}
 
     def take(self, share: Record) -> None:

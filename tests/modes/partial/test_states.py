@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horovod_oktopk.modes.partial.states import Activity, Presence, RankState, Rules, Run, Service, Signal
+from horovod_oktopk.modes.partial.states import Activity, BeginRound, Presence, RankState, Rules, Service, Signal
 from tests.modes.partial.world import World
 
 COMPUTING, WAITING, SYNCHRONIZING, EXITING, SYNCHRONIZED = Activity
@@ -33,8 +33,8 @@ def spread(number: int) -> Signal:
     return Signal((2, 3), number)
 
 
-def run(number: int, presence: Presence, activity: Activity = COMPUTING, staleness: int = 0) -> Run:
-    return Run(number, presence, activity, staleness)
+def run(number: int, presence: Presence, activity: Activity = COMPUTING, staleness: int = 0) -> BeginRound:
+    return BeginRound(number, presence, activity, staleness)
 
 
 three = {"finished": 3}
@@ -151,7 +151,7 @@ def test_every_event_in_every_state_is_refused_or_leads_to_a_sound_one(event, ar
         after, actions = getattr(before, event)(*arguments)
         assert before.taken <= after.taken <= after.finished <= before.finished + 1
         assert 0 <= after.ahead <= RULES.max_staleness
-        begun = [action for action in actions if isinstance(action, Run)]
+        begun = [action for action in actions if isinstance(action, BeginRound)]
         assert len(begun) == (after.is_running and not before.is_running)
         assert all(action.number == after.started == before.finished + 1 for action in begun)
         kept = handed_in or event == "arrived"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from horovod_oktopk.modes.partial.states import Activity, RankState, Rules, Run, Service, Step
+from horovod_oktopk.modes.partial.states import Activity, BeginRound, RankState, Rules, Service, Transition
 
 Program = Sequence[str]
 """Of "step", "synchronize" and, as the last, "exit"."""
@@ -21,7 +21,7 @@ Events = Iterator[tuple[int, Callable[[], None]]]
 class SeenRound:
     """What all ranks were to a round, by rank."""
 
-    begun: dict[int, Run] = field(default_factory=dict)
+    begun: dict[int, BeginRound] = field(default_factory=dict)
     gradients: dict[int, list[int]] = field(default_factory=dict)
     """The numbers of the steps whose gradients the rank contributed."""
 
@@ -89,17 +89,17 @@ class World:
                 state.started == state.taken):
             yield lambda: self.do(index, state.overdue())
 
-    def do(self, index: int, step: Step) -> None:
+    def do(self, index: int, step: Transition) -> None:
         """A rank makes a step."""
         rank, (after, actions) = self.ranks[index], step
         before, rank.state = rank.state, after
         for action in actions:
-            if isinstance(action, Run):
+            if isinstance(action, BeginRound):
                 self._begin_round(index, action, before)
             else:
                 self.signals += [(to, action.number) for to in action.ranks]
 
-    def _enter(self, index: int, step: Step) -> None:
+    def _enter(self, index: int, step: Transition) -> None:
         self.do(index, step)
         self.ranks[index].is_inside = True
 
@@ -127,7 +127,7 @@ class World:
         self.signals.remove(signal)
         self.do(index, self.ranks[index].state.activated(signal[1]))
 
-    def _begin_round(self, index: int, begun: Run, before: RankState) -> None:
+    def _begin_round(self, index: int, begun: BeginRound, before: RankState) -> None:
         if len(self.rounds) < begun.number:
             self.rounds.append(SeenRound())
         assert begun.number == len(self.rounds) == before.finished + 1, "all ranks are in the same round"
