@@ -107,7 +107,7 @@ class CountingTransport:
         self.rank = self.inner.rank
         self.size = self.inner.size
         together = () if self.hosts is None else (self.hosts.everyone, self.hosts.within)
-        self.concurrent = self.inner.concurrent and all(each.concurrent for each in together)
+        self.concurrent: bool = self.inner.concurrent and all(each.concurrent for each in together)
 
     @property
     def phases(self) -> dict[str, Traffic]:
