@@ -54,9 +54,9 @@ def flat(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([arrays[name].ravel() for name in sorted(arrays)])
 
 
-def total(hvd: Any, step: int) -> np.ndarray:
-    """The sum of all ranks' gradients."""
-    return sum(flat(gradients(step, rank)) for rank in range(hvd.size()))
+def total(hvd: Any, *steps: int) -> np.ndarray:
+    """The sum of all ranks' gradients at these steps."""
+    return sum(flat(gradients(step, rank)) for step in steps for rank in range(hvd.size()))
 
 
 def everywhere(hvd: Any, value: Any) -> list[Any]:
@@ -69,12 +69,17 @@ def assert_equal_everywhere(hvd: Any, values: Mapping[str, np.ndarray]) -> None:
     assert len(set(everywhere(hvd, flat(values).tobytes()))) == 1, "the replicas differ"
 
 
-def topk(vector: np.ndarray, k: int) -> np.ndarray:
-    """The dense oracle: everything but the k largest magnitudes is zero; ties go to the lower index."""
-    kept = np.zeros_like(vector)
-    order = np.argsort(-np.abs(vector), kind="stable")[:k]
-    kept[order] = vector[order]
-    return kept
+def take_steps(hvd: Any, trainer: Any, *steps: int) -> None:
+    """With this rank's gradients."""
+    for step in steps:
+        trainer.step(gradients(step, hvd.rank()))
+
+
+def assert_conserved(hvd: Any, trainer: Any, computed: np.ndarray) -> None:
+    """The replicas are equal, and what was computed was applied or is in a residual. The learning rate is 1."""
+    assert_equal_everywhere(hvd, trainer.values())
+    held = sum(everywhere(hvd, trainer.residual()))
+    assert np.array_equal(held - flat(trainer.values()), computed)
 
 
 def raised_everywhere(hvd: Any, kind: type[Exception], action: Any) -> list[str]:

@@ -16,6 +16,7 @@ from tests.scenarios.common import (
     needs,
     needs_ranks,
     shared_folder,
+    take_steps,
     total,
 )
 from tests.scenarios.driver import Kind
@@ -24,8 +25,7 @@ from tests.scenarios.driver import Kind
 def train(kind: Kind, compression: Any, **arguments: Any) -> np.ndarray:
     """The parameters after four steps."""
     trainer = kind(compression, **arguments)
-    for step in range(4):
-        trainer.step(gradients(step, kind.hvd.rank()))
+    take_steps(kind.hvd, trainer, *range(4))
     assert_equal_everywhere(kind.hvd, trainer.values())
     return flat(trainer.values())
 
@@ -42,9 +42,8 @@ def check_average(kind: Kind) -> None:
 
 
 def check_sum_is_exact(kind: Kind) -> None:
-    expected = -sum(total(kind.hvd, step) for step in range(4))
-    assert np.array_equal(train(kind, DENSE, op=kind.hvd.Sum), expected)
-    assert np.array_equal(train(kind, kind.hvd.Compression.none, op=kind.hvd.Sum), expected)
+    for compression in (DENSE, kind.hvd.Compression.none):
+        assert np.array_equal(train(kind, compression, op=kind.hvd.Sum), -total(kind.hvd, *range(4)))
 
 
 def check_gradient_predivide_factor(kind: Kind) -> None:
@@ -95,8 +94,7 @@ def check_a_rank_outside_the_process_set_trains_alone(kind: Kind) -> None:
     partial = [Partial(DENSE, policy="solo")] if hvd.size() == 2 and kind.runs_partial else []
     for compression in (hvd.Compression.none, DENSE, *partial):
         trainer = kind(compression, op=hvd.Sum, process_set=inside)
-        for step in range(2):
-            trainer.step(gradients(step, hvd.rank()))
+        take_steps(hvd, trainer, 0, 1)
         trainer.synchronize_replicas()
         assert np.array_equal(flat(trainer.values()), expected)
     for options in (DENSE, *partial):
@@ -143,10 +141,10 @@ def check_two_trainers(kind: Kind) -> None:
     trainers = [kind(DENSE, op=kind.hvd.Sum), kind(DENSE, op=kind.hvd.Sum)]
     for step in range(2):
         for offset, trainer in enumerate(trainers):
-            trainer.step(gradients(step + 50 * offset, kind.hvd.rank()))
+            take_steps(kind.hvd, trainer, step + 50 * offset)
     for offset, trainer in enumerate(trainers):
         assert trainer.report().step == 2
-        assert np.array_equal(flat(trainer.values()), -sum(total(kind.hvd, 50 * offset + step) for step in range(2)))
+        assert np.array_equal(flat(trainer.values()), -total(kind.hvd, 50 * offset, 50 * offset + 1))
 
 
 def check_a_part_of_the_parameters(kind: Kind) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,16 +43,14 @@ def check_join_is_refused(kind: Kind) -> None:
 def check_different_options(kind: Kind) -> None:
     hvd = kind.hvd
     needs_ranks(hvd)
-    options = OkTopk(density=0.2 if is_last(hvd) else 0.1)
-    assert_disagreement(hvd, lambda: one_step(kind, options), f"rank {hvd.size() - 1} has", "density: 0.2")
-    scheme = TopkA if is_last(hvd) else OkTopk
-    assert_disagreement(hvd, lambda: one_step(kind, scheme), "compression: TopkA", "compression: OkTopk")
-    interval = 7 if is_last(hvd) else 8
-    assert_disagreement(hvd, lambda: one_step(kind, OkTopk(threshold_interval=interval)), "threshold_interval: 7",
-                        "threshold_interval: 8")
-    kept = 0.2 if is_last(hvd) else 0.3
-    assert_disagreement(hvd, lambda: one_step(kind, OkTopk(density=0.1, global_density=kept)),
-                        "global_density: 0.3 at density 0.1", "global_density: 0.2 at density 0.1")
+    for one, other, *told in (
+            (OkTopk(density=0.1), OkTopk(density=0.2), f"rank {hvd.size() - 1} has", "density: 0.2"),
+            (OkTopk, TopkA, "compression: TopkA", "compression: OkTopk"),
+            (OkTopk(threshold_interval=8), OkTopk(threshold_interval=7), "threshold_interval: 7",
+             "threshold_interval: 8"),
+            (OkTopk(density=0.1, global_density=0.3), OkTopk(density=0.1, global_density=0.2),
+             "global_density: 0.3 at density 0.1", "global_density: 0.2 at density 0.1")):
+        assert_disagreement(hvd, partial(one_step, kind, other if is_last(hvd) else one), *told)
     assert_disagreement(hvd, lambda: one_step(kind, DENSE, op=hvd.Sum if is_last(hvd) else hvd.Average), "op: Sum",
                         "op: Average")
 

@@ -7,7 +7,6 @@ import copy
 from typing import Any
 
 import horovod.torch as hvd
-import numpy as np
 import pytest
 import torch
 
@@ -15,8 +14,16 @@ from horovod_oktopk import AgreementError
 from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters
 from tests.scenarios.common import is_last, needs_ranks
 from tests.scenarios.hosts import host_sizes
-from tests.torch.scenarios.common import flat, raised_everywhere
-from tests.torch.scenarios.step_ahead import assert_shared_is_equal, distributed, loss_of, model_of, shared_of, train
+from tests.torch.scenarios.common import assert_equal_everywhere, descend, flat, raised_everywhere
+from tests.torch.scenarios.step_ahead import (
+    assert_shared_is_equal,
+    closure_of,
+    distributed,
+    loss_of,
+    model_of,
+    shared_of,
+    train,
+)
 
 
 def options(length: int, **others: Any) -> StepAhead:
@@ -33,17 +40,11 @@ def check_a_loss_scale_and_a_closure_leave_no_trace() -> None:
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (3 + hvd.rank()),
                                       enabled=how in ("scaled", "clipped"))
         for step in range(4):
-            def closure(step: int = step, model: Any = model, optimizer: Any = optimizer,
-                        scaler: Any = scaler) -> Any:
-                optimizer.zero_grad()
-                loss = scaler.scale(loss_of(model, step))
-                loss.backward()
-                return loss
-
             if how == "closure":
-                assert optimizer.step(closure).isfinite()
+                assert optimizer.step(closure_of(model, optimizer, step)).isfinite()
                 continue
-            closure()
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, step)).backward()
             if how == "clipped":
                 scaler.unscale_(optimizer)
                 optimizer.synchronize()
@@ -85,12 +86,8 @@ def check_parameters_that_join_are_averaged_too() -> None:
         if step == 2:
             model[0].requires_grad_(True)
             optimizer.add_param_group({"params": more.parameters(), "lr": 0.1})
-        optimizer.zero_grad()
-        inputs = torch.randn(8, 16, generator=torch.Generator().manual_seed(100 * step + hvd.rank()))
-        torch.nn.functional.mse_loss(more(model(inputs)), torch.sin(inputs[:, :4])).backward()
-        optimizer.step()
-    own = np.concatenate([p.detach().numpy().ravel() for p in (*model.parameters(), *more.parameters())])
-    assert len(set(hvd.allgather_object(own.tobytes()))) == 1
+        descend(optimizer, loss_of(torch.nn.Sequential(model, more), step))
+    assert_equal_everywhere([*model.parameters(), *more.parameters()])
     assert not torch.equal(more.weight, torch.ones(4, 4))
 
 

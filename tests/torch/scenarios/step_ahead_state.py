@@ -12,13 +12,14 @@ import torch
 from horovod_oktopk import OptionError, PluginError
 from horovod_oktopk.torch import OkTopk, StepAhead, gather_state_dict, shared_parameters
 from tests.scenarios.common import shared_folder
-from tests.torch.scenarios.common import assert_equal_everywhere, distribute, flat, raised_everywhere
+from tests.torch.scenarios.common import assert_equal_everywhere, descend, distribute, flat, raised_everywhere
 from tests.torch.scenarios.step_ahead import (
     OPTIONS,
     assert_shared_is_equal,
     distributed,
     loss_of,
     model_of,
+    own_data,
     remembering,
     shared_of,
     train,
@@ -53,9 +54,7 @@ def check_a_parameter_that_is_added_later_joins() -> None:
     extra = torch.nn.Parameter(torch.ones(5))
     optimizer.add_param_group({"params": [extra], "lr": 0.5})
     for step in range(3, 6):
-        optimizer.zero_grad()
-        (loss_of(model, step) + (extra * (1 + hvd.rank())).sum()).backward()
-        optimizer.step()
+        descend(optimizer, loss_of(model, step) + (extra * (1 + hvd.rank())).sum())
     assert_shared_is_equal(model, optimizer)
     with shared_parameters(optimizer):
         assert_equal_everywhere([extra.detach()])
@@ -108,10 +107,7 @@ def convolution(memory_format: torch.memory_format) -> torch.nn.Module:
 
 def convolve(model: Any, optimizer: Any, steps: range) -> None:
     for step in steps:
-        optimizer.zero_grad()
-        images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(step + hvd.rank()))
-        model(images).square().mean().backward()
-        optimizer.step()
+        descend(optimizer, model(own_data(step, 2, 3, 8, 8)).square().mean())
 
 
 def check_one_file_holds_all_ranks_also_in_another_memory_format() -> None:

@@ -11,15 +11,8 @@ import torch
 
 from horovod_oktopk import PluginError
 from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters
-from tests.torch.scenarios.common import assert_equal_everywhere, flat, raised_everywhere
-from tests.torch.scenarios.step_ahead import (
-    OPTIONS,
-    assert_shared_is_equal,
-    distributed,
-    model_of,
-    shared_of,
-    train,
-)
+from tests.torch.scenarios.common import assert_equal_everywhere, distribute, flat, raised_everywhere
+from tests.torch.scenarios.step_ahead import OPTIONS, assert_shared_is_equal, distributed, model_of, shared_of, train
 
 
 def check_an_optimizer_that_is_distributed_already_is_refused() -> None:
@@ -27,12 +20,8 @@ def check_an_optimizer_that_is_distributed_already_is_refused() -> None:
     for compression in (OPTIONS, OkTopk()):
         optimizer = distributed(model, compression)
         for again in (compression, hvd.Compression.none):
-            def wrap(optimizer: Any = optimizer, again: Any = again) -> Any:
-                return hvd.DistributedOptimizer(optimizer, compression=again,
-                                                named_parameters=model.named_parameters())
-
-            message = raised_everywhere(PluginError, wrap)[0]
-            assert "distributed already" in message
+            messages = raised_everywhere(PluginError, lambda made=(again, optimizer): distribute(model, *made))
+            assert "distributed already" in messages[0]
 
 
 def check_the_next_optimizer_begins_with_what_all_ranks_share() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import horovod.torch as hvd
@@ -16,7 +17,7 @@ from horovod_oktopk.torch import (
     step_report,
     synchronize_replicas,
 )
-from tests.torch.scenarios.common import assert_equal_everywhere, flat, raised_everywhere
+from tests.torch.scenarios.common import assert_equal_everywhere, distribute, flat, raised_everywhere
 from tests.torch.scenarios.step_ahead import OPTIONS, distributed, loss_of, model_of, shared_of, train
 
 
@@ -51,8 +52,7 @@ def check_models_and_lists_serve_as_the_optimizer_does() -> None:
 
 def check_a_model_with_two_optimizers_is_shared_as_a_whole() -> None:
     model = model_of()
-    halves = [hvd.DistributedOptimizer(torch.optim.SGD(part.parameters(), lr=0.1), compression=OPTIONS,
-                                       named_parameters=part.named_parameters()) for part in (model[0], model[2])]
+    halves = [distribute(part, OPTIONS, lr=0.1) for part in (model[0], model[2])]
     for step in range(3):
         for half in halves:
             half.zero_grad()
@@ -79,14 +79,10 @@ def check_what_is_neither_an_optimizer_nor_a_model_is_refused() -> None:
     for wrong, name in ((None, "NoneType"), ([None], "NoneType"), ({"model": model}, "dict"),
                         (torch.optim.SGD, "type"), (next(model.parameters()), "Parameter"),
                         (model.state_dict(), "OrderedDict")):
-        for function in (inside_of(model), synchronize_replicas):
-            message = raised_everywhere(PluginError, lambda wrong=wrong, function=function: function(wrong))[0]
+        for function in (partial(inside, model), synchronize_replicas):
+            message = raised_everywhere(PluginError, partial(function, wrong))[0]
             assert f"got {name}" in message
             assert "(optimizer)" in message
-        for function in (step_report, gather_state_dict, lambda wrong: set_density(wrong, 0.1)):
-            raised_everywhere(PluginError, lambda wrong=wrong, function=function: function(wrong))
-    raised_everywhere(PluginError, lambda: gather_state_dict([optimizer]))
-
-
-def inside_of(model: torch.nn.Module) -> Any:
-    return lambda target: inside(model, target)
+        for function in (step_report, gather_state_dict, partial(set_density, density=0.1)):
+            raised_everywhere(PluginError, partial(function, wrong))
+    raised_everywhere(PluginError, partial(gather_state_dict, [optimizer]))
