@@ -54,6 +54,11 @@ def flat(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([arrays[name].ravel() for name in sorted(arrays)])
 
 
+def host_sizes(size: int) -> list[int]:
+    """Numbers of ranks that a host may have."""
+    return [length for length in range(2, size + 1) if size % length == 0]
+
+
 def total(hvd: Any, *steps: int) -> np.ndarray:
     """The sum of all ranks' gradients at these steps."""
     return sum(flat(gradients(step, rank)) for step in steps for rank in range(hvd.size()))

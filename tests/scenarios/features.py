@@ -76,24 +76,17 @@ def check_backward_passes_per_step(kind: Kind) -> None:
     assert_passes_like_stock(kind, DENSE)
 
 
-def check_process_set(kind: Kind) -> None:
-    hvd = kind.hvd
-    needs_ranks(hvd)
-    mine = kind.sets[0] if hvd.rank() < hvd.size() - 1 else kind.sets[1]
-    trainer = kind(DENSE, op=hvd.Sum, process_set=mine)
-    trainer.step(gradients(0, hvd.rank()))
-    assert np.array_equal(flat(trainer.values()), -sum(flat(gradients(0, rank)) for rank in mine.ranks))
-
-
 def check_a_rank_outside_the_process_set_trains_alone(kind: Kind) -> None:
     hvd = kind.hvd
     needs_ranks(hvd)
     inside = kind.sets[0]
     own = inside.ranks if inside.included() else [hvd.rank()]
     expected = -sum(flat(gradients(step, rank)) for step in range(2) for rank in own)
+    mine = inside if inside.included() else kind.sets[1]
     partial = [Partial(DENSE, policy="solo")] if hvd.size() == 2 and kind.runs_partial else []
-    for compression in (hvd.Compression.none, DENSE, *partial):
-        trainer = kind(compression, op=hvd.Sum, process_set=inside)
+    for compression, process_set in ((DENSE, mine), *((each, inside) for each in
+                                                     (hvd.Compression.none, DENSE, *partial))):
+        trainer = kind(compression, op=hvd.Sum, process_set=process_set)
         take_steps(hvd, trainer, 0, 1)
         trainer.synchronize_replicas()
         assert np.array_equal(flat(trainer.values()), expected)

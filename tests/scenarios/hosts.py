@@ -22,6 +22,7 @@ from tests.scenarios.common import (
     everywhere,
     flat,
     gradients,
+    host_sizes,
     is_last,
     needs,
     needs_ranks,
@@ -37,11 +38,6 @@ from tests.support.simulation import simulate
 
 ON_HOSTS = {name: SCHEMES[name] for name in ("OkTopk", "OkTopk, log4")} | {
     "OkTopk, over Horovod": replace(SCHEMES["OkTopk"], transport="horovod")}
-
-
-def host_sizes(size: int) -> list[int]:
-    """Numbers of ranks that a host may have."""
-    return [length for length in range(2, size + 1) if size % length == 0]
 
 
 @computed_once
@@ -98,23 +94,6 @@ def check_a_rank_keeps_its_share_of_the_residual(kind: Kind) -> None:
     shares = np.array(everywhere(hvd, trainer.residual())) != 0
     assert shares.any(axis=1).all(), "each rank holds something"
     assert shares.sum(axis=0).max() == 1, "no two hold the same element"
-
-
-def check_nan_on_one_rank_undoes_the_step_on_all(kind: Kind) -> None:
-    hvd = kind.hvd
-    needs_ranks(hvd)
-    for length in host_sizes(hvd.size()):
-        trainer = kind(OkTopk(density=0.1, hierarchical=length), op=hvd.Sum)
-        trainer.step(gradients(0, hvd.rank()))
-        values, before, grads = trainer.values(), trainer.residual(), gradients(9, hvd.rank())
-        if is_last(hvd):
-            grads["d"][0] = np.nan
-        trainer.step(grads)
-        assert not trainer.report().finite
-        assert trainer.residual().tobytes() == before.tobytes()
-        trainer.assign(values)
-        trainer.step(gradients(1, hvd.rank()))
-        assert_conserved(hvd, trainer, total(hvd, 0, 1))
 
 
 def check_ranks_that_differ_all_raise(kind: Kind) -> None:

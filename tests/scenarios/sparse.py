@@ -16,6 +16,7 @@ from tests.scenarios.common import (
     everywhere,
     flat,
     gradients,
+    host_sizes,
     is_last,
     take_steps,
     total,
@@ -107,7 +108,10 @@ def check_gives_the_same_bits_as_the_core_alone(kind: Kind) -> None:
 
 
 def check_every_scheme_undoes_nan_and_conserves(kind: Kind) -> None:
-    for name, options in SCHEMES.items():
+    """Also where a host is one worker."""
+    on_hosts = {f"{length} ranks a host": OkTopk(density=0.1, hierarchical=length)
+                for length in host_sizes(kind.hvd.size())}
+    for name, options in (SCHEMES | on_hosts).items():
         trainer = kind(options, op=kind.hvd.Sum)
         for step in range(4):
             take_steps(kind.hvd, trainer, step)

@@ -18,6 +18,7 @@ from tests.scenarios.common import (
     everywhere,
     flat,
     gradients,
+    host_sizes,
     is_last,
     logged,
     needs,
@@ -29,7 +30,6 @@ from tests.scenarios.common import (
 )
 from tests.scenarios.driver import Kind
 from tests.scenarios.features import assert_like_stock, assert_passes_like_stock
-from tests.scenarios.hosts import host_sizes
 from tests.support.oracle import oracle_step
 from tests.support.schemes import SCHEMES
 

@@ -48,6 +48,12 @@ def distribute(params: Params | torch.nn.Module, compression: Any, inner: Any = 
                                     compression=compression, **arguments)
 
 
+def made(compression: Any, **arguments: Any) -> tuple[Params, Any]:
+    """New parameters and their optimizer."""
+    params = parameters()
+    return params, distribute(params, compression, **arguments)
+
+
 def descend(optimizer: Any, loss: torch.Tensor) -> None:
     """One step."""
     optimizer.zero_grad()

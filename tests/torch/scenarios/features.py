@@ -21,6 +21,7 @@ from tests.torch.scenarios.common import (
     flat,
     gradients,
     loss_with,
+    made,
     parameters,
     raised_everywhere,
     record_of,
@@ -33,8 +34,7 @@ Step = Callable[[Any, Params, int], None]
 
 def train(compression: Any, take_step: Step = take_steps, **arguments: Any) -> np.ndarray:
     """The parameters after four steps."""
-    params = parameters()
-    optimizer = distribute(params, compression, **arguments)
+    params, optimizer = made(compression, **arguments)
     for step in range(4):
         take_step(optimizer, params, step)
     assert_equal_everywhere(params.values())
@@ -84,8 +84,7 @@ def check_lbfgs_is_refused() -> None:
 
 
 def check_closure() -> None:
-    params = parameters()
-    optimizer = distribute(params, DENSE)
+    params, optimizer = made(DENSE)
     backward(params, gradients(0))
     optimizer.synchronize()
     with optimizer.skip_synchronize():
@@ -119,8 +118,7 @@ def check_two_backward_passes_alone() -> None:
 def check_training_goes_on_after_an_error() -> None:
     needs_ranks(hvd)
     for arguments in ({}, {"groups": 2}, {"backward_passes_per_step": 2}):
-        params = parameters()
-        optimizer = distribute(params, DENSE, op=hvd.Sum, **arguments)
+        params, optimizer = made(DENSE, op=hvd.Sum, **arguments)
         set_density(optimizer, 0.5 if hvd.rank() == 0 else 1.0)
         raised_everywhere(AgreementError, lambda made=(optimizer, params): take_steps(*made, 0))
         set_density(optimizer, 1.0)
@@ -144,8 +142,7 @@ def check_gradients_that_are_frozen_or_missing_on_one_rank_or_on_all() -> None:
 def check_what_was_computed_before_a_parameter_froze_is_still_applied() -> None:
     half = [Partial(OkTopk(density=0.2), policy="solo")] if hvd.mpi_enabled() else []
     for compression in (OkTopk(density=0.2), *half):
-        params = parameters()
-        optimizer = distribute(params, compression, op=hvd.Sum)
+        params, optimizer = made(compression, op=hvd.Sum)
         take_steps(optimizer, params, 0, 1)
         synchronize_replicas(optimizer)
         if hvd.rank() == 0:
@@ -288,8 +285,7 @@ def check_a_model_without_trainable_parameters() -> None:
 def check_a_backward_pass_without_a_step_is_dropped() -> None:
     """Also where a rank lacks a gradient."""
     for lacking in ([], ["d"]):
-        params = parameters()
-        optimizer = distribute(params, DENSE, op=hvd.Sum)
+        params, optimizer = made(DENSE, op=hvd.Sum)
         take_steps(optimizer, params, 0)
         state = optimizer.state_dict()
         optimizer.zero_grad()
@@ -302,8 +298,7 @@ def check_a_backward_pass_without_a_step_is_dropped() -> None:
 
 def check_data_that_worker_processes_load() -> None:
     """They are forked while MPI and the watchdog's thread run."""
-    params = parameters()
-    optimizer = distribute(params, DENSE, op=hvd.Sum)
+    params, optimizer = made(DENSE, op=hvd.Sum)
     take_steps(optimizer, params, 0)
     take_steps(optimizer, params, *torch.utils.data.DataLoader(range(1, 4), batch_size=None, num_workers=2,
                                                                multiprocessing_context="fork"))
@@ -329,15 +324,13 @@ def check_a_rank_that_made_more_optimizers_agrees_with_the_others() -> None:
     if hvd.rank() == 0:
         distribute(parameters(), DENSE)
     for _ in range(2):
-        params = parameters()
-        optimizer = distribute(params, DENSE, op=hvd.Sum)
+        params, optimizer = made(DENSE, op=hvd.Sum)
         take_steps(optimizer, params, 0, 1)
         assert_equal_everywhere(params.values())
 
 
 def check_a_density_that_is_set_before_the_step_is_for_that_step() -> None:
-    params = parameters()
-    optimizer = distribute(params, OkTopk(density=0.1))
+    params, optimizer = made(OkTopk(density=0.1))
     for step, density in enumerate((0.1, 0.5, 0.2, 0.2)):
         optimizer.zero_grad()
         backward(params, gradients(step))

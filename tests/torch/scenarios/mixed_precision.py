@@ -17,6 +17,7 @@ from tests.torch.scenarios.common import (
     flat,
     gradients,
     loss_with,
+    made,
     parameters,
     raised_everywhere,
     record_of,
@@ -49,8 +50,7 @@ def check_a_loss_scale_leaves_no_trace() -> None:
     results = []
     for scaler, clips in ((None, False), (scaler_of(4.0, interval=1), False), (scaler_of(4.0, interval=1), True),
                           (scaler_of(2.0 ** (3 + hvd.rank())), False)):
-        params = parameters()
-        optimizer = distribute(params, OkTopk(density=0.1, threshold_interval=1), op=hvd.Sum)
+        params, optimizer = made(OkTopk(density=0.1, threshold_interval=1), op=hvd.Sum)
         for step in range(6):
             if scaler is None:
                 take_steps(optimizer, params, step)

@@ -21,6 +21,7 @@ from tests.torch.scenarios.common import (
     flat,
     gradients,
     loss_with,
+    made,
     parameters,
     raised_everywhere,
     take_steps,
@@ -32,8 +33,7 @@ def check_a_synchronized_step_that_is_not_applied_is_dropped() -> None:
     """As where its norm is too large: the next step reduces gradients of its own."""
     for clear in (lambda optimizer, _: optimizer.zero_grad(), lambda _, params: [setattr(p, "grad", None)
                                                                                for p in params.values()]):
-        params = parameters()
-        optimizer = distribute(params, DENSE, op=hvd.Sum)
+        params, optimizer = made(DENSE, op=hvd.Sum)
         backward(params, gradients(0))
         optimizer.synchronize()
         clear(optimizer, params)

@@ -21,6 +21,7 @@ from tests.torch.scenarios.common import (
     distribute,
     everywhere,
     flat,
+    made,
     parameters,
     raised_everywhere,
     record_of,
@@ -29,8 +30,7 @@ from tests.torch.scenarios.common import (
 
 
 def trained(steps: int, options: OkTopk | StepAhead = OPTIONS) -> tuple[Params, Any]:
-    params = parameters()
-    optimizer = distribute(params, options)
+    params, optimizer = made(options)
     take_steps(optimizer, params, *range(steps))
     return params, optimizer
 

@@ -14,20 +14,18 @@ from tests.torch.scenarios.common import assert_equal_everywhere, descend, distr
 from tests.torch.scenarios.step_ahead import (
     OPTIONS,
     closure_of,
-    distributed,
     loss_of,
+    made,
     model_of,
     own_data,
     shared_of,
-    train,
+    trained,
 )
 
 
 def gain_after(steps: int, compression: Any = OPTIONS, optimizer: Any = torch.optim.Adam) -> Any:
     """The last report."""
-    model = model_of()
-    wrapped = distributed(model, compression, optimizer)
-    train(model, wrapped, range(steps))
+    model, wrapped = trained(steps, compression, optimizer)
     assert_equal_everywhere(shared_of(model, wrapped).values())
     return step_report(wrapped)
 
@@ -71,8 +69,7 @@ def check_loss_scales_are_left_out_of_the_measurement() -> None:
 
 
 def check_what_a_closure_computes_is_measured() -> None:
-    model = model_of()
-    optimizer = distributed(model, ALONE, torch.optim.Adam)
+    model, optimizer = made(ALONE, torch.optim.Adam)
     for step in range(4):
         optimizer.step(closure_of(model, optimizer, step))
     assert step_report(optimizer).gain == gain_after(4, compression=ALONE).gain

@@ -17,12 +17,13 @@ from tests.torch.scenarios.step_ahead import (
     OPTIONS,
     assert_shared_is_equal,
     distributed,
-    loss_of,
+    made,
     model_of,
     own_data,
     remembering,
     shared_of,
     train,
+    trained,
 )
 
 
@@ -36,8 +37,7 @@ def check_broadcast_first_as_every_script_does() -> None:
 
 
 def check_weights_that_the_program_clips_stay_so_and_are_shared() -> None:
-    model = model_of()
-    optimizer = distributed(model, StepAhead(OkTopk(density=0.3), ahead=1))
+    model, optimizer = made(StepAhead(OkTopk(density=0.3), ahead=1))
     for step in range(30):
         train(model, optimizer, range(step, step + 1))
         for p in model.parameters():
@@ -47,27 +47,11 @@ def check_weights_that_the_program_clips_stay_so_and_are_shared() -> None:
     assert_shared_is_equal(model, optimizer)
 
 
-def check_a_parameter_that_is_added_later_joins() -> None:
-    model = model_of()
-    optimizer = distributed(model)
-    train(model, optimizer, range(3))
-    extra = torch.nn.Parameter(torch.ones(5))
-    optimizer.add_param_group({"params": [extra], "lr": 0.5})
-    for step in range(3, 6):
-        descend(optimizer, loss_of(model, step) + (extra * (1 + hvd.rank())).sum())
-    assert_shared_is_equal(model, optimizer)
-    with shared_parameters(optimizer):
-        assert_equal_everywhere([extra.detach()])
-        assert not torch.equal(extra, torch.ones(5))
-
-
 def check_a_run_rolls_back_while_an_exchange_is_under_way() -> None:
     """Outside of shared_parameters, and in either order."""
     results = []
     for model_first in (True, False):
-        model = model_of()
-        optimizer = distributed(model)
-        train(model, optimizer, range(3))
+        model, optimizer = trained(3)
         with shared_parameters(optimizer):
             saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
         pairs = list(zip((model, optimizer), saved, strict=True))
@@ -83,8 +67,7 @@ def check_a_run_rolls_back_while_an_exchange_is_under_way() -> None:
 
 def check_an_elastic_state_saves_and_sends_what_all_ranks_share() -> None:
     for rank_0_alone in (False, True):
-        model = model_of()
-        optimizer = distributed(model)
+        model, optimizer = made()
         state = hvd.elastic.TorchState(model=model, optimizer=optimizer)
         train(model, optimizer, range(4))
         expected = flat(shared_of(model, optimizer))

@@ -12,7 +12,15 @@ import torch
 from horovod_oktopk import PluginError
 from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters
 from tests.torch.scenarios.common import assert_equal_everywhere, distribute, flat, raised_everywhere
-from tests.torch.scenarios.step_ahead import OPTIONS, assert_shared_is_equal, distributed, model_of, shared_of, train
+from tests.torch.scenarios.step_ahead import (
+    OPTIONS,
+    assert_shared_is_equal,
+    distributed,
+    model_of,
+    shared_of,
+    train,
+    trained,
+)
 
 
 def check_an_optimizer_that_is_distributed_already_is_refused() -> None:
@@ -27,9 +35,7 @@ def check_an_optimizer_that_is_distributed_already_is_refused() -> None:
 def check_the_next_optimizer_begins_with_what_all_ranks_share() -> None:
     for inside in (False, True):
         for compression in (OPTIONS, OkTopk(density=0.1), hvd.Compression.none):
-            model = model_of()
-            optimizer = distributed(model)
-            train(model, optimizer, range(4))
+            model, optimizer = trained(4)
             with shared_parameters(optimizer) if inside else nullcontext():
                 optimizer = distributed(model, compression)  # the one before is gone
             assert_equal_everywhere(model.parameters())

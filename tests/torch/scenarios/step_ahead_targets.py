@@ -18,7 +18,7 @@ from horovod_oktopk.torch import (
     synchronize_replicas,
 )
 from tests.torch.scenarios.common import assert_equal_everywhere, distribute, flat, raised_everywhere
-from tests.torch.scenarios.step_ahead import OPTIONS, distributed, loss_of, model_of, shared_of, train
+from tests.torch.scenarios.step_ahead import OPTIONS, distributed, loss_of, model_of, shared_of, train, trained
 
 
 class Wrapped(torch.nn.Module):
@@ -27,6 +27,13 @@ class Wrapped(torch.nn.Module):
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.module = model
+
+
+class WrappedOptimizer:
+    """As Accelerate and Lightning do."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
 
 
 def inside(model: torch.nn.Module, *targets: Any) -> bytes:
@@ -42,8 +49,8 @@ def check_models_and_lists_serve_as_the_optimizer_does() -> None:
     shared = flat(shared_of(model, optimizer))
     own = flat(dict(model.named_parameters()))  # once what was under way is applied
     assert hvd.size() == 1 or own.tobytes() != shared.tobytes(), "between steps ranks have parameters of their own"
-    for target in (model, [optimizer], (model,), Wrapped(model), model[0], torch.compile(model),
-                   [[model], optimizer]):
+    for target in (model, [optimizer], (model,), Wrapped(model), WrappedOptimizer(optimizer), model[0],
+                   torch.compile(model), [[model], optimizer]):
         assert inside(model, target) == shared.tobytes(), target
         assert inside(model, other, target) == shared.tobytes()
         assert flat(dict(model.named_parameters())).tobytes() == own.tobytes()
@@ -73,9 +80,7 @@ def check_what_trains_without_step_ahead_is_left_alone() -> None:
 
 
 def check_what_is_neither_an_optimizer_nor_a_model_is_refused() -> None:
-    model = model_of()
-    optimizer = distributed(model)
-    train(model, optimizer, range(1))
+    model, optimizer = trained(1)
     for wrong, name in ((None, "NoneType"), ([None], "NoneType"), ({"model": model}, "dict"),
                         (torch.optim.SGD, "type"), (next(model.parameters()), "Parameter"),
                         (model.state_dict(), "OrderedDict")):
