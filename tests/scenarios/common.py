@@ -116,6 +116,13 @@ def assert_disagreement(hvd: Any, action: Any, *expected: str) -> None:
         assert text in messages[0], messages[0]
 
 
+def assert_options_must_agree(kind: Any, *cases: tuple[Any, ...]) -> None:
+    """Each case: the options of the last rank, those of the others, and what all ranks are told."""
+    for last, others, *told in cases:
+        trainer = kind(last if is_last(kind.hvd) else others)
+        assert_disagreement(kind.hvd, functools.partial(take_steps, kind.hvd, trainer, 0), *told)
+
+
 def is_last(hvd: Any) -> bool:
     return hvd.rank() == hvd.size() - 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from functools import partial
 
@@ -13,11 +12,9 @@ from horovod_oktopk import OkTopk, OptionError, Partial, PluginError, TopkA
 from horovod_oktopk.transport.horovod import HorovodRanks
 from tests.scenarios.common import (
     DENSE,
-    N,
     assert_conserved,
     assert_disagreement,
-    assert_equal_everywhere,
-    computed_once,
+    assert_options_must_agree,
     environment,
     everywhere,
     flat,
@@ -32,39 +29,6 @@ from tests.scenarios.common import (
     total,
 )
 from tests.scenarios.driver import Kind
-from tests.scenarios.sparse import noise, outcome, step_with
-from tests.support.schemes import SCHEMES
-from tests.support.simulation import simulate
-
-ON_HOSTS = {name: SCHEMES[name] for name in ("OkTopk", "OkTopk, log4")} | {
-    "OkTopk, over Horovod": replace(SCHEMES["OkTopk"], transport="horovod")}
-
-
-@computed_once
-def core_alone(scheme: str, hosts: int, ranks_per_host: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """What the core makes of the hosts' sums, each host being one rank: the sum of updates, and the residuals."""
-    sums = np.array([[functools.reduce(np.add, [noise(step, host * ranks_per_host + rank)
-                                                for rank in range(ranks_per_host)])
-                      for host in range(hosts)] for step in range(steps)])
-    runs = simulate(sums, round(0.1 * N), make=ON_HOSTS[scheme].algorithm)
-    return outcome(runs)
-
-
-def check_gives_the_bits_of_one_rank_a_host(kind: Kind) -> None:
-    """With rounded values for one step: then it depends on the shares who keeps what was rounded away."""
-    hvd = kind.hvd
-    needs_ranks(hvd)
-    for name, options in ON_HOSTS.items():
-        steps = 1 if "log4" in name else 6
-        for length in host_sizes(hvd.size()):
-            trainer = kind(replace(options, hierarchical=length), op=hvd.Sum)
-            for step in range(steps):
-                step_with(trainer, noise(step, hvd.rank()))
-            updates, residuals = core_alone(name, hvd.size() // length, length, steps)
-            assert flat(trainer.values()).tobytes() == updates.tobytes(), (name, length)
-            held = np.array(everywhere(hvd, trainer.residual())).reshape(-1, length, N).sum(axis=1)
-            assert steps == 1 or held.tobytes() == residuals.tobytes(), (name, length)
-            assert_equal_everywhere(hvd, trainer.values())
 
 
 def check_the_average_is_over_all_ranks(kind: Kind) -> None:
@@ -100,11 +64,11 @@ def check_ranks_that_differ_all_raise(kind: Kind) -> None:
     """One of a host, and all of one."""
     hvd = kind.hvd
     needs_ranks(hvd)
-    for length in host_sizes(hvd.size()):
-        trainer = kind(OkTopk(density=0.2 if is_last(hvd) else 0.1, hierarchical=length))
-        assert_disagreement(hvd, partial(take_steps, hvd, trainer, 0), "density: 0.1", "density: 0.2")
-    trainer = kind(OkTopk(density=0.1, hierarchical=hvd.size() if is_last(hvd) else 1))
-    assert_disagreement(hvd, partial(take_steps, hvd, trainer, 0), "different options hierarchical")
+    assert_options_must_agree(
+        kind, *((OkTopk(density=0.2, hierarchical=length), OkTopk(density=0.1, hierarchical=length),
+                 "density: 0.1", "density: 0.2") for length in host_sizes(hvd.size())),
+        (OkTopk(density=0.1, hierarchical=hvd.size()), OkTopk(density=0.1, hierarchical=1),
+         "different options hierarchical"))
 
 
 def check_a_rank_that_saves_alone_is_told(kind: Kind) -> None:

@@ -14,8 +14,8 @@ from horovod_oktopk.phases.volume import oktopk_bound
 from tests.scenarios.common import (
     N,
     assert_conserved,
-    assert_disagreement,
     assert_equal_everywhere,
+    assert_options_must_agree,
     everywhere,
     flat,
     gradients,
@@ -203,16 +203,13 @@ def check_an_exception_in_a_step_is_no_ones_but_its_ranks(kind: Kind) -> None:
 
 
 def check_different_options_are_refused(kind: Kind) -> None:
-    hvd = kind.hvd
-    needs_ranks(hvd)
-
+    needs_ranks(kind.hvd)
     scheme = OkTopk(density=0.1)
-    for one, other, *told in ((Partial(policy="majority"), Partial(policy="solo"),
-                               "partial policy: solo", "partial policy: majority"),
-                              (Partial(scheme), Partial(Dense()), "DenseSum", "OkTopk"),
-                              (Partial(scheme), scheme, "partial policy: majority")):
-        trainer = kind(other if is_last(hvd) else one)
-        assert_disagreement(hvd, partial(take_steps, hvd, trainer, 0), *told)
+    assert_options_must_agree(
+        kind,
+        (Partial(policy="solo"), Partial(policy="majority"), "partial policy: solo", "partial policy: majority"),
+        (Partial(Dense()), Partial(scheme), "DenseSum", "OkTopk"),
+        (scheme, Partial(scheme), "partial policy: majority"))
 
 
 def check_a_rank_that_does_not_come(kind: Kind) -> None:

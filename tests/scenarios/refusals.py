@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from tests.scenarios.common import (
     DENSE,
     SHAPES,
     assert_disagreement,
+    assert_options_must_agree,
     gradients,
     is_last,
     needs,
@@ -43,14 +43,13 @@ def check_join_is_refused(kind: Kind) -> None:
 def check_different_options(kind: Kind) -> None:
     hvd = kind.hvd
     needs_ranks(hvd)
-    for one, other, *told in (
-            (OkTopk(density=0.1), OkTopk(density=0.2), f"rank {hvd.size() - 1} has", "density: 0.2"),
-            (OkTopk, TopkA, "compression: TopkA", "compression: OkTopk"),
-            (OkTopk(threshold_interval=8), OkTopk(threshold_interval=7), "threshold_interval: 7",
-             "threshold_interval: 8"),
-            (OkTopk(density=0.1, global_density=0.3), OkTopk(density=0.1, global_density=0.2),
-             "global_density: 0.3 at density 0.1", "global_density: 0.2 at density 0.1")):
-        assert_disagreement(hvd, partial(one_step, kind, other if is_last(hvd) else one), *told)
+    assert_options_must_agree(
+        kind, (OkTopk(density=0.2), OkTopk(density=0.1), f"rank {hvd.size() - 1} has", "density: 0.2"),
+        (TopkA, OkTopk, "compression: TopkA", "compression: OkTopk"),
+        (OkTopk(threshold_interval=7), OkTopk(threshold_interval=8),
+         "threshold_interval: 7", "threshold_interval: 8"),
+        (OkTopk(density=0.1, global_density=0.2), OkTopk(density=0.1, global_density=0.3),
+         "global_density: 0.3 at density 0.1", "global_density: 0.2 at density 0.1"))
     assert_disagreement(hvd, lambda: one_step(kind, DENSE, op=hvd.Sum if is_last(hvd) else hvd.Average), "op: Sum",
                         "op: Average")
 

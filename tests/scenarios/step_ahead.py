@@ -13,8 +13,8 @@ from horovod_oktopk import AgreementError, Dense, NonFiniteError, OkTopk, StepAh
 from tests.scenarios.common import (
     SHAPES,
     N,
-    assert_disagreement,
     assert_equal_everywhere,
+    assert_options_must_agree,
     everywhere,
     flat,
     gradients,
@@ -174,13 +174,11 @@ def check_a_resumed_run_gives_the_same_bits(kind: Kind) -> None:
 
 def check_different_options_are_refused(kind: Kind) -> None:
     needs_ranks(kind.hvd)
-    for one, other, *told in (
-            (OPTIONS, StepAhead(OkTopk(density=0.2)), "density: 0.1", "density: 0.2"),
-            (OPTIONS, StepAhead(TopkA(density=0.1)), "OkTopk", "TopkA"),
-            (replace(OPTIONS, ahead=0.5), replace(OPTIONS, ahead=0.6), "ahead: 0.5", "ahead: 0.6"),
-            (OPTIONS, replace(OPTIONS, local_steps=2), "local_steps: 1", "local_steps: 2")):
-        trainer = kind(other if is_last(kind.hvd) else one)
-        assert_disagreement(kind.hvd, partial(take_steps, kind.hvd, trainer, 0), *told)
+    assert_options_must_agree(
+        kind, (StepAhead(OkTopk(density=0.2)), OPTIONS, "density: 0.1", "density: 0.2"),
+        (StepAhead(TopkA(density=0.1)), OPTIONS, "OkTopk", "TopkA"),
+        (replace(OPTIONS, ahead=0.6), replace(OPTIONS, ahead=0.5), "ahead: 0.5", "ahead: 0.6"),
+        (replace(OPTIONS, local_steps=2), OPTIONS, "local_steps: 1", "local_steps: 2"))
     trainer = kind(on_hosts(kind.hvd.size() if is_last(kind.hvd) else 1))
     for message in raised_everywhere(kind.hvd, AgreementError, partial(take_steps, kind.hvd, trainer, 0)):
         assert "different options hierarchical" in message, message

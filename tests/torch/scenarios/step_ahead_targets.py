@@ -1,16 +1,19 @@
-"""Which optimizers and models `shared_parameters` and its like take; what is neither is refused."""
+"""Which optimizers and models `shared_parameters` and its like take; and several optimizers of one model."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import horovod.torch as hvd
+import numpy as np
 import torch
 
 from horovod_oktopk import PluginError
 from horovod_oktopk.torch import (
     OkTopk,
+    StepAhead,
     gather_state_dict,
     set_density,
     shared_parameters,
@@ -18,7 +21,16 @@ from horovod_oktopk.torch import (
     synchronize_replicas,
 )
 from tests.torch.scenarios.common import assert_equal_everywhere, distribute, flat, raised_everywhere
-from tests.torch.scenarios.step_ahead import OPTIONS, distributed, loss_of, model_of, shared_of, train, trained
+from tests.torch.scenarios.step_ahead import (
+    OPTIONS,
+    assert_shared_is_equal,
+    distributed,
+    loss_of,
+    model_of,
+    shared_of,
+    train,
+    trained,
+)
 
 
 class Wrapped(torch.nn.Module):
@@ -91,3 +103,35 @@ def check_what_is_neither_an_optimizer_nor_a_model_is_refused() -> None:
         for function in (step_report, gather_state_dict, partial(set_density, density=0.1)):
             raised_everywhere(PluginError, partial(function, wrong))
     raised_everywhere(PluginError, partial(gather_state_dict, [optimizer]))
+
+
+def check_an_optimizer_that_is_distributed_already_is_refused() -> None:
+    model = model_of()
+    for compression in (OPTIONS, OkTopk()):
+        optimizer = distributed(model, compression)
+        for again in (compression, hvd.Compression.none):
+            messages = raised_everywhere(PluginError, lambda made=(again, optimizer): distribute(model, *made))
+            assert "distributed already" in messages[0]
+
+
+def check_the_next_optimizer_begins_with_what_all_ranks_share() -> None:
+    for inside in (False, True):
+        for compression in (OPTIONS, OkTopk(density=0.1), hvd.Compression.none):
+            model, optimizer = trained(4)
+            with shared_parameters(optimizer) if inside else nullcontext():
+                optimizer = distributed(model, compression)  # the one before is gone
+            assert_equal_everywhere(model.parameters())
+            train(model, optimizer, range(4, 8))
+            assert_shared_is_equal(model, optimizer)
+
+
+def check_two_optimizers_of_the_same_parameters_take_turns() -> None:
+    model = model_of()
+    optimizers = [distributed(model), distributed(model, StepAhead(OkTopk(density=0.2)), torch.optim.Adam)]
+    for step in range(0, 12, 2):
+        before = flat(shared_of(model, optimizers[0]))
+        turn: Any = optimizers[step // 2 % 2]
+        train(model, turn, range(step, step + 2))
+        with shared_parameters(model):
+            assert_equal_everywhere(model.parameters())
+            assert not np.array_equal(before, flat(dict(model.named_parameters())))
