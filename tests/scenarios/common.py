@@ -54,9 +54,14 @@ def flat(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([arrays[name].ravel() for name in sorted(arrays)])
 
 
-def total(hvd: Any, step: int) -> np.ndarray:
-    """The sum of all ranks' gradients."""
-    return sum(flat(gradients(step, rank)) for rank in range(hvd.size()))
+def host_sizes(size: int) -> list[int]:
+    """Numbers of ranks that a host may have."""
+    return [length for length in range(2, size + 1) if size % length == 0]
+
+
+def total(hvd: Any, *steps: int) -> np.ndarray:
+    """The sum of all ranks' gradients at these steps."""
+    return sum(flat(gradients(step, rank)) for step in steps for rank in range(hvd.size()))
 
 
 def everywhere(hvd: Any, value: Any) -> list[Any]:
@@ -69,12 +74,17 @@ def assert_equal_everywhere(hvd: Any, values: Mapping[str, np.ndarray]) -> None:
     assert len(set(everywhere(hvd, flat(values).tobytes()))) == 1, "the replicas differ"
 
 
-def topk(vector: np.ndarray, k: int) -> np.ndarray:
-    """The dense oracle: everything but the k largest magnitudes is zero; ties go to the lower index."""
-    kept = np.zeros_like(vector)
-    order = np.argsort(-np.abs(vector), kind="stable")[:k]
-    kept[order] = vector[order]
-    return kept
+def take_steps(hvd: Any, trainer: Any, *steps: int) -> None:
+    """With this rank's gradients."""
+    for step in steps:
+        trainer.step(gradients(step, hvd.rank()))
+
+
+def assert_conserved(hvd: Any, trainer: Any, computed: np.ndarray) -> None:
+    """The replicas are equal, and what was computed was applied or is in a residual. The learning rate is 1."""
+    assert_equal_everywhere(hvd, trainer.values())
+    held = sum(everywhere(hvd, trainer.residual()))
+    assert np.array_equal(held - flat(trainer.values()), computed)
 
 
 def raised_everywhere(hvd: Any, kind: type[Exception], action: Any) -> list[str]:
@@ -104,6 +114,13 @@ def assert_disagreement(hvd: Any, action: Any, *expected: str) -> None:
     assert len(set(messages)) == 1, messages
     for text in expected:
         assert text in messages[0], messages[0]
+
+
+def assert_options_must_agree(kind: Any, *cases: tuple[Any, ...]) -> None:
+    """Each case: the options of the last rank, those of the others, and what all ranks are told."""
+    for last, others, *told in cases:
+        trainer = kind(last if is_last(kind.hvd) else others)
+        assert_disagreement(kind.hvd, functools.partial(take_steps, kind.hvd, trainer, 0), *told)
 
 
 def is_last(hvd: Any) -> bool:

@@ -16,6 +16,7 @@ from tests.scenarios.common import (
     needs,
     needs_ranks,
     shared_folder,
+    take_steps,
     total,
 )
 from tests.scenarios.driver import Kind
@@ -24,8 +25,7 @@ from tests.scenarios.driver import Kind
 def train(kind: Kind, compression: Any, **arguments: Any) -> np.ndarray:
     """The parameters after four steps."""
     trainer = kind(compression, **arguments)
-    for step in range(4):
-        trainer.step(gradients(step, kind.hvd.rank()))
+    take_steps(kind.hvd, trainer, *range(4))
     assert_equal_everywhere(kind.hvd, trainer.values())
     return flat(trainer.values())
 
@@ -42,9 +42,8 @@ def check_average(kind: Kind) -> None:
 
 
 def check_sum_is_exact(kind: Kind) -> None:
-    expected = -sum(total(kind.hvd, step) for step in range(4))
-    assert np.array_equal(train(kind, DENSE, op=kind.hvd.Sum), expected)
-    assert np.array_equal(train(kind, kind.hvd.Compression.none, op=kind.hvd.Sum), expected)
+    for compression in (DENSE, kind.hvd.Compression.none):
+        assert np.array_equal(train(kind, compression, op=kind.hvd.Sum), -total(kind.hvd, *range(4)))
 
 
 def check_gradient_predivide_factor(kind: Kind) -> None:
@@ -77,26 +76,18 @@ def check_backward_passes_per_step(kind: Kind) -> None:
     assert_passes_like_stock(kind, DENSE)
 
 
-def check_process_set(kind: Kind) -> None:
-    hvd = kind.hvd
-    needs_ranks(hvd)
-    mine = kind.sets[0] if hvd.rank() < hvd.size() - 1 else kind.sets[1]
-    trainer = kind(DENSE, op=hvd.Sum, process_set=mine)
-    trainer.step(gradients(0, hvd.rank()))
-    assert np.array_equal(flat(trainer.values()), -sum(flat(gradients(0, rank)) for rank in mine.ranks))
-
-
 def check_a_rank_outside_the_process_set_trains_alone(kind: Kind) -> None:
     hvd = kind.hvd
     needs_ranks(hvd)
     inside = kind.sets[0]
     own = inside.ranks if inside.included() else [hvd.rank()]
     expected = -sum(flat(gradients(step, rank)) for step in range(2) for rank in own)
+    mine = inside if inside.included() else kind.sets[1]
     partial = [Partial(DENSE, policy="solo")] if hvd.size() == 2 and kind.runs_partial else []
-    for compression in (hvd.Compression.none, DENSE, *partial):
-        trainer = kind(compression, op=hvd.Sum, process_set=inside)
-        for step in range(2):
-            trainer.step(gradients(step, hvd.rank()))
+    for compression, process_set in ((DENSE, mine), *((each, inside) for each in
+                                                     (hvd.Compression.none, DENSE, *partial))):
+        trainer = kind(compression, op=hvd.Sum, process_set=process_set)
+        take_steps(hvd, trainer, 0, 1)
         trainer.synchronize_replicas()
         assert np.array_equal(flat(trainer.values()), expected)
     for options in (DENSE, *partial):
@@ -143,10 +134,10 @@ def check_two_trainers(kind: Kind) -> None:
     trainers = [kind(DENSE, op=kind.hvd.Sum), kind(DENSE, op=kind.hvd.Sum)]
     for step in range(2):
         for offset, trainer in enumerate(trainers):
-            trainer.step(gradients(step + 50 * offset, kind.hvd.rank()))
+            take_steps(kind.hvd, trainer, step + 50 * offset)
     for offset, trainer in enumerate(trainers):
         assert trainer.report().step == 2
-        assert np.array_equal(flat(trainer.values()), -sum(total(kind.hvd, 50 * offset + step) for step in range(2)))
+        assert np.array_equal(flat(trainer.values()), -total(kind.hvd, 50 * offset, 50 * offset + 1))
 
 
 def check_a_part_of_the_parameters(kind: Kind) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,63 +12,23 @@ from horovod_oktopk import OkTopk, OptionError, Partial, PluginError, TopkA
 from horovod_oktopk.transport.horovod import HorovodRanks
 from tests.scenarios.common import (
     DENSE,
-    N,
+    assert_conserved,
     assert_disagreement,
-    assert_equal_everywhere,
-    computed_once,
+    assert_options_must_agree,
     environment,
     everywhere,
     flat,
     gradients,
+    host_sizes,
     is_last,
     needs,
     needs_ranks,
     raised_everywhere,
     shared_folder,
+    take_steps,
     total,
 )
 from tests.scenarios.driver import Kind
-from tests.scenarios.sparse import noise, step_with
-from tests.support.schemes import SCHEMES
-from tests.support.simulation import simulate
-
-ON_HOSTS = {name: SCHEMES[name] for name in ("OkTopk", "OkTopk, log4")} | {
-    "OkTopk, over Horovod": replace(SCHEMES["OkTopk"], transport="horovod")}
-
-
-def host_sizes(size: int) -> list[int]:
-    """Numbers of ranks that a host may have."""
-    return [length for length in range(2, size + 1) if size % length == 0]
-
-
-@computed_once
-def core_alone(scheme: str, hosts: int, ranks_per_host: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """What the core makes of the hosts' sums, each host being one rank: the sum of updates, and the residuals."""
-    sums = np.array([[functools.reduce(np.add, [noise(step, host * ranks_per_host + rank)
-                                                for rank in range(ranks_per_host)])
-                      for host in range(hosts)] for step in range(steps)])
-    runs = simulate(sums, round(0.1 * N), make=ON_HOSTS[scheme].algorithm)
-    updates = np.zeros(N, np.float32)
-    for step in runs:
-        updates[step[0].update.indices] -= step[0].update.values
-    return updates, np.array([rank.residual for rank in runs[-1]])
-
-
-def check_gives_the_bits_of_one_rank_a_host(kind: Kind) -> None:
-    """With rounded values for one step: then it depends on the shares who keeps what was rounded away."""
-    hvd = kind.hvd
-    needs_ranks(hvd)
-    for name, options in ON_HOSTS.items():
-        steps = 1 if "log4" in name else 6
-        for length in host_sizes(hvd.size()):
-            trainer = kind(replace(options, hierarchical=length), op=hvd.Sum)
-            for step in range(steps):
-                step_with(trainer, noise(step, hvd.rank()))
-            updates, residuals = core_alone(name, hvd.size() // length, length, steps)
-            assert flat(trainer.values()).tobytes() == updates.tobytes(), (name, length)
-            held = np.array(everywhere(hvd, trainer.residual())).reshape(-1, length, N).sum(axis=1)
-            assert steps == 1 or held.tobytes() == residuals.tobytes(), (name, length)
-            assert_equal_everywhere(hvd, trainer.values())
 
 
 def check_the_average_is_over_all_ranks(kind: Kind) -> None:
@@ -84,52 +44,31 @@ def check_hosts_as_they_are(kind: Kind) -> None:
     """All ranks of a job on this machine are on one host: nothing leaves it."""
     hvd = kind.hvd
     trainer = kind(OkTopk(density=0.1, hierarchical=True), op=hvd.Sum)
-    for step in range(3):
-        trainer.step(gradients(step, hvd.rank()))
+    take_steps(hvd, trainer, *range(3))
     sent = everywhere(hvd, trainer.report().payload_bytes()[0])
     assert sent == [0] * hvd.size()
-    held = sum(everywhere(hvd, trainer.residual()))
-    assert np.array_equal(held - flat(trainer.values()), sum(total(hvd, step) for step in range(3)))
+    assert_conserved(hvd, trainer, total(hvd, *range(3)))
 
 
 def check_a_rank_keeps_its_share_of_the_residual(kind: Kind) -> None:
     hvd = kind.hvd
     needs_ranks(hvd)
     trainer = kind(OkTopk(density=0.1, hierarchical=hvd.size()), op=hvd.Sum)
-    for step in range(2):
-        trainer.step(gradients(step, hvd.rank()))
+    take_steps(hvd, trainer, 0, 1)
     shares = np.array(everywhere(hvd, trainer.residual())) != 0
     assert shares.any(axis=1).all(), "each rank holds something"
     assert shares.sum(axis=0).max() == 1, "no two hold the same element"
-
-
-def check_nan_on_one_rank_undoes_the_step_on_all(kind: Kind) -> None:
-    hvd = kind.hvd
-    needs_ranks(hvd)
-    for length in host_sizes(hvd.size()):
-        trainer = kind(OkTopk(density=0.1, hierarchical=length), op=hvd.Sum)
-        trainer.step(gradients(0, hvd.rank()))
-        values, before, grads = trainer.values(), trainer.residual(), gradients(9, hvd.rank())
-        if is_last(hvd):
-            grads["d"][0] = np.nan
-        trainer.step(grads)
-        assert not trainer.report().finite
-        assert trainer.residual().tobytes() == before.tobytes()
-        trainer.assign(values)
-        trainer.step(gradients(1, hvd.rank()))
-        held = sum(everywhere(hvd, trainer.residual()))
-        assert np.array_equal(held - flat(trainer.values()), total(hvd, 0) + total(hvd, 1))
 
 
 def check_ranks_that_differ_all_raise(kind: Kind) -> None:
     """One of a host, and all of one."""
     hvd = kind.hvd
     needs_ranks(hvd)
-    for length in host_sizes(hvd.size()):
-        trainer = kind(OkTopk(density=0.2 if is_last(hvd) else 0.1, hierarchical=length))
-        assert_disagreement(hvd, lambda of=trainer: of.step(gradients(0, hvd.rank())), "density: 0.1", "density: 0.2")
-    trainer = kind(OkTopk(density=0.1, hierarchical=hvd.size() if is_last(hvd) else 1))
-    assert_disagreement(hvd, lambda: trainer.step(gradients(0, hvd.rank())), "different options hierarchical")
+    assert_options_must_agree(
+        kind, *((OkTopk(density=0.2, hierarchical=length), OkTopk(density=0.1, hierarchical=length),
+                 "density: 0.1", "density: 0.2") for length in host_sizes(hvd.size())),
+        (OkTopk(density=0.1, hierarchical=hvd.size()), OkTopk(density=0.1, hierarchical=1),
+         "different options hierarchical"))
 
 
 def check_a_rank_that_saves_alone_is_told(kind: Kind) -> None:
@@ -140,16 +79,15 @@ def check_a_rank_that_saves_alone_is_told(kind: Kind) -> None:
         trainer = kind(OkTopk(density=0.1, hierarchical=length))
         trainer.step(gradients(0, hvd.rank()))
         with shared_folder(hvd) as folder:
-            action = (lambda of=trainer, at=folder: of.save(f"{at}/state")) if is_last(hvd) else (
-                lambda of=trainer: of.step(gradients(1, hvd.rank())))
-            assert_disagreement(hvd, action, "save the state to a file")
+            save, go_on = partial(trainer.save, f"{folder}/state"), partial(take_steps, hvd, trainer, 1)
+            assert_disagreement(hvd, save if is_last(hvd) else go_on, "save the state to a file")
 
 
 def check_hosts_with_different_numbers_of_ranks_are_refused(kind: Kind) -> None:
     hvd = kind.hvd
     needs(hvd.size() > 2, "3 ranks")
     trainer = kind(OkTopk(density=0.1, hierarchical=hvd.size() - 1))
-    for message in raised_everywhere(hvd, PluginError, lambda: trainer.step(gradients(0, hvd.rank()))):
+    for message in raised_everywhere(hvd, PluginError, partial(take_steps, hvd, trainer, 0)):
         assert "needs hosts with equally many ranks" in message
         assert f"got [{hvd.size() - 1}, 1] ranks" in message
 
@@ -171,8 +109,7 @@ def check_a_state_that_was_saved_goes_on(kind: Kind) -> None:
     needs_ranks(hvd)
     options = OkTopk(density=0.1, hierarchical=hvd.size())
     trainer = kind(options, op=hvd.Sum)
-    for step in range(4):
-        trainer.step(gradients(step, hvd.rank()))
+    take_steps(hvd, trainer, *range(4))
     with shared_folder(hvd) as folder:
         trainer.save(f"{folder}/state")
         resumed, flat_one = kind(options, op=hvd.Sum), kind(replace(options, hierarchical=False), op=hvd.Sum)
@@ -182,8 +119,7 @@ def check_a_state_that_was_saved_goes_on(kind: Kind) -> None:
             each.assign(trainer.values())
         for each in (trainer, resumed, flat_one):
             each.step(gradients(5, hvd.rank()))
-            held = sum(everywhere(hvd, each.residual()))
-            assert np.array_equal(held - flat(each.values()), sum(total(hvd, step) for step in (0, 1, 2, 3, 5)))
+            assert_conserved(hvd, each, total(hvd, 0, 1, 2, 3, 5))
     assert flat(trainer.values()).tobytes() == flat(resumed.values()).tobytes()
     assert trainer.residual().tobytes() == resumed.residual().tobytes()
 
@@ -192,17 +128,15 @@ def check_elastic_jobs_are_refused(kind: Kind) -> None:
     needs_ranks(kind.hvd)
     trainer = kind(OkTopk(density=0.1, hierarchical=True))
     with environment(HOROVOD_ELASTIC="1"):
-        for message in raised_everywhere(kind.hvd, PluginError, lambda: trainer.step(gradients(0, kind.hvd.rank()))):
+        for message in raised_everywhere(kind.hvd, PluginError, partial(take_steps, kind.hvd, trainer, 0)):
             assert "hierarchical cannot be used in an elastic job" in message
 
 
-def check_what_does_not_work_on_hosts_is_refused(kind: Kind) -> None:
-    with pytest.raises(OptionError, match="an option of OkTopk alone; got TopkA.*leave it out"):
-        TopkA(hierarchical=True)
-    with pytest.raises(OptionError, match="selection='exact' only; got selection='reuse', hierarchical=2"):
-        OkTopk(selection="reuse", hierarchical=2)
-    with pytest.raises(OptionError, match="hierarchical=True"):
-        Partial(OkTopk(hierarchical=True))
-    assert kind.hvd.size() > 0
-    with pytest.raises(OptionError, match="hierarchical must be an integer of at least 1, or True or False"):
-        OkTopk(hierarchical=0)
+def check_what_does_not_work_on_hosts_is_refused(_: Kind) -> None:
+    for make, told in ((lambda: TopkA(hierarchical=True), "an option of OkTopk alone; got TopkA.*leave it out"),
+                       (lambda: OkTopk(selection="reuse", hierarchical=2),
+                        "selection='exact' only; got selection='reuse', hierarchical=2"),
+                       (lambda: Partial(OkTopk(hierarchical=True)), "hierarchical=True"),
+                       (lambda: OkTopk(hierarchical=0), "must be an integer of at least 1, or True or False")):
+        with pytest.raises(OptionError, match=told):
+            make()

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from horovod_oktopk import (
-    Dense,
-    OkTopk,
-    OptionError,
-    Partial,
-    PluginError,
-    TransportError,
-)
+from horovod_oktopk import Dense, OkTopk, OptionError, Partial, PluginError, TransportError
 from horovod_oktopk.phases.volume import oktopk_bound
 from tests.scenarios.common import (
-    SHAPES,
     N,
-    assert_disagreement,
+    assert_conserved,
     assert_equal_everywhere,
+    assert_options_must_agree,
     everywhere,
     flat,
     gradients,
@@ -29,6 +23,8 @@ from tests.scenarios.common import (
     needs_ranks,
     raised_everywhere,
     shared_folder,
+    take_steps,
+    total,
 )
 from tests.scenarios.driver import Kind, Trainer
 from tests.support.schemes import EXACT
@@ -45,24 +41,10 @@ def delays(hvd: Any, steps: int) -> Iterator[int]:
 
 
 def train(kind: Kind, compression: Any, steps: int = STEPS, **arguments: Any) -> Trainer:
-    """Integer gradients, their sum, and plain SGD with learning rate 1: what was applied is known exactly."""
     trainer = kind(compression, op=kind.hvd.Sum, **arguments)
     for step in delays(kind.hvd, steps):
         trainer.step(gradients(step, kind.hvd.rank()))
     return trainer
-
-
-def computed(hvd: Any, steps: int = STEPS) -> np.ndarray:
-    """The sum of all gradients of all ranks."""
-    mine = sum(flat(gradients(step, hvd.rank())) for step in range(steps))
-    return sum(everywhere(hvd, mine))
-
-
-def assert_conserved(hvd: Any, trainer: Trainer, expected: np.ndarray) -> None:
-    """After `synchronize_replicas`: equal replicas, and what was computed was applied or is in a residual."""
-    assert_equal_everywhere(hvd, trainer.values())
-    applied, kept = -flat(trainer.values()), sum(everywhere(hvd, trainer.residual()))
-    assert np.array_equal(applied + kept, expected)
 
 
 def check_nothing_is_lost_and_replicas_are_equal(kind: Kind) -> None:
@@ -70,7 +52,7 @@ def check_nothing_is_lost_and_replicas_are_equal(kind: Kind) -> None:
         for scheme in (Dense(), *EXACT.values()):
             trainer = train(kind, Partial(scheme, policy=policy))
             trainer.synchronize_replicas()
-            assert_conserved(kind.hvd, trainer, computed(kind.hvd))
+            assert_conserved(kind.hvd, trainer, total(kind.hvd, *range(STEPS)))
             if isinstance(scheme, Dense):
                 assert not trainer.residual().any(), "all that was handed in has been in a round"
 
@@ -106,8 +88,8 @@ def check_ranks_may_take_different_numbers_of_steps(kind: Kind) -> None:
     steps = STEPS + 6 * hvd.rank()
     trainer = train(kind, Partial(OkTopk(density=0.1), policy="majority", max_staleness=4), steps)
     trainer.synchronize_replicas()
-    expected = sum(everywhere(hvd, sum(flat(gradients(step, hvd.rank())) for step in range(steps))))
-    assert_conserved(hvd, trainer, expected)
+    mine = sum(flat(gradients(step, hvd.rank())) for step in range(steps))
+    assert_conserved(hvd, trainer, sum(everywhere(hvd, mine)))
 
 
 def check_evaluation_in_the_middle(kind: Kind) -> None:
@@ -118,7 +100,7 @@ def check_evaluation_in_the_middle(kind: Kind) -> None:
         for step in delays(hvd, 5):
             trainer.step(gradients(5 * epoch + step, hvd.rank()))
         trainer.synchronize_replicas()
-        assert_conserved(hvd, trainer, computed(hvd, 5 * (epoch + 1)))
+        assert_conserved(hvd, trainer, total(hvd, *range(5 * epoch + 5)))
 
 
 def check_models_that_are_averaged(kind: Kind) -> None:
@@ -126,9 +108,7 @@ def check_models_that_are_averaged(kind: Kind) -> None:
     hvd = kind.hvd
     trainer = kind(Partial(Dense(), policy="solo", in_order=False, max_staleness=1000))
     waits = is_last(hvd) and hvd.size() > 1
-    trainer.step(gradients(0, hvd.rank()))
-    for step in range(1, 1 if waits else STEPS):
-        trainer.step(gradients(step, hvd.rank()))
+    take_steps(hvd, trainer, *range(1 if waits else STEPS))
     everywhere(hvd, "all but the last rank have taken their steps")
     trainer.step(gradients(STEPS, hvd.rank()))
     models = everywhere(hvd, flat(trainer.values()))
@@ -153,7 +133,7 @@ def check_nan_on_one_rank_costs_its_gradient_alone(kind: Kind) -> None:
         trainer.step(gradients(STEPS, hvd.rank()))  # takes along what the skipped round has left
         trainer.synchronize_replicas()
         lost = flat(gradients(4, hvd.size() - 1))
-        assert_conserved(hvd, trainer, computed(hvd, STEPS + 1) - lost)
+        assert_conserved(hvd, trainer, total(hvd, *range(STEPS + 1)) - lost)
 
 
 def check_a_density_that_changes(kind: Kind) -> None:
@@ -171,7 +151,7 @@ def check_a_density_that_changes(kind: Kind) -> None:
     trainer.step(gradients(STEPS, hvd.rank()))
     assert trainer.report().k == round(0.1 * N)
     trainer.synchronize_replicas()
-    assert_conserved(hvd, trainer, computed(hvd, STEPS + 1))
+    assert_conserved(hvd, trainer, total(hvd, *range(STEPS + 1)))
 
 
 def check_a_checkpoint_keeps_what_is_pending(kind: Kind) -> None:
@@ -180,14 +160,12 @@ def check_a_checkpoint_keeps_what_is_pending(kind: Kind) -> None:
     with shared_folder(hvd) as folder:
         trainer.synchronize_replicas()
         trainer.save(str(folder / "state"))
-        values, residual = trainer.values(), trainer.residual()
         resumed = kind(Partial(OkTopk(density=0.05), policy="solo"), op=hvd.Sum)
-        resumed.assign(values)
+        resumed.assign(trainer.values())
         resumed.load(str(folder / "state"))
         resumed.step(gradients(STEPS, hvd.rank()))
         resumed.synchronize_replicas()
-        assert_conserved(hvd, resumed, computed(hvd, STEPS + 1))
-        assert len(residual) == N
+        assert_conserved(hvd, resumed, total(hvd, *range(STEPS + 1)))
 
 
 def check_reports_tell_who_came_and_what_was_saved(kind: Kind) -> None:
@@ -221,23 +199,17 @@ def check_an_exception_in_a_step_is_no_ones_but_its_ranks(kind: Kind) -> None:
             caught.append(error)
     trainer.synchronize_replicas()
     assert len(caught) == is_last(hvd)
-    assert_conserved(hvd, trainer, computed(hvd) - flat(gradients(3, hvd.size() - 1)))
+    assert_conserved(hvd, trainer, total(hvd, *range(STEPS)) - flat(gradients(3, hvd.size() - 1)))
 
 
 def check_different_options_are_refused(kind: Kind) -> None:
-    hvd = kind.hvd
-    needs_ranks(hvd)
-
-    def one_step(compression: Any) -> None:
-        kind(compression).step({name: np.ones(shape, np.float32) for name, shape in SHAPES.items()})
-
-    policy = "solo" if is_last(hvd) else "majority"
-    assert_disagreement(hvd, lambda: one_step(Partial(policy=policy)), "partial policy: solo",
-                        "partial policy: majority")
-    scheme = Dense() if is_last(hvd) else OkTopk(density=0.1)
-    assert_disagreement(hvd, lambda: one_step(Partial(scheme)), "DenseSum", "OkTopk")
-    either = OkTopk(density=0.1) if is_last(hvd) else Partial(OkTopk(density=0.1))
-    assert_disagreement(hvd, lambda: one_step(either), "partial policy: majority")
+    needs_ranks(kind.hvd)
+    scheme = OkTopk(density=0.1)
+    assert_options_must_agree(
+        kind,
+        (Partial(policy="solo"), Partial(policy="majority"), "partial policy: solo", "partial policy: majority"),
+        (Partial(Dense()), Partial(scheme), "DenseSum", "OkTopk"),
+        (scheme, Partial(scheme), "partial policy: majority"))
 
 
 def check_a_rank_that_does_not_come(kind: Kind) -> None:
@@ -252,8 +224,7 @@ def check_a_rank_that_does_not_come(kind: Kind) -> None:
         if is_last(hvd):
             time.sleep(1.0)
             trainer.synchronize_replicas()
-        for step in range(20):
-            trainer.step(gradients(step, hvd.rank()))
+        take_steps(hvd, trainer, *range(20))
 
     messages = raised_everywhere(hvd, TransportError, go_on)
     assert f"ranks [{hvd.size() - 1}] have not come for 2 rounds, and then for 0.2 s" in messages[0]
@@ -267,9 +238,8 @@ def check_a_wrong_inner_scheme_is_refused(kind: Kind) -> None:
 def check_steps_of_two_optimizers_in_turns_are_refused(kind: Kind) -> None:
     trainers = [kind(Partial(Dense(), policy="solo")) for _ in range(2)]
     for trainer in trainers:
-        trainer.step(gradients(0, kind.hvd.rank()))
-
-    for message in raised_everywhere(kind.hvd, PluginError, lambda: trainers[0].step(gradients(1, kind.hvd.rank()))):
+        take_steps(kind.hvd, trainer, 0)
+    for message in raised_everywhere(kind.hvd, PluginError, partial(take_steps, kind.hvd, trainers[0], 1)):
         assert "train them one after the other" in message
     for trainer in trainers:
         trainer.synchronize_replicas()

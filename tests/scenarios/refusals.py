@@ -11,6 +11,7 @@ from tests.scenarios.common import (
     DENSE,
     SHAPES,
     assert_disagreement,
+    assert_options_must_agree,
     gradients,
     is_last,
     needs,
@@ -42,16 +43,13 @@ def check_join_is_refused(kind: Kind) -> None:
 def check_different_options(kind: Kind) -> None:
     hvd = kind.hvd
     needs_ranks(hvd)
-    options = OkTopk(density=0.2 if is_last(hvd) else 0.1)
-    assert_disagreement(hvd, lambda: one_step(kind, options), f"rank {hvd.size() - 1} has", "density: 0.2")
-    scheme = TopkA if is_last(hvd) else OkTopk
-    assert_disagreement(hvd, lambda: one_step(kind, scheme), "compression: TopkA", "compression: OkTopk")
-    interval = 7 if is_last(hvd) else 8
-    assert_disagreement(hvd, lambda: one_step(kind, OkTopk(threshold_interval=interval)), "threshold_interval: 7",
-                        "threshold_interval: 8")
-    kept = 0.2 if is_last(hvd) else 0.3
-    assert_disagreement(hvd, lambda: one_step(kind, OkTopk(density=0.1, global_density=kept)),
-                        "global_density: 0.3 at density 0.1", "global_density: 0.2 at density 0.1")
+    assert_options_must_agree(
+        kind, (OkTopk(density=0.2), OkTopk(density=0.1), f"rank {hvd.size() - 1} has", "density: 0.2"),
+        (TopkA, OkTopk, "compression: TopkA", "compression: OkTopk"),
+        (OkTopk(threshold_interval=7), OkTopk(threshold_interval=8),
+         "threshold_interval: 7", "threshold_interval: 8"),
+        (OkTopk(density=0.1, global_density=0.2), OkTopk(density=0.1, global_density=0.3),
+         "global_density: 0.3 at density 0.1", "global_density: 0.2 at density 0.1"))
     assert_disagreement(hvd, lambda: one_step(kind, DENSE, op=hvd.Sum if is_last(hvd) else hvd.Average), "op: Sum",
                         "op: Average")
 

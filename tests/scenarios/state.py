@@ -8,32 +8,38 @@ import zipfile
 import numpy as np
 
 from horovod_oktopk import GTopk, OkTopk, OptionError, TopkDSA
-from tests.scenarios.common import SHAPES, N, everywhere, flat, gradients, raised_everywhere, shared_folder, warned
-from tests.scenarios.driver import Kind, Trainer
+from tests.scenarios.common import (
+    SHAPES,
+    N,
+    assert_conserved,
+    everywhere,
+    flat,
+    gradients,
+    raised_everywhere,
+    shared_folder,
+    take_steps,
+    warned,
+)
+from tests.scenarios.driver import Kind
 
 OPTIONS = OkTopk(density=0.1, selection="reuse", threshold_interval=4, region_interval=5)
 """What is selected depends on the thresholds of the steps before."""
 
 
-def take_steps(kind: Kind, trainer: Trainer, steps: range) -> None:
-    for step in steps:
-        trainer.step(gradients(step, kind.hvd.rank()))
-
-
 def check_a_resumed_run_gives_the_same_bits(kind: Kind) -> None:
     for options in (OPTIONS, TopkDSA(density=0.1), GTopk(density=0.1)):
         uninterrupted = kind(options)
-        take_steps(kind, uninterrupted, range(12))
+        take_steps(kind.hvd, uninterrupted, *range(12))
         trainer = kind(options)
-        take_steps(kind, trainer, range(6))
+        take_steps(kind.hvd, trainer, *range(6))
         values = trainer.values()
         with shared_folder(kind.hvd) as folder:
             trainer.save(f"{folder}/state")
-            take_steps(kind, trainer, range(1))  # what happens after the checkpoint must leave no trace in it
+            take_steps(kind.hvd, trainer, 0)  # what happens after the checkpoint must leave no trace in it
             for resumed in (kind(options), trainer):  # before the first step, and in the middle
                 resumed.assign(values)
                 resumed.load(f"{folder}/state")
-                take_steps(kind, resumed, range(6, 12))
+                take_steps(kind.hvd, resumed, *range(6, 12))
                 assert resumed.report().step == 12
                 assert np.array_equal(flat(resumed.values()), flat(uninterrupted.values()))
                 assert np.array_equal(resumed.residual(), uninterrupted.residual())
@@ -46,7 +52,7 @@ def check_the_sum_of_residuals_survives_another_number_of_ranks(kind: Kind) -> N
     held = np.random.default_rng(7).integers(-9, 10, (former, N)).astype(np.float32)
     with shared_folder(hvd) as folder:
         donor = kind(OPTIONS, op=hvd.Sum)
-        take_steps(kind, donor, range(1))
+        take_steps(kind.hvd, donor, 0)
         donor.save(f"{folder}/state")
         if hvd.rank() == 0:
             kind.rewrite(f"{folder}/state", list(held))
@@ -58,7 +64,7 @@ def check_the_sum_of_residuals_survives_another_number_of_ranks(kind: Kind) -> N
     was_told = everywhere(hvd, any("the sum of the residuals is kept" in message for message in messages))
     assert was_told[0]
     assert trainer.report().step == 2
-    assert np.array_equal(sum(everywhere(hvd, trainer.residual())) - flat(trainer.values()), held.sum(axis=0))
+    assert_conserved(hvd, trainer, held.sum(axis=0))
 
 
 def check_a_checkpoint_of_another_model_is_refused(kind: Kind) -> None:
@@ -71,7 +77,7 @@ def check_a_checkpoint_of_another_model_is_refused(kind: Kind) -> None:
         def resume() -> None:
             other = kind(OPTIONS)
             other.load(f"{folder}/state")
-            take_steps(kind, other, range(1))
+            take_steps(kind.hvd, other, 0)
 
         message = raised_everywhere(kind.hvd, OptionError, resume)[0]
         assert "12" in message, message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,22 +13,23 @@ from horovod_oktopk import AgreementError, Dense, NonFiniteError, OkTopk, StepAh
 from tests.scenarios.common import (
     SHAPES,
     N,
-    assert_disagreement,
     assert_equal_everywhere,
+    assert_options_must_agree,
     everywhere,
     flat,
     gradients,
+    host_sizes,
     is_last,
     logged,
     needs,
     needs_ranks,
     raised_everywhere,
     shared_folder,
+    take_steps,
     total,
 )
 from tests.scenarios.driver import Kind
 from tests.scenarios.features import assert_like_stock, assert_passes_like_stock
-from tests.scenarios.hosts import host_sizes
 from tests.support.oracle import oracle_step
 from tests.support.schemes import SCHEMES
 
@@ -81,8 +83,7 @@ def lengths(kind: Kind) -> list[int]:
 
 def train(kind: Kind, trainer: Any, steps: range) -> np.ndarray:
     """What ranks share in the end."""
-    for step in steps:
-        trainer.step(gradients(step, kind.hvd.rank()))
+    take_steps(kind.hvd, trainer, *steps)
     values = trainer.values()
     assert_equal_everywhere(kind.hvd, values)
     assert np.isfinite(flat(values)).all()
@@ -150,7 +151,7 @@ def check_every_scheme_shares_or_holds_what_was_moved(kind: Kind) -> None:
         by_host = residuals.reshape(-1, length, N)
         assert (by_host == by_host[:, :1]).all(), "the ranks of a host are alike"
         ratio = options.coefficient(kind.hvd.size() // length, False)
-        moved = ratio * sum(total(kind.hvd, at) for at in range(9))
+        moved = ratio * total(kind.hvd, *range(9))
         np.testing.assert_allclose(by_host[:, 0].sum(axis=0) - ratio * values, moved, rtol=1e-4, atol=1e-2)
 
 
@@ -173,15 +174,13 @@ def check_a_resumed_run_gives_the_same_bits(kind: Kind) -> None:
 
 def check_different_options_are_refused(kind: Kind) -> None:
     needs_ranks(kind.hvd)
-    for one, other, *told in (
-            (OPTIONS, StepAhead(OkTopk(density=0.2)), "density: 0.1", "density: 0.2"),
-            (OPTIONS, StepAhead(TopkA(density=0.1)), "OkTopk", "TopkA"),
-            (replace(OPTIONS, ahead=0.5), replace(OPTIONS, ahead=0.6), "ahead: 0.5", "ahead: 0.6"),
-            (OPTIONS, replace(OPTIONS, local_steps=2), "local_steps: 1", "local_steps: 2")):
-        trainer = kind(other if is_last(kind.hvd) else one)
-        assert_disagreement(kind.hvd, lambda of=trainer: of.step(gradients(0, kind.hvd.rank())), *told)
+    assert_options_must_agree(
+        kind, (StepAhead(OkTopk(density=0.2)), OPTIONS, "density: 0.1", "density: 0.2"),
+        (StepAhead(TopkA(density=0.1)), OPTIONS, "OkTopk", "TopkA"),
+        (replace(OPTIONS, ahead=0.6), replace(OPTIONS, ahead=0.5), "ahead: 0.5", "ahead: 0.6"),
+        (replace(OPTIONS, local_steps=2), OPTIONS, "local_steps: 1", "local_steps: 2"))
     trainer = kind(on_hosts(kind.hvd.size() if is_last(kind.hvd) else 1))
-    for message in raised_everywhere(kind.hvd, AgreementError, lambda: trainer.step(gradients(0, kind.hvd.rank()))):
+    for message in raised_everywhere(kind.hvd, AgreementError, partial(take_steps, kind.hvd, trainer, 0)):
         assert "different options hierarchical" in message, message
 
 
@@ -231,7 +230,7 @@ def check_what_ranks_change_differently_is_told_everywhere(kind: Kind) -> None:
         train(kind, trainer, range(4))
         if changes:
             trainer.assign({name: each + 0.01 * (1 + kind.hvd.rank()) for name, each in trainer.values().items()})
-        for message in raised_everywhere(kind.hvd, AgreementError, lambda of=trainer: train(kind, of, range(4, 7))):
+        for message in raised_everywhere(kind.hvd, AgreementError, partial(train, kind, trainer, range(4, 7))):
             assert "shared_parameters" in message, message
 
 
@@ -289,8 +288,7 @@ def check_a_rank_outside_the_process_set_trains_alone(kind: Kind) -> None:
     needs_ranks(hvd)
     needs(kind.supports("process_set"), "process_set")
     trainer = kind(OPTIONS, op=hvd.Sum, process_set=kind.sets[0])
-    for step in range(3):
-        trainer.step(gradients(step, hvd.rank()))
+    take_steps(hvd, trainer, *range(3))
     shared = everywhere(hvd, flat(trainer.values()))
     assert all(np.array_equal(each, shared[0]) for each in shared[:-1])
     if is_last(hvd):

@@ -12,7 +12,7 @@ from horovod_oktopk import AgreementError, PluginError
 from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters
 from tests.scenarios.common import is_last, needs_ranks
 from tests.torch.scenarios.common import flat, raised_everywhere
-from tests.torch.scenarios.step_ahead import assert_shared_is_equal, distributed, model_of, shared_of, train
+from tests.torch.scenarios.step_ahead import assert_shared_is_equal, shared_of, train, trained
 
 OWN_STEPS = (StepAhead(OkTopk(density=0.1)), StepAhead(OkTopk(density=0.1), overlap=False, local_steps=2))
 KINDS = (*OWN_STEPS, OkTopk(density=0.1))
@@ -34,9 +34,7 @@ def refuse_to_read(model: torch.nn.Module, optimizer: Any) -> None:
 def check_a_model_that_is_converted_in_mid_training_is_refused() -> None:
     for compression in KINDS:
         for convert in (torch.nn.Module.half, torch.nn.Module.bfloat16, torch.nn.Module.double):
-            model = model_of()
-            optimizer = distributed(model, compression)
-            train(model, optimizer, range(4))
+            model, optimizer = trained(4, compression)
             convert(model)
             for message in raised_everywhere(PluginError, try_step(model, optimizer)):
                 assert "'0.bias' is" in message, message
@@ -48,9 +46,7 @@ def check_a_model_that_is_converted_in_mid_training_is_refused() -> None:
 def check_one_rank_alone_that_converts_its_model_is_told_everywhere() -> None:
     needs_ranks(hvd)
     for compression in KINDS:
-        model = model_of()
-        optimizer = distributed(model, compression)
-        train(model, optimizer, range(4))
+        model, optimizer = trained(4, compression)
         if is_last(hvd):
             model.half()
         for message in raised_everywhere(AgreementError, try_step(model, optimizer)):
@@ -58,9 +54,7 @@ def check_one_rank_alone_that_converts_its_model_is_told_everywhere() -> None:
 
 
 def check_a_model_that_is_converted_inside_shared_parameters_is_refused_when_it_ends() -> None:
-    model = model_of()
-    optimizer = distributed(model)
-    train(model, optimizer, range(4))
+    model, optimizer = trained(4)
     shared = flat(shared_of(model, optimizer))
 
     def convert() -> None:
@@ -79,13 +73,9 @@ def check_another_memory_format_or_shape_is_refused() -> None:
         return p.t().contiguous().t()
 
     for change in (transposed, lambda p: p[:5].clone()):
-        model = model_of()
-        optimizer = distributed(model)
-        train(model, optimizer, range(4))
+        model, optimizer = trained(4)
         model[0].weight.data = change(model[0].weight.data)
         assert "'0.weight' is" in raised_everywhere(PluginError, optimizer.step)[0]
-    model = model_of()
-    optimizer = distributed(model, OkTopk(density=0.1))
-    train(model, optimizer, range(2))
+    model, optimizer = trained(2, OkTopk(density=0.1))
     model[0].weight.data = transposed(model[0].weight.data)  # gradients are read in the order of indices
     train(model, optimizer, range(2, 4))

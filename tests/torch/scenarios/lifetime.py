@@ -10,20 +10,18 @@ import torch
 from horovod_oktopk.torch import OkTopk, Partial, StepAhead, synchronize_replicas
 from tests.scenarios.common import needs
 from tests.scenarios.leaks import assert_nothing_stays
+from tests.torch.scenarios.common import descend, distribute
 
 SEVERAL = 100
 
 
-def train(compression: Any, **arguments: Any) -> Any:
+def train(compression: Any) -> Any:
     """Two steps of a new model, which is gone afterwards, but for what this returns."""
     model = torch.nn.Linear(30, 10)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=compression,
-                                         named_parameters=model.named_parameters(), **arguments)
+    optimizer = distribute(model, compression, lr=0.1)
     for _ in range(2):
-        optimizer.zero_grad()
-        model(torch.randn(4, 30)).square().sum().backward()
-        optimizer.step()
+        descend(optimizer, model(torch.randn(4, 30)).square().sum())
     return optimizer
 
 

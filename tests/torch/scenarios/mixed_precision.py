@@ -11,13 +11,17 @@ import torch
 from horovod_oktopk import PluginError
 from horovod_oktopk.torch import OkTopk
 from tests.torch.scenarios.common import (
+    Params,
     assert_equal_everywhere,
-    backward,
     distribute,
     flat,
     gradients,
+    loss_with,
+    made,
     parameters,
     raised_everywhere,
+    record_of,
+    take_steps,
 )
 
 
@@ -25,12 +29,11 @@ def scaler_of(scale: float, interval: int = 2000) -> torch.amp.GradScaler:
     return torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=interval)
 
 
-def scaled_step(optimizer: Any, scaler: Any, params: dict[str, torch.nn.Parameter],
-                grads: dict[str, torch.Tensor], clips: bool = False) -> None:
+def scaled_step(optimizer: Any, scaler: Any, params: Params, grads: dict[str, torch.Tensor],
+                clips: bool = False) -> None:
     """clips: the gradients are unscaled and reduced before the step, to be clipped in between."""
     optimizer.zero_grad()
-    loss = sum((params[name] * grads[name]).sum() for name in grads)
-    scaler.scale(loss).backward()
+    scaler.scale(loss_with(params, grads)).backward()
     if clips:
         scaler.unscale_(optimizer)
         optimizer.synchronize()
@@ -47,18 +50,14 @@ def check_a_loss_scale_leaves_no_trace() -> None:
     results = []
     for scaler, clips in ((None, False), (scaler_of(4.0, interval=1), False), (scaler_of(4.0, interval=1), True),
                           (scaler_of(2.0 ** (3 + hvd.rank())), False)):
-        params = parameters()
-        optimizer = distribute(params, OkTopk(density=0.1, threshold_interval=1), op=hvd.Sum)
+        params, optimizer = made(OkTopk(density=0.1, threshold_interval=1), op=hvd.Sum)
         for step in range(6):
             if scaler is None:
-                optimizer.zero_grad()
-                backward(params, gradients(step, hvd.rank()))
-                optimizer.step()
+                take_steps(optimizer, params, step)
             else:
-                scaled_step(optimizer, scaler, params, gradients(step, hvd.rank()), clips)
-        results.append((flat(params), optimizer.state_dict()["horovod_oktopk"][0]["residual"].numpy()))
-    for found in results[1:]:
-        assert all(np.array_equal(*pair) for pair in zip(results[0], found, strict=True))
+                scaled_step(optimizer, scaler, params, gradients(step), clips)
+        results.append([flat(params), record_of(optimizer)["residual"].numpy()])
+    assert all(np.array_equal(results[0], found) for found in results)
 
 
 def check_overflow_on_one_rank_skips_the_step_on_all() -> None:
@@ -67,41 +66,35 @@ def check_overflow_on_one_rank_skips_the_step_on_all() -> None:
         results = []
         for overflow in (False, True):
             params = parameters()
-            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params.values(), lr=1.0, momentum=0.5), op=hvd.Sum,
-                                                 named_parameters=params.items(), compression=OkTopk(density=0.1))
+            inner = torch.optim.SGD(params.values(), lr=1.0, momentum=0.5)
+            optimizer = distribute(params, OkTopk(density=0.1), inner, op=hvd.Sum)
             scaler = scaler_of(1024.0)
             for step in range(5):
                 if overflow and step in (0, 3):
                     before = flat(params)
-                    grads = gradients(99, hvd.rank())
+                    grads = gradients(99)
                     if hvd.rank() == 0:
                         grads["b.weight"][0, 0] = float("inf")
                     scale = scaler.get_scale()
                     scaled_step(optimizer, scaler, params, grads, clips)
                     assert np.array_equal(flat(params), before)
                     assert scaler.get_scale() == (scale / 2 if hvd.rank() == 0 else scale)
-                scaled_step(optimizer, scaler, params, gradients(step, hvd.rank()), clips)
+                scaled_step(optimizer, scaler, params, gradients(step), clips)
             assert_equal_everywhere(params.values())
             results.append(flat(params))
         assert np.array_equal(*results), "a skipped step left a trace"
 
 
 def check_the_loss_scale_of_an_earlier_versions_state_is_divided_out() -> None:
-    params = parameters()
-    optimizer = distribute(params, OkTopk(density=0.1))
-    backward(params, gradients(0, hvd.rank()))
-    optimizer.step()
-    state = optimizer.state_dict()
-    (record,) = state["horovod_oktopk"]
-    scaled = {**state, "horovod_oktopk": [{**record, "residual": 64.0 * record["residual"], "residual_scale": 64.0}]}
-    others = parameters()
-    other = distribute(others, OkTopk(density=0.1))
-    other.load_state_dict(scaled)
-    for trained, each in ((params, optimizer), (others, other)):
-        each.zero_grad()
-        backward(trained, gradients(1, hvd.rank()))
-        each.step()
-    first, second = (each.state_dict()["horovod_oktopk"][0]["residual"] for each in (optimizer, other))
+    params, others = parameters(), parameters()
+    optimizer, other = distribute(params, OkTopk(density=0.1)), distribute(others, OkTopk(density=0.1))
+    take_steps(optimizer, params, 0)
+    record = record_of(optimizer)
+    scaled = {**record, "residual": 64.0 * record["residual"], "residual_scale": 64.0}
+    other.load_state_dict({**optimizer.state_dict(), "horovod_oktopk": [scaled]})
+    take_steps(optimizer, params, 1)
+    take_steps(other, others, 1)
+    first, second = (record_of(each)["residual"] for each in (optimizer, other))
     assert torch.equal(first, second)
     assert first.any()
 
@@ -128,7 +121,5 @@ def check_orders_that_would_reduce_scales_or_clip_parts_are_refused() -> None:
         message = raised_everywhere(PluginError, lambda made=(scaler, optimizer), run=program: run(*made))[0]
         assert says in message, message
         assert "scaler.step(optimizer) alone" in message, message
-        optimizer.zero_grad()
-        backward(params, gradients(0, hvd.rank()))
-        optimizer.step()  # the scaler is forgotten
+        take_steps(optimizer, params, 0)  # the scaler is forgotten
         assert_equal_everywhere(params.values())

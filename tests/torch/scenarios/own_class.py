@@ -12,33 +12,36 @@ import torch
 
 from horovod_oktopk import PluginError
 from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters
+from tests.scenarios.common import DENSE
 from tests.torch.scenarios.common import (
-    DENSE,
     assert_equal_everywhere,
     backward,
+    descend,
     distribute,
     flat,
     gradients,
+    loss_with,
+    made,
     parameters,
     raised_everywhere,
+    take_steps,
+    total,
 )
-from tests.torch.scenarios.features import plain_step
 
 
 def check_a_synchronized_step_that_is_not_applied_is_dropped() -> None:
     """As where its norm is too large: the next step reduces gradients of its own."""
     for clear in (lambda optimizer, _: optimizer.zero_grad(), lambda _, params: [setattr(p, "grad", None)
                                                                                for p in params.values()]):
-        params = parameters()
-        optimizer = distribute(params, DENSE, op=hvd.Sum)
-        backward(params, gradients(0, hvd.rank()))
+        params, optimizer = made(DENSE, op=hvd.Sum)
+        backward(params, gradients(0))
         optimizer.synchronize()
         clear(optimizer, params)
-        backward(params, gradients(1, hvd.rank()))
+        backward(params, gradients(1))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             optimizer.step()
-        assert np.array_equal(flat(params), -sum(flat(gradients(1, rank)) for rank in range(hvd.size())))
+        assert np.array_equal(flat(params), -total(1))
 
 
 def check_schedulers_and_hooks_from_before_go_on() -> None:
@@ -50,18 +53,14 @@ def check_schedulers_and_hooks_from_before_go_on() -> None:
         before = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
         optimizer.register_step_pre_hook(lambda *_, ran=ran: ran.append("before"))
         if distributes:
-            made = hvd.DistributedOptimizer(optimizer, named_parameters=params.items(), compression=DENSE, op=hvd.Sum)
-            assert made is optimizer
+            assert distribute(params, DENSE, optimizer, op=hvd.Sum) is optimizer
         optimizer.load_state_dict(optimizer.state_dict())
         after = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             for step in range(4):
-                optimizer.zero_grad()
-                total = {name: sum(gradients(step, rank)[name] for rank in range(hvd.size()))
-                         for name in gradients(step, 0)}
-                backward(params, gradients(step, hvd.rank()) if distributes else total)
-                optimizer.step()
+                ranks = [hvd.rank()] if distributes else range(hvd.size())
+                descend(optimizer, sum(loss_with(params, gradients(step, rank)) for rank in ranks))
                 before.step()
                 after.step()
         assert ran == ["before"] * 4
@@ -82,10 +81,7 @@ def check_a_parameter_that_joins_after_the_first_step_is_refused() -> None:
         params = parameters()
         params["d"].requires_grad_(False)
         optimizer = distribute(params, DENSE)
-        grads = gradients(0, hvd.rank())
-        del grads["d"]
-        backward(params, grads)
-        optimizer.step()
+        take_steps(optimizer, params, 0)
         join(optimizer, params["d"] if join.__code__.co_varnames[0] == "_" else torch.nn.Parameter(torch.zeros(3)))
         assert "Make the optimizer anew" in raised_everywhere(PluginError, optimizer.step)[0]
 
@@ -110,12 +106,12 @@ def check_a_state_of_rank_0_alone_is_broadcast() -> None:
     if hvd.rank() == 0:
         backward(params, gradients(0, 0))
         plain.step()
-    optimizer = hvd.DistributedOptimizer(plain, named_parameters=params.items(), compression=DENSE)
+    optimizer = distribute(params, DENSE, plain)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     if hvd.rank() != 0:
         assert all(torch.equal(p, torch.full_like(p, 0.9)) for p in params.values())
     hvd.broadcast_parameters(params, root_rank=0)
-    plain_step(optimizer, params, 1)
+    take_steps(optimizer, params, 1)
     assert_equal_everywhere(params.values())
 
 
@@ -133,17 +129,16 @@ class Failing(torch.optim.SGD):
 def check_an_error_in_the_local_step_leaves_the_learning_rate_and_the_next_step() -> None:
     for options in (OkTopk(density=0.2), StepAhead(OkTopk(density=0.2), ahead=0.5, overlap=False)):
         params = parameters()
-        optimizer = hvd.DistributedOptimizer(Failing(params.values(), lr=0.1), params.items(), compression=options)
-        for step, fails in enumerate((False, True, False)):
-            optimizer.zero_grad()
-            backward(params, gradients(step, hvd.rank()))
+        optimizer = distribute(params, options, Failing(params.values(), lr=0.1))
+        take_steps(optimizer, params, 0)
+        before = flat(params)
+        for fails in (True, False):
             optimizer.fails = fails
             if fails:
-                before = flat(params)
-                raised_everywhere(RuntimeError, optimizer.step)
+                raised_everywhere(RuntimeError, lambda made=(optimizer, params): take_steps(*made, 1))
                 assert np.array_equal(flat(params), before)
             else:
-                optimizer.step()
+                take_steps(optimizer, params, 2)
             assert optimizer.param_groups[0]["lr"] == 0.1
         with shared_parameters(optimizer):
             assert_equal_everywhere(params.values())

@@ -10,39 +10,35 @@ import torch
 
 from horovod_oktopk import Dense, OkTopk, Partial, PluginError
 from horovod_oktopk.torch import synchronize_replicas
-from tests.scenarios.common import everywhere, raised_everywhere
+from tests.torch.scenarios.common import assert_equal_everywhere, descend, distribute, raised_everywhere
 
 
 def made(model: torch.nn.Module, inner: Any = None, **arguments: Any) -> Any:
-    inner = inner or torch.optim.SGD(model.parameters(), lr=0.1)
-    return hvd.DistributedOptimizer(inner, named_parameters=model.named_parameters(), **arguments,
-                                    compression=Partial(Dense(), policy="solo"))
+    return distribute(model, Partial(Dense(), policy="solo"), inner, lr=0.1, **arguments)
+
+
+def loss_of(model: torch.nn.Module, scale: float = 1.0) -> torch.Tensor:
+    return model(torch.full((3, 4), scale)).sum()
 
 
 def check_what_would_change_one_update_of_several_is_refused() -> None:
     model = torch.nn.Linear(4, 2)
     optimizer = made(model)
 
-    def backward() -> None:
-        optimizer.zero_grad()
-        model(torch.ones(3, 4)).sum().backward()
-
     def with_closure() -> None:
-        backward()
+        optimizer.zero_grad()
+        loss_of(model).backward()
         optimizer.step(lambda: None)
-
-    def synchronized_first() -> None:
-        optimizer.synchronize()
 
     def with_a_scaler() -> None:
         scaler = torch.amp.GradScaler("cpu")
         optimizer.zero_grad()
-        scaler.scale(model(torch.ones(3, 4)).sum()).backward()
+        scaler.scale(loss_of(model)).backward()
         scaler.step(optimizer)
 
-    assert "step(closure) cannot be used" in raised_everywhere(hvd, PluginError, with_closure)[0]
-    assert "synchronize()" in raised_everywhere(hvd, PluginError, synchronized_first)[0]
-    assert "GradScaler" in raised_everywhere(hvd, PluginError, with_a_scaler)[0]
+    assert "step(closure) cannot be used" in raised_everywhere(PluginError, with_closure)[0]
+    assert "synchronize()" in raised_everywhere(PluginError, optimizer.synchronize)[0]
+    assert "GradScaler" in raised_everywhere(PluginError, with_a_scaler)[0]
 
 
 def check_sparse_gradients_go_dense_or_not_at_all() -> None:
@@ -52,18 +48,15 @@ def check_sparse_gradients_go_dense_or_not_at_all() -> None:
         optimizer = made(model, sparse_as_dense=dense)
 
         def step(model: Any = model, optimizer: Any = optimizer) -> None:
-            optimizer.zero_grad()
-            model(torch.tensor([hvd.rank(), 7])).sum().backward()
-            optimizer.step()
+            descend(optimizer, model(torch.tensor([hvd.rank(), 7])).sum())
 
         if not dense:
-            assert "sparse_as_dense=True" in raised_everywhere(hvd, PluginError, step)[0]
+            assert "sparse_as_dense=True" in raised_everywhere(PluginError, step)[0]
             continue
         before = model.weight.detach().clone()
         step()
         synchronize_replicas(optimizer)
-        weights = everywhere(hvd, model.weight.detach().numpy().tobytes())
-        assert len(set(weights)) == 1
+        assert_equal_everywhere(model.parameters())
         changed = (model.weight.detach() != before).any(dim=1).nonzero().flatten().tolist()
         assert changed == sorted({*range(hvd.size()), 7})
 
@@ -79,22 +72,18 @@ def check_adam_and_every_number_of_its_groups() -> None:
         time.sleep(0.002 * (hvd.rank() == step % hvd.size()))
         optimizer.param_groups[0]["betas"] = (0.5 + 0.01 * hvd.rank(), 0.9)
         optimizer.param_groups[1]["lr"].fill_(0.1 / (1 + step + hvd.rank()))
-        optimizer.zero_grad()
-        model(torch.randn(3, 6)).square().sum().backward()
-        optimizer.step()
+        descend(optimizer, model(torch.randn(3, 6)).square().sum())
         assert optimizer.param_groups[0]["betas"] == (0.5 + 0.01 * hvd.rank(), 0.9)
     synchronize_replicas(optimizer)
-    state = [value for p in model.parameters() for value in (p.detach(), *optimizer.state[p].values())]
-    everyone = everywhere(hvd, [value.numpy().tobytes() for value in state])
-    assert all(each == everyone[0] for each in everyone)
+    assert_equal_everywhere(model.parameters())
+    assert_equal_everywhere(value for p in model.parameters() for value in optimizer.state[p].values())
 
 
 def check_synchronizing_without_partial_does_nothing() -> None:
     model = torch.nn.Linear(4, 2)
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
     synchronize_replicas(plain)
-    synchronize_replicas(hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters(),
-                                                  compression=OkTopk(density=0.5)))
+    synchronize_replicas(distribute(model, OkTopk(density=0.5), plain))
 
 
 def check_gradients_that_are_not_handed_in_outlast_synchronizing() -> None:
@@ -104,11 +93,10 @@ def check_gradients_that_are_not_handed_in_outlast_synchronizing() -> None:
     synchronize_replicas(optimizer)
     for _ in range(2):
         optimizer.zero_grad()
-        model(torch.full((3, 4), 1.0 + hvd.rank())).sum().backward()
-        gradient = model.weight.grad.clone()
+        loss_of(model, 1.0 + hvd.rank()).backward()
         if hvd.rank() == 0:
             optimizer.step()
-            gradient = model.weight.grad.clone()
+        gradient = model.weight.grad.clone()
         hvd.allgather_object("rank 0 has had a round", name="a round")
         before = model.weight.detach().clone()
         synchronize_replicas(optimizer)
@@ -121,14 +109,16 @@ def check_gradients_that_are_not_handed_in_outlast_synchronizing() -> None:
 def check_a_state_that_comes_while_rounds_run_is_refused() -> None:
     model = torch.nn.Linear(4, 2)
     optimizer = made(model)
-    model(torch.ones(3, 4)).sum().backward()
-    optimizer.step()
-    synchronize_replicas(optimizer)
+
+    def train() -> None:
+        loss_of(model).backward()
+        optimizer.step()
+        synchronize_replicas(optimizer)
+
+    train()
     state, before = optimizer.state_dict(), model.weight.detach().clone()
-    assert "before the first step" in raised_everywhere(hvd, PluginError, lambda: optimizer.load_state_dict(state))[0]
-    model(torch.ones(3, 4)).sum().backward()
-    optimizer.step()
-    synchronize_replicas(optimizer)
+    assert "before the first step" in raised_everywhere(PluginError, lambda: optimizer.load_state_dict(state))[0]
+    train()
     assert not torch.equal(model.weight, before)
 
 
@@ -141,10 +131,8 @@ def check_numbers_that_are_integers_on_some_ranks() -> None:
     optimizer.load_state_dict(optimizer.state_dict())
     for step in range(8):
         time.sleep(0.003 * (hvd.rank() == step % hvd.size()))
-        optimizer.zero_grad()
-        (model(torch.randn(3, 4)) * 0.01).square().sum().backward()
-        optimizer.step()
+        descend(optimizer, (model(torch.randn(3, 4)) * 0.01).square().sum())
         schedule.step()
     assert optimizer.param_groups[0]["lr"] == 0.5 ** (8 // (1 + 2 * hvd.rank()))
     synchronize_replicas(optimizer)
-    assert len(set(everywhere(hvd, model.weight.detach().numpy().tobytes()))) == 1
+    assert_equal_everywhere(model.parameters())

@@ -7,8 +7,8 @@ import torch
 
 from horovod_oktopk import OptionError, PluginError
 from horovod_oktopk.torch import OkTopk, StepAhead, step_report
-from tests.scenarios.common import needs_ranks
-from tests.torch.scenarios.common import DENSE, distribute, parameters, raised_everywhere
+from tests.scenarios.common import DENSE, needs_ranks
+from tests.torch.scenarios.common import distribute, parameters, raised_everywhere
 
 
 def check_a_lone_allreduce_is_refused() -> None:

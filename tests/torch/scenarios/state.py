@@ -14,26 +14,25 @@ import torch
 from horovod_oktopk import OptionError
 from horovod_oktopk.torch import OkTopk, StepAhead, gather_state_dict, step_report
 from tests.scenarios.common import assert_disagreement, is_last, needs_ranks, shared_folder
+from tests.scenarios.state import OPTIONS
 from tests.support.full_disk import room_for
 from tests.torch.scenarios.common import (
-    backward,
+    Params,
     distribute,
     everywhere,
     flat,
-    gradients,
+    made,
     parameters,
     raised_everywhere,
+    record_of,
+    take_steps,
 )
 
-OPTIONS = OkTopk(density=0.1, selection="reuse", threshold_interval=4, region_interval=5)
-"""What is selected depends on the thresholds of the steps before."""
 
-
-def take_steps(optimizer: Any, params: dict[str, torch.nn.Parameter], steps: range) -> None:
-    for step in steps:
-        optimizer.zero_grad()
-        backward(params, gradients(step, hvd.rank()))
-        optimizer.step()
+def trained(steps: int, options: OkTopk | StepAhead = OPTIONS) -> tuple[Params, Any]:
+    params, optimizer = made(options)
+    take_steps(optimizer, params, *range(steps))
+    return params, optimizer
 
 
 def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
@@ -43,77 +42,51 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
     return torch.load(file, weights_only=True)
 
 
-def uninterrupted() -> np.ndarray:
-    params = parameters()
-    optimizer = distribute(params, OPTIONS)
-    take_steps(optimizer, params, range(12))
-    return flat(params)
+def assert_goes_on_as_if_nothing_had_happened(optimizer: Any, params: Params) -> None:
+    """After six steps."""
+    take_steps(optimizer, params, *range(6, 12))
+    assert step_report(optimizer).step == 12
+    assert np.array_equal(flat(params), flat(trained(12)[0]))
 
 
 def check_a_resumed_run_gives_the_same_bits() -> None:
-    params = parameters()
-    optimizer = distribute(params, OPTIONS)
-    take_steps(optimizer, params, range(6))
-    state = through_a_file(optimizer.state_dict())
-    take_steps(optimizer, params, range(1))  # what happens after the checkpoint must leave no trace in it
-    resumed = parameters()
+    """From each rank's own state; what was loaded is saved again before the first step."""
+    params, optimizer = trained(6)
+    state = optimizer.state_dict()
+    take_steps(optimizer, params, 0)  # what happens after the checkpoint must leave no trace in it
+    resumed, _ = trained(6)
     fresh = distribute(resumed, OPTIONS)
-    fresh.load_state_dict(state)
-    reference = parameters()
-    take_steps(distribute(reference, OPTIONS), reference, range(6))
-    for name, p in resumed.items():
-        p.data.copy_(reference[name].data)
-    take_steps(fresh, resumed, range(6, 12))
-    assert step_report(fresh).step == 12
-    assert np.array_equal(flat(resumed), uninterrupted())
+    assert fresh.state_dict()["horovod_oktopk"] == []
+    fresh.load_state_dict(through_a_file(state))
+    assert torch.equal(record_of(fresh)["residual"], state["horovod_oktopk"][0]["residual"])
+    assert record_of(fresh)["algorithm"]["step"] == 6
+    assert_goes_on_as_if_nothing_had_happened(fresh, resumed)
 
 
 def check_a_rank_that_gathers_its_state_while_others_go_on_is_told() -> None:
     needs_ranks(hvd)
     for options in (OPTIONS, StepAhead(OPTIONS, overlap=False)):
-        params = parameters()
-        optimizer = distribute(params, options)
-        take_steps(optimizer, params, range(3))
-        action = partial(gather_state_dict, optimizer) if is_last(hvd) else (
-            partial(take_steps, optimizer, params, range(3, 4)))
+        params, optimizer = trained(3, options)
+        action = partial(gather_state_dict, optimizer) if is_last(hvd) else partial(take_steps, optimizer, params, 3)
         assert_disagreement(hvd, action, "gather the state (gather_state_dict)")
 
 
 def check_a_checkpoint_of_rank_0_alone_is_not_multiplied() -> None:
-    params = parameters()
-    optimizer = distribute(params, OPTIONS)
-    take_steps(optimizer, params, range(3))
+    _, optimizer = trained(3)
     state = hvd.broadcast_object(optimizer.state_dict(), root_rank=0)
     state["horovod_oktopk"][0]["process"] = "another"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         optimizer.load_state_dict(state)
-    residual = optimizer.state_dict()["horovod_oktopk"][0]["residual"].numpy()
-    total = sum(everywhere(residual))
+    total = sum(everywhere(record_of(optimizer)["residual"].numpy()))
     assert np.array_equal(total, state["horovod_oktopk"][0]["residual"].numpy())
     assert any("gather_state_dict" in str(w.message) for w in caught) == (hvd.rank() > 0)
 
 
-def check_what_was_loaded_is_saved_again_before_the_first_step() -> None:
-    params = parameters()
-    optimizer = distribute(params, OPTIONS)
-    assert optimizer.state_dict()["horovod_oktopk"] == []
-    take_steps(optimizer, params, range(2))
-    state = optimizer.state_dict()
-    fresh = distribute(parameters(), OPTIONS)
-    fresh.load_state_dict(state)
-    again = fresh.state_dict()["horovod_oktopk"][0]
-    assert torch.equal(again["residual"], state["horovod_oktopk"][0]["residual"])
-    assert again["algorithm"]["step"] == 2
-
-
 def check_what_was_loaded_is_gathered_before_the_first_step() -> None:
-    params = parameters()
-    optimizer = distribute(params, OPTIONS)
-    take_steps(optimizer, params, range(3))
-    own = optimizer.state_dict()
-    expected = everywhere(own["horovod_oktopk"][0]["residual"].numpy())
-    for state in (hvd.broadcast_object(gather_state_dict(optimizer), root_rank=0), own):
+    _, optimizer = trained(3)
+    expected = everywhere(record_of(optimizer)["residual"].numpy())
+    for state in (hvd.broadcast_object(gather_state_dict(optimizer), root_rank=0), optimizer.state_dict()):
         fresh = distribute(parameters(), OPTIONS)
         fresh.load_state_dict(state)
         records = gather_state_dict(fresh)["horovod_oktopk"]
@@ -127,17 +100,16 @@ def check_elastic_state_restores_residual_and_counter() -> None:
     optimizer = distribute(named, OPTIONS)
     state = hvd.elastic.TorchState(model=params, optimizer=optimizer, epoch=0)
     state.sync()
-    take_steps(optimizer, named, range(3))
+    take_steps(optimizer, named, *range(3))
     state.save()
-    take_steps(optimizer, named, range(3, 7))
-    expected = flat(named)
-    residual = optimizer.state_dict()["horovod_oktopk"][0]["residual"]
+    take_steps(optimizer, named, *range(3, 7))
+    expected, residual = flat(named), record_of(optimizer)["residual"]
     state.restore()
     assert not np.array_equal(flat(named), expected)
-    take_steps(optimizer, named, range(3, 7))
+    take_steps(optimizer, named, *range(3, 7))
     assert step_report(optimizer).step == 7
     assert np.array_equal(flat(named), expected)
-    assert torch.equal(optimizer.state_dict()["horovod_oktopk"][0]["residual"], residual)
+    assert torch.equal(record_of(optimizer)["residual"], residual)
 
 
 class OnADevice(torch.Tensor):
@@ -151,21 +123,17 @@ class OnADevice(torch.Tensor):
 
 
 def check_a_checkpoint_that_was_loaded_to_a_device() -> None:
-    params = parameters()
-    optimizer = distribute(params, OPTIONS)
-    take_steps(optimizer, params, range(3))
+    _, optimizer = trained(3)
     state = optimizer.state_dict()
     residual = state["horovod_oktopk"][0]["residual"].clone()
     for loading in (optimizer, distribute(parameters(), OPTIONS)):  # in the middle, and before the first step
         state["horovod_oktopk"][0]["residual"] = residual.clone().as_subclass(OnADevice)
         loading.load_state_dict(state)
-        assert np.array_equal(loading.state_dict()["horovod_oktopk"][0]["residual"].numpy(), residual.numpy())
+        assert np.array_equal(record_of(loading)["residual"].numpy(), residual.numpy())
 
 
 def check_training_goes_on_where_rank_0_cannot_write_a_checkpoint() -> None:
-    params = parameters()
-    optimizer = distribute(params, OPTIONS)
-    take_steps(optimizer, params, range(6))
+    params, optimizer = trained(6)
     with shared_folder(hvd) as folder:
         for limit in (0, 100, 1000):
             state = gather_state_dict(optimizer)
@@ -178,14 +146,11 @@ def check_training_goes_on_where_rank_0_cannot_write_a_checkpoint() -> None:
                         failed = True
                 assert failed, limit
         everywhere("done")
-    take_steps(optimizer, params, range(6, 12))
-    assert np.array_equal(flat(params), uninterrupted())
+    assert_goes_on_as_if_nothing_had_happened(optimizer, params)
 
 
 def check_a_damaged_record_is_refused_and_nothing_is_taken() -> None:
-    params = parameters()
-    optimizer = distribute(params, OPTIONS)
-    take_steps(optimizer, params, range(6))
+    params, optimizer = trained(6)
     state = hvd.broadcast_object(through_a_file(gather_state_dict(optimizer)), root_rank=0)
     last = state["horovod_oktopk"][-1]
     residual = last["residual"]
@@ -197,5 +162,4 @@ def check_a_damaged_record_is_refused_and_nothing_is_taken() -> None:
         messages = raised_everywhere(OptionError, lambda: optimizer.load_state_dict(state))
         assert len(set(messages)) == 1, messages
         assert "damaged" in messages[0]
-    take_steps(optimizer, params, range(6, 12))
-    assert np.array_equal(flat(params), uninterrupted())
+    assert_goes_on_as_if_nothing_had_happened(optimizer, params)

@@ -9,23 +9,18 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from horovod_oktopk.torch import (
-    OkTopk,
-    StepAhead,
-    shared_parameters,
-    step_report,
-)
+from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters, step_report
 from tests.scenarios.common import assert_disagreement, is_last
-from tests.torch.scenarios.common import assert_equal_everywhere, flat
+from tests.torch.scenarios.common import assert_equal_everywhere, descend, distribute, flat
 
 OPTIONS = StepAhead(OkTopk(density=0.05))
 
 
-def model_of(seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+def model_of(seed: int = 0) -> torch.nn.Module:
     """The same on all ranks."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.Tanh(), torch.nn.Linear(24, 4))
-    return remembering(model.to(dtype))
+    return remembering(model)
 
 
 def remembering(model: torch.nn.Module) -> torch.nn.Module:
@@ -37,16 +32,29 @@ def remembering(model: torch.nn.Module) -> torch.nn.Module:
 def distributed(model: torch.nn.Module, compression: Any = OPTIONS, optimizer: Any = torch.optim.SGD,
                 **arguments: Any) -> Any:
     settings = {"lr": 0.1, **({"momentum": 0.9} if optimizer is torch.optim.SGD else {})}
-    return hvd.DistributedOptimizer(optimizer(model.parameters(), **settings), compression=compression,
-                                    named_parameters=model.named_parameters(), **arguments)
+    return distribute(model, compression, optimizer(model.parameters(), **settings), **arguments)
 
 
-def loss_of(model: torch.nn.Module, step: int, rank: int | None = None) -> torch.Tensor:
-    """On this rank's own data."""
-    generator = torch.Generator().manual_seed(100 * step + (hvd.rank() if rank is None else rank))
-    dtype = next(model.parameters()).dtype
-    inputs = torch.randn(8, 16, generator=generator).to(dtype)
+def own_data(step: int, *shape: int) -> torch.Tensor:
+    """This rank's."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(100 * step + hvd.rank()))
+
+
+def loss_of(model: torch.nn.Module, step: int) -> torch.Tensor:
+    inputs = own_data(step, 8, 16).to(next(model.parameters()).dtype)
     return torch.nn.functional.mse_loss(model(inputs), torch.sin(inputs[:, :4]))
+
+
+def closure_of(model: torch.nn.Module, optimizer: Any, step: int, clips: bool = False) -> Callable[[], torch.Tensor]:
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        loss.backward()
+        if clips:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        return loss
+
+    return closure
 
 
 def train(model: torch.nn.Module, optimizer: Any, steps: range,
@@ -56,6 +64,19 @@ def train(model: torch.nn.Module, optimizer: Any, steps: range,
         loss_of(model, step).backward()
         before_step()
         optimizer.step()
+
+
+def made(*arguments: Any, **options: Any) -> tuple[torch.nn.Module, Any]:
+    """A model and its optimizer."""
+    model = model_of()
+    return model, distributed(model, *arguments, **options)
+
+
+def trained(steps: int, *arguments: Any, **options: Any) -> tuple[torch.nn.Module, Any]:
+    """As `made`, after so many steps."""
+    model, optimizer = made(*arguments, **options)
+    train(model, optimizer, range(steps))
+    return model, optimizer
 
 
 def shared_of(model: torch.nn.Module, optimizer: Any) -> dict[str, torch.Tensor]:
@@ -71,29 +92,12 @@ def assert_shared_is_equal(model: torch.nn.Module, optimizer: Any) -> None:
     assert not all(torch.equal(shared[name], start) for name, start in model.start.items()), "they have not moved"
 
 
-def check_shared_parameters_sees_through_what_a_library_wraps_around_an_optimizer() -> None:
-    class Wrapper:
-        """As Accelerate and Lightning do."""
-
-        def __init__(self, optimizer: Any) -> None:
-            self.optimizer = optimizer
-
-    model = model_of()
-    optimizer = distributed(model)
-    train(model, optimizer, range(3))
-    assert_equal_everywhere(shared_of(model, Wrapper(optimizer)).values())
-    assert flat(shared_of(model, Wrapper(optimizer))).tobytes() == flat(shared_of(model, optimizer)).tobytes()
-    assert hvd.size() == 1 or flat(dict(model.named_parameters())).tobytes() != flat(
-        shared_of(model, optimizer)).tobytes()  # outside it holds this rank's own
-
-
 def check_any_optimizer_takes_the_step() -> None:
     for make in (lambda p: torch.optim.AdamW(p, lr=0.01), lambda p: torch.optim.SGD(p, lr=0.1, foreach=True),
                  lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01)),
                  lambda p: torch.optim.Adam(p, lr=0.01, fused=True), lambda p: torch.optim.RMSprop(p, lr=0.01)):
         model = model_of()
-        optimizer = hvd.DistributedOptimizer(make(model.parameters()), named_parameters=model.named_parameters(),
-                                             compression=OPTIONS)
+        optimizer = distribute(model, OPTIONS, make(model.parameters()))
         before = flat(shared_of(model, optimizer))
         train(model, optimizer, range(3))
         assert not np.array_equal(before, flat(shared_of(model, optimizer)))
@@ -102,27 +106,17 @@ def check_any_optimizer_takes_the_step() -> None:
 
 
 def check_closures_clipping_and_schedulers_are_as_without_horovod() -> None:
-    model = model_of()
-    optimizer = distributed(model)
+    model, optimizer = made()
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-
-    def closure(step: int) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model, step)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-        return loss
-
     for step in range(4):
-        assert torch.isfinite(optimizer.step(lambda step=step: closure(step)))
+        assert torch.isfinite(optimizer.step(closure_of(model, optimizer, step, clips=True)))
         scheduler.step()
     assert np.isclose(optimizer.param_groups[0]["lr"], 0.001)
     assert_shared_is_equal(model, optimizer)
 
 
 def check_gradients_stay_the_ranks_own() -> None:
-    model = model_of()
-    optimizer = distributed(model)
+    model, optimizer = made()
     loss_of(model, 0).backward()
     before = [p.grad.clone() for p in model.parameters()]
     optimizer.synchronize()
@@ -136,21 +130,17 @@ def check_missing_sparse_and_frozen_gradients_are_nobodys_business() -> None:
     torch.manual_seed(0)
     model = remembering(torch.nn.ModuleDict({"table": torch.nn.Embedding(30, 4, sparse=True),
                                              "out": torch.nn.Linear(4, 1), "unused": torch.nn.Linear(2, 2)}))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5),
-                                         named_parameters=model.named_parameters(), compression=OPTIONS)
+    optimizer = distribute(model, OPTIONS, lr=0.5)
     for step in range(5):
-        optimizer.zero_grad()
         if step == 3:
             model["out"].weight.requires_grad_(False)
         words = torch.tensor([hvd.rank(), 5, 7 + step])
-        model["out"](model["table"](words)).square().sum().backward()
-        optimizer.step()
+        descend(optimizer, model["out"](model["table"](words)).square().sum())
     assert_shared_is_equal(model, optimizer)
 
 
 def check_every_rank_may_have_a_loss_scale_of_its_own() -> None:
-    model = model_of()
-    optimizer = distributed(model)
+    model, optimizer = made()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**(10 + hvd.rank()), growth_interval=3)
     for step in range(6):
         optimizer.zero_grad()
@@ -168,15 +158,12 @@ def check_every_rank_may_have_a_loss_scale_of_its_own() -> None:
 def check_two_optimizers_may_take_their_steps_in_another_order_on_each_rank() -> None:
     models = [model_of(seed) for seed in (0, 1)]
     optimizers = [distributed(model) for model in models]
-    for step in range(2):
-        for model, optimizer in zip(models, optimizers, strict=True):
-            train(model, optimizer, range(step, step + 1))
-    order = [0, 1] if hvd.rank() % 2 else [1, 0]
-    for step in range(2, 6):
-        for which in order:
-            train(models[which], optimizers[which], range(step, step + 1))
-    for model, optimizer in zip(models, optimizers, strict=True):
-        assert_shared_is_equal(model, optimizer)
+    pairs = list(zip(models, optimizers, strict=True))
+    for step in range(6):
+        for pair in pairs if step < 2 or hvd.rank() % 2 else pairs[::-1]:
+            train(*pair, range(step, step + 1))
+    for pair in pairs:
+        assert_shared_is_equal(*pair)
 
 
 def check_parameters_in_another_order_in_memory_on_one_rank_are_refused() -> None:

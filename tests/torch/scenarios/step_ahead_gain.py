@@ -9,18 +9,23 @@ import numpy as np
 import torch
 
 from horovod_oktopk.torch import Dense, StepAhead, step_report
-from tests.torch.scenarios.common import assert_equal_everywhere, flat
-from tests.torch.scenarios.step_ahead import OPTIONS, distributed, loss_of, model_of, shared_of, train
+from tests.scenarios.step_ahead import ALONE
+from tests.torch.scenarios.common import assert_equal_everywhere, descend, distribute, flat
+from tests.torch.scenarios.step_ahead import (
+    OPTIONS,
+    closure_of,
+    loss_of,
+    made,
+    model_of,
+    own_data,
+    shared_of,
+    trained,
+)
 
-ALONE = StepAhead(Dense(), ahead=1, overlap=False)
-"""Nothing but the optimizer's own steps."""
 
-
-def gain_after(steps: int, *, compression: Any = OPTIONS, optimizer: Any = torch.optim.Adam, **arguments: Any) -> Any:
+def gain_after(steps: int, compression: Any = OPTIONS, optimizer: Any = torch.optim.Adam) -> Any:
     """The last report."""
-    model = model_of()
-    wrapped = distributed(model, compression, optimizer, **arguments)
-    train(model, wrapped, range(steps))
+    model, wrapped = trained(steps, compression, optimizer)
     assert_equal_everywhere(shared_of(model, wrapped).values())
     return step_report(wrapped)
 
@@ -38,13 +43,10 @@ def check_weight_decay_is_as_without_a_gain() -> None:
         found = []
         for gain in (None, 4.0):
             model = model_of()
-            optimizer = hvd.DistributedOptimizer(
-                make(model.parameters()), named_parameters=model.named_parameters(),
-                compression=StepAhead(Dense(), ahead=1, overlap=False, gain=gain))
+            optimizer = distribute(model, StepAhead(Dense(), ahead=1, overlap=False, gain=gain),
+                                   make(model.parameters()))
             for _ in range(3):
-                optimizer.zero_grad()
-                sum(0 * p.sum() for p in model.parameters()).backward()
-                optimizer.step()
+                descend(optimizer, sum(0 * p.sum() for p in model.parameters()))
             found.append(flat(shared_of(model, optimizer)))
             assert optimizer.param_groups[0]["weight_decay"] == 0.5
         assert not np.allclose(found[0], flat(dict(model_of().named_parameters()))), "it decays"
@@ -56,8 +58,7 @@ def check_loss_scales_are_left_out_of_the_measurement() -> None:
     expected = gain_after(4, compression=ALONE).noise_ratio
     for fused in (False, True):
         model = model_of()
-        optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1, fused=fused),
-                                             named_parameters=model.named_parameters(), compression=ALONE)
+        optimizer = distribute(model, ALONE, torch.optim.Adam(model.parameters(), lr=0.1, fused=fused))
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**(8 + 3 * hvd.rank()))
         for step in range(4):
             optimizer.zero_grad()
@@ -68,17 +69,9 @@ def check_loss_scales_are_left_out_of_the_measurement() -> None:
 
 
 def check_what_a_closure_computes_is_measured() -> None:
-    model = model_of()
-    optimizer = distributed(model, ALONE, torch.optim.Adam)
-
-    def closure(step: int) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model, step)
-        loss.backward()
-        return loss
-
+    model, optimizer = made(ALONE, torch.optim.Adam)
     for step in range(4):
-        optimizer.step(lambda step=step: closure(step))
+        optimizer.step(closure_of(model, optimizer, step))
     assert step_report(optimizer).gain == gain_after(4, compression=ALONE).gain
 
 
@@ -87,13 +80,9 @@ def check_a_sparse_gradient_is_measured_as_the_dense_one() -> None:
     for sparse in (False, True):
         torch.manual_seed(0)
         table = torch.nn.Embedding(50, 8, sparse=sparse)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1),
-                                             named_parameters=table.named_parameters(), compression=ALONE)
+        optimizer = distribute(table, ALONE, lr=0.1)
         for step in range(5):
-            optimizer.zero_grad()
-            words = torch.tensor([3, 3, 7, 10 + hvd.rank(), 20 + step])
-            table(words).square().sum().backward()
-            optimizer.step()
+            descend(optimizer, table(torch.tensor([3, 3, 7, 10 + hvd.rank(), 20 + step])).square().sum())
         ratios.append(step_report(optimizer).noise_ratio)
     assert np.isclose(*ratios), ratios
     assert (ratios[0] > 1) == (hvd.size() > 1)
@@ -104,12 +93,8 @@ def check_a_memory_format_changes_nothing() -> None:
     for memory_format in (torch.contiguous_format, torch.channels_last):
         torch.manual_seed(0)
         layer = torch.nn.Conv2d(3, 5, 3).to(memory_format=memory_format)
-        optimizer = hvd.DistributedOptimizer(torch.optim.Adam(layer.parameters(), lr=0.1), compression=ALONE,
-                                             named_parameters=layer.named_parameters())
+        optimizer = distribute(layer, ALONE, torch.optim.Adam(layer.parameters(), lr=0.1))
         for step in range(3):
-            optimizer.zero_grad()
-            images = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(9 * step + hvd.rank()))
-            layer(images).square().sum().backward()
-            optimizer.step()
+            descend(optimizer, layer(own_data(step, 2, 3, 6, 6)).square().sum())
         ratios.append(step_report(optimizer).noise_ratio)
     assert np.isclose(*ratios, rtol=1e-4), ratios

@@ -7,16 +7,24 @@ import copy
 from typing import Any
 
 import horovod.torch as hvd
-import numpy as np
 import pytest
 import torch
 
 from horovod_oktopk import AgreementError
 from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters
-from tests.scenarios.common import is_last, needs_ranks
-from tests.scenarios.hosts import host_sizes
-from tests.torch.scenarios.common import flat, raised_everywhere
-from tests.torch.scenarios.step_ahead import assert_shared_is_equal, distributed, loss_of, model_of, shared_of, train
+from tests.scenarios.common import host_sizes, is_last, needs_ranks
+from tests.torch.scenarios.common import assert_equal_everywhere, descend, flat, raised_everywhere
+from tests.torch.scenarios.step_ahead import (
+    assert_shared_is_equal,
+    closure_of,
+    distributed,
+    loss_of,
+    made,
+    model_of,
+    shared_of,
+    train,
+    trained,
+)
 
 
 def options(length: int, **others: Any) -> StepAhead:
@@ -28,22 +36,15 @@ def check_a_loss_scale_and_a_closure_leave_no_trace() -> None:
     needs_ranks(hvd)
     results = []
     for how in ("plain", "scaled", "clipped", "closure"):
-        model = model_of()
-        optimizer = distributed(model, options(hvd.size()))
+        model, optimizer = made(options(hvd.size()))
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (3 + hvd.rank()),
                                       enabled=how in ("scaled", "clipped"))
         for step in range(4):
-            def closure(step: int = step, model: Any = model, optimizer: Any = optimizer,
-                        scaler: Any = scaler) -> Any:
-                optimizer.zero_grad()
-                loss = scaler.scale(loss_of(model, step))
-                loss.backward()
-                return loss
-
             if how == "closure":
-                assert optimizer.step(closure).isfinite()
+                assert optimizer.step(closure_of(model, optimizer, step)).isfinite()
                 continue
-            closure()
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, step)).backward()
             if how == "clipped":
                 scaler.unscale_(optimizer)
                 optimizer.synchronize()
@@ -59,9 +60,7 @@ def check_a_loss_scale_and_a_closure_leave_no_trace() -> None:
 def check_a_rank_that_loads_or_saves_alone_is_told() -> None:
     needs_ranks(hvd)
     for length in host_sizes(hvd.size()):
-        model = model_of()
-        optimizer = distributed(model, options(length, overlap=False))
-        train(model, optimizer, range(2))
+        model, optimizer = trained(2, options(length, overlap=False))
         state = copy.deepcopy(optimizer.state_dict())
 
         def load_alone(model: torch.nn.Module = model, optimizer: Any = optimizer, state: Any = state) -> None:
@@ -73,32 +72,27 @@ def check_a_rank_that_loads_or_saves_alone_is_told() -> None:
         assert len(set(messages)) == 1
 
 
-def check_parameters_that_join_are_averaged_too() -> None:
-    """Unfrozen, or of a new group."""
-    needs_ranks(hvd)
-    model, more = model_of(), torch.nn.Linear(4, 4)
-    torch.nn.init.ones_(more.weight)
-    torch.nn.init.zeros_(more.bias)
-    model[0].requires_grad_(False)
-    optimizer = distributed(model, options(hvd.size()))
-    for step in range(6):
-        if step == 2:
-            model[0].requires_grad_(True)
-            optimizer.add_param_group({"params": more.parameters(), "lr": 0.1})
-        optimizer.zero_grad()
-        inputs = torch.randn(8, 16, generator=torch.Generator().manual_seed(100 * step + hvd.rank()))
-        torch.nn.functional.mse_loss(more(model(inputs)), torch.sin(inputs[:, :4])).backward()
-        optimizer.step()
-    own = np.concatenate([p.detach().numpy().ravel() for p in (*model.parameters(), *more.parameters())])
-    assert len(set(hvd.allgather_object(own.tobytes()))) == 1
-    assert not torch.equal(more.weight, torch.ones(4, 4))
+def check_parameters_that_join_are_shared_too() -> None:
+    """Unfrozen, or of a new group; the ranks of a host have the same ones even outside of shared_parameters."""
+    for length in sorted({1, hvd.size()}):
+        model, more = model_of(), torch.nn.Linear(4, 4)
+        torch.nn.init.ones_(more.weight)
+        torch.nn.init.zeros_(more.bias)
+        model[0].requires_grad_(False)
+        optimizer = distributed(model, options(length))
+        for step in range(6):
+            if step == 2:
+                model[0].requires_grad_(True)
+                optimizer.add_param_group({"params": more.parameters(), "lr": 0.1})
+            descend(optimizer, loss_of(torch.nn.Sequential(model, more), step))
+        with shared_parameters(optimizer) if length == 1 else contextlib.nullcontext():
+            assert_equal_everywhere([*model.parameters(), *more.parameters()])
+            assert not torch.equal(more.weight, torch.ones(4, 4))
 
 
 def check_a_state_of_rank_0_serves_its_whole_host() -> None:
     needs_ranks(hvd)
-    model = model_of()
-    optimizer = distributed(model, options(hvd.size()))
-    train(model, optimizer, range(4))
+    model, optimizer = trained(4, options(hvd.size()))
     with shared_parameters(optimizer):
         weights, state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     state = hvd.broadcast_object(state, 0, name="state")
@@ -114,8 +108,7 @@ def check_a_state_of_rank_0_serves_its_whole_host() -> None:
 
 def check_stock_horovods_warning_stays() -> None:
     needs_ranks(hvd)
-    model = model_of()
-    optimizer = distributed(model, options(hvd.size()))
+    model, optimizer = made(options(hvd.size()))
     loss_of(model, 0).backward()
     optimizer.synchronize()
     with pytest.warns(UserWarning, match="without optimizer.skip_synchronize"):
@@ -125,8 +118,6 @@ def check_stock_horovods_warning_stays() -> None:
 def check_hosts_of_one_rank_need_no_process_sets() -> None:
     results = []
     for scheme in (OkTopk(density=0.05, hierarchical=1), OkTopk(density=0.05)):
-        model = model_of()
-        optimizer = distributed(model, StepAhead(scheme), groups=2)
-        train(model, optimizer, range(3))
+        model, optimizer = trained(3, StepAhead(scheme), groups=2)
         results.append(flat(shared_of(model, optimizer)).tobytes())
     assert len(set(results)) == 1

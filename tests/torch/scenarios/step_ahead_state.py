@@ -12,16 +12,18 @@ import torch
 from horovod_oktopk import OptionError, PluginError
 from horovod_oktopk.torch import OkTopk, StepAhead, gather_state_dict, shared_parameters
 from tests.scenarios.common import shared_folder
-from tests.torch.scenarios.common import assert_equal_everywhere, distribute, flat, raised_everywhere
+from tests.torch.scenarios.common import assert_equal_everywhere, descend, distribute, flat, raised_everywhere
 from tests.torch.scenarios.step_ahead import (
     OPTIONS,
     assert_shared_is_equal,
     distributed,
-    loss_of,
+    made,
     model_of,
+    own_data,
     remembering,
     shared_of,
     train,
+    trained,
 )
 
 
@@ -35,8 +37,7 @@ def check_broadcast_first_as_every_script_does() -> None:
 
 
 def check_weights_that_the_program_clips_stay_so_and_are_shared() -> None:
-    model = model_of()
-    optimizer = distributed(model, StepAhead(OkTopk(density=0.3), ahead=1))
+    model, optimizer = made(StepAhead(OkTopk(density=0.3), ahead=1))
     for step in range(30):
         train(model, optimizer, range(step, step + 1))
         for p in model.parameters():
@@ -46,29 +47,11 @@ def check_weights_that_the_program_clips_stay_so_and_are_shared() -> None:
     assert_shared_is_equal(model, optimizer)
 
 
-def check_a_parameter_that_is_added_later_joins() -> None:
-    model = model_of()
-    optimizer = distributed(model)
-    train(model, optimizer, range(3))
-    extra = torch.nn.Parameter(torch.ones(5))
-    optimizer.add_param_group({"params": [extra], "lr": 0.5})
-    for step in range(3, 6):
-        optimizer.zero_grad()
-        (loss_of(model, step) + (extra * (1 + hvd.rank())).sum()).backward()
-        optimizer.step()
-    assert_shared_is_equal(model, optimizer)
-    with shared_parameters(optimizer):
-        assert_equal_everywhere([extra.detach()])
-        assert not torch.equal(extra, torch.ones(5))
-
-
 def check_a_run_rolls_back_while_an_exchange_is_under_way() -> None:
     """Outside of shared_parameters, and in either order."""
     results = []
     for model_first in (True, False):
-        model = model_of()
-        optimizer = distributed(model)
-        train(model, optimizer, range(3))
+        model, optimizer = trained(3)
         with shared_parameters(optimizer):
             saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
         pairs = list(zip((model, optimizer), saved, strict=True))
@@ -84,8 +67,7 @@ def check_a_run_rolls_back_while_an_exchange_is_under_way() -> None:
 
 def check_an_elastic_state_saves_and_sends_what_all_ranks_share() -> None:
     for rank_0_alone in (False, True):
-        model = model_of()
-        optimizer = distributed(model)
+        model, optimizer = made()
         state = hvd.elastic.TorchState(model=model, optimizer=optimizer)
         train(model, optimizer, range(4))
         expected = flat(shared_of(model, optimizer))
@@ -108,10 +90,7 @@ def convolution(memory_format: torch.memory_format) -> torch.nn.Module:
 
 def convolve(model: Any, optimizer: Any, steps: range) -> None:
     for step in steps:
-        optimizer.zero_grad()
-        images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(step + hvd.rank()))
-        model(images).square().mean().backward()
-        optimizer.step()
+        descend(optimizer, model(own_data(step, 2, 3, 8, 8)).square().mean())
 
 
 def check_one_file_holds_all_ranks_also_in_another_memory_format() -> None:

@@ -1,23 +1,36 @@
-"""Which optimizers and models `shared_parameters` and its like take; what is neither is refused."""
+"""Which optimizers and models `shared_parameters` and its like take; and several optimizers of one model."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import horovod.torch as hvd
+import numpy as np
 import torch
 
 from horovod_oktopk import PluginError
 from horovod_oktopk.torch import (
     OkTopk,
+    StepAhead,
     gather_state_dict,
     set_density,
     shared_parameters,
     step_report,
     synchronize_replicas,
 )
-from tests.torch.scenarios.common import assert_equal_everywhere, flat, raised_everywhere
-from tests.torch.scenarios.step_ahead import OPTIONS, distributed, loss_of, model_of, shared_of, train
+from tests.torch.scenarios.common import assert_equal_everywhere, distribute, flat, raised_everywhere
+from tests.torch.scenarios.step_ahead import (
+    OPTIONS,
+    assert_shared_is_equal,
+    distributed,
+    loss_of,
+    model_of,
+    shared_of,
+    train,
+    trained,
+)
 
 
 class Wrapped(torch.nn.Module):
@@ -26,6 +39,13 @@ class Wrapped(torch.nn.Module):
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.module = model
+
+
+class WrappedOptimizer:
+    """As Accelerate and Lightning do."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
 
 
 def inside(model: torch.nn.Module, *targets: Any) -> bytes:
@@ -41,8 +61,8 @@ def check_models_and_lists_serve_as_the_optimizer_does() -> None:
     shared = flat(shared_of(model, optimizer))
     own = flat(dict(model.named_parameters()))  # once what was under way is applied
     assert hvd.size() == 1 or own.tobytes() != shared.tobytes(), "between steps ranks have parameters of their own"
-    for target in (model, [optimizer], (model,), Wrapped(model), model[0], torch.compile(model),
-                   [[model], optimizer]):
+    for target in (model, [optimizer], (model,), Wrapped(model), WrappedOptimizer(optimizer), model[0],
+                   torch.compile(model), [[model], optimizer]):
         assert inside(model, target) == shared.tobytes(), target
         assert inside(model, other, target) == shared.tobytes()
         assert flat(dict(model.named_parameters())).tobytes() == own.tobytes()
@@ -51,8 +71,7 @@ def check_models_and_lists_serve_as_the_optimizer_does() -> None:
 
 def check_a_model_with_two_optimizers_is_shared_as_a_whole() -> None:
     model = model_of()
-    halves = [hvd.DistributedOptimizer(torch.optim.SGD(part.parameters(), lr=0.1), compression=OPTIONS,
-                                       named_parameters=part.named_parameters()) for part in (model[0], model[2])]
+    halves = [distribute(part, OPTIONS, lr=0.1) for part in (model[0], model[2])]
     for step in range(3):
         for half in halves:
             half.zero_grad()
@@ -73,20 +92,46 @@ def check_what_trains_without_step_ahead_is_left_alone() -> None:
 
 
 def check_what_is_neither_an_optimizer_nor_a_model_is_refused() -> None:
-    model = model_of()
-    optimizer = distributed(model)
-    train(model, optimizer, range(1))
+    model, optimizer = trained(1)
     for wrong, name in ((None, "NoneType"), ([None], "NoneType"), ({"model": model}, "dict"),
                         (torch.optim.SGD, "type"), (next(model.parameters()), "Parameter"),
                         (model.state_dict(), "OrderedDict")):
-        for function in (inside_of(model), synchronize_replicas):
-            message = raised_everywhere(PluginError, lambda wrong=wrong, function=function: function(wrong))[0]
+        for function in (partial(inside, model), synchronize_replicas):
+            message = raised_everywhere(PluginError, partial(function, wrong))[0]
             assert f"got {name}" in message
             assert "(optimizer)" in message
-        for function in (step_report, gather_state_dict, lambda wrong: set_density(wrong, 0.1)):
-            raised_everywhere(PluginError, lambda wrong=wrong, function=function: function(wrong))
-    raised_everywhere(PluginError, lambda: gather_state_dict([optimizer]))
+        for function in (step_report, gather_state_dict, partial(set_density, density=0.1)):
+            raised_everywhere(PluginError, partial(function, wrong))
+    raised_everywhere(PluginError, partial(gather_state_dict, [optimizer]))
 
 
-def inside_of(model: torch.nn.Module) -> Any:
-    return lambda target: inside(model, target)
+def check_an_optimizer_that_is_distributed_already_is_refused() -> None:
+    model = model_of()
+    for compression in (OPTIONS, OkTopk()):
+        optimizer = distributed(model, compression)
+        for again in (compression, hvd.Compression.none):
+            messages = raised_everywhere(PluginError, lambda made=(again, optimizer): distribute(model, *made))
+            assert "distributed already" in messages[0]
+
+
+def check_the_next_optimizer_begins_with_what_all_ranks_share() -> None:
+    for inside in (False, True):
+        for compression in (OPTIONS, OkTopk(density=0.1), hvd.Compression.none):
+            model, optimizer = trained(4)
+            with shared_parameters(optimizer) if inside else nullcontext():
+                optimizer = distributed(model, compression)  # the one before is gone
+            assert_equal_everywhere(model.parameters())
+            train(model, optimizer, range(4, 8))
+            assert_shared_is_equal(model, optimizer)
+
+
+def check_two_optimizers_of_the_same_parameters_take_turns() -> None:
+    model = model_of()
+    optimizers = [distributed(model), distributed(model, StepAhead(OkTopk(density=0.2)), torch.optim.Adam)]
+    for step in range(0, 12, 2):
+        before = flat(shared_of(model, optimizers[0]))
+        turn: Any = optimizers[step // 2 % 2]
+        train(model, turn, range(step, step + 2))
+        with shared_parameters(model):
+            assert_equal_everywhere(model.parameters())
+            assert not np.array_equal(before, flat(dict(model.named_parameters())))
