@@ -1,15 +1,146 @@
-"""The adviser measures the network of a real job."""
+"""The adviser: Table 1's arithmetic, the point from which dense wins, what is said of accuracy, and bad input."""
 
 from __future__ import annotations
 
-import pytest
+import re
+import subprocess
+import sys
 
-from tests.launch import horovodrun
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod_oktopk import OkTopk, OptionError, advise
+from tests.launch import ROOT, horovodrun
+from tests.support.threads import run_ranks
+
+N, P = 10_000_000, 16
+NETWORK = advise.Network(latency=50e-6, bandwidth=1e9)
+SCHEMES = ["dense", "OkTopk", "StepAhead(OkTopk)"]
+
+
+def predictions(network=NETWORK, size=P, n=N, options=None):
+    return {p.scheme: p for p in advise.predict(n, size, options or OkTopk(), network, 0.02)}
+
+
+def test_vgg_16_on_8_ranks_at_1_gbit_by_hand():
+    """In Elias-Fano code an index of one in 100 has 6 + 1 + 100/64 bits, and of one in 12.5, 3 + 1 + 12.5/8."""
+    n, k, found = 14_728_266, 147_283, predictions(size=8, n=14_728_266)
+    dense, latency = 2 * n * 32, (1 + 4 * 3) * 50e-6 + 2 * 7 * 2e-6
+    oktopk = (1 + 2) * k * (32 + 8.5625)  # k in phase 1, and twice k' = k in phase 2
+    step_ahead = k * (4 + 8.5625) + 2 * 8 * k * (4 + 5.5625)  # k' = 8 k, all that 8 ranks select
+    assert list(found) == SCHEMES
+    assert found["dense"].seconds == pytest.approx(dense * 7 / 8 / 1e9 + 2 * 3 * 50e-6)
+    assert found["OkTopk"].seconds == pytest.approx(oktopk * 7 / 8 / 1e9 + latency + 0.02, rel=1e-4)
+    assert found["StepAhead(OkTopk)"].seconds == pytest.approx(step_ahead * 7 / 8 / 1e9 + latency + 0.02, rel=1e-4)
+
+
+def test_what_is_kept_of_the_sum_counts_in_phase_2():
+    few, many = (predictions(options=OkTopk(global_density=kept)) for kept in (0.04, 1.0))
+    k = 0.01 * N / 32
+    assert few["OkTopk"].words == pytest.approx(k * (40.5625 + 2 * 4 * 38.5625) * 15 / 16, rel=1e-3)
+    assert few["StepAhead(OkTopk)"].words == pytest.approx(k * (12.5625 + 2 * 4 * 10.5625) * 15 / 16, rel=1e-3)
+    assert many["StepAhead(OkTopk)"] == predictions()["StepAhead(OkTopk)"]  # all that 16 ranks select
+
+
+def test_messages_that_fly_at_once_have_one_latency():
+    """Of 71 others: eight batches of nine. Then four collectives of seven rounds; each other rank is told twice."""
+    assert predictions(size=72)["OkTopk"].latency == pytest.approx((8 + 4 * 7) * 50e-6 + 2 * 71 * 2e-6)
+
+
+def test_one_rank_moves_nothing():
+    assert all(p.words == p.communication == 0 for p in predictions(size=1).values())
+
+
+def test_the_report_says_what_is_hidden_and_what_is_lost():
+    text, ahead = advise.report(N, P, OkTopk(), NETWORK, 0.02), predictions()["StepAhead(OkTopk)"]
+    assert f"takes at least {1e3 * ahead.communication:.2f} ms: then 20.00 ms remain" in text
+    accuracy = text[text.index("Accuracy"):]
+    figures, pages = re.findall(r"[\d.]+ %|[\d.]+ times", accuracy), re.findall(r"docs/[\w/]+\.md", accuracy)
+    docs = "".join((ROOT / page).read_text() for page in pages)
+    assert figures == ["1 %", "23 %", "1.8 %", "5.6 %", "1.14 times"]
+    assert all(figure in docs for figure in figures)
+
+
+@given(st.floats(1e6, 1e12), st.floats(1e-7, 1e-2), st.integers(2, 512), st.floats(1e-4, 1.0))
+def test_the_verdict_follows_the_table(bandwidth, latency, size, density):
+    network = advise.Network(latency, bandwidth)
+    dense, *others = advise.predict(N, size, OkTopk(density=density), network, 0.02)
+    text = advise.report(N, size, OkTopk(density=density), network, 0.02)
+    assert ("Dense wins" in text) == (min(p.seconds for p in others) >= dense.seconds)
+
+
+def test_at_the_crossing_dense_and_the_best_scheme_take_the_same_time():
+    text = advise.report(N, P, OkTopk(), NETWORK, 0.02)
+    crossing = float(text.split("dense wins from about ")[1].split()[0]) * 1e9
+    at = predictions(advise.Network(NETWORK.latency, crossing))
+    best = min(p.seconds for scheme, p in at.items() if scheme != "dense")
+    assert at["dense"].seconds == pytest.approx(best, rel=0.02)
+
+
+@pytest.mark.parametrize(("text", "value"), [("10gbit", 1e10), ("940mbit/s", 9.4e8), ("1e9bit", 1e9), ("1 Gbps", 1e9),
+                                             ("2.5Gbit", 2.5e9), ("25GBIT", 2.5e10), ("400Gb/s", 4e11)])
+def test_bandwidths(text, value):
+    assert advise.parse_bandwidth(text) == value
+
+
+@pytest.mark.parametrize(("text", "value"), [("50us", 50e-6), ("0.1ms", 1e-4), ("5e-5s", 5e-5), ("900ns", 9e-7)])
+def test_latencies(text, value):
+    assert advise.parse_latency(text) == pytest.approx(value)
+
+
+NO_BANDWIDTHS = ("", "fast", "0gbit", "-1gbit", "10gb", "nan", "1e999gbit", "10", "1e9", "10g", "25GBps", "25GB/s")
+
+
+@pytest.mark.parametrize(("parse", "text", "example"), [
+    *((advise.parse_bandwidth, text, "10gbit") for text in NO_BANDWIDTHS),
+    *((advise.parse_latency, text, "50us") for text in ("", "50", "0us", "-1us", "1m"))])
+def test_what_makes_no_sense_is_refused_with_an_example(parse, text, example):
+    with pytest.raises(OptionError, match=example):
+        parse(text)
+
+
+def test_selection_is_measured():
+    assert 0 < advise.measure_selection(100_000, 0.01) < 10
+
+
+def test_all_ranks_measure_the_same_network():
+    found = run_ranks(3, lambda transport: advise.measure_network(transport, repeats=3), timeout=60)
+    assert len(set(found)) == 1
+    assert found[0].latency > 0
+    assert found[0].bandwidth > 0
+
+
+def command(*arguments):
+    line = [sys.executable, "-m", "horovod_oktopk", "advise", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, check=False)
+
+
+def test_the_command_prints_the_table():
+    done = command("--parameters", "200000", "--ranks", "8", "--bandwidth", "1gbit")
+    assert done.returncode == 0
+    assert re.findall(r"^(\S+) .* MB ", done.stdout, re.MULTILINE) == SCHEMES
+
+
+@pytest.mark.parametrize(("line", "message"), [
+    ("--parameters 0 --ranks 8 --bandwidth 1gbit", "--parameters must be at least 1"),
+    ("--parameters 9 --ranks 0 --bandwidth 1gbit", "--ranks must be at least 1"),
+    ("--parameters 9 --ranks 2 --bandwidth 1gbit --density 0", "density must be in (0, 1]"),
+    ("--parameters 9 --ranks 2 --bandwidth 1gbit --global-density 2", "global_density must be in (0, 1]"),
+    ("--parameters 9 --ranks 2 --bandwidth 10", "with its unit, such as 10gbit"),
+    ("--parameters 9 --ranks 2 --bandwidth 1gbit --latency 5", "with its unit, such as 50us"),
+    ("--parameters 9 --ranks 8 --bandwidth 1gbit --ranks-per-host 2",
+     "unrecognized arguments: --ranks-per-host 2; see --help. advise takes each host as one rank"),
+    ("--parameters 9", "give --ranks and --bandwidth")])
+def test_the_command_says_what_is_wrong(line, message):
+    done = command(*line.split())
+    assert done.returncode == 2
+    assert message in done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
-def test_the_network_of_a_job_is_measured(backend: str) -> None:
+def test_the_network_of_a_job_is_measured(backend):
     job = horovodrun(backend, 2, "-m", "horovod_oktopk", "advise", "--parameters", "100000", "--measure", timeout=100)
     assert job.returncode == 0, job.output
     assert job.output.count("100,000 parameters, 2 ranks, density 0.01; ") == 1

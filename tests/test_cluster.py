@@ -11,12 +11,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.launch import ROOT, environment
 
 PROBE = "oktopk-probe"
+pytestmark = pytest.mark.usefixtures("network_namespaces")
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +46,16 @@ def outputs(folder: Path) -> list[str]:
     return ["--json", str(folder / "out.json"), "--plot", str(folder / "out.png")]
 
 
+def measured(program: str, folder: Path, line: str) -> Any:
+    """Return what a run writes, which draws a plot too and leaves nothing behind."""
+    job = start(program, *line.split(), *outputs(folder))
+    output, _ = job.communicate(timeout=200)
+    assert job.returncode == 0, output
+    assert (folder / "out.png").stat().st_size > 0
+    assert left_behind(job) == []
+    return json.loads((folder / "out.json").read_text())
+
+
 def left_behind(job: subprocess.Popen[str]) -> list[str]:
     """Namespaces and devices of the clusters that this job made."""
     listed = [subprocess.run(["ip", *command], capture_output=True, text=True, check=True).stdout.splitlines()
@@ -51,65 +63,40 @@ def left_behind(job: subprocess.Popen[str]) -> list[str]:
     return [line for lines in listed for line in lines if re.search(rf"\bok{job.pid}[-bv]", line)]
 
 
-@pytest.mark.usefixtures("network_namespaces")
 def test_a_small_cluster_measures_time_and_bytes(tmp_path: Path) -> None:
-    job = start("compare", "--hosts", "3", "--rate", "1gbit", "--parameters", "300000", "--steps", "2", "--schemes",
-                "OkTopk", *outputs(tmp_path))
-    output, _ = job.communicate(timeout=120)
-    assert job.returncode == 0, output
-    (found,) = json.loads((tmp_path / "out.json").read_text())["results"]
+    line = "--hosts 3 --rate 1gbit --parameters 300000 --steps 2 --schemes OkTopk"
+    (found,) = measured("compare", tmp_path, line)["results"]
     assert found["ranks"] == 3
     assert found["seconds"] > 0
     assert 0.9 * found["bytes_sent"] < found["interface_bytes"] < 1.5 * found["bytes_sent"] + 20_000
-    assert (tmp_path / "out.png").stat().st_size > 0
-    assert left_behind(job) == []
 
 
-@pytest.mark.usefixtures("network_namespaces")
 def test_ranks_of_a_host_share_its_link(tmp_path: Path) -> None:
     """Its interface carries what both send, but not what they send each other."""
-    job = start("compare", "--hosts", "2", "--ranks-per-host", "2", "--parameters", "300000", "--steps", "2",
-                "--schemes", "TopkA", *outputs(tmp_path))
-    output, _ = job.communicate(timeout=120)
-    assert job.returncode == 0, output
-    (found,) = json.loads((tmp_path / "out.json").read_text())["results"]
+    line = "--hosts 2 --ranks-per-host 2 --parameters 300000 --steps 2 --schemes TopkA"
+    (found,) = measured("compare", tmp_path, line)["results"]
     assert (found["hosts"], found["ranks"]) == (2, 4)
     assert 0.5 * found["bytes_sent"] < found["interface_bytes"] < 1.5 * found["bytes_sent"]
-    assert left_behind(job) == []
 
 
-@pytest.mark.usefixtures("network_namespaces")
 def test_sizes_are_compared_with_dense(tmp_path: Path) -> None:
-    job = start("sizes", "--hosts", "2", "--sizes", "1000", "20000", "--few-from", "1", "--steps", "2",
-                *outputs(tmp_path))
-    output, _ = job.communicate(timeout=180)
-    assert job.returncode == 0, output
-    found = json.loads((tmp_path / "out.json").read_text())
+    found = measured("sizes", tmp_path, "--hosts 2 --sizes 1000 20000 --few-from 1 --steps 2")
     assert {(r["n"], r["scheme"]) for r in found} == {(n, scheme) for n in (1000, 20000) for scheme in
                                                       ("Horovod dense", "OkTopk")}
     assert all(len(r["seconds"]) == 1 and r["seconds"][0] > 0 for r in found)
-    assert (tmp_path / "out.png").stat().st_size > 0
-    assert left_behind(job) == []
 
 
-@pytest.mark.usefixtures("network_namespaces")
 def test_training_steps_are_split_into_their_parts(tmp_path: Path) -> None:
-    job = start("training", "--hosts", "2", "--models", "transformer", "--schemes", "Dense", "OkTopk",
-                "--warm-up", "1", "--steps", "1", *outputs(tmp_path))
-    output, _ = job.communicate(timeout=200)
-    assert job.returncode == 0, output
-    dense, ring, oktopk = json.loads((tmp_path / "out.json").read_text())
+    line = "--hosts 2 --models transformer --schemes Dense OkTopk --warm-up 1 --steps 1"
+    dense, ring, oktopk = measured("training", tmp_path, line)
     assert (dense["scheme"], ring["scheme"], oktopk["scheme"]) == ("Dense", "Dense, ring", "OkTopk")
     for found in (dense, ring, oktopk):
         assert found["step"] == pytest.approx(found["computation"] + found["sparsification"] + found["communication"])
         assert found["computation"] > 0
     assert dense["sparsification"] == 0 < oktopk["sparsification"]
     assert 0 < oktopk["bytes_sent"] < 4 * 10_769_792 * 0.01 * 3 * 1.1  # 6k(P-1)/P words, and control messages
-    assert (tmp_path / "out.png").stat().st_size > 0
-    assert left_behind(job) == []
 
 
-@pytest.mark.usefixtures("network_namespaces")
 @pytest.mark.parametrize("how", ["fails", "is interrupted", "is terminated"])
 def test_nothing_is_left_behind_when_a_run(how: str, tmp_path: Path) -> None:
     limit = "1" if how == "fails" else "100"

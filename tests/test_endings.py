@@ -29,35 +29,32 @@ def told(job: Finished) -> dict[int, str]:
     *(("torch", "mpi", how) for how in WAYS),
     ("torch", "gloo", "normal"), ("torch", "gloo", "raising"),
     ("partial", "mpi", "raising"), ("step_ahead", "mpi", "raising"), ("step_ahead", "gloo", "shutdown"),
-    ("tensorflow", "mpi", "raising"), ("tensorflow", "gloo", "shutdown")])
+    ("tensorflow", "mpi", "raising"), ("tensorflow", "gloo", "shutdown"), ("hosts", "mpi", "raising")])
 def test_the_ranks_that_go_on_are_told_which_rank_has_ended_and_how(framework: str, backend: str, how: str) -> None:
-    job = job_of(framework, backend, how)
+    """Of two hosts, a rank of the first one communicates with the one that ends through others alone."""
+    last = 3 if framework == "hosts" else 2
+    job = job_of(framework, backend, how, size=last + 1)
     heard = told(job)
-    assert sorted(heard) == [0, 1], job.output[-4000:]
-    expected = f"rank 2 {WAYS[how]}" if backend == "mpi" else "rank has left the job"
+    assert sorted(heard) == [*range(last)], job.output[-4000:]
+    expected = f"rank {last} {WAYS[how]}" if backend == "mpi" else "rank has left the job"
     assert all(expected in text for text in heard.values()), heard
     assert (job.returncode == 0) == (how not in ("raising", "exiting with 3")), job.output[-4000:]
 
 
 @pytest.mark.slow
-def test_a_job_ends_well_whose_program_ends_inside_shared_parameters() -> None:
-    job = job_of("open", "mpi", "even")
+@pytest.mark.parametrize(("framework", "backend", "how", "size", "variables"), [
+    pytest.param("open", "mpi", "even", 3, {}, id="inside shared_parameters"),
+    pytest.param("hosts", "mpi", "even", 4, {}, id="hosts"),
+    pytest.param("torch", "gloo", "again", 2, {}, id="Horovod is started again"),
+    pytest.param("torch", "mpi", "stalling", 2, {"STALL": "4", "HOROVOD_STALL_CHECK_TIME_SECONDS": "1",
+                                                 "HOROVOD_STALL_CHECK_DISABLE": "1"}, id="no stall check")])
+def test_a_job_ends_well_and_nobody_is_named(framework: str, backend: str, how: str, size: int,
+                                             variables: dict[str, str]) -> None:
+    job = job_of(framework, backend, how, size, **variables)
     assert job.returncode == 0, job.output[-4000:]
-    assert job.output.count("has come to its end") == 3
+    assert job.output.count("has come to its end") == size
     assert told(job) == {}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["raising", "even"])
-def test_hosts_whose_ranks_work_together_hear_of_it_too(how: str) -> None:
-    """A rank of the first host communicates with the one that ends through others alone."""
-    job = job_of("hosts", "mpi", how, size=4)
-    heard = told(job)
-    if how == "even":
-        assert job.output.count("has come to its end") == 4, job.output[-4000:]
-    assert sorted(heard) == ([] if how == "even" else [0, 1, 2]), job.output[-4000:]
-    assert all(f"rank 3 {WAYS[how]}" in text for text in heard.values()), heard
-    assert (job.returncode == 0) == (how != "raising"), job.output[-4000:]
+    assert "stalled" not in job.output
 
 
 @pytest.mark.slow
@@ -100,11 +97,8 @@ def test_a_job_ends_soon_that_is_interrupted_or_has_a_rank_terminated(framework:
 
 
 @pytest.mark.slow
-def test_horovod_is_started_again_over_gloo_and_over_mpi_its_own_error_ends_the_job() -> None:
+def test_where_horovod_is_started_again_over_mpi_its_own_error_ends_the_job() -> None:
     """MPI starts once in a process, so stock Horovod cannot be started again there either."""
-    job = job_of("torch", "gloo", "again", size=2)
-    assert job.returncode == 0, job.output[-4000:]
-    assert job.output.count("has come to its end") == 2
     job = job_of("torch", "mpi", "again", size=2)
     assert job.returncode > 0, job.output[-4000:]
     assert "called after MPI_FINALIZE" in job.output, job.output[-4000:]
@@ -114,12 +108,3 @@ def test_over_horovods_collectives_an_error_says_that_a_rank_has_left() -> None:
     text = "Horovod has been shut down. This was caused by ..."
     assert ending.explain(OSError(text)) == f"{ending.LEFT}. {text}"
     assert ending.explain(OSError("cut off")) == "cut off"
-
-
-@pytest.mark.slow
-def test_nobody_is_named_where_the_stall_check_is_disabled() -> None:
-    job = job_of("torch", "mpi", "stalling", size=2, STALL="4", HOROVOD_STALL_CHECK_TIME_SECONDS="1",
-                 HOROVOD_STALL_CHECK_DISABLE="1")
-    assert job.returncode == 0, job.output[-4000:]
-    assert job.output.count("has come to its end") == 2
-    assert "stalled" not in job.output

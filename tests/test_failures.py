@@ -16,19 +16,13 @@ from tests.launch import horovodrun
 TF_KERAS = {"TF_USE_LEGACY_KERAS": "1"}
 
 
-@pytest.mark.parametrize(("framework", "backend", "how"), [
-    ("torch", "mpi", "killed"),
+@pytest.mark.parametrize(("worker", "backend", "how"), [
+    ("torch.faulty", "mpi", "killed"),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        ("torch", "gloo", "killed"), ("tensorflow", "mpi", "raising"), ("tensorflow", "gloo", "killed")))])
-def test_the_job_ends_with_an_error_when_a_rank_is(framework: str, backend: str, how: str) -> None:
-    job = horovodrun(backend, 3, "-m", f"tests.{framework}.faulty_worker", how, timeout=100)
-    assert job.returncode > 0, job.output[-3000:]
-    assert job.output.count("has reached step 3") == 3, job.output[-3000:]
-
-
-@pytest.mark.slow
-def test_a_job_of_partial_rounds_ends_with_an_error_when_a_rank_is_killed() -> None:
-    job = horovodrun("mpi", 3, "-m", "tests.torch.partial_worker", "killed", timeout=100)
+        ("torch.faulty", "gloo", "killed"), ("tensorflow.faulty", "mpi", "raising"),
+        ("tensorflow.faulty", "gloo", "killed"), ("torch.partial", "mpi", "killed")))])
+def test_the_job_ends_with_an_error_when_a_rank_is(worker: str, backend: str, how: str) -> None:
+    job = horovodrun(backend, 3, "-m", f"tests.{worker}_worker", how, timeout=100)
     assert job.returncode > 0, job.output[-3000:]
     assert job.output.count("has reached step 3") == 3, job.output[-3000:]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.jobs import ENDED, Job
-from tests.scenarios.common import Skipped, needs
+from tests.scenarios.common import needs
 from tests.worker import attempt, is_wanted, together
 
 NAMES = ("sparse.report[tape]", "sparse.report", "state.report_of_a_state")
@@ -23,8 +23,6 @@ def test_a_scenario_passes_fails_or_is_skipped_with_the_reason():
     assert attempt(lambda: None) is None
     assert "ZeroDivisionError" in attempt(lambda: 1 / 0)
     assert attempt(lambda: needs(False, "3 ranks")) == {"skipped": "needs 3 ranks"}
-    with pytest.raises(Skipped):
-        needs(False, "Keras 3")
 
 
 def test_one_failure_is_that_of_all_and_skipping_must_be_agreed_on():
@@ -33,12 +31,6 @@ def test_one_failure_is_that_of_all_and_skipping_must_be_agreed_on():
     assert together([skipped, skipped]) == skipped
     assert together([None, "the traceback", skipped]) == "the traceback"
     assert "do not agree" in together([None, skipped])
-
-
-def test_jobs_have_names_of_their_own():
-    assert str(Job("torch", "gloo", 2)) == "gloo-2"
-    assert str(Job("torch", "mpi", 2, kernels="numpy")) == "mpi-2-numpy"
-    assert str(Job("tensorflow", "mpi", 4, keras="tf_keras")) == "mpi-4-tf_keras"
 
 
 def troubled(trouble, size, **limits):

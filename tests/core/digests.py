@@ -47,10 +47,8 @@ REUSE = replace(OKTOPK, selection="reuse", threshold_interval=4, region_interval
 HOSTS = replace(OKTOPK, hierarchical=2)
 CASES = {
     "OkTopk": Case(OKTOPK),
-    "OkTopk sum": Case(OKTOPK, (4,), {"op": Hvd.Sum}),
     "OkTopk float64": Case(OKTOPK, arguments={"dtype": "float64"}),
     "OkTopk reuse": Case(REUSE),
-    "OkTopk reuse sum": Case(REUSE, (4,), {"op": Hvd.Sum}),
     "OkTopk bfloat16": Case(replace(OKTOPK, value_dtype="bfloat16")),
     "OkTopk log4": Case(replace(OKTOPK, value_dtype="log4")),
     "OkTopk global density 0.05": Case(replace(OKTOPK, global_density=0.05)),
@@ -58,17 +56,11 @@ CASES = {
     "OkTopk global density None": Case(replace(OKTOPK, global_density=None)),
     "OkTopk density 1": Case(replace(OKTOPK, density=1.0)),
     "OkTopk hosts": Case(HOSTS, (4,)),
-    "OkTopk hosts sum": Case(HOSTS, (4,), {"op": Hvd.Sum}),
     "TopkA": Case(TopkA(density=DENSITY)),
-    "TopkA sum": Case(TopkA(density=DENSITY), (4,), {"op": Hvd.Sum}),
     "TopkDSA": Case(TopkDSA(density=DENSITY)),
-    "TopkDSA sum": Case(TopkDSA(density=DENSITY), (4,), {"op": Hvd.Sum}),
     "GTopk tree": Case(GTopk(density=DENSITY)),
-    "GTopk tree sum": Case(GTopk(density=DENSITY), (4,), {"op": Hvd.Sum}),
     "GTopk allgather": Case(GTopk(density=DENSITY, collective="allgather")),
-    "GTopk allgather sum": Case(GTopk(density=DENSITY, collective="allgather"), (4,), {"op": Hvd.Sum}),
     "GaussianK": Case(GaussianK(density=DENSITY)),
-    "GaussianK sum": Case(GaussianK(density=DENSITY), (4,), {"op": Hvd.Sum}),
     "StepAhead": Case(StepAhead(OkTopk())),
     "StepAhead sum": Case(StepAhead(OKTOPK), (4,), {"op": Hvd.Sum}),
     "StepAhead unrounded": Case(StepAhead(replace(OKTOPK, value_dtype=None))),
@@ -80,6 +72,8 @@ CASES = {
     "StepAhead Dense": Case(StepAhead(Dense())),
     "StepAhead hosts": Case(StepAhead(HOSTS), (4,)),
 }
+CASES |= {f"{name} sum": replace(CASES[name], sizes=(4,), arguments={"op": Hvd.Sum}) for name in (
+    "OkTopk", "OkTopk reuse", "OkTopk hosts", "TopkA", "TopkDSA", "GTopk tree", "GTopk allgather", "GaussianK")}
 
 
 def names() -> dict[str, tuple[Case, int]]:

@@ -16,10 +16,13 @@ def mistakes(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield from _import(node, known)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
-            yield from _lookup(node, known)
-        elif isinstance(node, ast.Call):
-            yield from _call(node, known)
+        try:
+            if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
+                _value(node, known)
+            elif isinstance(node, ast.Call):
+                yield from _call(node, _value(node.func, known))
+        except AttributeError as error:
+            yield str(error)
 
 
 def _import(node: ast.Import | ast.ImportFrom, known: dict[str, Any]) -> Iterator[str]:
@@ -37,24 +40,14 @@ def _import(node: ast.Import | ast.ImportFrom, known: dict[str, Any]) -> Iterato
                 yield f"{node.module} has no {each.name}"
 
 
-def _lookup(node: ast.AST, known: dict[str, Any]) -> Iterator[str]:
-    try:
-        _value(node, known)
-    except AttributeError as error:
-        yield str(error)
-
-
-def _call(node: ast.Call, known: dict[str, Any]) -> Iterator[str]:
-    try:
-        called = _value(node.func, known)
-    except AttributeError:  # told by _lookup
+def _call(node: ast.Call, called: Any) -> Iterator[str]:
+    if not callable(called):  # None: not of this package
         return
-    if called is not None and callable(called):
-        takes = inspect.signature(called).parameters
-        if not any(each.kind is each.VAR_KEYWORD for each in takes.values()):
-            for given in node.keywords:
-                if given.arg is not None and given.arg not in takes:
-                    yield f"{ast.unparse(node.func)} takes {list(takes)}, and not {given.arg}"
+    takes = inspect.signature(called).parameters
+    if not any(each.kind is each.VAR_KEYWORD for each in takes.values()):
+        for given in node.keywords:
+            if given.arg is not None and given.arg not in takes:
+                yield f"{ast.unparse(node.func)} takes {list(takes)}, and not {given.arg}"
 
 
 def _value(node: ast.AST, known: dict[str, Any]) -> Any:

@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk.kernels import NATIVE, NumpyKernels
+from .test_kernels import BOTH, DTYPES, with_both
 
-BOTH = [NumpyKernels(), NATIVE]
-with_both = pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
 EVERY = np.arange(2**16, dtype=np.uint16)
 with np.errstate(invalid="ignore"):
     EVERY_NUMBER = (EVERY.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
@@ -46,7 +44,7 @@ def test_the_largest_floats_do_not_become_infinite(kernel):
         assert rounding(kernel, np.array([largest, -largest])).tolist() == [NUMBERS[-1], NUMBERS[0]]
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_every_number_is_the_same_in_both_and_survives(dtype):
     plain, native = (kernel.from_half(EVERY, dtype) for kernel in BOTH)
     number = ~np.isnan(plain)
@@ -57,7 +55,7 @@ def test_every_number_is_the_same_in_both_and_survives(dtype):
         assert (kernel.to_half(plain[finite]) == EVERY[finite]).all()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", DTYPES)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 40, 3000]))
 def test_both_round_numbers_of_all_sizes_to_the_same_bits(dtype, seed, n):
     """Of any exponent, near the middle between two numbers as often as not, denormals included."""

@@ -17,6 +17,7 @@ from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.selection.local_top_k import local_top_k
 
 BOTH = [NumpyKernels(), NATIVE]
+with_both = pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
 DTYPES = [np.float32, np.float64]
 
 
@@ -100,30 +101,6 @@ def test_subtracting_and_collecting_has_numpys_bits(dtype, seed, n, which, finit
     assert found[0] == (bool(np.isfinite(difference).all()), collected(buffer))
 
 
-@pytest.mark.usefixtures("instructions")
-@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
-@pytest.mark.parametrize("dtype", DTYPES)
-@given(st.integers(0, 2**32 - 1), st.integers(0, 200), st.integers(0, 8))
-def test_what_is_collected_passes_and_nothing_else_does(kernel, dtype, seed, n, which):
-    values, threshold = nasty(np.random.default_rng(seed), n, dtype), thresholds(dtype)[which]
-    buffer = CandidateBuffer(n, dtype)
-    kernel.collect(values, threshold, 5, buffer)
-    wanted = [i for i, x in enumerate(values) if x != 0 and abs(x) >= threshold]
-    assert buffer.indices[:buffer.count].tolist() == [i + 5 for i in wanted]
-    assert buffer.values[:buffer.count].tobytes() == values[wanted].tobytes()
-
-
-@pytest.mark.usefixtures("instructions")
-@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
-@pytest.mark.parametrize("n", [1, 31, 32, 33, 100, CHUNK + 40])
-def test_a_room_that_is_too_small_says_so(kernel, n):
-    buffer = CandidateBuffer(n - 1, np.float32)
-    for _ in range(2):  # the second call finds it full
-        kernel.collect(np.ones(n, np.float32), 1.0, 0, buffer)
-        assert buffer.count > buffer.capacity
-    assert len(buffer.indices) == len(buffer.values) == n - 1 + CandidateBuffer.SLACK
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.sampled_from([1, 40, 3000, 10**6, 2**32]))
 def test_sums_of_parts_have_numpys_bits(dtype, seed, size, n):
@@ -137,33 +114,20 @@ def test_sums_of_parts_have_numpys_bits(dtype, seed, size, n):
     assert (came.dtype, found.dtype) == (dtype, np.int64)
 
 
-@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
-@given(st.sets(st.integers(0, 60)), st.sets(st.integers(0, 60)))
-def test_positions_of_what_two_vectors_share(kernel, mine, other):
-    mine, other = (np.array(sorted(indices), np.int64) for indices in (mine, other))
-    found = kernel.common_positions(mine, other)
-    assert found.dtype == np.int64
-    assert mine[found].tolist() == sorted({*mine.tolist()} & {*other.tolist()})
-
-
 @pytest.mark.usefixtures("instructions")
-@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
-@pytest.mark.parametrize("capacity", range(0, 200, 7))
-def test_nothing_is_written_past_the_room(kernel, capacity):
+@with_both
+@pytest.mark.parametrize("beyond", [1, 1000])
+@pytest.mark.parametrize("capacity", [*range(0, 200, 7), 30, 31, 32, CHUNK + 39])
+def test_nothing_is_written_past_a_room_that_is_too_small_and_it_says_so(kernel, capacity, beyond):
     buffer = CandidateBuffer(capacity, np.float32)
+    assert len(buffer.indices) == len(buffer.values) == capacity + CandidateBuffer.SLACK
     whole = [np.full(len(part) + 50, 77, part.dtype) for part in (buffer.indices, buffer.values)]
     buffer.indices, buffer.values = (part[:-50] for part in whole)
-    kernel.collect(np.ones(1000, np.float32), 1.0, 0, buffer)
+    for _ in range(2):  # the second call finds it full
+        kernel.collect(np.ones(capacity + beyond, np.float32), 1.0, 0, buffer)
+        assert buffer.count > buffer.capacity
+        assert buffer.indices[:capacity].tolist() == [*range(capacity)]
     assert all((part[-50:] == 77).all() for part in whole)
-    assert buffer.indices[:min(buffer.count, capacity)].tolist() == [*range(capacity)]
-
-
-@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_zeros_are_put_at_their_indices(kernel, dtype):
-    out = np.arange(1, 101, dtype=dtype)
-    kernel.clear(out, np.arange(0, 100, 3))
-    assert out.tolist() == np.where(np.arange(100) % 3 == 0, 0, np.arange(1, 101)).tolist()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -185,7 +149,7 @@ def test_a_sparse_vector_is_written_over_whatever_was_there(dtype, seed, n, offs
         assert (whole[offset + n:] == 77).all()
 
 
-@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
+@with_both
 @pytest.mark.parametrize("indices", [[1, 5], [-1, 2], [2, 1], [1, 1]])
 def test_indices_that_do_not_fit_write_nothing(kernel, indices):
     out = np.ones(5, np.float32)
@@ -199,7 +163,7 @@ def test_indices_that_do_not_fit_write_nothing(kernel, indices):
     assert out.tolist() == [1] * 5
 
 
-@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
+@with_both
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 500), st.floats(0, 1))
 def test_values_are_added_and_cleared_where_the_indices_say(kernel, dtype, seed, n, density):
@@ -214,7 +178,7 @@ def test_values_are_added_and_cleared_where_the_indices_say(kernel, dtype, seed,
     assert out.tobytes() == np.where(at, dtype(0), expected).tobytes()
 
 
-@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
+@with_both
 @pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
 @given(st.integers(0, 2**32 - 1), st.integers(0, 300), st.sampled_from([1, 11, 12, 23, 32, 63]))
 def test_unsigned_integers_are_sorted(kernel, dtype, seed, n, bits):
@@ -229,54 +193,59 @@ def test_unsigned_integers_are_sorted(kernel, dtype, seed, n, bits):
 @pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 300), st.integers(0, 8))
-def test_the_elements_of_a_sparse_vector_that_pass(dtype, seed, n, which):
+def test_what_passes_is_found_and_collected_and_nothing_else_is(dtype, seed, n, which):
     rng = np.random.default_rng(seed)
     values, indices, threshold = nasty(rng, n, dtype), np.cumsum(rng.integers(1, 9, n)), thresholds(dtype)[which]
     wanted = [i for i, x in enumerate(values) if x != 0 and abs(x) >= threshold]
     for kernel in BOTH:
+        buffer = CandidateBuffer(n, dtype)
+        kernel.collect(values, threshold, 5, buffer)
+        assert collected(buffer) == (len(wanted), [i + 5 for i in wanted], values[wanted].tobytes())
         found, kept = kernel.passing(indices, values, threshold)
         assert (found.dtype, kept.dtype) == (np.int64, dtype)
         assert found.tolist() == indices[wanted].tolist()
         assert kept.tobytes() == values[wanted].tobytes()
 
 
-@pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
+@with_both
 @given(st.integers(0, 2**32 - 1), st.integers(0, 50), st.integers(0, 50), st.sampled_from([100, 2**18, 2**32]))
 def test_positions_are_found_however_wide_the_indices_lie(kernel, seed, size, others, n):
     rng = np.random.default_rng(seed)
     mine = np.unique(rng.integers(0, n, size))
     other = np.unique(np.concatenate([rng.choice(mine, len(mine) // 2), rng.integers(0, n, others)]))
     found = kernel.common_positions(mine, other)
+    assert found.dtype == np.int64
     assert mine[found].tolist() == sorted({*mine.tolist()} & {*other.tolist()})
 
 
-def test_lengths_that_do_not_fit_are_refused():
-    kernel, three, four = NATIVE, np.ones(3, np.float32), np.ones(4, np.float32)
-    with pytest.raises(ValueError, match="one length"):
-        kernel.add_and_collect(three, four, four, 1.0, 0.0, 0, CandidateBuffer(9, np.float32), False, False)
-    for others in ([three], []), ([], [four, three]):
-        with pytest.raises(ValueError, match="one length"):
-            kernel.add_and_collect(four, four, four, 1.0, 0.0, 0, CandidateBuffer(9, np.float32), False, False,
-                                   *others)
-    with pytest.raises(ValueError, match="as many indices as values"):
-        kernel.sum_parts([np.arange(3)], [four])
-    with pytest.raises(ValueError, match="as many indices as values"):
-        kernel.scatter(four, np.arange(4), three)
-    with pytest.raises(ValueError, match="as many indices as values"):
-        kernel.passing(np.arange(3), four, 0.0)
-    with pytest.raises(ValueError, match="as many indices as values"):
-        kernel.add(four, np.arange(4), three)
-    with pytest.raises(ValueError, match="k from 1"):
-        kernel.kth_magnitude(three, 4)
-    with pytest.raises(ValueError, match="as many index parts as value parts"):
-        kernel.sum_parts([], [four])
-    small = CandidateBuffer(9, np.float32)
-    small.indices = small.indices[:12]
-    with pytest.raises(ValueError, match="room"):
-        kernel.collect(four, 0.0, 0, small)
-    with pytest.raises(TypeError):  # a copy, converted, would be filled in vain
-        kernel.add_and_collect(three, three, three.astype(np.float64), 1.0, 0.0, 0, CandidateBuffer(9, np.float32),
-                               False, False)
+THREE, FOUR, INDICES = np.ones(3, np.float32), np.ones(4, np.float32), np.arange(4)
+
+
+def add(*terms, others=()):
+    NATIVE.add_and_collect(*terms, 1.0, 0.0, 0, CandidateBuffer(9, np.float32), False, False, *others)
+
+
+def collect_in_too_few_indices():
+    buffer = CandidateBuffer(9, np.float32)
+    buffer.indices = buffer.indices[:12]
+    NATIVE.collect(FOUR, 0.0, 0, buffer)
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: add(THREE, FOUR, FOUR), "one length"),
+    (lambda: add(FOUR, FOUR, FOUR, others=([THREE], [])), "one length"),
+    (lambda: add(FOUR, FOUR, FOUR, others=([], [FOUR, THREE])), "one length"),
+    (lambda: NATIVE.sum_parts([INDICES[:3]], [FOUR]), "as many indices as values"),
+    (lambda: NATIVE.scatter(FOUR, INDICES, THREE), "as many indices as values"),
+    (lambda: NATIVE.passing(INDICES[:3], FOUR, 0.0), "as many indices as values"),
+    (lambda: NATIVE.add(FOUR, INDICES, THREE), "as many indices as values"),
+    (lambda: NATIVE.sum_parts([], [FOUR]), "as many index parts as value parts"),
+    (lambda: NATIVE.kth_magnitude(THREE, 4), "k from 1"),
+    (collect_in_too_few_indices, "room"),
+    (lambda: add(THREE, THREE, THREE.astype(np.float64)), "incompatible")])  # a copy would be filled in vain
+def test_lengths_and_dtypes_that_do_not_fit_are_refused(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 300), st.sampled_from(["float16", "float32"]))

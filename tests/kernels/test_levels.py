@@ -7,13 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk.kernels import NATIVE, NumpyKernels
+from .test_kernels import BOTH, DTYPES, nasty, with_both
 
-from .test_kernels import nasty
-
-BOTH = [NumpyKernels(), NATIVE]
-with_both = pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
-DTYPES = [np.float32, np.float64]
 COUNTS = st.sampled_from([0, 1, 7, 8, 9, 100, 8191, 8192, 8193, 20_000])
 
 

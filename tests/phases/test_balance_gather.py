@@ -42,12 +42,13 @@ def test_a_share_lies_in_the_regions_that_it_comes_from():
     plan = plan_balance(np.array([8, 0, 2, 2]))
     starts, stops = plan.ranges(np.array([0, 10, 20, 30, 40]))
     assert (starts.tolist(), stops.tolist()) == ([0, 0, 0, 20], [10, 10, 30, 40])
-    starts, stops = plan_balance(np.array([4, 4, 4])).ranges(np.array([0, 10, 20, 30]))
+
+
+def test_equal_shares_stay_in_their_regions():
+    plan = plan_balance(np.array([4, 4, 4]))
+    assert moves_of(plan).tolist() == np.diag([4, 4, 4]).tolist()
+    starts, stops = plan.ranges(np.array([0, 10, 20, 30]))
     assert (starts.tolist(), stops.tolist()) == ([0, 10, 20], [10, 20, 30])
-
-
-def test_equal_shares_do_not_move():
-    assert moves_of(plan_balance(np.array([4, 4, 4]))).tolist() == np.diag([4, 4, 4]).tolist()
 
 
 @pytest.mark.parametrize(("sizes", "trigger", "expected"), [
@@ -90,23 +91,18 @@ def one_owner(**options):
     return simulate(gradients, 100, **options)
 
 
-def test_all_global_values_at_one_owner_are_balanced():
-    run = one_owner()
+def spread(run):
+    """How far apart what the ranks send in the allgatherv is, in bytes."""
+    sent = [record.report.phases["allgatherv"].bytes_sent for record in run[0]]
+    return max(sent) - min(sent)
+
+
+def test_balance_levels_what_ranks_send_and_changes_no_bit():
+    run, never = one_owner(), one_owner(balance_trigger=1e9)
     assert_lawful(run, 100)
     assert all(record.report.balanced for record in run[0])
     assert run[0][0].report.phases["balance"].messages_received > 0
-
-
-def test_balance_levels_what_ranks_send():
-    def spread(run):
-        sent = [record.report.phases["allgatherv"].bytes_sent for record in run[0]]
-        return max(sent) - min(sent)
-
-    assert spread(one_owner()) <= 24 < 200 <= spread(one_owner(balance_trigger=1e9))
-
-
-def test_balance_changes_no_bit():
-    never = one_owner(balance_trigger=1e9)
     assert not any(record.report.balanced for ranks in never for record in ranks)
-    assert same_runs(one_owner(), never)
+    assert spread(run) <= 24 < 200 <= spread(never)
+    assert same_runs(run, never)
     assert same_runs(one_owner(balance_trigger=1.0), never)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from horovod_oktopk.phases.regions import divide, owner_rotation
 from tests.support.threads import run_ranks
 
-from ..support.selections import clustered, region_counts, selections
+from ..support.selections import region_counts, selections
 
 
 @given(selections(), st.booleans())
@@ -35,20 +35,7 @@ def test_everyone_knows_what_all_send_and_receive(drawn, tells_all):
 
 
 @given(st.integers(1, 9), st.integers(0, 2**32 - 1))
-def test_the_rotation_keeps_at_least_one_in_p_at_home(size, seed):
+def test_the_rotation_keeps_the_most_at_home(size, seed):
     counts = np.random.default_rng(seed).integers(0, 20, (size, size))
-    rotation = owner_rotation(counts)
     kept = [sum(int(counts[(j + r) % size, j]) for j in range(size)) for r in range(size)]
-    assert 0 <= rotation < size
-    assert kept[rotation] == max(kept)
-    assert kept[rotation] * size >= counts.sum()
-    assert rotation == kept.index(max(kept))
-
-
-def test_ranks_whose_clusters_are_rotated_own_them():
-    n, selected = clustered(size=4)
-    rotated = [selected[(rank + 1) % 4] for rank in range(4)]
-    counts = region_counts(rotated, np.arange(5) * n // 4)
-    rotation = owner_rotation(counts)
-    assert rotation == 3
-    assert sum(counts[(j + rotation) % 4, j] for j in range(4)) >= 0.9 * counts.sum()
+    assert owner_rotation(counts) == kept.index(max(kept))

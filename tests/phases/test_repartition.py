@@ -60,19 +60,6 @@ def uneven(size=8, k=400, n=80_000):
     return n, [np.unique((n * rng.random(k) ** (1 + rank)).astype(np.int64)) for rank in range(size)]
 
 
-def test_ranks_with_their_top_k_in_different_places_get_balanced_regions():
-    n, selected = clustered()
-    assert region_loads(selected, cut(selected, n)).max() <= 1.07 * 400
-
-
-def test_averaged_cuts_as_in_the_paper_would_give_one_region_nearly_all():
-    """The reason for the deviation."""
-    n, selected = clustered()
-    cuts = [[int(indices[len(indices) * j // 8]) for j in range(1, 8)] for indices in selected]
-    averaged = np.array([0, *np.mean(cuts, axis=0).astype(int), n])
-    assert region_loads(selected, averaged).max() > 3 * 400
-
-
 def everywhere(size=8, k=400, n=80_000):
     rng = np.random.default_rng(0)
     return n, [np.sort(rng.choice(n, k, replace=False)) for _ in range(size)]

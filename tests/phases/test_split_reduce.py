@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk.phases.balance_gather import plan_balance
@@ -31,7 +31,6 @@ def assert_plans_fit(plans):
 
 
 @given(SELECTIONS)
-@settings(deadline=None)
 def test_every_element_goes_to_the_owner_of_its_region(case):
     selections, _, _ = case
     plans = [plan_split(regions, rank) for rank, regions in enumerate(regions_of(*case))]
@@ -48,7 +47,6 @@ def test_every_element_goes_to_the_owner_of_its_region(case):
 
 
 @given(SELECTIONS)
-@settings(deadline=None)
 def test_balancing_has_plans_that_fit_each_other_too(case):
     regions = regions_of(*case)
     plan = plan_balance(sum(each.sent for each in regions))

@@ -11,5 +11,5 @@ def check_horovods_collectives(kind: Kind) -> None:
     """On all ranks, and in both halves at the same time."""
     for process_set in (kind.hvd.global_process_set, *kind.sets):
         if process_set.included():
-            for program in PROGRAMS.values():
-                program(CollectivesTransport(kind.collectives(process_set, program.__name__)))
+            for name, program in PROGRAMS.items():
+                program(CollectivesTransport(kind.collectives(process_set, name)))

@@ -25,10 +25,16 @@ OF_BEFORE = Path(__file__).parents[1] / "data" / "state_a"
 OTHERS = [("c", (40,), "float32")]
 
 
-def save(path, size=3, entries=None):
+def trained(transport, steps, *entries):
+    """A reducer that has taken so many steps."""
+    reducer = make(transport, *entries)
+    take_steps(reducer, transport.rank, range(steps))
+    return reducer
+
+
+def save(path, size=3, *entries):
     def program(transport):
-        reducer = make(transport, *([] if entries is None else [entries]))
-        take_steps(reducer, transport.rank, range(4))
+        reducer = trained(transport, 4, *entries)
         gather.save([reducer], path, epoch=1)
         return reducer.read_residual()
 
@@ -38,8 +44,7 @@ def save(path, size=3, entries=None):
 def refused(path, size=3):
     """What loading raises, the same on all ranks; which have taken nothing, and go on."""
     def program(transport):
-        reducer = make(transport)
-        take_steps(reducer, transport.rank, range(2))
+        reducer = trained(transport, 2)
         before = reducer.read_residual()
         with pytest.raises(OptionError) as caught:
             gather.load(reducer, 0, path)
@@ -47,9 +52,8 @@ def refused(path, size=3):
         take_steps(reducer, transport.rank, range(2, 3))
         return str(caught.value)
 
-    messages = on_ranks(size, program)
-    assert len(set(messages)) == 1, messages
-    return messages[0]
+    (message,) = set(on_ranks(size, program))
+    return message
 
 
 def content_of(path):
@@ -87,8 +91,7 @@ def test_wherever_the_disk_is_full_training_goes_on_as_without_the_save(size, tm
     limits = [*range(0, length, max(1, length // 12)), length - 1]
 
     def program(transport, limits):
-        reducer = make(transport)
-        take_steps(reducer, transport.rank, range(4))
+        reducer = trained(transport, 4)
         messages = []
         for _ in limits:
             with pytest.raises(OSError, match="rank 0 could not save the state to .*: File too large") as caught:
@@ -115,8 +118,7 @@ def test_a_file_that_cannot_be_opened_or_named_is_the_same_error_on_all_ranks(pl
         path = path / "state"
 
     def program(transport):
-        reducer = make(transport)
-        take_steps(reducer, transport.rank, range(1))
+        reducer = trained(transport, 1)
         with pytest.raises(OSError, match="rank 0 could not save") as caught:
             gather.save([reducer], path)
         take_steps(reducer, transport.rank, range(1, 2))
@@ -128,8 +130,7 @@ def test_a_file_that_cannot_be_opened_or_named_is_the_same_error_on_all_ranks(pl
 
 def test_what_fails_on_another_rank_is_told_to_all(tmp_path, monkeypatch):
     def program(transport):
-        reducer = make(transport)
-        take_steps(reducer, transport.rank, range(1))
+        reducer = trained(transport, 1)
         if transport.rank == 2:
             monkeypatch.setattr(reducer, "record", lambda: np.empty(1 << 50))
         with pytest.raises(Exception, match="rank 2 could not save the state to .*: .*llocat") as caught:
@@ -142,8 +143,7 @@ def test_what_fails_on_another_rank_is_told_to_all(tmp_path, monkeypatch):
 
 def test_marks_that_are_not_plain_are_refused_on_all_ranks(tmp_path):
     def program(transport):
-        reducer = make(transport)
-        take_steps(reducer, transport.rank, range(1))
+        reducer = trained(transport, 1)
         with pytest.raises(OptionError, match="must be plain values"):
             gather.save([reducer], tmp_path / "state", model=object())
 
@@ -164,12 +164,12 @@ def test_what_a_killed_program_has_left_is_removed_and_what_others_write_is_not(
     assert all(each.exists() for each in kept)
 
 
-@pytest.mark.parametrize(("written", "read"), [(WIDE, None), (None, WIDE)])
+@pytest.mark.parametrize(("written", "read"), [([WIDE], []), ([], [WIDE])])
 def test_a_residual_of_another_dtype_is_converted_on_all_ranks(written, read, tmp_path):
-    held = save(tmp_path / "state", 3, written)
+    held = save(tmp_path / "state", 3, *written)
 
     def program(transport):
-        reducer = make(transport, *([] if read is None else [read]))
+        reducer = make(transport, *read)
         gather.load(reducer, 0, tmp_path / "state")
         return reducer.read_residual()
 
@@ -228,9 +228,7 @@ def test_wherever_a_bit_is_flipped_the_file_is_as_before_or_refused(tmp_path):
 
 def test_a_reduction_that_the_file_does_not_have_stays_as_it_is_and_others_find_their_own(tmp_path):
     def before(transport):
-        reducers = [make(transport), make(transport, OTHERS)]
-        for reducer in reducers:
-            take_steps(reducer, transport.rank, range(3))
+        reducers = [trained(transport, 3), trained(transport, 3, OTHERS)]
         gather.save(reducers, tmp_path / "both")
         gather.save(reducers[:1], tmp_path / "one")
         return [reducer.read_residual() for reducer in reducers]

@@ -5,7 +5,6 @@ Ranks meet in a barrier of MPI's, where a job has Horovod's.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from horovod_oktopk.errors import TransportError
+from tests.scenarios.common import logged
 
 
 @contextmanager
@@ -100,18 +100,13 @@ def an_exchange_that_was_given_up_holds_nobody(world: Any) -> None:
 
 
 def the_missing_are_named(world: Any) -> None:
-    heard: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("horovod_oktopk")
-    logger.addHandler(handler)
     with watched(world, warning=0.3) as (transport, _):
         last = transport.size - 1
         gather(transport, 2)
-        if transport.rank == last:
-            time.sleep(2.5)
-        gather(transport, 1)
-        logger.removeHandler(handler)
+        with logged() as heard:
+            if transport.rank == last:
+                time.sleep(2.5)
+            gather(transport, 1)
         assert bool(heard) == (transport.rank == 0), "one of those that wait says it"
         assert all(f"for ranks [{last}] to come" in text and f"rank {last} was in the last one" in text
                    for text in heard), heard

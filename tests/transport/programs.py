@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -120,55 +121,10 @@ def results_are_not_shared_between_calls(transport: Transport) -> None:
         assert np.array_equal(message, _message(source, 0, 20))
 
 
-def exchange_ragged_one_by_one(transport: Transport) -> None:
-    _exchange(transport, _ragged, 1)
-
-
-def exchange_ragged_in_buckets_of_two(transport: Transport) -> None:
-    _exchange(transport, _ragged, 2)
-
-
-def exchange_ragged_all_at_once(transport: Transport) -> None:
-    _exchange(transport, _ragged, 100)
-
-
-def exchange_of_nothing(transport: Transport) -> None:
-    _exchange(transport, lambda source, to: 0, 2)
-
-
-def exchange_from_one_rank_only(transport: Transport) -> None:
-    _exchange(transport, lambda source, to: 50 if source == transport.size - 1 else 0, 2)
-
-
-def exchange_to_one_rank_only(transport: Transport) -> None:
-    _exchange(transport, lambda source, to: 50 if to == 0 else 0, 1)
-
-
-def exchange_of_megabytes(transport: Transport) -> None:
-    """Past what any network buffers: all send before they receive."""
-    _exchange(transport, lambda source, to: 2**20 + source + to, 2)
-
-
 def exchanges_back_to_back(transport: Transport) -> None:
     """Ranks run ahead of each other; a message of one round must not be taken for the next one's."""
     for turn in range(30):
         _exchange(transport, lambda source, to: 11 + source, 1 + turn % 3, salt=turn)
-
-
-def allgatherv_ragged(transport: Transport) -> None:
-    _allgatherv(transport, lambda rank: 17 * rank + 3)
-
-
-def allgatherv_with_empty_messages(transport: Transport) -> None:
-    _allgatherv(transport, lambda rank: 0 if rank % 2 == 0 else 9)
-
-
-def allgatherv_of_nothing(transport: Transport) -> None:
-    _allgatherv(transport, lambda rank: 0)
-
-
-def allgatherv_of_megabytes(transport: Transport) -> None:
-    _allgatherv(transport, lambda rank: 2**22 + rank)
 
 
 def everything_back_to_back(transport: Transport) -> None:
@@ -223,27 +179,39 @@ def partial_rounds_while_another_thread_trains(transport: Any) -> None:
         return [transport.rank]
 
     for policy in ("solo", "majority"):
-        partial, rounds = PartialAllreduce(policy, run, transport, transport.signals(), settings=1), []
+        reduction, rounds = PartialAllreduce(policy, run, transport, transport.signals(), settings=1), []
         for _ in range(10):
             time.sleep(0.001 * transport.rank)
-            rounds += partial.arrive(contribute)
-        for some in partial.synchronize(for_good=True):
+            rounds += reduction.arrive(contribute)
+        for some in reduction.synchronize(for_good=True):
             rounds += some
-        partial.end()
+        reduction.end()
         expected = 10 * sum(1 << (4 * rank) for rank in range(transport.size))
         assert sum(each.outcome or 0 for each in rounds) == expected
         seen = transport.allgather(np.array([len(rounds), *rounds[-1].presences], np.int64))
         assert (seen == seen[0]).all()
 
 
-PROGRAMS: dict[str, Callable[[Transport], None]] = {program.__name__: program for program in (
-    knows_its_place, allgather_keeps_rank_order, allgather_takes_strided_rows, alltoall_gives_every_rank_its_rows,
-    alltoall_takes_strided_rows, alltoall_in_two_rounds, allreduce_sums_beyond_32_bits,
-    allreduce_of_a_histogram, inputs_stay_as_they_were, results_are_not_shared_between_calls,
-    exchange_ragged_one_by_one, exchange_ragged_in_buckets_of_two, exchange_ragged_all_at_once, exchange_of_nothing,
-    exchange_from_one_rank_only, exchange_to_one_rank_only, exchange_of_megabytes, exchanges_back_to_back,
-    allgatherv_ragged, allgatherv_with_empty_messages, allgatherv_of_nothing, allgatherv_of_megabytes,
-    everything_back_to_back)}
+EXCHANGES: dict[str, tuple[Callable[[int, int], int], int]] = {
+    "ragged_one_by_one": (_ragged, 1), "ragged_in_buckets_of_two": (_ragged, 2), "ragged_all_at_once": (_ragged, 100),
+    "nothing": (lambda source, to: 0, 2), "the_first_alone_sends": (lambda source, to: 0 if source else 50, 2),
+    "the_first_alone_receives": (lambda source, to: 0 if to else 50, 1),
+    "megabytes": (lambda source, to: 2**20 + source + to, 2)}
+"""Words, and messages in flight. Megabytes are past what any network buffers: all send before they receive."""
+GATHERED: dict[str, Callable[[int], int]] = {
+    "ragged": lambda rank: 17 * rank + 3, "some_empty": lambda rank: 9 * (rank % 2), "nothing": lambda rank: 0,
+    "megabytes": lambda rank: 2**22 + rank}
+"""Bytes of a rank's message."""
+
+PROGRAMS: dict[str, Callable[[Transport], None]] = {
+    **{program.__name__: program for program in (
+        knows_its_place, allgather_keeps_rank_order, allgather_takes_strided_rows,
+        alltoall_gives_every_rank_its_rows, alltoall_takes_strided_rows, alltoall_in_two_rounds,
+        allreduce_sums_beyond_32_bits, allreduce_of_a_histogram, inputs_stay_as_they_were,
+        results_are_not_shared_between_calls, exchanges_back_to_back, everything_back_to_back)},
+    **{f"exchange_{name}": partial(_exchange, words=words, messages_in_flight=flying)
+       for name, (words, flying) in EXCHANGES.items()},
+    **{f"allgatherv_{name}": partial(_allgatherv, length=length) for name, length in GATHERED.items()}}
 WITH_SIGNALS: dict[str, Callable[[Any], None]] = {program.__name__: program for program in (
     signals_come_from_everyone_once_and_in_order, signals_from_other_threads,
     partial_rounds_while_another_thread_trains)}

@@ -40,30 +40,27 @@ def only(size, program):
             for phases in counted(size, program) for traffic in phases.values()]
 
 
-def test_an_allgather_is_counted_as_a_ring():
-    assert only(4, lambda transport: transport.allgather(np.zeros(3, np.int64))) == [(72, 72, 3, 3)] * 4
+def exchange(transport):
+    outgoing = {1: np.zeros(5, np.uint8), 2: np.zeros(7, np.uint8)} if transport.rank == 0 else {}
+    list(transport.exchange(outgoing, {0: [0, 5, 7][transport.rank]} if transport.rank else {}))
 
 
-def test_an_allreduce_is_counted_as_reduce_scatter_and_allgather():
-    assert only(4, lambda transport: transport.allreduce(np.zeros(8, np.int64))) == [(96, 96, 6, 6)] * 4
-
-
-def test_an_allgatherv_sends_all_but_the_block_of_the_next_rank():
+def allgatherv(transport):
     sizes = np.array([1, 10, 100])
-    found = only(3, lambda transport: transport.allgatherv(np.zeros(sizes[transport.rank], np.uint8), sizes))
-    assert found == [(101, 110, 2, 2), (11, 101, 2, 2), (110, 11, 2, 2)]
+    transport.allgatherv(np.zeros(sizes[transport.rank], np.uint8), sizes)
 
 
-def test_an_exchange_is_counted_as_it_is():
-    def program(transport):
-        outgoing = {1: np.zeros(5, np.uint8), 2: np.zeros(7, np.uint8)} if transport.rank == 0 else {}
-        incoming = {0: [0, 5, 7][transport.rank]} if transport.rank else {}
-        list(transport.exchange(outgoing, incoming))
+@pytest.mark.parametrize(("program", "expected"), [
+    pytest.param(lambda transport: transport.allgather(np.zeros(3, np.int64)), [(48, 48, 2, 2)] * 3, id="allgather"),
+    pytest.param(lambda transport: transport.allreduce(np.zeros(6, np.int64)), [(64, 64, 4, 4)] * 3, id="allreduce"),
+    pytest.param(allgatherv, [(101, 110, 2, 2), (11, 101, 2, 2), (110, 11, 2, 2)], id="allgatherv"),
+    pytest.param(exchange, [(12, 0, 2, 0), (0, 5, 0, 1), (0, 7, 0, 1)], id="exchange")])
+def test_collectives_are_counted_as_rings_and_an_exchange_as_it_is(program, expected):
+    """An allreduce is a reduce-scatter and an allgather; an allgatherv sends all but the next one's block."""
+    assert only(3, program) == expected
 
-    assert only(3, program) == [(12, 0, 2, 0), (0, 5, 0, 1), (0, 7, 0, 1)]
 
-
-def test_phases_are_counted_and_timed_apart_and_end_on_errors():
+def test_phases_are_counted_apart_and_end_on_errors():
     def program(transport):
         with pytest.raises(KeyError), transport.phase("failed"):
             raise KeyError
@@ -77,8 +74,6 @@ def test_phases_are_counted_and_timed_apart_and_end_on_errors():
     for phases in counted(2, program):
         assert {name: traffic.bytes_sent for name, traffic in phases.items()} == {
             "failed": 0, "inner": 16, "outer": 40, "agree": 64}
-        assert phases["outer"].seconds > 0
-        assert phases["inner"].seconds > 0
 
 
 def test_a_reset_leaves_earlier_counts_to_their_holders():

@@ -25,10 +25,6 @@ def row(transport):
     return transport.allgather(np.array([transport.rank], np.int64))
 
 
-def test_results_come_in_rank_order():
-    assert run_ranks(4, lambda transport: transport.rank) == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("bad", [0, 2])
 def test_one_rank_that_raises_ends_all_with_its_error(bad):
     def program(transport):
@@ -69,21 +65,14 @@ def test_an_allgatherv_of_other_sizes_than_announced_is_refused():
         run_ranks(2, program, timeout=5)
 
 
-@pytest.mark.parametrize("expected", [4, 6, None])
-def test_an_exchange_of_other_sizes_than_expected_is_refused(expected):
-    """None: the message is not expected at all."""
+@pytest.mark.parametrize(("sent", "expected"), [(5, 4), (5, 6), (5, 0), (0, 5)])
+def test_an_exchange_of_other_sizes_than_expected_is_refused(sent, expected):
     def program(transport):
-        outgoing = {1: np.zeros(5, np.uint8)} if transport.rank == 0 else {}
-        incoming = {0: expected} if transport.rank == 1 and expected else {}
-        list(transport.exchange(outgoing, incoming))
+        outgoing = {1: np.zeros(sent, np.uint8)} if transport.rank == 0 and sent else {}
+        list(transport.exchange(outgoing, {0: expected} if transport.rank and expected else {}))
 
-    with pytest.raises(TransportError, match="rank 0 sent 5 bytes to rank 1"):
+    with pytest.raises(TransportError, match=f"rank 0 sent {sent} bytes to rank 1, which expected {expected}"):
         run_ranks(2, program, timeout=5)
-
-
-def test_a_message_that_is_expected_and_not_sent_is_refused():
-    with pytest.raises(TransportError, match="rank 0 sent 0 bytes to rank 1, which expected 5"):
-        run_ranks(2, lambda transport: list(transport.exchange({}, {0: 5} if transport.rank else {})), timeout=5)
 
 
 @pytest.mark.parametrize("messages_in_flight", [1, 2, 3, 100])

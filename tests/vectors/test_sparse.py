@@ -1,4 +1,4 @@
-"""Sparse vectors: splitting, looking up, and sums in rank order."""
+"""Sparse vectors: splitting, and sums in rank order."""
 
 from __future__ import annotations
 
@@ -41,9 +41,3 @@ def test_parts_of_a_split_lie_in_their_regions_and_join_again(indices, cuts):
     for part, start, stop in zip(parts, boundaries[:-1], boundaries[1:], strict=True):
         assert ((part.indices >= start) & (part.indices < stop)).all()
     assert concatenate(parts, np.float32).indices.tolist() == whole.indices.tolist()
-
-
-@given(st.sets(st.integers(0, N - 1)), st.sets(st.integers(0, N - 1)))
-def test_positions_in_another_vector(mine, other):
-    positions = vector(sorted(mine)).positions_in(vector(sorted(other)))
-    assert [sorted(mine)[position] for position in positions] == sorted(mine & other)
