@@ -1,13 +1,8 @@
-"""One worker of an elastic job: at step 5 the worker of one host kills itself; the rest go on."""
+"""One worker of an elastic job; see tests.elastic."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -17,10 +12,8 @@ import tensorflow as tf
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk.tensorflow import OkTopk, StepAhead, shared_parameters, step_report
 from horovod_oktopk.tensorflow.registry import each_run_of
+from tests.elastic import report, take_steps
 
-STEPS = 12
-VICTIM = "127.0.0.1"
-"""The host with one worker: Horovod lets no host of a dead worker take part again."""
 keras = tf.keras
 
 
@@ -34,7 +27,6 @@ def residual(model: Any) -> list[float]:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
     hvd.init()
     model = keras.Sequential([keras.layers.Input((200,)),
                               keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
@@ -46,37 +38,21 @@ def main() -> None:
     model.compile(optimizer=optimizer)
 
     @tf.function
-    def take_step(inputs: tf.Tensor) -> None:
+    def descend(inputs: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(model(inputs))
         optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables,
                                       strict=True))
 
-    state = hvd_keras.KerasState(model, step=0)
-
     @hvd.elastic.run
     def train(state: Any) -> str:
-        while state.step < STEPS:
-            if state.step == 5 and os.environ["HOROVOD_HOSTNAME"] == VICTIM and not (folder / "killed").exists():
-                (folder / "killed").write_text(json.dumps(residual(model)))
-                os.kill(os.getpid(), signal.SIGKILL)
-            if (folder / "killed").exists() and hvd.size() < 3:  # wait for the newcomer
-                time.sleep(0.1)
-                state.commit()
-                continue
-            take_step(tf.constant(gradient(state.step, hvd.rank()), tf.float32))
-            state.step += 1
-            state.commit()
+        take_steps(hvd, state, lambda step: descend(tf.constant(gradient(step, hvd.rank()), tf.float32)),
+                   lambda: residual(model))
         return "trained"
 
-    assert train(state) == "trained", "an error was taken for success"
-    computed = sum(gradient(step, rank)[0] for step in range(STEPS) for rank in range(3))
+    assert train(hvd_keras.KerasState(model, step=0)) == "trained", "an error was taken for success"
     with shared_parameters(model):
-        mine = {"size": hvd.size(), "step": step_report(model).step, "residual": residual(model),
-                "weight": model.get_weights()[0].ravel().tolist(), "computed": computed.tolist()}
-    everyone = hvd.allgather_object(mine)
-    if hvd.rank() == 0:
-        (folder / "outcome.json").write_text(json.dumps(everyone))
+        report(hvd, step_report(model).step, residual(model), model.get_weights()[0].ravel(), gradient)
 
 
 if __name__ == "__main__":
