@@ -8,6 +8,7 @@ from typing import Any
 import horovod.torch as hvd
 import numpy as np
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from horovod_oktopk import AgreementError, PluginError
 from horovod_oktopk.torch import OkTopk, Partial, StepAhead, set_density, step_report, synchronize_replicas
@@ -337,3 +338,23 @@ def check_a_density_that_is_set_before_the_step_is_for_that_step() -> None:
         set_density(optimizer, density)
         optimizer.step()
         assert step_report(optimizer).k == round(density * N), step
+
+
+def phases_that_are_missing(compression: Any, **options: Any) -> set[str]:
+    """From the profile of a step."""
+    params, optimizer = made(compression)
+    take_steps(optimizer, params, 0)
+    with profile(activities=[ProfilerActivity.CPU], **options) as profiler:
+        take_steps(optimizer, params, 1)
+    report = step_report(optimizer)
+    assert {"accumulate", "agree", "select"} <= report.phases.keys()
+    return {f"oktopk/{phase}" for phase in report.phases} - {event.key for event in profiler.key_averages()}
+
+
+def check_the_profiler_shows_the_phases_of_a_step() -> None:
+    assert phases_that_are_missing(OkTopk()) == set()
+
+
+def check_the_profiler_of_all_threads_shows_the_exchange_of_step_ahead() -> None:
+    everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    assert phases_that_are_missing(StepAhead(overlap=False), experimental_config=everywhere) == set()
