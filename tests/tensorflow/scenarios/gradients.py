@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -17,10 +19,12 @@ from tests.scenarios.common import (
     assert_disagreement,
     assert_equal_everywhere,
     everywhere,
+    gradients,
     is_last,
     logged,
     needs_ranks,
 )
+from tests.tensorflow.driver import Kind
 from tests.tensorflow.scenarios.common import EAGER_AND_GRAPH, reduced, refusal
 
 
@@ -254,3 +258,17 @@ def check_memory_that_nobody_holds_is_used_again() -> None:
     for _ in range(5):
         step()
     assert {accumulator.residual.base.ctypes.data, accumulator._acc.base.ctypes.data} == memory
+
+
+def check_the_profiler_shows_the_phases_of_a_step() -> None:
+    trainer = Kind("tape")(OkTopk())
+    trainer.step(gradients(0, hvd.rank()))
+    with TemporaryDirectory() as folder:
+        with tf.profiler.experimental.Profile(folder):
+            trainer.step(gradients(1, hvd.rank()))
+        (written,) = Path(folder).rglob("*.xplane.pb")
+        shown = written.read_bytes()
+    report = trainer.report()
+    assert report is not None
+    assert len(report.phases) > 4
+    assert all(f"oktopk/{phase}".encode() in shown for phase in report.phases)

@@ -1,4 +1,4 @@
-"""The adviser: Table 1's arithmetic, the point from which dense wins, what is said of accuracy, and bad input."""
+"""`check`; and `advise`: Table 1's arithmetic, where dense wins, what is said of accuracy, and bad input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk import OkTopk, OptionError, advise
-from tests.launch import ROOT, horovodrun
+from tests.launch import ROOT, environment, horovodrun
 from tests.support.threads import run_ranks
 
 N, P = 10_000_000, 16
@@ -123,8 +123,8 @@ def test_the_command_prints_the_table():
 
 
 @pytest.mark.parametrize(("line", "message"), [
-    ("--parameters 0 --ranks 8 --bandwidth 1gbit", "--parameters must be at least 1"),
-    ("--parameters 9 --ranks 0 --bandwidth 1gbit", "--ranks must be at least 1"),
+    ("--parameters 0 --ranks 8 --bandwidth 1gbit", "--parameters must be an integer of at least 1"),
+    ("--parameters 9 --ranks 0 --bandwidth 1gbit", "--ranks must be an integer of at least 1"),
     ("--parameters 9 --ranks 2 --bandwidth 1gbit --density 0", "density must be in (0, 1]"),
     ("--parameters 9 --ranks 2 --bandwidth 1gbit --global-density 2", "global_density must be in (0, 1]"),
     ("--parameters 9 --ranks 2 --bandwidth 10", "with its unit, such as 10gbit"),
@@ -145,3 +145,13 @@ def test_the_network_of_a_job_is_measured(backend):
     assert job.returncode == 0, job.output
     assert job.output.count("100,000 parameters, 2 ranks, density 0.01; ") == 1
     assert "OkTopk" in job.output
+
+
+@pytest.mark.launches
+def test_every_part_of_this_environment_is_found():
+    done = subprocess.run([sys.executable, "-m", "horovod_oktopk", "check"], env=environment(), capture_output=True,
+                          text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    for part in ("Kernels: C++", "Horovod: 0.28", "PyTorch: PyTorch 2", "with Keras 3", "MPI: Open MPI", "Gloo: "):
+        assert re.search(rf"^    \[X\] .*{re.escape(part)}", f"\n{done.stdout}", re.MULTILINE), (part, done.stdout)
+    assert done.stdout.endswith("OkTopk can be used here.\n")
