@@ -18,8 +18,14 @@ class ElasticState:
         note_reset()
         super().on_reset()  # type: ignore[misc]
 
-    def _note_own(self) -> None:
-        """Note what belongs to this rank alone, when the state is made; nothing here."""
+    def _when_made(self) -> None:
+        """Save anew what the constructor has saved before the state had its class; nothing here."""
+
+
+@functools.cache
+def _own_class(plain: type) -> type:
+    mixin = next((mixin for state, mixin in _mixins if issubclass(plain, state)), ElasticState)
+    return type(plain.__name__, (mixin, plain), {"__module__": plain.__module__})
 
 
 def extend_elastic(base: Any, state: type, mixin: type[ElasticState]) -> None:
@@ -36,11 +42,9 @@ def extend_elastic(base: Any, state: type, mixin: type[ElasticState]) -> None:
     @functools.wraps(make)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        plain = type(self)
-        if not issubclass(plain, ElasticState):
-            first = next((mixin for cls, mixin in _mixins if isinstance(self, cls)), ElasticState)
-            self.__class__ = type(plain.__name__, (first, plain), {"__module__": plain.__module__})
-            self._note_own()
+        if not isinstance(self, ElasticState):
+            self.__class__ = _own_class(type(self))  # type: ignore[arg-type]
+        self._when_made()
 
     wrapped._oktopk_installed = True  # type: ignore[attr-defined]
     base.__init__ = wrapped

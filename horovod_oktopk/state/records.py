@@ -12,7 +12,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -28,7 +28,6 @@ Read = Callable[[Record], Values]
 
 FIELDS = {"unit", "rank", "size", "process", "parameters", "residual", "residual_scale", "algorithm", "copies"}
 """Fields of every record; any other field is the same on all ranks."""
-REQUIRED = FIELDS - {"copies"}  # which files of earlier versions do not have
 
 THIS_PROCESS = uuid.uuid4().hex
 
@@ -49,16 +48,39 @@ def parameters_of(layout: Layout) -> list[list[Any]]:
 
 
 def check_records(records: Any) -> None:
-    """Raise OptionError if the argument is no list of records, or one lacks a field.
+    """Raise OptionError if the argument is no list of records, or one lacks a field, or has a wrong one.
 
     Residuals are checked when they are taken, as a file has them elsewhere; see `residual_of`.
     """
-    for each in records if isinstance(records, list | tuple) else [records]:
+    if not isinstance(records, list | tuple):
+        raise OptionError(f"the state is damaged: expected a list of records; got {type(records).__name__}")
+    for each in records:
         if not isinstance(each, dict):
-            raise OptionError(f"the state is damaged: expected a record; got {type(each).__name__}. Load another one")
-        missing = sorted(REQUIRED - each.keys())
-        if missing:
-            raise OptionError(f"the state is damaged: a record has no {missing}; load another one")
+            raise OptionError(f"the state is damaged: expected a record; got {type(each).__name__}")
+        for name, is_right in _FORM.items():
+            if name not in each:
+                raise OptionError(f"the state is damaged: a record has no '{name}'; load another one")
+            if not is_right(each[name]):
+                raise OptionError(f"the state is damaged: a record's '{name}' is {each[name]!r:.80}; "
+                                  "load another one")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _are_parameters(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(
+        isinstance(each, list | tuple) and len(each) == 2 and isinstance(each[0], str)
+        and isinstance(each[1], list | tuple) and all(map(_is_count, each[1])) for each in value)
+
+
+_FORM: dict[str, Callable[[Any], bool]] = {
+    "unit": lambda value: value in get_args(Unit), "rank": _is_count, "size": _is_count,
+    "process": lambda value: isinstance(value, str), "parameters": _are_parameters, "residual": lambda _: True,
+    "residual_scale": lambda value: value is None or isinstance(value, int | float),
+    "algorithm": lambda value: isinstance(value, dict) and _is_count(value.get("step"))}
+"""Check for each field of a record."""
 
 
 def residual_of(saved: Record, dtype: Any, read: Read) -> Values:

@@ -26,6 +26,7 @@ NAMES = (
     "horovod.tensorflow.mpi_ops:_basics.MPI_LIB_CTYPES.horovod_shutdown",
     "horovod.tensorflow.elastic:TensorFlowKerasState._save_model",
     "horovod.tensorflow.elastic:TensorFlowKerasState._load_model",
+    "horovod.tensorflow.elastic:TensorFlowState._save_model",
     f"{tf.keras.Model.__module__}:Model._flatten_layers",
 )
 """Modules and what is in them. Of objects: `_trainable_variables` of an optimizer of Keras 3."""

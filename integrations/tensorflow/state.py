@@ -104,6 +104,11 @@ class ElasticVariables(ElasticState):
         super().sync()  # type: ignore[misc]
         self._note_own()
 
+    def _when_made(self) -> None:
+        with shared_parameters(_trained(self)):
+            self._save_model()  # type: ignore[attr-defined]
+        self._note_own()
+
     def _note_own(self) -> None:
         self._oktopk_records = {run: run.mode.records() for run in _runs(self)}
 

@@ -106,6 +106,10 @@ class TorchAccumulator(DeviceVector, ResidualAccumulator):
             self._acc[self.on_device(remainder.indices)] += self.on_device(remainder.values)
         self.residual, self._acc = self._acc, self.residual
 
+    def values(self) -> Values:
+        values: Values = self._acc.cpu().numpy()
+        return values
+
     def read_residual(self) -> Values:
         values: Values = self.residual.cpu().numpy().copy()
         return values
@@ -162,8 +166,10 @@ class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
         self._pieces = ()
 
     def commit(self, update: SparseVector | DenseVector) -> None:
-        where = slice(None) if isinstance(update, DenseVector) else self.on_device(update.indices)
-        self.shared[where] -= self.on_device(update.values)
+        if isinstance(update, DenseVector):
+            self.shared -= self.on_device(update.values)
+        else:
+            self.shared[self.on_device(update.indices)] -= self.on_device(update.values)
 
     def read_shared(self) -> Values:
         values: Values = self.shared.cpu().numpy()

@@ -189,9 +189,11 @@ def test_a_residual_that_does_not_fit_is_refused_and_nobody_takes_anything(value
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    (lambda c: c["reductions"][0][1].pop("unit"), "a record has no ['unit']"),
+    (lambda c: c["reductions"][0][1].pop("unit"), "a record has no 'unit'"),
+    (lambda c: c["reductions"][0][1].update(algorithm=3), "'algorithm' is 3"),
+    (lambda c: c["reductions"][0][1].update(parameters={}), "'parameters' is"),
     (lambda c: c["reductions"][0].__setitem__(1, []), "expected a record; got list"),
-    (lambda c: c["reductions"].__setitem__(0, {}), "a record has no ["),
+    (lambda c: c["reductions"].__setitem__(0, {}), "expected a list of records; got dict"),
     (lambda c: c["reductions"].__setitem__(0, []), "has no records"),
     (lambda c: c.pop("optimizers"), "KeyError: 'optimizers'"),
     (lambda c: c.pop("version"), "the file has no version"),

@@ -7,6 +7,8 @@ import math
 import os
 import statistics
 from collections import defaultdict
+from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,7 @@ class StepReportLogger(tf.keras.callbacks.Callback):  # type: ignore[misc]
     Of the last step: oktopk_density, oktopk_k, oktopk_local_selected, oktopk_global_selected and both thresholds;
     with `StepAhead` on several ranks oktopk_gain and oktopk_noise_scale. In an epoch's logs the means of its steps:
     oktopk_bytes_sent by this rank; with `Partial` oktopk_rounds, oktopk_active_ranks, oktopk_staleness (of the rank
-    that lags most) and oktopk_seconds_saved. It comes before the callbacks that are to see them.
+    that lags most); and the sum oktopk_seconds_saved. It comes before the callbacks that are to see them.
 
     Examples:
         >>> logger = hvd_keras.callbacks.StepReportLogger()
@@ -63,11 +65,13 @@ class StepReportLogger(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if logs is not None:
-            logs |= {name: statistics.fmean(figures) if name in MEANS else figures[-1]
-                     for name, figures in self._steps.items()}
+            logs |= {name: OF_EPOCH.get(name, itemgetter(-1))(figures) for name, figures in self._steps.items()}
 
 
-MEANS = {f"oktopk_{name}" for name in ("bytes_sent", "rounds", "active_ranks", "staleness", "seconds_saved")}
+OF_EPOCH: dict[str, Callable[[list[float]], float]] = {
+    **{f"oktopk_{name}": statistics.fmean for name in ("bytes_sent", "rounds", "active_ranks", "staleness")},
+    "oktopk_seconds_saved": sum}
+"""What an epoch's logs have of the figures of its steps; of others the last."""
 
 
 def _figures(report: StepReport) -> dict[str, float]:
@@ -75,9 +79,10 @@ def _figures(report: StepReport) -> dict[str, float]:
     names += [] if math.isnan(report.noise_scale) else ["gain", "noise_scale"]
     figures = {name: float(getattr(report, name)) for name in names}
     figures["density"] = report.k / max(1, report.n)  # 0 / 0 where all are sparse
+    if report.active or report.rounds != 1:
+        figures |= {"rounds": report.rounds, "seconds_saved": report.seconds_saved}
     if report.active:
-        figures |= {"rounds": report.rounds, "active_ranks": sum(report.active), "staleness": max(report.staleness),
-                    "seconds_saved": report.seconds_saved}
+        figures |= {"active_ranks": sum(report.active), "staleness": max(report.staleness)}
     return {f"oktopk_{name}": figure for name, figure in figures.items()}
 
 

@@ -53,6 +53,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         super().__init__()
         self._root_rank = root_rank
         self._between, self._looking = ExitStack(), ExitStack()
+        self._fits = False
 
     def set_model(self, model: Any) -> None:
         """Take the model, before its training step is made."""
@@ -61,7 +62,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
 
     def on_train_begin(self, logs: Logs = None) -> None:
         self._sent: set[Any] = set()
-        self._is_first_batch = True
+        self._is_first_batch = self._fits = True
         self._leave()
         suspend(self.model)
         for runs in all_runs_of(self.model):
@@ -83,7 +84,8 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
                 logger.warning(PLAIN)
 
     def on_test_begin(self, logs: Logs = None) -> None:
-        synchronize_replicas(self.model)
+        if self._fits:
+            self._synchronize("validation")
         self.on_predict_begin()
 
     def on_predict_begin(self, logs: Logs = None) -> None:
@@ -95,7 +97,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
     on_predict_end = on_test_end
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        synchronize_replicas(self.model)
+        self._synchronize("the end of an epoch")
         meet(self.model, "broadcast variables at the end of an epoch")
         late = [variable.name for variable in self._broadcast()]
         if late:
@@ -105,8 +107,15 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         self._between.enter_context(shared_parameters(self.model))
 
     def on_train_end(self, logs: Logs = None) -> None:
+        self._fits = False
         self._leave()
         suspend(self.model)
+
+    def _synchronize(self, doing: str) -> None:
+        """Make replicas equal, with Partial; then all ranks must have come for the same."""
+        if any(runs.kind.has_rounds for runs in all_runs_of(self.model)):
+            synchronize_replicas(self.model)
+            check_alike("places in fit", [doing])
 
     def _leave(self) -> None:
         self._looking.close()

@@ -8,9 +8,9 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
-from horovod_oktopk import Dense, OkTopk, Partial
+from horovod_oktopk import AgreementError, Dense, OkTopk, Partial
 from horovod_oktopk.tensorflow import step_report, synchronize_replicas
-from tests.scenarios.common import assert_equal_everywhere, everywhere
+from tests.scenarios.common import assert_equal_everywhere, everywhere, needs_ranks, raised_everywhere
 from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_model, refusal, weights
 
 EPOCHS = 4
@@ -48,6 +48,15 @@ def check_fit_with_validation_and_callbacks() -> None:
         assert 0 < sum(history["oktopk_rounds"]) <= EPOCHS * hvd.size()
         assert all(0 <= value <= hvd.size() for value in history["oktopk_active_ranks"])
         assert {"oktopk_staleness", "oktopk_seconds_saved"} <= set(history)
+
+
+def check_a_validation_of_some_ranks_is_told_to_all() -> None:
+    needs_ranks(hvd)
+    model = compiled(make_model(), distribute(Partial(Dense(), policy="solo")))
+    split = 0.5 if hvd.rank() == 0 else 0.0
+    message = raised_everywhere(hvd, AgreementError, lambda: fit(
+        model, [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)], epochs=1, validation_split=split))[0]
+    assert "rank 0: validation; rank 1: the end of an epoch" in message
 
 
 def check_a_learning_rate_schedule_follows_the_updates() -> None:
