@@ -12,11 +12,7 @@ import horovod_oktopk.tensorflow.keras as hvd_keras
 
 
 def prepare(code: str, path: str) -> dict[str, Any]:
-    """The names.
-
-    A fragment that makes an optimizer or a tape distributed finds a plain optimizer. For any other the model has
-    trained an epoch with OkTopk.
-    """
+    """Return the names. If the fragment distributes nothing itself, the model has trained with OkTopk."""
     tf.keras.utils.set_random_seed(1)
     model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(8), tf.keras.layers.Dense(1)])
     x = np.random.default_rng(hvd.rank()).normal(size=(16, 4)).astype("float32")

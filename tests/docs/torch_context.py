@@ -12,11 +12,7 @@ from horovod_oktopk.torch import OkTopk, StepAhead, gather_state_dict, synchroni
 
 
 def prepare(code: str, path: str) -> dict[str, Any]:
-    """The names.
-
-    A fragment that makes a distributed optimizer finds a plain one. Any other finds one of OkTopk, which has taken a
-    step; and gradients, if it reduces them.
-    """
+    """Return the names. If the fragment makes no distributed optimizer, it finds one that has taken a step."""
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
     names = {"hvd": hvd, "torch": torch, "OkTopk": OkTopk, "StepAhead": StepAhead, "model": model, "epochs": 2,
