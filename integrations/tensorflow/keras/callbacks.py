@@ -71,7 +71,7 @@ class StepReportLogger(tf.keras.callbacks.Callback):  # type: ignore[misc]
 OF_EPOCH: dict[str, Callable[[list[float]], float]] = {
     **{f"oktopk_{name}": statistics.fmean for name in ("bytes_sent", "rounds", "active_ranks", "staleness")},
     "oktopk_seconds_saved": sum}
-"""What an epoch's logs have of the figures of its steps; of others the last."""
+"""The figure of an epoch's logs, from those of its steps; by default the last."""
 
 
 def _figures(report: StepReport) -> dict[str, float]:
