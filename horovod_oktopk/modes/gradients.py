@@ -55,7 +55,7 @@ class GradientMode(Mode, Generic[L]):
         self._before = self.algorithm.state()
         transport = self.reduction.open()
         update = self._commit_or_undo(self._reduce(gradients, others_finite, transport) if self.layout.n else
-                              self._reduce_nothing(others_finite, transport))
+                                      self._reduce_nothing(others_finite, transport))
         with self.reduction.writing():
             gradients.write(update, gradients.clearable)
 

@@ -35,6 +35,7 @@ def extend_elastic(base: Any, state: type, mixin: type[ElasticState]) -> None:
     others get ElasticState alone.
     """
     _mixins.append((state, mixin))
+    _own_class.cache_clear()  # a class may have been made of a state whose mixin was not known
     make = base.__init__
     if hasattr(make, "_oktopk_installed"):
         return

@@ -63,17 +63,6 @@ class DeviceVector:
         magnitudes: Values = torch.cat([self._nothing, *parts]).cpu().numpy()
         return magnitudes
 
-    def moments(self) -> tuple[float, float]:
-        sums = self._nothing.new_zeros(2, dtype=torch.float64)
-        for _, chunk in self._chunks():
-            sums += torch.stack([chunk.sum(dtype=torch.float64), (chunk.double()**2).sum()])
-        mean, square = (sums / self.n).tolist()
-        return mean, max(0.0, square - mean**2) ** 0.5
-
-    def values(self) -> Values:
-        values: Values = torch.cat([self._nothing, *(chunk for _, chunk in self._chunks())]).cpu().numpy()
-        return values
-
     def on_device(self, values: NDArray[Any]) -> torch.Tensor:
         """Return values or indices from the host in tensors on the device."""
         return torch.from_numpy(values).to(self._nothing.device)
@@ -105,6 +94,10 @@ class TorchAccumulator(DeviceVector, ResidualAccumulator):
         if remainder is not None:
             self._acc[self.on_device(remainder.indices)] += self.on_device(remainder.values)
         self.residual, self._acc = self._acc, self.residual
+
+    def moments(self) -> tuple[float, float]:
+        deviation, mean = torch.std_mean(self._acc, correction=0)
+        return float(mean), float(deviation)
 
     def values(self) -> Values:
         values: Values = self._acc.cpu().numpy()
@@ -161,6 +154,17 @@ class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
     def _difference(self, start: int, parts: list[torch.Tensor]) -> torch.Tensor:
         own = torch.cat(parts) if len(parts) > 1 else parts[0]
         return self.shared[start:start + len(own)] - own
+
+    def moments(self) -> tuple[float, float]:
+        sums = self._nothing.new_zeros(2, dtype=torch.float64)
+        for _, chunk in self._chunks():
+            sums += torch.stack([chunk.sum(dtype=torch.float64), (chunk.double()**2).sum()])
+        mean, square = (sums / self.n).tolist()
+        return mean, max(0.0, square - mean**2) ** 0.5
+
+    def values(self) -> Values:
+        values: Values = torch.cat([self._nothing, *(chunk for _, chunk in self._chunks())]).cpu().numpy()
+        return values
 
     def release(self) -> None:
         self._pieces = ()

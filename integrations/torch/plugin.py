@@ -43,6 +43,7 @@ logger = logging.getLogger("horovod_oktopk")
 _TAKES = ["optimizer", "named_parameters", "compression", "backward_passes_per_step", "op",
           "gradient_predivide_factor", "num_groups", "groups", "sparse_as_dense", "process_set"]
 
+
 def install() -> None:
     """Wrap Horovod's names, once. Raise PluginError if this Horovod is not the one that is known."""
     if hasattr(stock, "_oktopk_installed"):

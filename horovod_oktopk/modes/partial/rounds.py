@@ -173,9 +173,9 @@ class PartialAllreduce(Generic[T]):
 
     # Under the lock.
 
-    def _do(self, step: Transition) -> None:
-        """Make a step of the state, and its actions; a round that is to run begins in the thread."""
-        self.state, actions = step
+    def _do(self, transition: Transition) -> None:
+        """Make a transition of the state, and its actions; a round that is to run begins in the thread."""
+        self.state, actions = transition
         for action in actions:
             if isinstance(action, BeginRound):
                 self._write_header(action)
