@@ -5,6 +5,7 @@ horovod.tensorflow.keras, with either Keras.
 """
 
 from horovod_oktopk.errors import NO_DISCARD, gone
+from horovod_oktopk.modes.api import set_density, shared_parameters, step_report, synchronize_replicas
 from horovod_oktopk.modes.step_ahead.options import StepAhead
 from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA, warmup_density
 from horovod_oktopk.transport.horovod import what_is_missing
@@ -14,8 +15,6 @@ try:
 except ModuleNotFoundError as error:
     raise what_is_missing(error, __name__, "TensorFlow", "HOROVOD_WITH_TENSORFLOW") from error
 
-from horovod_oktopk.tensorflow.plugin import set_density, step_report, synchronize_replicas
-from horovod_oktopk.tensorflow.shared import shared_parameters
 from horovod_oktopk.tensorflow.state import load_state, save_state
 
 plugin.install()

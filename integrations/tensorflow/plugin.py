@@ -1,4 +1,4 @@
-"""The plugin in horovod.tensorflow: the factories that are wrapped, and the functions that programs call.
+"""The plugin in horovod.tensorflow: the factories that are wrapped, and what they make.
 
 A factory hands our compressions to a class of the optimizer's or tape's own, and all others to stock, untouched.
 """
@@ -10,7 +10,6 @@ import inspect
 import logging
 import os
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any
 
 import horovod
@@ -19,16 +18,17 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from horovod_oktopk.errors import PluginError
+from horovod_oktopk.modes.api import find_by
 from horovod_oktopk.modes.shutdown import wrap_shutdown
 from horovod_oktopk.schemes import as_options
-from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.tensorflow import tape
 from horovod_oktopk.tensorflow.graph import refuse_replicas
 from horovod_oktopk.tensorflow.optimizer import distribute, steps_of
 from horovod_oktopk.tensorflow.private import KERAS, dense_allreduce, library
 from horovod_oktopk.tensorflow.refusals import check_optimizer
-from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, in_use, runs_of_tapes, targets_of
-from horovod_oktopk.tensorflow.variables import tensor_of, trained_by
+from horovod_oktopk.tensorflow.registry import in_use, runs_of_tapes
+from horovod_oktopk.tensorflow.shared import owners_of
+from horovod_oktopk.tensorflow.variables import tensor_of
 from horovod_oktopk.transport.counting import show_phases
 from horovod_oktopk.transport.horovod import check_arguments, check_horovod, refuse_join
 
@@ -50,77 +50,8 @@ def install() -> None:
     library().horovod_shutdown = wrap_shutdown(library().horovod_shutdown)
     hvd.join = hvd.mpi_ops.join = refuse_join(in_use, hvd.join)
     show_phases(tf.profiler.experimental.Trace)
+    find_by(owners_of, "models, layers, optimizers, variables")
     hvd._oktopk_installed = True
-
-
-def step_report(target: Any) -> StepReport | None:
-    """Return what the last reduction did on this rank.
-
-    Args:
-        target: an optimizer or a model; for gradients of a tape, the model, or the list of variables.
-
-    Returns:
-        The report of the last step; None before the first. If there are several reductions or optimizers, the report
-        of the one that has taken most steps.
-
-    Raises:
-        PluginError: The optimizer was not made with `compression=OkTopk(...)`.
-
-    Examples:
-        >>> report = step_report(model)
-        >>> print(report.bytes_sent, report.seconds)
-    """
-    if not all_runs_of(target) and not trained_by(target):
-        raise PluginError(f"{target!r} was not made with compression=OkTopk(...), so it has no step report: "
-                          "give the model or the optimizer that was")
-    reports = (run.mode.report for run in each_run_of(target))
-    return max((report for report in reports if report), key=attrgetter("step"), default=None)
-
-
-def set_density(target: Any, density: float | None) -> None:
-    """Select another share of the elements, from the next step on.
-
-    All ranks must set it before the same step.
-
-    Args:
-        target: an optimizer or a model; for gradients of a tape, the model, or the list of variables.
-        density: the share, in (0, 1]; None: that of the options again.
-
-    Raises:
-        PluginError: Nothing was made with `compression=OkTopk(...)`.
-        OptionError: The density is not allowed.
-
-    Examples:
-        >>> set_density(model, 0.05)
-    """
-    changed: list[Any] = [*all_runs_of(target)]
-    changed = changed or [run.mode for run in each_run_of(target)]
-    if not changed:
-        raise PluginError(f"{target!r} has no reduction made with compression=OkTopk(...), or none yet: "
-                          "call set_density after the first step")
-    for each in changed:
-        each.set_density(density)
-
-
-def synchronize_replicas(*targets: Any) -> None:
-    """Make the replicas of a `Partial` optimizer equal.
-
-    It is called on all ranks together, outside of any tf.function: before evaluation, checkpoints and any collective
-    of your own, and after the last step. A rank that is here serves the others' rounds until all are. Without
-    `Partial` it does nothing.
-
-    Args:
-        *targets: such optimizers, or their models, or lists of these.
-
-    Raises:
-        PluginError: A target has no variables.
-
-    Examples:
-        >>> synchronize_replicas(model)
-    """
-    for each in dict.fromkeys(each for target in targets_of("synchronize_replicas", *targets)
-                              for each in all_runs_of(target)):
-        each.synchronize_replicas()
 
 
 def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.none,  # noqa: N802 (Horovod's name)

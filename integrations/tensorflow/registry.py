@@ -25,7 +25,6 @@ from horovod_oktopk.tensorflow.tensors import Signature, is_dense, signature_of
 from horovod_oktopk.tensorflow.transport import ranks_of
 from horovod_oktopk.tensorflow.variables import (
     check_variables,
-    is_variable,
     key_of,
     optimizers_of,
     tensor_of,
@@ -267,28 +266,6 @@ def runs_over(variables: Sequence[Any]) -> list[Run]:
 def in_use() -> bool:
     """Return True if any reduction of ours is in use."""
     return any(each.present() for each in list(_ALL))
-
-
-def targets_of(function: str, *targets: Any) -> list[Any]:
-    """Return the targets: models and optimizers in a list stand alone, the variables in a list stay a list.
-
-    function: what was called with them.
-    Raise PluginError for what has no variables.
-    """
-    found: list[Any] = []
-    for target in targets:
-        if isinstance(target, list | tuple):
-            variables = [each for each in target if is_variable(each)]
-            found += [variables] if variables else []
-            found += targets_of(function, *(each for each in target if not is_variable(each)))
-        elif is_variable(target):
-            found.append([target])
-        elif hasattr(type(target), "variables") or runs_of(target) is not None:
-            found.append(target)
-        else:
-            raise PluginError(f"{function} takes models, layers, optimizers, or lists of variables or of these; got "
-                              f"{type(target).__name__}: write {function}(model)")
-    return found
 
 
 # States that wait.

@@ -1,4 +1,4 @@
-"""Actions of all ranks together: evaluate and save the parameters that they share, and meet before a callback."""
+"""Actions on a model, an optimizer or variables between steps, and meetings of all ranks for them."""
 
 from __future__ import annotations
 
@@ -10,45 +10,64 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from horovod_oktopk.errors import AgreementError, PluginError
-from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, expected_states, runs_over, targets_of
+from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, expected_states, runs_over
 from horovod_oktopk.tensorflow.run import Run
-from horovod_oktopk.tensorflow.variables import variables_in
+from horovod_oktopk.tensorflow.variables import is_variable, variables_in
+
+NONE_YET = ("no gradient of these variables has been reduced with compression=OkTopk(...) yet: call set_density "
+            "after the first step")
+IN_GRAPH = ("shared_parameters exchanges the values of variables when it is called, so it cannot be part of a "
+            "tf.function: call it around the function")
 
 
-@contextmanager
-def shared_parameters(*targets: Any) -> Iterator[None]:
-    """Within a `with` block, give the model the parameters that all ranks share.
+class Target:
+    """An Owner: a model, a layer, an optimizer, or a list of variables."""
 
-    In a training loop of your own, evaluate, save and load inside this block: there the model is the same on all
-    ranks. Outside, with `compression=StepAhead(...)`, each rank's model holds parameters of its own, ahead of the
-    shared ones. An exchange under way is applied first, on this rank alone. Entering the block calls no collective;
-    leaving it does, if `load_state` was called inside: then all ranks take the state together.
+    def __init__(self, target: Any) -> None:
+        self._target = target
 
-    Args:
-        *targets: models, layers, optimizers, or lists of variables or of these. What is not trained with `StepAhead`
-            is left alone.
+    def reports(self) -> list[StepReport]:
+        """See Owner."""
+        reports = (run.mode.report for run in each_run_of(self._target))
+        return [report for report in reports if report is not None]
 
-    Returns:
-        A context manager.
+    def set_density(self, density: float | None) -> None:
+        """See Owner. Raise PluginError for variables of tapes that have taken no step."""
+        several: list[Any] = [*all_runs_of(self._target)] or [run.mode for run in each_run_of(self._target)]
+        if not several:
+            raise PluginError(NONE_YET)
+        for each in several:
+            each.set_density(density)
 
-    Raises:
-        PluginError: It is inside a tf.function; or a target has no variables.
+    def synchronize_replicas(self) -> None:
+        """See Owner."""
+        for runs in all_runs_of(self._target):
+            runs.synchronize_replicas()
 
-    Examples:
-        >>> with shared_parameters(model):
-        ...     prediction = model(x)
-    """
-    if not tf.executing_eagerly():
-        raise PluginError("shared_parameters exchanges the values of variables when it is called, so it cannot be "
-                          "part of a tf.function: call it around the function")
-    found, states = targets_of("shared_parameters", *targets), expected_states()
-    with ExitStack() as stack:
-        for run in _runs_of(found):
-            stack.enter_context(run.mode.shared())
-        yield
-    if expected_states() > states:
-        for target in found:
-            resume(target)
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """See Owner. If a state is loaded inside, all ranks take it together in the end."""
+        if not tf.executing_eagerly():
+            raise PluginError(IN_GRAPH)
+        states = expected_states()
+        with ExitStack() as stack:
+            for run in _runs_of([self._target]):
+                stack.enter_context(run.mode.shared())
+            yield
+        if expected_states() > states:
+            resume(self._target)
+
+
+def owners_of(target: Any) -> list[Target] | None:
+    """Return what a target has of ours, if it has anything to train; None for what is no target; see `find_by`."""
+    if isinstance(target, list | tuple):
+        return [Target(list(target))] if target and all(map(is_variable, target)) else None
+    if is_variable(target):
+        return [Target([target])]
+    if not hasattr(type(target), "variables") and not all_runs_of(target):
+        return None
+    return [Target(target)] if all_runs_of(target) or variables_in(target, "trainable_variables") else []
 
 
 def suspend(*targets: Any) -> None:

@@ -5,21 +5,20 @@ Horovod before raises an error that says so.
 """
 
 from horovod_oktopk.errors import NO_DISCARD, NO_SCHEDULE, gone
+from horovod_oktopk.modes.api import set_density, shared_parameters, step_report, synchronize_replicas
 from horovod_oktopk.modes.partial.options import Partial
 from horovod_oktopk.modes.step_ahead.options import StepAhead
 from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA, warmup_density
 from horovod_oktopk.transport.horovod import what_is_missing
 
 try:
-    from horovod_oktopk.torch import amp, plugin
+    from horovod_oktopk.torch import plugin
 except ModuleNotFoundError as error:
     raise what_is_missing(error, __name__, "PyTorch", "HOROVOD_WITH_PYTORCH") from error
 
-from horovod_oktopk.torch.plugin import set_density, step_report
-from horovod_oktopk.torch.state import gather_state_dict, shared_parameters, synchronize_replicas
+from horovod_oktopk.torch.state import gather_state_dict
 
 plugin.install()
-amp.install()
 __getattr__ = gone(__name__, {**NO_DISCARD, "DensitySchedule": NO_SCHEDULE})
 
 __all__ = ["Dense", "GTopk", "GaussianK", "OkTopk", "Partial", "StepAhead", "TopkA", "TopkDSA", "gather_state_dict",

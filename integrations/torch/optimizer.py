@@ -16,10 +16,16 @@ from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.make import kind_of, with_scheme
 from horovod_oktopk.modes.mode import Mode
 from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state import gather
 from horovod_oktopk.state.records import Record, parameters_of
-from horovod_oktopk.torch import amp
-from horovod_oktopk.torch.parameters import HostAverage, Hyperparameters, Parameters, scaled_learning_rates
+from horovod_oktopk.torch.parameters import (
+    HostAverage,
+    Hyperparameters,
+    Parameters,
+    scaled_learning_rates,
+    without_scaler,
+)
 from horovod_oktopk.torch.private import SUPPORTS_SCALING, values_of
 from horovod_oktopk.torch.registry import ATTRIBUTE, register, runs_over
 from horovod_oktopk.torch.replica import mode_of
@@ -28,6 +34,9 @@ from horovod_oktopk.torch.transport import ranks_of
 
 logger = logging.getLogger("horovod_oktopk")
 
+UNSCALE_FIRST = ("the gradients were reduced while they held the loss scale, which each rank has for itself. Write: "
+                 "scaler.unscale_(optimizer); optimizer.synchronize(); with optimizer.skip_synchronize(): "
+                 "scaler.step(optimizer); or scaler.step(optimizer) alone")
 NOT_REDUCED = ("a GradScaler has unscaled gradients that are not reduced, and to clip them on each rank would give "
                "other gradients than to clip their mean. Write: scaler.unscale_(optimizer); optimizer.synchronize(); "
                "clip; with optimizer.skip_synchronize(): scaler.step(optimizer); or scaler.step(optimizer) alone")
@@ -73,7 +82,7 @@ class Run:
 
     def step(self) -> Any:
         """Take the optimizer's steps that follow from this rank's gradients."""
-        with amp.taken_off(self.optimizer) as scale:
+        with without_scaler(self.optimizer) as scale:
             if scale is not None:
                 self._unscale(scale)
             if not self.ranks.takes_part:
@@ -115,10 +124,14 @@ class Run:
             return
         self._reduced = None
         mode = self._laid_out()
-        others = self._sparse_gradients(mode)
-        finite = all(bool(torch.isfinite(values_of(p.grad)).all()) for p in others if p.grad is not None)
+        for p in self._excluded:
+            if p.grad is None:
+                p.grad = without_rows(p)
+            elif not p.grad.is_sparse:
+                mode.refuse_step(DENSE_NOW.format(name=self.parameters.name_of(p)))
+        finite = all(bool(torch.isfinite(values_of(p.grad)).all()) for p in self._excluded if p.grad is not None)
         mode.reduce(DenseGradients(self._layout, bool(self.scheme.hierarchical)), finite)
-        self.parameters.reduce_sparse(others, self.ranks.process_set)
+        self.parameters.reduce_sparse(self._excluded, self.ranks.process_set)
         self._note_reduced()
 
     @property
@@ -136,18 +149,11 @@ class Run:
                 raise PluginError(NOT_REDUCED)
             return
         if self.is_reduced:
-            raise PluginError(amp.UNSCALE_FIRST)
-        amp.unscale([p.grad for p in self.parameters.all() if p.grad is not None], scale)
-
-    # Other ranks' gradients by Horovod itself.
-
-    def _sparse_gradients(self, mode: Mode) -> list[torch.Tensor]:
-        for p in self._excluded:
-            if p.grad is None:
-                p.grad = without_rows(p)
-            elif not p.grad.is_sparse:
-                mode.refuse_step(DENSE_NOW.format(name=self.parameters.name_of(p)))
-        return self._excluded
+            raise PluginError(UNSCALE_FIRST)
+        inverse = 1 / float(scale)
+        for p in self.parameters.all():
+            if p.grad is not None:
+                values_of(p.grad).mul_(inverse)
 
     # Which parameters.
 
@@ -199,16 +205,20 @@ class Run:
         if message is not None:
             mode.refuse_step(message)
 
-    # What shared_parameters, states and reports need.
+    # What shared_parameters, states and reports need; see Owner.
+
+    def reports(self) -> list[StepReport]:
+        """See Owner."""
+        return [] if self.mode is None or self.mode.report is None else [self.mode.report]
 
     def set_density(self, density: float | None) -> None:
-        """See Mode.set_density."""
+        """See Owner."""
         self.scheme = self.scheme.with_density(density)
         if self.mode is not None:
             self.mode.set_density(density)
 
     def synchronize_replicas(self) -> None:
-        """Serve rounds until all ranks are here, and apply them as they end."""
+        """Serve rounds until all ranks are here, and apply them as they end; see Owner."""
         if not self.kind.has_rounds or not self.ranks.takes_part:
             return
         mode = self._laid_out()
@@ -228,7 +238,7 @@ class Run:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """See shared_parameters."""
+        """See Owner."""
         with ExitStack() as stack:
             if self.mode is not None:
                 stack.enter_context(self.mode.shared())

@@ -1,4 +1,4 @@
-"""The parameters and hyperparameters of one optimizer, and what Horovod itself reduces of the gradients."""
+"""The parameters and hyperparameters of one optimizer, and what is around its own step."""
 
 from __future__ import annotations
 
@@ -158,3 +158,15 @@ def scaled_learning_rates(optimizer: torch.optim.Optimizer, coefficient: float, 
     finally:
         for group, own in zip(groups, given, strict=False):
             group.update(own)
+
+
+@contextmanager
+def without_scaler(optimizer: Any) -> Iterator[torch.Tensor | bool | None]:
+    """Hide a GradScaler's attributes from the optimizer's own step.
+
+    Yields the loss scale that gradients hold; True if they hold none, but a scaler takes the step; None without one.
+    """
+    found = {name: vars(optimizer).pop(name) for name in ("found_inf", "grad_scale") if name in vars(optimizer)}
+    scale = found.get("grad_scale")
+    yield (True if scale is None else scale) if "found_inf" in found else None
+    vars(optimizer).update(found)  # GradScaler deletes them, but not after an error

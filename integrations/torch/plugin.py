@@ -6,7 +6,7 @@
 | `hvd.join`, in `horovod.torch` and its `mpi_ops` | refused while a sparse compression is in use |
 | `horovod_shutdown` of Horovod's library | rounds, exchanges and the watchdog end before it |
 | `State.__init__` of Horovod's elastic states | gives a TorchState a class of its own (state.py) |
-| `torch.amp.GradScaler.unscale_` | amp.py |
+| `torch.amp.GradScaler.unscale_` | refused where scaled gradients were reduced |
 """
 
 from __future__ import annotations
@@ -26,20 +26,24 @@ import torch
 from horovod.common.elastic import State
 from horovod.torch.elastic.state import TorchState
 
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.modes.api import find_by
 from horovod_oktopk.modes.shutdown import wrap_shutdown
 from horovod_oktopk.schemes import as_options
-from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state.elastic import extend_elastic
-from horovod_oktopk.torch.optimizer import distribute, hand_over
+from horovod_oktopk.torch.optimizer import UNSCALE_FIRST, distribute, hand_over
 from horovod_oktopk.torch.private import library, span
-from horovod_oktopk.torch.refusals import check_optimizer, check_plain
-from horovod_oktopk.torch.registry import is_in_use, own_run_of
+from horovod_oktopk.torch.registry import is_in_use, owners_of, run_of
 from horovod_oktopk.torch.state import ElasticTorchState, attach_state
 from horovod_oktopk.transport.counting import show_phases
 from horovod_oktopk.transport.horovod import check_arguments, check_horovod, refuse_join
 
 logger = logging.getLogger("horovod_oktopk")
 
+TWICE = ("hvd.DistributedOptimizer was given an optimizer that it has made itself, which is distributed already: "
+         "give it the plain optimizer, once")
+LBFGS = ("LBFGS cannot be used: it compares the gradients of several closures with how far its own moves have led. "
+         "Here the gradients are either not reduced, or other ranks' moves come between: take another optimizer")
 _TAKES = ["optimizer", "named_parameters", "compression", "backward_passes_per_step", "op",
           "gradient_predivide_factor", "num_groups", "groups", "sparse_as_dense", "process_set"]
 
@@ -52,48 +56,11 @@ def install() -> None:
     hvd.DistributedOptimizer = stock.DistributedOptimizer = _wrap_factory(stock.DistributedOptimizer)
     hvd.join = hvd.mpi_ops.join = refuse_join(is_in_use, hvd.join)
     library().horovod_shutdown = wrap_shutdown(library().horovod_shutdown)
+    torch.amp.GradScaler.unscale_ = _wrap_unscale(torch.amp.GradScaler.unscale_)  # type: ignore[method-assign]
     extend_elastic(State, TorchState, ElasticTorchState)
     show_phases(span)
+    find_by(owners_of, "optimizers, models (torch.nn.Module)")
     stock._oktopk_installed = True
-
-
-def step_report(optimizer: torch.optim.Optimizer) -> StepReport | None:
-    """Return what the last reduction of an optimizer did on this rank.
-
-    Args:
-        optimizer: made with `compression=OkTopk(...)`, or another scheme of this package.
-
-    Returns:
-        The report of the last step; None before the first.
-
-    Raises:
-        PluginError: The optimizer was not made with `compression=OkTopk(...)`.
-
-    Examples:
-        >>> report = step_report(optimizer)
-        >>> print(report.bytes_sent, report.seconds)
-    """
-    mode = own_run_of(optimizer).mode
-    return None if mode is None else mode.report
-
-
-def set_density(optimizer: torch.optim.Optimizer, density: float | None) -> None:
-    """Select another share of the elements, from the next step on.
-
-    All ranks must set it before the same step.
-
-    Args:
-        optimizer: made with `compression=OkTopk(...)`, or another scheme of this package.
-        density: the share, in (0, 1]; None: that of the options again.
-
-    Raises:
-        PluginError: The optimizer was not made with `compression=OkTopk(...)`.
-        OptionError: The density is not allowed.
-
-    Examples:
-        >>> set_density(optimizer, 0.05)
-    """
-    own_run_of(optimizer).set_density(density)
 
 
 def _wrap_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,13 +72,15 @@ def _wrap_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
         call.apply_defaults()
         given = call.arguments
         optimizer, options = given["optimizer"], as_options(given["compression"])
-        check_plain(optimizer)
+        if run_of(optimizer) is not None or hasattr(optimizer, "_allreduce_grad_async"):  # ours, or stock Horovod's
+            raise PluginError(TWICE)
         if options is None:
             made = factory(*args, **kwargs)
             hand_over([p for group in made.param_groups for p in group["params"]])
             return made
         check_arguments(hvd, given["op"], given["gradient_predivide_factor"])
-        check_optimizer(optimizer)
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise PluginError(LBFGS)
         if given["backward_passes_per_step"] <= 0:
             raise ValueError("backward_passes_per_step must be > 0")
         distribute(optimizer, options, _names(optimizer, given["named_parameters"]), given["op"],
@@ -120,6 +89,17 @@ def _wrap_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
         if os.environ.get("HOROVOD_AUTOTUNE") == "1":
             logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own traffic, and has no effect on OkTopk: unset it")
         return optimizer
+
+    return wrapped
+
+
+def _wrap_unscale(unscale: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(unscale)
+    def wrapped(self: Any, optimizer: Any) -> None:
+        run = run_of(optimizer)
+        if run is not None and run.is_reduced and self.is_enabled():
+            raise PluginError(UNSCALE_FIRST)
+        unscale(self, optimizer)
 
     return wrapped
 

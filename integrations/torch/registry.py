@@ -45,25 +45,12 @@ def own_run_of(optimizer: Any) -> Run:
     return run
 
 
-def runs_of(function: str, *targets: Any) -> list[Run]:
-    """Return those of optimizers, of models, or of lists of these; each once.
-
-    A model has the runs of all optimizers that train one of its parameters, whatever module is wrapped around it.
-    function: what was called with the targets. Raise PluginError for what is neither an optimizer nor a model.
-    """
-    found: dict[Run, None] = {}
-    for target in targets:
-        if isinstance(target, list | tuple):
-            found |= dict.fromkeys(runs_of(function, *target))
-        elif isinstance(target, torch.nn.Module):
-            found |= dict.fromkeys(runs_over(target.parameters()))
-        elif _is_optimizer(target):
-            run = run_of(target)
-            found |= {} if run is None else {run: None}
-        else:
-            raise PluginError(f"{function} takes optimizers, models (torch.nn.Module), or lists of these; got "
-                              f"{type(target).__name__}: write {function}(optimizer)")
-    return list(found)
+def owners_of(target: Any) -> list[Run] | None:
+    """Return the run of an optimizer, or those of all optimizers that train a parameter of a model; see `find_by`."""
+    if isinstance(target, torch.nn.Module):
+        return runs_over(target.parameters())
+    run = run_of(target)
+    return [run] if run is not None else [] if _is_optimizer(target) else None
 
 
 def runs_over(parameters: Iterator[torch.Tensor]) -> list[Run]:
@@ -75,8 +62,5 @@ def runs_over(parameters: Iterator[torch.Tensor]) -> list[Run]:
 
 
 def _is_optimizer(target: Any) -> bool:
-    """Return True for an optimizer, also inside a library's wrapper."""
-    if isinstance(target, torch.optim.Optimizer) or run_of(target) is not None:
-        return True
     inner = getattr(target, "optimizer", None)
-    return inner is not None and _is_optimizer(inner)
+    return isinstance(target, torch.optim.Optimizer) or (inner is not None and _is_optimizer(inner))

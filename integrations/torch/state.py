@@ -1,4 +1,4 @@
-"""Parameters that all ranks share, to be saved; and residuals and counters in `state_dict` and elastic jobs.
+"""Residuals and counters in `state_dict` and elastic jobs.
 
 The entry in a state_dict is a list with one record for each rank that it holds: `optimizer.state_dict()` holds this
 rank's own, `gather_state_dict` all of them. It never lies in `optimizer.state`, which Horovod overwrites
@@ -7,70 +7,18 @@ with rank 0's. With StepAhead an elastic TorchState saves and broadcasts what al
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
 from horovod_oktopk.errors import OptionError
+from horovod_oktopk.modes.api import shared_parameters
 from horovod_oktopk.state.elastic import ElasticState
 from horovod_oktopk.state.records import check_records, check_residuals
 from horovod_oktopk.torch.private import handled_by
-from horovod_oktopk.torch.registry import own_run_of, runs_of
+from horovod_oktopk.torch.registry import own_run_of, owners_of
 
 KEY = "horovod_oktopk"
-
-
-@contextmanager
-def shared_parameters(*targets: Any) -> Iterator[None]:
-    """Within a `with` block, give the model the parameters that all ranks share.
-
-    That is the place to evaluate, to save, and to load: there the model is the same on all ranks. Outside, with
-    `compression=StepAhead(...)`, each rank's model holds parameters of its own, ahead of the shared ones. What is
-    under way is applied first, on this rank alone: no collective is called. Model and optimizer are to be saved
-    inside. If they are loaded inside as well, this rank's own parameters are there when it ends, and a resumed run
-    has the same bits.
-
-    Args:
-        *targets: optimizers, models (of all optimizers that train one of their parameters), or lists of these. What
-            is trained without `StepAhead` has nothing else, and is left alone.
-
-    Returns:
-        A context manager.
-
-    Raises:
-        PluginError: A target is neither an optimizer nor a model.
-
-    Examples:
-        >>> with shared_parameters(optimizer):
-        ...     validate(model)
-        ...     save(model, optimizer)
-    """
-    with ExitStack() as stack:
-        for run in runs_of("shared_parameters", *targets):
-            stack.enter_context(run.shared())
-        yield
-
-
-def synchronize_replicas(*targets: Any) -> None:
-    """Make the replicas of a `Partial` optimizer equal.
-
-    It is called on all ranks together: before evaluation, checkpoints and any collective
-    of your own, and after the last step. A rank that is here serves the others' rounds until all are. Gradients that
-    no step has handed in yet stay where they are. Without `Partial` it does nothing.
-
-    Args:
-        *targets: optimizers that were made with `compression=Partial(...)`, or their models, or lists of these.
-
-    Raises:
-        PluginError: A target is neither an optimizer nor a model.
-
-    Examples:
-        >>> synchronize_replicas(optimizer)
-    """
-    for run in runs_of("synchronize_replicas", *targets):
-        run.synchronize_replicas()
 
 
 def attach_state(optimizer: Any) -> None:
@@ -139,8 +87,9 @@ class ElasticTorchState(ElasticState):
 
     def sync(self) -> None:
         """Give a rank that joins the shared parameters, and no residual; the others' residuals stay."""
-        for run in runs_of("TorchState", *_trained(self)):
-            run.suspend()
+        for each in _trained(self):
+            for run in owners_of(each) or ():
+                run.suspend()
         super().sync()  # type: ignore[misc]
 
 

@@ -16,6 +16,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from horovod_oktopk.errors import NO_SCHEDULE, OptionError, gone
+from horovod_oktopk.modes.api import step_report
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.tensorflow.keras.horovod_callbacks import (
     BroadcastGlobalVariablesCallback,
@@ -23,7 +24,6 @@ from horovod_oktopk.tensorflow.keras.horovod_callbacks import (
     MetricAverageCallback,
     SharedParameters,
 )
-from horovod_oktopk.tensorflow.plugin import step_report
 from horovod_oktopk.tensorflow.registry import each_run_of
 from horovod_oktopk.tensorflow.shared import meet
 from horovod_oktopk.tensorflow.state import load_state, read_marks, save_state

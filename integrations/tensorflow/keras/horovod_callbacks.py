@@ -13,10 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from horovod_oktopk.errors import AgreementError, OptionError
+from horovod_oktopk.modes.api import shared_parameters, synchronize_replicas
 from horovod_oktopk.tensorflow.optimizer import steps_of
-from horovod_oktopk.tensorflow.plugin import synchronize_replicas
 from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of
-from horovod_oktopk.tensorflow.shared import check_alike, meet, resume, shared_parameters, suspend
+from horovod_oktopk.tensorflow.shared import check_alike, meet, resume, suspend
 from horovod_oktopk.tensorflow.variables import optimizers_of, tensor_of, variables_in
 
 logger = logging.getLogger("horovod_oktopk")
