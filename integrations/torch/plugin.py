@@ -1,13 +1,4 @@
-"""The plugin's place in horovod.torch: the few names that are wrapped, and nothing else.
-
-| name | why |
-|---|---|
-| `DistributedOptimizer`, of `horovod.torch` and `horovod.torch.optimizer` | hands our compressions to `distribute` |
-| `hvd.join`, in `horovod.torch` and its `mpi_ops` | refused while a sparse compression is in use |
-| `horovod_shutdown` of Horovod's library | rounds, exchanges and the watchdog end before it |
-| `State.__init__` of Horovod's elastic states | gives a TorchState a class of its own (state.py) |
-| `torch.amp.GradScaler.unscale_` | refused where scaled gradients were reduced |
-"""
+"""The plugin in horovod.torch: the few names that are wrapped (docs/architecture.md says why), and no others."""
 
 from __future__ import annotations
 
