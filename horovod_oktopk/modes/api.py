@@ -47,7 +47,7 @@ def owners_of(function: str, *targets: Any) -> list[Owner]:
             owners = owners_of(function, *target)
         if owners is None:
             raise PluginError(f"{function} takes {', '.join(kinds for _, kinds in _finders)}, or lists of these; got "
-                              f"{type(target).__name__}: write {function}(optimizer)")
+                              f"{type(target).__name__}: write {function}(optimizer), or {function}(model)")
         found |= dict.fromkeys(owners)
     return list(found)
 
