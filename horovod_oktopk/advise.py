@@ -135,8 +135,8 @@ def predict(n: int, size: int, options: OkTopk, network: Network, selection_seco
     Words are those of Table 1 (Li and Hoefler, 2022), at the upper end of an interval.
     selection_seconds: of accumulating, selecting and writing back n elements.
 
-    Messages are those of four collectives, in which each rank tells each (the roll call, two for the global threshold,
-    the allgather of the update), and of the exchange of phase 1: one to each rank, of which several fly at once.
+    Messages are those of four collectives, in which each rank tells each (the roll call, two for the global
+    threshold, the allgather of the update), and of phase 1: one to each rank, of which several fly at once.
     """
     rounds = ceil((size - 1) / batch_length(size)) + 4 * ceil(log2(size))
     latency = network.latency * rounds + 2 * OVERHEAD * (size - 1)
