@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,10 +21,6 @@ from .schemes.base import check_integer
 from .schemes.oktopk import OkTopk
 from .transport.connect import connect
 
-Finding = tuple[bool, str]
-"""True if the part works; and a version, or the reason why not and the remedy."""
-
-SUPPORTED_HOROVOD = "0.28"
 MPI_PROBE = """
 import ctypes, glob, os
 try:
@@ -38,68 +35,102 @@ theirs.MPI_Initialized(ctypes.byref(flag))
 print(flag.value)
 """
 """A program that starts MPI through mpi4py, and asks Horovod's libmpi if it has been started."""
+LAUNCHER = "OMPI_COMM_", "OMPI_UNIVERSE_", "OMPI_MCA_orte_", "OMPI_MCA_ess", "PMIX_", "PMI_"
+"""Beginnings of a launcher's variables, which would make the probe one of its ranks."""
+ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
-def check_kernels() -> Finding:
+class MissingError(Exception):
+    """A part that does not work here: why, and the remedy."""
+
+
+def require(there: object, remedy: str) -> None:
+    if not there:
+        raise MissingError(remedy)
+
+
+def check_kernels() -> str:
     if KERNELS.name == "C++":
-        return True, "C++"
-    return True, ("NumPy, in which a step takes three to four times as long: for those in C++ install a C++ "
-                  "compiler, and this package again")
+        return "C++"
+    return ("NumPy, in which a step takes three to four times as long: for those in C++ install a C++ compiler, and "
+            "this package again")
 
 
-def check_horovod() -> Finding:
-    works, found = _version("horovod", "install Horovod 0.28.1, built for your framework (HOROVOD_WITH_PYTORCH=1, "
-                                       "HOROVOD_WITH_TENSORFLOW=1)")
-    if works and not found.startswith(SUPPORTED_HOROVOD):
-        return False, f"found {found}, supported is {SUPPORTED_HOROVOD}: pip install 'horovod>=0.28.1,<0.29'"
-    return works, found
+def check_horovod() -> str:
+    require(find_spec("horovod"), "not installed: install Horovod 0.28.1, built for your framework "
+                                  "(HOROVOD_WITH_PYTORCH=1, HOROVOD_WITH_TENSORFLOW=1)")
+    version = metadata.version("horovod")
+    require(version.startswith("0.28"), f"found {version}, supported is 0.28: pip install 'horovod>=0.28.1,<0.29'")
+    return version
 
 
-def check_tensorflow() -> Finding:
-    works, found = _integration("tensorflow", "TensorFlow", "HOROVOD_WITH_TENSORFLOW=1")
-    if not works:
-        return works, found
-    keras = importlib.import_module(f"{__package__}.tensorflow.private").KERAS
-    return True, f"{found} with {keras}"
+def check_integration(package: str, name: str, variable: str) -> str:
+    require(find_spec(package), f"{name} is not installed: pip install {package}, then build Horovod with {variable}")
+    importlib.import_module(f"{__package__}.{package}")
+    return f"{name} {metadata.version(package)}"
 
 
-def check_mpi() -> Finding:
-    if find_spec("horovod") is None:
-        return False, "Horovod is not installed"
-    if not _horovod_says("mpi_built"):
-        return False, "Horovod was built without MPI: build it with HOROVOD_WITH_MPI=1, or run on Gloo"
-    if find_spec("mpi4py") is None:
-        return False, "mpi4py is not installed: pip install mpi4py, or run on Gloo"
-    return _probe_mpi()
+def check_tensorflow() -> str:
+    found = check_integration("tensorflow", "TensorFlow", "HOROVOD_WITH_TENSORFLOW=1")
+    return f"{found} with {importlib.import_module(f'{__package__}.tensorflow.private').KERAS}"
 
 
-def check_gloo() -> Finding:
-    if find_spec("horovod") is None:
-        return False, "Horovod is not installed"
-    if not _horovod_says("gloo_built"):
-        return False, "Horovod was built without Gloo: build it with HOROVOD_WITH_GLOO=1, or run on MPI"
-    return True, "through Horovod's own alltoall and allgather"
+def check_mpi() -> str:
+    """Start MPI in a process of its own, as starting MPI may end the process that does it."""
+    require(find_spec("horovod"), "Horovod is not installed")
+    require(horovod_says("mpi_built"),
+            "Horovod was built without MPI: build it with HOROVOD_WITH_MPI=1, or run on Gloo")
+    require(find_spec("mpi4py"), "mpi4py is not installed: pip install mpi4py, or run on Gloo")
+    mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    require(mpirun, "mpirun was not found beside Python or on PATH: install the MPI of Horovod, or run on Gloo")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER)} | ROOT
+    try:
+        probe = subprocess.run([str(mpirun), "-np", "1", sys.executable, "-c", MPI_PROBE], capture_output=True,
+                               text=True, timeout=60, env=variables, check=False)
+    except subprocess.TimeoutExpired:
+        raise MissingError("starting MPI took more than 60 s; "
+                           "try: mpirun -np 1 python -c 'from mpi4py import MPI'") from None
+    lines = probe.stdout.splitlines()[-2:]  # TensorFlow and Horovod may have printed before
+    last = probe.stderr.strip("-\n ").splitlines()[-1:] or ["it ended without a message"]
+    require(probe.returncode == 0,
+            f"mpi4py does not start ({last[0]}): install it for the MPI that Horovod was built with")
+    require(lines[1] == "1", f"mpi4py runs on {lines[0]}, Horovod on another: install mpi4py for the MPI of Horovod")
+    return f"{lines[0]}, mpi4py {metadata.version('mpi4py')}"
 
 
-def check_cuda() -> Finding:
-    if find_spec("torch") is None:
-        return False, "PyTorch is not installed"
-    if not importlib.import_module("torch").cuda.is_available():
-        return False, "PyTorch sees no CUDA device; gradients on the CPU work"
-    if not _horovod_says("nccl_built"):
-        return True, "gradients on CUDA devices; Horovod's own dense allreduce goes without NCCL"
-    return True, "gradients on CUDA devices, Horovod with NCCL"
+def check_gloo() -> str:
+    require(find_spec("horovod"), "Horovod is not installed")
+    require(horovod_says("gloo_built"),
+            "Horovod was built without Gloo: build it with HOROVOD_WITH_GLOO=1, or run on MPI")
+    return "through Horovod's own alltoall and allgather"
 
 
-SECTIONS: dict[str, dict[str, Callable[[], Finding]]] = {
-    "Packages": {"horovod_oktopk": lambda: (True, __version__),
-                 "NumPy": lambda: _version("numpy", "pip install numpy"),
+def check_cuda() -> str:
+    require(find_spec("torch"), "PyTorch is not installed")
+    require(importlib.import_module("torch").cuda.is_available(),
+            "PyTorch sees no CUDA device; gradients on the CPU work")
+    if not horovod_says("nccl_built"):
+        return "gradients on CUDA devices; Horovod's own dense allreduce goes without NCCL"
+    return "gradients on CUDA devices, Horovod with NCCL"
+
+
+def horovod_says(question: str) -> bool:
+    """Return the answer of horovod.torch or horovod.tensorflow; False if neither can be imported."""
+    for framework in ("torch", "tensorflow"):
+        with suppress(Exception):  # whatever a broken framework raises
+            return bool(getattr(importlib.import_module(f"horovod.{framework}"), question)())
+    return False
+
+
+SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
+    "Packages": {"horovod_oktopk": lambda: __version__, "NumPy": lambda: metadata.version("numpy"),
                  "Kernels": check_kernels, "Horovod": check_horovod},
-    "Integrations": {"PyTorch": lambda: _integration("torch", "PyTorch", "HOROVOD_WITH_PYTORCH=1"),
+    "Integrations": {"PyTorch": lambda: check_integration("torch", "PyTorch", "HOROVOD_WITH_PYTORCH=1"),
                      "TensorFlow": check_tensorflow},
     "Transports": {"MPI": check_mpi, "Gloo": check_gloo},
     "Devices": {"CUDA": check_cuda},
 }
+"""By section and part, functions that return a version or the like, or raise MissingError."""
 
 
 def check() -> int:
@@ -108,10 +139,15 @@ def check() -> int:
     for section, checks in SECTIONS.items():
         print(f"{section}:")
         for name, look in checks.items():
-            works[name], found = look()
+            try:
+                found, works[name] = look(), True
+            except MissingError as missing:
+                found, works[name] = str(missing), False
+            except Exception as error:  # whatever a broken framework raises
+                opening = (str(error).splitlines() or ["no message"])[0]
+                found, works[name] = f"{type(error).__name__}: {opening}", False
             print(f"    [{'X' if works[name] else ' '}] {name}: {found}")
-    can_act = (works["NumPy"] and works["Horovod"] and (works["PyTorch"] or works["TensorFlow"])
-               and (works["MPI"] or works["Gloo"]))
+    can_act = works["Horovod"] and (works["PyTorch"] or works["TensorFlow"]) and (works["MPI"] or works["Gloo"])
     print("OkTopk can be used here." if can_act else "OkTopk cannot be used here.")
     return 0 if can_act else 1
 
@@ -158,62 +194,6 @@ def _measure() -> tuple[int, int, advise.Network]:
         raise OptionError("--measure needs several ranks: use horovodrun -np P python -m horovod_oktopk advise ...")
     ranks = importlib.import_module(f"{__package__}.{name}.transport").ranks_of(hvd.global_process_set)
     return hvd.size(), hvd.rank(), advise.measure_network(connect(ranks, "auto"))
-
-
-def _integration(package: str, name: str, variable: str) -> Finding:
-    if find_spec(package) is None:
-        return False, f"{name} is not installed: pip install {package}, then build Horovod with {variable}"
-    try:
-        importlib.import_module(f"{__package__}.{package}")
-    except Exception as error:
-        return False, f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
-    return True, f"{name} {metadata.version(package)}"
-
-
-def _version(package: str, advice: str) -> Finding:
-    try:
-        return True, metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False, f"not installed: {advice}"
-
-
-def _horovod_says(question: str) -> bool:
-    """Return the answer of horovod.torch or horovod.tensorflow; False if neither can be imported."""
-    for framework in ("torch", "tensorflow"):
-        try:
-            return bool(getattr(importlib.import_module(f"horovod.{framework}"), question)())
-        except Exception:  # whatever a broken framework raises
-            continue
-    return False
-
-
-def _probe_mpi() -> Finding:
-    """Start MPI in a process of its own, as starting MPI may end the process that does it."""
-    places = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-    mpirun = shutil.which("mpirun", path=os.pathsep.join(places))
-    if mpirun is None:
-        return False, "mpirun was not found beside Python or on PATH: install the MPI of Horovod, or run on Gloo"
-    try:
-        probe = subprocess.run([mpirun, "-np", "1", sys.executable, "-c", MPI_PROBE], capture_output=True, text=True,
-                               timeout=60, env=_outside_of_jobs(), check=False)
-    except subprocess.TimeoutExpired:
-        return False, "starting MPI took more than 60 s; try: mpirun -np 1 python -c 'from mpi4py import MPI'"
-    lines = probe.stdout.splitlines()[-2:]  # TensorFlow and Horovod may have printed before
-    if probe.returncode:
-        last = probe.stderr.strip("-\n ").splitlines()[-1:] or ["it ended without a message"]
-        return False, f"mpi4py does not start ({last[0]}): install it for the MPI that Horovod was built with"
-    if lines[1] != "1":
-        return False, f"mpi4py runs on {lines[0]}, Horovod on another: install mpi4py for the MPI of Horovod"
-    return True, f"{lines[0]}, mpi4py {metadata.version('mpi4py')}"
-
-
-def _outside_of_jobs() -> dict[str, str]:
-    """Return this environment without a launcher's variables, which would make the probe one of its ranks."""
-    launcher = ("OMPI_COMM_", "OMPI_MCA_orte_", "OMPI_MCA_ess", "PMIX_", "PMI_")
-    variables = {name: value for name, value in os.environ.items() if not name.startswith(launcher)}
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
-        variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return variables
 
 
 def main() -> int:

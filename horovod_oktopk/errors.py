@@ -38,10 +38,7 @@ class WireError(OkTopkError, ValueError):
 
 
 def gone(module: str, advice: Mapping[str, str]) -> Callable[[str], NoReturn]:
-    """Return a module's `__getattr__`, which raises PluginError for names that earlier versions had.
-
-    advice: by name, the replacement.
-    """
+    """Return a module's `__getattr__`, which raises PluginError for earlier versions' names, with the advice."""
     def missing(name: str) -> NoReturn:
         if name in advice:
             raise PluginError(f"{module} has no {name} any more: {advice[name]}")

@@ -1,24 +1,19 @@
-"""The loops over many elements: in C++ if the extension was built, in NumPy otherwise, with the same bits."""
-
-from __future__ import annotations
+"""The loops over many elements: in C++ if the extension was built, in NumPy otherwise."""
 
 import importlib
 from typing import cast
 
-from .numpy_kernels import NumpyKernels
-from .protocol import CHUNK, CandidateBuffer, Kernels
+from .numpy_kernels import CHUNK, LEVELS, CandidateBuffer, HalfBits, NumpyKernels, Words
 
-
-def _native() -> Kernels | None:
-    try:
-        return cast(Kernels, importlib.import_module("._native", __name__))
-    except ImportError:
-        return None
-
-
-NATIVE = _native()
+Kernels = NumpyKernels
+"""The interface: what the extension has, too."""
+NATIVE: Kernels | None
 """The kernels in C++ (native/); None if the package was built without a compiler."""
-KERNELS: Kernels = NATIVE or NumpyKernels()
+try:
+    NATIVE = cast(Kernels, importlib.import_module("._native", __name__))
+except ImportError:
+    NATIVE = None
+KERNELS = NATIVE or NumpyKernels()
 """The fastest kernels of this machine."""
 
-__all__ = ["CHUNK", "KERNELS", "NATIVE", "CandidateBuffer", "Kernels", "NumpyKernels"]
+__all__ = ["CHUNK", "KERNELS", "LEVELS", "NATIVE", "CandidateBuffer", "HalfBits", "Kernels", "NumpyKernels", "Words"]

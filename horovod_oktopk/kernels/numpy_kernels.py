@@ -1,4 +1,7 @@
-"""The kernels in NumPy, for machines without a C++ compiler, and as the reference for tests of the C++ ones."""
+"""The loops over many elements in NumPy. The extension in C++ has the same methods, and gives the same bits.
+
+"Passing" means to be a number that is not zero, infinity included, with a magnitude of at least the threshold.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,33 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .protocol import CHUNK, LEVELS, Array, CandidateBuffer, HalfBits, Integers, Words
+HalfBits = NDArray[np.uint16]
+"""bfloat16 numbers, as bits."""
+Array = NDArray[Any]
+Integers = NDArray[np.int64]
+Words = NDArray[np.uint32]
+
+LEVELS = 8
+"""Number of magnitudes in a code of 4 bits."""
+CHUNK = 1 << 16
+"""Elements handled at a time: small enough that temporaries stay in the second-level cache."""
+
+
+class CandidateBuffer:
+    """A buffer of the elements that pass a threshold. If `count` exceeds `capacity`, some are missing.
+
+    indices: int64, values: dtype; both shape (capacity + SLACK,), of which the first `count` are in use.
+    """
+
+    SLACK = 64
+
+    def __init__(self, capacity: int, dtype: Any) -> None:
+        self.capacity = capacity
+        self.indices: Integers = np.empty(capacity + self.SLACK, np.int64)
+        self.values: Array = np.empty(capacity + self.SLACK, dtype)
+        self.count = 0
 
 
 def _where_passing(values: Array, threshold: float) -> Integers:
@@ -27,13 +55,20 @@ def _check_within(out: Array, indices: Integers) -> None:
 
 
 class NumpyKernels:
-    """Kernels in NumPy, chunk by chunk."""
+    """Kernels for machines without a C++ compiler, and the reference for tests of those in C++."""
 
     name = "NumPy"
 
     def add_and_collect(self, residual: Array, gradient: Array, out: Array, scale: float, threshold: float,
                         first: int, buffer: CandidateBuffer, stream: bool, clear: bool,  # noqa: ARG002
                         before: Sequence[Array] = (), after: Sequence[Array] = ()) -> bool:
+        """Set out = scale * residual + sum; collect elements that pass; return True if all of out is finite.
+
+        sum: of the arrays before the gradient, the gradient, and the arrays after it, added up in this order.
+        All arrays: float32 or float64, one dtype, contiguous, one length. first: the index of their first element.
+        stream: a hint, that out need not stay in the cache. clear: the gradient is zero afterwards, which costs least
+        while it is in the cache.
+        """
         finite = True
         with np.errstate(over="ignore", invalid="ignore"):
             for start in range(0, len(out), CHUNK):
@@ -42,43 +77,52 @@ class NumpyKernels:
                 summands = [each[part] for each in (*before, gradient, *after)]
                 np.add(terms, reduce(np.add, summands), out=out[part])
                 finite = finite and _is_finite(out[part])
-                self._collect(out[part], threshold, first + start, buffer)
+                self.collect(out[part], threshold, first + start, buffer)
                 if clear:
                     gradient[part] = 0
         return finite
 
     def subtract_and_collect(self, minuend: Array, subtrahend: Array, threshold: float, first: int,
                              buffer: CandidateBuffer) -> bool:
+        """Collect elements of minuend - subtrahend that pass; return True if all of it is finite.
+
+        Arrays as in `add_and_collect`; the difference is stored nowhere.
+        """
         finite = True
         with np.errstate(over="ignore", invalid="ignore"):
             for start in range(0, len(minuend), CHUNK):
                 difference = minuend[start:start + CHUNK] - subtrahend[start:start + CHUNK]
                 finite = finite and _is_finite(difference)
-                self._collect(difference, threshold, first + start, buffer)
+                self.collect(difference, threshold, first + start, buffer)
         return finite
 
     def collect(self, acc: Array, threshold: float, first: int, buffer: CandidateBuffer) -> None:
+        """Collect the elements of acc that pass."""
         for start in range(0, len(acc), CHUNK):
-            self._collect(acc[start:start + CHUNK], threshold, first + start, buffer)
-
-    def _collect(self, chunk: Array, threshold: float, first: int, buffer: CandidateBuffer) -> None:
-        if buffer.count > buffer.capacity:
-            return
-        found = _where_passing(chunk, threshold)[:buffer.capacity + 1 - buffer.count]
-        stop = buffer.count + len(found)
-        buffer.indices[buffer.count:stop] = found + first
-        buffer.values[buffer.count:stop] = chunk[found]
-        buffer.count = stop
+            if buffer.count > buffer.capacity:
+                return
+            chunk = acc[start:start + CHUNK]
+            found = _where_passing(chunk, threshold)[:buffer.capacity + 1 - buffer.count]
+            stop = buffer.count + len(found)
+            buffer.indices[buffer.count:stop] = found + (first + start)
+            buffer.values[buffer.count:stop] = chunk[found]
+            buffer.count = stop
 
     def clear(self, out: Array, indices: Integers) -> None:
+        """Set out[indices] = 0. Raise IndexError if an index lies outside of out, which then is unchanged."""
         _check_within(out, indices)
         out[indices] = 0
 
     def add(self, out: Array, indices: Integers, values: Array) -> None:
+        """Set out[indices] += values, for indices that differ. Raise IndexError like `clear`."""
         _check_within(out, indices)
         out[indices] += values
 
     def scatter(self, out: Array, indices: Integers, values: Array, zero: bool = False) -> None:
+        """Set out = 0, except out[indices] = values. zero: True if out is zero already.
+
+        Raise IndexError if the indices do not ascend within out, which then is unchanged.
+        """
         if len(indices) and not (indices[0] >= 0 and indices[-1] < len(out) and (np.diff(indices) > 0).all()):
             raise IndexError("the indices must ascend, and lie within the array")
         if not zero:
@@ -86,10 +130,12 @@ class NumpyKernels:
         out[indices] = values
 
     def passing(self, indices: Integers, values: Array, threshold: float) -> tuple[Integers, Array]:
+        """Return the elements of a sparse vector that pass, in memory of their own."""
         found = _where_passing(values, threshold)
         return indices[found], values[found]
 
     def sum_parts(self, indices: Sequence[Integers], values: Sequence[Array]) -> tuple[Integers, Array]:
+        """Return the sum of sparse parts, each of ascending indices; values are added to zero in the parts' order."""
         union = np.unique(np.concatenate(indices))
         total = np.zeros(len(union), values[0].dtype)
         for part, mine in zip(indices, values, strict=True):
@@ -97,12 +143,15 @@ class NumpyKernels:
         return union, total
 
     def sorted(self, numbers: Array) -> Array:
+        """Return unsigned integers of 32 or 64 bits, ascending."""
         return np.sort(numbers)
 
     def kth_magnitude(self, values: Array, k: int) -> float:
+        """Return the k-th largest magnitude, k from 1, of float32 or float64 values, none of them NaN."""
         return float(np.partition(np.abs(values), len(values) - k)[len(values) - k])
 
     def common_positions(self, mine: Integers, other: Integers) -> Integers:
+        """Return the positions in `mine` of the indices that `other` has too; both strictly ascending."""
         if not len(other):
             return np.empty(0, np.int64)
         at = np.searchsorted(other, mine)
@@ -110,6 +159,11 @@ class NumpyKernels:
         return np.flatnonzero(other[at] == mine)
 
     def pack_indices(self, indices: Integers, start: int, low_bits: int, low_words: int, upper_words: int) -> Words:
+        """Return the Elias-Fano code of m strictly ascending indices >= start, by their offsets from start.
+
+        The lower bits of the offsets lie one after the other in low_words of 32 bits. Then, in upper_words, there is
+        a one at bit (offset >> low_bits) + i for the i-th. Lowest bits first.
+        """
         offsets = indices - start
         low = np.zeros(32 * low_words, np.uint8)
         low[:len(indices) * low_bits] = (offsets[:, None] >> np.arange(low_bits) & 1).ravel()
@@ -119,6 +173,7 @@ class NumpyKernels:
 
     def unpack_indices(self, words: Words, count: int, start: int, stop: int, low_bits: int,
                        low_words: int) -> Integers:
+        """Return the indices; none if the words do not hold `count`, strictly ascending within [start, stop)."""
         bits = np.unpackbits(words.view(np.uint8), bitorder="little")
         upper = np.flatnonzero(bits[32 * low_words:])
         if len(upper) != count:
@@ -129,6 +184,7 @@ class NumpyKernels:
         return offsets + start if valid else np.empty(0, np.int64)
 
     def to_half(self, values: Array) -> HalfBits:
+        """Return the nearest bfloat16 numbers, never infinite, ties to even. values: float32 or float64, finite."""
         limit = np.finfo(np.float32).max
         singles = values.clip(-limit, limit).astype(np.float32, copy=False)
         bits = np.ascontiguousarray(singles).view(np.uint32)
@@ -136,16 +192,23 @@ class NumpyKernels:
         return np.where(nearest & 0x7FFF == 0x7F80, bits >> 16, nearest).astype(np.uint16)  # not up to infinity
 
     def from_half(self, bits: HalfBits, dtype: Any) -> Array:
+        """Return the numbers that these bits stand for: float32 or float64."""
         with np.errstate(invalid="ignore"):
             return (bits.astype(np.uint32) << 16).view(np.float32).astype(dtype)
 
     def to_levels(self, values: Array, levels: Array) -> Words:
+        """Return codes of 4 bits, eight to a word, lowest bits first; zeros past the end.
+
+        A code is the number of the level that is nearest to the magnitude, plus 8 for negative values. Ties go to
+        the larger level. levels: float32, shape (LEVELS,), ascending from 0 or more, finite.
+        """
         middles = (levels[1:].astype(np.float64) + levels[:-1]) / 2
         codes = np.zeros(-(-len(values) // 8) * 8, np.uint8)
         codes[:len(values)] = np.searchsorted(middles, np.abs(values), side="right") + LEVELS * np.signbit(values)
         return (codes[::2] | codes[1::2] << 4).view(np.uint32)
 
     def from_levels(self, words: Words, count: int, levels: Array, dtype: Any) -> Array:
+        """Return the levels, with their signs, that `count` codes stand for: float32 or float64."""
         pairs = words.view(np.uint8)
         codes = np.stack([pairs & 15, pairs >> 4], axis=1).ravel()[:count]
         values: Array = np.concatenate([levels, -levels]).astype(dtype)[codes]

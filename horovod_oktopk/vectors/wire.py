@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import WireError
-from ..kernels import KERNELS, Kernels
-from ..kernels.protocol import LEVELS, HalfBits, Words
+from ..kernels import KERNELS, LEVELS, HalfBits, Kernels, Words
 from .sparse import SparseVector, Values
 
 ValueDtype = Literal["bfloat16", "log4"]

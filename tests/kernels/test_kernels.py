@@ -287,6 +287,6 @@ def test_the_extension_is_there_and_in_use():
 
 def test_without_the_extension_the_package_works():
     program = ("import sys; sys.modules['horovod_oktopk.kernels._native'] = None\n"
-               "from horovod_oktopk.__main__ import check_kernels; print(check_kernels()[1])")
+               "from horovod_oktopk.__main__ import check_kernels; print(check_kernels())")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "install a C++ compiler" in done.stdout
