@@ -26,7 +26,7 @@ import torch
 from horovod.common.elastic import State
 from horovod.torch.elastic.state import TorchState
 
-from horovod_oktopk.modes.shutdown import wrap_shutdown
+from horovod_oktopk.modes.make import wrap_shutdown
 from horovod_oktopk.schemes import as_options
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state.elastic import extend_elastic

@@ -1,8 +1,7 @@
 """Distributed training with Keras' `model.fit`: one script for Keras 3 and for tf-keras."""
 
 from horovod_oktopk.errors import NO_DISCARD, gone
-from horovod_oktopk.modes.partial.options import Partial
-from horovod_oktopk.modes.step_ahead.options import StepAhead
+from horovod_oktopk.modes.options import Partial, StepAhead
 from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA, warmup_density
 from horovod_oktopk.tensorflow import (
     load_state,
