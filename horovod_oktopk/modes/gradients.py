@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import numpy as np
-
 from ..errors import PluginError
 from ..schemes.base import Scheme
-from ..schemes.report import StepReport, StepResult
+from ..schemes.report import StepResult
 from ..selection.accumulator import ResidualAccumulator
 from ..state.records import Record, record
-from ..transport.counting import CountingTransport
 from ..transport.ranks import Ranks
 from ..vectors.layout import L
-from ..vectors.sparse import SparseVector, Values
+from ..vectors.sparse import Values
 from .host_sums import HostAccumulator
 from .mode import Gradients, Mode, Update
 
@@ -51,24 +48,15 @@ class GradientMode(Mode):
         self._undo()  # a step that has failed
         self._before = self.algorithm.state()
         transport = self.open()
-        result = (self._reduce(gradients, others_finite, transport) if self.layout.n else
-                  self._reduce_nothing(others_finite, transport))
+        self.algorithm.agree_on_host(self.k, transport)
+        with transport.phase("accumulate"):
+            finite = self.accumulator.accumulate(gradients.pieces(), clear=gradients.clearable)
+        result = self.algorithm.reduce(self.accumulator, self.k, finite and others_finite, transport,
+                                       whole=self.layout.n)
         self.report = result.report
         update = self._commit_or_undo(result)
         with self.writing(result.report):
             gradients.write(update, gradients.clearable)
-
-    def _reduce(self, gradients: Gradients, others_finite: bool, transport: CountingTransport) -> StepResult:
-        self.algorithm.agree_on_host(self.k, transport)
-        with transport.phase("accumulate"):
-            finite = self.accumulator.accumulate(gradients.pieces(), clear=gradients.clearable)
-        return self.algorithm.reduce(self.accumulator, self.k, finite and others_finite, transport,
-                                     whole=self.layout.n)
-
-    def _reduce_nothing(self, finite: bool, transport: CountingTransport) -> StepResult:
-        finite = self.check_agreement(self.description, finite)
-        report = StepReport(step=self.algorithm.step, n=0, k=0, phases=transport.phases, finite=finite)
-        return StepResult(SparseVector.empty(self.layout.dtype) if finite else None, np.empty(0, np.int64), report)
 
     def begin(self, gradients: Gradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
         return 0 if scaled and self.report is not None and not self.report.finite else 1
@@ -84,8 +72,7 @@ class GradientMode(Mode):
                 result.report.finite = False
                 return None
             self._before = None
-            if self.layout.n:
-                self._commit(result)
+            self._commit(result)
         return update
 
     def _commit(self, result: StepResult) -> None:

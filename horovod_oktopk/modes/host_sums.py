@@ -46,9 +46,8 @@ class HostSum:
         self.bounds: list[int] = hosts.bounds(whole).tolist()
         """Bounds of the shares: offsets from 0 to whole."""
         size = hosts.within.size
-        longest = max(stop - start for start, stop in pairwise(self.bounds))
-        self._length = max(1, min(longest, max(SMALLEST, -(-whole // (4 * size))) // max(1, size - 1)))
-        self._rounds = -(-longest // self._length)
+        self._longest = max(stop - start for start, stop in pairwise(self.bounds))
+        self._length = max(1, min(self._longest, max(SMALLEST, -(-whole // (4 * size))) // max(1, size - 1)))
         self._none_passes = CandidateBuffer(0, dtype)
         length = 2 * (size - 1) * self._length * self._dtype.itemsize
         memories = shared_memory(length, hosts.within) if size > 1 else None
@@ -69,8 +68,9 @@ class HostSum:
         """
         parts = [(offset, piece) for offset, piece in pieces if len(piece)]
         own = self._within.rank
-        for number in range(self._rounds):
-            ranges = self._ranges(number)
+        for first in range(0, self._longest, self._length):
+            ranges = [(min(start + first, stop), min(start + first + self._length, stop))
+                      for start, stop in pairwise(self.bounds)]  # to be summed of each share
             with self._within.phase("host_sum"):
                 for rank, (start, stop) in enumerate(ranges):
                     if rank != own:
@@ -82,12 +82,6 @@ class HostSum:
                 part = slice(at, at + len(piece))
                 yield (start + at - self.bounds[own], piece, [came[rank][part] for rank in range(own)],
                        [came[rank][part] for rank in range(own + 1, self._within.size)])
-
-    def _ranges(self, number: int) -> list[tuple[int, int]]:
-        """Return the (start, stop) that a round sums of each share."""
-        first = number * self._length
-        return [(min(start + first, stop), min(start + first + self._length, stop))
-                for start, stop in pairwise(self.bounds)]
 
     def _write(self, pieces: Pieces, start: int, stop: int, summand: Values | None, out: Values,
                clear: bool) -> None:

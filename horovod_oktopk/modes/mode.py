@@ -73,8 +73,8 @@ class Reduction(Stateful):
 
     @property
     def k(self) -> int:
-        """Number of elements to select; 0 of nothing."""
-        return self.scheme.k_of(self.layout.n) if self.layout.n else 0
+        """Number of elements to select, at least 1."""
+        return self.scheme.k_of(self.layout.n)
 
     @property
     def transport(self) -> CountingTransport:
@@ -119,8 +119,8 @@ class Reduction(Stateful):
                             _ranks_of(transport), KERNELS.name)
         return self._transport.everyone
 
-    def check_agreement(self, description: str, finite: bool = True) -> bool:
-        return self.algorithm.check_agreement(description, self.k, self.transport, finite)
+    def check_agreement(self, description: str) -> bool:
+        return self.algorithm.check_agreement(description, self.k, self.transport)
 
     def open(self) -> CountingTransport:
         """Return the transport for a step, which counts anew; the step's roll call has the present description."""

@@ -7,7 +7,6 @@ the sum of all gradients equals the applied updates plus the residuals.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import logging
 import math
@@ -225,7 +224,7 @@ class PartialMode(GradientMode):
             if not _running:
                 atexit.unregister(end_all)
                 atexit.register(end_all)  # after hvd.init, so before Horovod's own shutdown
-            _running.append(self)
+            _running[self] = None
         return self._allreduce
 
     def _take_note(self, rounds: Sequence[Round[Outcome]]) -> None:
@@ -255,7 +254,7 @@ class PartialMode(GradientMode):
         self.describe()
         self._before = self.algorithm.state()
         result = self.algorithm.reduce(
-            self._pending.for_round(contributes), self.scheme.k_of(max(1, self.layout.n)),
+            self._pending.for_round(contributes), self.k,
             self._pending.is_finite or not contributes, self.transport)
         update = self._commit_or_undo(result)  # what follows belongs to the next round
         if contributes:
@@ -288,14 +287,13 @@ class PartialMode(GradientMode):
 
 # The end.
 
-_running: list[PartialMode] = []
+_running: dict[PartialMode, None] = {}
 """The modes whose rounds are not over, even those no longer used here: other ranks may need their service."""
 
 
 def remove(mode: PartialMode) -> None:
     """Forget a mode whose rounds are over."""
-    with contextlib.suppress(ValueError):  # both at the end of the program and in the thread
-        _running.remove(mode)
+    _running.pop(mode, None)  # both at the end of the program and in the thread
 
 
 def end_all() -> None:

@@ -36,9 +36,9 @@ class Round(Generic[T]):
     """One round, as all ranks know it."""
 
     number: int
-    """The number of the round, from 1."""
+    """From 1."""
     presences: tuple[Presence, ...]
-    """The ranks' presences, by rank."""
+    """By rank."""
     staleness: tuple[int, ...]
     """Numbers of begun rounds that a rank had not seen, by rank."""
     busy: tuple[float, ...]
@@ -57,14 +57,11 @@ class Round(Generic[T]):
 
 
 class PartialAllreduce(Generic[T]):
-    """Rounds of one reduction among the ranks; one object on each rank.
+    """Rounds of one reduction among the ranks; one object on each rank. policy, seed, and so on: see Partial.
 
     run: reduces once over the transport, in this object's thread. Its arguments: True if this rank contributes, and
         the round's settings. All ranks run each round, in the same order.
     settings: number of values that each rank gives with a contribution.
-    seed: of the draws of "majority"; the same on all ranks.
-    max_staleness: most rounds that may have begun and that a rank has not seen; the next round waits for the rank.
-    timeout: seconds after which that wait fails, on all ranks, and after which a round starts without the drawn rank.
     patience: seconds without any round for which `synchronize` waits for the other ranks.
     when_over: called in the thread when no round follows: some ranks have exited, and no rank goes on.
     """

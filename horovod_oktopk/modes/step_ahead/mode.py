@@ -81,7 +81,8 @@ class StepAheadMode(Mode):
         self.is_started = self._has_agreed = self._was_shared = self._was_loaded = self._is_suspended = False
         self.algorithm.samples = SUMS
         self._pace = Pace(options, ranks, normalizes)
-        self.title = f"StepAhead({type(options.scheme).__name__}), gain {self._pace.gain_in_words}"
+        gain = "measured" if options.gain == "auto" and normalizes else f"{self.gain:g}"
+        self.title = f"StepAhead({type(options.scheme).__name__}), gain {gain}"
         self._model = Model(accumulator, replica)
         self._exchange = Exchange(self, self._model, self._pace)
         self._rank, self._coefficient_at_start = 0, 0.0

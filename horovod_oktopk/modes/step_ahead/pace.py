@@ -78,11 +78,9 @@ class GradientNoise:
         workers: the number of workers that have gradients of their own: the ranks, or the hosts. If the means are of
         another number of workers, begin anew.
         """
-        own = np.array([self.workers, self.own, self.mean])
-        first, self.own, self.mean = transport.allgather(own.view(np.int64))[0].view(np.float64).tolist()
-        self.workers = int(first)
-        if self.workers != workers:
-            self.workers, self.own, self.mean = workers, 0.0, 0.0
+        row = np.array([self.workers, self.own, self.mean])
+        first, own, mean = transport.allgather(row.view(np.int64))[0].view(np.float64).tolist()
+        self.workers, self.own, self.mean = (workers, own, mean) if first == workers else (workers, 0.0, 0.0)
 
     def take(self, measured: Measured) -> None:
         """Take the measurements of all ranks at one step; skip the step if some rank had none."""
@@ -177,11 +175,6 @@ class Pace:
         if self._options.gain == "auto":
             return math.sqrt(self.noise.ratio) if self._normalizes else 1.0
         return 1.0 if self._options.gain is None else float(self._options.gain)
-
-    @property
-    def gain_in_words(self) -> str:
-        """The gain, for the log."""
-        return "measured" if self._options.gain == "auto" and self._normalizes else f"{self.gain:g}"
 
     def look(self, gather: Gather | None, n: int, step: int) -> None:
         """Sample a gradient of n elements; None: this rank has none that is to be measured at this step."""
