@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -211,15 +211,9 @@ def _every(items: Any, most: int, number: int) -> Any:
     return items[number % step::step]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of an exchange."""
-
-    result: StepResult
-    measured: Measured | None
-    """The measurements that all ranks have told of their gradients."""
-    moves: tuple[Update, Update] | None = None
-    """The vectors to subtract from w, and to add to p; None if the step was not taken."""
+Outcome = tuple[StepResult, Measured | None, tuple[Update, Update] | None]
+"""An exchange's result; the measurements that all ranks have told of their gradients; and the vectors to subtract
+from w, and to add to p, or None if the step was not taken."""
 
 
 class Exchange:
@@ -261,18 +255,17 @@ class Exchange:
             return
         under_way, self._under_way = self._under_way, None
         try:
-            outcome = under_way.result()
+            result, measured, moves = under_way.result()
         finally:
             self._model.take_back()
-        result = outcome.result
         self._reduction.report = result.report
-        self._pace.take(outcome.measured, result.report)
+        self._pace.take(measured, result.report)
         if result.update is None:
             raise NonFiniteError(NOT_FINITE.format(ranks=list(result.not_finite)))
-        if outcome.moves is None:  # on all ranks alike
+        if moves is None:  # on all ranks alike
             raise NonFiniteError(OVERFLOW)
         with self._reduction.writing(result.report):
-            self._model.apply(*outcome.moves)
+            self._model.apply(*moves)
 
     def drop(self) -> None:
         """Wait for the exchange, so that none of its messages meets a later one; drop its outcome or error."""
@@ -299,16 +292,16 @@ def _complete(algorithm: Algorithm, step: Step, divisor: float) -> Outcome:
     hosts, n = step.transport.hosts, step.report.n
     with nullcontext() if hosts is None else hosts.step():
         result = algorithm.complete(step)
-        told = Outcome(replace(result, selected=None), step.call.measured)
+        told = replace(result, selected=None), step.call.measured
         if result.update is None or not np.isfinite(result.update.values).all():
-            return told
+            return *told, None
         update = result.update.divided(divisor)
         if hosts is None:
-            return replace(told, moves=(update, local_change(update, result)))
+            return *told, (update, local_change(update, result))
         assert isinstance(update, SparseVector)
         change = local_change(_share_of(update, hosts, n), result)
         assert isinstance(change, SparseVector)
-        return replace(told, moves=(update, _whole(change, hosts, n)))
+        return *told, (update, _whole(change, hosts, n))
 
 
 def _share_of(update: SparseVector, hosts: Hosts, n: int) -> SparseVector:
