@@ -1,8 +1,7 @@
 """O(k) sparse gradient allreduce for Horovod. Import `horovod_oktopk.torch` to plug it into horovod.torch."""
 
 from .errors import AgreementError, NonFiniteError, OkTopkError, OptionError, PluginError, TransportError, WireError
-from .modes.partial.options import Partial
-from .modes.step_ahead.options import StepAhead
+from .modes.options import Partial, StepAhead
 from .schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA, warmup_density
 from .schemes.report import StepReport
 

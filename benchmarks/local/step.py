@@ -32,7 +32,7 @@ from benchmarks.data.gradients import Gradients
 from benchmarks.output import BLUE, GREEN, GREY, ORANGE, VIOLET
 from horovod_oktopk import OkTopk
 from horovod_oktopk.kernels import KERNELS, Kernels, NumpyKernels
-from horovod_oktopk.modes.step_ahead.exchange import local_change
+from horovod_oktopk.modes.step_ahead.model import local_change
 from horovod_oktopk.schemes import algorithm
 from horovod_oktopk.selection import global_top_k, local_top_k
 from horovod_oktopk.selection.accumulator import NumpyAccumulator

@@ -11,84 +11,23 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels import KERNELS, CandidateBuffer
 from ..selection.accumulator import NumpyAccumulator, Sum, converted
-from ..transport.base import Transport
 from ..transport.counting import Hosts
 from ..transport.shared_memory import shared_memory
 from ..vectors.sparse import Indices, SparseVector, Values
 
+Pieces = Sequence[tuple[int, NDArray[Any]]]
+"""The (offset, array) pairs of a vector, in ascending order; none is empty."""
+
 SMALLEST = 1 << 20
 """Elements that a rank lays out for the others at a time, at least; more of long vectors, see HostSum."""
-
-
-class Mail(Protocol):
-    """A way to send values from rank to rank of a host."""
-
-    def outgoing(self, rank: int, length: int) -> Values:
-        """Return the array to write the values for another rank to, in this round."""
-
-    def swap(self, length: int) -> dict[int, Values]:
-        """Return `length` values of each other rank, by rank: those written for this rank; none if there are none.
-
-        Values are valid until the next round's `swap`.
-        """
-
-
-class SharedMail:
-    """Mail through memory that all ranks of a host see.
-
-    Two boxes for each pair of ranks serve in turn: a rank that has come to a round has read the values of the last
-    round but one, so that no rank has to be waited for twice.
-    """
-
-    def __init__(self, memories: Sequence[NDArray[np.uint8]], within: Transport, dtype: Any) -> None:
-        self._within = within
-        self._boxes = [memory.view(dtype).reshape(2, within.size - 1, -1) for memory in memories]
-        self._turn = 0
-
-    def outgoing(self, rank: int, length: int) -> Values:
-        return self._box(self._within.rank, rank, length)
-
-    def swap(self, length: int) -> dict[int, Values]:
-        # All have written. Stores past the cache are done too, as a kernel that returns takes the interpreter's lock.
-        self._within.allgather(np.zeros(1, np.int64))
-        own = self._within.rank
-        came = {rank: self._box(rank, own, length) for rank in range(self._within.size) if rank != own}
-        self._turn = 1 - self._turn
-        return came
-
-    def _box(self, source: int, to: int, length: int) -> Values:
-        """Return the box from one rank to another; a rank has none for itself."""
-        box: Values = self._boxes[source][self._turn, to - (to > source), :length]
-        return box
-
-
-class MessageMail:
-    """Mail by messages, if ranks share no memory."""
-
-    def __init__(self, within: Transport, capacity: int, dtype: Any) -> None:
-        self._within = within
-        self._boxes = np.empty((within.size, capacity), dtype)
-        self._lengths = [0] * within.size
-
-    def outgoing(self, rank: int, length: int) -> Values:
-        self._lengths[rank] = length
-        box: Values = self._boxes[rank, :length]
-        return box
-
-    def swap(self, length: int) -> dict[int, Values]:
-        within, others = self._within, [rank for rank in range(self._within.size) if rank != self._within.rank]
-        outgoing = {rank: self._boxes[rank, :self._lengths[rank]].view(np.uint8) for rank in others
-                    if self._lengths[rank]}
-        incoming = {rank: length * self._boxes.itemsize for rank in others if length}
-        return {rank: message.view(self._boxes.dtype)
-                for batch in within.exchange(outgoing, incoming) for rank, message in batch}
 
 
 class HostSum:
@@ -96,6 +35,10 @@ class HostSum:
 
     Long vectors take several rounds, so that the laid out elements of a rank take a quarter of the memory of its
     residual and acc. Fewer rounds would be faster, as the ranks wait for one another in each.
+
+    A rank lays elements out in boxes, one for each other rank. If ranks share no memory, boxes go by message. If they
+    do, two boxes for each pair of ranks serve in turn: a rank that has come to a round has read the box of the last
+    round but one, so that no rank has to be waited for twice.
     """
 
     def __init__(self, whole: int, dtype: Any, hosts: Hosts) -> None:
@@ -103,13 +46,16 @@ class HostSum:
         self.bounds: list[int] = hosts.bounds(whole).tolist()
         """Bounds of the shares: offsets from 0 to whole."""
         size = hosts.within.size
-        longest = max(stop - start for start, stop in pairwise(self.bounds))
-        self._length = max(1, min(longest, max(SMALLEST, -(-whole // (4 * size))) // max(1, size - 1)))
-        self._rounds = -(-longest // self._length)
-        self._mail: Mail = MessageMail(hosts.within, self._length, dtype)
-        if size > 1:
-            memories = shared_memory(2 * (size - 1) * self._length * self._dtype.itemsize, hosts.within)
-            self._mail = self._mail if memories is None else SharedMail(memories, hosts.within, dtype)
+        self._longest = max(stop - start for start, stop in pairwise(self.bounds))
+        self._length = max(1, min(self._longest, max(SMALLEST, -(-whole // (4 * size))) // max(1, size - 1)))
+        self._none_passes = CandidateBuffer(0, dtype)
+        length = 2 * (size - 1) * self._length * self._dtype.itemsize
+        memories = shared_memory(length, hosts.within) if size > 1 else None
+        self._share_memory = memories is not None
+        if memories is None:
+            memories = [np.empty(length // 2 if rank == hosts.within.rank else 0, np.uint8) for rank in range(size)]
+        self._boxes = [memory.view(dtype).reshape(-1, max(1, size - 1), self._length) for memory in memories]
+        self._turn = 0
 
     def of(self, pieces: Iterable[tuple[int, NDArray[Any]]], rest: Values | None = None,
            clear: bool = False) -> Iterator[Sum]:
@@ -120,62 +66,69 @@ class HostSum:
         rest: added to them, shape (whole,).
         clear: leaves zeros in the parts that are sent of pieces of the sum's dtype.
         """
-        mine, own = Pieces(pieces, self._dtype, clear), self._within.rank
-        for number in range(self._rounds):
-            ranges = self._ranges(number)
+        parts = [(offset, piece) for offset, piece in pieces if len(piece)]
+        own = self._within.rank
+        for first in range(0, self._longest, self._length):
+            ranges = [(min(start + first, stop), min(start + first + self._length, stop))
+                      for start, stop in pairwise(self.bounds)]  # to be summed of each share
             with self._within.phase("host_sum"):
                 for rank, (start, stop) in enumerate(ranges):
                     if rank != own:
-                        box = self._mail.outgoing(rank, stop - start)
-                        mine.write(start, stop, None if rest is None else rest[start:stop], box)
-                start, stop = ranges[own]
-                came = self._mail.swap(stop - start)
-            for at, piece in mine.between(start, stop):
+                        added = None if rest is None else rest[start:stop]
+                        self._write(parts, start, stop, added, self._box(own, rank, stop - start), clear)
+                came = self._swap([stop - start for start, stop in ranges])
+            start, stop = ranges[own]
+            for at, piece in _between(parts, start, stop):
                 part = slice(at, at + len(piece))
                 yield (start + at - self.bounds[own], piece, [came[rank][part] for rank in range(own)],
                        [came[rank][part] for rank in range(own + 1, self._within.size)])
 
-    def _ranges(self, number: int) -> list[tuple[int, int]]:
-        """Return the (start, stop) that a round sums of each share."""
-        first = number * self._length
-        return [(min(start + first, stop), min(start + first + self._length, stop))
-                for start, stop in pairwise(self.bounds)]
-
-
-class Pieces:
-    """A vector in pieces, in ascending order.
-
-    dtype: that of the sum. clears: True if zeros are left in pieces of that dtype.
-    """
-
-    def __init__(self, pieces: Iterable[tuple[int, NDArray[Any]]], dtype: Any, clears: bool) -> None:
-        self._pieces = [(offset, piece) for offset, piece in pieces if len(piece)]
-        self._offsets = [offset for offset, _ in self._pieces]
-        self._dtype = np.dtype(dtype)
-        self._clears = clears
-        self._none_passes = CandidateBuffer(0, dtype)
-
-    def write(self, start: int, stop: int, summand: Values | None, out: Values) -> None:
+    def _write(self, pieces: Pieces, start: int, stop: int, summand: Values | None, out: Values,
+               clear: bool) -> None:
         """Set out to summand (or 0) + elements from start to stop, which are needed no more.
 
         Copying past the cache, and clearing elements just read, costs much less than a copy and zeros. So the
         kernel's pass is used even if there is nothing to add. It then adds the elements 0 times, which reads nothing
         more, and makes NaN of infinity: neither is finite.
         """
-        for at, part in self.between(start, stop):
-            for offset, gradient in converted(part, self._dtype, self._clears):
+        for at, part in _between(pieces, start, stop):
+            for offset, gradient in converted(part, self._dtype, clear):
                 into = slice(at + offset, at + offset + len(gradient))
                 added, factor = (gradient, 0.0) if summand is None else (summand[into], 1.0)
-                KERNELS.add_and_collect(added, gradient, out[into], factor, np.inf, 0, self._none_passes, True,
-                                        self._clears)
+                KERNELS.add_and_collect(added, gradient, out[into], factor, np.inf, 0, self._none_passes, True, clear)
 
-    def between(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Yield the parts that lie between start and stop, each with its distance from start."""
-        for offset, piece in self._pieces[bisect_right(self._offsets, start) - 1:]:
-            if offset >= stop or start == stop:
-                return
-            low = max(start, offset)
-            yield low - start, piece[low - offset:stop - offset]
+    def _box(self, source: int, to: int, length: int) -> Values:
+        """Return the box from one rank to another; a rank has none for itself."""
+        box: Values = self._boxes[source][self._turn, to - (to > source), :length]
+        return box
+
+    def _swap(self, lengths: Sequence[int]) -> dict[int, Values]:
+        """Return the elements that the others have laid out for this rank, by rank; valid until the next round's.
+
+        lengths: the number of elements that were laid out for each rank. Nothing comes if that is 0 here.
+        """
+        within, own = self._within, self._within.rank
+        others = [rank for rank in range(within.size) if rank != own]
+        if self._share_memory:
+            # All have written. Stores past the cache are done too, as a kernel that returns takes the interpreter's
+            # lock.
+            within.allgather(np.zeros(1, np.int64))
+            came = {rank: self._box(rank, own, lengths[own]) for rank in others}
+            self._turn = 1 - self._turn
+            return came
+        outgoing = {rank: self._box(own, rank, lengths[rank]).view(np.uint8) for rank in others if lengths[rank]}
+        incoming = {rank: lengths[own] * self._dtype.itemsize for rank in others if lengths[own]}
+        return {rank: message.view(self._dtype)
+                for batch in within.exchange(outgoing, incoming) for rank, message in batch}
+
+
+def _between(pieces: Pieces, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield the parts of pieces that lie between start and stop, each with its distance from start."""
+    for offset, piece in pieces[bisect_right(pieces, start, key=itemgetter(0)) - 1:]:
+        if offset >= stop or start == stop:
+            return
+        low = max(start, offset)
+        yield low - start, piece[low - offset:stop - offset]
 
 
 class HostAccumulator(NumpyAccumulator):

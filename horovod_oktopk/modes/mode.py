@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, NoReturn
 
-from ..errors import PluginError
-from ..phases.agreement import instead
-from ..schemes.report import StepReport
+from ..errors import PluginError, TransportError
+from ..kernels import KERNELS
+from ..phases.agreement import Attendance, instead, roll_call
+from ..schemes.base import Scheme
+from ..schemes.report import StepReport, sum_of_phases
 from ..state.records import Stateful
+from ..transport.connect import connect
 from ..transport.counting import CountingTransport
+from ..transport.ranks import Membership, Ranks
 from ..vectors.layout import Layout
 from ..vectors.sparse import DenseVector, Indices, SparseVector, Values
-from .reduction import Reduction
+
+logger = logging.getLogger("horovod_oktopk")
 
 Update = SparseVector | DenseVector
 Piece = tuple[int, Any]
@@ -47,7 +53,105 @@ class Gradients(ABC):
         """Return True if all elements are finite."""
 
 
-class Mode(Stateful):
+class Reduction(Stateful):
+    """A scheme's algorithm among the ranks of one optimizer, while elastic training may change who they are.
+
+    The transport is made when it is first needed.
+    """
+
+    title: str
+    """The name of the compression, for the log."""
+
+    def __init__(self, scheme: Scheme, layout: Layout, ranks: Ranks) -> None:
+        self.scheme, self.layout, self.ranks = scheme, layout, ranks
+        self.algorithm = scheme.algorithm(self.unit)
+        self.report: StepReport | None = None
+        """Report of the last step; None before the first."""
+        self._described: Scheme | None = None
+        self._transport: CountingTransport | None = None
+        self._membership: Membership | None = None
+
+    @property
+    def k(self) -> int:
+        """Number of elements to select, at least 1."""
+        return self.scheme.k_of(self.layout.n)
+
+    @property
+    def transport(self) -> CountingTransport:
+        """The transport of a step, to the present workers; after `connect`."""
+        assert self._transport is not None
+        return self._transport
+
+    @property
+    def is_current(self) -> bool:
+        """True if there is a transport, and its ranks are the present ones."""
+        return self._transport is not None and self._membership == self.ranks.membership()
+
+    def reset_if_membership_changed(self) -> None:
+        """Forget all that depends on the ranks, if elastic training has changed them; before a step."""
+        if self._transport is not None and not self.is_current:
+            self._transport = None
+            self.forget_ranks()
+
+    def forget_ranks(self) -> None:
+        """Forget all that depends on the ranks."""
+        self.algorithm.forget()
+
+    def connect(self, said: str | None = None) -> CountingTransport:
+        """Return the transport to all ranks. A new one begins with a roll call, so that differences show at once.
+
+        said: this rank's description, if it is not `description`. Collective.
+        Raise AgreementError if the ranks differ, TransportError if Horovod and the transport number the ranks
+        differently.
+        """
+        self.reset_if_membership_changed()
+        if self._transport is None:
+            self._membership = rank, size, _ = self.ranks.membership()
+            transport = connect(self.ranks, self.scheme.transport, self.scheme.hierarchical)
+            everyone = transport.everyone
+            if (everyone.rank, everyone.size) != (rank, size):
+                raise TransportError(f"Horovod calls this rank {rank} of {size}; the transport calls it "
+                                     f"{everyone.rank} of {everyone.size}")
+            roll_call(Attendance(said or self.description, self.k, step=0), everyone)
+            self._transport = transport
+            if rank == 0:
+                logger.info("%s: %s; %s; kernels in %s", self.title, self.layout.summary(self.k),
+                            _ranks_of(transport), KERNELS.name)
+        return self._transport.everyone
+
+    def check_agreement(self, description: str) -> bool:
+        return self.algorithm.check_agreement(description, self.k, self.transport)
+
+    def open(self) -> CountingTransport:
+        """Return the transport for a step, which counts anew; the step's roll call has the present description."""
+        self.describe()
+        self.transport.reset()
+        return self.transport
+
+    def describe(self) -> None:
+        """Give the algorithm the description of the present scheme; no roll call may be under way."""
+        if self.scheme is not self._described:
+            self.algorithm.description, self._described = self.description, self.scheme
+
+    @contextmanager
+    def writing(self, report: StepReport) -> Iterator[None]:
+        """Count and time the block as a step's write-back; the report shares nothing with the transport."""
+        self.transport.reset()
+        with self.transport.phase("write_back"):
+            yield
+        report.phases = sum_of_phases([report.phases, self.transport.phases])
+        self.transport.reset()
+
+
+def _ranks_of(transport: CountingTransport) -> str:
+    """Return the number of ranks and their route, for the log."""
+    hosts = transport.hosts
+    where = "" if hosts is None else f" on {len(hosts.grid)} hosts, each of which is one worker,"
+    size = transport.everyone.size
+    return f"{size} ranks{where} over {transport.route}" if size > 1 else "1 rank"
+
+
+class Mode(Reduction):
     """The exchange of one optimizer's results, around its steps, on this rank.
 
     A step, on all ranks alike:
@@ -80,15 +184,6 @@ class Mode(Stateful):
     """False if the next step starts from the model's parameters."""
     adopts = False
     """True if rank 0's parameters are taken at the first step if a rank has others, in place of a local step."""
-
-    def __init__(self, layout: Layout, reduction: Reduction) -> None:
-        self.layout, self.ranks = layout, reduction.ranks
-        self.reduction = reduction
-
-    @property
-    def report(self) -> StepReport | None:
-        """The report of the last step; None before the first."""
-        return self.reduction.report
 
     def reduce(self, gradients: Gradients, others_finite: bool = True) -> None:
         """Replace the gradients by their mean or sum over the ranks; by NaN if one is not finite on some rank.
@@ -138,16 +233,6 @@ class Mode(Stateful):
         signature: lines on the gradients at hand; by default those of the layout, and the message.
         """
 
-    @property
-    def description(self) -> str:
-        return self.reduction.description
-
-    def connect(self) -> CountingTransport:
-        return self.reduction.connect()
-
-    def check_agreement(self, description: str) -> bool:
-        return self.reduction.check_agreement(description)
-
     def meet(self, doing: str) -> None:
         """Meet the other ranks for something together. Collective. If one takes a step instead, all get an error."""
         self.connect()
@@ -158,7 +243,7 @@ class Mode(Stateful):
 
         Raise OptionError for a density that is not allowed.
         """
-        self.reduction.scheme = self.reduction.scheme.with_density(density)
+        self.scheme = self.scheme.with_density(density)
 
     def shared(self) -> AbstractContextManager[None]:
         """Return a context in which the model holds the parameters that all ranks share."""

@@ -6,7 +6,7 @@ horovod.tensorflow.keras, with either Keras.
 
 from horovod_oktopk.errors import NO_DISCARD, gone
 from horovod_oktopk.modes.api import set_density, shared_parameters, step_report, synchronize_replicas
-from horovod_oktopk.modes.step_ahead.options import StepAhead
+from horovod_oktopk.modes.options import StepAhead
 from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA, warmup_density
 from horovod_oktopk.transport.horovod import what_is_missing
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.api import find_by
-from horovod_oktopk.modes.shutdown import wrap_shutdown
+from horovod_oktopk.modes.make import wrap_shutdown
 from horovod_oktopk.schemes import as_options
 from horovod_oktopk.tensorflow import tape
 from horovod_oktopk.tensorflow.graph import refuse_replicas

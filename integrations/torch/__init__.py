@@ -6,8 +6,7 @@ Horovod before raises an error that says so.
 
 from horovod_oktopk.errors import NO_DISCARD, NO_SCHEDULE, gone
 from horovod_oktopk.modes.api import set_density, shared_parameters, step_report, synchronize_replicas
-from horovod_oktopk.modes.partial.options import Partial
-from horovod_oktopk.modes.step_ahead.options import StepAhead
+from horovod_oktopk.modes.options import Partial, StepAhead
 from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA, warmup_density
 from horovod_oktopk.transport.horovod import what_is_missing
 

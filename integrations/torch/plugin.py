@@ -19,7 +19,7 @@ from horovod.torch.elastic.state import TorchState
 
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.api import find_by
-from horovod_oktopk.modes.shutdown import wrap_shutdown
+from horovod_oktopk.modes.make import wrap_shutdown
 from horovod_oktopk.schemes import as_options
 from horovod_oktopk.state.elastic import extend_elastic
 from horovod_oktopk.torch.optimizer import UNSCALE_FIRST, distribute, hand_over

@@ -7,7 +7,6 @@ the sum of all gradients equals the applied updates plus the residuals.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import logging
 import math
@@ -15,24 +14,27 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar, NamedTuple, NoReturn
+
+import numpy as np
 
 from ...errors import OkTopkError, PluginError
-from ...schemes.report import StepReport, StepResult
-from ...selection.accumulator import ResidualAccumulator
+from ...schemes.report import StepReport, StepResult, sum_of_phases
+from ...selection.accumulator import Accumulator, EmptyAccumulator, ResidualAccumulator
 from ...state.records import Record
 from ...transport.connect import barrier
 from ...transport.counting import Traffic
 from ...transport.mpi.ending import leave, unhappy_end
 from ...transport.ranks import Ranks, StallLimits
-from ...vectors.layout import L
-from ...vectors.sparse import Values
+from ...vectors.layout import L, Layout
+from ...vectors.sparse import SparseVector, Values, sum_of
 from ..gradients import GradientMode
-from ..mode import Gradients
-from .options import NEEDS_MPI, Partial
-from .pending import Outcome, Pending, Rounds, RoundUpdate, report_of, updates_of
-from .rounds import PartialAllreduce
+from ..mode import Gradients, Piece, Update
+from ..options import NEEDS_MPI, Partial
+from .rounds import PartialAllreduce, Round
+from .states import Presence
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -44,7 +46,59 @@ IN_STEP_ONLY = ("with Partial the gradients are handed in by the optimizer's ste
                 "LossScaleOptimizer), whose scale would have to be one for all ranks. bfloat16 needs none")
 
 
-class PartialMode(GradientMode[L]):
+class Pending:
+    """Residual + gradients of one rank. `accumulator` holds them from `hand_in` until a round commits them.
+
+    is_finite: True if all gradients were since this rank last contributed.
+    """
+
+    def __init__(self, accumulator: ResidualAccumulator, layout: Layout) -> None:
+        self._accumulator = accumulator
+        self._nothing = EmptyAccumulator(layout.n, layout.dtype)
+        self._is_held = self._contributes = False
+        self.is_finite = True
+        self._remainders: list[SparseVector] = []
+        """Rounding errors of rounds to which this rank contributed nothing; for its next commit."""
+
+    def hand_in(self, pieces: Iterable[Piece]) -> None:
+        """Add gradients to the residual, and to the gradients that wait."""
+        held, self._is_held = self._is_held, False  # also where what follows fails
+        if held:
+            self._accumulator.commit(np.empty(0, np.int64))
+        self._is_held = self._accumulator.accumulate(pieces)
+        self.is_finite = self.is_finite and self._is_held
+
+    def for_round(self, contributes: bool) -> Accumulator:
+        """Return what this rank gives to a round: an accumulator of nothing if it does not contribute."""
+        self._contributes = contributes and self._is_held
+        return self._accumulator if self._contributes else self._nothing
+
+    def commit(self, result: StepResult) -> None:
+        """Commit a round. Its remainder: rounding errors of this rank's selection and of sums that it rounded."""
+        remainder = result.remainder
+        if remainder is not None and len(remainder):
+            self._remainders.append(remainder)
+        if self._contributes:
+            self._accumulator.commit(result.contributed, sum_of(self._remainders) if self._remainders else None)
+            self._remainders.clear()
+            self._is_held = False
+
+    def read(self) -> Values:
+        """Return a copy of the residual and all that waits: shape (n,)."""
+        values = self._accumulator.values().copy() if self._is_held else self._accumulator.read_residual()
+        for remainder in self._remainders:
+            values[remainder.indices] += remainder.values
+        return values
+
+
+class Outcome(NamedTuple):
+    """The outcome of a round. update: None if some rank's gradient was not finite: then residuals are unchanged."""
+
+    update: Update | None
+    report: StepReport
+
+
+class PartialMode(GradientMode):
     """The reduction of the gradients of one layout in partial rounds; one object on each rank.
 
     The other arguments are GradientMode's.
@@ -70,12 +124,12 @@ class PartialMode(GradientMode[L]):
         own = [f"partial {name}: {value}" for name, value in options.settings().items()]
         signature = [*own, f"settings: {', '.join(settings)}", *layout.describe()]
         super().__init__(self._wished, average, layout, make_accumulator, ranks, signature)
+        self.title = f"Partial({self.title}, policy={options.policy!r})"
         self._settings = len(settings)
         self._pending = Pending(self.accumulator, layout)
         self._allreduce: PartialAllreduce[Outcome] | None = None
-        self._step_report: StepReport | None = None
         self._accumulating = Traffic()
-        self._to_apply: deque[RoundUpdate] = deque()
+        self._to_apply: deque[tuple[Update, tuple[float, ...]]] = deque()  # with the settings of their rounds
 
     def reduce(self, gradients: Gradients, others_finite: bool = True) -> None:
         """Do nothing: rounds reduce."""
@@ -100,12 +154,12 @@ class PartialMode(GradientMode[L]):
         return len(self._to_apply)
 
     def prepare(self, gradients: Gradients) -> Sequence[float]:
-        update = self._to_apply.popleft()
+        update, settings = self._to_apply.popleft()
         start = time.perf_counter()
-        gradients.write(update.update, cleared=False)
-        assert self._step_report is not None
-        self._step_report.phases["write_back"].seconds += time.perf_counter() - start
-        return update.settings
+        gradients.write(update, cleared=False)
+        assert self.report is not None
+        self.report.phases["write_back"].seconds += time.perf_counter() - start
+        return settings
 
     def synchronize(self, for_good: bool = False) -> Iterator[int]:
         """Serve rounds until all ranks are here; yield how many updates are to be applied, as they come.
@@ -143,11 +197,6 @@ class PartialMode(GradientMode[L]):
 
         weakref.finalize(owner, drop).atexit = False
 
-    @property
-    def report(self) -> StepReport | None:
-        """Report of this rank's last step, with all its rounds; None before the first."""
-        return self._step_report
-
     def leave(self) -> None:
         """Wait for all ranks: no round may begin while some rank uses the transport for other ends."""
         barrier(self.ranks)
@@ -172,35 +221,42 @@ class PartialMode(GradientMode[L]):
                                                options.seed, options.max_staleness,
                                                limits.patience(options.timeout), limits.patience(math.inf),
                                                functools.partial(remove, self))
-            _serve(self)
+            if not _running:
+                atexit.unregister(end_all)
+                atexit.register(end_all)  # after hvd.init, so before Horovod's own shutdown
+            _running[self] = None
         return self._allreduce
 
-    def _title(self) -> str:
-        return f"Partial({super()._title()}, policy={self.partial.policy!r})"
-
-    def _take_note(self, rounds: Rounds) -> None:
-        self._step_report = report_of(rounds, self._step_report, self._accumulating)
-        if self._step_report is not None:
+    def _take_note(self, rounds: Sequence[Round[Outcome]]) -> None:
+        """Report a step that takes these rounds; their updates are to be applied."""
+        ran = [(each, each.outcome) for each in rounds if each.outcome is not None]
+        last = ran[-1][1].report if ran else self.report
+        if last is not None:
+            own = {"accumulate": self._accumulating, "write_back": Traffic()}
             self._accumulating = Traffic()
-        for each in rounds:
-            if each.outcome is not None and each.outcome.update is None:
+            self.report = replace(
+                last, phases=sum_of_phases([*(report.phases for _, (_, report) in ran), own]), rounds=len(rounds),
+                active=tuple(presence == Presence.FRESH for each in rounds[-1:] for presence in each.presences),
+                staleness=rounds[-1].staleness if rounds else (),
+                seconds_saved=sum(each.seconds_saved for each in rounds))
+        for each, (update, _) in ran:
+            if update is None:
                 logger.warning("round %d was skipped, as some rank's gradient was not finite; "
                                "look at the data, or lower the learning rate, if many are", each.number)
-        self._to_apply.extend(updates_of(rounds, only_latest=not self.partial.in_order))
+            elif self.partial.in_order or each is rounds[-1]:
+                self._to_apply.append((update, each.settings[1:]))
 
     # In rounds.
 
     def _run(self, contributes: bool, settings: tuple[float, ...]) -> Outcome:
-        reduction = self.reduction
-        if settings[0] != reduction.scheme.density:
+        if settings[0] != self.scheme.density:
             super().set_density(settings[0])
-        reduction.describe()
+        self.describe()
         self._before = self.algorithm.state()
         result = self.algorithm.reduce(
-            self._pending.for_round(contributes), reduction.scheme.k_of(max(1, self.layout.n)),
-            self._pending.is_finite or not contributes, reduction.transport)
-        update = self._commit_or_undo(result)
-        reduction.transport.reset()  # what follows belongs to the next round
+            self._pending.for_round(contributes), self.k,
+            self._pending.is_finite or not contributes, self.transport)
+        update = self._commit_or_undo(result)  # what follows belongs to the next round
         if contributes:
             self._pending.is_finite = True
         return Outcome(update, result.report)
@@ -211,21 +267,18 @@ class PartialMode(GradientMode[L]):
     # The state: what is pending counts as residual.
 
     def read_residual(self) -> Values:
-        """Return a copy of this rank's residual and pending values; see GradientMode."""
+        """Return a copy of this rank's residual and pending values."""
         return self._pending.read()
 
     def record(self) -> Record:
-        """Return this rank's record, made while no round runs; see GradientMode."""
+        """Return this rank's record, made while no round runs."""
         if self._allreduce is None:
             return super().record()
         with self._allreduce.paused():
             return super().record()
 
     def take(self, share: Record) -> None:
-        """Take the result of `share_of`, see GradientMode.
-
-        Raise PluginError once rounds run: other ranks would go on with this rank's earlier contribution.
-        """
+        """Raise PluginError once rounds run: other ranks would go on with this rank's earlier contribution."""
         if self._allreduce is not None:
             raise PluginError("with Partial a state is to be loaded before the first step: load it into a new "
                               "optimizer, on all ranks")
@@ -234,21 +287,13 @@ class PartialMode(GradientMode[L]):
 
 # The end.
 
-_running: list[PartialMode[Any]] = []
+_running: dict[PartialMode, None] = {}
 """The modes whose rounds are not over, even those no longer used here: other ranks may need their service."""
 
 
-def _serve(mode: PartialMode[Any]) -> None:
-    if not _running:
-        atexit.unregister(end_all)
-        atexit.register(end_all)  # after hvd.init, so before Horovod's own shutdown
-    _running.append(mode)
-
-
-def remove(mode: PartialMode[Any]) -> None:
+def remove(mode: PartialMode) -> None:
     """Forget a mode whose rounds are over."""
-    with contextlib.suppress(ValueError):  # both at the end of the program and in the thread
-        _running.remove(mode)
+    _running.pop(mode, None)  # both at the end of the program and in the thread
 
 
 def end_all() -> None:
@@ -263,17 +308,13 @@ def end_all() -> None:
         leave(how)
         return
     for each in modes:
-        _end(each)
-
-
-def _end(mode: PartialMode[Any]) -> None:
-    try:
-        for _ in mode.synchronize(for_good=True):
-            pass
-        mode.close()
-    except OkTopkError as error:  # known on all ranks
-        logger.error("the rounds of Partial could not be ended on all ranks together: %s", error)
-    except Exception:
-        logger.exception("the rounds of Partial could not be ended on all ranks together, so the job is ended")
-        sys.stderr.flush()
-        getattr(mode.reduction.transport.inner, "abort", lambda: None)()
+        try:
+            for _ in each.synchronize(for_good=True):
+                pass
+            each.close()
+        except OkTopkError as error:  # known on all ranks
+            logger.error("the rounds of Partial could not be ended on all ranks together: %s", error)
+        except Exception:
+            logger.exception("the rounds of Partial could not be ended on all ranks together, so the job is ended")
+            sys.stderr.flush()
+            getattr(each.transport.inner, "abort", lambda: None)()

@@ -13,30 +13,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar, get_args
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import OptionError, TransportError
+from ...errors import TransportError
 from ...transport.base import Signals, Transport
-from .states import Activity, BeginRound, Policy, Presence, RankState, Rules, Service, Transition
+from .states import Activity, BeginRound, Policy, Presence, RankState, Service, Transition
 
 T = TypeVar("T")
 Headers = NDArray[np.void]
 
 BREATH = 0.05
 """Seconds for which a thread waits for a signal before it looks whether it is to end."""
-
-
 ALONE = ("rank %d has waited for %g s in synchronize_replicas, and another rank has neither come nor taken a step; "
          "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is set to that. Call synchronize_replicas on all ranks equally often")
-
-
-def header_dtype(settings: int) -> np.dtype[np.void]:
-    """Return the dtype of a rank's message when a round begins. All fields have 8 bytes; busy, elapsed: seconds."""
-    return np.dtype([("number", np.int64), ("presence", np.int64), ("activity", np.int64), ("staleness", np.int64),
-                     ("busy", np.float64), ("elapsed", np.float64), ("settings", np.float64, (settings,))])
 
 
 @dataclass(frozen=True)
@@ -44,9 +36,9 @@ class Round(Generic[T]):
     """One round, as all ranks know it."""
 
     number: int
-    """The number of the round, from 1."""
+    """From 1."""
     presences: tuple[Presence, ...]
-    """The ranks' presences, by rank."""
+    """By rank."""
     staleness: tuple[int, ...]
     """Numbers of begun rounds that a rank had not seen, by rank."""
     busy: tuple[float, ...]
@@ -59,36 +51,25 @@ class Round(Generic[T]):
     """The result of `run`; None if no rank contributed: then nothing was run."""
 
     @property
-    def active(self) -> int:
-        """Number of ranks that had come for this round."""
-        return self.presences.count(Presence.FRESH)
-
-    @property
     def seconds_saved(self) -> float:
         """Seconds saved against steps that all wait for the slowest rank; negative if the round came later."""
         return max(self.busy) - self.seconds
 
 
 class PartialAllreduce(Generic[T]):
-    """Rounds of one reduction among the ranks; one object on each rank.
+    """Rounds of one reduction among the ranks; one object on each rank. policy, seed, and so on: see Partial.
 
     run: reduces once over the transport, in this object's thread. Its arguments: True if this rank contributes, and
         the round's settings. All ranks run each round, in the same order.
     settings: number of values that each rank gives with a contribution.
-    seed: of the draws of "majority"; the same on all ranks.
-    max_staleness: most rounds that may have begun and that a rank has not seen; the next round waits for the rank.
-    timeout: seconds after which that wait fails, on all ranks, and after which a round starts without the drawn rank.
     patience: seconds without any round for which `synchronize` waits for the other ranks.
     when_over: called in the thread when no round follows: some ranks have exited, and no rank goes on.
-    Raise OptionError for another policy.
     """
 
     def __init__(self, policy: Policy, run: Callable[[bool, tuple[float, ...]], T], transport: Transport,
                  signals: Signals, settings: int = 0, seed: int = 0, max_staleness: int = 16,
                  timeout: float = 600.0, patience: float = math.inf,
                  when_over: Callable[[], None] = lambda: None) -> None:
-        if policy not in get_args(Policy):
-            raise OptionError(f"policy must be one of {get_args(Policy)}; got {policy!r}")
         self._run = run
         self._transport = transport
         self._signals = signals
@@ -97,11 +78,14 @@ class PartialAllreduce(Generic[T]):
         self._is_dropped = False
         self._changed = threading.Condition()
         # Under the condition's lock:
-        self.state = RankState(Rules(transport.rank, transport.size, policy, seed, max_staleness))
+        self.state = RankState(transport.rank, transport.size, policy, seed, max_staleness)
         self._rounds: list[Round[T]] = []  # that have ended, and were not taken
         self._failure: BaseException | None = None
         self._is_over = False
-        self._header = np.zeros(1, header_dtype(settings))  # of the next round, or of the one that runs
+        # What this rank tells when a round begins: the next one, or the one that runs. busy, elapsed: seconds.
+        self._header = np.zeros(1, [("number", np.int64), ("presence", np.int64), ("activity", np.int64),
+                                    ("staleness", np.int64), ("busy", np.float64), ("elapsed", np.float64),
+                                    ("settings", np.float64, (settings,))])
         self._last_return = self._last_begin = time.monotonic()
         self._thread = threading.Thread(target=self._serve, name="horovod_oktopk.partial", daemon=True)
         self._thread.start()
@@ -142,7 +126,7 @@ class PartialAllreduce(Generic[T]):
         last = time.monotonic()
         while self.state.activity != Activity.COMPUTING:
             with self._changed:
-                self._wait_for(self._has_news, BREATH)
+                self._wait_for(lambda: bool(self._rounds or self.state.activity == Activity.SYNCHRONIZED), BREATH)
                 rounds = self._take()
             last = time.monotonic() if rounds else last
             if time.monotonic() > last + self._patience:
@@ -178,29 +162,20 @@ class PartialAllreduce(Generic[T]):
         self.state, actions = transition
         for action in actions:
             if isinstance(action, BeginRound):
-                self._write_header(action)
+                now = time.monotonic()
+                for name, value in vars(action).items():
+                    self._header[name] = value
+                self._header["elapsed"], self._last_begin = now - self._last_begin, now
             else:
                 for rank in action.ranks:
                     self._signals.send(rank, action.number)
         self._changed.notify_all()
 
-    def _write_header(self, begun: BeginRound) -> None:
-        now = time.monotonic()
-        for name in ("number", "presence", "activity", "staleness"):
-            self._header[name] = getattr(begun, name)
-        self._header["elapsed"], self._last_begin = now - self._last_begin, now
-
     def _await_rounds(self) -> list[Round[T]]:
-        def may_take() -> bool:
-            return self.state.may_take
-
-        if not self._wait_for(may_take, self._timeout):
+        if not self._wait_for(lambda: self.state.may_take, self._timeout):
             self._do(self.state.overdue())
-            self._wait_for(may_take)
+            self._wait_for(lambda: self.state.may_take)
         return self._take()
-
-    def _has_news(self) -> bool:
-        return bool(self._rounds or self.state.activity == Activity.SYNCHRONIZED)
 
     def _take(self) -> list[Round[T]]:
         before = self.state.taken
@@ -290,6 +265,6 @@ class PartialAllreduce(Generic[T]):
             raise TransportError(f"the ranks are in different rounds: {numbers.tolist()}")
         gone = np.flatnonzero(headers["presence"] == Presence.GIVEN_UP).tolist()
         if gone:
-            raise TransportError(f"ranks {gone} have not come for {self.state.rules.max_staleness} rounds, and then "
+            raise TransportError(f"ranks {gone} have not come for {self.state.max_staleness} rounds, and then "
                                  f"for {self._timeout:g} s: call synchronize_replicas on all ranks before "
                                  "collectives of your own, and when a rank has no more steps to take")

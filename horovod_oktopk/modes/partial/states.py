@@ -81,25 +81,21 @@ class BeginRound:
     """Number of rounds before this one that this rank has not taken yet."""
 
 
+Transition = tuple["RankState", tuple[Signal | BeginRound, ...]]
+
+
 @dataclass(frozen=True)
-class Rules:
-    """The constants of a state machine. See PartialAllreduce."""
+class RankState:
+    """One rank's state: activity, contribution and service, which change side by side, and its progress.
+
+    The first five fields are constants; see PartialAllreduce.
+    """
 
     rank: int
     size: int
     policy: Policy
     seed: int
     max_staleness: int
-
-
-Transition = tuple["RankState", tuple[Signal | BeginRound, ...]]
-
-
-@dataclass(frozen=True)
-class RankState:
-    """One rank's state: activity, contribution and service, which change side by side, and its progress."""
-
-    rules: Rules
     activity: Activity = Activity.COMPUTING
     handed_in: Presence = Presence.ABSENT
     """This rank's presence in the next round, if that began now."""
@@ -142,10 +138,10 @@ class RankState:
     @property
     def initiator(self) -> int:
         """The rank that starts the next round when it comes; this rank, if any rank that comes first does."""
-        if self.rules.policy == "solo":
-            return self.rules.rank
-        candidates = self.training or range(self.rules.size)
-        draw = np.random.default_rng((self.rules.seed, self.finished + 1)).integers(len(candidates))
+        if self.policy == "solo":
+            return self.rank
+        candidates = self.training or range(self.size)
+        draw = np.random.default_rng((self.seed, self.finished + 1)).integers(len(candidates))
         return candidates[int(draw)]
 
     # Events of the program. An exception may have ended its last call: then another comes in the midst of that.
@@ -155,7 +151,7 @@ class RankState:
         assert self.may_arrive
         is_late = self.started > self.taken  # its round has begun without it
         if not is_late and not self.ahead:
-            start = (self._activation(),) if self.initiator == self.rules.rank else ()
+            start = (self._activation(),) if self.initiator == self.rank else ()
             return replace(self, handed_in=Presence.FRESH, activity=Activity.WAITING), start
         activity = Activity.WAITING if is_late else Activity.COMPUTING
         after = replace(self, handed_in=Presence.STALE, activity=activity)
@@ -212,15 +208,15 @@ class RankState:
 
     def _after_step(self, rounds: int) -> RankState:
         """Count one step, for which there is one round. rounds: the number that this step has taken."""
-        if self.training is not None and len(self.training) < self.rules.size:  # who was ahead may be gone
+        if self.training is not None and len(self.training) < self.size:  # who was ahead may be gone
             return replace(self, ahead=0)
-        return replace(self, ahead=min(max(0, self.ahead + rounds - 1), self.rules.max_staleness))
+        return replace(self, ahead=min(max(0, self.ahead + rounds - 1), self.max_staleness))
 
     def _released(self) -> Transition:
         """Begin a held round, unless the program has still too many rounds to take."""
         if self.service != Service.HELD:
             return self, ()
-        if self.activity.goes_on and self.finished - self.taken >= self.rules.max_staleness:
+        if self.activity.goes_on and self.finished - self.taken >= self.max_staleness:
             return self, ()
         return self._begun(self.handed_in)
 
@@ -230,9 +226,8 @@ class RankState:
         return after, (BeginRound(after.started, presence, self.activity, self.finished - self.taken),)
 
     def _activation(self) -> Signal:
-        return Signal((self.rules.rank,), self.started + 1)
+        return Signal((self.rank,), self.started + 1)
 
     def _neighbours(self) -> tuple[int, ...]:
         """Return the ranks that this rank tells of a round: all know it in ⌈log₂ P⌉ hops, whichever ranks began."""
-        rank, size = self.rules.rank, self.rules.size
-        return tuple((rank + (1 << hop)) % size for hop in range((size - 1).bit_length()))
+        return tuple((self.rank + (1 << hop)) % self.size for hop in range((self.size - 1).bit_length()))

@@ -15,28 +15,26 @@ While an exchange is under way only the program itself moves p: whatever it does
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Generic, NoReturn
+from dataclasses import asdict
+from typing import ClassVar, NoReturn
 
 from ...errors import PluginError
-from ...schemes.base import Scheme, Unit
+from ...schemes.base import Unit
 from ...selection.parameter_accumulator import ParameterAccumulator, Replica
 from ...state.records import Record, record
 from ...transport.counting import CountingTransport
 from ...transport.ranks import Ranks
-from ...vectors.layout import L, Layout
+from ...vectors.layout import Layout
 from ..mode import Gradients, Mode
-from ..reduction import Reduction
-from .exchange import Exchange
-from .model import Model
-from .options import StepAhead
-from .pace import SUMS, Pace
+from ..options import StepAhead
+from .model import Exchange, Model
+from .pace import SUMS, GradientNoise, Pace
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -61,7 +59,7 @@ LAST_EXCHANGE = 60.0
 """Seconds for which a rank that shuts Horovod down waits for the exchange under way."""
 
 
-class StepAheadMode(Mode, Generic[L]):
+class StepAheadMode(Mode):
     """The shared parameters w of one model, and the exchanges of w - p; one object on each rank.
 
     average: True if the ranks' moves are averaged, False if summed. accumulator: holds w.
@@ -74,23 +72,19 @@ class StepAheadMode(Mode, Generic[L]):
         "local": "a local variable cannot be used with StepAhead, which shares all of the optimizer's: give local "
                  "layers an optimizer of their own"}
     unit: Unit = "parameters"
-    layout: L
 
-    def __init__(self, options: StepAhead, average: bool, layout: L, accumulator: ParameterAccumulator,
+    def __init__(self, options: StepAhead, average: bool, layout: Layout, accumulator: ParameterAccumulator,
                  replica: Replica, ranks: Ranks, normalizes: bool = False) -> None:
         _check_dtypes(layout)
-        self.options = options
-        self._pace = Pace(options, options.scheme.hierarchical, ranks, normalizes)
-        self.adds = not average
-        super().__init__(layout, Reduction(
-            options.scheme, self.unit, layout, ranks,
-            functools.partial(_description, options, layout, normalizes, self.adds),
-            lambda: f"StepAhead({type(options.scheme).__name__}), gain {self._pace.gain_in_words}"))
+        super().__init__(options.scheme, layout, ranks)
+        self.options, self._normalizes, self.adds = options, normalizes, not average
         self.is_started = self._has_agreed = self._was_shared = self._was_loaded = self._is_suspended = False
-        self._algorithm = self.reduction.algorithm
-        self._algorithm.samples = SUMS
+        self.algorithm.samples = SUMS
+        self._pace = Pace(options, ranks, normalizes)
+        gain = "measured" if options.gain == "auto" and normalizes else f"{self.gain:g}"
+        self.title = f"StepAhead({type(options.scheme).__name__}), gain {gain}"
         self._model = Model(accumulator, replica)
-        self._exchange = Exchange(self.reduction, self._model, self._pace, self.adds)
+        self._exchange = Exchange(self, self._model, self._pace)
         self._rank, self._coefficient_at_start = 0, 0.0
         self._steps = 0  # of the optimizer, since the last exchange began
         self._share: Record | None = None  # of a state that was loaded, for the next start
@@ -121,7 +115,7 @@ class StepAheadMode(Mode, Generic[L]):
         """
         if self._model.is_swapped:
             raise PluginError(INSIDE)
-        self._start_anew_if_ranks_changed()
+        self.reset_if_membership_changed()
         if not self.is_started:
             self.start()
         has_adopted = not self._has_agreed and self._agree()
@@ -132,7 +126,7 @@ class StepAheadMode(Mode, Generic[L]):
         if not steps:
             log = logger.info if has_adopted else logger.warning
             log(ADOPTED if has_adopted else SKIPPED, self._rank)
-        self._pace.look(gradients.elements if steps and is_due else None, self.layout.n, self._algorithm.step)
+        self._pace.look(gradients.elements if steps and is_due else None, self.layout.n, self.algorithm.step)
         return int(steps)
 
     def end(self) -> None:
@@ -157,7 +151,7 @@ class StepAheadMode(Mode, Generic[L]):
         The exchange under way is awaited, but not applied.
         """
         self._exchange.wait()
-        if self.reduction.is_current:
+        if self.is_current:
             self.check_agreement(f"{self.description}\n{message}")
         raise PluginError(message)
 
@@ -170,20 +164,18 @@ class StepAheadMode(Mode, Generic[L]):
         self.is_started, self._has_agreed = True, False
         share, self._share, self._is_suspended = self._share, None, False
         self._was_loaded = share is not None
-        if share is not None:
-            self._restore(share)
-
-    def _restore(self, share: Record) -> None:
+        if share is None:
+            return
         if share["shared"] not in (None, self._model.digest):
             warnings.warn(OTHER_PARAMETERS, stacklevel=2)
             return
-        self._algorithm.forget()
-        self._algorithm.step = share["algorithm"]["step"]
+        self.algorithm.forget()
+        self.algorithm.step = share["algorithm"]["step"]
         if "own" in share["algorithm"]:  # not of another number of ranks
-            self._algorithm.load_state(share["algorithm"]["own"])
+            self.algorithm.load_state(share["algorithm"]["own"])
         self._steps, self._model.copies = share["steps"], share["copies"]
         if share["noise"] is not None:  # of an earlier version
-            self._pace.noise.load_state(share["noise"])
+            self._pace.noise = GradientNoise(**share["noise"])
         residual, saved = share["residual"], share["residual_scale"]
         if saved and saved != self._coefficient_at_start:
             residual = residual * residual.dtype.type(self._coefficient_at_start / saved)
@@ -197,7 +189,7 @@ class StepAheadMode(Mode, Generic[L]):
         """
         adopts, self.adopts = self.adopts, False
         said = self.description if adopts else f"{self.description}\n{BROADCAST_FIRST}: {self._model.digest}"
-        is_new, everyone = not self.reduction.is_current, self.reduction.connect(said)
+        is_new, everyone = not self.is_current, super().connect(said)
         if not is_new:
             self.check_agreement(said)
         has_adopted = adopts and self._model.adopt(everyone)
@@ -205,19 +197,17 @@ class StepAheadMode(Mode, Generic[L]):
             self.start()
         self._has_agreed = True
         self._pace.noise.become_alike(everyone, self._pace.workers)
-        if everyone is not self.reduction.transport:
-            assert self.reduction.transport.hosts is not None
-            self._model.become_alike(self.reduction.transport.hosts, self.adds, self._was_loaded)
+        if self.transport.hosts is not None:
+            self._model.become_alike(self.transport.hosts, self.adds, self._was_loaded)
         self._was_loaded = False
         return has_adopted
 
-    def _start_anew_if_ranks_changed(self) -> None:
-        """Drop the exchange under way if the ranks have changed, and begin anew at the next step."""
-        if self.reduction.lost():
-            self._exchange.drop()
-            self._model.take_back()
-            self.suspend()
-            self._algorithm.forget()
+    def forget_ranks(self) -> None:
+        """Drop the exchange under way, and begin anew at the next step."""
+        self._exchange.drop()
+        self._model.take_back()
+        self.suspend()
+        super().forget_ranks()
 
     def suspend(self) -> None:
         """Put w into the model until the next step begins anew; keep what this rank has not sent."""
@@ -281,9 +271,9 @@ class StepAheadMode(Mode, Generic[L]):
         if was_swapped:
             model.swap()
         own = record(*self.ranks.membership()[:2], self.layout, residual, self._coefficient_at_start,
-                     {"step": self._algorithm.step, "own": self._algorithm.state()}, self.unit, model.copies)
+                     {"step": self.algorithm.step, "own": self.algorithm.state()}, self.unit, model.copies)
         # "shared": a digest of w, by which a restored state knows its parameters.
-        return {**own, "shared": model.digest, "steps": self._steps, "noise": self._pace.noise.state()}
+        return {**own, "shared": model.digest, "steps": self._steps, "noise": asdict(self._pace.noise)}
 
     def take(self, share: Record) -> None:
         """Take the result of `share_of` for this rank; used when `shared` ends or the next step begins.
@@ -291,17 +281,24 @@ class StepAheadMode(Mode, Generic[L]):
         The exchange under way is awaited and dropped: the state is of another step.
         """
         self._exchange.drop()
-        self._model.forget_anticipated()
+        self._model.anticipated = None
         self.is_started = self._model.is_swapped = self._is_suspended = False
         self._share = {"shared": None, "steps": 0, "copies": 1, "noise": None, **share}
 
     # The ranks.
 
-    def connect(self) -> CountingTransport:
+    def connect(self, said: str | None = None) -> CountingTransport:
         """Return the transport to all ranks, after applying the exchange under way. Collective."""
         self.catch_up()
-        self._start_anew_if_ranks_changed()
-        return self.reduction.connect()
+        return super().connect(said)
+
+    @property
+    def description(self) -> str:
+        values = {**self.options.settings(), **self.scheme.settings("parameters")}
+        return "\n".join([f"compression: StepAhead({type(self.scheme).__name__})",
+                          *(f"{name}: {value}" for name, value in values.items()),
+                          f"optimizer: normalizes its gradients: {self._normalizes}",
+                          f"op: {'Sum' if self.adds else 'Average'}", *self.layout.describe_memory()])
 
     def close(self) -> None:
         """Wait for the exchange under way, and leave it; call this before Horovod is shut down."""
@@ -309,15 +306,6 @@ class StepAheadMode(Mode, Generic[L]):
         if self.is_started and self.report is not None and not self._was_shared and self._rank == 0:
             self._was_shared = True  # told once
             logger.warning(NEVER_SHARED)
-
-
-def _description(options: StepAhead, layout: Layout, normalizes: bool, adds: bool, scheme: Scheme) -> str:
-    """Return the text that must be equal on all ranks, one "name: value" a line."""
-    values = {**options.settings(), **scheme.settings("parameters")}
-    return "\n".join([f"compression: StepAhead({type(scheme).__name__})",
-                      *(f"{name}: {value}" for name, value in values.items()),
-                      f"optimizer: normalizes its gradients: {normalizes}", f"op: {'Sum' if adds else 'Average'}",
-                      *layout.describe_memory()])
 
 
 def _check_dtypes(layout: Layout) -> None:
@@ -328,7 +316,7 @@ def _check_dtypes(layout: Layout) -> None:
             raise PluginError(SEVERAL.format(name=name, dtype=dtype, first=layout.entries[0]))
 
 
-_live: weakref.WeakSet[StepAheadMode[Any]] = weakref.WeakSet()
+_live: weakref.WeakSet[StepAheadMode] = weakref.WeakSet()
 
 
 def close_all() -> None:

@@ -1,21 +1,52 @@
-"""The two sets of parameters of one model: w, which all ranks share, and p, this rank's own, in the model.
+"""The two sets of parameters of one model, w, which all ranks share, and p, this rank's own; and their exchanges.
 
-This rank's residual is w - p, and is stored nowhere.
+This rank's residual is w - p, and is stored nowhere. If a host is one worker, each of its ranks reads a share of
+w - p, and all are to have the same p.
 """
 
 from __future__ import annotations
 
 import hashlib
+import warnings
 import zlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ...schemes.algorithm import Algorithm
-from ...selection.parameter_accumulator import ParameterAccumulator, Replica
+from ...errors import NonFiniteError
+from ...kernels import KERNELS
+from ...phases.agreement import Measured
+from ...phases.host import whole_update
+from ...schemes.algorithm import Algorithm, Step
+from ...schemes.report import StepResult
+from ...selection.parameter_accumulator import ParameterAccumulator, Pieces, Replica, clipped
 from ...transport.base import Transport, broadcast
 from ...transport.counting import CountingTransport, Hosts
 from ...vectors.sparse import DenseVector, SparseVector, Values
-from .hosts import HostMember
+from ..mode import Reduction, Update
+from .pace import Pace
+
+NOT_FINITE = ("the parameters of ranks {ranks} are not finite after their own step, though their gradients were. "
+              "Training has diverged: try a lower learning rate. The shared parameters are intact: "
+              "shared_parameters(optimizer)")
+OVERFLOW = ("the ranks' moves are finite, and their sum is not: training has diverged. Try a lower learning rate. "
+            "The shared parameters are intact: shared_parameters(optimizer)")
+SAME_ON_HOST = ("one of the parameters, which all ranks of a host must change alike with hierarchical (change "
+                "gradients after optimizer.synchronize() only, and call hvd.broadcast_optimizer_state)")
+PUT_TOGETHER = ("the state was saved with other hosts: what the ranks of this host had not sent was combined. They "
+                "take the same steps now, so make their optimizer state (momentum, moments) the same: "
+                "call hvd.broadcast_optimizer_state(optimizer, root_rank=0)")
+ROUNDING = 1e-3
+"""Largest difference between parameters of the ranks of a host, relative to the largest; saving them rounds."""
+SAMPLES = 64
+"""Number of parameters that are compared on a host before each exchange."""
 
 
 class Model:
@@ -26,29 +57,18 @@ class Model:
         """True while the model holds w."""
         self.digest = ""
         """A short text that differs if one bit of w does; as of `start` or `look_again`."""
+        self.copies = 1
+        """Number of consecutive ranks that have this rank's residual."""
         self._accumulator, self._replica = accumulator, replica
-        self._member = HostMember(accumulator)
-        self._anticipated: SparseVector | None = None  # what p goes back by before an exchange is applied
+        self._share: tuple[int, ParameterAccumulator] | None = None  # where it begins, and w - p there
+        self.anticipated: SparseVector | None = None
+        """The vector by which p goes back before an exchange is applied; to be None if p is set anew before."""
 
     def start(self, copies: int) -> None:
         """Take p as w. copies: number of ranks that have the same residual."""
         self._accumulator.start(self._replica.pieces())
         self.look_again()
         self.copies, self.is_swapped = copies, False
-
-    @property
-    def n(self) -> int:
-        """Number of elements of w."""
-        return self._accumulator.n
-
-    @property
-    def copies(self) -> int:
-        """Number of consecutive ranks that have this rank's residual."""
-        return self._member.copies
-
-    @copies.setter
-    def copies(self, copies: int) -> None:
-        self._member.copies = copies
 
     def swap(self) -> None:
         """Swap w and p: the model holds the other one."""
@@ -63,12 +83,19 @@ class Model:
 
         Only the accumulator holds the parameters' memory afterwards, until the accumulator is released.
         """
-        pieces = self._replica.pieces()
-        acc, own = self._member.share_of(pieces, transport.hosts)
+        pieces, acc, hosts = self._replica.pieces(), self._accumulator, transport.hosts
+        if hosts is None:
+            with transport.phase("accumulate"):
+                finite = acc.accumulate(pieces)
+            return acc, finite, finite
+        start, stop = hosts.bounds(acc.n)[hosts.within.rank:hosts.within.rank + 2].tolist()
+        if self._share is None or (self._share[0], self._share[1].n) != (start, stop - start):
+            self._share = start, acc.part(start, stop)
+        acc = self._share[1]
         with transport.phase("accumulate"):
-            finite = acc.accumulate(own)
+            finite = acc.accumulate(clipped(pieces, start, stop))
         all_finite = algorithm.agree_on_host(k, transport, finite=finite)
-        self._member.check_alike(pieces, algorithm, k, transport)
+        _check_alike(pieces, algorithm, k, transport, hosts)
         return acc, finite, all_finite
 
     def anticipate(self, selected: SparseVector, coefficient: float) -> None:
@@ -80,20 +107,16 @@ class Model:
         """
         if coefficient < 1:
             factor = selected.values.dtype.type(1 / coefficient - 1)
-            self._anticipated = SparseVector(selected.indices, factor * selected.values)
-            self._replica.add(SparseVector(selected.indices, -self._anticipated.values))
+            self.anticipated = SparseVector(selected.indices, factor * selected.values)
+            self._replica.add(SparseVector(selected.indices, -self.anticipated.values))
 
     def take_back(self) -> None:
         """Move p back by what was anticipated."""
-        if self._anticipated is not None:
-            self._replica.add(self._anticipated)
-            self._anticipated = None
+        if self.anticipated is not None:
+            self._replica.add(self.anticipated)
+            self.anticipated = None
 
-    def forget_anticipated(self) -> None:
-        """Leave p as it is: it is about to be set anew."""
-        self._anticipated = None
-
-    def apply(self, update: SparseVector | DenseVector, change: SparseVector | DenseVector) -> None:
+    def apply(self, update: Update, change: Update) -> None:
         """Set w to w - update, and p to p + change: what contributed leaves w - p, what rounding left over stays."""
         self._accumulator.commit(update)
         self._replica.add(change)
@@ -102,9 +125,7 @@ class Model:
 
     def take_residual(self) -> Values:
         """Return w - p, in the order of indices; set p to w - (w - p), which rounds p, as a resumed run has it."""
-        self._accumulator.accumulate(self._replica.pieces())
-        residual = self._accumulator.values()
-        self._accumulator.release()
+        residual = self._residual()
         self._replica.assign(self._accumulator.minus(residual))
         return self._replica.logical(residual)
 
@@ -112,11 +133,31 @@ class Model:
         """Set p to w - residual."""
         self._replica.assign(self._accumulator.minus(self._replica.in_memory(residual)))
 
+    def _residual(self) -> NDArray[Any]:
+        self._accumulator.accumulate(self._replica.pieces())
+        residual = self._accumulator.values()
+        self._accumulator.release()
+        return residual
+
     # The ranks.
 
     def become_alike(self, hosts: Hosts, adds: bool, was_loaded: bool) -> None:
-        """Give the ranks of a host one residual; see HostMember. Collective on the host."""
-        self._member.become_alike(self._replica, hosts, adds, was_loaded)
+        """Give the ranks of a host one residual: that of all of them, if a state of another shape was loaded.
+
+        adds: True if residuals are added up, and not averaged. Collective on the host.
+        """
+        size, within = hosts.within.size, hosts.within
+        if not within.allgather(np.array([was_loaded], np.int64)).any():
+            return
+        residual = self._residual()
+        mine = np.array([self.copies, _checksum(residual)])
+        copies, digests = within.allgather(mine).T
+        self.copies = size
+        if (copies == size).all() if adds else (digests == digests[0]).all():
+            return
+        warnings.warn(PUT_TOGETHER, stacklevel=2)
+        residual = within.allreduce(residual / residual.dtype.type(mine[0] if adds else size))
+        self._replica.assign(self._accumulator.minus(residual))
 
     def adopt(self, transport: Transport) -> bool:
         """Set p to rank 0's w if a rank has another w. Collective. Return True if this rank has; then start anew."""
@@ -131,9 +172,165 @@ class Model:
 
     def checksum(self) -> int:
         """Return a number that almost certainly differs if w does; faster than a digest."""
-        return zlib.crc32(np.ascontiguousarray(self._accumulator.read_shared()).view(np.uint8).data)
+        return _checksum(self._accumulator.read_shared())
 
     def look_again(self) -> None:
         """Take the digest of the present w."""
         values = np.ascontiguousarray(self._replica.logical(self._accumulator.read_shared()))
         self.digest = hashlib.blake2b(values.view(np.uint8).data, digest_size=8).hexdigest()
+
+
+def _checksum(values: NDArray[Any]) -> int:
+    return zlib.crc32(np.ascontiguousarray(values).view(np.uint8).data)
+
+
+def _check_alike(pieces: Pieces, algorithm: Algorithm, k: int, transport: CountingTransport, hosts: Hosts) -> None:
+    """Compare samples of p on the host. Raise AgreementError on the ranks of all hosts if samples differ."""
+    mine = _samples_of(pieces, algorithm.step)
+    with transport.phase("host_agree"):
+        rows = hosts.within.allgather(mine.view(np.int64)).view(np.float64)
+    tolerance = ROUNDING * np.abs(rows).max(initial=0, where=np.isfinite(rows))
+    differ = (np.abs(rows - rows[0]) > tolerance).any(axis=0)  # what is not finite is the roll call's concern
+    if differ.any():
+        said = f"{SAME_ON_HOST}: {mine[np.argmax(differ)]:.6g}\n{algorithm.description}"
+        algorithm.agree_on_host(k, transport, said)
+
+
+def _samples_of(pieces: Pieces, number: int) -> NDArray[np.float64]:
+    """Return some of the parameters, from all over, others at each number: shape (SAMPLES,), padded with zeros."""
+    each = max(1, SAMPLES // max(1, len(pieces)))
+    found: list[float] = []
+    for _, piece in _every(pieces, SAMPLES, number):
+        found += _every(piece, each, number).tolist()
+    return np.array([*found, *[0.0] * SAMPLES][:SAMPLES])
+
+
+def _every(items: Any, most: int, number: int) -> Any:
+    """Return at most `most` items at equal distances; the number shifts the first of them."""
+    step = max(1, -(-len(items) // most))
+    return items[number % step::step]
+
+
+Outcome = tuple[StepResult, Measured | None, tuple[Update, Update] | None]
+"""An exchange's result; the measurements that all ranks have told of their gradients; and the vectors to subtract
+from w, and to add to p, or None if the step was not taken."""
+
+
+class Exchange:
+    """The exchanges of one model's w - p: one at a time, beside the program's next step."""
+
+    def __init__(self, reduction: Reduction, model: Model, pace: Pace) -> None:
+        self._reduction, self._model, self._pace = reduction, model, pace
+        self._thread: ThreadPoolExecutor | None = None
+        self._under_way: Future[Outcome] | None = None
+
+    def begin(self, anticipate: bool) -> None:
+        """Read and select w - p, and begin to communicate: in a thread, if the transport can be used there.
+
+        anticipate: move p until the exchange is applied; see Model.
+        """
+        reduction, transport, coefficient = self._reduction, self._reduction.open(), self._pace.coefficient
+        algorithm, k, n = reduction.algorithm, reduction.k, reduction.layout.n
+        acc, finite, all_finite = self._model.read(algorithm, k, transport)
+        step = algorithm.begin(acc, k, finite, transport, whole=n)
+        step.sample = self._pace.sample
+        acc.release()
+        if all_finite:
+            algorithm.select_together(step)
+            if anticipate:
+                self._model.anticipate(_whole(step.selected, transport.hosts, n), coefficient)
+        run = partial(_complete, algorithm, step, coefficient * (1 if reduction.adds else transport.size))
+        if transport.concurrent:
+            self._thread = self._thread or ThreadPoolExecutor(1, "horovod_oktopk")
+            self._under_way = self._thread.submit(run)
+        else:
+            self._under_way = _done(run)
+
+    def apply(self) -> None:
+        """Wait for the exchange under way, if any, and apply it.
+
+        Raise AgreementError, NonFiniteError or TransportError if the exchange did.
+        """
+        if self._under_way is None:
+            return
+        under_way, self._under_way = self._under_way, None
+        try:
+            result, measured, moves = under_way.result()
+        finally:
+            self._model.take_back()
+        self._reduction.report = result.report
+        self._pace.take(measured, result.report)
+        if result.update is None:
+            raise NonFiniteError(NOT_FINITE.format(ranks=list(result.not_finite)))
+        if moves is None:  # on all ranks alike
+            raise NonFiniteError(OVERFLOW)
+        with self._reduction.writing(result.report):
+            self._model.apply(*moves)
+
+    def drop(self) -> None:
+        """Wait for the exchange, so that none of its messages meets a later one; drop its outcome or error."""
+        self.wait()
+        self._under_way = None
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the exchange has ended, or for `timeout` seconds at most. `apply` is still to be called."""
+        if self._under_way is not None:
+            wait_for([self._under_way], timeout)
+
+
+def _done(run: Callable[[], Outcome]) -> Future[Outcome]:
+    future: Future[Outcome] = Future()
+    try:
+        future.set_result(run())
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+def _complete(algorithm: Algorithm, step: Step, divisor: float) -> Outcome:
+    """Complete the exchange of a step that has begun. divisor: the number to divide a sum by for w."""
+    hosts, n = step.transport.hosts, step.report.n
+    with nullcontext() if hosts is None else hosts.step():
+        result = algorithm.complete(step)
+        told = replace(result, selected=None), step.call.measured
+        if result.update is None or not np.isfinite(result.update.values).all():
+            return *told, None
+        update = result.update.divided(divisor)
+        if hosts is None:
+            return *told, (update, local_change(update, result))
+        assert isinstance(update, SparseVector)
+        change = local_change(_share_of(update, hosts, n), result)
+        assert isinstance(change, SparseVector)
+        return *told, (update, _whole(change, hosts, n))
+
+
+def _share_of(update: SparseVector, hosts: Hosts, n: int) -> SparseVector:
+    """Return the part of an update that lies in this rank's share, with indices from the share's start."""
+    start, stop = hosts.bounds(n)[hosts.within.rank:hosts.within.rank + 2].tolist()
+    part = slice(*np.searchsorted(update.indices, [start, stop]).tolist())
+    return SparseVector(update.indices[part] - start, update.values[part])
+
+
+def _whole(vector: SparseVector, hosts: Hosts | None, n: int) -> SparseVector:
+    """Return the vector of all shares of n elements; each rank of a host gives that of its own share."""
+    if hosts is None:
+        return vector
+    with hosts.within.phase("host_gather"):
+        return whole_update(vector, hosts.bounds(n), hosts.within)
+
+
+def local_change(update: Update, result: StepResult) -> Update:
+    """Return the change of p: minus the update, plus this rank's contribution to the update.
+
+    All indices that contributed, and all that rounding left over, are indices of the update.
+    """
+    sent = result.sent()
+    if isinstance(update, DenseVector):
+        return DenseVector(sent.values - update.values)
+    assert isinstance(sent, SparseVector)
+    change = -update.values
+    KERNELS.add(change, KERNELS.common_positions(update.indices, sent.indices), sent.values)
+    kept = result.remainder
+    if kept is not None:
+        KERNELS.add(change, KERNELS.common_positions(update.indices, kept.indices), -kept.values)
+    return SparseVector(update.indices, change)

@@ -10,18 +10,18 @@ The same ratio gives the gradient noise scale (McCandlish et al., 2018): a batch
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from ...phases.agreement import Measured
 from ...schemes.report import StepReport
-from ...transport.base import Hierarchical, Transport
+from ...transport.base import Transport
 from ...transport.ranks import Ranks, ranks_per_host
 from ...vectors.sparse import Indices, Values
-from .options import StepAhead
+from ..options import StepAhead
 
 Gather = Callable[[Indices], Values]
 """A function that returns the elements of a rank's gradient at these places of the layout.
@@ -64,17 +64,13 @@ def sample(gather: Gather, n: int, step: int) -> Values:
     return sums
 
 
-def nothing() -> Values:
-    """Return the sums of a rank that has no gradient at this step, NaN: the step is not measured, on any rank."""
-    return np.full(SUMS, np.nan, np.float32)
-
-
+@dataclass
 class GradientNoise:
     """Running means of E[g²], over the ranks, and of E[ḡ²]: the same bits on all ranks, as all are told the same."""
 
-    def __init__(self) -> None:
-        self._workers = 1
-        self._own = self._mean = 0.0
+    workers: int = 1
+    own: float = 0.0
+    mean: float = 0.0
 
     def become_alike(self, transport: Transport, workers: int) -> None:
         """Take rank 0's means on all ranks, as a rank that joins an elastic job has none. Collective.
@@ -82,26 +78,24 @@ class GradientNoise:
         workers: the number of workers that have gradients of their own: the ranks, or the hosts. If the means are of
         another number of workers, begin anew.
         """
-        own = np.array([self._workers, self._own, self._mean])
-        first, self._own, self._mean = transport.allgather(own.view(np.int64))[0].view(np.float64).tolist()
-        self._workers = int(first)
-        if self._workers != workers:
-            self.forget(workers)
+        row = np.array([self.workers, self.own, self.mean])
+        first, own, mean = transport.allgather(row.view(np.int64))[0].view(np.float64).tolist()
+        self.workers, self.own, self.mean = (workers, own, mean) if first == workers else (workers, 0.0, 0.0)
 
     def take(self, measured: Measured) -> None:
         """Take the measurements of all ranks at one step; skip the step if some rank had none."""
         own = measured.squares / measured.size
         mean = float(np.square(measured.total / measured.size).sum())
         if math.isfinite(own) and math.isfinite(mean):
-            self._own += (own - self._own) / WINDOW
-            self._mean += (mean - self._mean) / WINDOW
+            self.own += (own - self.own) / WINDOW
+            self.mean += (mean - self.mean) / WINDOW
 
     @property
     def ratio(self) -> float:
         """E[g²] / E[ḡ²], within 1 and the number of workers; 1 before anything was measured."""
-        if self._own <= self._mean:
+        if self.own <= self.mean:
             return 1.0
-        return min(self._own / self._mean, float(self._workers)) if self._mean > 0 else float(self._workers)
+        return min(self.own / self.mean, float(self.workers)) if self.mean > 0 else float(self.workers)
 
     @property
     def scale(self) -> float:
@@ -109,22 +103,10 @@ class GradientNoise:
 
         With B samples in a worker's batch, E[g²] = |G|² + S/B, E[ḡ²] = |G|² + S/(PB), and the scale is S/|G|².
         """
-        if self._workers == 1 or self._own == 0:
+        if self.workers == 1 or self.own == 0:
             return math.nan
         ratio = self.ratio
-        return (ratio - 1) / (self._workers - ratio) if ratio < self._workers else math.inf
-
-    def forget(self, workers: int) -> None:
-        """Begin anew, with this number of workers."""
-        self._workers, self._own, self._mean = workers, 0.0, 0.0
-
-    def state(self) -> Mapping[str, Any]:
-        """Return plain numbers, for a record."""
-        return {"workers": self._workers, "own": self._own, "mean": self._mean}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load the result of `state` on any number of workers; `become_alike` checks the number."""
-        self._workers, self._own, self._mean = state["workers"], state["own"], state["mean"]
+        return (ratio - 1) / (self.workers - ratio) if ratio < self.workers else math.inf
 
 
 def elements_of_rows(rows: Indices, values: Values, wanted: Indices) -> Values:
@@ -153,20 +135,29 @@ def gather_by_parts(wanted: Indices, offsets: Indices, element: Callable[[int, I
     return np.concatenate([*found, np.empty(0)])
 
 
+def coefficient_of(ahead: float | None, workers: int, normalizes: bool) -> float:
+    """Return λ, which is `ahead` if that is given. normalizes: True if the optimizer normalizes its gradients.
+
+    If so, noise makes a rank's steps no shorter, and more of w - p is noise.
+    """
+    if ahead is not None:
+        return float(ahead)
+    return 1 / math.sqrt(workers) if normalizes else 1 / math.sqrt(math.sqrt(workers))
+
+
 class Pace:
     """λ and the gain of one optimizer. normalizes: True if the optimizer normalizes its gradients, as Adam does."""
 
-    def __init__(self, options: StepAhead, hierarchical: Hierarchical, ranks: Ranks, normalizes: bool) -> None:
-        self._normalizes = normalizes
-        self._options, self._hierarchical, self._ranks = options, hierarchical, ranks
+    def __init__(self, options: StepAhead, ranks: Ranks, normalizes: bool) -> None:
+        self._options, self._ranks, self._normalizes = options, ranks, normalizes
         self.noise = GradientNoise()
-        self.sample = nothing()
-        """The sums that this rank tells of its gradient at this step."""
+        self.sample: Values
+        """The sums that this rank tells of its gradient at this step; none if the step is not measured."""
 
     @property
     def copies(self) -> int:
         """Number of ranks of a worker, which have the same residual."""
-        return ranks_per_host(self._ranks, self._hierarchical)
+        return ranks_per_host(self._ranks, self._options.scheme.hierarchical)
 
     @property
     def workers(self) -> int:
@@ -176,7 +167,7 @@ class Pace:
     @property
     def coefficient(self) -> float:
         """λ: the factor for the optimizer's learning rate."""
-        return self._options.coefficient(self.workers, self._normalizes)
+        return coefficient_of(self._options.ahead, self.workers, self._normalizes)
 
     @property
     def gain(self) -> float:
@@ -185,14 +176,10 @@ class Pace:
             return math.sqrt(self.noise.ratio) if self._normalizes else 1.0
         return 1.0 if self._options.gain is None else float(self._options.gain)
 
-    @property
-    def gain_in_words(self) -> str:
-        """The gain, for the log."""
-        return "measured" if self._options.gain == "auto" and self._normalizes else f"{self.gain:g}"
-
     def look(self, gather: Gather | None, n: int, step: int) -> None:
         """Sample a gradient of n elements; None: this rank has none that is to be measured at this step."""
-        self.sample = nothing() if gather is None or not n or self.workers == 1 else sample(gather, n, step)
+        self.sample = np.empty(0, np.float32) if gather is None or not n or self.workers == 1 else sample(
+            gather, n, step)
 
     def take(self, measured: Measured | None, report: StepReport) -> None:
         """Take the measurements of all ranks, and put what follows into the report."""

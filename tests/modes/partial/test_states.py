@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horovod_oktopk.modes.partial.states import Activity, BeginRound, Presence, RankState, Rules, Service, Signal
+from horovod_oktopk.modes.partial.states import Activity, BeginRound, Presence, RankState, Service, Signal
 from tests.modes.partial.world import World
 
 COMPUTING, WAITING, SYNCHRONIZING, EXITING, SYNCHRONIZED = Activity
 ABSENT, STALE, FRESH, GIVEN_UP = Presence
 IDLE, HELD, HELPING, CONTRIBUTING = Service
-RULES = Rules(rank=1, size=4, policy="solo", seed=0, max_staleness=3)
+RULES: dict[str, Any] = {"rank": 1, "size": 4, "policy": "solo", "seed": 0, "max_staleness": 3}
 
 
 def state(**fields: Any) -> RankState:
-    return RankState(**{"rules": RULES, **fields})
+    return RankState(**RULES, **fields)
 
 
 def start(number: int) -> Signal:
@@ -150,7 +150,7 @@ def test_every_event_in_every_state_is_refused_or_leads_to_a_sound_one(event, ar
             continue
         after, actions = getattr(before, event)(*arguments)
         assert before.taken <= after.taken <= after.finished <= before.finished + 1
-        assert 0 <= after.ahead <= RULES.max_staleness
+        assert 0 <= after.ahead <= RULES["max_staleness"]
         begun = [action for action in actions if isinstance(action, BeginRound)]
         assert len(begun) == (after.is_running and not before.is_running)
         assert all(action.number == after.started == before.finished + 1 for action in begun)
@@ -163,7 +163,7 @@ def test_every_event_in_every_state_is_refused_or_leads_to_a_sound_one(event, ar
 @pytest.mark.parametrize("training", [None, (2, 5, 6)])
 def test_majority_draws_one_rank_for_a_round_and_all_that_train_about_equally(training):
     draws = [rank for finished in range(800) for rank in range(8)
-             if RankState(Rules(rank, 8, "majority", 0, 16), finished=finished, training=training).initiator == rank]
+             if RankState(rank, 8, "majority", 0, 16, finished=finished, training=training).initiator == rank]
     assert len(draws) == 800
     counts = np.bincount(draws, minlength=8)[list(training or range(8))]
     assert counts.min() > 60
@@ -175,7 +175,7 @@ def test_all_ranks_know_of_a_round_in_a_logarithm_of_hops():
         known = {0}
         for _ in range((size - 1).bit_length()):
             known |= {to for rank in known
-                      for action in RankState(Rules(rank, size, "solo", 0, 1)).activated(1)[1]
+                      for action in RankState(rank, size, "solo", 0, 1).activated(1)[1]
                       if isinstance(action, Signal) for to in action.ranks}
         assert known == set(range(size))
 
@@ -243,7 +243,7 @@ def test_a_round_begins_when_the_policy_says_so(plan):
         fresh = {rank for rank, begun in each.begun.items() if begun.presence == FRESH}
         if all(begun.activity.goes_on for begun in each.begun.values()):
             before = world.before[number]
-            initiators = {replace(before, rules=replace(before.rules, rank=rank)).initiator for rank in each.begun}
+            initiators = {replace(before, rank=rank).initiator for rank in each.begun}
             assert fresh & initiators
 
 
@@ -253,7 +253,7 @@ def test_no_rank_falls_back_by_more_than_max_staleness(plan):
     world = plan.world()
     for each in world.rounds:
         for begun in each.begun.values():
-            assert begun.staleness < world.ranks[0].state.rules.max_staleness or not begun.activity.goes_on
+            assert begun.staleness < world.ranks[0].state.max_staleness or not begun.activity.goes_on
 
 
 @given(PLANS)

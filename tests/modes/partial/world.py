@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from horovod_oktopk.modes.partial.states import Activity, BeginRound, RankState, Rules, Service, Transition
+from horovod_oktopk.modes.partial.states import Activity, BeginRound, RankState, Service, Transition
 
 Program = Sequence[str]
 """Of "step", "synchronize" and, as the last, "exit"."""
@@ -44,7 +44,7 @@ class World:
     def __init__(self, programs: Sequence[Program], may_lose_patience: bool = False, policy: Any = "solo",
                  max_staleness: int = 16, seed: int = 0) -> None:
         size = len(programs)
-        self.ranks = [Rank(RankState(Rules(rank, size, policy, seed, max_staleness)), list(program))
+        self.ranks = [Rank(RankState(rank, size, policy, seed, max_staleness), list(program))
                       for rank, program in enumerate(programs)]
         self.rounds: list[SeenRound] = []
         self.before: dict[int, RankState] = {}

@@ -16,6 +16,7 @@ from horovod_oktopk.modes.step_ahead.pace import (
     SAMPLES,
     SUMS,
     GradientNoise,
+    coefficient_of,
     elements_of_rows,
     gather_by_parts,
     normalizes,
@@ -53,7 +54,7 @@ class Quadratic(Worker):
         self.reducer.end()
 
 
-def measure(size: int, noise: float, steps: int = 200, **arguments: Any) -> list[StepAheadMode[Any]]:
+def measure(size: int, noise: float, steps: int = 200, **arguments: Any) -> list[StepAheadMode]:
     def program(transport: Any) -> Any:
         rank = Quadratic(transport, noise, **arguments)
         for _ in range(steps):
@@ -184,9 +185,7 @@ def test_an_optimizer_is_known_by_its_class_or_by_what_it_says():
 
 def test_a_rank_that_joins_takes_the_first_ones_means():
     def program(transport: Any) -> list[float]:
-        noise = GradientNoise()
-        if transport.rank == 0:
-            noise.load_state({"workers": 3, "own": 2.0, "mean": 1.0})
+        noise = GradientNoise(3, 2.0, 1.0) if transport.rank == 0 else GradientNoise()
         noise.become_alike(transport, 3)
         joined = noise.ratio
         noise.become_alike(transport, 2)
@@ -197,8 +196,7 @@ def test_a_rank_that_joins_takes_the_first_ones_means():
 
 def test_on_another_number_of_ranks_it_is_measured_anew():
     def program(transport: Any) -> Any:
-        noise = GradientNoise()
-        noise.load_state({"workers": 4, "own": 3.0, "mean": 1.0})
+        noise = GradientNoise(4, 3.0, 1.0)
         assert noise.ratio == 3.0
         noise.become_alike(transport, 2)
         sample = np.full(SUMS, 1 - 2 * transport.rank, np.float32)
@@ -256,8 +254,7 @@ def test_elements_are_gathered_from_the_part_that_has_them(lengths, seed):
 @pytest.mark.parametrize(("size", "ahead", "expected"), [
     (1, None, (1.0, 1.0)), (4, None, (0.5, 0.5 ** 0.5)), (16, None, (0.25, 0.5)), (16, 0.3, (0.3, 0.3))])
 def test_how_far_ahead_depends_on_the_optimizer(size, ahead, expected):
-    options = StepAhead(ahead=ahead)
-    assert (options.coefficient(size, True), options.coefficient(size, False)) == pytest.approx(expected)
+    assert tuple(coefficient_of(ahead, size, normalizes) for normalizes in (True, False)) == pytest.approx(expected)
 
 
 def test_a_run_that_is_resumed_with_fewer_local_steps_exchanges_at_once():
