@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import PluginError
 from .base import Counts, Hierarchical, TransportName
-from .collectives import Collectives, CollectivesTransport
+from .collectives import HorovodTransport
 from .connect import introduce
 from .ranks import Host, Membership, Ranks
 
@@ -26,16 +26,16 @@ NO_SETS = ("hierarchical needs Horovod's process sets for the ranks of each host
 class HorovodRanks(Ranks):
     """The ranks of one process set, as they are at present: elastic training changes them.
 
-    hvd: horovod.torch or horovod.tensorflow. collectives: makes that framework's Collectives, for a process set and a
-    channel. own_channel: True if the reduction may run at the same time as others.
+    transport: the transport over the framework's collectives. own_channel: True if the reduction may run at the same
+    time as others.
     """
 
-    def __init__(self, hvd: Any, process_set: Any, collectives: Callable[[Any, int | str], Collectives],
+    def __init__(self, process_set: Any, transport: type[HorovodTransport],
                  own_channel: bool = False, yield_cpu: bool = False) -> None:
-        self.hvd, self.process_set = hvd, process_set
+        self.hvd, self.process_set = transport.hvd, process_set
         self.channel = next(_channels[process_set.process_set_id]) if own_channel else 0
         self.yield_cpu = yield_cpu
-        self._collectives = collectives
+        self._transport = transport
         self._in_job: Counts  # the ranks' numbers in the whole job, after `divide`; and the groups' process sets
         self._sets: dict[tuple[int, ...], Any] = {}
 
@@ -66,9 +66,9 @@ class HorovodRanks(Ranks):
         self._sets = {ranks: self._set_of(ranks, known[ranks]) if ranks in known
                       else self.hvd.add_process_set(list(ranks)) for ranks in needed}
 
-    def transport(self, channel: int | str, members: Counts | None = None) -> CollectivesTransport:
+    def transport(self, channel: int | str, members: Counts | None = None) -> HorovodTransport:
         ranks = self.process_set if members is None else self._sets[tuple(self._in_job[members].tolist())]
-        return CollectivesTransport(self._collectives(ranks, channel))
+        return self._transport(ranks, channel)
 
     def host_set(self, choice: TransportName, hierarchical: Hierarchical) -> Any:
         """Return Horovod's process set of this rank's host; None if the rank is alone there. Collective.
