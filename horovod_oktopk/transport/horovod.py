@@ -1,14 +1,15 @@
-"""The ranks of a process set of Horovod, and the checks before an integration takes a place of Horovod's."""
+"""The ranks of a process set of Horovod, its elastic states, and checks before an integration takes its place."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import itertools
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,9 +31,13 @@ class HorovodRanks(Ranks):
     time as others.
     """
 
+    resets: ClassVar[int] = 0
+    """The number of resets of an elastic job: ranks may have changed, even if this rank's number stays."""
+
     def __init__(self, process_set: Any, transport: type[HorovodTransport],
                  own_channel: bool = False, yield_cpu: bool = False) -> None:
-        self.hvd, self.process_set = transport.hvd, process_set
+        self.base = self.hvd = transport.hvd
+        self.process_set = process_set
         self.channel = next(_channels[process_set.process_set_id]) if own_channel else 0
         self.yield_cpu = yield_cpu
         self._transport = transport
@@ -40,23 +45,20 @@ class HorovodRanks(Ranks):
         self._sets: dict[tuple[int, ...], Any] = {}
 
     @property
-    def base(self) -> Any:
-        return self.hvd
-
-    @property
     def takes_part(self) -> bool:
         return bool(self.process_set.included())
 
     def membership(self) -> Membership:
-        return Membership(int(self.process_set.rank()), int(self.process_set.size()), _resets)
+        return Membership(int(self.process_set.rank()), int(self.process_set.size()), self.resets)
 
     def host(self) -> Host:
         is_whole = self.process_set.size() == self.hvd.size()  # Horovod counts the whole job's ranks of a host
         return Host(self.hvd.rank() - self.hvd.local_rank(), int(self.hvd.local_size()) if is_whole else None)
 
     def divide(self, groups: Iterable[Counts]) -> None:
-        mine = np.array([self.hvd.rank(), self._may_add_sets()], np.int64)
-        self._in_job, may_add = self.transport("divide").allgather(mine).T
+        is_whole = self.process_set.size() == self.hvd.size()
+        mine = [self.hvd.rank(), is_whole and os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS") == "1"]
+        self._in_job, may_add = self.transport("divide").allgather(np.array(mine, np.int64)).T
         known = {tuple(ranks): number
                  for number, ranks in self.hvd.mpi_ops._basics._get_process_set_ids_and_ranks().items()}
         needed = dict.fromkeys(tuple(self._in_job[members].tolist()) for members in groups if len(members) > 1)
@@ -77,7 +79,7 @@ class HorovodRanks(Ranks):
         """
         if self.process_set.size() == 1:
             return None
-        grid = introduce(self, choice, hierarchical).grid
+        _, grid = introduce(self, choice, hierarchical)
         if grid is None:
             return None
         self.divide(grid)
@@ -101,11 +103,6 @@ class HorovodRanks(Ranks):
             return "mpi4py has loaded another MPI library than Horovod; rebuild one of the two"
         return int(MPI.COMM_WORLD.rank)
 
-    def _may_add_sets(self) -> bool:
-        """Return True if Horovod was started with dynamic process sets, and these are all ranks of the job."""
-        return (os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS") == "1"
-                and self.process_set.size() == self.hvd.size())
-
     def _set_of(self, ranks: tuple[int, ...], number: int) -> Any:
         found = self.hvd.ProcessSet(list(ranks))
         found.process_set_id = number
@@ -114,13 +111,47 @@ class HorovodRanks(Ranks):
 
 _channels: defaultdict[int, Iterator[int]] = defaultdict(lambda: itertools.count(1))
 
-_resets = 0
+_mixins: list[tuple[type, type]] = []
 
 
-def note_reset() -> None:
-    """Count a reset of an elastic job: ranks may have changed, even if this rank's number stays."""
-    global _resets
-    _resets += 1
+class ElasticState:
+    """The mixin of any elastic state of Horovod. It counts how often ranks may have changed."""
+
+    def on_reset(self) -> None:
+        HorovodRanks.resets += 1
+        super().on_reset()  # type: ignore[misc]
+
+    def _when_made(self) -> None:
+        """Save anew what the constructor has saved before the state had its class; nothing here."""
+
+
+@functools.cache
+def _own_class(plain: type) -> type:
+    mixin = next((mixin for state, mixin in _mixins if issubclass(plain, state)), ElasticState)
+    return type(plain.__name__, (mixin, plain), {"__module__": plain.__module__})
+
+
+def extend_elastic(base: Any, state: type, mixin: type[ElasticState]) -> None:
+    """Wrap the constructor of all elastic states, so that each gets a class of its own: its mixin, then its class.
+
+    base: horovod.common.elastic.State, which is wrapped once. state: the class of states that get this mixin; all
+    others get ElasticState alone.
+    """
+    _mixins.append((state, mixin))
+    _own_class.cache_clear()  # a class may have been made of a state whose mixin was not known
+    make = base.__init__
+    if hasattr(make, "_oktopk_installed"):
+        return
+
+    @functools.wraps(make)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        if not isinstance(self, ElasticState):
+            self.__class__ = _own_class(type(self))  # type: ignore[arg-type]
+        self._when_made()
+
+    wrapped._oktopk_installed = True  # type: ignore[attr-defined]
+    base.__init__ = wrapped
 
 
 NEEDED = ("{package} needs {framework}, and Horovod 0.28.1 built for it ({variable}=1); '{missing}' is not "

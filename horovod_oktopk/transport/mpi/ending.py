@@ -51,8 +51,8 @@ def leave(reason: str) -> None:
 
 def unhappy_end() -> str | None:
     """Return how this process ends, in words for the other ranks, if it ends by an error; None if all is well."""
-    error = _error()
-    if error is not None:
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)  # also in whose handling it ends
+    if error is not None and not isinstance(error, SystemExit):
         return f"has ended with {type(error).__name__}: {str(error)[:300]}"
     return f"has ended by sys.exit({_exit_status!r}): let all ranks end together" if _exit_status else None
 
@@ -80,9 +80,3 @@ def _noting_status(leave_program: Callable[..., NoReturn]) -> Callable[..., NoRe
         leave_program(status)
 
     return wrapped
-
-
-def _error() -> BaseException | None:
-    """Return the exception with which the program ends, or in whose handling it shuts Horovod down."""
-    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    return None if isinstance(error, SystemExit) else error
