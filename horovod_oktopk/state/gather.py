@@ -7,7 +7,6 @@ all between two messages: then nothing is under way, and training can go on.
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,10 +19,9 @@ from ..errors import OptionError, PluginError, TransportError
 from ..phases.agreement import instead
 from ..transport.base import CHUNK, Transport
 from ..vectors.sparse import Values
-from .archive import Reader, Writer
+from .archive import PathLike, Reader, Writer
 from .records import Record, Stateful, parameters_of, share_of
 
-PathLike = str | os.PathLike[str]
 RAISED = {"OptionError": OptionError, "PluginError": PluginError, "OSError": OSError}
 
 

@@ -114,8 +114,8 @@ def share_of(mode: Stateful, records: Sequence[Record], rank: int, size: int, pr
              ) -> Record:
     """Return a rank's share of the records: its own; or, of another number of ranks, those equal to it modulo P.
 
-    process: the rank's; a lone record of the same process is its own, whatever
-    its rank was, as elastic training renumbers ranks. The algorithm's state is whole only for the same rank.
+    process: the rank's; a lone record of the same process is its own, whatever its rank was, as elastic training
+    renumbers ranks. The algorithm's state is whole only for the same rank.
     If one rank of those that are to have the same residual had it, any of theirs will do. If residuals are added up,
     and another number of ranks had the same, each gets its part.
     Raise OptionError if a record is of another model.
@@ -133,19 +133,17 @@ def share_of(mode: Stateful, records: Sequence[Record], rank: int, size: int, pr
     own += [r for r in records if r["size"] == size and r.get("copies", 1) == copies > 1
             and r["rank"] // copies == rank // copies]
     if own:
-        places = match_parameters(own[0], layout)
+        residual, is_in_order = fitted(own[0], layout)
         had = own[0].get("copies", 1)
-        if (own[0]["size"] == size and had == copies and places == sorted(places)  # whatever the names are
-                and (copies == 1 or own[0]["rank"] == rank)):
+        if own[0]["size"] == size and had == copies and is_in_order and (copies == 1 or own[0]["rank"] == rank):
             algorithm = own[0]["algorithm"]
-        residual = fitted(own[0], places, layout)
         if had != copies:
             residual, copies = residual / residual.dtype.type(had if mode.adds else 1), 1
     else:
         residual, copies = np.zeros(layout.n, layout.dtype), 1
         for r in records:
             if r["rank"] % size == rank and r["size"] != size:
-                part = fitted(r, match_parameters(r, layout), layout)
+                part, _ = fitted(r, layout)
                 np.add(residual, part / part.dtype.type(r.get("copies", 1) if mode.adds else 1), out=residual)
         if records:
             _warn(records, size)
@@ -153,14 +151,15 @@ def share_of(mode: Stateful, records: Sequence[Record], rank: int, size: int, pr
             **{name: value for name, value in first.items() if name not in FIELDS}}
 
 
-def fitted(saved: Record, places: list[int], layout: Layout) -> Values:
-    """Return a record's residual in the layout's dtype, in the order of the places from `match_parameters`."""
+def fitted(saved: Record, layout: Layout) -> tuple[Values, bool]:
+    """Return a record's residual in the layout's dtype and order; and True if that is the record's order, too."""
+    places = match_parameters(saved, layout)
     residual = residual_of(saved, layout.dtype)
-    if places == sorted(places):
-        return residual
+    if places == sorted(places):  # whatever the names are
+        return residual, True
     lengths = [int(np.prod(shape, dtype=np.int64)) for _, shape in saved["parameters"]]
     parts = np.split(residual, np.cumsum(lengths)[:-1])
-    return np.concatenate([parts[place] for place in places])
+    return np.concatenate([parts[place] for place in places]), False
 
 
 def match_parameters(saved: Record, layout: Layout) -> list[int]:

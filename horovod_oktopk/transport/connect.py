@@ -45,7 +45,10 @@ def connect(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical = Fa
     (mpi_ranks, channels, yields), grid = introduce(ranks, choice, hierarchical)
     channel = int(channels.max())  # a rank may have made more of them
     if (mpi_ranks >= 0).all():
-        return _over_mpi(ranks, mpi_ranks, channel, bool(yields.any()), grid)
+        make = partial(_mpi_transport, channel=channel, yield_cpu=bool(yields.any()))
+        everyone = make(mpi_ranks, meet=partial(barrier, ranks, f"end.{channel}"))
+        return _joined(everyone, grid, lambda group: make(mpi_ranks[group], meet=lambda: None, parent=everyone),
+                       "MPI", everyone.gate.held)
     reason = ranks.mpi_rank()
     reason = reason if isinstance(reason, str) else "another rank cannot use MPI (see its warning)"
     if choice == "mpi":
@@ -101,14 +104,6 @@ def barrier(ranks: Ranks, name: str = "barrier") -> None:
     ranks.transport(name).allgather(np.zeros(1, np.int64))
 
 
-def _over_mpi(ranks: Ranks, mpi_ranks: Counts, channel: int, yield_cpu: bool, grid: Counts | None,
-              ) -> CountingTransport:
-    everyone = _mpi_transport(mpi_ranks, channel, yield_cpu, partial(barrier, ranks, f"end.{channel}"))
-    return _joined(everyone, grid,
-                   lambda group: _mpi_transport(mpi_ranks[group], channel, yield_cpu, lambda: None, everyone),
-                   "MPI", everyone.gate.held)
-
-
 def _joined(everyone: Transport, grid: Counts | None, join: Callable[[Counts], Transport], route: str,
             step: Callable[[], AbstractContextManager[None]] = nullcontext) -> CountingTransport:
     """Return the transport of a step. join: makes the transport among some of the ranks; collective on these."""
@@ -143,6 +138,6 @@ def _mpi_transport(world_ranks: Counts, channel: int, yield_cpu: bool, meet: Cal
         from .mpi.transport import MPITransport
         group = MPI.COMM_WORLD.group.Incl(list(members))
         transport = MPITransport(MPI.COMM_WORLD.Create_group(group, channel), yield_cpu, channel)
-        ending.watch(transport, int(MPI.COMM_WORLD.rank), members, meet, parent)
+        ending.watchdog(int(MPI.COMM_WORLD.rank)).watch(transport, members, meet, parent)
         _mpi_transports[key] = transport
     return _mpi_transports[key]

@@ -85,8 +85,7 @@ class CountingTransport:
     def __post_init__(self) -> None:
         self.rank = self.inner.rank
         self.size = self.inner.size
-        together = () if self.hosts is None else (self.hosts.everyone, self.hosts.within)
-        self.concurrent: bool = self.inner.concurrent and all(each.concurrent for each in together)
+        self.concurrent: bool = (self.inner if self.hosts is None else self.hosts.everyone).concurrent
 
     @property
     def phases(self) -> dict[str, Traffic]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ..errors import PluginError
@@ -72,8 +71,7 @@ class Ranks(Protocol):
         """Return this process's number in MPI.COMM_WORLD; or the reason, in words, why MPI cannot be used."""
 
 
-@dataclass(frozen=True)
-class StallLimits:
+class StallLimits(NamedTuple):
     """Horovod's settings. warning, shutdown: seconds, 0 for never."""
 
     warning: float
