@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import socket
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +50,16 @@ class Writer:
             np.lib.format.write_array(file, residual)  # type: ignore[no-untyped-call]
 
     def finish(self, content: Mapping[str, Any]) -> None:
-        """Add the records and rename the file into place, with its contents on the disk before it has its name."""
-        self._archive.writestr(RECORDS, json.dumps({"version": VERSION, **content}))
+        """Add the records and rename the file into place, with its contents on the disk before it has its name.
+
+        Raise OptionError if the content is not of plain values.
+        """
+        try:
+            text = json.dumps({"version": VERSION, **content})
+        except (TypeError, ValueError) as error:
+            raise OptionError("what is stored beside the state must be plain values (numbers, texts, lists): "
+                              f"{error}. Convert them first") from error
+        self._archive.writestr(RECORDS, text)
         self._archive.close()
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -78,14 +88,15 @@ class Reader:
             self.owners: list[int] = content["optimizers"]
             """The optimizer of each reduction, by number."""
             self.reductions: list[list[Record]] = content["reductions"]
+            for record in itertools.chain(*self.reductions):
+                record["residual"] = partial(self._residual, record["residual"]["file"])
 
-    def residual(self, record: Record) -> Values:
-        """Return the residual of a record, as it was written; its length and type are still to be checked."""
-        with _explained(), self._archive.open(record["residual"]["file"]) as file:
+    def _residual(self, name: str) -> Values:
+        """Return a residual, as it was written; its length and type are still to be checked."""
+        with _explained(), self._archive.open(name) as file:
             values: Values = np.lib.format.read_array(file)  # type: ignore[no-untyped-call]
             if file.read(1):  # what is read to its end has been compared with its checksum
-                raise OptionError(f"the file is damaged: {record['residual']['file']} is longer than it says; "
-                                  "load another one")
+                raise OptionError(f"the file is damaged: {name} is longer than it says; load another one")
         return values
 
     def close(self) -> None:

@@ -7,25 +7,22 @@ all between two messages: then nothing is under way, and training can go on.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import OptionError
+from ..errors import OptionError, PluginError, TransportError
 from ..phases.agreement import instead
 from ..transport.base import CHUNK, Transport
-from ..vectors.layout import Layout
 from ..vectors.sparse import Values
-from .archive import Reader, Writer
-from .records import Record, Stateful, parameters_of, share_of, warn_of_no_state
-from .together import gather_texts, tell, together
+from .archive import PathLike, Reader, Writer
+from .records import Record, Stateful, parameters_of, share_of
 
-PathLike = str | os.PathLike[str]
+RAISED = {"OptionError": OptionError, "PluginError": PluginError, "OSError": OSError}
 
 
 def save(modes: Sequence[Stateful], path: PathLike, optimizers: Sequence[int] = (), **marks: Any) -> None:
@@ -36,13 +33,25 @@ def save(modes: Sequence[Stateful], path: PathLike, optimizers: Sequence[int] = 
     Raise the same error on all ranks if one cannot do its part: OSError if the file cannot be written,
     OptionError if marks are not plain values. Then nothing is left behind, and training may go on.
     """
-    saving = _Saving(Path(path), writes=all(mode.ranks.membership()[0] == 0 for mode in modes))
+    doing, writes = f"save the state to {path}", all(mode.ranks.membership()[0] == 0 for mode in modes)
+    writer: Writer | None = None
+    reductions: list[list[Record]] = [[] for _ in modes]
     try:
-        records = [saving.add(mode, index) for index, mode in enumerate(modes)]
-        content = {"marks": marks, "optimizers": list(optimizers) or [0] * len(records), "reductions": records}
-        saving.finish(modes[0].connect(), content)
+        for index, mode in enumerate(modes):
+            for record, residual in _of_all_ranks(mode, doing, "save the state to a file"):
+                record["residual"] = {"n": mode.layout.n, "file": f"{index}.{record['rank']}.npy"}
+                reductions[index].append(record)
+                with _together(mode.connect(), doing):
+                    if writes and residual is not None:
+                        writer = writer or Writer(Path(path))
+                        writer.write(record["residual"]["file"], residual)
+        with _together(modes[0].connect(), doing):
+            if writer:
+                writer.finish({"marks": marks, "optimizers": list(optimizers) or [0] * len(modes),
+                               "reductions": reductions})
     finally:
-        saving.discard()
+        if writer:
+            writer.discard()
         for mode in modes:
             mode.leave()
 
@@ -53,11 +62,10 @@ def records(mode: Stateful, doing: str) -> list[Record]:
     doing: in words, for the ranks that do something else.
     """
     try:
-        everyone = [{**record, "residual": None if residual is None else residual.copy()}
-                    for record, residual in _records_and_residuals(mode, doing, doing, _nothing)]
+        return [{**record, "residual": residual.copy()} for record, residual in _of_all_ranks(mode, doing, doing)
+                if residual is not None]
     finally:
         mode.leave()
-    return [record for record in everyone if record["residual"] is not None]
 
 
 def read_marks(path: PathLike) -> dict[str, Any]:
@@ -77,180 +85,130 @@ def load(mode: Stateful, index: int, path: PathLike, optimizer: int = 0, taken: 
     """
     transport = mode.connect()
     mode.check_agreement(instead(mode.description, "load the state from a file"))  # or some would wait in vain
-    doing = f"load the state from {path}"
-    source, is_first = _Source(mode, path), transport.rank == 0
-    find = partial(source.open, index, optimizer, set() if taken is None else taken)
+    doing, reader, saved = f"load the state from {path}", None, None
     try:
-        together(transport, doing, find if is_first else _nothing)
-        if tell(transport, source.has_state):
-            share = _shares(transport, mode, source if is_first else None, doing)
-            together(transport, doing, partial(mode.take, share))
+        with _together(transport, doing), _naming(path):
+            if transport.rank == 0:
+                reader = Reader(path)
+                saved = _find(reader, mode, index, optimizer, set() if taken is None else taken)
+                if saved is None:
+                    first = mode.layout.entries[0][0] if mode.layout.entries else "nothing"
+                    warnings.warn(f"{path} has no state for the parameters that begin with '{first}': they had none "
+                                  "when it was saved, and keep what they have", stacklevel=2)
+        if not _tell(transport, saved is not None):
+            return
+        with _together(transport, doing):
+            memory = np.empty(0 if reader else mode.layout.n, mode.layout.dtype)
+        for rank in (*range(1, transport.size), 0):  # rank 0's last: it holds no more than one beside its own
+            share: Record = {}
+            with _together(transport, doing), _naming(path):
+                if saved is not None:
+                    share = share_of(mode, saved, rank, transport.size)
+                    memory = share["residual"]
+            plain = _tell(transport, {**share, "residual": None})
+            _move(transport, 0, rank, memory)
+            if transport.rank == rank:
+                mine = {**plain, "residual": memory}
+        with _together(transport, doing):
+            mode.take(mine)
     finally:
-        source.close()
+        if reader is not None:
+            reader.close()
 
 
-def _shares(transport: Transport, mode: Stateful, source: _Source | None, doing: str) -> Record:
-    """Return this rank's share. Collective.
-
-    source: on rank 0, which reads its own share last, to hold no more than one beside it.
-    """
-    inbox = together(transport, doing, partial(_inbox, mode, needed=source is None))
-    mine: Record = {}
-    for rank in (*range(1, transport.size), 0):
-        share = together(transport, doing, partial(source.share, rank, transport.size) if source else _nothing)
-        plain = tell(transport, share and {**share, "residual": None})
-        residual = _move(transport, 0, rank, share["residual"] if share else None, inbox, mode.layout)
-        if transport.rank == rank:
-            mine = {**plain, "residual": residual}
-    return mine
-
-
-def _records_and_residuals(mode: Stateful, doing: str, said: str, prepare: Callable[[], None],
-          ) -> Iterator[tuple[Record, Values | None]]:
+def _of_all_ranks(mode: Stateful, doing: str, said: str) -> Iterator[tuple[Record, Values | None]]:
     """Yield the plain record of each rank, by rank, and its residual on rank 0, or on the rank itself. Collective.
 
     A residual is valid until the next. said: in words, for ranks that do something else, and would wait in vain.
-    prepare: is called on each rank before anything is sent.
     """
-    def begin() -> tuple[Record | None, Values | None]:
-        prepare()
-        return mode.record(), _inbox(mode, transport.rank == 0)
-
     transport = mode.connect()
     mode.check_agreement(instead(mode.description, said))
-    own, inbox = together(transport, doing, begin)
-    assert own is not None
-    for rank, text in enumerate(gather_texts(transport, json.dumps({**own, "residual": None}))):
-        residual = own["residual"] if rank == transport.rank else None
-        arrived = _move(transport, rank, 0, residual, inbox, mode.layout)
-        yield json.loads(text), residual if arrived is None else arrived
+    with _together(transport, doing):
+        own = mode.record()
+        assert own is not None
+        residual: Values = own["residual"]
+        memory = np.empty_like(residual) if transport.rank == 0 else residual
+    for rank, record in enumerate(_gather(transport, {**own, "residual": None})):
+        _move(transport, rank, 0, memory)
+        found = residual if rank == transport.rank else memory
+        yield record, found if transport.rank in (0, rank) else None
 
 
-class _Saving:
-    """A file that is being saved. writes: True if this rank writes it."""
-
-    def __init__(self, path: Path, writes: bool) -> None:
-        self._path, self._writes = path, writes
-        self._doing = f"save the state to {path}"
-        self._writer: Writer | None = None
-
-    def add(self, mode: Stateful, index: int) -> list[Record]:
-        """Write the residuals of all ranks into the file; return their plain records. Collective."""
-        records = []
-        for record, residual in _records_and_residuals(mode, self._doing, "save the state to a file", self._open):
-            record["residual"] = {"n": mode.layout.n, "file": f"{index}.{record['rank']}.npy"}
-            together(mode.connect(), self._doing, partial(self._write, record["residual"]["file"], residual))
-            records.append(record)
-        return records
-
-    def finish(self, transport: Transport, content: dict[str, Any]) -> None:
-        """Put the file in its place. Collective."""
-        together(transport, self._doing, partial(self._finish, content))
-
-    def discard(self) -> None:
-        """Remove the unfinished file."""
-        if self._writer is not None:
-            self._writer.discard()
-
-    def _open(self) -> None:
-        if self._writes and self._writer is None:
-            self._writer = Writer(self._path)
-
-    def _write(self, name: str, residual: Values | None) -> None:
-        if self._writer is not None and residual is not None:
-            self._writer.write(name, residual)
-
-    def _finish(self, content: dict[str, Any]) -> None:
-        if self._writer is not None:
-            try:
-                json.dumps(content)
-            except (TypeError, ValueError) as error:
-                raise OptionError("what is stored beside the state must be plain values (numbers, texts, lists): "
-                                  f"{error}. Convert them first") from error
-            self._writer.finish(content)
-
-
-class _Source:
-    """The file, on the rank that reads it. has_state: True if it has a state for the mode; None if it is not read."""
-
-    def __init__(self, mode: Stateful, path: PathLike) -> None:
-        self.has_state: bool | None = None
-        self._mode, self._path = mode, path
-        self._reader: Reader | None = None
-        self._records: list[Record] = []
-
-    def open(self, index: int, optimizer: int, taken: set[int]) -> None:
-        """Open the file, and find the state; see `load`. Raise OptionError if the file cannot be read."""
-        with self._explained():
-            self._reader = Reader(self._path)
-        own = [records for owner, records in zip(self._reader.owners, self._reader.reductions, strict=True)
-               if owner == optimizer]
-        place = _place([records[0]["parameters"] for records in own], index, taken, self._mode.layout)
-        self.has_state = place is not None
-        if place is None:
-            warn_of_no_state(self._path, self._mode.layout)
-        else:
-            self._records = own[place]
-            taken.add(place)
-
-    def share(self, rank: int, size: int) -> Record:
-        """Return a rank's share. Raise OptionError if the state is of another model, or damaged."""
-        mode, reader = self._mode, self._reader
-        assert reader is not None
-        with self._explained():
-            return share_of(self._records, rank, size, mode.layout, reader.residual, unit=mode.unit,
-                            copies=mode.copies, adds=mode.adds)
-
-    def close(self) -> None:
-        """Close the file, if it is open."""
-        if self._reader is not None:
-            self._reader.close()
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except OptionError as error:
-            words = f"no state for these parameters could be loaded from {self._path}: {error}"
-            raise OptionError(words) from error
-
-
-def _place(saved: Sequence[Any], index: int, taken: set[int], layout: Layout) -> int | None:
-    """Return the place of the state of the same parameters, if there is one; otherwise match by order.
-
-    saved: the parameters of each state.
-    """
-    ours, free = sorted(parameters_of(layout)), set(range(len(saved))) - taken
-    same = [place for place in sorted(free) if sorted(saved[place]) == ours]
+def _find(reader: Reader, mode: Stateful, index: int, optimizer: int, taken: set[int]) -> list[Record] | None:
+    """Return the records of the same parameters, if the file has some; otherwise match by order. See `load`."""
+    saved = [records for owner, records in zip(reader.owners, reader.reductions, strict=True) if owner == optimizer]
+    ours, free = sorted(parameters_of(mode.layout)), set(range(len(saved))) - taken
+    same = [place for place in sorted(free) if sorted(saved[place][0]["parameters"]) == ours]
     if index in same or (not same and index in free):
-        return index
-    return same[0] if same else None
+        same = [index]
+    if not same:
+        return None
+    taken.add(same[0])
+    return saved[same[0]]
 
 
-def _nothing() -> None:
-    """Do nothing, on a rank that has nothing to do."""
+@contextmanager
+def _naming(path: PathLike) -> Iterator[None]:
+    try:
+        yield
+    except OptionError as error:
+        raise OptionError(f"no state for these parameters could be loaded from {path}: {error}") from error
 
 
-def _inbox(mode: Stateful, needed: bool) -> Values | None:
-    """Return the memory in which residuals arrive; None if it is not needed."""
-    return np.empty(mode.layout.n, mode.layout.dtype) if needed else None
+@contextmanager
+def _together(transport: Transport, doing: str) -> Iterator[None]:
+    """Run the block, which does not communicate, on this rank; go on once all ranks have succeeded. Collective.
 
-
-def _move(transport: Transport, source: int, destination: int, residual: Values | None, inbox: Values | None,
-          layout: Layout) -> Values | None:
-    """Move one rank's residual to another, and return it there, in the inbox; None elsewhere. Collective.
-
-    residual: at the source; like the inbox of the layout's length and dtype.
+    Otherwise the others would wait for its messages for ever, or confuse them with those of its next step.
+    doing: in words, after "could not".
+    Raise the error of the first rank that has failed, with the same text on all ranks: an OptionError or PluginError
+    as it is, an OSError with the same errno, and a PluginError for anything else.
     """
+    failure, words = None, None
+    try:
+        yield
+    except TransportError:
+        raise  # there is nobody to be told
+    except Exception as error:
+        failure, words = error, _in_words(error, f"rank {transport.rank} could not {doing}")
+    told = next((each for each in _gather(transport, words) if each), None)
+    if told is not None:
+        raise RAISED[told[0]](*told[1:]) from failure
+
+
+def _in_words(error: Exception, failed: str) -> list[Any]:
+    """Return the class and the arguments of the error that all ranks raise."""
+    if isinstance(error, OptionError | PluginError):
+        return ["OptionError" if isinstance(error, OptionError) else "PluginError", str(error)]
+    if isinstance(error, OSError):
+        text = f"{failed}: {error.strerror or error}"
+        return ["OSError", text] if error.errno is None else ["OSError", error.errno, text]
+    return ["PluginError", f"{failed}: {type(error).__name__}: {error}"]
+
+
+def _tell(transport: Transport, value: Any) -> Any:
+    """Return rank 0's value, of plain values, on all ranks. Collective."""
+    return _gather(transport, value if transport.rank == 0 else None)[0]
+
+
+def _gather(transport: Transport, value: Any) -> list[Any]:
+    """Return all ranks' values, of plain values, by rank. Collective."""
+    message = np.frombuffer(b"" if value is None else json.dumps(value).encode(), np.uint8)
+    sizes = transport.allgather(np.array([len(message)], np.int64))[:, 0]
+    if not sizes.any():
+        return [None] * transport.size
+    return [json.loads(bytes(part) or b"null") for part in transport.allgatherv(message, sizes)]
+
+
+def _move(transport: Transport, source: int, destination: int, memory: Values) -> None:
+    """Move one rank's residual into the memory of another. Collective. memory: of one shape and dtype on both."""
     if source == destination:
-        return residual
-    length = layout.n * layout.dtype.itemsize
-    for start in range(0, length, CHUNK):
-        stop = min(start + CHUNK, length)
-        outgoing = {destination: residual.view(np.uint8)[start:stop]} if residual is not None else {}
-        incoming = {source: stop - start} if transport.rank == destination else {}
+        return
+    data = memory.view(np.uint8)
+    for start in range(0, len(data), CHUNK):
+        part = data[start:start + CHUNK]
+        outgoing = {destination: part} if transport.rank == source else {}
+        incoming = {source: len(part)} if transport.rank == destination else {}
         for batch in transport.exchange(outgoing, incoming):
             for _, message in batch:
-                assert inbox is not None
-                inbox.view(np.uint8)[start:stop] = message
-    return inbox if transport.rank == destination else None
+                part[:] = message

@@ -1,8 +1,8 @@
 """The state of one optimizer's exchange as records, one for each rank, for checkpoints and elastic jobs.
 
-A record holds `residual` (NumPy, shape (n,)) and, in plain numbers, strings and lists: `rank`, `size`, `process`,
-`parameters` (name and shape of each, in the residual's order), `residual_scale`, `unit`, `copies`, and the
-`algorithm`'s own state.
+A record holds `residual` (NumPy, shape (n,), or a function that reads it from a file) and, in plain numbers, strings
+and lists: `rank`, `size`, `process`, `parameters` (name and shape of each, in the residual's order),
+`residual_scale`, `unit`, `copies`, and the `algorithm`'s own state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from ..vectors.layout import Layout
 from ..vectors.sparse import Values
 
 Record = dict[str, Any]
-Read = Callable[[Record], Values]
 
 FIELDS = {"unit", "rank", "size", "process", "parameters", "residual", "residual_scale", "algorithm", "copies"}
 """Fields of every record; any other field is the same on all ranks."""
@@ -50,7 +49,7 @@ def parameters_of(layout: Layout) -> list[list[Any]]:
 def check_records(records: Any) -> None:
     """Raise OptionError if the argument is no list of records, or one lacks a field, or has a wrong one.
 
-    Residuals are checked when they are taken, as a file has them elsewhere; see `residual_of`.
+    Residuals are checked when they are taken; see `residual_of`.
     """
     if not isinstance(records, list | tuple):
         raise OptionError(f"the state is damaged: expected a list of records; got {type(records).__name__}")
@@ -83,12 +82,14 @@ _FORM: dict[str, Callable[[Any], bool]] = {
 """Check for each field of a record."""
 
 
-def residual_of(saved: Record, dtype: Any, read: Read) -> Values:
+def residual_of(saved: Record, dtype: Any) -> Values:
     """Return a record's residual in the given dtype: float32 or float64, shape (n,).
 
     Raise OptionError if the residual does not fit the record's parameters, or is not finite.
     """
-    values, length = read(saved), _length(saved["parameters"])
+    values, length = saved["residual"], _length(saved["parameters"])
+    if callable(values):
+        values = values()
     is_array = isinstance(values, np.ndarray)
     if not is_array or values.shape != (length,) or values.dtype not in (np.float32, np.float64):
         came = f"{values.dtype} of shape {values.shape}" if is_array else type(values).__name__
@@ -106,73 +107,59 @@ def check_residuals(records: Sequence[Record]) -> None:
     """Raise OptionError if one of the records, which are in memory, is damaged; see `residual_of`."""
     check_records(records)
     for each in records:
-        residual_of(each, getattr(each["residual"], "dtype", np.float64), _in_memory)
+        residual_of(each, getattr(each["residual"], "dtype", np.float64))
 
 
-def _in_memory(saved: Record) -> Values:
-    values: Values = saved["residual"]
-    return values
-
-
-def warn_of_no_state(path: Any, layout: Layout) -> None:
-    """Warn that a file has no state for these parameters."""
-    first = layout.entries[0][0] if layout.entries else "nothing"
-    warnings.warn(f"{path} has no state for the parameters that begin with '{first}': they had none when it was "
-                  "saved, and keep what they have", stacklevel=2)
-
-
-def share_of(records: Sequence[Record], rank: int, size: int, layout: Layout,
-             read: Read = lambda r: r["residual"], process: str | None = None,  # type: ignore[no-any-return]
-             unit: Unit = "gradients", copies: int = 1, adds: bool = True) -> Record:
+def share_of(mode: Stateful, records: Sequence[Record], rank: int, size: int, process: str | None = None,
+             ) -> Record:
     """Return a rank's share of the records: its own; or, of another number of ranks, those equal to it modulo P.
 
-    read: returns a record's residual. process: the rank's; a lone record of the same process is its own, whatever
-    its rank was, as elastic training renumbers ranks. The algorithm's state is whole only for the same rank.
-    copies: number of consecutive ranks that are to have the same residual; if as many had, any of theirs will do.
-    adds: True if residuals are added up over workers, and not averaged over ranks. Then, if another number of
-    ranks had a residual, each gets its part.
+    process: the rank's; a lone record of the same process is its own, whatever its rank was, as elastic training
+    renumbers ranks. The algorithm's state is whole only for the same rank.
+    If one rank of those that are to have the same residual had it, any of theirs will do. If residuals are added up,
+    and another number of ranks had the same, each gets its part.
     Raise OptionError if a record is of another model.
     """
-    if any(r["unit"] != unit for r in records):
-        warnings.warn(f"the checkpoint's residual is in units of {records[0]['unit']}, this optimizer's of {unit}, "
-                      "as only one of the two was made with StepAhead: it is dropped. Use the same mode to keep it",
-                      stacklevel=2)
+    if any(r["unit"] != mode.unit for r in records):
+        warnings.warn(f"the checkpoint's residual is in units of {records[0]['unit']}, this optimizer's of "
+                      f"{mode.unit}, as only one of the two was made with StepAhead: it is dropped. Use the same "
+                      "mode to keep it", stacklevel=2)
         records = []
-    step = max([r["algorithm"]["step"] for r in records], default=0)
-    scale = records[0]["residual_scale"] if records else None
-    extra = {name: value for name, value in (records[0] if records else {}).items() if name not in FIELDS}
+    first = records[0] if records else {}
+    algorithm = {"step": max([r["algorithm"]["step"] for r in records], default=0)}
+    layout, copies = mode.layout, mode.copies
     own = [r for r in records if (r["rank"], r["size"]) == (rank, size)]
     own += [r for r in records if r["process"] == process and len(records) == 1]
     own += [r for r in records if r["size"] == size and r.get("copies", 1) == copies > 1
             and r["rank"] // copies == rank // copies]
     if own:
-        places = match_parameters(own[0], layout)
+        residual, is_in_order = fitted(own[0], layout)
         had = own[0].get("copies", 1)
-        is_whole = (own[0]["size"] == size and had == copies and places == sorted(places)  # whatever the names are
-                    and (copies == 1 or own[0]["rank"] == rank))
-        algorithm = own[0]["algorithm"] if is_whole else {"step": step}
-        residual = fitted(own[0], places, layout, read)
+        if own[0]["size"] == size and had == copies and is_in_order and (copies == 1 or own[0]["rank"] == rank):
+            algorithm = own[0]["algorithm"]
         if had != copies:
-            residual, copies = residual / residual.dtype.type(had if adds else 1), 1
-        return {**record(rank, size, layout, residual, scale, algorithm, unit, copies), **extra}
-    residual = np.zeros(layout.n, layout.dtype)
-    for r in records:
-        if r["rank"] % size == rank and r["size"] != size:
-            part = fitted(r, match_parameters(r, layout), layout, read)
-            np.add(residual, part / part.dtype.type(r.get("copies", 1) if adds else 1), out=residual)
-    if records:
-        _warn(records, size)
-    return {**record(rank, size, layout, residual, scale, {"step": step}, unit), **extra}
+            residual, copies = residual / residual.dtype.type(had if mode.adds else 1), 1
+    else:
+        residual, copies = np.zeros(layout.n, layout.dtype), 1
+        for r in records:
+            if r["rank"] % size == rank and r["size"] != size:
+                part, _ = fitted(r, layout)
+                np.add(residual, part / part.dtype.type(r.get("copies", 1) if mode.adds else 1), out=residual)
+        if records:
+            _warn(records, size)
+    return {**record(rank, size, layout, residual, first.get("residual_scale"), algorithm, mode.unit, copies),
+            **{name: value for name, value in first.items() if name not in FIELDS}}
 
 
-def fitted(saved: Record, places: list[int], layout: Layout, read: Read) -> Values:
-    """Return a record's residual in the layout's dtype, in the order of the places from `match_parameters`."""
-    residual = residual_of(saved, layout.dtype, read)
-    if places == sorted(places):
-        return residual
+def fitted(saved: Record, layout: Layout) -> tuple[Values, bool]:
+    """Return a record's residual in the layout's dtype and order; and True if that is the record's order, too."""
+    places = match_parameters(saved, layout)
+    residual = residual_of(saved, layout.dtype)
+    if places == sorted(places):  # whatever the names are
+        return residual, True
     lengths = [int(np.prod(shape, dtype=np.int64)) for _, shape in saved["parameters"]]
     parts = np.split(residual, np.cumsum(lengths)[:-1])
-    return np.concatenate([parts[place] for place in places])
+    return np.concatenate([parts[place] for place in places]), False
 
 
 def match_parameters(saved: Record, layout: Layout) -> list[int]:
@@ -264,8 +251,7 @@ class Stateful(ABC):
         If residuals are moves of parameters, the model is to hold the parameters that were shared by then.
         """
         check_residuals(records)
-        self.take(share_of(records, *self.ranks.membership()[:2], self.layout, process=THIS_PROCESS, unit=self.unit,
-                           copies=self.copies, adds=self.adds))
+        self.take(share_of(self, records, *self.ranks.membership()[:2], process=THIS_PROCESS))
 
     @abstractmethod
     def take(self, share: Record) -> None:

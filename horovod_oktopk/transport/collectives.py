@@ -1,69 +1,56 @@
-"""A framework's collectives as a Transport: for Gloo and NCCL builds of Horovod, and for elastic jobs."""
+"""A library's collectives as a Transport: for Gloo and NCCL builds of Horovod, and for elastic jobs."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from contextlib import nullcontext
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .base import Bytes, Counts, Transport, Values
+from .mpi import ending
 
 WORD = 4
 
 
-class Collectives(Protocol):
-    """A framework's Horovod, from contiguous NumPy to NumPy, over one process set; blocking.
+class CollectivesTransport(Transport):
+    """A Transport of three blocking collectives, from contiguous NumPy to NumPy. Messages are words of 4 bytes."""
 
-    A failed call raises HorovodInternalError, which elastic training catches.
-    """
-
-    rank: int
-    size: int
-    concurrent: bool
-    """See Transport."""
-
-    def allgather(self, values: NDArray[Any]) -> NDArray[Any]:
+    @abstractmethod
+    def _allgather(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return all ranks' values, shape (sum of their lengths,); lengths may differ."""
 
-    def allreduce(self, values: NDArray[Any]) -> NDArray[Any]:
+    @abstractmethod
+    def _allreduce(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return the element-wise sum."""
 
-    def alltoall(self, values: NDArray[Any], splits: NDArray[np.int32]) -> NDArray[Any]:
+    @abstractmethod
+    def _alltoall(self, values: NDArray[Any], splits: NDArray[np.int32]) -> NDArray[Any]:
         """Send values to every rank; return the values for this rank.
 
         values: those for rank 0, then those for rank 1, and so on. splits: the number for each rank.
         """
 
-
-class CollectivesTransport(Transport):
-    """Collectives as a Transport. Messages travel as words of 4 bytes."""
-
-    def __init__(self, collectives: Collectives) -> None:
-        self.rank = collectives.rank
-        self.size = collectives.size
-        self.concurrent = collectives.concurrent
-        self._collectives = collectives
-
     def allgather(self, row: Counts) -> Counts:
-        rows: Counts = self._collectives.allgather(np.ascontiguousarray(row)).reshape(self.size, len(row))
+        rows: Counts = self._allgather(np.ascontiguousarray(row)).reshape(self.size, len(row))
         return rows
 
     def alltoall(self, rows: Counts) -> Counts:
-        splits = np.full(self.size, rows.shape[1], np.int32)
-        found: Counts = self._collectives.alltoall(rows.ravel(), splits).reshape(rows.shape)
+        found: Counts = self._alltoall(rows.ravel(), np.full(self.size, rows.shape[1], np.int32)).reshape(rows.shape)
         return found
 
     def allreduce(self, values: Values) -> Values:
-        return self._collectives.allreduce(np.ascontiguousarray(values))
+        return self._allreduce(np.ascontiguousarray(values))
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
                  ) -> Iterator[list[tuple[int, Bytes]]]:
         """Exchange all messages in one batch; their lengths must be multiples of 4 bytes."""
         splits = np.array([len(outgoing.get(to, ())) // WORD for to in range(self.size)], np.int32)
         joined = np.concatenate([np.empty(0, np.uint8), *(outgoing[to] for to in sorted(outgoing))])
-        received = self._collectives.alltoall(joined.view(np.int32), splits).view(np.uint8)
+        received = self._alltoall(joined.view(np.int32), splits).view(np.uint8)
         sources = sorted(incoming)
         cuts = np.cumsum([incoming[source] for source in sources])[:-1]
         yield list(zip(sources, np.split(received, cuts), strict=True)) if sources else []
@@ -72,6 +59,44 @@ class CollectivesTransport(Transport):
         """Gather the messages, padded to multiples of 4 bytes; those of sparse vectors need no padding."""
         padded = np.zeros(-(-len(message) // WORD) * WORD, np.uint8)
         padded[:len(message)] = message
-        gathered = self._collectives.allgather(padded.view(np.int32)).view(np.uint8)
+        gathered = self._allgather(padded.view(np.int32)).view(np.uint8)
         ends = np.cumsum(-(-sizes // WORD) * WORD)
         return [gathered[end - -(-size // WORD) * WORD:][:size] for end, size in zip(ends, sizes, strict=True)]
+
+
+class HorovodTransport(CollectivesTransport):
+    """A framework's Horovod over one process set.
+
+    Calls of a channel follow one another, so one name serves for each kind.
+    hvd: horovod.torch or horovod.tensorflow. to_tensor: returns an array as a tensor, on the host. around: returns a
+    context for a call. failures: what a call may raise. The first of these is raised in place of any, for elastic
+    training to catch it.
+    """
+
+    hvd: ClassVar[Any]
+    to_tensor: ClassVar[Any]
+    around: ClassVar[Any] = nullcontext
+    failures: ClassVar[tuple[type[Exception], ...]]
+
+    def __init__(self, process_set: Any, channel: int | str) -> None:
+        self.rank, self.size = int(process_set.rank()), int(process_set.size())
+        self._set, self._name = process_set, f"horovod_oktopk.{channel}"
+
+    def _allgather(self, values: NDArray[Any]) -> NDArray[Any]:
+        return self._call("allgather", values)
+
+    def _allreduce(self, values: NDArray[Any]) -> NDArray[Any]:
+        return self._call("allreduce", values, op=self.hvd.Sum)
+
+    def _alltoall(self, values: NDArray[Any], splits: NDArray[np.int32]) -> NDArray[Any]:
+        return self._call("alltoall", values, splits)
+
+    def _call(self, kind: str, *arrays: NDArray[Any], **options: Any) -> NDArray[Any]:
+        """Call one of Horovod's collectives. A failure says that a rank has left the job, where it has."""
+        try:
+            with self.around():
+                found = getattr(self.hvd, kind)(*map(self.to_tensor, arrays), name=f"{self._name}.{kind}",
+                                                process_set=self._set, **options)
+                return np.asarray(found[0] if kind == "alltoall" else found)  # an alltoall gives its splits, too
+        except self.failures as error:
+            raise self.failures[0](ending.explain(error)) from error

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from ..errors import AgreementError, PluginError
 from .base import AloneTransport, Counts, Hierarchical, Transport, TransportName
 from .counting import CountingTransport, explain_timeline, on_hosts
 from .mpi import ending
-from .ranks import Join, Ranks, check_not_elastic, from_code, grid_of, groups, to_code
+from .ranks import Ranks
 
 if TYPE_CHECKING:  # mpi4py is imported only where MPI runs
     from .mpi.transport import MPITransport
@@ -22,6 +23,11 @@ if TYPE_CHECKING:  # mpi4py is imported only where MPI runs
 logger = logging.getLogger("horovod_oktopk")
 
 CHOICES: tuple[TransportName, ...] = ("auto", "mpi", "horovod")
+UNEVEN = ("hierarchical={hierarchical} needs hosts with equally many ranks, which follow one another (as horovodrun "
+          "and mpirun place them); got {sizes} ranks on the hosts, in the ranks' order. Start as many ranks on every "
+          "host, or leave hierarchical out")
+NO_ELASTIC = ("hierarchical cannot be used in an elastic job: with process sets, Horovod ends all processes when one "
+              "of them fails (its issue 4021). Leave it out")
 
 
 def connect(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical = False) -> CountingTransport:
@@ -36,9 +42,13 @@ def connect(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical = Fa
         explain_timeline()
     if size == 1:
         return CountingTransport(AloneTransport())
-    met = introduce(ranks, choice, hierarchical)
-    if (met.mpi_ranks >= 0).all():
-        return _over_mpi(ranks, met)
+    (mpi_ranks, channels, yields), grid = introduce(ranks, choice, hierarchical)
+    channel = int(channels.max())  # a rank may have made more of them
+    if (mpi_ranks >= 0).all():
+        make = partial(_mpi_transport, channel=channel, yield_cpu=bool(yields.any()))
+        everyone = make(mpi_ranks, meet=partial(barrier, ranks, f"end.{channel}"))
+        return _joined(everyone, grid, lambda group: make(mpi_ranks[group], meet=lambda: None, parent=everyone),
+                       "MPI", everyone.gate.held)
     reason = ranks.mpi_rank()
     reason = reason if isinstance(reason, str) else "another rank cannot use MPI (see its warning)"
     if choice == "mpi":
@@ -46,36 +56,44 @@ def connect(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical = Fa
     if choice == "auto" and ranks.runs_on_mpi:
         logger.warning("using Horovod's collectives, not MPI: %s", reason)
     why = "the options say so" if choice == "horovod" else reason
-    return _over_collectives(ranks, met, f"Horovod's collectives, as {why}")
+    if grid is not None:
+        ranks.divide([*grid.T, *grid])
+    return _joined(ranks.transport(channel), grid, lambda group: ranks.transport(f"{channel}.hosts", group),
+                   f"Horovod's collectives, as {why}")
 
 
-class Introduction(NamedTuple):
-    """The choices that the ranks have told one another."""
-
-    mpi_ranks: Counts
-    """The ranks' numbers in MPI.COMM_WORLD; -1 for a rank that does not use MPI."""
-    channel: int
-    yield_cpu: bool
-    grid: Counts | None
-    """The ranks' numbers, shape (hosts, ranks of a host); None if each rank is a worker."""
-
-
-def introduce(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical) -> Introduction:
+def introduce(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical) -> tuple[Counts, Counts | None]:
     """Gather the choices of all ranks. Collective.
 
+    Return the ranks' numbers in MPI.COMM_WORLD (-1 for a rank that does not use MPI), channels, and yield_cpu, shape
+    (3, P); and the ranks' numbers, shape (hosts, ranks of a host), or None if each rank is a worker.
     Raise AgreementError if choices differ; PluginError if hosts cannot be workers. All ranks raise the same error.
     """
-    if hierarchical:
-        check_not_elastic()
+    if hierarchical and os.environ.get("HOROVOD_ELASTIC") == "1":  # on all ranks
+        raise PluginError(NO_ELASTIC)
     mpi_rank = -1 if choice == "horovod" else ranks.mpi_rank()
-    mine = [-1 if isinstance(mpi_rank, str) else mpi_rank, CHOICES.index(choice), ranks.channel, ranks.yield_cpu,
-            to_code(hierarchical), ranks.host().first]
-    rows = ranks.transport(0).allgather(np.array(mine, np.int64))
-    _check_equal("transports", [CHOICES[code] for code in rows[:, 1]])
-    _check_equal("options hierarchical", [from_code(int(code)) for code in rows[:, 4]])
-    channel = int(rows[:, 2].max())  # a rank may have made more of them
-    grid = grid_of(hierarchical, rows[:, 5]) if hierarchical else None
-    return Introduction(rows[:, 0], channel, bool(rows[:, 3].any()), grid)
+    mine = [-1 if isinstance(mpi_rank, str) else mpi_rank, ranks.channel, ranks.yield_cpu, CHOICES.index(choice),
+            -1 if hierarchical is True else int(hierarchical), ranks.host().first]
+    rows = ranks.transport(0).allgather(np.array(mine, np.int64)).T
+    _check_equal("transports", [CHOICES[code] for code in rows[3]])
+    _check_equal("options hierarchical", [code == -1 if code < 1 else code for code in rows[4].tolist()])
+    return rows[:3], grid_of(hierarchical, rows[5]) if hierarchical else None
+
+
+def grid_of(hierarchical: Hierarchical, first: Counts) -> Counts | None:
+    """Return the ranks' numbers, shape (hosts, ranks of a host); None if each rank is a host of its own.
+
+    first: by rank, the number of the first rank of its host.
+    Raise PluginError if hosts have different numbers of ranks.
+    """
+    ranks = np.arange(len(first))
+    if hierarchical is not True:
+        first = ranks // hierarchical
+    starts = np.flatnonzero(np.diff(first, prepend=-1))
+    sizes = np.diff(starts, append=len(first))
+    if (sizes != (sizes[0] if hierarchical is True else hierarchical)).any():
+        raise PluginError(UNEVEN.format(hierarchical=hierarchical, sizes=sizes.tolist()))
+    return None if sizes[0] == 1 else ranks.reshape(-1, sizes[0])
 
 
 def barrier(ranks: Ranks, name: str = "barrier") -> None:
@@ -86,30 +104,15 @@ def barrier(ranks: Ranks, name: str = "barrier") -> None:
     ranks.transport(name).allgather(np.zeros(1, np.int64))
 
 
-def _over_mpi(ranks: Ranks, met: Introduction) -> CountingTransport:
-    """Return the transport over MPI: among all ranks, and among a host's, if each host is one worker."""
-    members = tuple(met.mpi_ranks.tolist())
-    everyone = _mpi_transport(members, met.channel, met.yield_cpu, partial(barrier, ranks, f"end.{met.channel}"))
-
-    def join(group: Counts) -> Transport:
-        return _mpi_transport(tuple(met.mpi_ranks[group].tolist()), met.channel, met.yield_cpu, lambda: None,
-                              everyone)
-
-    return _joined(everyone, met.grid, join, "MPI", everyone.gate.held)
-
-
-def _over_collectives(ranks: Ranks, met: Introduction, route: str) -> CountingTransport:
-    if met.grid is not None:
-        ranks.divide([*met.grid.T, *met.grid])
-    return _joined(ranks.transport(met.channel), met.grid,
-                   lambda group: ranks.transport(f"{met.channel}.hosts", group), route)
-
-
-def _joined(everyone: Transport, grid: Counts | None, join: Join, route: str,
+def _joined(everyone: Transport, grid: Counts | None, join: Callable[[Counts], Transport], route: str,
             step: Callable[[], AbstractContextManager[None]] = nullcontext) -> CountingTransport:
+    """Return the transport of a step. join: makes the transport among some of the ranks; collective on these."""
     if grid is None:
         return CountingTransport(everyone, route=route)
-    return on_hosts(everyone, *groups(grid, everyone.rank, join), grid, step, route)
+    host, local = np.argwhere(grid == everyone.rank)[0]
+    across, within = (join(members) if len(members) > 1 else AloneTransport()
+                      for members in (grid[:, local], grid[host]))
+    return on_hosts(everyone, across, within, grid, step, route)
 
 
 def _check_equal(what: str, by_rank: list[Any]) -> None:
@@ -121,12 +124,13 @@ def _check_equal(what: str, by_rank: list[Any]) -> None:
 _mpi_transports: dict[Any, MPITransport] = {}
 
 
-def _mpi_transport(members: tuple[int, ...], channel: int, yield_cpu: bool, meet: Callable[[], None],
+def _mpi_transport(world_ranks: Counts, channel: int, yield_cpu: bool, meet: Callable[[], None],
                    parent: MPITransport | None = None) -> MPITransport:
     """Return the transport of these world ranks and channel: no message meets another's, or Horovod's.
 
     parent: the transport of all ranks, if these are some of them. Each rank is in at most two such groups.
     """
+    members = tuple(world_ranks.tolist())
     key = members, channel, yield_cpu, parent
     if key not in _mpi_transports:
         from mpi4py import MPI
@@ -134,6 +138,6 @@ def _mpi_transport(members: tuple[int, ...], channel: int, yield_cpu: bool, meet
         from .mpi.transport import MPITransport
         group = MPI.COMM_WORLD.group.Incl(list(members))
         transport = MPITransport(MPI.COMM_WORLD.Create_group(group, channel), yield_cpu, channel)
-        ending.watch(transport, int(MPI.COMM_WORLD.rank), members, meet, parent)
+        ending.watchdog(int(MPI.COMM_WORLD.rank)).watch(transport, members, meet, parent)
         _mpi_transports[key] = transport
     return _mpi_transports[key]

@@ -33,22 +33,6 @@ def show_phases(span: Span) -> None:
     _spans.append(span)
 
 
-def phase_span(phase: Phase) -> AbstractContextManager[Any]:
-    """Return the context to run a phase in."""
-    name = f"oktopk/{phase}"
-    if len(_spans) > 1:
-        return _all_spans(name)
-    return _spans[0](name) if _spans else nullcontext()
-
-
-@contextmanager
-def _all_spans(name: str) -> Iterator[None]:
-    with ExitStack() as entered:
-        for span in _spans:
-            entered.enter_context(span(name))
-        yield
-
-
 @functools.cache  # once in a process
 def explain_timeline() -> None:
     """Log where the phases are shown, if the job asks for Horovod's timeline, which does not see them over MPI."""
@@ -80,11 +64,6 @@ class Log:
     inside: float = 0.0
     """Seconds of phases inside the present one; they count for those phases alone."""
 
-    @property
-    def traffic(self) -> Traffic:
-        """The count of the present phase."""
-        return self.phases.setdefault(self.phase, Traffic())
-
 
 @dataclass
 class CountingTransport:
@@ -106,8 +85,7 @@ class CountingTransport:
     def __post_init__(self) -> None:
         self.rank = self.inner.rank
         self.size = self.inner.size
-        together = () if self.hosts is None else (self.hosts.everyone, self.hosts.within)
-        self.concurrent: bool = self.inner.concurrent and all(each.concurrent for each in together)
+        self.concurrent: bool = (self.inner if self.hosts is None else self.hosts.everyone).concurrent
 
     @property
     def phases(self) -> dict[str, Traffic]:
@@ -129,7 +107,9 @@ class CountingTransport:
         outer, log.phase, before, log.inside = log.phase, name, log.inside, 0.0
         start = time.perf_counter()
         try:
-            with phase_span(name):
+            with ExitStack() as entered:
+                for span in _spans:
+                    entered.enter_context(span(f"oktopk/{name}"))
                 yield
         finally:
             seconds = time.perf_counter() - start
@@ -139,7 +119,7 @@ class CountingTransport:
     @property
     def traffic(self) -> Traffic:
         """The count of the present phase."""
-        return self.log.traffic
+        return self.log.phases.setdefault(self.log.phase, Traffic())
 
     def allgather(self, row: Counts) -> Counts:
         length = row.nbytes * (self.size - 1)
@@ -159,11 +139,7 @@ class CountingTransport:
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
                  ) -> Iterator[list[tuple[int, Bytes]]]:
-        traffic = self.traffic
-        traffic.bytes_sent += sum(len(message) for message in outgoing.values())
-        traffic.bytes_received += sum(incoming.values())
-        traffic.messages_sent += len(outgoing)
-        traffic.messages_received += len(incoming)
+        self._count(sum(map(len, outgoing.values())), sum(incoming.values()), len(outgoing), len(incoming))
         return self.inner.exchange(outgoing, incoming)
 
     def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
@@ -171,12 +147,12 @@ class CountingTransport:
         self._count(total - after, total - len(message), self.size - 1)
         return self.inner.allgatherv(message, sizes)
 
-    def _count(self, sent: int, received: int, messages: int) -> None:
+    def _count(self, sent: int, received: int, messages: int, messages_received: int | None = None) -> None:
         traffic = self.traffic
         traffic.bytes_sent += sent
         traffic.bytes_received += received
         traffic.messages_sent += messages
-        traffic.messages_received += messages
+        traffic.messages_received += messages if messages_received is None else messages_received
 
 
 @dataclass(frozen=True)
@@ -208,6 +184,5 @@ def on_hosts(everyone: Transport, across: Transport, within: Transport, grid: Co
              step: Callable[[], AbstractContextManager[None]] = nullcontext, route: str = "") -> CountingTransport:
     """Return the transport of a step in which each host is one worker; all its messages are counted together."""
     log = Log()
-    hosts = Hosts(CountingTransport(everyone, log, route=route), CountingTransport(within, log, route=route), grid,
-                  step)
+    hosts = Hosts(CountingTransport(everyone, log), CountingTransport(within, log), grid, step)
     return CountingTransport(across, log, hosts, route=route)

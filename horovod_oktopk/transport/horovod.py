@@ -1,20 +1,21 @@
-"""The ranks of a process set of Horovod, and the checks before an integration takes a place of Horovod's."""
+"""The ranks of a process set of Horovod, its elastic states, and checks before an integration takes its place."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import itertools
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..errors import PluginError
 from .base import Counts, Hierarchical, TransportName
-from .collectives import Collectives, CollectivesTransport
+from .collectives import HorovodTransport
 from .connect import introduce
 from .ranks import Host, Membership, Ranks
 
@@ -26,37 +27,38 @@ NO_SETS = ("hierarchical needs Horovod's process sets for the ranks of each host
 class HorovodRanks(Ranks):
     """The ranks of one process set, as they are at present: elastic training changes them.
 
-    hvd: horovod.torch or horovod.tensorflow. collectives: makes that framework's Collectives, for a process set and a
-    channel. own_channel: True if the reduction may run at the same time as others.
+    transport: the transport over the framework's collectives. own_channel: True if the reduction may run at the same
+    time as others.
     """
 
-    def __init__(self, hvd: Any, process_set: Any, collectives: Callable[[Any, int | str], Collectives],
+    resets: ClassVar[int] = 0
+    """The number of resets of an elastic job: ranks may have changed, even if this rank's number stays."""
+
+    def __init__(self, process_set: Any, transport: type[HorovodTransport],
                  own_channel: bool = False, yield_cpu: bool = False) -> None:
-        self.hvd, self.process_set = hvd, process_set
+        self.base = self.hvd = transport.hvd
+        self.process_set = process_set
         self.channel = next(_channels[process_set.process_set_id]) if own_channel else 0
         self.yield_cpu = yield_cpu
-        self._collectives = collectives
+        self._transport = transport
         self._in_job: Counts  # the ranks' numbers in the whole job, after `divide`; and the groups' process sets
         self._sets: dict[tuple[int, ...], Any] = {}
-
-    @property
-    def base(self) -> Any:
-        return self.hvd
 
     @property
     def takes_part(self) -> bool:
         return bool(self.process_set.included())
 
     def membership(self) -> Membership:
-        return Membership(int(self.process_set.rank()), int(self.process_set.size()), _resets)
+        return Membership(int(self.process_set.rank()), int(self.process_set.size()), self.resets)
 
     def host(self) -> Host:
         is_whole = self.process_set.size() == self.hvd.size()  # Horovod counts the whole job's ranks of a host
         return Host(self.hvd.rank() - self.hvd.local_rank(), int(self.hvd.local_size()) if is_whole else None)
 
     def divide(self, groups: Iterable[Counts]) -> None:
-        mine = np.array([self.hvd.rank(), self._may_add_sets()], np.int64)
-        self._in_job, may_add = self.transport("divide").allgather(mine).T
+        is_whole = self.process_set.size() == self.hvd.size()
+        mine = [self.hvd.rank(), is_whole and os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS") == "1"]
+        self._in_job, may_add = self.transport("divide").allgather(np.array(mine, np.int64)).T
         known = {tuple(ranks): number
                  for number, ranks in self.hvd.mpi_ops._basics._get_process_set_ids_and_ranks().items()}
         needed = dict.fromkeys(tuple(self._in_job[members].tolist()) for members in groups if len(members) > 1)
@@ -66,9 +68,9 @@ class HorovodRanks(Ranks):
         self._sets = {ranks: self._set_of(ranks, known[ranks]) if ranks in known
                       else self.hvd.add_process_set(list(ranks)) for ranks in needed}
 
-    def transport(self, channel: int | str, members: Counts | None = None) -> CollectivesTransport:
+    def transport(self, channel: int | str, members: Counts | None = None) -> HorovodTransport:
         ranks = self.process_set if members is None else self._sets[tuple(self._in_job[members].tolist())]
-        return CollectivesTransport(self._collectives(ranks, channel))
+        return self._transport(ranks, channel)
 
     def host_set(self, choice: TransportName, hierarchical: Hierarchical) -> Any:
         """Return Horovod's process set of this rank's host; None if the rank is alone there. Collective.
@@ -77,7 +79,7 @@ class HorovodRanks(Ranks):
         """
         if self.process_set.size() == 1:
             return None
-        grid = introduce(self, choice, hierarchical).grid
+        _, grid = introduce(self, choice, hierarchical)
         if grid is None:
             return None
         self.divide(grid)
@@ -101,11 +103,6 @@ class HorovodRanks(Ranks):
             return "mpi4py has loaded another MPI library than Horovod; rebuild one of the two"
         return int(MPI.COMM_WORLD.rank)
 
-    def _may_add_sets(self) -> bool:
-        """Return True if Horovod was started with dynamic process sets, and these are all ranks of the job."""
-        return (os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS") == "1"
-                and self.process_set.size() == self.hvd.size())
-
     def _set_of(self, ranks: tuple[int, ...], number: int) -> Any:
         found = self.hvd.ProcessSet(list(ranks))
         found.process_set_id = number
@@ -114,13 +111,47 @@ class HorovodRanks(Ranks):
 
 _channels: defaultdict[int, Iterator[int]] = defaultdict(lambda: itertools.count(1))
 
-_resets = 0
+_mixins: list[tuple[type, type]] = []
 
 
-def note_reset() -> None:
-    """Count a reset of an elastic job: ranks may have changed, even if this rank's number stays."""
-    global _resets
-    _resets += 1
+class ElasticState:
+    """The mixin of any elastic state of Horovod. It counts how often ranks may have changed."""
+
+    def on_reset(self) -> None:
+        HorovodRanks.resets += 1
+        super().on_reset()  # type: ignore[misc]
+
+    def _when_made(self) -> None:
+        """Save anew what the constructor has saved before the state had its class; nothing here."""
+
+
+@functools.cache
+def _own_class(plain: type) -> type:
+    mixin = next((mixin for state, mixin in _mixins if issubclass(plain, state)), ElasticState)
+    return type(plain.__name__, (mixin, plain), {"__module__": plain.__module__})
+
+
+def extend_elastic(base: Any, state: type, mixin: type[ElasticState]) -> None:
+    """Wrap the constructor of all elastic states, so that each gets a class of its own: its mixin, then its class.
+
+    base: horovod.common.elastic.State, which is wrapped once. state: the class of states that get this mixin; all
+    others get ElasticState alone.
+    """
+    _mixins.append((state, mixin))
+    _own_class.cache_clear()  # a class may have been made of a state whose mixin was not known
+    make = base.__init__
+    if hasattr(make, "_oktopk_installed"):
+        return
+
+    @functools.wraps(make)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        if not isinstance(self, ElasticState):
+            self.__class__ = _own_class(type(self))  # type: ignore[arg-type]
+        self._when_made()
+
+    wrapped._oktopk_installed = True  # type: ignore[attr-defined]
+    base.__init__ = wrapped
 
 
 NEEDED = ("{package} needs {framework}, and Horovod 0.28.1 built for it ({variable}=1); '{missing}' is not "

@@ -39,18 +39,14 @@ def shared_memory(length: int, within: Transport) -> list[Bytes] | None:
 
 def _create(length: int) -> int | None:
     """Return the descriptor of a new file in memory, or None if none can be made."""
-    if not hasattr(os, "memfd_create"):  # not Linux
-        return None
+    descriptor = None
     try:
         descriptor = os.memfd_create("horovod_oktopk")
-    except OSError as error:
-        logger.debug("no shared memory: %s", error)
-        return None
-    try:
         os.posix_fallocate(descriptor, 0, length)  # what is not there is found now, and not when it is written to
-    except OSError as error:
+    except (AttributeError, OSError) as error:  # or not Linux
         logger.debug("no shared memory: %s", error)
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
         return None
     return descriptor
 

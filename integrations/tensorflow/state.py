@@ -14,10 +14,10 @@ from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.api import shared_parameters, synchronize_replicas
 from horovod_oktopk.state import gather
-from horovod_oktopk.state.elastic import ElasticState, extend_elastic
 from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, expect_state, runs_by_optimizer, runs_over
 from horovod_oktopk.tensorflow.run import Run
 from horovod_oktopk.tensorflow.shared import suspend
+from horovod_oktopk.transport.horovod import ElasticState, extend_elastic
 
 PathLike = str | os.PathLike[str]
 

@@ -17,14 +17,14 @@ import torch
 import torch.distributed as dist
 
 from horovod_oktopk.transport.base import Counts
-from horovod_oktopk.transport.collectives import Collectives, CollectivesTransport
+from horovod_oktopk.transport.collectives import CollectivesTransport
 from horovod_oktopk.transport.ranks import Host, Membership, Ranks
 from tests.core.digests import CASES, digest_on
 from tests.core.driver import Kind
 from tests.core.world import Hvd, ProcessSet
 
 
-class GroupCollectives(Collectives):
+class GroupTransport(CollectivesTransport):
     """The collectives of one process group of Gloo."""
 
     concurrent = True
@@ -32,17 +32,17 @@ class GroupCollectives(Collectives):
     def __init__(self, group: Any) -> None:
         self.rank, self.size, self._group = dist.get_rank(group), dist.get_world_size(group), group
 
-    def allgather(self, values: np.ndarray) -> np.ndarray:
+    def _allgather(self, values: np.ndarray) -> np.ndarray:
         lengths = self._gathered(np.array([len(values)]), 1)
         rows = self._gathered(values, int(max(row[0] for row in lengths)))
         return np.concatenate([row[:length[0]] for row, length in zip(rows, lengths, strict=True)])
 
-    def allreduce(self, values: np.ndarray) -> np.ndarray:
+    def _allreduce(self, values: np.ndarray) -> np.ndarray:
         total = torch.from_numpy(values.copy())
         dist.all_reduce(total, group=self._group)
         return total.numpy()
 
-    def alltoall(self, values: np.ndarray, splits: np.ndarray) -> np.ndarray:
+    def _alltoall(self, values: np.ndarray, splits: np.ndarray) -> np.ndarray:
         came = np.stack(self._gathered(splits.astype(np.int64), self.size))[:, self.rank]
         received = torch.empty(int(came.sum()), dtype=torch.from_numpy(values[:0]).dtype)
         dist.all_to_all_single(received, torch.from_numpy(values.copy()), came.tolist(), splits.tolist(),
@@ -77,10 +77,10 @@ class DistributedRanks(Ranks):
 
     def transport(self, channel: int | str, members: Counts | None = None) -> CollectivesTransport:
         if members is not None:
-            return CollectivesTransport(GroupCollectives(self._groups[tuple(members.tolist())]))
+            return GroupTransport(self._groups[tuple(members.tolist())])
         if channel not in self._groups:
             self._groups[channel] = dist.new_group()
-        return CollectivesTransport(GroupCollectives(self._groups[channel]))
+        return GroupTransport(self._groups[channel])
 
     def mpi_rank(self) -> int | str:
         return "the ranks are those of torch.distributed"

@@ -56,7 +56,7 @@ class Kind(Protocol):
     sets: list[Any]
     """Two process sets that divide the ranks, where there are several."""
     collectives: Any
-    """The framework's Collectives."""
+    """The framework's HorovodTransport."""
     runs_partial: bool
     """Whether partial rounds work in this job."""
     saves_together: bool

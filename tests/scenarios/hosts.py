@@ -97,7 +97,7 @@ def check_process_sets_that_cannot_be_made_are_refused(kind: Kind) -> None:
     needs(hvd.size() > 2, "3 ranks")
     needs(hasattr(hvd, "mpi_ops"), "Horovod's own process sets")
     known, unknown = np.arange(hvd.size() - 1), np.array([0, hvd.size() - 1])
-    ranks = HorovodRanks(hvd, hvd.global_process_set, kind.collectives)
+    ranks = HorovodRanks(hvd.global_process_set, kind.collectives)
     with environment(HOROVOD_DYNAMIC_PROCESS_SETS="0"), pytest.raises(
             PluginError, match=rf'missing are \[\[0, {unknown[1]}\]\].*init\(process_sets="dynamic"\)'):
         ranks.divide([known, unknown])

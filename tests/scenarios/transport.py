@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from horovod_oktopk.transport.collectives import CollectivesTransport
 from tests.scenarios.driver import Kind
 from tests.transport.programs import PROGRAMS
 
@@ -12,4 +11,4 @@ def check_horovods_collectives(kind: Kind) -> None:
     for process_set in (kind.hvd.global_process_set, *kind.sets):
         if process_set.included():
             for name, program in PROGRAMS.items():
-                program(CollectivesTransport(kind.collectives(process_set, name)))
+                program(kind.collectives(process_set, name))

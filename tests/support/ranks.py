@@ -15,11 +15,7 @@ class ThreadRanks(Ranks):
     yield_cpu, takes_part, runs_on_mpi = False, True, False
 
     def __init__(self, transport: Any, channel: int = 0, base: Any = None) -> None:
-        self._transport, self.channel, self._base, self.resets = transport, channel, base or transport, 0
-
-    @property
-    def base(self) -> Any:
-        return self._base
+        self._transport, self.channel, self.base, self.resets = transport, channel, base or transport, 0
 
     def membership(self) -> Membership:
         return Membership(self._transport.rank, self._transport.size, self.resets)

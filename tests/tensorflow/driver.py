@@ -27,7 +27,7 @@ from horovod_oktopk.tensorflow import (
 )
 from horovod_oktopk.tensorflow.private import KERAS_3
 from horovod_oktopk.tensorflow.registry import each_run_of
-from horovod_oktopk.tensorflow.transport import TensorFlowCollectives
+from horovod_oktopk.tensorflow.transport import TensorFlowTransport
 from tests.scenarios import SETS
 from tests.scenarios.common import SHAPES
 from tests.scenarios.driver import Gradients
@@ -55,7 +55,7 @@ class Kind:
 
     hvd = hvd
     sets = SETS
-    collectives = TensorFlowCollectives
+    collectives = TensorFlowTransport
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -16,28 +16,24 @@ from typing import TYPE_CHECKING, NoReturn
 from ..ranks import StallLimits
 
 if TYPE_CHECKING:  # mpi4py is imported only where MPI runs
-    from .transport import MPITransport
     from .watchdog import Watchdog
 
 _watchdog: Watchdog | None = None
 _exit_status: object = None
 """The last argument of `sys.exit`."""
-SHUT_DOWN = "Horovod has been shut down"
-"""Part of the text of Horovod's error when a rank has gone."""
 LEFT = ("a rank has left the job: it was killed, has ended early or by an error, or has called hvd.shutdown(); the "
         "launcher's output tells which. Look for the first traceback there")
 
 
-def watch(transport: MPITransport, world_rank: int, members: tuple[int, ...], meet: Callable[[], None],
-          parent: MPITransport | None = None) -> None:
-    """Let the watchdog of this process watch the transport; see Watchdog.watch."""
+def watchdog(world_rank: int) -> Watchdog:
+    """Return the watchdog of this process."""
     global _watchdog
     if _watchdog is None:
         from .watchdog import Watchdog
         _watchdog = Watchdog(world_rank, StallLimits.of_horovod())
         atexit.register(_leave_at_exit)  # after hvd.init, so before Horovod's own shutdown
         sys.exit = _noting_status(sys.exit)
-    _watchdog.watch(transport, members, meet, parent)
+    return _watchdog
 
 
 def leave(reason: str) -> None:
@@ -51,15 +47,15 @@ def leave(reason: str) -> None:
 
 def unhappy_end() -> str | None:
     """Return how this process ends, in words for the other ranks, if it ends by an error; None if all is well."""
-    error = _error()
-    if error is not None:
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)  # also in whose handling it ends
+    if error is not None and not isinstance(error, SystemExit):
         return f"has ended with {type(error).__name__}: {str(error)[:300]}"
     return f"has ended by sys.exit({_exit_status!r}): let all ranks end together" if _exit_status else None
 
 
 def explain(error: Exception) -> str:
     """Return the text of a failure of Horovod's collectives, preceded by the cause if a rank has left the job."""
-    return f"{LEFT}. {error}" if SHUT_DOWN in str(error) else str(error)
+    return f"{LEFT}. {error}" if "Horovod has been shut down" in str(error) else str(error)
 
 
 def _leave_at_exit() -> None:
@@ -80,9 +76,3 @@ def _noting_status(leave_program: Callable[..., NoReturn]) -> Callable[..., NoRe
         leave_program(status)
 
     return wrapped
-
-
-def _error() -> BaseException | None:
-    """Return the exception with which the program ends, or in whose handling it shuts Horovod down."""
-    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    return None if isinstance(error, SystemExit) else error
