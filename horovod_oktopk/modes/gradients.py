@@ -18,8 +18,7 @@ from ..selection.accumulator import ResidualAccumulator
 from ..state.records import Record, record
 from ..transport.counting import CountingTransport
 from ..transport.ranks import Ranks
-from ..vectors.layout import L
-from ..vectors.sparse import SparseVector, Values
+from ..vectors.sparse import L, SparseVector, Values
 from .host_sums import HostAccumulator
 from .mode import Gradients, Mode, Update
 from .reduction import Reduction

@@ -10,7 +10,7 @@ from ..schemes.base import Scheme
 from ..selection.accumulator import ResidualAccumulator
 from ..selection.parameter_accumulator import ParameterAccumulator, Replica
 from ..transport.ranks import Ranks
-from ..vectors.layout import L
+from ..vectors.sparse import L
 from .gradients import GradientMode
 from .mode import Mode
 from .partial.mode import PartialMode

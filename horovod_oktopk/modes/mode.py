@@ -12,8 +12,7 @@ from ..phases.agreement import instead
 from ..schemes.report import StepReport
 from ..state.records import Stateful
 from ..transport.counting import CountingTransport
-from ..vectors.layout import Layout
-from ..vectors.sparse import DenseVector, Indices, SparseVector, Values
+from ..vectors.sparse import DenseVector, Indices, Layout, SparseVector, Values
 from .reduction import Reduction
 
 Update = SparseVector | DenseVector

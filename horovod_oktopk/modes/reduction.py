@@ -14,7 +14,7 @@ from ..schemes.report import StepReport, sum_of_phases
 from ..transport.connect import connect
 from ..transport.counting import CountingTransport
 from ..transport.ranks import Membership, Ranks
-from ..vectors.layout import Layout
+from ..vectors.sparse import Layout
 
 logger = logging.getLogger("horovod_oktopk")
 

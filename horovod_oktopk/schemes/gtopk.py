@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError, WireError
 from ..selection.local_top_k import top_k
+from ..transport.base import Bytes
 from ..transport.counting import CountingTransport
 from ..vectors.sparse import Indices, SparseVector, sum_of
-from ..vectors.wire import WORD, Bytes, WireCodec
+from ..vectors.wire import WORD, WireCodec
 from .algorithm import Algorithm, Step
 from .base import Scheme, Unit, check_integer
 from .report import StepResult

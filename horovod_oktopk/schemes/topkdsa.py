@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from ..phases.agreement import counts_for
 from ..phases.regions import Regions, count_by_region, split_and_reduce
 from ..phases.sparse_transport import SparseTransport
+from ..transport.base import Bytes
 from ..vectors.sparse import Indices, SparseVector, concatenate
-from ..vectors.wire import Bytes
 from .algorithm import Algorithm, Step
 from .base import Scheme, Unit
 from .report import StepResult
@@ -70,7 +70,8 @@ def allgather_smaller(reduced: SparseVector, sizes: NDArray[np.int64], boundarie
     sizes: elements by region.
     """
     codec, lengths = sparse.codec, np.diff(boundaries)
-    sparse_bytes, dense_bytes = codec.sizes(sizes, lengths), lengths * reduced.values.dtype.itemsize
+    sparse_bytes = np.array([codec.size(*each) for each in zip(sizes.tolist(), lengths.tolist(), strict=True)])
+    dense_bytes = lengths * reduced.values.dtype.itemsize
     is_dense = dense_bytes < sparse_bytes
     ends = boundaries.tolist()
     start, stop = ends[sparse.rank], ends[sparse.rank + 1]

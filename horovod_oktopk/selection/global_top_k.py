@@ -15,16 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..kernels import KERNELS
-from ..transport.base import Transport, allgather_rows
+from ..transport.base import Bytes, Counts, Transport, allgather_rows
 from ..vectors.sparse import Bits, SparseVector, from_bits, to_bits
-from ..vectors.wire import Bytes
 from .local_top_k import kth_magnitude, top_k
 from .sketches import Bracket, Sketches, first_places, sketch, sketch_shape
-
-Counts = NDArray[np.int64]
 
 DIGIT_BITS = 8
 MOST_MAGNITUDES = 1024

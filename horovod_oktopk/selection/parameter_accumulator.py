@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels import CHUNK, KERNELS, CandidateBuffer, Kernels
-from ..vectors.layout import Layout
-from ..vectors.sparse import DenseVector, SparseVector, Values
+from ..vectors.sparse import DenseVector, Layout, SparseVector, Values
 from .accumulator import Accumulator, CollectingAccumulator
 
 Pieces = Sequence[tuple[int, Any]]

@@ -16,9 +16,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from ..transport.base import Counts
 from ..vectors.sparse import Bits
-
-Counts = NDArray[np.int64]
 
 MIN_ENTRIES, MAX_ENTRIES = 16, 512
 REACH, REACH_OF_MANY = 4, 2

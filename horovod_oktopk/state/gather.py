@@ -19,8 +19,7 @@ import numpy as np
 from ..errors import OptionError
 from ..phases.agreement import instead
 from ..transport.base import CHUNK, Transport
-from ..vectors.layout import Layout
-from ..vectors.sparse import Values
+from ..vectors.sparse import Layout, Values
 from .archive import Reader, Writer
 from .records import Record, Stateful, parameters_of, share_of, warn_of_no_state
 from .together import gather_texts, tell, together

@@ -26,8 +26,7 @@ from ...transport.connect import barrier
 from ...transport.counting import Traffic
 from ...transport.mpi.ending import leave, unhappy_end
 from ...transport.ranks import Ranks, StallLimits
-from ...vectors.layout import L
-from ...vectors.sparse import Values
+from ...vectors.sparse import L, Values
 from ..gradients import GradientMode
 from ..mode import Gradients
 from .options import NEEDS_MPI, Partial

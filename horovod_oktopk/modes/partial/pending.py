@@ -10,8 +10,7 @@ import numpy as np
 from ...schemes.report import StepReport, StepResult, sum_of_phases
 from ...selection.accumulator import Accumulator, EmptyAccumulator, ResidualAccumulator
 from ...transport.counting import Traffic
-from ...vectors.layout import Layout
-from ...vectors.sparse import SparseVector, Values, sum_of
+from ...vectors.sparse import Layout, SparseVector, Values, sum_of
 from ..mode import Piece, Update
 from .rounds import Round
 from .states import Presence
