@@ -7,7 +7,7 @@ from math import ceil, log2
 
 import numpy as np
 
-from ..phases import volume
+from ..phases import exchange
 from ..schemes.base import Unit
 from ..schemes.oktopk import OkTopk
 from ..transport.base import batch_length
@@ -63,7 +63,7 @@ def predict(n: int, size: int, options: OkTopk, network: Network, selection_seco
 
 def predict_dense(n: int, size: int, network: Network) -> Prediction:
     """Predict a dense allreduce, with the words of a ring and the messages of trees."""
-    words = volume.dense_volume(n, size)
+    words = exchange.dense_volume(n, size)
     return Prediction("dense", words, network.transfer(words), 2 * network.latency * _levels(size), 0.0)
 
 
@@ -75,7 +75,7 @@ def _oktopk_words(n: int, size: int, options: OkTopk, unit: Unit) -> float:
     codec, k = WireCodec(np.dtype(np.float32), options.wire_dtype(unit)), options.k_of(n)
     counts = k, options.global_k_of(k, n, size, unit)
     selected, kept = (codec.size(count, n) / (2 * WORD) for count in counts)
-    return volume.oktopk_bound(selected, size, kept)
+    return exchange.oktopk_bound(selected, size, kept)
 
 
 def _oktopk_latency(size: int, network: Network) -> float:

@@ -9,10 +9,9 @@ from typing import Any
 from ..errors import OptionError
 from .base import Compression, Scheme
 from .dense import Dense, DenseSum
-from .gaussiank import GaussianK
 from .gtopk import GTopk, warmup_density
 from .oktopk import OkTopk
-from .topka import TopkA
+from .topka import GaussianK, TopkA
 from .topkdsa import TopkDSA
 
 __all__ = ["Dense", "GTopk", "GaussianK", "OkTopk", "TopkA", "TopkDSA", "warmup_density"]

@@ -12,15 +12,17 @@ from numpy.typing import NDArray
 
 from ..errors import AgreementError
 from ..phases.agreement import Attendance, RollCall, roll_call, tell
-from ..phases.host import select_on_host, whole_update
-from ..phases.sparse_transport import SparseTransport
+from ..phases.exchange import SparseTransport, whole_update
 from ..selection.accumulator import Accumulator
+from ..selection.global_top_k import ExactThreshold
 from ..selection.local_top_k import local_top_k
 from ..transport.base import Counts
 from ..transport.counting import CountingTransport, Hosts, Phase
 from ..vectors.sparse import DenseVector, Indices, SparseVector, Values
 from ..vectors.wire import ValueDtype, WireCodec
 from .report import StepReport, StepResult
+
+NOTHING = np.empty(0, np.int64)
 
 
 @dataclass
@@ -50,7 +52,7 @@ class Step:
     """Number of elements of this share that the mean worker has selected: k, if the vector is not divided."""
     lengths: Counts = field(init=False)
     """Number of elements that each worker has selected of this share; only if the vector is divided."""
-    sample: Values = field(default_factory=lambda: np.empty(0, np.float32))
+    sample: Values = field(init=False)
     """The measurements that this rank tells; see `agreement.Attendance`."""
     is_joint: bool = False
     """True if the ranks of a host have selected together."""
@@ -77,11 +79,6 @@ class Step:
         if value_dtype is None:
             return sparse
         return sparse.spanning(self.threshold, self.largest)
-
-    def skipped(self) -> StepResult:
-        """Return the result of a step that is not taken, because the gradient of some rank is not finite."""
-        self.report.finite = False
-        return StepResult(None, np.empty(0, np.int64), self.report, not_finite=self.call.not_finite)
 
     def result(self, update: SparseVector | DenseVector, contributed: Indices | slice,
                remainder: SparseVector | None = None) -> StepResult:
@@ -122,6 +119,7 @@ class Algorithm:
         if not self.fits(transport.size):
             self.forget()
         step.selected = self.select(step)
+        step.sample = np.full(self.samples, np.nan, np.float32)
         step.largest = float(np.abs(step.selected.values).max(initial=0))
         return step
 
@@ -133,21 +131,24 @@ class Algorithm:
 
     def _complete(self, step: Step, hosts: Hosts | None) -> StepResult:
         with step.phase("agree"):
-            mine = replace(self._attendance(self.description, step.k, step.finite), is_complete=self.is_complete())
-            if len(step.sample):
-                mine = replace(mine, sample=step.sample)
-            if hosts is None:
-                mine = replace(mine, counts=self.counts(step.selected, step.n, step.transport.size))
+            counts = self.counts(step.selected, step.n, step.transport.size) if hosts is None else NOTHING
+            mine = self._attendance(self.description, step.k, step.finite)
+            mine = replace(mine, is_complete=self.is_complete(), counts=counts, sample=step.sample)
             step.call = roll_call(mine, step.transport.everyone)
         step.report.step = step.t
         if not step.call.finite:
-            return step.skipped()
+            step.report.finite = False
+            return StepResult(None, NOTHING, step.report, not_finite=step.call.not_finite)
         step.counts, step.share_k = step.call.counts, step.k
-        if hosts is None:
-            result = self.exchange(step)
-        else:
+        if hosts is not None:
             self._join_shares(step)
-            result = _update_of_all_shares(self.exchange(step), step, hosts)
+        result = self.exchange(step)
+        if hosts is not None:
+            assert isinstance(result.update, SparseVector)
+            with step.phase("host_gather"):
+                update = whole_update(result.update, hosts.bounds(step.report.n), hosts.within)
+            step.report.global_selected = len(update)
+            result = replace(result, update=update)
         self.step = step.t
         return result
 
@@ -159,7 +160,9 @@ class Algorithm:
         hosts = step.transport.hosts
         if hosts is not None and not step.is_joint:
             with step.phase("host_select"):
-                step.threshold, step.largest, step.selected = select_on_host(step.selected, step.k, hosts.within)
+                exact, order = ExactThreshold(), np.arange(hosts.within.size)
+                step.selected, _ = exact.select(step.selected, step.k, order, hosts.within)
+                step.threshold, step.largest = exact.ends
             step.is_joint = True
 
     def _join_shares(self, step: Step) -> None:
@@ -175,13 +178,10 @@ class Algorithm:
 
         All ranks raise AgreementError if their descriptions or k differ.
         """
-        if transport.hosts is not None:
-            self.agree_on_host(k, transport, description)
-            nothing = np.empty(0, np.int64)
-        else:
-            nothing = self.counts(SparseVector.empty(np.float32), 0, transport.size)
-        mine = replace(self._attendance(description, k, finite), counts=nothing)
-        return roll_call(mine, transport.everyone).finite
+        self.agree_on_host(k, transport, description)
+        nothing = SparseVector.empty(np.float32)
+        counts = self.counts(nothing, 0, transport.size) if transport.hosts is None else NOTHING
+        return roll_call(replace(self._attendance(description, k, finite), counts=counts), transport.everyone).finite
 
     def agree_on_host(self, k: int, transport: CountingTransport, description: str | None = None,
                       finite: bool = True) -> bool:
@@ -256,11 +256,3 @@ class Algorithm:
 
     def forget(self) -> None:
         """Forget all that depends on the ranks; the next step finds it anew."""
-
-
-def _update_of_all_shares(result: StepResult, step: Step, hosts: Hosts) -> StepResult:
-    assert isinstance(result.update, SparseVector)
-    with step.phase("host_gather"):
-        update = whole_update(result.update, hosts.bounds(step.report.n), hosts.within)
-    step.report.global_selected = len(update)
-    return replace(result, update=update)

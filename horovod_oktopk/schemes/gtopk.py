@@ -24,7 +24,7 @@ from ..vectors.wire import WORD, WireCodec
 from .algorithm import Algorithm, Step
 from .base import Scheme, Unit, check_integer
 from .report import StepResult
-from .topka import gather
+from .topka import TopkAAllreduce
 
 Mask = NDArray[np.bool_]
 
@@ -86,15 +86,11 @@ class GTopk(Scheme):
         return GTopkAllreduce() if self.collective == "tree" else NaiveGTopkAllreduce()
 
 
-class NaiveGTopkAllreduce(Algorithm):
+class NaiveGTopkAllreduce(TopkAAllreduce):
     """Algorithm 2: every rank gathers all ranks' top-k, and selects from the sum. A rank sends 2k(P-1) words."""
 
-    def exchange(self, step: Step) -> StepResult:
-        with step.phase("allgatherv"):
-            parts = gather(step.selected, step, step.sparse_transport())
-        with step.phase("sum"):
-            update = nonzero_top_k(sum_of(parts), step.k)
-        return step.result(update, step.selected.indices[step.selected.positions_in(update)])
+    def kept(self, total: SparseVector, k: int) -> SparseVector:
+        return nonzero_top_k(total, k)
 
     def global_k(self, k: int, n: int, size: int) -> int:  # noqa: ARG002
         return k

@@ -11,15 +11,20 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError
 from ..phases.agreement import tell
-from ..phases.balance_gather import allgatherv, balance, needs_balance, plan_balance
-from ..phases.regions import Load, Regions, count_by_region, divide, split_and_reduce
-from ..phases.repartition import space_repartition
-from ..phases.sparse_transport import SparseTransport
-from ..phases.volume import Volume, oktopk_bound
+from ..phases.exchange import (
+    BalancePlan,
+    SparseTransport,
+    Volume,
+    balance,
+    needs_balance,
+    oktopk_bound,
+    split_and_reduce,
+)
+from ..phases.regions import Load, Regions, count_by_region, divide, space_repartition
 from ..selection.global_top_k import ReusedThreshold
 from ..transport.base import Counts
 from ..transport.counting import Hosts
-from ..vectors.sparse import Indices, SparseVector, sum_of
+from ..vectors.sparse import Indices, SparseVector, concatenate, sum_of
 from ..vectors.wire import ValueDtype
 from .algorithm import Algorithm, Step
 from .base import Scheme, Unit, check_integer, check_real, elements
@@ -201,12 +206,13 @@ class OkTopkAllreduce(Algorithm):
         extents = regions.extents(sizes)
         if balances:
             step.report.balanced = True
-            plan = plan_balance(sizes)
+            plan = BalancePlan(sizes)
             with step.phase("balance"):
                 chosen = balance(chosen, plan, regions, sparse)
             extents = plan.extents(regions.boundaries)
         with step.phase("allgatherv"):
-            return allgatherv(chosen, extents, regions, sparse)
+            shares = sparse.allgatherv(chosen, list(zip(regions.owners, extents, strict=True)))
+            return concatenate(shares, sparse.codec.dtype)
 
     # What is remembered.
 

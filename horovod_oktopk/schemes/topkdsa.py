@@ -9,32 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..phases.agreement import counts_for
-from ..phases.regions import Regions, count_by_region, split_and_reduce
-from ..phases.sparse_transport import SparseTransport
+from ..phases.exchange import SparseTransport, split_and_reduce
+from ..phases.regions import Regions, count_by_region
 from ..transport.base import Bytes
 from ..vectors.sparse import Indices, SparseVector, concatenate
 from .algorithm import Algorithm, Step
-from .base import Scheme, Unit
+from .base import Scheme
 from .report import StepResult
-
-
-@dataclass(frozen=True, eq=False)
-class TopkDSA(Scheme):
-    """SparCML (Renggli et al., SC 2019): u = Σ Topk(residual + gradient), summed by regions, sparse or dense.
-
-    A rank sends 4k(P−1)/P to (2k + n)(P−1)/P words: more if the ranks' selections differ more. The options
-    density and transport are explained in `OkTopk`.
-
-    Raises:
-        OptionError: A value is not allowed.
-
-    Examples:
-        >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=TopkDSA(density=0.01))
-    """
-
-    def algorithm(self, unit: Unit = "gradients") -> TopkDSAAllreduce:  # noqa: ARG002
-        """Return the algorithm with these options."""
-        return TopkDSAAllreduce()
 
 
 class TopkDSAAllreduce(Algorithm):
@@ -56,6 +37,23 @@ class TopkDSAAllreduce(Algorithm):
         with step.phase("allgatherv"):
             update = allgather_smaller(reduced, sizes, regions.boundaries, sparse)
         return step.result(update, step.selected.indices)
+
+
+@dataclass(frozen=True, eq=False)
+class TopkDSA(Scheme):
+    """SparCML (Renggli et al., SC 2019): u = Σ Topk(residual + gradient), summed by regions, sparse or dense.
+
+    A rank sends 4k(P−1)/P to (2k + n)(P−1)/P words: more if the ranks' selections differ more. The options
+    density and transport are explained in `OkTopk`.
+
+    Raises:
+        OptionError: A value is not allowed.
+
+    Examples:
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=TopkDSA(density=0.01))
+    """
+
+    reduces = TopkDSAAllreduce
 
 
 def equal_regions(n: int, size: int) -> Indices:

@@ -14,7 +14,7 @@ import numpy as np
 from ...errors import NonFiniteError
 from ...kernels import KERNELS
 from ...phases.agreement import Measured
-from ...phases.host import whole_update
+from ...phases.exchange import whole_update
 from ...schemes.algorithm import Algorithm, Step
 from ...schemes.report import StepResult
 from ...transport.counting import Hosts
