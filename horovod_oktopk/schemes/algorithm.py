@@ -14,7 +14,7 @@ from ..errors import AgreementError
 from ..phases.agreement import Attendance, RollCall, roll_call, tell
 from ..phases.exchange import SparseTransport, whole_update
 from ..selection.accumulator import Accumulator
-from ..selection.global_top_k import ExactThreshold
+from ..selection.global_top_k import GlobalThreshold
 from ..selection.local_top_k import local_top_k
 from ..transport.base import Counts
 from ..transport.counting import CountingTransport, Hosts, Phase
@@ -75,10 +75,8 @@ class Step:
 
     def sparse_transport(self, value_dtype: ValueDtype | None = None) -> SparseTransport:
         """Return the transport of sparse vectors to the other ranks, for this rank's selection first."""
-        sparse = SparseTransport(self.transport, WireCodec(self.acc.dtype, value_dtype))
-        if value_dtype is None:
-            return sparse
-        return sparse.spanning(self.threshold, self.largest)
+        codec = WireCodec(self.acc.dtype, value_dtype)
+        return SparseTransport(self.transport, codec.spanning(self.threshold, self.largest))
 
     def result(self, update: SparseVector | DenseVector, contributed: Indices | slice,
                remainder: SparseVector | None = None) -> StepResult:
@@ -116,8 +114,6 @@ class Algorithm:
         n = acc.n if whole is None else whole
         step = Step(acc, k, finite, transport, StepReport(self.step + 1, n, k, phases=transport.phases))
         step.global_k = step.report.global_k = self.global_k(k, n, transport.size)
-        if not self.fits(transport.size):
-            self.forget()
         step.selected = self.select(step)
         step.sample = np.full(self.samples, np.nan, np.float32)
         step.largest = float(np.abs(step.selected.values).max(initial=0))
@@ -160,7 +156,7 @@ class Algorithm:
         hosts = step.transport.hosts
         if hosts is not None and not step.is_joint:
             with step.phase("host_select"):
-                exact, order = ExactThreshold(), np.arange(hosts.within.size)
+                exact, order = GlobalThreshold(), np.arange(hosts.within.size)
                 step.selected, _ = exact.select(step.selected, step.k, order, hosts.within)
                 step.threshold, step.largest = exact.ends
             step.is_joint = True
@@ -232,10 +228,6 @@ class Algorithm:
 
     def is_complete(self) -> bool:
         """Return True if this rank remembers everything that a step could need of the steps before."""
-        return True
-
-    def fits(self, size: int) -> bool:  # noqa: ARG002
-        """Return True if the memory of this algorithm is of a job with `size` ranks."""
         return True
 
     def state(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ..phases.exchange import (
     split_and_reduce,
 )
 from ..phases.regions import Load, Regions, count_by_region, divide, space_repartition
-from ..selection.global_top_k import ReusedThreshold
+from ..selection.global_top_k import GlobalThreshold
 from ..transport.base import Counts
 from ..transport.counting import Hosts
 from ..vectors.sparse import Indices, SparseVector, concatenate, sum_of
@@ -142,7 +142,7 @@ class OkTopkAllreduce(Algorithm):
 
     def __init__(self, options: OkTopk, unit: Unit) -> None:
         self.options, self.unit = options, unit
-        self.global_ = ReusedThreshold()
+        self.global_ = GlobalThreshold()
         self.boundaries: Indices | None = None
 
     def exchange(self, step: Step) -> StepResult:
@@ -219,10 +219,9 @@ class OkTopkAllreduce(Algorithm):
     def global_k(self, k: int, n: int, size: int) -> int:
         return self.options.global_k_of(k, n, size, self.unit)
 
-    def fits(self, size: int) -> bool:
-        return self.boundaries is None or len(self.boundaries) == size + 1
-
     def select(self, step: Step) -> SparseVector:
+        if self.boundaries is not None and len(self.boundaries) != step.transport.size + 1:
+            self.forget()
         selected = super().select(step)
         step.report.local_threshold = step.threshold  # also of a step that is skipped
         return selected

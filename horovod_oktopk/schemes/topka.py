@@ -46,9 +46,6 @@ class TopkA(Scheme):
 
     A rank sends 2k(P−1) words. The options density and transport are explained in `OkTopk`.
 
-    Raises:
-        OptionError: A value is not allowed.
-
     Examples:
         >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=TopkA(density=0.01))
     """
@@ -82,9 +79,6 @@ class GaussianK(Scheme):
 
     The threshold is lowered until more than 3k/4 elements pass; if more than k pass, the k largest are sent. The
     options density and transport are explained in `OkTopk`.
-
-    Raises:
-        OptionError: A value is not allowed.
 
     Examples:
         >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=GaussianK(density=0.01))

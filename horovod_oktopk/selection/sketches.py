@@ -75,11 +75,6 @@ class Bracket:
     limit: int
     at_most: Counts
 
-    @property
-    def is_one_value(self) -> bool:
-        """Return True if the k-th magnitude can only be `lowest`."""
-        return self.limit == self.lowest + 1
-
 
 @dataclass(frozen=True)
 class Sketches:
