@@ -120,16 +120,14 @@ class BalancePlan:
         received = list(zip(regions.owners, regions.extents(self.moved(positions, mine)), strict=True))
         return sent, received
 
+    def balance(self, chosen: SparseVector, regions: Regions, sparse: SparseTransport) -> SparseVector:
+        """Move this rank's elements to the ranks of the plan, and return this rank's share. Collective."""
+        return concatenate(sparse.exchange(chosen, *self.routes(regions, sparse.rank)), sparse.codec.dtype)
+
 
 def needs_balance(sizes: Counts, trigger: float) -> bool:
     """Return True if the largest block exceeds `trigger` times the mean, by the paper's rule."""
     return len(sizes) > 1 and bool(sizes.max() > trigger * sizes.mean())
-
-
-def balance(chosen: SparseVector, plan: BalancePlan, regions: Regions, sparse: SparseTransport) -> SparseVector:
-    """Move this rank's elements to the ranks of the plan, and return this rank's share. Collective."""
-    shares = sparse.exchange(chosen, *plan.routes(regions, sparse.rank))
-    return concatenate(shares, sparse.codec.dtype)
 
 
 def dense_volume(n: int, size: int) -> float:

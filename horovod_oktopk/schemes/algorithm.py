@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import AgreementError
 from ..phases.agreement import Attendance, RollCall, roll_call, tell
@@ -56,8 +55,6 @@ class Step:
     """The measurements that this rank tells; see `agreement.Attendance`."""
     is_joint: bool = False
     """True if the ranks of a host have selected together."""
-    global_k: int = field(init=False)
-    """Most elements of the sum that are kept."""
 
     @property
     def n(self) -> int:
@@ -113,7 +110,7 @@ class Algorithm:
         """Begin a step with the part that reads acc: select, and communicate with no rank."""
         n = acc.n if whole is None else whole
         step = Step(acc, k, finite, transport, StepReport(self.step + 1, n, k, phases=transport.phases))
-        step.global_k = step.report.global_k = self.global_k(k, n, transport.size)
+        step.report.global_k = self.global_k(k, n, transport.size)
         step.selected = self.select(step)
         step.sample = np.full(self.samples, np.nan, np.float32)
         step.largest = float(np.abs(step.selected.values).max(initial=0))
@@ -128,9 +125,8 @@ class Algorithm:
     def _complete(self, step: Step, hosts: Hosts | None) -> StepResult:
         with step.phase("agree"):
             counts = self.counts(step.selected, step.n, step.transport.size) if hosts is None else NOTHING
-            mine = self._attendance(self.description, step.k, step.finite)
-            mine = replace(mine, is_complete=self.is_complete(), counts=counts, sample=step.sample)
-            step.call = roll_call(mine, step.transport.everyone)
+            step.call = roll_call(Attendance(self.description, step.k, self.step, step.finite, self.is_complete(),
+                                             counts, step.sample), step.transport.everyone)
         step.report.step = step.t
         if not step.call.finite:
             step.report.finite = False
@@ -197,7 +193,6 @@ class Algorithm:
             raise
 
     def _attendance(self, description: str, k: int, finite: bool) -> Attendance:
-        """Return the roll-call entry of a rank that has measured nothing."""
         return Attendance(description, k, self.step, finite, sample=np.full(self.samples, np.nan, np.float32))
 
     # What schemes give.
@@ -216,13 +211,14 @@ class Algorithm:
             if not step.finite or not step.n:  # a share may be empty
                 return SparseVector.empty(step.acc.dtype)
             step.threshold, selected = self.local_selection(step.acc, min(step.k, step.n))
+            step.report.local_threshold = step.threshold  # also of a step that is skipped
             return selected
 
     def local_selection(self, acc: Accumulator, k: int) -> tuple[float, SparseVector]:
         """Return the threshold, and the elements that pass it: the exact top-k."""
         return local_top_k(acc, k)
 
-    def counts(self, selected: SparseVector, n: int, size: int) -> NDArray[np.int64]:  # noqa: ARG002
+    def counts(self, selected: SparseVector, n: int, size: int) -> Counts:  # noqa: ARG002
         """Return the numbers that others need before the exchange: int64, shape (m,); here the selection's length."""
         return np.array([len(selected)], np.int64)
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..errors import OptionError
+from ..transport.base import Counts
 from ..vectors.sparse import DenseVector, SparseVector, Values
-from .algorithm import Algorithm, Step
+from .algorithm import NOTHING, Algorithm, Step
 from .base import Scheme
 from .report import EVERYTHING, StepResult
 
@@ -44,8 +42,8 @@ class DenseAllreduce(Algorithm):
         self._values = step.acc.values()
         return SparseVector.empty(step.acc.dtype)
 
-    def counts(self, selected: SparseVector, n: int, size: int) -> NDArray[np.int64]:  # noqa: ARG002
-        return np.empty(0, np.int64)
+    def counts(self, selected: SparseVector, n: int, size: int) -> Counts:  # noqa: ARG002
+        return NOTHING
 
     def exchange(self, step: Step) -> StepResult:
         with step.phase("allreduce"):

@@ -11,15 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError
 from ..phases.agreement import tell
-from ..phases.exchange import (
-    BalancePlan,
-    SparseTransport,
-    Volume,
-    balance,
-    needs_balance,
-    oktopk_bound,
-    split_and_reduce,
-)
+from ..phases.exchange import BalancePlan, SparseTransport, Volume, needs_balance, oktopk_bound, split_and_reduce
 from ..phases.regions import Load, Regions, count_by_region, divide, space_repartition
 from ..selection.global_top_k import GlobalThreshold
 from ..transport.base import Counts
@@ -153,7 +145,7 @@ class OkTopkAllreduce(Algorithm):
             regions, load = self._divide(selection.indices, step)  # lines 5-7
         with step.phase("split_and_reduce"):
             reduced = split_and_reduce(selection, regions, sparse)  # line 8
-        volume = Volume(load, regions.order, oktopk_bound(step.share_k, sparse.size, step.global_k))
+        volume = Volume(load, regions.order, oktopk_bound(step.share_k, sparse.size, step.report.global_k))
         with step.phase("global_select"):
             summed, sizes = self._select_globally(reduced, step, volume)  # lines 9-12
             if step.transport.hosts is not None:
@@ -183,24 +175,22 @@ class OkTopkAllreduce(Algorithm):
         _, counts = tell(np.empty(0, np.uint32), count_by_region(selected, self.boundaries), step.transport)
         return divide(self.boundaries, selected, counts, step.transport, rotates)
 
-    def _select_globally(self, reduced: SparseVector, step: Step, volume: Volume,
-                         ) -> tuple[SparseVector, NDArray[np.int64]]:
+    def _select_globally(self, reduced: SparseVector, step: Step, volume: Volume) -> tuple[SparseVector, Counts]:
         """Return this rank's share of the global top-k, and the length of each rank's share, of all ranks."""
-        hosts, everyone = step.transport.hosts, step.transport.everyone
+        hosts, everyone, kept = step.transport.hosts, step.transport.everyone, step.report.global_k
         order, weight = volume.order, None
         if hosts is not None:
             order = hosts.grid.T.ravel()
             weight = step.share_k * hosts.within.size / step.k  # as in what hosts select, so in their sum
-        if step.global_k >= min(step.report.n, step.k * step.transport.size):
+        if kept >= min(step.report.n, step.k * step.transport.size):
             return self.global_.select_all(reduced, everyone, step.threshold)
         if (self.options.selection == "reuse" and step.call.in_sync
                 and not _due(step.t, self.options.threshold_interval)):
-            return self.global_.select_again(reduced, step.global_k, order, volume.fits_direct, everyone,
-                                              step.threshold)
-        return self.global_.select(reduced, step.global_k, order, everyone, step.threshold, weight)
+            return self.global_.select_again(reduced, kept, order, volume.fits_direct, everyone, step.threshold)
+        return self.global_.select(reduced, kept, order, everyone, step.threshold, weight)
 
     @staticmethod
-    def _gather(chosen: SparseVector, sizes: NDArray[np.int64], balances: bool, step: Step, regions: Regions,
+    def _gather(chosen: SparseVector, sizes: Counts, balances: bool, step: Step, regions: Regions,
                 sparse: SparseTransport) -> SparseVector:
         """Return the whole update. sizes: elements by region. balances: True if blocks are made equal before."""
         extents = regions.extents(sizes)
@@ -208,7 +198,7 @@ class OkTopkAllreduce(Algorithm):
             step.report.balanced = True
             plan = BalancePlan(sizes)
             with step.phase("balance"):
-                chosen = balance(chosen, plan, regions, sparse)
+                chosen = plan.balance(chosen, regions, sparse)
             extents = plan.extents(regions.boundaries)
         with step.phase("allgatherv"):
             shares = sparse.allgatherv(chosen, list(zip(regions.owners, extents, strict=True)))
@@ -221,12 +211,10 @@ class OkTopkAllreduce(Algorithm):
 
     def select(self, step: Step) -> SparseVector:
         if self.boundaries is not None and len(self.boundaries) != step.transport.size + 1:
-            self.forget()
-        selected = super().select(step)
-        step.report.local_threshold = step.threshold  # also of a step that is skipped
-        return selected
+            self.forget()  # the job had another number of ranks
+        return super().select(step)
 
-    def counts(self, selected: SparseVector, n: int, size: int) -> NDArray[np.int64]:  # noqa: ARG002
+    def counts(self, selected: SparseVector, n: int, size: int) -> Counts:  # noqa: ARG002
         """Return the number of selected elements of each region; zeros if regions are not known yet."""
         if self.boundaries is None:
             return np.zeros(size, np.int64)
@@ -253,19 +241,16 @@ def _due(t: int, interval: int) -> bool:
     return (t - 1) % interval == 0
 
 
-def _host_bound(step: Step) -> float:
-    """Return a host's bound in words; on two hosts it is not Ok-Topk's, as regions do not rotate."""
-    return max(oktopk_bound(step.k, step.transport.size, step.global_k), 2.0 * (step.k + step.global_k))
-
-
 def _share_bound(sizes: Counts, step: Step, hosts: Hosts) -> NDArray[np.float64]:
     """Return the words that each host may send of this share, to keep to its bound whatever other shares do; by host.
 
     Of its bound each host needs two words for each selected element. The rest is divided among the shares
     in proportion to the kept elements. It must be at least two words for each, as much as an allgatherv takes;
-    otherwise nothing fits. sizes: elements kept, by rank.
+    otherwise nothing fits. On two hosts the bound is not Ok-Topk's, as regions do not rotate.
+    sizes: elements kept, by rank.
     """
-    each = (_host_bound(step) - 2 * step.k) / max(int(sizes.sum()), 1)
+    k, kept = step.k, step.report.global_k
+    each = (max(oktopk_bound(k, step.transport.size, kept), 2 * (k + kept)) - 2 * k) / max(int(sizes.sum()), 1)
     if each < 2:
         return np.zeros(step.transport.size)
     bound: NDArray[np.float64] = 2 * step.lengths + each * sizes[hosts.group].sum()

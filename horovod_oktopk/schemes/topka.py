@@ -60,9 +60,9 @@ class GaussianKAllreduce(TopkAAllreduce):
         first = gaussian_threshold(*acc.moments(), k / acc.n)
         for threshold in (*accumulate(repeat(LOWERED, ATTEMPTS - 1), mul, initial=first), 0.0):
             selection = acc.select(threshold, limit=acc.n)
-            assert selection is not None
-            if len(selection) > 3 * k / 4:
+            if selection is not None and len(selection) > 3 * k / 4:
                 break
+        assert selection is not None
         acc.expect(LOWERED * threshold, limit=min(BUFFER_FACTOR * k, acc.n // 4))
         return threshold, top_k(selection, k).copy()
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk.phases.exchange import BalancePlan, SparseTransport, balance, needs_balance
+from horovod_oktopk.phases.exchange import BalancePlan, SparseTransport, needs_balance
 from horovod_oktopk.phases.regions import Regions
 from horovod_oktopk.vectors.sparse import SparseVector
 from horovod_oktopk.vectors.wire import WireCodec
@@ -69,7 +69,7 @@ def test_balanced_shares_are_the_same_elements_in_the_same_order(sizes, rotation
         position = (transport.rank - rotation) % size
         chosen = everything[plan.before[position]:plan.before[position + 1]]
         ranks = SparseTransport(transport, WireCodec("float32"))
-        return position, balance(chosen, plan, Regions(boundaries, sizes, sizes, rotation), ranks)
+        return position, plan.balance(chosen, Regions(boundaries, sizes, sizes, rotation), ranks)
 
     shares = dict(run_ranks(size, program, timeout=10))
     assert [len(shares[position]) for position in range(size)] == np.diff(plan.after).tolist()
