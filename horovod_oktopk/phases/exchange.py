@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..transport.base import Counts, Transport
+from ..transport.base import Counts, Transport, allgather_rows
 from ..vectors.sparse import Indices, SparseVector, concatenate, sum_of
 from ..vectors.wire import Extent, WireCodec
-from .regions import Load, Regions
+from .regions import Regions, count_by_region, owner_rotation
 
+Bound = float | NDArray[np.float64]
+"""Words that a rank may send, see `oktopk_bound`; or that each rank may."""
 Route = Sequence[tuple[int, Extent]]
 """The (rank, extent) of messages to, or from, the ranks, this rank among them; in the order of their elements."""
 
@@ -130,6 +132,62 @@ def needs_balance(sizes: Counts, trigger: float) -> bool:
     return len(sizes) > 1 and bool(sizes.max() > trigger * sizes.mean())
 
 
+@dataclass(frozen=True)
+class Load:
+    """Elements that every rank sends to others, and receives, in phase 1; and what keeps to the bound beside them.
+
+    sent, received: int64, shape (P,). order: the owners in the order of their regions. All ranks that take part in
+    the exchange know all the numbers, so they decide alike.
+    """
+
+    sent: Counts
+    received: Counts
+    order: Counts
+
+    def fits_regions(self, k: float, bound: float) -> bool:
+        """Return True if each owner receives few enough elements to keep to the bound, together with all of u."""
+        return bool((self.received <= np.maximum(bound / 2 - k, k) + len(self.order)).all())
+
+    def fits_direct(self, sizes: Counts, bound: Bound) -> bool:
+        """Return True if an allgatherv without balancing keeps to the bound. sizes: elements by rank."""
+        return self._fits(0, sizes, bound)
+
+    def fits_balanced(self, sizes: Counts, bound: Bound) -> bool:
+        """Return True if balancing and allgatherv keep to the bound. sizes: elements by region."""
+        plan, positions = BalancePlan(sizes), np.arange(len(sizes))
+        moved, shares = sizes - plan.moved(positions, positions), np.diff(plan.after)
+        region = np.argsort(self.order)  # of each rank
+        return self._fits(moved[region], shares[region], bound)
+
+    def _fits(self, moved: Counts | int, shares: Counts, bound: Bound) -> bool:
+        """Return True if this fits: in an allgatherv each rank sends all, except the share of the rank after it."""
+        gathered = shares.sum() - np.roll(shares, -1)
+        return bool((2 * (self.sent + moved + gathered) <= bound).all())
+
+
+def divide(boundaries: Indices, indices: Indices, counts: Counts, transport: Transport, rotates: bool = True,
+           ) -> tuple[Regions, Load]:
+    """Return the regions of a step, and the load of their owners.
+
+    indices: this rank's selection, ascending. counts: the result of `agreement.tell` for all ranks' counts by region.
+    If these are all counts, the owners are those who keep most elements on their rank (if `rotates`). Otherwise rank
+    j owns region j, and the load is gathered: two words of each rank.
+    """
+    rank, mine = transport.rank, count_by_region(indices, boundaries)
+    if counts.shape[1] == transport.size:
+        regions = Regions(boundaries, mine, counts[:, 0], owner_rotation(counts) if rotates else 0)
+        ranks = np.arange(transport.size)
+        owned = (ranks - regions.rotation) % transport.size
+        kept = counts[ranks, owned]
+        load = Load(counts.sum(axis=1) - kept, counts.sum(axis=0)[owned] - kept, regions.order)
+        return replace(regions, received=counts[:, owned[rank]]), load
+    received = counts[:, 0]
+    moved = np.array([mine.sum() - mine[rank], received.sum() - received[rank]]).astype(np.uint32)
+    regions = Regions(boundaries, mine, received)
+    sent, arrived = allgather_rows(moved, transport).astype(np.int64).T
+    return regions, Load(sent, arrived, regions.order)
+
+
 def dense_volume(n: int, size: int) -> float:
     """Return 2n(P-1)/P words, for Rabenseifner's allreduce."""
     return 2 * n * (size - 1) / size
@@ -145,39 +203,6 @@ def oktopk_bound(k: float, size: int, global_k: float | None = None) -> float:
     kept = k if global_k is None else global_k
     bound = 2 * (k + 2 * kept) * (size - 1) / size
     return bound if kept >= k else max(bound, 2 * (k + kept))
-
-
-@dataclass(frozen=True)
-class Volume:
-    """Words that every rank sends in this step, to be compared with the bound.
-
-    order: the owners in the order of their regions. bound: in words, see `oktopk_bound`; or that of each rank. All
-    ranks that take part in the exchange know all the numbers, so they decide alike.
-    """
-
-    load: Load
-    order: Counts
-    bound: float | NDArray[np.float64]
-
-    def fits_regions(self, k: float) -> bool:
-        """Return True if each owner receives few enough elements to keep to the bound, together with all of u."""
-        return bool((self.load.received <= np.maximum(self.bound / 2 - k, k) + len(self.order)).all())
-
-    def fits_direct(self, sizes: Counts) -> bool:
-        """Return True if an allgatherv without balancing keeps to the bound. sizes: elements by rank."""
-        return self._fits(0, sizes)
-
-    def fits_balanced(self, sizes: Counts) -> bool:
-        """Return True if balancing and allgatherv keep to the bound. sizes: elements by region."""
-        plan, positions = BalancePlan(sizes), np.arange(len(sizes))
-        moved, shares = sizes - plan.moved(positions, positions), np.diff(plan.after)
-        region = np.argsort(self.order)  # of each rank
-        return self._fits(moved[region], shares[region])
-
-    def _fits(self, moved: Counts | int, shares: Counts) -> bool:
-        """Return True if this fits: in an allgatherv each rank sends all, except the share of the rank after it."""
-        gathered = shares.sum() - np.roll(shares, -1)
-        return bool((2 * (self.load.sent + moved + gathered) <= self.bound).all())
 
 
 def whole_update(update: SparseVector, bounds: Counts, within: Transport) -> SparseVector:

@@ -8,7 +8,7 @@ instead of averaging their cuts; a rank tells O(P) words.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -63,35 +63,6 @@ class Regions:
     def extents(self, sizes: Counts) -> list[Extent]:
         """Return the extent of one message for each region. sizes: the number of elements, by region."""
         return [self.extent(region, count) for region, count in enumerate(sizes.tolist())]
-
-
-@dataclass(frozen=True)
-class Load:
-    """Elements that every rank sends to others, and receives, in phase 1: int64, shape (P,); all ranks know it."""
-
-    sent: Counts
-    received: Counts
-
-
-def divide(boundaries: Indices, indices: Indices, counts: Counts, transport: Transport, rotates: bool = True,
-           ) -> tuple[Regions, Load]:
-    """Return the regions of a step, and the load of their owners.
-
-    indices: this rank's selection, ascending. counts: the result of `agreement.tell` for all ranks' counts by region.
-    If these are all counts, the owners are those who keep most elements on their rank (if `rotates`). Otherwise rank
-    j owns region j, and the load is gathered: two words of each rank.
-    """
-    rank, mine = transport.rank, count_by_region(indices, boundaries)
-    if counts.shape[1] == transport.size:
-        regions = Regions(boundaries, mine, counts[:, 0], owner_rotation(counts) if rotates else 0)
-        ranks = np.arange(transport.size)
-        owned = (ranks - regions.rotation) % transport.size
-        kept = counts[ranks, owned]
-        load = Load(counts.sum(axis=1) - kept, counts.sum(axis=0)[owned] - kept)
-        return replace(regions, received=counts[:, owned[rank]]), load
-    received = counts[:, 0]
-    moved = np.array([mine.sum() - mine[rank], received.sum() - received[rank]]).astype(np.uint32)
-    return Regions(boundaries, mine, received), Load(*allgather_rows(moved, transport).astype(np.int64).T)
 
 
 def count_by_region(indices: Indices, boundaries: Indices) -> Counts:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -11,8 +12,17 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError
 from ..phases.agreement import tell
-from ..phases.exchange import BalancePlan, SparseTransport, Volume, needs_balance, oktopk_bound, split_and_reduce
-from ..phases.regions import Load, Regions, count_by_region, divide, space_repartition
+from ..phases.exchange import (
+    BalancePlan,
+    Bound,
+    Load,
+    SparseTransport,
+    divide,
+    needs_balance,
+    oktopk_bound,
+    split_and_reduce,
+)
+from ..phases.regions import Regions, count_by_region, space_repartition
 from ..selection.global_top_k import GlobalThreshold
 from ..transport.base import Counts
 from ..transport.counting import Hosts
@@ -107,12 +117,10 @@ class OkTopk(Scheme):
 
     def settings(self, unit: Unit = "gradients") -> Mapping[str, Any]:
         """Return all options by name; a global density with its original density, as k' follows from both."""
-        kept: object = self._given_global_density
-        if kept is None:
-            kept = f"{self._default_multiple(unit)} times the density"
-        else:
-            kept = f"{kept} at density {self._given_density}"
-        return {**super().settings(unit), "global_density": kept, "value_dtype": self.wire_dtype(unit)}
+        kept = self._given_global_density
+        said = (f"{self._default_multiple(unit)} times the density" if kept is None
+                else f"{kept} at density {self._given_density}")
+        return {**super().settings(unit), "global_density": said, "value_dtype": self.wire_dtype(unit)}
 
     def kind(self) -> Mapping[str, Any]:
         """Return the options that a change of the density leaves unchanged; a global density as a multiple of it."""
@@ -145,15 +153,15 @@ class OkTopkAllreduce(Algorithm):
             regions, load = self._divide(selection.indices, step)  # lines 5-7
         with step.phase("split_and_reduce"):
             reduced = split_and_reduce(selection, regions, sparse)  # line 8
-        volume = Volume(load, regions.order, oktopk_bound(step.share_k, sparse.size, step.report.global_k))
+        bound: Bound = oktopk_bound(step.share_k, sparse.size, step.report.global_k)
         with step.phase("global_select"):
-            summed, sizes = self._select_globally(reduced, step, volume)  # lines 9-12
+            summed, sizes = self._select_globally(reduced, step, load, bound)  # lines 9-12
             if step.transport.hosts is not None:
-                volume = replace(volume, bound=_share_bound(sizes, step, step.transport.hosts))
+                bound = _share_bound(sizes, step, step.transport.hosts)
                 sizes = sizes[step.transport.hosts.group]
             sparse = sparse.spanning(*self.global_.ends)
             chosen = sparse.codec.round(summed)
-        balances = needs_balance(sizes, self.balance_trigger) and volume.fits_balanced(sizes[regions.order])
+        balances = needs_balance(sizes, self.balance_trigger) and load.fits_balanced(sizes[regions.order], bound)
         update = self._gather(chosen, sizes[regions.order], balances, step, regions, sparse)  # line 13
         sent = selection.positions_in(update)  # line 14
         step.report.global_threshold = self.global_.value or 0.0
@@ -167,18 +175,18 @@ class OkTopkAllreduce(Algorithm):
         if step.call.in_sync and not _due(step.t, self.options.region_interval):
             assert self.boundaries is not None
             regions, load = divide(self.boundaries, selected, step.counts, step.transport, rotates)
-            volume = Volume(load, regions.order, oktopk_bound(step.share_k, step.transport.size))
-            if volume.fits_regions(step.share_k):
+            if load.fits_regions(step.share_k, oktopk_bound(step.share_k, step.transport.size)):
                 return regions, load
         step.report.repartitioned = True
         self.boundaries = space_repartition(selected, step.n, step.transport)
         _, counts = tell(np.empty(0, np.uint32), count_by_region(selected, self.boundaries), step.transport)
         return divide(self.boundaries, selected, counts, step.transport, rotates)
 
-    def _select_globally(self, reduced: SparseVector, step: Step, volume: Volume) -> tuple[SparseVector, Counts]:
+    def _select_globally(self, reduced: SparseVector, step: Step, load: Load, bound: Bound,
+                         ) -> tuple[SparseVector, Counts]:
         """Return this rank's share of the global top-k, and the length of each rank's share, of all ranks."""
         hosts, everyone, kept = step.transport.hosts, step.transport.everyone, step.report.global_k
-        order, weight = volume.order, None
+        order, weight = load.order, None
         if hosts is not None:
             order = hosts.grid.T.ravel()
             weight = step.share_k * hosts.within.size / step.k  # as in what hosts select, so in their sum
@@ -186,7 +194,8 @@ class OkTopkAllreduce(Algorithm):
             return self.global_.select_all(reduced, everyone, step.threshold)
         if (self.options.selection == "reuse" and step.call.in_sync
                 and not _due(step.t, self.options.threshold_interval)):
-            return self.global_.select_again(reduced, kept, order, volume.fits_direct, everyone, step.threshold)
+            fits = partial(load.fits_direct, bound=bound)
+            return self.global_.select_again(reduced, kept, order, fits, everyone, step.threshold)
         return self.global_.select(reduced, kept, order, everyone, step.threshold, weight)
 
     @staticmethod

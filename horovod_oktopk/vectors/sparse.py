@@ -77,11 +77,6 @@ class SparseVector:
         """Return the difference to a vector with the same indices."""
         return SparseVector(self.indices, self.values - other.values)
 
-    def split(self, boundaries: Indices) -> list[SparseVector]:
-        """Return one part for each region; boundaries: int64, shape (P + 1,), offsets from 0 to n."""
-        cuts = np.searchsorted(self.indices, boundaries)
-        return [self[start:stop] for start, stop in itertools.pairwise(cuts)]
-
     def positions_in(self, other: SparseVector) -> Indices:
         """Return the positions, in this vector, of the elements whose index `other` holds too (ascending)."""
         return KERNELS.common_positions(self.indices, other.indices)
@@ -95,11 +90,6 @@ class DenseVector:
 
     def __len__(self) -> int:
         return len(self.values)
-
-    def split(self, boundaries: Indices) -> Iterator[SparseVector]:
-        """Yield one part for each region, made when it is asked for; see SparseVector."""
-        for start, stop in itertools.pairwise(boundaries.tolist()):
-            yield SparseVector(np.arange(start, stop), self.values[start:stop])
 
     def divided(self, by: float) -> DenseVector:
         """Return the vector divided by a number, in its own dtype."""
@@ -180,8 +170,11 @@ class Layout:
 
     def parts(self, update: SparseVector | DenseVector) -> Iterator[SparseVector]:
         """Yield the update's part of each gradient; indices from the gradient's own start."""
-        for offset, part in zip(self.offsets[:-1], update.split(self.offsets), strict=True):
-            yield SparseVector(part.indices - offset, part.values)
+        indices = None if isinstance(update, DenseVector) else update.indices
+        cuts = self.offsets if indices is None else np.searchsorted(indices, self.offsets)
+        for offset, (start, stop) in zip(self.offsets, itertools.pairwise(cuts), strict=False):
+            own = np.arange(stop - start) if indices is None else indices[start:stop] - offset
+            yield SparseVector(own, update.values[start:stop])
 
 
 def scatter(out: NDArray[Any], part: SparseVector, zero: bool = False) -> None:

@@ -120,13 +120,10 @@ def levels_between(ends: HalfBits) -> NDArray[np.float32]:
 
     If the lowest is 0, the first level is 0, and the others lie within 8 octaves below the largest.
     """
-    lowest, largest = ends.tolist()
-    known, unknown = _evenly(lowest, largest, LEVELS), _evenly(max(largest - DEPTH, 0), largest, LEVELS - 1)
-    return KERNELS.from_half(np.array(known if lowest else [0, *unknown], np.uint16), np.float32)
-
-
-def _evenly(first: int, last: int, count: int) -> list[int]:
-    return [first + (last - first) * each // (count - 1) for each in range(count)]
+    lowest, largest = ends.astype(np.int64)
+    first, count = (lowest, LEVELS) if lowest else (max(largest - DEPTH, 0), LEVELS - 1)
+    levels = first + (largest - first) * np.arange(count) // (count - 1)
+    return KERNELS.from_half(np.append(np.zeros(LEVELS - count), levels).astype(np.uint16), np.float32)
 
 
 class Extent(NamedTuple):
