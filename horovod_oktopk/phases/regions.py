@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +89,7 @@ def space_repartition(indices: Indices, n: int, transport: Transport) -> Indices
     each round of counting: one round, if the samples suffice.
     """
     samples = local_quantiles(indices, transport.rank, transport.size)
-    found = Distribution.of(allgather_rows(samples, transport), n)
+    found = Distribution(allgather_rows(samples, transport), n)
     if transport.size == 1 or found.total == 0:
         cuts = n * np.arange(1, transport.size) // transport.size
     else:
@@ -105,36 +104,27 @@ def local_quantiles(indices: Indices, rank: int, size: int) -> NDArray[np.uint32
     """
     row, count = np.zeros(SAMPLES + 1, np.uint32), len(indices)
     row[0] = count
-    if count <= SAMPLES:
-        row[1:1 + count] = indices
-    else:
-        places = (np.arange(SAMPLES) + (rank + 0.5) / size) * count / SAMPLES
-        row[1:] = indices[places.astype(np.int64)]
+    places = (np.arange(SAMPLES) + (rank + 0.5) / size) * count / SAMPLES
+    samples = indices if count <= SAMPLES else indices[places.astype(np.int64)]
+    row[1:1 + len(samples)] = samples
     return row
 
 
-@dataclass(frozen=True)
 class Distribution:
-    """An estimate of the places of all ranks' elements, from their quantiles.
+    """An estimate of the places of all ranks' elements.
 
-    positions: int64, strictly ascending; below: float64: about how many elements lie below each. size: the ranks.
+    rows: local_quantiles of every rank, shape (P, SAMPLES + 1). positions: int64, strictly ascending.
+    below: float64: about how many elements lie below each.
     """
 
-    positions: Indices
-    below: NDArray[Any]
-    total: int
-    size: int
-
-    @classmethod
-    def of(cls, rows: NDArray[np.uint32], n: int) -> Distribution:
-        """Estimate the distribution from rows, shape (P, SAMPLES + 1): local_quantiles of every rank."""
+    def __init__(self, rows: NDArray[np.uint32], n: int) -> None:
         lengths, quantiles = rows[:, 0].astype(np.int64), rows[:, 1:].astype(np.int64)
         samples = quantiles.shape[1]
         of_each = np.maximum(lengths / samples, 1)[:, None]
         weights = np.where(np.arange(samples) < lengths[:, None], of_each, 0).ravel()
-        positions, place = np.unique(np.append(quantiles, n), return_inverse=True)
-        at_each = np.bincount(place[:-1], weights, minlength=len(positions))
-        return cls(positions, np.cumsum(at_each) - at_each, int(lengths.sum()), len(rows))
+        self.positions, place = np.unique(np.append(quantiles, n), return_inverse=True)
+        at_each = np.bincount(place[:-1], weights, minlength=len(self.positions))
+        self.below, self.total = np.cumsum(at_each) - at_each, int(lengths.sum())
 
     def at(self, below: NDArray[np.float64]) -> Indices:
         """Return the positions below which the number of elements is nearest to `below`."""
@@ -150,9 +140,9 @@ def corrected(found: Distribution, indices: Indices, transport: Transport) -> In
     A cut moves by what the samples say of its surroundings. If they mislead it, it moves between the nearest
     positions that are known to lie below and above. indices: this rank's.
     """
-    targets = found.total * np.arange(1, found.size) / found.size  # elements that are to lie below each cut
+    targets = found.total * np.arange(1, transport.size) / transport.size  # elements that are to lie below each cut
     cuts = found.at(targets)
-    slack = max(SLACK * found.total / found.size, found.size)
+    slack = max(SLACK * found.total / transport.size, transport.size)
     low, high = np.zeros_like(cuts), np.full_like(cuts, found.positions[-1])
     best, least, estimate = cuts, np.full(len(cuts), np.inf), targets
     for rounds in itertools.count(1):

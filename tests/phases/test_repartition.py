@@ -107,4 +107,4 @@ def test_indices_up_to_the_largest_vector_are_told_apart():
     """An index is a word of 32 bits."""
     row = local_quantiles(np.array([2**32 - 2, 2**32 - 1]), 0, 1)
     assert row[:3].tolist() == [2, 2**32 - 2, 2**32 - 1]
-    assert Distribution.of(row[None], 2**32).positions[-3:].tolist() == [2**32 - 2, 2**32 - 1, 2**32]
+    assert Distribution(row[None], 2**32).positions[-3:].tolist() == [2**32 - 2, 2**32 - 1, 2**32]
