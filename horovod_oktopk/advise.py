@@ -13,7 +13,7 @@ import numpy as np
 
 from .errors import OptionError
 from .kernels import KERNELS
-from .phases import volume
+from .phases import exchange
 from .schemes.base import Unit
 from .schemes.oktopk import OkTopk
 from .selection.accumulator import NumpyAccumulator
@@ -149,7 +149,7 @@ def predict(n: int, size: int, options: OkTopk, network: Network, selection_seco
 def predict_dense(n: int, size: int, network: Network) -> Prediction:
     """Predict a dense allreduce, with the words of a ring and the messages of trees."""
     latency = 2 * network.latency * ceil(log2(size))
-    return Prediction("dense", volume.dense_volume(n, size), latency, 0.0, network.bandwidth)
+    return Prediction("dense", exchange.dense_volume(n, size), latency, 0.0, network.bandwidth)
 
 
 def _oktopk_words(n: int, size: int, options: OkTopk, unit: Unit) -> float:
@@ -160,7 +160,7 @@ def _oktopk_words(n: int, size: int, options: OkTopk, unit: Unit) -> float:
     codec, k = WireCodec(np.dtype(np.float32), options.wire_dtype(unit)), options.k_of(n)
     counts = k, options.global_k_of(k, n, size, unit)
     selected, kept = (codec.size(count, n) / (2 * WORD) for count in counts)
-    return volume.oktopk_bound(selected, size, kept)
+    return exchange.oktopk_bound(selected, size, kept)
 
 
 def report(n: int, size: int, options: OkTopk, network: Network, selection_seconds: float) -> str:

@@ -19,7 +19,7 @@ from benchmarks.faults.jobs import Ended, faults_of
 from benchmarks.faults.plans import Plan
 from benchmarks.paper.simulated_links import Crossing, LinkLog, LinkTransport, Way
 from horovod_oktopk.phases.agreement import FEW_RANKS
-from horovod_oktopk.phases.volume import oktopk_bound
+from horovod_oktopk.phases.exchange import oktopk_bound
 from horovod_oktopk.selection.sketches import sketch_shape
 from horovod_oktopk.transport.base import alltoall_rounds
 from horovod_oktopk.vectors.wire import WireCodec

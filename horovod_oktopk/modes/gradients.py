@@ -15,8 +15,7 @@ from ..schemes.report import StepResult
 from ..selection.accumulator import ResidualAccumulator
 from ..state.records import Record, record
 from ..transport.ranks import Ranks
-from ..vectors.layout import L
-from ..vectors.sparse import Values
+from ..vectors.sparse import L, Values
 from .host_sums import HostAccumulator
 from .mode import Gradients, Mode, Update
 

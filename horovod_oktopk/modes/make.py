@@ -12,7 +12,7 @@ from ..selection.accumulator import ResidualAccumulator
 from ..selection.parameter_accumulator import ParameterAccumulator, Replica
 from ..transport.mpi.ending import leave
 from ..transport.ranks import Ranks
-from ..vectors.layout import L
+from ..vectors.sparse import L
 from .gradients import GradientMode
 from .mode import Mode
 from .options import Partial, StepAhead

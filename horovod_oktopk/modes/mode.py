@@ -17,8 +17,7 @@ from ..state.records import Stateful
 from ..transport.connect import connect
 from ..transport.counting import CountingTransport
 from ..transport.ranks import Membership, Ranks
-from ..vectors.layout import Layout
-from ..vectors.sparse import DenseVector, Indices, SparseVector, Values
+from ..vectors.sparse import DenseVector, Indices, Layout, SparseVector, Values
 
 logger = logging.getLogger("horovod_oktopk")
 

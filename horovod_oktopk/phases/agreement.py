@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import struct
 import zlib
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -24,7 +23,6 @@ Words = NDArray[np.uint32]
 
 FEW_RANKS = 16
 """Ranks up to which all ranks are told everything: one round of messages less, and no more bytes than O(P)."""
-LARGEST_WORD = 2**32 - 1
 COMPLETE, FINITE = 1, 2
 """Flags of a row's last word."""
 NOW, STEP = "now: ", "take a step"
@@ -70,7 +68,7 @@ class Attendance:
     def row(self) -> Words:
         """Return four words: two of the digest of the text, the step, and two flags."""
         flags = COMPLETE * self.is_complete | FINITE * self.finite
-        return np.array([*_digest(self.text), self.step & LARGEST_WORD, flags], np.uint32)
+        return np.array([*_digest(self.text), self.step & 2**32 - 1, flags], np.uint32)
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ def _rows(mine: Attendance, transport: Transport) -> tuple[Words, Counts, Values
     if transport.size <= FEW_RANKS:
         told, counts = tell(np.concatenate([row, mine.sample.view(np.uint32)]), mine.counts, transport)
         return told[:, :len(row)], counts, np.ascontiguousarray(told[:, len(row):]).view(np.float32)
-    if _tells_all(mine.counts, transport):
+    if len(mine.counts) <= 1:
         return *tell(row, mine.counts, transport), None
     *others, last = row.tolist()
     word = zlib.crc32(repr((*others, last & ~FINITE)).encode()) & ~FINITE | last & FINITE
@@ -136,8 +134,8 @@ def _rows(mine: Attendance, transport: Transport) -> tuple[Words, Counts, Values
 
 def _measured(mine: Values, samples: Values | None, transport: Transport) -> Measured:
     """Sum the measurements over the ranks: the samples, if all were told; on many ranks by an allreduce."""
-    own = mine.astype(np.float64) if samples is None else samples.astype(np.float64)
-    sums = np.append(own if samples is None else own.sum(axis=0), np.square(own).sum())
+    told = (mine[None] if samples is None else samples).astype(np.float64)
+    sums = np.append(told.sum(axis=0), np.square(told).sum())
     if samples is None:
         sums = transport.allreduce(sums)
     return Measured(sums[:-1], float(sums[-1]), transport.size)
@@ -151,15 +149,11 @@ def tell(row: Words, counts: Counts, transport: Transport) -> tuple[Words, Count
     the k elements.
     """
     words, length = counts.astype(np.uint32), len(row)
-    if _tells_all(counts, transport):
+    if len(counts) <= 1 or transport.size <= FEW_RANKS:
         rows = allgather_rows(np.concatenate([row, words]), transport)
     else:
         rows = alltoall_rows(np.column_stack([np.tile(row, (transport.size, 1)), words]), transport)
     return rows[:, :length], rows[:, length:].astype(np.int64)
-
-
-def _tells_all(counts: Counts, transport: Transport) -> bool:
-    return len(counts) <= 1 or transport.size <= FEW_RANKS
 
 
 def counts_for(counts: Counts, rank: int) -> Counts:
@@ -168,10 +162,9 @@ def counts_for(counts: Counts, rank: int) -> Counts:
 
 
 @functools.lru_cache(maxsize=64)
-def _digest(text: str) -> tuple[int, int]:
+def _digest(text: str) -> Words:
     """Return two words that differ if texts do."""
-    low, high = struct.unpack("<II", hashlib.sha256(text.encode()).digest()[:8])
-    return low, high
+    return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.uint32)
 
 
 def instead(description: str, doing: str) -> str:

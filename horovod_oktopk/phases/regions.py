@@ -1,19 +1,30 @@
-"""Regions: the division of the index space among the ranks (Section 3.1.1, Figure 1), their owners, and phase 1.
+"""Regions: the division of the index space among the ranks (Section 3.1.1, Figure 1), their owners, and repartition.
 
-A deviation from the paper, for the promised volume; `docs/algorithm.md` says why: owners follow from the
-rotation that keeps most elements on their rank.
+Two deviations from the paper, for the promised volume; `docs/algorithm.md` says why. Owners follow from the rotation
+that keeps most elements on their rank. The ranks average their *distributions* of top-k elements and cut that,
+instead of averaging their cuts; a rank tells O(P) words.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import itertools
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..transport.base import Counts, Transport, allgather_rows
-from ..vectors.sparse import Indices, SparseVector, sum_of
+from ..vectors.sparse import Indices
 from ..vectors.wire import Extent
-from .sparse_transport import Route, SparseTransport
+
+SAMPLES = 64
+"""Quantiles that each rank contributes to a cut."""
+SLACK = 1 / 32
+"""Largest distance of a cut from its place, as a share of a region's mean weight; or one element for each rank,
+if that is more, as all ranks may hold the same index.
+"""
+TRUSTED = 4
+"""Rounds in which cuts are corrected by the samples; after them intervals are halved."""
 
 
 @dataclass(frozen=True)
@@ -53,35 +64,6 @@ class Regions:
         return [self.extent(region, count) for region, count in enumerate(sizes.tolist())]
 
 
-@dataclass(frozen=True)
-class Load:
-    """Elements that every rank sends to others, and receives, in phase 1: int64, shape (P,); all ranks know it."""
-
-    sent: Counts
-    received: Counts
-
-
-def divide(boundaries: Indices, indices: Indices, counts: Counts, transport: Transport, rotates: bool = True,
-           ) -> tuple[Regions, Load]:
-    """Return the regions of a step, and the load of their owners.
-
-    indices: this rank's selection, ascending. counts: the result of `agreement.tell` for all ranks' counts by region.
-    If these are all counts, the owners are those who keep most elements on their rank (if `rotates`). Otherwise rank
-    j owns region j, and the load is gathered: two words of each rank.
-    """
-    rank, mine = transport.rank, count_by_region(indices, boundaries)
-    if counts.shape[1] == transport.size:
-        regions = Regions(boundaries, mine, counts[:, 0], owner_rotation(counts) if rotates else 0)
-        ranks = np.arange(transport.size)
-        owned = (ranks - regions.rotation) % transport.size
-        kept = counts[ranks, owned]
-        load = Load(counts.sum(axis=1) - kept, counts.sum(axis=0)[owned] - kept)
-        return replace(regions, received=counts[:, owned[rank]]), load
-    received = counts[:, 0]
-    moved = np.array([mine.sum() - mine[rank], received.sum() - received[rank]]).astype(np.uint32)
-    return Regions(boundaries, mine, received), Load(*allgather_rows(moved, transport).astype(np.int64).T)
-
-
 def count_by_region(indices: Indices, boundaries: Indices) -> Counts:
     """Count the ascending indices in each region: int64, shape (P,)."""
     return np.diff(np.searchsorted(indices, boundaries))
@@ -99,17 +81,79 @@ def owner_rotation(counts: Counts) -> int:
     return int(np.argmax(kept))
 
 
-def split_and_reduce(selection: SparseVector, regions: Regions, sparse: SparseTransport) -> SparseVector:
-    """Return the sum over all ranks of their selections in this rank's region. Collective.
+def space_repartition(indices: Indices, n: int, transport: Transport) -> Indices:
+    """Return boundaries that balance all ranks' local top-k. Collective.
 
-    selection: this rank's local top-k.
+    No region is more than a sixteenth, or 2P, above the mean. indices: int64, ascending: this rank's local top-k.
+    Return int64, shape (P + 1,): offsets from 0 to n, the same on every rank. A rank tells 65 words, and then 2P in
+    each round of counting: one round, if the samples suffice.
     """
-    return sum_of(sparse.exchange(selection, *plan_split(regions, sparse.rank)))
+    samples = local_quantiles(indices, transport.rank, transport.size)
+    found = Distribution(allgather_rows(samples, transport), n)
+    if transport.size == 1 or found.total == 0:
+        cuts = n * np.arange(1, transport.size) // transport.size
+    else:
+        cuts = corrected(found, indices, transport)
+    return np.concatenate([[0], cuts, [n]]).astype(np.int64)
 
 
-def plan_split(regions: Regions, rank: int) -> tuple[Route, Route]:
-    """Return the messages that a rank sends, ordered by region, and those that it receives, ordered by rank."""
-    mine = regions.of(rank)
-    sent = list(zip(regions.owners, regions.extents(regions.sent), strict=True))
-    received = [(rank, regions.extent(mine, count)) for rank, count in enumerate(regions.received.tolist())]
-    return sent, received
+def local_quantiles(indices: Indices, rank: int, size: int) -> NDArray[np.uint32]:
+    """Return the number of indices, and SAMPLES of them at equal steps, or all of them: shape (SAMPLES + 1,).
+
+    Each rank begins at another place within a step, so that together they say more than one.
+    """
+    row, count = np.zeros(SAMPLES + 1, np.uint32), len(indices)
+    row[0] = count
+    places = (np.arange(SAMPLES) + (rank + 0.5) / size) * count / SAMPLES
+    samples = indices if count <= SAMPLES else indices[places.astype(np.int64)]
+    row[1:1 + len(samples)] = samples
+    return row
+
+
+class Distribution:
+    """An estimate of the places of all ranks' elements.
+
+    rows: local_quantiles of every rank, shape (P, SAMPLES + 1). positions: int64, strictly ascending.
+    below: float64: about how many elements lie below each.
+    """
+
+    def __init__(self, rows: NDArray[np.uint32], n: int) -> None:
+        lengths, quantiles = rows[:, 0].astype(np.int64), rows[:, 1:].astype(np.int64)
+        samples = quantiles.shape[1]
+        of_each = np.maximum(lengths / samples, 1)[:, None]
+        weights = np.where(np.arange(samples) < lengths[:, None], of_each, 0).ravel()
+        self.positions, place = np.unique(np.append(quantiles, n), return_inverse=True)
+        at_each = np.bincount(place[:-1], weights, minlength=len(self.positions))
+        self.below, self.total = np.cumsum(at_each) - at_each, int(lengths.sum())
+
+    def at(self, below: NDArray[np.float64]) -> Indices:
+        """Return the positions below which the number of elements is nearest to `below`."""
+        after = np.searchsorted(self.below, below).clip(1, len(self.below) - 1)
+        is_nearer_before = below - self.below[after - 1] < self.below[after] - below
+        found: Indices = self.positions[after - is_nearer_before]
+        return found
+
+
+def corrected(found: Distribution, indices: Indices, transport: Transport) -> Indices:
+    """Return the cuts, each moved until it lies within SLACK of its place, by counting elements below. Collective.
+
+    A cut moves by what the samples say of its surroundings. If they mislead it, it moves between the nearest
+    positions that are known to lie below and above. indices: this rank's.
+    """
+    targets = found.total * np.arange(1, transport.size) / transport.size  # elements that are to lie below each cut
+    cuts = found.at(targets)
+    slack = max(SLACK * found.total / transport.size, transport.size)
+    low, high = np.zeros_like(cuts), np.full_like(cuts, found.positions[-1])
+    best, least, estimate = cuts, np.full(len(cuts), np.inf), targets
+    for rounds in itertools.count(1):
+        off = transport.allreduce(np.searchsorted(indices, cuts)) - targets
+        best, least = np.where(np.abs(off) < least, cuts, best), np.minimum(np.abs(off), least)
+        low, high = np.where(off < 0, cuts, low), np.where(off < 0, high, cuts)
+        wrong = (least > slack) & (high - low > 1)
+        if not wrong.any():
+            break
+        estimate = estimate - off
+        cuts = found.at(estimate)
+        cuts = np.where((rounds <= TRUSTED) & (low < cuts) & (cuts < high), cuts, (low + high) // 2)
+        cuts = np.where(wrong, cuts, best)
+    return np.maximum.accumulate(best)

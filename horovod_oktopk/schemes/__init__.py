@@ -9,14 +9,12 @@ from typing import Any
 from ..errors import OptionError
 from .base import Compression, Scheme
 from .dense import Dense, DenseSum
-from .gaussiank import GaussianK
 from .gtopk import GTopk, warmup_density
 from .oktopk import OkTopk
-from .topka import TopkA
+from .topka import GaussianK, TopkA
 from .topkdsa import TopkDSA
 
 __all__ = ["Dense", "GTopk", "GaussianK", "OkTopk", "TopkA", "TopkDSA", "warmup_density"]
-
 
 Inner = Scheme | Dense | type[Scheme | Dense]
 """A scheme as users write it; a class takes its defaults."""
@@ -31,7 +29,11 @@ class Around(Compression):
     """The scheme that `inner` stands for."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scheme", scheme_of(self, self.inner))
+        scheme = DenseSum() if self.inner is Dense or isinstance(self.inner, Dense) else _ours(self.inner)
+        if not isinstance(scheme, Scheme):
+            raise OptionError(f"{type(self).__name__} takes Dense(), OkTopk(...) or another scheme; got "
+                              f"{self.inner!r}")
+        object.__setattr__(self, "scheme", scheme)
 
     def settings(self) -> Mapping[str, Any]:
         """Return the options by name, without the scheme's."""
@@ -48,16 +50,6 @@ def as_options(compression: Any) -> Any:
         raise OptionError("compression takes OkTopk(...) or other options of this package, or one of Horovod's, as "
                           f"hvd.Compression.none; got {compression!r}")
     return options
-
-
-def scheme_of(owner: object, inner: Any) -> Scheme:
-    """Return the scheme inside of other options, the owner. Raise OptionError if `inner` is no scheme of ours."""
-    if isinstance(inner, Dense) or inner is Dense:
-        return DenseSum()
-    scheme = _ours(inner)
-    if not isinstance(scheme, Scheme):
-        raise OptionError(f"{type(owner).__name__} takes Dense(), OkTopk(...) or another scheme; got {inner!r}")
-    return scheme
 
 
 def _ours(compression: Any) -> Any:

@@ -8,19 +8,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import AgreementError
 from ..phases.agreement import Attendance, RollCall, roll_call, tell
-from ..phases.host import select_on_host, whole_update
-from ..phases.sparse_transport import SparseTransport
+from ..phases.exchange import SparseTransport, whole_update
 from ..selection.accumulator import Accumulator
+from ..selection.global_top_k import GlobalThreshold
 from ..selection.local_top_k import local_top_k
 from ..transport.base import Counts
 from ..transport.counting import CountingTransport, Hosts, Phase
 from ..vectors.sparse import DenseVector, Indices, SparseVector, Values
 from ..vectors.wire import ValueDtype, WireCodec
 from .report import StepReport, StepResult
+
+NOTHING = np.empty(0, np.int64)
 
 
 @dataclass
@@ -50,12 +51,10 @@ class Step:
     """Number of elements of this share that the mean worker has selected: k, if the vector is not divided."""
     lengths: Counts = field(init=False)
     """Number of elements that each worker has selected of this share; only if the vector is divided."""
-    sample: Values = field(default_factory=lambda: np.empty(0, np.float32))
+    sample: Values = field(init=False)
     """The measurements that this rank tells; see `agreement.Attendance`."""
     is_joint: bool = False
     """True if the ranks of a host have selected together."""
-    global_k: int = field(init=False)
-    """Most elements of the sum that are kept."""
 
     @property
     def n(self) -> int:
@@ -73,15 +72,8 @@ class Step:
 
     def sparse_transport(self, value_dtype: ValueDtype | None = None) -> SparseTransport:
         """Return the transport of sparse vectors to the other ranks, for this rank's selection first."""
-        sparse = SparseTransport(self.transport, WireCodec(self.acc.dtype, value_dtype))
-        if value_dtype is None:
-            return sparse
-        return sparse.spanning(self.threshold, self.largest)
-
-    def skipped(self) -> StepResult:
-        """Return the result of a step that is not taken, because the gradient of some rank is not finite."""
-        self.report.finite = False
-        return StepResult(None, np.empty(0, np.int64), self.report, not_finite=self.call.not_finite)
+        codec = WireCodec(self.acc.dtype, value_dtype)
+        return SparseTransport(self.transport, codec.spanning(self.threshold, self.largest))
 
     def result(self, update: SparseVector | DenseVector, contributed: Indices | slice,
                remainder: SparseVector | None = None) -> StepResult:
@@ -118,10 +110,9 @@ class Algorithm:
         """Begin a step with the part that reads acc: select, and communicate with no rank."""
         n = acc.n if whole is None else whole
         step = Step(acc, k, finite, transport, StepReport(self.step + 1, n, k, phases=transport.phases))
-        step.global_k = step.report.global_k = self.global_k(k, n, transport.size)
-        if not self.fits(transport.size):
-            self.forget()
+        step.report.global_k = self.global_k(k, n, transport.size)
         step.selected = self.select(step)
+        step.sample = np.full(self.samples, np.nan, np.float32)
         step.largest = float(np.abs(step.selected.values).max(initial=0))
         return step
 
@@ -133,21 +124,23 @@ class Algorithm:
 
     def _complete(self, step: Step, hosts: Hosts | None) -> StepResult:
         with step.phase("agree"):
-            mine = replace(self._attendance(self.description, step.k, step.finite), is_complete=self.is_complete())
-            if len(step.sample):
-                mine = replace(mine, sample=step.sample)
-            if hosts is None:
-                mine = replace(mine, counts=self.counts(step.selected, step.n, step.transport.size))
-            step.call = roll_call(mine, step.transport.everyone)
+            counts = self.counts(step.selected, step.n, step.transport.size) if hosts is None else NOTHING
+            step.call = roll_call(Attendance(self.description, step.k, self.step, step.finite, self.is_complete(),
+                                             counts, step.sample), step.transport.everyone)
         step.report.step = step.t
         if not step.call.finite:
-            return step.skipped()
+            step.report.finite = False
+            return StepResult(None, NOTHING, step.report, not_finite=step.call.not_finite)
         step.counts, step.share_k = step.call.counts, step.k
-        if hosts is None:
-            result = self.exchange(step)
-        else:
+        if hosts is not None:
             self._join_shares(step)
-            result = _update_of_all_shares(self.exchange(step), step, hosts)
+        result = self.exchange(step)
+        if hosts is not None:
+            assert isinstance(result.update, SparseVector)
+            with step.phase("host_gather"):
+                update = whole_update(result.update, hosts.bounds(step.report.n), hosts.within)
+            step.report.global_selected = len(update)
+            result = replace(result, update=update)
         self.step = step.t
         return result
 
@@ -159,7 +152,9 @@ class Algorithm:
         hosts = step.transport.hosts
         if hosts is not None and not step.is_joint:
             with step.phase("host_select"):
-                step.threshold, step.largest, step.selected = select_on_host(step.selected, step.k, hosts.within)
+                exact, order = GlobalThreshold(), np.arange(hosts.within.size)
+                step.selected, _ = exact.select(step.selected, step.k, order, hosts.within)
+                step.threshold, step.largest = exact.ends
             step.is_joint = True
 
     def _join_shares(self, step: Step) -> None:
@@ -175,13 +170,10 @@ class Algorithm:
 
         All ranks raise AgreementError if their descriptions or k differ.
         """
-        if transport.hosts is not None:
-            self.agree_on_host(k, transport, description)
-            nothing = np.empty(0, np.int64)
-        else:
-            nothing = self.counts(SparseVector.empty(np.float32), 0, transport.size)
-        mine = replace(self._attendance(description, k, finite), counts=nothing)
-        return roll_call(mine, transport.everyone).finite
+        self.agree_on_host(k, transport, description)
+        nothing = SparseVector.empty(np.float32)
+        counts = self.counts(nothing, 0, transport.size) if transport.hosts is None else NOTHING
+        return roll_call(replace(self._attendance(description, k, finite), counts=counts), transport.everyone).finite
 
     def agree_on_host(self, k: int, transport: CountingTransport, description: str | None = None,
                       finite: bool = True) -> bool:
@@ -201,7 +193,6 @@ class Algorithm:
             raise
 
     def _attendance(self, description: str, k: int, finite: bool) -> Attendance:
-        """Return the roll-call entry of a rank that has measured nothing."""
         return Attendance(description, k, self.step, finite, sample=np.full(self.samples, np.nan, np.float32))
 
     # What schemes give.
@@ -220,22 +211,19 @@ class Algorithm:
             if not step.finite or not step.n:  # a share may be empty
                 return SparseVector.empty(step.acc.dtype)
             step.threshold, selected = self.local_selection(step.acc, min(step.k, step.n))
+            step.report.local_threshold = step.threshold  # also of a step that is skipped
             return selected
 
     def local_selection(self, acc: Accumulator, k: int) -> tuple[float, SparseVector]:
         """Return the threshold, and the elements that pass it: the exact top-k."""
         return local_top_k(acc, k)
 
-    def counts(self, selected: SparseVector, n: int, size: int) -> NDArray[np.int64]:  # noqa: ARG002
+    def counts(self, selected: SparseVector, n: int, size: int) -> Counts:  # noqa: ARG002
         """Return the numbers that others need before the exchange: int64, shape (m,); here the selection's length."""
         return np.array([len(selected)], np.int64)
 
     def is_complete(self) -> bool:
         """Return True if this rank remembers everything that a step could need of the steps before."""
-        return True
-
-    def fits(self, size: int) -> bool:  # noqa: ARG002
-        """Return True if the memory of this algorithm is of a job with `size` ranks."""
         return True
 
     def state(self) -> dict[str, Any]:
@@ -256,11 +244,3 @@ class Algorithm:
 
     def forget(self) -> None:
         """Forget all that depends on the ranks; the next step finds it anew."""
-
-
-def _update_of_all_shares(result: StepResult, step: Step, hosts: Hosts) -> StepResult:
-    assert isinstance(result.update, SparseVector)
-    with step.phase("host_gather"):
-        update = whole_update(result.update, hosts.bounds(step.report.n), hosts.within)
-    step.report.global_selected = len(update)
-    return replace(result, update=update)

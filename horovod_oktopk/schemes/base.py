@@ -60,6 +60,8 @@ class Scheme(Compression):
     """
 
     serves_hosts: ClassVar[bool] = False
+    reduces: ClassVar[type[Algorithm]]
+    """The algorithm, if it has no options."""
 
     density: float = DEFAULT_DENSITY
     transport: TransportName = "auto"
@@ -98,9 +100,9 @@ class Scheme(Compression):
         object.__setattr__(changed, "_given_density", self._given_density)
         return changed
 
-    def algorithm(self, unit: Unit = "gradients") -> Algorithm:
+    def algorithm(self, unit: Unit = "gradients") -> Algorithm:  # noqa: ARG002
         """Return the algorithm with these options."""
-        raise NotImplementedError
+        return self.reduces()
 
 
 def elements(density: float, n: int) -> int:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..errors import OptionError
+from ..transport.base import Counts
 from ..vectors.sparse import DenseVector, SparseVector, Values
-from .algorithm import Algorithm, Step
-from .base import Scheme, Unit
+from .algorithm import NOTHING, Algorithm, Step
+from .base import Scheme
 from .report import EVERYTHING, StepResult
 
 
@@ -35,21 +33,6 @@ class Dense:
         return tensor
 
 
-@dataclass(frozen=True, eq=False)
-class DenseSum(Scheme):
-    """`Dense` under `Partial`: all elements are sent over our own transport, and nothing stays in the residual."""
-
-    density: float = 1.0
-
-    def with_density(self, density: float | None) -> NoReturn:
-        """Raise OptionError: all elements are sent."""
-        raise OptionError(f"Dense sends all elements, and has no density: set it for another scheme; got {density!r}")
-
-    def algorithm(self, unit: Unit = "gradients") -> DenseAllreduce:  # noqa: ARG002
-        """Return the algorithm with these options."""
-        return DenseAllreduce()
-
-
 class DenseAllreduce(Algorithm):
     """u = Σ acc. A rank sends 2n(P-1)/P words."""
 
@@ -59,11 +42,23 @@ class DenseAllreduce(Algorithm):
         self._values = step.acc.values()
         return SparseVector.empty(step.acc.dtype)
 
-    def counts(self, selected: SparseVector, n: int, size: int) -> NDArray[np.int64]:  # noqa: ARG002
-        return np.empty(0, np.int64)
+    def counts(self, selected: SparseVector, n: int, size: int) -> Counts:  # noqa: ARG002
+        return NOTHING
 
     def exchange(self, step: Step) -> StepResult:
         with step.phase("allreduce"):
             total = DenseVector(step.transport.allreduce(self._values))
         step.report.local_selected = step.report.global_selected = step.n
         return StepResult(total, EVERYTHING, step.report, selected=DenseVector(self._values))
+
+
+@dataclass(frozen=True, eq=False)
+class DenseSum(Scheme):
+    """`Dense` under `Partial`: all elements are sent over our own transport, and nothing stays in the residual."""
+
+    reduces = DenseAllreduce
+    density: float = 1.0
+
+    def with_density(self, density: float | None) -> NoReturn:
+        """Raise OptionError: all elements are sent."""
+        raise OptionError(f"Dense sends all elements, and has no density: set it for another scheme; got {density!r}")

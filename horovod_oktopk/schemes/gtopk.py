@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError, WireError
 from ..selection.local_top_k import top_k
+from ..transport.base import Bytes
 from ..transport.counting import CountingTransport
 from ..vectors.sparse import Indices, SparseVector, sum_of
-from ..vectors.wire import WORD, Bytes, WireCodec
+from ..vectors.wire import WORD, WireCodec
 from .algorithm import Algorithm, Step
 from .base import Scheme, Unit, check_integer
 from .report import StepResult
-from .topka import gather
+from .topka import TopkAAllreduce
 
 Mask = NDArray[np.bool_]
 
@@ -65,9 +66,6 @@ class GTopk(Scheme):
         collective: `"tree"` (the paper's Algorithm 4), or `"allgather"` (Algorithm 2, the naive one: the top-k of the
             sum), in 2k(P−1) words.
 
-    Raises:
-        OptionError: A value is not allowed.
-
     Examples:
         >>> compression = GTopk(density=0.01, collective="allgather")
         >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=compression)
@@ -85,15 +83,11 @@ class GTopk(Scheme):
         return GTopkAllreduce() if self.collective == "tree" else NaiveGTopkAllreduce()
 
 
-class NaiveGTopkAllreduce(Algorithm):
+class NaiveGTopkAllreduce(TopkAAllreduce):
     """Algorithm 2: every rank gathers all ranks' top-k, and selects from the sum. A rank sends 2k(P-1) words."""
 
-    def exchange(self, step: Step) -> StepResult:
-        with step.phase("allgatherv"):
-            parts = gather(step.selected, step, step.sparse_transport())
-        with step.phase("sum"):
-            update = nonzero_top_k(sum_of(parts), step.k)
-        return step.result(update, step.selected.indices[step.selected.positions_in(update)])
+    def kept(self, total: SparseVector, k: int) -> SparseVector:
+        return nonzero_top_k(total, k)
 
     def global_k(self, k: int, n: int, size: int) -> int:  # noqa: ARG002
         return k
@@ -145,11 +139,8 @@ class PaddedCodec:
 
     def encode(self, vector: SparseVector) -> Bytes:
         """Write the vector's length, the vector, and zeros."""
-        message = np.zeros(self.size, np.uint8)
-        message[:WORD].view(np.uint32)[0] = len(vector)
-        encoded = self.codec.encode(vector, 0, self.n)
-        message[WORD:WORD + len(encoded)] = encoded
-        return message
+        length = np.array([len(vector)], np.uint32).view(np.uint8)
+        return _padded(np.concatenate([length, self.codec.encode(vector, 0, self.n)]), self.size)
 
     def decode(self, message: Bytes) -> SparseVector:
         """Read the vector. Raise WireError if the message cannot hold it."""
@@ -161,10 +152,11 @@ class PaddedCodec:
 
     def encode_mask(self, mask: Mask) -> Bytes:
         """Write the bits, and zeros."""
-        bits = np.zeros(self.mask_size, np.uint8)
-        packed = np.packbits(mask)
-        bits[:len(packed)] = packed
-        return bits
+        return _padded(np.packbits(mask), self.mask_size)
+
+
+def _padded(message: Bytes, size: int) -> Bytes:
+    return np.concatenate([message, np.zeros(size - len(message), np.uint8)])
 
 
 @dataclass(frozen=True)
@@ -178,11 +170,10 @@ class _Tree:
         """Merge selections up the tree; also return this rank's dropped indices, by the partner's distance."""
         merged, dropped = selection, {}
         for distance in tree_distances(self.transport.size):
-            child, parent = self._partners(distance)
-            outgoing = {} if parent is None else {parent: self.codec.encode(merged)}
-            messages = self._swap(outgoing, {} if child is None else {child: self.codec.size})
-            if messages:
-                total = sum_of([merged, self.codec.decode(messages[0])])
+            children, parents = self._partners(distance)
+            outgoing = {parent: self.codec.encode(merged) for parent in parents}
+            for message in self._swap(outgoing, dict.fromkeys(children, self.codec.size)):
+                total = sum_of([merged, self.codec.decode(message)])
                 merged = nonzero_top_k(total, self.codec.k)
                 dropped[distance] = np.setdiff1d(total.indices, merged.indices, assume_unique=True)
         return merged, dropped
@@ -190,26 +181,23 @@ class _Tree:
     def broadcast(self, merged: SparseVector, dropped: Mapping[int, Indices]) -> tuple[SparseVector, Mask]:
         """Send the root's vector down; also return a mask of its elements that merges up to the root dropped."""
         update, lost = merged, np.zeros(len(merged), np.bool_)
+        size = self.codec.size
         for distance in reversed(tree_distances(self.transport.size)):
             if distance in dropped:
                 lost |= np.isin(update.indices, dropped[distance], assume_unique=True)
-            child, parent = self._partners(distance)
-            outgoing = {} if child is None else {
-                child: np.concatenate([self.codec.encode(update), self.codec.encode_mask(lost)])}
-            incoming = {} if parent is None else {parent: self.codec.size + self.codec.mask_size}
-            for message in self._swap(outgoing, incoming):
-                update = self.codec.decode(message[:self.codec.size])
-                lost = np.unpackbits(message[self.codec.size:])[:len(update)].astype(np.bool_)
+            children, parents = self._partners(distance)
+            outgoing = {child: np.concatenate([self.codec.encode(update), self.codec.encode_mask(lost)])
+                        for child in children}
+            for message in self._swap(outgoing, dict.fromkeys(parents, size + self.codec.mask_size)):
+                update = self.codec.decode(message[:size])
+                lost = np.unpackbits(message[size:])[:len(update)].astype(np.bool_)
         return update, lost
 
-    def _partners(self, distance: int) -> tuple[int | None, int | None]:
-        """Return the child that sends to this rank, and the parent that it sends to, on the way up at a distance."""
-        rank = self.transport.rank
-        if rank % (2 * distance) == distance:
-            return None, rank - distance
-        if rank % (2 * distance) == 0 and rank + distance < self.transport.size:
-            return rank + distance, None
-        return None, None
+    def _partners(self, distance: int) -> tuple[list[int], list[int]]:
+        """Return the child of this rank at a distance, and its parent: none or one of each."""
+        rank, place = self.transport.rank, self.transport.rank % (2 * distance)
+        has_child = place == 0 and rank + distance < self.transport.size
+        return [rank + distance] if has_child else [], [rank - distance] if place == distance else []
 
     def _swap(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int]) -> list[Bytes]:
         """Swap messages in one round. Collective, as a transport may use a collective for it."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -11,15 +12,21 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError
 from ..phases.agreement import tell
-from ..phases.balance_gather import allgatherv, balance, needs_balance, plan_balance
-from ..phases.regions import Load, Regions, count_by_region, divide, split_and_reduce
-from ..phases.repartition import space_repartition
-from ..phases.sparse_transport import SparseTransport
-from ..phases.volume import Volume, oktopk_bound
-from ..selection.global_top_k import ReusedThreshold
+from ..phases.exchange import (
+    BalancePlan,
+    Bound,
+    Load,
+    SparseTransport,
+    divide,
+    needs_balance,
+    oktopk_bound,
+    split_and_reduce,
+)
+from ..phases.regions import Regions, count_by_region, space_repartition
+from ..selection.global_top_k import GlobalThreshold
 from ..transport.base import Counts
 from ..transport.counting import Hosts
-from ..vectors.sparse import Indices, SparseVector, sum_of
+from ..vectors.sparse import Indices, SparseVector, concatenate, sum_of
 from ..vectors.wire import ValueDtype
 from .algorithm import Algorithm, Step
 from .base import Scheme, Unit, check_integer, check_real, elements
@@ -110,12 +117,10 @@ class OkTopk(Scheme):
 
     def settings(self, unit: Unit = "gradients") -> Mapping[str, Any]:
         """Return all options by name; a global density with its original density, as k' follows from both."""
-        kept: object = self._given_global_density
-        if kept is None:
-            kept = f"{self._default_multiple(unit)} times the density"
-        else:
-            kept = f"{kept} at density {self._given_density}"
-        return {**super().settings(unit), "global_density": kept, "value_dtype": self.wire_dtype(unit)}
+        kept = self._given_global_density
+        said = (f"{self._default_multiple(unit)} times the density" if kept is None
+                else f"{kept} at density {self._given_density}")
+        return {**super().settings(unit), "global_density": said, "value_dtype": self.wire_dtype(unit)}
 
     def kind(self) -> Mapping[str, Any]:
         """Return the options that a change of the density leaves unchanged; a global density as a multiple of it."""
@@ -137,7 +142,7 @@ class OkTopkAllreduce(Algorithm):
 
     def __init__(self, options: OkTopk, unit: Unit) -> None:
         self.options, self.unit = options, unit
-        self.global_ = ReusedThreshold()
+        self.global_ = GlobalThreshold()
         self.boundaries: Indices | None = None
 
     def exchange(self, step: Step) -> StepResult:
@@ -148,15 +153,15 @@ class OkTopkAllreduce(Algorithm):
             regions, load = self._divide(selection.indices, step)  # lines 5-7
         with step.phase("split_and_reduce"):
             reduced = split_and_reduce(selection, regions, sparse)  # line 8
-        volume = Volume(load, regions.order, oktopk_bound(step.share_k, sparse.size, step.global_k))
+        bound: Bound = oktopk_bound(step.share_k, sparse.size, step.report.global_k)
         with step.phase("global_select"):
-            summed, sizes = self._select_globally(reduced, step, volume)  # lines 9-12
+            summed, sizes = self._select_globally(reduced, step, load, bound)  # lines 9-12
             if step.transport.hosts is not None:
-                volume = replace(volume, bound=_share_bound(sizes, step, step.transport.hosts))
+                bound = _share_bound(sizes, step, step.transport.hosts)
                 sizes = sizes[step.transport.hosts.group]
             sparse = sparse.spanning(*self.global_.ends)
             chosen = sparse.codec.round(summed)
-        balances = needs_balance(sizes, self.balance_trigger) and volume.fits_balanced(sizes[regions.order])
+        balances = needs_balance(sizes, self.balance_trigger) and load.fits_balanced(sizes[regions.order], bound)
         update = self._gather(chosen, sizes[regions.order], balances, step, regions, sparse)  # line 13
         sent = selection.positions_in(update)  # line 14
         step.report.global_threshold = self.global_.value or 0.0
@@ -170,58 +175,55 @@ class OkTopkAllreduce(Algorithm):
         if step.call.in_sync and not _due(step.t, self.options.region_interval):
             assert self.boundaries is not None
             regions, load = divide(self.boundaries, selected, step.counts, step.transport, rotates)
-            volume = Volume(load, regions.order, oktopk_bound(step.share_k, step.transport.size))
-            if volume.fits_regions(step.share_k):
+            if load.fits_regions(step.share_k, oktopk_bound(step.share_k, step.transport.size)):
                 return regions, load
         step.report.repartitioned = True
         self.boundaries = space_repartition(selected, step.n, step.transport)
         _, counts = tell(np.empty(0, np.uint32), count_by_region(selected, self.boundaries), step.transport)
         return divide(self.boundaries, selected, counts, step.transport, rotates)
 
-    def _select_globally(self, reduced: SparseVector, step: Step, volume: Volume,
-                         ) -> tuple[SparseVector, NDArray[np.int64]]:
+    def _select_globally(self, reduced: SparseVector, step: Step, load: Load, bound: Bound,
+                         ) -> tuple[SparseVector, Counts]:
         """Return this rank's share of the global top-k, and the length of each rank's share, of all ranks."""
-        hosts, everyone = step.transport.hosts, step.transport.everyone
-        order, weight = volume.order, None
+        hosts, everyone, kept = step.transport.hosts, step.transport.everyone, step.report.global_k
+        order, weight = load.order, None
         if hosts is not None:
             order = hosts.grid.T.ravel()
             weight = step.share_k * hosts.within.size / step.k  # as in what hosts select, so in their sum
-        if step.global_k >= min(step.report.n, step.k * step.transport.size):
+        if kept >= min(step.report.n, step.k * step.transport.size):
             return self.global_.select_all(reduced, everyone, step.threshold)
         if (self.options.selection == "reuse" and step.call.in_sync
                 and not _due(step.t, self.options.threshold_interval)):
-            return self.global_.select_again(reduced, step.global_k, order, volume.fits_direct, everyone,
-                                              step.threshold)
-        return self.global_.select(reduced, step.global_k, order, everyone, step.threshold, weight)
+            fits = partial(load.fits_direct, bound=bound)
+            return self.global_.select_again(reduced, kept, order, fits, everyone, step.threshold)
+        return self.global_.select(reduced, kept, order, everyone, step.threshold, weight)
 
     @staticmethod
-    def _gather(chosen: SparseVector, sizes: NDArray[np.int64], balances: bool, step: Step, regions: Regions,
+    def _gather(chosen: SparseVector, sizes: Counts, balances: bool, step: Step, regions: Regions,
                 sparse: SparseTransport) -> SparseVector:
         """Return the whole update. sizes: elements by region. balances: True if blocks are made equal before."""
         extents = regions.extents(sizes)
         if balances:
             step.report.balanced = True
-            plan = plan_balance(sizes)
+            plan = BalancePlan(sizes)
             with step.phase("balance"):
-                chosen = balance(chosen, plan, regions, sparse)
+                chosen = plan.balance(chosen, regions, sparse)
             extents = plan.extents(regions.boundaries)
         with step.phase("allgatherv"):
-            return allgatherv(chosen, extents, regions, sparse)
+            shares = sparse.allgatherv(chosen, list(zip(regions.owners, extents, strict=True)))
+            return concatenate(shares, sparse.codec.dtype)
 
     # What is remembered.
 
     def global_k(self, k: int, n: int, size: int) -> int:
         return self.options.global_k_of(k, n, size, self.unit)
 
-    def fits(self, size: int) -> bool:
-        return self.boundaries is None or len(self.boundaries) == size + 1
-
     def select(self, step: Step) -> SparseVector:
-        selected = super().select(step)
-        step.report.local_threshold = step.threshold  # also of a step that is skipped
-        return selected
+        if self.boundaries is not None and len(self.boundaries) != step.transport.size + 1:
+            self.forget()  # the job had another number of ranks
+        return super().select(step)
 
-    def counts(self, selected: SparseVector, n: int, size: int) -> NDArray[np.int64]:  # noqa: ARG002
+    def counts(self, selected: SparseVector, n: int, size: int) -> Counts:  # noqa: ARG002
         """Return the number of selected elements of each region; zeros if regions are not known yet."""
         if self.boundaries is None:
             return np.zeros(size, np.int64)
@@ -248,19 +250,16 @@ def _due(t: int, interval: int) -> bool:
     return (t - 1) % interval == 0
 
 
-def _host_bound(step: Step) -> float:
-    """Return a host's bound in words; on two hosts it is not Ok-Topk's, as regions do not rotate."""
-    return max(oktopk_bound(step.k, step.transport.size, step.global_k), 2.0 * (step.k + step.global_k))
-
-
 def _share_bound(sizes: Counts, step: Step, hosts: Hosts) -> NDArray[np.float64]:
     """Return the words that each host may send of this share, to keep to its bound whatever other shares do; by host.
 
     Of its bound each host needs two words for each selected element. The rest is divided among the shares
     in proportion to the kept elements. It must be at least two words for each, as much as an allgatherv takes;
-    otherwise nothing fits. sizes: elements kept, by rank.
+    otherwise nothing fits. On two hosts the bound is not Ok-Topk's, as regions do not rotate.
+    sizes: elements kept, by rank.
     """
-    each = (_host_bound(step) - 2 * step.k) / max(int(sizes.sum()), 1)
+    k, kept = step.k, step.report.global_k
+    each = (max(oktopk_bound(k, step.transport.size, kept), 2 * (k + kept)) - 2 * k) / max(int(sizes.sum()), 1)
     if each < 2:
         return np.zeros(step.transport.size)
     bound: NDArray[np.float64] = 2 * step.lengths + each * sizes[hosts.group].sum()

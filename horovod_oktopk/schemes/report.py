@@ -58,6 +58,11 @@ class StepReport:
     ON_HOST: ClassVar[tuple[Phase, ...]] = ("host_agree", "host_sum", "host_select", "host_gather")
     """Phases whose messages all stay on the host, if each host is one worker."""
 
+    FIGURES: ClassVar[tuple[str, ...]] = (
+        "k", "global_k", "finite", "local_selected", "global_selected", "local_threshold", "global_threshold",
+        "repartitioned", "balanced", "bytes_sent", "bytes_received", "seconds")
+    """Names in `scalars` at every step."""
+
     @property
     def bytes_sent(self) -> int:
         """Bytes that this rank sent in all phases, agreement included, except those that stay on its host."""
@@ -83,12 +88,7 @@ class StepReport:
 
         prefix: the beginning of every name, before a slash.
         """
-        figures: dict[str, float] = {
-            "k": self.k, "global_k": self.global_k, "finite": self.finite,
-            "local_selected": self.local_selected, "global_selected": self.global_selected,
-            "local_threshold": self.local_threshold, "global_threshold": self.global_threshold,
-            "repartitioned": self.repartitioned, "balanced": self.balanced,
-            "bytes_sent": self.bytes_sent, "bytes_received": self.bytes_received, "seconds": self.seconds}
+        figures: dict[str, float] = {name: getattr(self, name) for name in self.FIGURES}
         if self.rounds != 1 or self.active:
             figures |= {"rounds": self.rounds, "active_ranks": sum(self.active), "seconds_saved": self.seconds_saved}
             figures |= {f"staleness/rank{rank}": count for rank, count in enumerate(self.staleness)}
@@ -136,8 +136,7 @@ class StepResult:
     def sent(self) -> SparseVector | DenseVector:
         """Return the elements that contributed to the update, with their values in this rank's acc."""
         assert self.selected is not None
-        if isinstance(self.selected, DenseVector) or isinstance(self.contributed, slice):
-            return self.selected
-        if len(self.contributed) == len(self.selected):
+        if (isinstance(self.selected, DenseVector) or isinstance(self.contributed, slice)
+                or len(self.contributed) == len(self.selected)):
             return self.selected
         return self.selected.take(KERNELS.common_positions(self.selected.indices, self.contributed))

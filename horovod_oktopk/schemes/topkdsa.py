@@ -6,41 +6,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..phases.agreement import counts_for
-from ..phases.regions import Regions, count_by_region, split_and_reduce
-from ..phases.sparse_transport import SparseTransport
+from ..phases.exchange import SparseTransport, split_and_reduce
+from ..phases.regions import Regions, count_by_region
+from ..transport.base import Bytes, Counts
 from ..vectors.sparse import Indices, SparseVector, concatenate
-from ..vectors.wire import Bytes
 from .algorithm import Algorithm, Step
-from .base import Scheme, Unit
+from .base import Scheme
 from .report import StepResult
-
-
-@dataclass(frozen=True, eq=False)
-class TopkDSA(Scheme):
-    """SparCML (Renggli et al., SC 2019): u = Σ Topk(residual + gradient), summed by regions, sparse or dense.
-
-    A rank sends 4k(P−1)/P to (2k + n)(P−1)/P words: more if the ranks' selections differ more. The options
-    density and transport are explained in `OkTopk`.
-
-    Raises:
-        OptionError: A value is not allowed.
-
-    Examples:
-        >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=TopkDSA(density=0.01))
-    """
-
-    def algorithm(self, unit: Unit = "gradients") -> TopkDSAAllreduce:  # noqa: ARG002
-        """Return the algorithm with these options."""
-        return TopkDSAAllreduce()
 
 
 class TopkDSAAllreduce(Algorithm):
     """u = Σ Topk(acc), summed by regions of n/P elements. A rank sends 4k(P-1)/P to (2k + n)(P-1)/P words."""
 
-    def counts(self, selected: SparseVector, n: int, size: int) -> NDArray[np.int64]:
+    def counts(self, selected: SparseVector, n: int, size: int) -> Counts:
         """Return the number of selected elements of each region."""
         return count_by_region(selected.indices, equal_regions(n, size))
 
@@ -54,8 +34,22 @@ class TopkDSAAllreduce(Algorithm):
         with step.phase("agree"):
             sizes = step.transport.allgather(np.array([len(reduced)], np.int64)).ravel()
         with step.phase("allgatherv"):
-            update = allgather_smaller(reduced, sizes, regions.boundaries, sparse)
+            update = allgather_smaller(reduced, sizes, regions, sparse)
         return step.result(update, step.selected.indices)
+
+
+@dataclass(frozen=True, eq=False)
+class TopkDSA(Scheme):
+    """SparCML (Renggli et al., SC 2019): u = Σ Topk(residual + gradient), summed by regions, sparse or dense.
+
+    A rank sends 4k(P−1)/P to (2k + n)(P−1)/P words: more if the ranks' selections differ more. The options
+    density and transport are explained in `OkTopk`.
+
+    Examples:
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=TopkDSA(density=0.01))
+    """
+
+    reduces = TopkDSAAllreduce
 
 
 def equal_regions(n: int, size: int) -> Indices:
@@ -63,30 +57,26 @@ def equal_regions(n: int, size: int) -> Indices:
     return (np.arange(size + 1, dtype=np.int64) * n) // size
 
 
-def allgather_smaller(reduced: SparseVector, sizes: NDArray[np.int64], boundaries: Indices, sparse: SparseTransport,
+def allgather_smaller(reduced: SparseVector, sizes: Counts, regions: Regions, sparse: SparseTransport,
                       ) -> SparseVector:
     """Gather all regions, each sparse or as all of its values, whichever takes fewer bytes.
 
     sizes: elements by region.
     """
-    codec, lengths = sparse.codec, np.diff(boundaries)
-    sparse_bytes, dense_bytes = codec.sizes(sizes, lengths), lengths * reduced.values.dtype.itemsize
+    codec, extents = sparse.codec, regions.extents(sizes)
+    sparse_bytes = np.array([codec.size(extent.length, extent.span) for extent in extents])
+    dense_bytes = np.diff(regions.boundaries) * reduced.values.dtype.itemsize
     is_dense = dense_bytes < sparse_bytes
-    ends = boundaries.tolist()
-    start, stop = ends[sparse.rank], ends[sparse.rank + 1]
-    message = (_dense(reduced, start, stop - start).view(np.uint8) if is_dense[sparse.rank]
-               else codec.encode(reduced, start, stop))
+    _, start, stop = extents[sparse.rank]
+    if is_dense[sparse.rank]:
+        values = np.zeros(stop - start, codec.dtype)
+        values[reduced.indices - start] = reduced.values
+        message = values.view(np.uint8)
+    else:
+        message = codec.encode(reduced, start, stop)
     messages = sparse.transport.allgatherv(message, np.where(is_dense, dense_bytes, sparse_bytes))
-    parts = [_from_dense(message, codec.dtype, ends[region]) if is_dense[region]
-             else codec.decode(message, int(sizes[region]), ends[region], ends[region + 1])
-             for region, message in enumerate(messages)]
-    return concatenate(parts, codec.dtype)
-
-
-def _dense(part: SparseVector, start: int, length: int) -> NDArray[Any]:
-    values = np.zeros(length, part.values.dtype)
-    values[part.indices - start] = part.values
-    return values
+    return concatenate([_from_dense(message, codec.dtype, extent.start) if dense else codec.decode(message, *extent)
+                        for message, extent, dense in zip(messages, extents, is_dense, strict=True)], codec.dtype)
 
 
 def _from_dense(message: Bytes, dtype: Any, start: int) -> SparseVector:

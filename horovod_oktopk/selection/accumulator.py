@@ -164,10 +164,7 @@ class CollectingAccumulator:
 
 
 class NumpyAccumulator(CollectingAccumulator, ResidualAccumulator):
-    """A ResidualAccumulator in host memory; residual and spare are float32 or float64 arrays of n.
-
-    kernels: the loops over them; in C++ if that was built.
-    """
+    """A ResidualAccumulator in host memory; residual and spare are float32 or float64 arrays of n."""
 
     def __init__(self, n: int, dtype: Any = np.float32, kernels: Kernels = KERNELS) -> None:
         super().__init__(n, dtype, kernels)
@@ -186,18 +183,15 @@ class NumpyAccumulator(CollectingAccumulator, ResidualAccumulator):
             ascending = ascending and offset == done
             done = offset + len(piece)
             for start, gradient in converted(piece, self.dtype, clear):
-                part = slice(start, start + len(gradient))
-                finite = self._add(offset + start, gradient, [other[part] for other in before],
-                                   [other[part] for other in after], clear) and finite
+                first, part = offset + start, slice(start, start + len(gradient))
+                own = slice(first, first + len(gradient))
+                finite = self._kernels.add_and_collect(
+                    self.residual[own], gradient, self._acc[own], 1.0, self.expected, first, self._candidates,
+                    self._acc.nbytes > CACHE, clear, [other[part] for other in before],
+                    [other[part] for other in after]) and finite
         if ascending:
             self._bound = self.expected
         return finite
-
-    def _add(self, start: int, gradient: Values, before: Sequence[Values], after: Sequence[Values],
-             clear: bool) -> bool:
-        part = slice(start, start + len(gradient))
-        return self._kernels.add_and_collect(self.residual[part], gradient, self._acc[part], 1.0, self.expected,
-                                             start, self._candidates, self._acc.nbytes > CACHE, clear, before, after)
 
     def _collect(self, start: int, stop: int, threshold: float, buffer: CandidateBuffer) -> None:
         self._kernels.collect(self._acc[start:stop], threshold, start, buffer)
@@ -234,16 +228,8 @@ class NumpyAccumulator(CollectingAccumulator, ResidualAccumulator):
         return buffer
 
 
-class EmptyAccumulator:
+class EmptyAccumulator(CollectingAccumulator):
     """The accumulator of a rank that contributes nothing to a reduction in which it takes part."""
-
-    def __init__(self, n: int, dtype: Any) -> None:
-        self.n = n
-        self.dtype = np.dtype(dtype)
-        self.expected = np.inf
-
-    def expect(self, threshold: float, limit: int) -> None:
-        pass
 
     def select(self, threshold: float, limit: int) -> SparseVector:  # noqa: ARG002
         return SparseVector.empty(self.dtype)
@@ -251,12 +237,11 @@ class EmptyAccumulator:
     def sample(self, stride: int) -> Values:  # noqa: ARG002
         return np.empty(0, self.dtype)
 
-    def moments(self) -> tuple[float, float]:
-        return 0.0, 0.0
+    def _chunks(self) -> Iterator[Values]:
+        return iter(())
 
     def values(self) -> Values:
         return np.zeros(self.n, self.dtype)
-
 
 
 def _collected(buffer: CandidateBuffer) -> SparseVector:

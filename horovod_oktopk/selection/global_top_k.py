@@ -15,30 +15,33 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..kernels import KERNELS
-from ..transport.base import Transport, allgather_rows
+from ..transport.base import Bytes, Counts, Transport, allgather_rows
 from ..vectors.sparse import Bits, SparseVector, from_bits, to_bits
-from ..vectors.wire import Bytes
-from .local_top_k import kth_magnitude, top_k
+from .local_top_k import top_k
 from .sketches import Bracket, Sketches, first_places, sketch, sketch_shape
-
-Counts = NDArray[np.int64]
 
 DIGIT_BITS = 8
 MOST_MAGNITUDES = 1024
 """Most different magnitudes with counts, of all ranks, that take no more words than a radix search."""
 TOO_MANY = 2**32 - 1
 """Mark in place of a number of elements."""
+SKETCH = 64
+"""Magnitudes that a rank tells of its largest 4k/P reduced elements, at equal steps of k/(16 P) elements, if the
+threshold is reused.
+"""
 
 
-class ExactThreshold:
+class GlobalThreshold:
     """The global threshold, equal on all ranks; value: the last step's, None before the first.
 
     ends: the range of the magnitudes selected last, known to all ranks too: from the threshold to the
         largest. If all were selected, from the least local threshold: smaller sums are few, as terms have to cancel.
     """
+
+    guard = 0.25
+    """The share of k that a reused threshold's selection may deviate by."""
 
     def __init__(self) -> None:
         self.value: float | None = None
@@ -57,7 +60,10 @@ class ExactThreshold:
         entries, step = sketch_shape(k, transport.size)
         if weight is not None:
             step = max(1, math.ceil(step * weight))
-        ascending = KERNELS.sorted(to_bits(_top(reduced, step * entries).values))  # further down no sketch reaches
+        top, reach = reduced, step * entries  # further down no sketch reaches
+        if len(reduced) > reach:
+            top = reduced.passing(KERNELS.kth_magnitude(reduced.values, reach))
+        ascending = KERNELS.sorted(to_bits(top.values))
         floor = to_bits(np.array([local_threshold], reduced.values.dtype))
         first = int(first_places(np.full(transport.size, step))[transport.rank])
         mine = np.concatenate([floor, sketch(ascending, step, entries - 1, first)])
@@ -65,7 +71,7 @@ class ExactThreshold:
         steps = np.full(transport.size, step) if weight is None else rows[:, -1].astype(np.int64)
         sketches = Sketches(rows[:, 1], rows[:, 2:entries], steps)
         threshold, above, equal = (_kth_by_sketches(ascending, sketches, k, transport)
-                                   or _kth_by_radix(to_bits(reduced.values), k, transport))
+                                   or radix_kth_magnitude(to_bits(reduced.values), k, transport))
         quotas = _quotas(equal, k - int(above.sum()), region_order)
         self.value = from_bits(threshold, reduced.values.dtype)
         self._note_ends(rows[:, 0], rows[:, 1], reduced.values.dtype)
@@ -84,6 +90,40 @@ class ExactThreshold:
         self._note_ends(rows[:, 0], rows[:, 1], dtype)
         return reduced, rows[:, 2].astype(np.int64)
 
+    def select_again(self, reduced: SparseVector, k: int, region_order: Counts, fits: Callable[[Counts], bool],
+                     transport: Transport, local_threshold: float = 0.0) -> tuple[SparseVector, Counts]:
+        """Select by the last threshold; all, if there are at most k elements. Return as `select` does. Collective.
+
+        If the last threshold selects less than (1 - guard) k, more than (1 + guard) k, or more than fits the promised
+        volume, sketches decide. They come with the sizes that are gathered anyway, and tell each rank's number to
+        send: k elements in all, less k/(16 P) at most, near the exact top-k, without another message.
+        """
+        assert self.value is not None
+        reduced = reduced.compress(reduced.values != 0)
+        magnitudes = np.abs(reduced.values)
+        passes = magnitudes >= magnitudes.dtype.type(self.value)
+        step = -(-k // (SKETCH // 4 * transport.size))
+        mine = sketch(KERNELS.sorted(to_bits(magnitudes)), step, 1 + SKETCH)
+        floor = to_bits(np.array([local_threshold], magnitudes.dtype))
+        counts = np.array([len(reduced), passes.sum()])
+        rows = transport.allgather(np.concatenate([counts, floor.astype(np.int64), mine.astype(np.int64)]))
+        lengths, sizes, floors, largest, sketches = *rows[:, :4].T, rows[:, 4:]
+        keeps_all = lengths.sum() <= k
+        if keeps_all:
+            self.value = 0.0
+        self._note_ends(floors, largest, magnitudes.dtype)
+        if keeps_all:
+            return reduced, lengths
+        if abs(int(sizes.sum()) - k) <= self.guard * k and fits(sizes):
+            return reduced.compress(passes), sizes
+        taken = _take_from_sketches(sketches, k // step)
+        if k < step or not taken.any() or taken.max() == SKETCH:
+            return self.select(reduced, k, region_order, transport, local_threshold)
+        last = sketches[np.arange(len(taken)), taken - 1][taken > 0].min()
+        self.value = from_bits(int(last), magnitudes.dtype)
+        self._note_ends(floors, largest, magnitudes.dtype)
+        return top_k(reduced, int(taken[transport.rank]) * step), taken * step
+
     def _note_ends(self, local_thresholds: Bits, largest: Bits, dtype: Any) -> None:
         """Note the ends, after `value` is known. The arguments: of all ranks."""
         known = local_thresholds[local_thresholds > 0]
@@ -101,7 +141,7 @@ def _kth_by_sketches(ascending: Bits, sketches: Sketches, k: int,
     certain = sketches.bracket(k)
     if certain is None:
         return None
-    if certain.is_one_value:
+    if certain.limit == certain.lowest + 1:  # one value
         start, stop = _within(certain, ascending)
         above, equal = transport.allgather(np.array([len(ascending) - stop, stop - start])).T
         there_are_fewer = above.sum() + equal.sum() < k
@@ -169,22 +209,17 @@ def _kth_by_counts(between: Bits, larger: np.int64, k: int,
             np.array([int(each[1][each[0] == threshold].sum()) for each in rows]))
 
 
-def _top(vector: SparseVector, count: int) -> SparseVector:
-    """Return the elements of largest magnitude: `count`, and those that equal the least of them; or all."""
-    return vector.passing(kth_magnitude(vector.values, count)) if len(vector) > count else vector
+def radix_kth_magnitude(bits: Bits, k: int, transport: Transport) -> tuple[int, Counts, Counts]:
+    """Find the exact k-th largest of all ranks' magnitudes. Return as `_kth_by_sketches`. Collective.
 
-
-def _kth_by_radix(bits: Bits, k: int, transport: Transport) -> tuple[int, Counts, Counts]:
-    threshold = radix_kth_magnitude(bits, k, transport)
+    bits: this rank's, none of them 0.
+    """
+    threshold = _radix_search(bits, k, transport)
     above, equal = transport.allgather(np.array([(bits > threshold).sum(), (bits == threshold).sum()], np.int64)).T
     return threshold, above, equal
 
 
-def radix_kth_magnitude(bits: Bits, k: int, transport: Transport) -> int:
-    """Return the exact k-th largest of all ranks' magnitudes, as bits; 0 if there are fewer than k. Collective.
-
-    bits: this rank's, none of them 0.
-    """
+def _radix_search(bits: Bits, k: int, transport: Transport) -> int:
     prefix, wanted = 0, k
     for shift in range(8 * bits.dtype.itemsize - DIGIT_BITS, -1, -DIGIT_BITS):
         digits = (bits >> bits.dtype.type(shift)).astype(np.int64) & (2**DIGIT_BITS - 1)
@@ -211,51 +246,6 @@ def _quotas(equal: Counts, ties: int, region_order: Counts) -> Counts:
     before = np.cumsum(equal[region_order]) - equal[region_order]
     quotas[region_order] = np.clip(ties - before, 0, equal[region_order])
     return quotas
-
-
-SKETCH = 64
-"""Magnitudes that a rank tells of its largest 4k/P reduced elements, at equal steps of k/(16 P) elements."""
-
-
-class ReusedThreshold(ExactThreshold):
-    """A threshold that is evaluated, and then reused while it selects about k."""
-
-    guard = 0.25
-    """The share of k that a reused threshold's selection may deviate by."""
-
-    def select_again(self, reduced: SparseVector, k: int, region_order: Counts, fits: Callable[[Counts], bool],
-                     transport: Transport, local_threshold: float = 0.0) -> tuple[SparseVector, Counts]:
-        """Select by the last threshold; all, if there are at most k elements. Return as `select` does. Collective.
-
-        If the last threshold selects less than (1 - guard) k, more than (1 + guard) k, or more than fits the promised
-        volume, sketches decide. They come with the sizes that are gathered anyway, and tell each rank's number to
-        send: k elements in all, less k/(16 P) at most, near the exact top-k, without another message.
-        """
-        assert self.value is not None
-        reduced = reduced.compress(reduced.values != 0)
-        magnitudes = np.abs(reduced.values)
-        passes = magnitudes >= magnitudes.dtype.type(self.value)
-        step = -(-k // (SKETCH // 4 * transport.size))
-        mine = sketch(KERNELS.sorted(to_bits(magnitudes)), step, 1 + SKETCH)
-        floor = to_bits(np.array([local_threshold], magnitudes.dtype))
-        counts = np.array([len(reduced), passes.sum()])
-        rows = transport.allgather(np.concatenate([counts, floor.astype(np.int64), mine.astype(np.int64)]))
-        lengths, sizes, floors, largest, sketches = *rows[:, :4].T, rows[:, 4:]
-        keeps_all = lengths.sum() <= k
-        if keeps_all:
-            self.value = 0.0
-        self._note_ends(floors, largest, magnitudes.dtype)
-        if keeps_all:
-            return reduced, lengths
-        if abs(int(sizes.sum()) - k) <= self.guard * k and fits(sizes):
-            return reduced.compress(passes), sizes
-        taken = _take_from_sketches(sketches, k // step)
-        if k < step or not taken.any() or taken.max() == SKETCH:
-            return self.select(reduced, k, region_order, transport, local_threshold)
-        last = sketches[np.arange(len(taken)), taken - 1][taken > 0].min()
-        self.value = from_bits(int(last), magnitudes.dtype)
-        self._note_ends(floors, largest, magnitudes.dtype)
-        return top_k(reduced, int(taken[transport.rank]) * step), taken * step
 
 
 def _take_from_sketches(sketches: Counts, wanted: int) -> Counts:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..kernels import KERNELS
-from ..vectors.sparse import SparseVector, Values
+from ..vectors.sparse import SparseVector
 from .accumulator import Accumulator
 
 SAMPLE_HITS = 512
@@ -45,7 +45,7 @@ def local_top_k(acc: Accumulator, k: int) -> tuple[float, SparseVector]:
     for bound, limit in _bounds_to_try(acc, k):
         candidates = acc.select(bound, limit)
         if candidates is not None and len(candidates) >= k:
-            threshold = kth_magnitude(candidates.values, k)
+            threshold = KERNELS.kth_magnitude(candidates.values, k)
             acc.expect(_next_bound(candidates, k), limit=min(BUFFER_FACTOR * k, acc.n // 4))
             return threshold, largest(candidates, threshold, k)
     assert candidates is not None  # the last bound is 0
@@ -60,8 +60,8 @@ def _next_bound(candidates: SparseVector, k: int) -> float:
     sample = candidates.values[::SKIP] if len(candidates) > SKIP * MIN_SAMPLE else candidates.values
     known, wanted = len(sample), SPARE * k * len(sample) / len(candidates)
     if wanted <= known:
-        return kth_magnitude(sample, max(1, int(wanted)))
-    least, before = kth_magnitude(sample, known), kth_magnitude(sample, -(-2 * known // 3))
+        return KERNELS.kth_magnitude(sample, max(1, int(wanted)))
+    least, before = KERNELS.kth_magnitude(sample, known), KERNELS.kth_magnitude(sample, -(-2 * known // 3))
     return float(least * (least / before) ** (np.log(wanted / known) / np.log(1.5)))
 
 
@@ -74,14 +74,9 @@ def _bounds_to_try(acc: Accumulator, k: int) -> Iterator[tuple[float, int]]:
     wanted = SPARE * k / stride
     position = int(wanted + 3 * np.sqrt(wanted)) + 2
     while position <= len(sample):
-        yield kth_magnitude(sample, position), acc.n
+        yield KERNELS.kth_magnitude(sample, position), acc.n
         position *= 2
     yield 0.0, acc.n
-
-
-def kth_magnitude(values: Values, k: int) -> float:
-    """Return the k-th largest magnitude (k from 1) of the values, none of them NaN."""
-    return KERNELS.kth_magnitude(values, k)
 
 
 def top_k(candidates: SparseVector, k: int) -> SparseVector:
@@ -90,7 +85,7 @@ def top_k(candidates: SparseVector, k: int) -> SparseVector:
         return candidates
     if k == 0:
         return candidates[:0]
-    return largest(candidates, kth_magnitude(candidates.values, k), k)
+    return largest(candidates, KERNELS.kth_magnitude(candidates.values, k), k)
 
 
 def largest(candidates: SparseVector, threshold: float, k: int) -> SparseVector:

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels import CHUNK, KERNELS, CandidateBuffer, Kernels
-from ..vectors.layout import Layout
-from ..vectors.sparse import DenseVector, SparseVector, Values
+from ..vectors.sparse import DenseVector, Layout, SparseVector, Values
 from .accumulator import Accumulator, CollectingAccumulator
 
 Pieces = Sequence[tuple[int, Any]]
@@ -27,15 +26,19 @@ class ParameterAccumulator(Accumulator, Protocol):
 
     shared: Any
     """w: a flat array of n on the accumulator's device; the same bits on all ranks."""
+    _pieces: Pieces = ()
 
     def start(self, pieces: Pieces) -> None:
         """Set w to p."""
+        for offset, piece in pieces:
+            self.shared[offset:offset + len(piece)] = piece
 
     def accumulate(self, pieces: Pieces) -> bool:
         """Read acc = w - p; return True if all of it is finite."""
 
     def release(self) -> None:
         """Release the pieces: a framework may copy a piece that is still held when it writes there."""
+        self._pieces = ()
 
     def commit(self, update: SparseVector | DenseVector) -> None:
         """Set w to w - update."""
@@ -63,12 +66,7 @@ class NumpyParameterAccumulator(CollectingAccumulator, ParameterAccumulator):
                  shared: NDArray[Any] | None = None) -> None:
         super().__init__(n, dtype, kernels)
         self.shared: NDArray[Any] = np.empty(n, self.dtype) if shared is None else shared
-        self._pieces: Pieces = ()
         self._offsets: list[int] = []
-
-    def start(self, pieces: Pieces) -> None:
-        for offset, piece in pieces:
-            self.shared[offset:offset + len(piece)] = piece
 
     def accumulate(self, pieces: Pieces) -> bool:
         self._pieces, self._offsets = pieces, [offset for offset, _ in pieces]
@@ -107,9 +105,6 @@ class NumpyParameterAccumulator(CollectingAccumulator, ParameterAccumulator):
 
     def values(self) -> Values:
         return np.concatenate([np.empty(0, self.dtype), *self._chunks()])
-
-    def release(self) -> None:
-        self._pieces = ()
 
     def commit(self, update: SparseVector | DenseVector) -> None:
         if isinstance(update, DenseVector):

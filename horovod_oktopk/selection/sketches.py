@@ -16,9 +16,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from ..transport.base import Counts
 from ..vectors.sparse import Bits
-
-Counts = NDArray[np.int64]
 
 MIN_ENTRIES, MAX_ENTRIES = 16, 512
 REACH, REACH_OF_MANY = 4, 2
@@ -75,11 +74,6 @@ class Bracket:
     lowest: int
     limit: int
     at_most: Counts
-
-    @property
-    def is_one_value(self) -> bool:
-        """Return True if the k-th magnitude can only be `lowest`."""
-        return self.limit == self.lowest + 1
 
 
 @dataclass(frozen=True)

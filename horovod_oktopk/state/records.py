@@ -20,8 +20,7 @@ from ..errors import OptionError
 from ..schemes.base import Unit
 from ..transport.counting import CountingTransport
 from ..transport.ranks import Ranks
-from ..vectors.layout import Layout
-from ..vectors.sparse import Values
+from ..vectors.sparse import Layout, Values
 
 Record = dict[str, Any]
 

@@ -1,21 +1,26 @@
-"""Sparse vectors in coordinate (COO) form: the data that travels."""
+"""The flat vector of all gradients, and sparse vectors in coordinate (COO) form: the data that travels."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import OptionError
 from ..kernels import KERNELS
 
 Indices = NDArray[np.int64]
 Values = NDArray[Any]
 Bits = NDArray[Any]
 """Magnitudes as unsigned integers of the same size, in the same order."""
+L = TypeVar("L", bound="Layout")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+MAX_ELEMENTS = 2**32
+"""Limit on the elements of a vector: on the wire a word could not tell more of them apart."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +77,6 @@ class SparseVector:
         """Return the difference to a vector with the same indices."""
         return SparseVector(self.indices, self.values - other.values)
 
-    def split(self, boundaries: Indices) -> list[SparseVector]:
-        """Return one part for each region; boundaries: int64, shape (P + 1,), offsets from 0 to n."""
-        cuts = np.searchsorted(self.indices, boundaries)
-        return [self[start:stop] for start, stop in itertools.pairwise(cuts)]
-
     def positions_in(self, other: SparseVector) -> Indices:
         """Return the positions, in this vector, of the elements whose index `other` holds too (ascending)."""
         return KERNELS.common_positions(self.indices, other.indices)
@@ -90,11 +90,6 @@ class DenseVector:
 
     def __len__(self) -> int:
         return len(self.values)
-
-    def split(self, boundaries: Indices) -> Iterator[SparseVector]:
-        """Yield one part for each region, made when it is asked for; see SparseVector."""
-        for start, stop in itertools.pairwise(boundaries.tolist()):
-            yield SparseVector(np.arange(start, stop), self.values[start:stop])
 
     def divided(self, by: float) -> DenseVector:
         """Return the vector divided by a number, in its own dtype."""
@@ -125,3 +120,70 @@ def to_bits(values: Values) -> Bits:
 def from_bits(bits: int, dtype: Any) -> float:
     """Return the magnitude of these bits."""
     return float(np.array([bits], f"u{np.dtype(dtype).itemsize}").view(dtype)[0])
+
+
+class Layout:
+    """The flat view over gradients, in the given order.
+
+    entries: name, shape and dtype's name of each.
+    n: elements in all. offsets: int64, shape (number of gradients + 1,). dtype: the residual's: float64 if
+    any gradient is, float32 otherwise.
+    Raise OptionError for a dtype other than DTYPES, and for too many elements.
+    """
+
+    def __init__(self, entries: Iterable[tuple[str, tuple[int, ...], str]]) -> None:
+        self.entries = tuple(entries)
+        lengths = [int(np.prod(shape, dtype=np.int64)) for _, shape, _ in self.entries]
+        self.offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        self.n = int(self.offsets[-1])
+        self.dtype = np.dtype(np.float64 if any(dtype == "float64" for _, _, dtype in self.entries) else np.float32)
+        for name, _, dtype in self.entries:
+            if dtype not in DTYPES:
+                raise OptionError(f"the gradient of '{name}' must be one of {DTYPES}; got {dtype}")
+        if self.n >= MAX_ELEMENTS:
+            raise OptionError(f"at most {MAX_ELEMENTS - 1} gradient elements can be reduced at once; got {self.n}: "
+                              "divide the parameters among several optimizers")
+
+    def describe(self) -> list[str]:
+        """Return one line for each gradient, which must be equal on all ranks."""
+        return [f"parameter {name}: shape {shape}, {dtype}" for name, shape, dtype in self.entries]
+
+    def describe_memory(self) -> list[str]:
+        """Return one line for each parameter, as `describe`, with the order in which its elements lie in memory."""
+        return self.describe()
+
+    def summary(self, k: int) -> str:
+        """Return the number of elements, tensors and selected elements, for the log."""
+        return f"n = {self.n:,} in {len(self.entries)} tensors, k = {k:,}"
+
+    def representable(self, update: SparseVector | DenseVector) -> bool:
+        """Return True if every value is finite in the dtype of its gradient; float16 overflows early."""
+        if not np.isfinite(update.values).all():
+            return False
+        own, dtypes = self.dtype.name, [dtype for *_, dtype in self.entries]
+        return {*dtypes} <= {own} or all(self._fits(part.values, dtype) for part, dtype
+                                         in zip(self.parts(update), dtypes, strict=True) if dtype != own)
+
+    def _fits(self, _values: NDArray[Any], _dtype: str) -> bool:
+        """Return True if finite values stay finite in a narrower dtype."""
+        return True
+
+    def parts(self, update: SparseVector | DenseVector) -> Iterator[SparseVector]:
+        """Yield the update's part of each gradient; indices from the gradient's own start."""
+        indices = None if isinstance(update, DenseVector) else update.indices
+        cuts = self.offsets if indices is None else np.searchsorted(indices, self.offsets)
+        for offset, (start, stop) in zip(self.offsets, itertools.pairwise(cuts), strict=False):
+            own = np.arange(stop - start) if indices is None else indices[start:stop] - offset
+            yield SparseVector(own, update.values[start:stop])
+
+
+def scatter(out: NDArray[Any], part: SparseVector, zero: bool = False) -> None:
+    """Write a gradient's part of the update over the gradient, flat and contiguous, in its dtype.
+
+    zero: True if the gradient is zero already, if its dtype is the update's.
+    """
+    if out.dtype == part.values.dtype:
+        KERNELS.scatter(out, part.indices, part.values, zero)
+    else:
+        out.fill(0)
+        out[part.indices] = part.values

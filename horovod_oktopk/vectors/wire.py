@@ -13,66 +13,59 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import WireError
 from ..kernels import KERNELS, LEVELS, HalfBits, Kernels, Words
+from ..transport.base import Bytes
 from .sparse import SparseVector, Values
 
 ValueDtype = Literal["bfloat16", "log4"]
 Ends = tuple[float, float]
 """The (lowest, largest) magnitude that is sent. 0 as the lowest: it is not known."""
 
+WORD = 4
+"""Bytes of a word, the unit of the paper's volumes: an index or a float32 value is one. Messages are whole words."""
+WORD_BITS = 8 * WORD
 DEPTH = 8 << 7
 """Span of the levels, except zero, if the lowest is not known: 8 octaves, of 2**7 bfloat16 numbers each."""
 FEW = 2
 """Number of values up to which bfloat16 takes fewer words than the ends and 4 bits for each."""
 
 
-class ValueFormat(Protocol):
-    """A format of values on the wire. Values: float32 or float64, shape (m,), finite."""
-
-    def words(self, count: int) -> int:
-        """Return how many words of 4 bytes the values of a message with `count` elements take."""
-
-    def round(self, values: Values) -> Values:
-        """Return the values that arrive, however they are divided into messages."""
-
-    def pack(self, values: Values) -> Words:
-        """Write values that `round` leaves as they are: uint32, shape (words(m),)."""
-
-    def unpack(self, words: Words, count: int) -> Values:
-        """Read the values of a message."""
-
-
 @dataclass(frozen=True)
 class Plain:
-    """Values as they are in memory."""
+    """A format of values on the wire, here as they are in memory; the other formats derive from it.
 
-    dtype: Any
-
-    def words(self, count: int) -> int:
-        return count * np.dtype(self.dtype).itemsize // 4
-
-    def round(self, values: Values) -> Values:
-        return values
-
-    def pack(self, values: Values) -> Words:
-        return np.ascontiguousarray(values).view(np.uint32)
-
-    def unpack(self, words: Words, count: int) -> Values:  # noqa: ARG002
-        return words.view(self.dtype)
-
-
-@dataclass(frozen=True)
-class Halves:
-    """Values in bfloat16."""
+    dtype: of values in memory, float32 or float64. They are finite, of shape (m,). ends: see WireCodec.
+    """
 
     dtype: Any
     kernels: Kernels
+    ends: Ends
+
+    def words(self, count: int) -> int:
+        """Return how many words of 4 bytes the values of a message with `count` elements take."""
+        return count * np.dtype(self.dtype).itemsize // WORD
+
+    def round(self, values: Values) -> Values:
+        """Return the values that arrive, however they are divided into messages."""
+        return values
+
+    def pack(self, values: Values) -> Words:
+        """Write values that `round` leaves as they are: uint32, shape (words(m),)."""
+        return np.ascontiguousarray(values).view(np.uint32)
+
+    def unpack(self, words: Words, count: int) -> Values:  # noqa: ARG002
+        """Read the values of a message."""
+        return words.view(self.dtype)
+
+
+class Halves(Plain):
+    """Values in bfloat16."""
 
     def words(self, count: int) -> int:
         return -(-count // 2)
@@ -81,24 +74,18 @@ class Halves:
         return self.kernels.from_half(self.kernels.to_half(values), self.dtype)
 
     def pack(self, values: Values) -> Words:
-        halves = np.zeros(2 * self.words(len(values)), np.uint16)
-        halves[:len(values)] = self.kernels.to_half(values)
-        return halves.view(np.uint32)
+        halves = self.kernels.to_half(values)
+        return np.append(halves, np.zeros(len(halves) % 2, np.uint16)).view(np.uint32)
 
     def unpack(self, words: Words, count: int) -> Values:
         return self.kernels.from_half(words.view(np.uint16)[:count], self.dtype)
 
 
-@dataclass(frozen=True)
-class Levels:
-    """Values in 4 bits. A message has a word with the ends, and then the codes; or up to FEW levels themselves."""
-
-    dtype: Any
-    ends: Ends
-    kernels: Kernels
+class Levels(Halves):
+    """Values in 4 bits. A message has a word with the ends, and then the codes; or up to FEW levels as halves."""
 
     def words(self, count: int) -> int:
-        return self._few.words(count) if count <= FEW else 1 + -(-count // 8)
+        return super().words(count) if count <= FEW else 1 + -(-count // 8)
 
     def round(self, values: Values) -> Values:
         codes = self.kernels.to_levels(values, self._levels)
@@ -106,12 +93,12 @@ class Levels:
 
     def pack(self, values: Values) -> Words:
         if len(values) <= FEW:
-            return self._few.pack(values)
+            return super().pack(values)
         return np.concatenate([self._bits.view(np.uint32), self.kernels.to_levels(values, self._levels)])
 
     def unpack(self, words: Words, count: int) -> Values:
         if count <= FEW:
-            return self._few.unpack(words, count)
+            return super().unpack(words, count)
         levels = levels_between(words[:1].view(np.uint16))
         return self.kernels.from_levels(words[1:], count, levels, self.dtype)
 
@@ -123,9 +110,8 @@ class Levels:
     def _levels(self) -> NDArray[np.float32]:
         return levels_between(self._bits)
 
-    @property
-    def _few(self) -> Halves:
-        return Halves(self.dtype, self.kernels)
+
+FORMATS: dict[ValueDtype | None, type[Plain]] = {None: Plain, "bfloat16": Halves, "log4": Levels}
 
 
 def levels_between(ends: HalfBits) -> NDArray[np.float32]:
@@ -133,33 +119,10 @@ def levels_between(ends: HalfBits) -> NDArray[np.float32]:
 
     If the lowest is 0, the first level is 0, and the others lie within 8 octaves below the largest.
     """
-    lowest, largest = ends.tolist()
-    known, unknown = _evenly(lowest, largest, LEVELS), _evenly(max(largest - DEPTH, 0), largest, LEVELS - 1)
-    return KERNELS.from_half(np.array(known if lowest else [0, *unknown], np.uint16), np.float32)
-
-
-def _evenly(first: int, last: int, count: int) -> list[int]:
-    return [first + (last - first) * each // (count - 1) for each in range(count)]
-
-
-def format_of(dtype: Any, value_dtype: ValueDtype | None, ends: Ends, kernels: Kernels) -> ValueFormat:
-    """Return the format for these dtypes.
-
-    dtype: of the values in memory. value_dtype: of those on the wire; None: the same. ends: for "log4".
-    """
-    if value_dtype is None:
-        return Plain(dtype)
-    return Levels(dtype, ends, kernels) if value_dtype == "log4" else Halves(dtype, kernels)
-
-
-Bytes = NDArray[np.uint8]
-Counts = NDArray[np.int64]
-
-MAX_ELEMENTS = 2**32
-"""Limit on the elements of a vector: a word could not tell more of them apart."""
-WORD = 4
-"""Bytes of a word, the unit of the paper's volumes: an index or a float32 value is one. Messages are whole words."""
-WORD_BITS = 8 * WORD
+    lowest, largest = ends.astype(np.int64)
+    first, count = (lowest, LEVELS) if lowest else (max(largest - DEPTH, 0), LEVELS - 1)
+    levels = first + (largest - first) * np.arange(count) // (count - 1)
+    return KERNELS.from_half(np.append(np.zeros(LEVELS - count), levels).astype(np.uint16), np.float32)
 
 
 class Extent(NamedTuple):
@@ -205,22 +168,13 @@ class WireCodec:
         _, low_words, upper_words = _index_words(count, span)
         return WORD * (self._values.words(count) + low_words + upper_words)
 
-    def sizes(self, counts: Counts, spans: Counts) -> Counts:
-        """Return `size` for many messages: int64, shape (m,)."""
-        return np.array([self.size(*pair) for pair in zip(counts.tolist(), spans.tolist(), strict=True)], np.int64)
-
     def encode(self, vector: SparseVector, start: int, stop: int) -> Bytes:
         """Return the message for a vector with indices in [start, stop): uint8, shape (size(m, stop - start),)."""
         low_bits, low_words, upper_words = _index_words(len(vector), stop - start)
-        values = self._values.pack(vector.values)
-        words = len(values)
-        message = np.empty(words + low_words + upper_words, np.uint32)
-        message[:words] = values
-        if low_bits == WORD_BITS:
-            message[words:] = vector.indices - start
-        else:
-            message[words:] = self.kernels.pack_indices(vector.indices, start, low_bits, low_words, upper_words)
-        return message.view(np.uint8)
+        indices = ((vector.indices - start).astype(np.uint32) if low_bits == WORD_BITS
+                   else self.kernels.pack_indices(vector.indices, start, low_bits, low_words, upper_words))
+        words: Words = np.concatenate([self._values.pack(vector.values), indices])
+        return words.view(np.uint8)
 
     def decode(self, message: Bytes, count: int, start: int, stop: int) -> SparseVector:
         """Return the vector of `count` elements in a message. All its indices must lie in [start, stop).
@@ -241,8 +195,8 @@ class WireCodec:
         return SparseVector(indices, self._values.unpack(values, count))
 
     @cached_property
-    def _values(self) -> ValueFormat:
-        return format_of(self.dtype, self.value_dtype, self.ends, self.kernels)
+    def _values(self) -> Plain:
+        return FORMATS[self.value_dtype](self.dtype, self.kernels, self.ends)
 
 
 def _index_words(count: int, span: int) -> tuple[int, int, int]:

@@ -15,8 +15,7 @@ from horovod_oktopk.modes.step_ahead.pace import elements_of_rows, gather_by_par
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.tensorflow.private import eagerly
 from horovod_oktopk.tensorflow.variables import key_of, name_of
-from horovod_oktopk.vectors.layout import Layout, scatter
-from horovod_oktopk.vectors.sparse import Indices, Values
+from horovod_oktopk.vectors.sparse import Indices, Layout, Values, scatter
 
 Array = NDArray[Any]
 

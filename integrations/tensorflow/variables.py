@@ -14,8 +14,7 @@ from horovod_oktopk.errors import PluginError
 from horovod_oktopk.kernels import KERNELS
 from horovod_oktopk.selection.parameter_accumulator import Pieces, Replica
 from horovod_oktopk.tensorflow.private import all_layers, eagerly
-from horovod_oktopk.vectors.layout import Layout
-from horovod_oktopk.vectors.sparse import DenseVector, SparseVector, Values
+from horovod_oktopk.vectors.sparse import DenseVector, Layout, SparseVector, Values
 
 
 def tensor_of(variable: Any) -> Any:

@@ -124,11 +124,6 @@ class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
     def __init__(self, n: int, dtype: Any, device: torch.device, shared: torch.Tensor | None = None) -> None:
         super().__init__(n, dtype, device)
         self.shared = self._nothing.new_zeros(n) if shared is None else shared
-        self._pieces: Pieces = ()
-
-    def start(self, pieces: Pieces) -> None:
-        for offset, piece in pieces:
-            self.shared[offset:offset + len(piece)] = piece
 
     def accumulate(self, pieces: Pieces) -> bool:
         self._pieces = pieces
@@ -165,9 +160,6 @@ class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
     def values(self) -> Values:
         values: Values = torch.cat([self._nothing, *(chunk for _, chunk in self._chunks())]).cpu().numpy()
         return values
-
-    def release(self) -> None:
-        self._pieces = ()
 
     def commit(self, update: SparseVector | DenseVector) -> None:
         if isinstance(update, DenseVector):

@@ -13,8 +13,7 @@ from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.mode import Gradients, Update
 from horovod_oktopk.modes.step_ahead.pace import elements_of_rows, gather_by_parts
 from horovod_oktopk.torch.private import rows_of, values_of
-from horovod_oktopk.vectors.layout import Layout, scatter
-from horovod_oktopk.vectors.sparse import Indices, SparseVector, Values
+from horovod_oktopk.vectors.sparse import Indices, Layout, SparseVector, Values, scatter
 
 CHANGED = ("'{name}' is {now} now, and was {then} at the first step: convert or move the model before the first "
            "step, or a copy of it (copy.deepcopy)")

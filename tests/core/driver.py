@@ -21,7 +21,7 @@ from horovod_oktopk.selection.parameter_accumulator import HostReplica, NumpyPar
 from horovod_oktopk.state import gather
 from horovod_oktopk.transport.connect import introduce
 from horovod_oktopk.transport.horovod import check_arguments
-from horovod_oktopk.vectors.layout import Layout
+from horovod_oktopk.vectors.sparse import Layout
 from tests.core.world import CoreRanks, Hvd, ProcessSet
 from tests.scenarios.common import SHAPES
 from tests.scenarios.driver import Gradients

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk.phases.balance_gather import balance, needs_balance, plan_balance
+from horovod_oktopk.phases.exchange import BalancePlan, SparseTransport, needs_balance
 from horovod_oktopk.phases.regions import Regions
-from horovod_oktopk.phases.sparse_transport import SparseTransport
 from horovod_oktopk.vectors.sparse import SparseVector
 from horovod_oktopk.vectors.wire import WireCodec
 from tests.support.threads import run_ranks
@@ -29,7 +28,7 @@ SIZES = st.lists(st.integers(0, 50), min_size=1, max_size=9).map(np.array)
 
 @given(SIZES)
 def test_moves_add_up_to_equal_shares(sizes):
-    plan = plan_balance(sizes)
+    plan = BalancePlan(sizes)
     shares = np.diff(plan.after)
     assert (moves_of(plan) >= 0).all()
     assert moves_of(plan).sum(axis=1).tolist() == sizes.tolist()
@@ -39,15 +38,15 @@ def test_moves_add_up_to_equal_shares(sizes):
 
 
 def test_a_share_lies_in_the_regions_that_it_comes_from():
-    plan = plan_balance(np.array([8, 0, 2, 2]))
-    starts, stops = plan.ranges(np.array([0, 10, 20, 30, 40]))
+    plan = BalancePlan(np.array([8, 0, 2, 2]))
+    _, starts, stops = np.transpose(plan.extents(np.array([0, 10, 20, 30, 40])))
     assert (starts.tolist(), stops.tolist()) == ([0, 0, 0, 20], [10, 10, 30, 40])
 
 
 def test_equal_shares_stay_in_their_regions():
-    plan = plan_balance(np.array([4, 4, 4]))
+    plan = BalancePlan(np.array([4, 4, 4]))
     assert moves_of(plan).tolist() == np.diag([4, 4, 4]).tolist()
-    starts, stops = plan.ranges(np.array([0, 10, 20, 30]))
+    _, starts, stops = np.transpose(plan.extents(np.array([0, 10, 20, 30])))
     assert (starts.tolist(), stops.tolist()) == ([0, 10, 20], [10, 20, 30])
 
 
@@ -62,15 +61,15 @@ def test_balance_is_wanted_past_a_multiple_of_the_mean(sizes, trigger, expected)
 def test_balanced_shares_are_the_same_elements_in_the_same_order(sizes, rotation):
     size, total = len(sizes), int(sizes.sum())
     everything = SparseVector(np.arange(total) * 3, np.arange(total, dtype=np.float32))
-    plan = plan_balance(sizes)
+    plan = BalancePlan(sizes)
     boundaries = np.append(3 * plan.before[:-1], 3 * total + 1)
-    starts, stops = plan.ranges(boundaries)
+    _, starts, stops = np.transpose(plan.extents(boundaries))
 
     def program(transport):
         position = (transport.rank - rotation) % size
         chosen = everything[plan.before[position]:plan.before[position + 1]]
         ranks = SparseTransport(transport, WireCodec("float32"))
-        return position, balance(chosen, plan, Regions(boundaries, sizes, sizes, rotation), ranks)
+        return position, plan.balance(chosen, Regions(boundaries, sizes, sizes, rotation), ranks)
 
     shares = dict(run_ranks(size, program, timeout=10))
     assert [len(shares[position]) for position in range(size)] == np.diff(plan.after).tolist()

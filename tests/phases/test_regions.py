@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk.phases.regions import divide, owner_rotation
+from horovod_oktopk.phases.exchange import divide
+from horovod_oktopk.phases.regions import owner_rotation
 from tests.support.threads import run_ranks
 
 from ..support.selections import region_counts, selections

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from horovod_oktopk.phases import repartition
-from horovod_oktopk.phases.repartition import Distribution, local_quantiles, space_repartition
+from horovod_oktopk.phases import regions
+from horovod_oktopk.phases.regions import Distribution, local_quantiles, space_repartition
 from horovod_oktopk.transport.counting import CountingTransport
 from tests.support.threads import run_ranks
 
@@ -75,11 +75,11 @@ def test_the_samples_alone_are_right_as_a_rule(draw):
 @pytest.mark.parametrize("samples", [1, 3])
 def test_samples_that_mislead_are_corrected(monkeypatch, draw, samples):
     """Two or three of them say little; still the regions become as even."""
-    monkeypatch.setattr(repartition, "SAMPLES", samples)
+    monkeypatch.setattr(regions, "SAMPLES", samples)
     n, selected = draw()
     loads, mean = region_loads(selected, cut(selected, n)), sum(map(len, selected)) / 8
     assert loads.max() <= mean + max(mean / 16, 2 * 8)
-    assert 1 < rounds_of_counting(selected, n) <= repartition.TRUSTED + 1 + np.ceil(np.log2(n))
+    assert 1 < rounds_of_counting(selected, n) <= regions.TRUSTED + 1 + np.ceil(np.log2(n))
 
 
 def test_an_index_that_all_ranks_hold_is_not_looked_for_twice():
@@ -95,7 +95,7 @@ def test_without_any_selection_regions_are_of_equal_width(n, size):
 
 
 def test_quantiles_are_at_equal_steps_from_another_place_on_each_rank(monkeypatch):
-    monkeypatch.setattr(repartition, "SAMPLES", 4)
+    monkeypatch.setattr(regions, "SAMPLES", 4)
     assert local_quantiles(np.arange(0, 160, 10), 0, 1).tolist() == [16, 20, 60, 100, 140]
     assert local_quantiles(np.arange(0, 160, 10), 0, 2).tolist() == [16, 10, 50, 90, 130]
     assert local_quantiles(np.arange(0, 160, 10), 1, 2).tolist() == [16, 30, 70, 110, 150]
@@ -107,4 +107,4 @@ def test_indices_up_to_the_largest_vector_are_told_apart():
     """An index is a word of 32 bits."""
     row = local_quantiles(np.array([2**32 - 2, 2**32 - 1]), 0, 1)
     assert row[:3].tolist() == [2, 2**32 - 2, 2**32 - 1]
-    assert Distribution.of(row[None], 2**32).positions[-3:].tolist() == [2**32 - 2, 2**32 - 1, 2**32]
+    assert Distribution(row[None], 2**32).positions[-3:].tolist() == [2**32 - 2, 2**32 - 1, 2**32]

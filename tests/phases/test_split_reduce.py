@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk.phases.balance_gather import plan_balance
-from horovod_oktopk.phases.regions import Regions, count_by_region, plan_split
+from horovod_oktopk.phases.exchange import BalancePlan, plan_split
+from horovod_oktopk.phases.regions import Regions, count_by_region
 
 SELECTIONS = st.integers(1, 6).flatmap(lambda size: st.tuples(
     st.lists(st.sets(st.integers(0, 39)).map(sorted), min_size=size, max_size=size),
@@ -49,7 +49,7 @@ def test_every_element_goes_to_the_owner_of_its_region(case):
 @given(SELECTIONS)
 def test_balancing_has_plans_that_fit_each_other_too(case):
     regions = regions_of(*case)
-    plan = plan_balance(sum(each.sent for each in regions))
+    plan = BalancePlan(sum(each.sent for each in regions))
     assert_plans_fit([plan.routes(each, rank) for rank, each in enumerate(regions)])
     lengths = [extent.length for extent in plan.extents(regions[0].boundaries)]
     assert lengths == np.diff(plan.after).tolist()

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from horovod_oktopk import OkTopk
-from horovod_oktopk.phases.volume import oktopk_bound
+from horovod_oktopk.phases.exchange import oktopk_bound
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import on_hosts
 from tests.support.threads import run_ranks

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk.errors import AgreementError, WireError
-from horovod_oktopk.schemes.gaussiank import gaussian_threshold
 from horovod_oktopk.schemes.gtopk import PaddedCodec, tree_distances
+from horovod_oktopk.schemes.topka import gaussian_threshold
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.vectors.sparse import SparseVector

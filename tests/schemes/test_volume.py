@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.phases.volume import oktopk_bound
+from horovod_oktopk.phases.exchange import oktopk_bound
 from horovod_oktopk.selection.sketches import sketch_shape
 
 from ..support.gradients import Case, cases, cases_with_global_k, each_adversarial

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from horovod_oktopk.selection.global_top_k import ExactThreshold, ReusedThreshold, radix_kth_magnitude
+from horovod_oktopk.selection.global_top_k import GlobalThreshold, radix_kth_magnitude
 from horovod_oktopk.selection.sketches import first_places, sketch_shape
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.vectors.sparse import SparseVector, from_bits, to_bits
@@ -36,7 +36,7 @@ def radix(parts, k):
     """What local_top_k finds on each rank."""
     found = run_ranks(len(parts), lambda transport: radix_kth_magnitude(to_bits(parts[transport.rank]), k, transport),
                       timeout=10)
-    return [from_bits(bits, parts[0].dtype) for bits in found]
+    return [from_bits(bits, parts[0].dtype) for bits, *_ in found]
 
 
 @given(st.sampled_from(["float32", "float64"]), st.integers(1, 6), st.integers(1, 40), st.integers(0, 2**32 - 1))
@@ -61,7 +61,7 @@ def select(parts, k, region_order=None, weights=None):
     order = np.arange(len(parts)) if region_order is None else np.array(region_order)
 
     def program(transport):
-        threshold, counting = ExactThreshold(), CountingTransport(transport)
+        threshold, counting = GlobalThreshold(), CountingTransport(transport)
         weight = weights and weights[transport.rank]
         chosen, sizes = threshold.select(parts[transport.rank], k, order, counting, weight=weight)
         return chosen.indices.tolist(), sizes.tolist(), threshold.value, counting.traffic
@@ -87,7 +87,7 @@ def on_ranks(values, size):
 def select_again(parts, k, value, fits=lambda sizes: True):
     """(indices selected, sizes, threshold) on every rank, where the threshold `value` may be reused."""
     def program(transport):
-        threshold = ReusedThreshold()
+        threshold = GlobalThreshold()
         threshold.value = value
         chosen, sizes = threshold.select_again(parts[transport.rank], k, np.arange(len(parts)), fits, transport)
         return chosen.indices.tolist(), sizes.tolist(), threshold.value
@@ -121,7 +121,7 @@ def test_all_ranks_know_the_ends_of_what_was_selected(dtype, size, k, seed):
     parts = on_ranks(values, size)
 
     def program(transport):
-        threshold, found = ReusedThreshold(), []
+        threshold, found = GlobalThreshold(), []
         for select in (threshold.select, lambda *rest: threshold.select_again(*rest[:3], lambda _: True, rest[3])):
             chosen, _ = select(parts[transport.rank], k, np.arange(size), transport)
             found.append((threshold.ends, np.abs(chosen.values).tolist()))
@@ -140,7 +140,7 @@ def test_where_all_is_selected_the_ends_begin_with_the_least_local_threshold(sel
     parts, floors = regions([5, 0.1, 3, 2], [0, 1]), [4.0, 0.0, 2.0]
 
     def program(transport):
-        threshold, floor = ReusedThreshold(), floors[transport.rank]
+        threshold, floor = GlobalThreshold(), floors[transport.rank]
         threshold.value, mine = 1.0, parts[transport.rank] if transport.rank < 2 else SparseVector.empty(np.float32)
         if select == "select":
             threshold.select(mine, 10, np.arange(3), transport, floor)

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 from horovod_oktopk.kernels import NATIVE, NumpyKernels
-from horovod_oktopk.selection import local_top_k as thresholds
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.selection.local_top_k import (
     MIN_SAMPLE,
     MIN_STRIDE,
     SAMPLE_HITS,
-    kth_magnitude,
     local_top_k,
     top_k,
 )
@@ -66,8 +64,7 @@ def test_top_k_gives_ties_to_the_lower_index():
 @pytest.mark.parametrize("n", [1, 100, 20_000])
 @pytest.mark.parametrize("kernels", [NumpyKernels(), NATIVE], ids=lambda kernels: kernels.name)
 @pytest.mark.parametrize("kind", ["normal", "exponents", "few", "equal", "zeros", "periodic", "anti-periodic"])
-def test_the_kth_magnitudes_are_those_of_a_sorted_vector(dtype, n, kind, kernels, monkeypatch):
-    monkeypatch.setattr(thresholds, "KERNELS", kernels)
+def test_the_kth_magnitudes_are_those_of_a_sorted_vector(dtype, n, kind, kernels):
     rng, info = np.random.default_rng(n), np.finfo(dtype)
     sampled = np.isin(np.arange(n), np.arange(NATIVE.SAMPLE) * n // NATIVE.SAMPLE)
     values = {"normal": lambda: rng.standard_normal(n), "equal": lambda: np.full(n, -1.5),
@@ -78,7 +75,7 @@ def test_the_kth_magnitudes_are_those_of_a_sorted_vector(dtype, n, kind, kernels
               "few": lambda: rng.choice([info.max, -info.max, info.smallest_subnormal, -0.0, 1.0, -2.0], n)}[kind]()
     ordered = np.sort(np.abs(values.astype(dtype)))[::-1]
     wanted = sorted({1, n, 1 + n // 2, *rng.integers(1, n + 1, 20).tolist()})
-    assert [kth_magnitude(values.astype(dtype), k) for k in wanted] == [float(ordered[k - 1]) for k in wanted]
+    assert [kernels.kth_magnitude(values.astype(dtype), k) for k in wanted] == [float(ordered[k - 1]) for k in wanted]
 
 
 @pytest.mark.parametrize("turn", [0.0, 0.3])

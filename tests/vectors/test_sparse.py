@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk.vectors.sparse import SparseVector, concatenate, sum_of
+from horovod_oktopk.vectors.sparse import Layout, SparseVector, sum_of
 
 from ..support.oracle import rank_order_sum
 
@@ -34,10 +34,10 @@ def test_elements_that_cancel_stay_in_a_sum():
 
 
 @given(st.sets(st.integers(0, N - 1)), st.lists(st.integers(0, N), max_size=5))
-def test_parts_of_a_split_lie_in_their_regions_and_join_again(indices, cuts):
-    boundaries = np.array([0, *sorted(cuts), N])
-    whole = vector(sorted(indices))
-    parts = whole.split(boundaries)
-    for part, start, stop in zip(parts, boundaries[:-1], boundaries[1:], strict=True):
-        assert ((part.indices >= start) & (part.indices < stop)).all()
-    assert concatenate(parts, np.float32).indices.tolist() == whole.indices.tolist()
+def test_parts_of_an_update_lie_in_their_gradients_and_join_again(indices, cuts):
+    layout = Layout([("p", (length,), "float32") for length in np.diff([0, *sorted(cuts), N]).tolist()])
+    whole, starts = vector(sorted(indices)), layout.offsets[:-1]
+    parts = list(layout.parts(whole))
+    for part, (_, shape, _) in zip(parts, layout.entries, strict=True):
+        assert ((part.indices >= 0) & (part.indices < shape)).all()
+    assert [*np.concatenate([part.indices + at for part, at in zip(parts, starts, strict=True)])] == sorted(indices)

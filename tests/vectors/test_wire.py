@@ -65,13 +65,6 @@ def test_halves_arrive_as_they_were_rounded(region, dtype):
     assert same(codec.decode(message, len(indices), start, stop), rounded)
 
 
-def test_sizes_are_those_of_the_messages_one_by_one():
-    codec = WireCodec(np.dtype("float32"))
-    counts, spans = [0, 1, 5, 100, 100, 32], [0, 1000, 1000, 100, 2**32, 40]
-    found = codec.sizes(np.array(counts), np.array(spans))
-    assert found.tolist() == [codec.size(*pair) for pair in zip(counts, spans, strict=True)]
-
-
 @pytest.mark.parametrize(("density", "bits"), [(0.5, 3.1), (0.1, 5.5), (0.02, 7.7), (0.01, 8.7), (0.001, 12.1)])
 def test_an_index_takes_about_two_bits_and_the_logarithm_of_the_gap(density, bits):
     count = 10_000

@@ -28,8 +28,7 @@ from ...transport.connect import barrier
 from ...transport.counting import Traffic
 from ...transport.mpi.ending import leave, unhappy_end
 from ...transport.ranks import Ranks, StallLimits
-from ...vectors.layout import L, Layout
-from ...vectors.sparse import SparseVector, Values, sum_of
+from ...vectors.sparse import L, Layout, SparseVector, Values, sum_of
 from ..gradients import GradientMode
 from ..mode import Gradients, Piece, Update
 from ..options import NEEDS_MPI, Partial

@@ -30,7 +30,7 @@ from ...selection.parameter_accumulator import ParameterAccumulator, Replica
 from ...state.records import Record, record
 from ...transport.counting import CountingTransport
 from ...transport.ranks import Ranks
-from ...vectors.layout import Layout
+from ...vectors.sparse import Layout
 from ..mode import Gradients, Mode
 from ..options import StepAhead
 from .model import Exchange, Model

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ...errors import NonFiniteError
 from ...kernels import KERNELS
 from ...phases.agreement import Measured
-from ...phases.host import whole_update
+from ...phases.exchange import whole_update
 from ...schemes.algorithm import Algorithm, Step
 from ...schemes.report import StepResult
 from ...selection.parameter_accumulator import ParameterAccumulator, Pieces, Replica, clipped

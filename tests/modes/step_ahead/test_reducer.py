@@ -10,7 +10,7 @@ import pytest
 from horovod_oktopk import NonFiniteError, OkTopk, OptionError, PluginError, StepAhead
 from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
 from horovod_oktopk.selection.parameter_accumulator import HostReplica, NumpyParameterAccumulator
-from horovod_oktopk.vectors.layout import Layout
+from horovod_oktopk.vectors.sparse import Layout
 from tests.support.flat_gradients import FlatGradients
 from tests.support.ranks import ThreadRanks
 from tests.support.simulation import same_bits
