@@ -9,8 +9,7 @@ import os
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-from ..errors import PluginError
-from .base import Counts, Hierarchical, Transport
+from .base import Counts, Transport
 
 
 class Membership(NamedTuple):
@@ -88,22 +87,3 @@ class StallLimits(NamedTuple):
     def patience(self, timeout: float) -> float:
         """Return the seconds after which to end a wait that would otherwise end after `timeout`."""
         return min(timeout, self.shutdown or timeout)
-
-
-NEEDS_ALL_RANKS = ("StepAhead with hierarchical=True needs all ranks of the job: give the number of ranks of a host "
-                   "instead, or no process set")
-
-
-def ranks_per_host(ranks: Ranks, hierarchical: Hierarchical) -> int:
-    """Return how many ranks a worker has; `connect` checks that the job can be divided like this.
-
-    Raise PluginError if hierarchical is True, and the ranks are a part of the job.
-    """
-    if ranks.membership().size == 1 or not hierarchical:
-        return 1
-    if hierarchical is not True:
-        return int(hierarchical)
-    size = ranks.host().size
-    if size is None:
-        raise PluginError(NEEDS_ALL_RANKS)
-    return size

@@ -233,7 +233,8 @@ class Exchange:
         algorithm, k, n = reduction.algorithm, reduction.k, reduction.layout.n
         acc, finite, all_finite = self._model.read(algorithm, k, transport)
         step = algorithm.begin(acc, k, finite, transport, whole=n)
-        step.sample = self._pace.sample
+        if self._pace.sample is not None:
+            step.sample = self._pace.sample
         acc.release()
         if all_finite:
             algorithm.select_together(step)

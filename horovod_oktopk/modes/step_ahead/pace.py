@@ -16,10 +16,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from ...errors import PluginError
 from ...phases.agreement import Measured
 from ...schemes.report import StepReport
 from ...transport.base import Transport
-from ...transport.ranks import Ranks, ranks_per_host
+from ...transport.ranks import Ranks
 from ...vectors.sparse import Indices, Values
 from ..options import StepAhead
 
@@ -29,6 +30,8 @@ Gather = Callable[[Indices], Values]
 The places are int64, ascending; a place may come twice.
 """
 
+NEEDS_ALL_RANKS = ("StepAhead with hierarchical=True needs all ranks of the job: give the number of ranks of a host "
+                   "instead, or no process set")
 SAMPLES = 1024
 """Elements that a step looks at."""
 SUMS = 8
@@ -151,13 +154,19 @@ class Pace:
     def __init__(self, options: StepAhead, ranks: Ranks, normalizes: bool) -> None:
         self._options, self._ranks, self._normalizes = options, ranks, normalizes
         self.noise = GradientNoise()
-        self.sample: Values
-        """The sums that this rank tells of its gradient at this step; none if the step is not measured."""
+        self.sample: Values | None = None
+        """The sums that this rank tells of its gradient at this step; None if the step is not measured."""
 
     @property
     def copies(self) -> int:
-        """Number of ranks of a worker, which have the same residual."""
-        return ranks_per_host(self._ranks, self._options.scheme.hierarchical)
+        """Number of ranks of a worker, which have the same residual; `connect` checks that the job divides so."""
+        hierarchical = self._options.scheme.hierarchical
+        if not hierarchical or self._ranks.membership().size == 1:
+            return 1
+        copies = self._ranks.host().size if hierarchical is True else int(hierarchical)
+        if copies is None:
+            raise PluginError(NEEDS_ALL_RANKS)
+        return copies
 
     @property
     def workers(self) -> int:
@@ -178,8 +187,7 @@ class Pace:
 
     def look(self, gather: Gather | None, n: int, step: int) -> None:
         """Sample a gradient of n elements; None: this rank has none that is to be measured at this step."""
-        self.sample = np.empty(0, np.float32) if gather is None or not n or self.workers == 1 else sample(
-            gather, n, step)
+        self.sample = None if gather is None or not n or self.workers == 1 else sample(gather, n, step)
 
     def take(self, measured: Measured | None, report: StepReport) -> None:
         """Take the measurements of all ranks, and put what follows into the report."""
