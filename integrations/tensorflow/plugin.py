@@ -19,15 +19,15 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from horovod_oktopk.errors import PluginError
+from horovod_oktopk.modes.make import kind_of
 from horovod_oktopk.modes.shutdown import wrap_shutdown
 from horovod_oktopk.schemes import as_options
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.tensorflow import tape
-from horovod_oktopk.tensorflow.graph import refuse_replicas
 from horovod_oktopk.tensorflow.optimizer import distribute, steps_of
 from horovod_oktopk.tensorflow.private import KERAS, dense_allreduce, library
-from horovod_oktopk.tensorflow.refusals import check_optimizer
 from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, in_use, runs_of_tapes, targets_of
+from horovod_oktopk.tensorflow.run import refuse_replicas
 from horovod_oktopk.tensorflow.variables import tensor_of, trained_by
 from horovod_oktopk.transport.counting import show_phases
 from horovod_oktopk.transport.horovod import check_arguments, check_horovod, refuse_join
@@ -174,6 +174,82 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
     distribute(own, options, op, sparse_as_dense, backward_passes_per_step, average_aggregated_gradients, process_set,
                scale_local_gradients, reduce)
     return optimizer
+
+
+def load_model(filepath: Any, custom_objects: Any = None, **arguments: Any) -> Any:
+    """Load a model as keras.models.load_model does, and make its optimizer distributed.
+
+    Args:
+        filepath: the saved model.
+        custom_objects: as in keras.models.load_model.
+        **arguments: those of `DistributedOptimizer`.
+
+    Returns:
+        The model.
+
+    Raises:
+        PluginError: The model has no optimizer.
+
+    Examples:
+        >>> model = hvd_keras.load_model(
+        ...     "model.keras", compression=hvd_keras.OkTopk(density=0.01))
+    """
+    model = tf.keras.models.load_model(filepath, custom_objects=custom_objects)
+    if model.optimizer is None:
+        raise PluginError(f"the model in {filepath} has no optimizer: compile it with a distributed one")
+    DistributedOptimizer(model.optimizer, **arguments)
+    model.jit_compile = False
+    return model
+
+
+ADAFACTOR_EPSILON = 1e-12
+"""The least epsilon_1 whose square is safe in float32."""
+
+
+def check_optimizer(optimizer: Any, options: Any, passes: int) -> Any:
+    """Return the optimizer that takes the steps: the given one, or the one inside that loss scaling has wrapped.
+
+    Raise PluginError if the options' mode cannot serve it.
+    """
+    kind, scheme = kind_of(options), getattr(options, "scheme", options)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if kind.has_rounds:
+        _check_rounds(kind, optimizer is not inner, passes)
+    if kind.reads_memory:
+        _check_moves(inner)
+        return inner  # it takes the steps, whose wrapper looks for overflow first
+    if scheme.density != 1 and isinstance(inner, tf.keras.optimizers.Adafactor):
+        _check_adafactor(inner)
+    return optimizer
+
+
+def _check_rounds(kind: Any, is_scaled: bool, passes: int) -> None:
+    if is_scaled:
+        kind.check("scaler")
+    if passes != 1:
+        raise PluginError(f"Partial takes backward_passes_per_step=1; got {passes!r}. Keras' "
+                          "gradient_accumulation_steps can be used")
+
+
+def _check_moves(optimizer: Any) -> None:
+    if getattr(optimizer, "use_ema", False):
+        raise PluginError("use_ema=True averages the variables of each rank, which differ with StepAhead: "
+                          "average what all ranks share, inside shared_parameters(model), or use OkTopk")
+    if isinstance(optimizer, getattr(tf.keras.optimizers, "MultiOptimizer", ())):
+        raise PluginError("MultiOptimizer has no learning rate to be multiplied by StepAhead's coefficient and "
+                          "gain, as each optimizer in it has its own: use OkTopk")
+
+
+def _check_adafactor(optimizer: Any) -> None:
+    """Raise PluginError for Keras' Adafactor, unless its epsilon_1 suits updates that are mostly zeros.
+
+    It divides by the root of a row's mean square times a column's. In rows and columns of zeros these are epsilon_1
+    (1e-30), whose square is 0 in float32: 0 / 0 makes all weights of the variable NaN.
+    """
+    if optimizer.epsilon_1 < ADAFACTOR_EPSILON:
+        raise PluginError("Keras' Adafactor makes weights NaN if a row and a column of a gradient are all zeros, as "
+                          f"in sparse updates: give Adafactor(epsilon_1={ADAFACTOR_EPSILON:g}); got "
+                          f"epsilon_1={optimizer.epsilon_1:g}")
 
 
 _TAKEN = frozenset(inspect.signature(DistributedOptimizer).parameters)

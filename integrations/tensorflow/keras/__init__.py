@@ -13,8 +13,8 @@ from horovod_oktopk.tensorflow import (
     synchronize_replicas,
 )
 from horovod_oktopk.tensorflow.keras import callbacks
-from horovod_oktopk.tensorflow.keras.models import KerasState, load_model
-from horovod_oktopk.tensorflow.plugin import DistributedOptimizer
+from horovod_oktopk.tensorflow.plugin import DistributedOptimizer, load_model
+from horovod_oktopk.tensorflow.state import KerasState
 
 __getattr__ = gone(__name__, NO_DISCARD)
 
