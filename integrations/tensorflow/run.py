@@ -32,8 +32,9 @@ from horovod_oktopk.tensorflow.tensors import (
     Signature,
     TensorLayout,
     all_finite,
+    form_of,
+    inputs_of,
     is_dense,
-    new_memory,
     signature_of,
 )
 from horovod_oktopk.tensorflow.transport import ranks_of
@@ -45,6 +46,8 @@ Array = NDArray[Any]
 T = TypeVar("T")
 Local = Callable[[list[Any]], object]
 """Applies gradients, one for each variable, by the plain optimizer."""
+Refusal = tuple[str, Signature]
+"""The reason why gradients are refused, and their signature."""
 NAME = "HorovodAllreduce_oktopk"
 """The operations' name, by which elastic training knows a failed collective."""
 GONE = ("a graph reduces gradients for an optimizer, or for variables of a tape, that are gone: keep the optimizer "
@@ -62,16 +65,16 @@ class Run:
                  normalizes: bool) -> None:
         kind = kind_of(options)
         self.signature = signature_of(variables, gradients)
-        self._tensors = [tensor_of(v) for v in variables] if kind.acts_at_step else []
+        self.tensors = [tensor_of(v) for v in variables] if kind.acts_at_step else []
         parts = ([(v, tensor_of(v).dtype) for v in variables] if kind.reads_memory else
                  [(v, g.dtype) for v, g in zip(variables, gradients, strict=True) if is_dense(g)])
         layout = TensorLayout((name_of(v), tuple(v.shape), dtype.name) for v, dtype in parts)
         self._layout = layout
-        self._memory_for: Callable[[int], Array] = partial(new_memory, layout)
+        self._lender: LendingAccumulator | None = None
         overlaps = kind.acts_at_step and getattr(options, "overlap", True)
         self.mode: Mode = make_mode(
             options, op == hvd.Average, layout, ranks_of(process_set, kind.acts_at_step, overlaps), self._lending,
-            lambda: (NumpyParameterAccumulator(layout.n, layout.dtype), VariableReplica(layout, self._tensors)),
+            lambda: (NumpyParameterAccumulator(layout.n, layout.dtype), VariableReplica(layout, self.tensors)),
             normalizes=normalizes, settings=["learning_rate"], signature=self.signature)
         self.mode.belongs_to(self)
         self.take_state: Callable[[Mode], None] | None = None
@@ -84,38 +87,32 @@ class Run:
                 self.factor = tf.Variable(1.0, trainable=False, name="step_ahead_coefficient")
                 """λ · gain of the step at hand."""
                 self.gain = tf.Variable(1.0, trainable=False, name="step_ahead_gain")
-            self._touched = [*self._tensors, self.factor, self.gain, _turn()]
+            self._touched = [*self.tensors, self.factor, self.gain, _turn()]
 
     def _lending(self, layout: TensorLayout) -> ResidualAccumulator:
-        accumulator = LendingAccumulator(layout)
-        self._memory_for = accumulator.memory_for
-        return accumulator
+        self._lender = LendingAccumulator(layout)
+        return self._lender
 
     # Gradients.
 
     def reduce(self, gradients: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices],
-               density: float | None) -> list[tf.Tensor]:
+               density: float | None, refusal: Refusal | None) -> list[tf.Tensor]:
         """Return the reduced dense gradients: all NaN if one is not finite on some rank, or one of the slices.
 
-        density: from here on, if the caller asks for another than at the step before.
+        density: from here on, if the caller asks for another than at the step before. refusal: the reason why the
+        step cannot be taken; then PluginError is raised, and the ranks that do take it raise AgreementError.
         """
-        return call(partial(weakly(self._reduce), density), [all_finite(slices), *gradients],
+        return call(partial(weakly(self._reduce), density, refusal), [all_finite(slices), *gradients],
                     [g.dtype for g in gradients], [g.shape for g in gradients])
 
-    def refuse(self, gradients: Sequence[tf.Tensor], signature: Signature, message: str) -> list[tf.Tensor]:
-        """Raise PluginError for a step that cannot be taken; the ranks that do take it raise AgreementError."""
-        return call(partial(weakly(self._refuse), signature, message), [], [g.dtype for g in gradients],
-                    [g.shape for g in gradients])
-
-    def _refuse(self, signature: Signature, message: str, *_: Array) -> list[Array]:
-        self.mode.refuse_step(message, signature)
-
-    def _reduce(self, density: float | None, finite: Array, *arrays: Array) -> list[Array]:
+    def _reduce(self, density: float | None, refusal: Refusal | None, finite: Array, *arrays: Array) -> list[Array]:
+        if refusal:
+            self.mode.refuse_step(*refusal)
         if density is not None and density != self._density:  # else `set_density` holds
             self.mode.set_density(density)
             self._density = density
         self._load()
-        gradients = DenseArrays(self._layout, arrays, self._memory_for)
+        gradients = DenseArrays(self._layout, arrays, self._lender)
         self.mode.reduce(gradients, bool(finite))
         return gradients.written
 
@@ -127,8 +124,8 @@ class Run:
 
         checks_overflow: True if `local` looks for overflow by itself, and is to be called in any case.
         """
-        form = Form(variables, gradients, self._tensors)
-        [count] = call(partial(weakly(self._begin), form), [all_finite(gradients), *form.inputs(gradients)],
+        form = form_of(variables, gradients, self.tensors)
+        [count] = call(partial(weakly(self._begin), form), [all_finite(gradients), *inputs_of(gradients)],
                        [tf.int32], [()], self._touched)
         if checks_overflow:
             local(list(gradients))
@@ -146,11 +143,6 @@ class Run:
     def _end(self) -> list[Array]:
         self.mode.end()
         return []
-
-    @property
-    def own_variables(self) -> list[Any]:
-        """The variables that hold this rank's own parameters now."""
-        return self._tensors if self.mode.holds_own else []
 
     def resume(self) -> None:
         """Take a state that waits, on all ranks together; then the variables are this rank's own again."""
@@ -183,13 +175,13 @@ class Run:
                 self._apply_round(tf.constant(number), rate, local)
         if rate is not None:
             rate.assign(mine)
-        for index, tensor in enumerate(self._tensors if self.mode.drifts else ()):
+        for index, tensor in enumerate(self.tensors if self.mode.drifts else ()):
             tensor.assign(hvd.allreduce(tensor, op=hvd.Average, name=f"horovod_oktopk.model.{index}",
                                         process_set=self._process_set))
 
     def _hand_in(self, rate: Array, *arrays: Array) -> list[Array]:
         self._load()
-        count = self.mode.begin(DenseArrays(self._layout, arrays, self._memory_for), [float(rate)])
+        count = self.mode.begin(DenseArrays(self._layout, arrays), [float(rate)])
         return [np.array(count, np.int32)]
 
     def _apply_round(self, number: tf.Tensor, rate: tf.Variable | None, local: Local) -> None:
@@ -202,7 +194,7 @@ class Run:
         local([next(remaining) if each else None for each in self._dense])
 
     def _next(self, _: Array) -> list[Array]:
-        gradients = DenseArrays(self._layout, (), partial(new_memory, self._layout))
+        gradients = DenseArrays(self._layout, ())
         [rate] = self.mode.prepare(gradients)
         return [np.array(rate), *gradients.written]
 

@@ -80,9 +80,7 @@ def load_state(target: Any, path: PathLike) -> None:
     expect_state(target, path)
 
 
-def read_marks(path: PathLike) -> dict[str, Any]:
-    """Return the plain values that `save_state` stored. Raise OptionError if this rank cannot read the file."""
-    return gather.read_marks(path)
+read_marks = gather.read_marks
 
 
 class KerasState(TensorFlowKerasState):  # type: ignore[misc]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from itertools import chain, zip_longest
 from operator import itemgetter
 from pathlib import Path
@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from horovod_oktopk.errors import NO_SCHEDULE, AgreementError, OptionError, gone
 from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.tensorflow.optimizer import steps_of
+from horovod_oktopk.tensorflow.optimizer import is_distributed, steps_of
 from horovod_oktopk.tensorflow.plugin import step_report, synchronize_replicas
 from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of
 from horovod_oktopk.tensorflow.shared import check_alike, meet, resume, shared_parameters, suspend
@@ -97,7 +97,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         if self._is_first_batch:
             self._is_first_batch = False
             self._broadcast()
-            if not each_run_of(self.model) and not any(map(_is_distributed, optimizers_of(self.model))):
+            if not each_run_of(self.model) and not any(map(is_distributed, optimizers_of(self.model))):
                 logger.warning(PLAIN)
 
     def on_test_begin(self, logs: Logs = None) -> None:
@@ -156,16 +156,12 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
     def _not_sent(self) -> list[list[Any]]:
         """Return what has not been broadcast, and is no rank's own: of the model, and of each optimizer."""
         owners = [variables_in(self.model, "weights"), *map(variables_in, optimizers_of(self.model))]
-        known = self._sent | {v.ref() for run in each_run_of(self.model) for v in run.own_variables}
+        known = self._sent | {v.ref() for run in each_run_of(self.model) if run.mode.holds_own for v in run.tensors}
         fresh: list[list[Any]] = []
         for variables in owners:
             fresh.append([v for v in map(tensor_of, variables) if v.ref() not in known])
             known.update(v.ref() for v in fresh[-1])
         return fresh
-
-
-def _is_distributed(optimizer: Any) -> bool:
-    return steps_of(optimizer) is not None or hasattr(optimizer, "_allreduce_grads")  # stock Horovod's
 
 
 def _broadcast_by_position(variables: list[Any], root_rank: int) -> None:
@@ -207,12 +203,10 @@ class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         meet(self.model, "average the metrics of an epoch")
         check_alike("metrics", [f"{name} {np.shape(logs[name]) or ''}".rstrip() for name in names] if logs else ())
         if logs:
-            values = [np.asarray(logs[name], np.float64) for name in names]
-            mine = np.concatenate([value.ravel() for value in values])
-            means = hvd.allreduce(tf.constant(mine), op=hvd.Average, name="horovod_oktopk.metrics").numpy()
-            parts = np.split(means, np.cumsum([value.size for value in values])[:-1])
-            for name, value, mean in zip(names, values, parts, strict=True):
-                logs[name] = mean.reshape(value.shape) if value.ndim else float(mean[0])
+            for name in names:
+                mean = hvd.allreduce(np.asarray(logs[name], np.float64), op=hvd.Average,
+                                     name=f"horovod_oktopk.metrics.{name}").numpy()
+                logs[name] = mean if mean.ndim else float(mean)
 
 
 class SharedParameters(tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -232,29 +226,21 @@ class SharedParameters(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, callback: Any) -> None:
         super().__init__()
         self._callback = callback
+        for name in dir(tf.keras.callbacks.Callback):
+            if name.startswith("on_"):
+                setattr(self, name, partial(self._inside, name))
 
     def set_params(self, params: Any) -> None:
-        """See Keras' Callback."""
         super().set_params(params)
         self._callback.set_params(params)
 
     def set_model(self, model: Any) -> None:
-        """See Keras' Callback."""
         super().set_model(model)
         self._callback.set_model(model)
 
-
-def _inside(name: str) -> Callable[..., None]:
-    def hook(self: Any, *args: Any, **kwargs: Any) -> None:
+    def _inside(self, name: str, *args: Any, **kwargs: Any) -> None:
         with shared_parameters(self.model):
             getattr(self._callback, name)(*args, **kwargs)
-
-    return hook
-
-
-for _name in dir(tf.keras.callbacks.Callback):
-    if _name.startswith("on_"):
-        setattr(SharedParameters, _name, _inside(_name))
 
 
 class StepReportLogger(tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -290,15 +276,14 @@ OF_EPOCH: dict[str, Callable[[list[float]], float]] = {
     **{f"oktopk_{name}": statistics.fmean for name in ("bytes_sent", "rounds", "active_ranks", "staleness")},
     "oktopk_seconds_saved": sum}
 """The figure of an epoch's logs, from those of its steps; by default the last."""
+SHOWN = ("k", "local_selected", "global_selected", "local_threshold", "global_threshold", "bytes_sent", "rounds",
+         "seconds_saved", "gain", "noise_scale")
 
 
 def _figures(report: StepReport) -> dict[str, float]:
-    names = ["k", "local_selected", "global_selected", "local_threshold", "global_threshold", "bytes_sent"]
-    names += [] if math.isnan(report.noise_scale) else ["gain", "noise_scale"]
-    figures = {name: float(getattr(report, name)) for name in names}
+    found = report.scalars()
+    figures = {name: found[f"oktopk/{name}"] for name in SHOWN if f"oktopk/{name}" in found}
     figures["density"] = report.k / max(1, report.n)  # 0 / 0 where all are sparse
-    if report.active or report.rounds != 1:
-        figures |= {"rounds": report.rounds, "seconds_saved": report.seconds_saved}
     if report.active:
         figures |= {"active_ranks": sum(report.active), "staleness": max(report.staleness)}
     return {f"oktopk_{name}": figure for name, figure in figures.items()}
