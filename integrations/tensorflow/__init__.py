@@ -11,15 +11,13 @@ from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkD
 from horovod_oktopk.transport.horovod import what_is_missing
 
 try:
-    from horovod_oktopk.tensorflow import amp, optimizer, plugin, state
+    from horovod_oktopk.tensorflow import plugin, state
 except ModuleNotFoundError as error:
     raise what_is_missing(error, __name__, "TensorFlow", "HOROVOD_WITH_TENSORFLOW") from error
 
 from horovod_oktopk.tensorflow.state import load_state, save_state
 
 plugin.install()
-amp.install()
-optimizer.install()
 state.install()
 __getattr__ = gone(__name__, NO_DISCARD)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -27,24 +28,20 @@ WHOSE = ("a LossScaleOptimizer has scaled a loss, and whether these gradients ho
          "scaled loss itself to tape.gradient(), without further arithmetic, and each by itself")
 
 
-def install() -> None:
-    """Mark the losses that Keras' loss-scaling optimizers scale, of either Keras; once."""
+def scalers() -> list[type]:
+    """Return the classes of Keras' loss-scaling optimizers."""
     scaling = tf.keras.mixed_precision.LossScaleOptimizer
-    if KERAS_3:
-        _watch(scaling, "scale_loss")
-    else:
-        for cls in scaling.__subclasses__():
-            _watch(cls, "get_scaled_loss")
+    return [scaling] if KERAS_3 else scaling.__subclasses__()
 
 
-def _watch(cls: type, method: str) -> None:
-    original = getattr(cls, method)
-    if getattr(original, "_oktopk_installed", False):
-        return
+SCALE = "scale_loss" if KERAS_3 else "get_scaled_loss"
 
-    @functools.wraps(original)
+
+def marking(scale_loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Wrap the method SCALE of such a class, to mark the losses that it scales."""
+    @functools.wraps(scale_loss)
     def wrapped(self: Any, loss: Any) -> Any:
-        loss = original(self, loss)
+        loss = scale_loss(self, loss)
         with contextlib.suppress(AttributeError):  # of a plain number
             setattr(loss, MARK, self)
         graph = _present_graphs()[0]
@@ -53,8 +50,7 @@ def _watch(cls: type, method: str) -> None:
             _scaled[:] = [*filter(_is_alive, _scaled), scaled]
         return loss
 
-    wrapped._oktopk_installed = True  # type: ignore[attr-defined]
-    setattr(cls, method, wrapped)
+    return wrapped
 
 
 def scale_of_loss(loss: Any) -> Scale:

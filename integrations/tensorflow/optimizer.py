@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from typing import Any
 
-import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.tensorflow.gradient_aggregation_eager import LocalGradientAggregationHelperEager
 
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.step_ahead.pace import normalizes
+from horovod_oktopk.schemes import as_options
 from horovod_oktopk.tensorflow import amp
-from horovod_oktopk.tensorflow.private import KERAS_3, built_with
+from horovod_oktopk.tensorflow.private import KERAS_3, built_with, dense_allreduce
 from horovod_oktopk.tensorflow.registry import Runs
 from horovod_oktopk.tensorflow.run import Local, Run
 from horovod_oktopk.tensorflow.tape import are_reduced, reduced_but_local
@@ -49,19 +48,13 @@ class Steps:
                  sparse_as_dense: bool) -> None:
         self.runs = runs
         self._reduce = reduce
-        self._local_variables: set[Any] = set()
+        self.local_variables: set[Any] = set()
         self._divide_by = process_set if scale_local_gradients else None
         self._passes = None if passes == 1 else LocalGradientAggregationHelperEager(
             passes, self._reduced, sparse_as_dense, average, process_set, False)
-        self._has_warned = False
+        self.has_warned = False  # of a configuration; see CONFIGURED
         self._is_inside = False  # in a step, or while that is traced
-        self._present: Run | None = None  # whose step that is, if it takes a part of the learning rate
-
-    def add_local(self, variable: Any) -> None:
-        """Leave the gradient of this variable unreduced."""
-        if self.runs is not None:
-            self.runs.kind.check("local")
-        self._local_variables.add(tensor_of(variable).ref())
+        self.present: Run | None = None  # whose step that is, if it takes a part of the learning rate
 
     def take(self, gradients: Sequence[Any], variables: Sequence[Any], local: Local, *, scale: Any = None,
              checks_overflow: bool = False, all_variables: Sequence[Any] | None = None, rate: Any = None,
@@ -80,106 +73,77 @@ class Steps:
         if checks_overflow and kind is not None:
             kind.check("scaler")
         gradients = without_scale(gradients, scale)
-        act = functools.partial(self._act, variables, local, scale, checks_overflow, all_variables, rate)
+
+        def act(reduced: Sequence[Any]) -> None:
+            self._act(reduced, variables, lambda given: local(with_scale(given, scale)), checks_overflow,
+                      all_variables or variables, rate)
+
         if self._passes is None:
             act(self._reduced(gradients, variables))
             return
-        given = self._passes.compute_gradients(tuple(gradients), tuple(map(tensor_of, variables)))
-        tf.cond(tf.equal(self._passes.counter, 0), lambda: _done(act(given)), lambda: _done(skip()))
+        reduced = self._passes.compute_gradients(tuple(gradients), tuple(map(tensor_of, variables)))
+        tf.cond(tf.equal(self._passes.counter, 0), partial(_done, act, reduced), partial(_done, skip))
 
     def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        return reduced_but_local(self._reduce, gradients, variables, self._local_variables, self._divide_by)
+        return reduced_but_local(self._reduce, gradients, variables, self.local_variables, self._divide_by)
 
-    def _act(self, variables: Sequence[Any], local: Local, scale: Any, checks_overflow: bool,
-             all_variables: Sequence[Any] | None, rate: Any, gradients: Sequence[Any]) -> None:
+    def _act(self, gradients: Sequence[Any], variables: Sequence[Any], local: Local, checks_overflow: bool,
+             all_variables: Sequence[Any], rate: Any) -> None:
+        run: Run | None = None
+
         def step(given: list[Any]) -> None:
-            with self._inside(all_variables or variables):
-                local(with_scale(given, scale))
+            self._is_inside, self.present = True, run
+            try:
+                local(given)
+            finally:
+                self._is_inside, self.present = False, None
 
-        if self.runs is None:
+        if self.runs is None or not self.runs.takes_part or not self.runs.kind.acts_at_step:
             step(list(gradients))
+        elif self.runs.kind.has_rounds:
+            self.runs.serve(gradients, variables, step, rate)
         else:
-            self.runs.step(all_variables or variables, gradients, variables, step, checks_overflow, rate)
+            run = self.runs.run_over(all_variables)
+            run.step(variables, gradients, step, checks_overflow)
 
-    @contextmanager
-    def _inside(self, variables: Sequence[Any]) -> Iterator[None]:
-        runs = self.runs
-        if runs is not None and runs.kind.reads_memory and runs.takes_part:
-            self._present = runs.run_over(variables)
-        self._is_inside = True
-        try:
-            yield
-        finally:
-            self._is_inside, self._present = False, None
-
-    # What the optimizer asks.
-
-    @property
-    def _runs(self) -> list[Run]:
+    def present_runs(self) -> list[Run]:
         return [] if self.runs is None else list(self.runs.present().values())
 
-    def finish(self) -> None:
-        """Put what all ranks share into the model, until the next step; warn if nobody has done so before."""
-        for run in self._runs:
-            if run.mode.holds_own:
-                logger.warning(NO_CALLBACK)
-            run.mode.suspend()
+    def own_runs(self) -> list[Run]:
+        """Return those whose variables hold this rank's own parameters now."""
+        return [run for run in self.present_runs() if run.mode.holds_own]
 
     def check_shared(self) -> None:
         """Raise PluginError while the model holds this rank's own parameters."""
-        for run in self._runs:
-            if run.mode.holds_own:
-                raise PluginError(OWN.format(rank=run.mode.ranks.membership().rank))
-
-    def warn_of_own(self) -> None:
-        """Warn, once, while the model holds this rank's own parameters."""
-        if not self._has_warned and any(run.mode.holds_own for run in self._runs):
-            self._has_warned = True
-            logger.warning(CONFIGURED)
-
-    def times_factor(self, learning_rate: Any) -> Any:
-        """Return the learning rate that the user has set; inside a step, λ · gain times that."""
-        if self._present is None:
-            return learning_rate
-        rate = tf.convert_to_tensor(learning_rate)
-        return rate * tf.cast(self._present.factor, rate.dtype)
-
-    def over_gain(self, weight_decay: Any) -> Any:
-        """Return a weight decay that goes by the learning rate; inside a step, divided by the gain."""
-        if self._present is None or not weight_decay:
-            return weight_decay
-        return tf.convert_to_tensor(weight_decay, tf.float32) / self._present.gain
+        for run in self.own_runs():
+            raise PluginError(OWN.format(rank=run.mode.ranks.membership().rank))
 
 
-def _done(_: object) -> tf.Tensor:
+def _done(action: Callable[..., object], *given: Any) -> tf.Tensor:
+    action(*given)
     return tf.constant(0)
 
 
-class Decay:
-    """A weight decay that goes by the learning rate, as an attribute of a distributed optimizer."""
+def _decay(name: str) -> property:
+    """Return the attribute for a weight decay that goes by the learning rate; inside a step, divided by the gain."""
+    def read(optimizer: Any) -> Any:
+        decay, present = vars(optimizer)[name], optimizer.oktopk.present
+        return decay if present is None or not decay else tf.convert_to_tensor(decay, tf.float32) / present.gain
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
+    def write(optimizer: Any, decay: Any) -> None:
+        vars(optimizer)[name] = decay
 
-    def __get__(self, optimizer: Any, owner: type) -> Any:
-        try:
-            decay = vars(optimizer)[self._name]
-        except KeyError:
-            raise AttributeError(f"{type(optimizer).__name__} has no {self._name}") from None
-        steps = vars(optimizer).get("oktopk")
-        return decay if steps is None else steps.over_gain(decay)
+    return property(read, write)
 
-    def __set__(self, optimizer: Any, decay: Any) -> None:
-        vars(optimizer)[self._name] = decay
+
+DECAYS = ("weight_decay", "adam_weight_decay")
+"""The latter is Muon's, of the variables for which it is Adam."""
 
 
 class Distributed:
     """The part that comes before a Keras optimizer's own class."""
 
     oktopk: Steps
-    weight_decay = Decay()
-    adam_weight_decay = Decay()
-    """Muon's, of the variables for which it is Adam."""
 
     @classmethod
     def from_config(cls, *_: Any, **__: Any) -> Any:
@@ -191,21 +155,30 @@ class Distributed:
 
     def register_local_var(self, variable: Any) -> None:
         """Leave the gradient of this variable unreduced; but divide it by P, if scale_local_gradients."""
-        self.oktopk.add_local(variable)
+        if self.oktopk.runs is not None:
+            self.oktopk.runs.kind.check("local")
+        self.oktopk.local_variables.add(tensor_of(variable).ref())
 
     @property
     def learning_rate(self: Any) -> Any:
         """The user's learning rate; with StepAhead, while a step is taken, λ · gain times that."""
-        return self.oktopk.times_factor(super().learning_rate)  # type: ignore[misc]
+        rate, present = super().learning_rate, self.oktopk.present  # type: ignore[misc]
+        if present is None:
+            return rate
+        rate = tf.convert_to_tensor(rate)
+        return rate * tf.cast(present.factor, rate.dtype)
 
     @learning_rate.setter
     def learning_rate(self: Any, rate: Any) -> None:
         super(Distributed, type(self)).learning_rate.fset(self, rate)  # type: ignore[misc]
 
     def finalize_variable_values(self, var_list: Any) -> None:
-        """Put what all ranks share into the model; Keras calls this at the end of `fit`."""
+        """Put what all ranks share into the model, until the next step; Keras calls this at the end of `fit`."""
         super().finalize_variable_values(var_list)  # type: ignore[misc]
-        self.oktopk.finish()
+        if self.oktopk.own_runs():
+            logger.warning(NO_CALLBACK)
+        for run in self.oktopk.present_runs():
+            run.mode.suspend()
 
     def save_own_variables(self, store: Any) -> None:
         """Save the optimizer. Raise PluginError while the model holds this rank's own parameters."""
@@ -218,34 +191,18 @@ class Distributed:
         super().load_own_variables(store)  # type: ignore[misc]
 
     def get_config(self) -> Any:
-        """Return the plain optimizer's configuration."""
-        self.oktopk.warn_of_own()
+        if not self.oktopk.has_warned and self.oktopk.own_runs():
+            self.oktopk.has_warned = True
+            logger.warning(CONFIGURED)
         return super().get_config()  # type: ignore[misc]
 
-    if KERAS_3:
-        @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
-        def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
-            """Take a distributed step."""
-            update = super().apply  # type: ignore[misc]
-            variables = built_with(self) if trainable_variables is None else list(trainable_variables)
-            if not self.built:
-                self.build(variables)
-            self.oktopk.take(list(grads), variables, lambda given: update(given, variables),
-                             scale=amp.scale_of(self), all_variables=built_with(self), rate=_rate_of(self))
-            amp.forget(self)
-    else:
-        @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
-        def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-            """Take a distributed step."""
-            update, pairs = super().apply_gradients, list(grads_and_vars)  # type: ignore[misc]
-            variables = [variable for _, variable in pairs]
-            if pairs:
-                with tf.init_scope():
-                    self.build(variables)
-            self.oktopk.take([gradient for gradient, _ in pairs], variables,
-                             lambda given: update(zip(given, variables, strict=True), *args, **kwargs),
-                             rate=_rate_of(self), skip=lambda: self.iterations.assign_add(1))
-            return self.iterations
+    @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        return _take(self, self, getattr(super(), APPLY), *args, **kwargs)
+
+
+APPLY = "apply" if KERAS_3 else "apply_gradients"
+setattr(Distributed, APPLY, Distributed._apply)
 
 
 class Guard(tf.train.experimental.PythonState):  # type: ignore[misc]
@@ -255,12 +212,10 @@ class Guard(tf.train.experimental.PythonState):  # type: ignore[misc]
         self._steps = steps
 
     def serialize(self) -> str:
-        """Return nothing. Raise PluginError while the model holds this rank's own parameters."""
         self._steps.check_shared()
         return ""
 
     def deserialize(self, string_value: str) -> None:  # noqa: ARG002
-        """Raise PluginError while the model holds this rank's own parameters."""
         self._steps.check_shared()
 
 
@@ -282,85 +237,83 @@ def steps_of(optimizer: Any) -> Steps | None:
     return next((each.oktopk for each in both if isinstance(each, Distributed)), None)
 
 
-def normalizes_gradients(optimizer: Any) -> bool:
-    """Return True if an optimizer's steps do not grow with its gradients, and a step's gradients can be seen.
-
-    With Keras' own accumulation of gradients a step sees one batch's, and not what is added up.
-    """
-    return normalizes(type(optimizer)) and not getattr(optimizer, "gradient_accumulation_steps", None)
+def is_distributed(optimizer: Any) -> bool:
+    """Return True for such an optimizer, or one of stock Horovod's."""
+    return steps_of(optimizer) is not None or hasattr(optimizer, "_allreduce_grads")
 
 
-def distribute(optimizer: Any, options: Any, op: Any = hvd.Average, sparse_as_dense: bool = False, passes: int = 1,
-               average_passes: bool = False, process_set: Any = hvd.global_process_set,
-               scale_local_gradients: bool = True, reduce: Any = None) -> None:
-    """Give an optimizer a class of its own, whose steps are distributed.
+def distribute(optimizer: Any, compression: Any, op: Any, sparse_as_dense: bool, passes: int, average_passes: bool,
+               process_set: Any, scale_local_gradients: bool) -> None:
+    """Give an optimizer a class of its own, whose steps are distributed."""
+    options, runs = as_options(compression), None
+    if options is None:
+        stock = dense_allreduce(compression, sparse_as_dense, op, process_set)
 
-    options: of ours; or None, with `reduce`, for what reduces gradients of variables otherwise.
-    """
-    runs = None
-    if options is not None:
-        runs = Runs(options, op, process_set, sparse_as_dense, normalizes_gradients(optimizer))
+        def reduce(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+            return list(stock(list(gradients), [tensor_of(variable) for variable in variables]))
+    else:
+        # With Keras' own accumulation of gradients a step sees one batch's, and not what is added up.
+        is_normalizing = normalizes(type(optimizer)) and not getattr(optimizer, "gradient_accumulation_steps", None)
+        runs = Runs(options, op, process_set, sparse_as_dense, is_normalizing)
         reduce = runs.reduce
+    optimizer.oktopk = Steps(runs, reduce, process_set, passes, average_passes, scale_local_gradients,
+                             sparse_as_dense)
     plain = type(optimizer)
-    cls = type(plain.__name__, (Distributed, plain), {"__module__": plain.__module__})
+    decays = {name: _decay(name) for name in DECAYS if name in vars(optimizer)}
+    cls = type(plain.__name__, (Distributed, plain), {"__module__": plain.__module__, **decays})
     registered = tf.keras.utils.get_registered_name(plain)
     if registered != plain.__name__:
         package, name = registered.split(">", 1)
         for each in (cls, plain):  # both have the name, and the name stands for the plain one
             tf.keras.utils.register_keras_serializable(package, name)(each)
     optimizer.__class__ = cls
-    optimizer.oktopk = Steps(runs, reduce, process_set, passes, average_passes, scale_local_gradients,
-                             sparse_as_dense)
     if runs is not None and runs.kind.reads_memory:
         optimizer.oktopk_guard = Guard(optimizer.oktopk)
 
 
-def install() -> None:
-    """Wrap what a distributed optimizer cannot see from inside: the loss scaling around it; once."""
-    scaling = tf.keras.mixed_precision.LossScaleOptimizer
-    name = "apply" if KERAS_3 else "apply_gradients"
-    for cls in (scaling,) if KERAS_3 else scaling.__subclasses__():
-        method = getattr(cls, name)
-        if not hasattr(method, "_oktopk_installed"):
-            wrapped = _wrap_scaled_apply(method) if KERAS_3 else _wrap_scaled_apply_gradients(method)
-            wrapped._oktopk_installed = True
-            setattr(cls, name, wrapped)
+def wrap_scalers() -> None:
+    """Wrap what a distributed optimizer cannot see from inside: the loss scaling around it."""
+    for cls in amp.scalers():
+        setattr(cls, amp.SCALE, amp.marking(getattr(cls, amp.SCALE)))
+        setattr(cls, APPLY, _wrap_scaled(getattr(cls, APPLY)))
 
 
-def _wrap_scaled_apply(apply: Callable[..., None]) -> Any:
+def _wrap_scaled(apply: Callable[..., Any]) -> Any:
     @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
-    @functools.wraps(apply)
-    def wrapped(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
-        inner = self.inner_optimizer
-        if not isinstance(inner, Distributed):
-            apply(self, grads, trainable_variables)
-            return
-        variables = built_with(self) if trainable_variables is None else list(trainable_variables)
-        if not self.built:
-            self.build(variables)
-        inner.oktopk.take(list(grads), variables, lambda given: apply(self, given, variables),
-                          scale=amp.scale_of(self), checks_overflow=True, all_variables=built_with(self))
-        amp.forget(self)
+    @wraps(apply)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(self.inner_optimizer, Distributed):
+            return apply(self, *args, **kwargs)
+        return _take(self, self.inner_optimizer, partial(apply, self), *args, **kwargs)
 
     return wrapped
 
 
-def _wrap_scaled_apply_gradients(apply: Callable[..., Any]) -> Any:
-    """Wrap tf-keras' scaler, which has taken its scale out already."""
-    @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
-    @functools.wraps(apply)
-    def wrapped(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        inner = self.inner_optimizer
-        if not isinstance(inner, Distributed):
-            return apply(self, grads_and_vars, *args, **kwargs)
+if KERAS_3:
+    def _take(asked: Any, inner: Any, update: Callable[..., Any], grads: Sequence[Any],
+              trainable_variables: Any = None) -> None:
+        """Take a distributed step of an optimizer.
+
+        asked: it, or the scaler around it, as which it is to be applied. update: the plain method of that.
+        """
+        variables = built_with(asked) if trainable_variables is None else list(trainable_variables)
+        if not asked.built:
+            asked.build(variables)
+        inner.oktopk.take(list(grads), variables, lambda given: update(given, variables), scale=amp.scale_of(asked),
+                          checks_overflow=asked is not inner, all_variables=built_with(asked), rate=_rate_of(inner))
+        amp.forget(asked)
+else:
+    def _take(asked: Any, inner: Any, update: Callable[..., Any], grads_and_vars: Any,  # type: ignore[misc]
+              *args: Any, **kwargs: Any) -> Any:
+        """Take a distributed step; see above. A scaler of tf-keras has taken its scale out already."""
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
-        with tf.init_scope():
-            self.build(variables)
+        if pairs:
+            with tf.init_scope():
+                asked.build(variables)
         inner.oktopk.take([gradient for gradient, _ in pairs], variables,
-                          lambda given: apply(self, list(zip(given, variables, strict=True)), *args, **kwargs),
-                          checks_overflow=True, skip=lambda: self.iterations.assign_add(1))
-        amp.forget(self)
-        return self.iterations
-
-    return wrapped
+                          lambda given: update(list(zip(given, variables, strict=True)), *args, **kwargs),
+                          checks_overflow=asked is not inner, rate=_rate_of(inner),
+                          skip=lambda: asked.iterations.assign_add(1))
+        amp.forget(asked)
+        return asked.iterations

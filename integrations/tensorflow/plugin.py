@@ -19,22 +19,19 @@ import tensorflow as tf
 
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.api import find_by
-from horovod_oktopk.modes.make import wrap_shutdown
+from horovod_oktopk.modes.make import kind_of, wrap_shutdown
 from horovod_oktopk.schemes import as_options
 from horovod_oktopk.tensorflow import tape
-from horovod_oktopk.tensorflow.graph import refuse_replicas
-from horovod_oktopk.tensorflow.optimizer import distribute, steps_of
-from horovod_oktopk.tensorflow.private import KERAS, dense_allreduce, library
-from horovod_oktopk.tensorflow.refusals import check_optimizer
+from horovod_oktopk.tensorflow.optimizer import distribute, is_distributed, wrap_scalers
+from horovod_oktopk.tensorflow.private import KERAS, library
 from horovod_oktopk.tensorflow.registry import in_use, runs_of_tapes
+from horovod_oktopk.tensorflow.run import refuse_replicas
 from horovod_oktopk.tensorflow.shared import owners_of
-from horovod_oktopk.tensorflow.variables import tensor_of
 from horovod_oktopk.transport.counting import show_phases
 from horovod_oktopk.transport.horovod import check_arguments, check_horovod, refuse_join
 
 logger = logging.getLogger("horovod_oktopk")
 
-TWICE = "is distributed already: wrap an optimizer once"
 NO_TAPE = ("a tape has no step to take, and {name} acts at an optimizer's step: use hvd.DistributedOptimizer around "
            "a Keras optimizer, or OkTopk with a tape")
 
@@ -44,11 +41,12 @@ def install() -> None:
     if getattr(hvd, "_oktopk_installed", False):
         return
     check_horovod(horovod.__version__, {})
-    hvd.DistributedOptimizer = _wrap_optimizer(hvd.DistributedOptimizer)
-    hvd.DistributedGradientTape = _wrap_tape(hvd.DistributedGradientTape)
-    stock_keras.create_distributed_optimizer = _wrap_optimizer(stock_keras.create_distributed_optimizer)
+    hvd.DistributedOptimizer = _wrap(hvd.DistributedOptimizer, _optimizer)
+    hvd.DistributedGradientTape = _wrap(hvd.DistributedGradientTape, _tape)
+    stock_keras.create_distributed_optimizer = _wrap(stock_keras.create_distributed_optimizer, _optimizer)
     library().horovod_shutdown = wrap_shutdown(library().horovod_shutdown)
     hvd.join = hvd.mpi_ops.join = refuse_join(in_use, hvd.join)
+    wrap_scalers()
     show_phases(tf.profiler.experimental.Trace)
     find_by(owners_of, "models, layers, optimizers, variables")
     hvd._oktopk_installed = True
@@ -88,30 +86,99 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
         raise PluginError(f"expected an optimizer of {KERAS}; got {optimizer!r}. Those of tf.compat.v1.train and "
                           "tf.keras.optimizers.legacy are not supported: use tf.keras.optimizers.SGD and its like, "
                           "in eager mode or in a tf.function")
-    if steps_of(optimizer) is not None or hasattr(optimizer, "_allreduce_grads"):  # ours, or stock Horovod's
-        raise PluginError(f"{type(optimizer).__name__} {TWICE}")
-    options, own, reduce = as_options(compression), optimizer, None
-    if options is None:
-        make = dense_allreduce(compression, sparse_as_dense, op, process_set)
-
-        def reduce(gradients: Any, variables: Any) -> list[Any]:
-            return list(make(list(gradients), [tensor_of(variable) for variable in variables]))
-    else:
+    if is_distributed(optimizer):
+        raise PluginError(f"{type(optimizer).__name__} is distributed already: wrap an optimizer once")
+    options, own = as_options(compression), optimizer
+    if options is not None:
         refuse_replicas()
         check_arguments(hvd, op)
         own = check_optimizer(optimizer, options, backward_passes_per_step)
         if os.environ.get("HOROVOD_AUTOTUNE") == "1":
             logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own traffic, and has no effect on OkTopk: unset it")
-    distribute(own, options, op, sparse_as_dense, backward_passes_per_step, average_aggregated_gradients, process_set,
-               scale_local_gradients, reduce)
+    distribute(own, compression, op, sparse_as_dense, backward_passes_per_step, average_aggregated_gradients,
+               process_set, scale_local_gradients)
     return optimizer
+
+
+def load_model(filepath: Any, custom_objects: Any = None, **arguments: Any) -> Any:
+    """Load a model as keras.models.load_model does, and make its optimizer distributed.
+
+    Args:
+        filepath: the saved model.
+        custom_objects: as in keras.models.load_model.
+        **arguments: those of `DistributedOptimizer`.
+
+    Returns:
+        The model.
+
+    Raises:
+        PluginError: The model has no optimizer.
+
+    Examples:
+        >>> model = hvd_keras.load_model(
+        ...     "model.keras", compression=hvd_keras.OkTopk(density=0.01))
+    """
+    model = tf.keras.models.load_model(filepath, custom_objects=custom_objects)
+    if model.optimizer is None:
+        raise PluginError(f"the model in {filepath} has no optimizer: compile it with a distributed one")
+    DistributedOptimizer(model.optimizer, **arguments)
+    model.jit_compile = False
+    return model
+
+
+ADAFACTOR_EPSILON = 1e-12
+"""The least epsilon_1 whose square is safe in float32."""
+
+
+def check_optimizer(optimizer: Any, options: Any, passes: int) -> Any:
+    """Return the optimizer that takes the steps: the given one, or the one inside that loss scaling has wrapped.
+
+    Raise PluginError if the options' mode cannot serve it.
+    """
+    kind, scheme = kind_of(options), getattr(options, "scheme", options)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if kind.has_rounds and optimizer is not inner:
+        kind.check("scaler")
+    if kind.has_rounds and passes != 1:
+        raise PluginError(f"Partial takes backward_passes_per_step=1; got {passes!r}. Keras' "
+                          "gradient_accumulation_steps can be used")
+    if kind.reads_memory and getattr(inner, "use_ema", False):
+        raise PluginError("use_ema=True averages the variables of each rank, which differ with StepAhead: "
+                          "average what all ranks share, inside shared_parameters(model), or use OkTopk")
+    if kind.reads_memory and isinstance(inner, getattr(tf.keras.optimizers, "MultiOptimizer", ())):
+        raise PluginError("MultiOptimizer has no learning rate to be multiplied by StepAhead's coefficient and "
+                          "gain, as each optimizer in it has its own: use OkTopk")
+    # Adafactor divides by the root of a row's mean square times a column's. In rows and columns of zeros these are
+    # epsilon_1 (1e-30), whose square is 0 in float32: 0 / 0 makes all weights of the variable NaN.
+    if (isinstance(inner, tf.keras.optimizers.Adafactor) and not kind.reads_memory and scheme.density != 1
+            and inner.epsilon_1 < ADAFACTOR_EPSILON):
+        raise PluginError("Keras' Adafactor makes weights NaN if a row and a column of a gradient are all zeros, as "
+                          f"in sparse updates: give Adafactor(epsilon_1={ADAFACTOR_EPSILON:g}); got "
+                          f"epsilon_1={inner.epsilon_1:g}")
+    return inner if kind.reads_memory else optimizer  # StepAhead's takes the steps, after the wrapper's check
 
 
 _TAKEN = frozenset(inspect.signature(DistributedOptimizer).parameters)
 
 
-def _wrap_optimizer(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a factory of optimizers. Its names, devices, groups and predivision are of no effect on ours."""
+def _optimizer(**asked: Any) -> Any:
+    """Make ours. A factory's names, devices, groups and predivision are of no effect on it."""
+    return DistributedOptimizer(**{name: value for name, value in asked.items() if name in _TAKEN})
+
+
+def _tape(gradtape: tf.GradientTape, compression: Any, op: Any, process_set: Any, sparse_as_dense: bool,
+          scale_local_gradients: bool, **_: Any) -> tf.GradientTape:
+    refuse_replicas()
+    options = as_options(compression)
+    if not hasattr(options, "density"):
+        raise PluginError(NO_TAPE.format(name=type(options).__name__))
+    runs = runs_of_tapes(options, op, process_set, sparse_as_dense)
+    tape.distribute(gradtape, runs, options.density, process_set, scale_local_gradients)
+    return gradtape
+
+
+def _wrap(make: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a factory of Horovod: `ours` gets all of its arguments by name, if the compression is ours."""
     signature = inspect.signature(make)
 
     @functools.wraps(make)
@@ -122,29 +189,6 @@ def _wrap_optimizer(make: Callable[..., Any]) -> Callable[..., Any]:
         if as_options(asked["compression"]) is None:
             return make(*args, **kwargs)
         check_arguments(hvd, asked["op"], asked["gradient_predivide_factor"])
-        return DistributedOptimizer(**{name: value for name, value in asked.items() if name in _TAKEN})
-
-    return wrapped
-
-
-def _wrap_tape(make: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(make)
-
-    @functools.wraps(make)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        call = signature.bind(*args, **kwargs)
-        call.apply_defaults()
-        asked = call.arguments
-        options = as_options(asked["compression"])
-        if options is None:
-            return make(*args, **kwargs)
-        check_arguments(hvd, asked["op"], asked["gradient_predivide_factor"])
-        refuse_replicas()
-        if not hasattr(options, "density"):
-            raise PluginError(NO_TAPE.format(name=type(options).__name__))
-        runs = runs_of_tapes(options, asked["op"], asked["process_set"], asked["sparse_as_dense"])
-        tape.distribute(asked["gradtape"], runs, options.density, asked["process_set"],
-                        asked["scale_local_gradients"])
-        return asked["gradtape"]
+        return ours(**asked)
 
     return wrapped

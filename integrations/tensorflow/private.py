@@ -34,8 +34,7 @@ NAMES = (
 
 def eagerly() -> AbstractContextManager[None]:
     """Return a context in which operations run at once, also in the threads in which a graph runs Python."""
-    found: AbstractContextManager[None] = context.eager_mode()
-    return found
+    return context.eager_mode()  # type: ignore[no-any-return]
 
 
 def is_compiled_by_xla() -> bool:

@@ -7,7 +7,7 @@ the variables.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,9 +19,8 @@ from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.make import kind_of, with_scheme
 from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.state import gather
-from horovod_oktopk.tensorflow.graph import check_place
-from horovod_oktopk.tensorflow.run import Local, Run
-from horovod_oktopk.tensorflow.tensors import Signature, is_dense, signature_of
+from horovod_oktopk.tensorflow.run import Local, Refusal, Run, check_place
+from horovod_oktopk.tensorflow.tensors import is_dense, signature_of
 from horovod_oktopk.tensorflow.transport import ranks_of
 from horovod_oktopk.tensorflow.variables import (
     check_variables,
@@ -30,7 +29,6 @@ from horovod_oktopk.tensorflow.variables import (
     tensor_of,
     trained_by,
 )
-from horovod_oktopk.transport.horovod import check_arguments
 
 _ALL: weakref.WeakSet[Runs] = weakref.WeakSet()
 _OF_TAPES: dict[Any, Runs] = {}
@@ -48,7 +46,6 @@ class Runs:
 
     def __init__(self, options: Any, op: Any, process_set: Any, sparse_as_dense: bool,
                  normalizes: bool = False) -> None:
-        check_arguments(hvd, op)
         self.kind = kind_of(options)
         self.scheme: Scheme = getattr(options, "scheme", options)
         """With the present density."""
@@ -94,40 +91,40 @@ class Runs:
         check_place()
         check_variables(list(variables), list(gradients))
         if self.kind.acts_at_step:
-            return self._averaged_on_host(list(gradients)) if self.scheme.hierarchical else list(gradients)
+            return self._averaged_on_host(gradients) if self.scheme.hierarchical else list(gradients)
+        gradients = self._dense_if_asked(gradients)
+        run, refusal = self.run_of(variables, gradients)
+        slices = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
         with tf.name_scope("OkTopkAllreduce"):
-            gradients = self._dense_if_asked(gradients)
-            dense = [index for index, g in enumerate(gradients) if is_dense(g)]
-            sparse = [index for index, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
-            given = [gradients[index] for index in dense]
-            run, signature, reason = self.run_of(variables, gradients)
-            reduced = (run.refuse(given, signature, reason) if reason else
-                       run.reduce(given, [gradients[index] for index in sparse], density))
-            outputs = dict(zip(dense, reduced, strict=True))
-            with tf.control_dependencies(reduced):  # the roll call comes first: then no rank waits in vain
-                outputs |= {index: self._by_horovod(gradients[index], self._process_set) for index in sparse}
-        return [outputs.get(index) for index in range(len(gradients))]
+            return self._reduced(gradients, lambda dense: run.reduce(dense, slices, density, refusal),
+                                 self._process_set)
 
-    def step(self, all_variables: Sequence[Any], gradients: Sequence[Any], variables: Sequence[Any], local: Local,
-             checks_overflow: bool, rate: Any) -> None:
-        """Take an optimizer's steps that follow from gradients, which `reduce` has given back.
+    def _reduced(self, gradients: Sequence[Any], reduce: Callable[[list[Any]], list[Any]],
+                 process_set: Any) -> list[Any]:
+        """Return the gradients: the dense ones as `reduce` gives them, the sparse ones reduced by Horovod."""
+        dense = reduce([g for g in gradients if is_dense(g)])
+        with tf.control_dependencies(dense):  # the roll call comes first: then no rank waits in vain
+            sparse = {index: hvd.allreduce(g, op=self._op, process_set=process_set)
+                      for index, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)}
+        remaining = iter(dense)
+        return [next(remaining) if is_dense(g) else sparse.get(index) for index, g in enumerate(gradients)]
 
-        all_variables: all that the optimizer was built with. For the others see `Run.step` and `Run.serve`.
-        """
-        if not self.takes_part or not self.kind.acts_at_step:
-            local(list(gradients))
-        elif self.kind.has_rounds:
-            gradients = self._dense_if_asked(gradients)
-            self._serve(gradients, variables, local, rate)
-        else:
-            self.run_over(all_variables).step(variables, gradients, local, checks_overflow)
+    def _averaged_on_host(self, gradients: Sequence[Any]) -> list[Any]:
+        if self._host_set is False:
+            self._host_set = ranks_of(self._process_set).host_set(self.scheme.transport, self.scheme.hierarchical)
+        if self._host_set is None:
+            return list(gradients)
+        return self._reduced(gradients, lambda dense: hvd.grouped_allreduce(
+            dense, op=self._op, process_set=self._host_set) if dense else [], self._host_set)
 
-    def _serve(self, gradients: list[Any], variables: Sequence[Any], local: Local, rate: Any) -> None:
+    def serve(self, gradients: Sequence[Any], variables: Sequence[Any], local: Local, rate: Any) -> None:
+        """Hand in gradients, and take the steps of the rounds since; see `Run.serve`."""
+        gradients = self._dense_if_asked(gradients)
         if any(isinstance(g, tf.IndexedSlices) for g in gradients):
             self.kind.check("sparse")
-        run, signature, reason = self.run_of(variables, gradients)
-        if reason:
-            run.mode.refuse_step(reason, signature)
+        run, refusal = self.run_of(variables, gradients)
+        if refusal:
+            run.mode.refuse_step(*refusal)
         self._serving[run] = rate, local
         run.serve(gradients, rate, local)
 
@@ -140,39 +137,21 @@ class Runs:
         return [tf.convert_to_tensor(g) if self._sparse_as_dense and isinstance(g, tf.IndexedSlices) else g
                 for g in gradients]
 
-    def _by_horovod(self, gradient: Any, process_set: Any) -> Any:
-        return hvd.allreduce(gradient, op=self._op, process_set=process_set)
-
-    def _averaged_on_host(self, gradients: list[Any]) -> list[Any]:
-        if self._host_set is False:
-            self._host_set = ranks_of(self._process_set).host_set(self.scheme.transport, self.scheme.hierarchical)
-        if self._host_set is None:
-            return gradients
-        dense = [index for index, g in enumerate(gradients) if is_dense(g)]
-        means = hvd.grouped_allreduce([gradients[index] for index in dense], op=self._op,
-                                      process_set=self._host_set) if dense else []
-        averaged = dict(zip(dense, means, strict=True))
-        with tf.control_dependencies(means):
-            averaged |= {index: self._by_horovod(g, self._host_set) for index, g in enumerate(gradients)
-                         if isinstance(g, tf.IndexedSlices)}
-        return [averaged.get(index) for index in range(len(gradients))]
-
     # Runs.
 
-    def run_of(self, variables: Sequence[Any], gradients: Sequence[Any]) -> tuple[Run, Signature, str | None]:
-        """Return the Run of these variables, the gradients' signature, and the reason to refuse them, or None.
+    def run_of(self, variables: Sequence[Any], gradients: Sequence[Any]) -> tuple[Run, Refusal | None]:
+        """Return the Run of these variables, and the reason to refuse the gradients, if there is one.
 
         A new Run is made for new variables; if they overlap with those of another, that one refuses them.
         """
         key, signature = key_of(variables), signature_of(variables, gradients)
-        run = self._by_key.get(key)
+        run = self._by_key.get(key) or next((other for known, other in self.present().items()
+                                             if not set(known).isdisjoint(key)), None)
         if run is None:
-            for known, other in self.present().items():
-                if set(known) & set(key):
-                    return other, signature, _other_gradients(other.signature, signature)
-            run = self._add(key, variables, gradients)
-        reason = None if run.signature == signature else _other_gradients(run.signature, signature)
-        return run, signature, reason
+            return self._add(key, variables, gradients), None
+        if run.signature == signature and key in self._by_key:
+            return run, None
+        return run, (_other_gradients(run.signature, signature), signature)
 
     def run_over(self, variables: Sequence[Any]) -> Run:
         """Return the run of these parameters: a new one at first; for some of them, the one of more.

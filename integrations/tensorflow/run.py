@@ -1,22 +1,29 @@
-"""The exchange of one list of variables: a mode, and its steps as TensorFlow operations."""
+"""The exchange of one list of variables: a mode, and its steps as TensorFlow operations.
+
+Python functions as operations run now, or whenever a graph runs, in the order of the program. Each rank then
+communicates in one place and in one order, whatever TensorFlow runs side by side.
+"""
 
 from __future__ import annotations
 
-import functools
+import logging
+import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from functools import cache, lru_cache, partial
+from typing import Any, TypeVar
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+from horovod.common.exceptions import HorovodInternalError
 from numpy.typing import NDArray
 
+from horovod_oktopk.errors import PluginError, TransportError
 from horovod_oktopk.modes.make import kind_of, make_mode
 from horovod_oktopk.modes.mode import Mode
 from horovod_oktopk.selection.accumulator import ResidualAccumulator
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
-from horovod_oktopk.tensorflow.graph import call, repeat, weakly
+from horovod_oktopk.tensorflow.private import is_compiled_by_xla
 from horovod_oktopk.tensorflow.tensors import (
     DenseArrays,
     Form,
@@ -25,16 +32,26 @@ from horovod_oktopk.tensorflow.tensors import (
     Signature,
     TensorLayout,
     all_finite,
+    form_of,
+    inputs_of,
     is_dense,
-    new_memory,
     signature_of,
 )
 from horovod_oktopk.tensorflow.transport import ranks_of
 from horovod_oktopk.tensorflow.variables import VariableReplica, name_of, tensor_of
 
+logger = logging.getLogger("horovod_oktopk")
+
 Array = NDArray[Any]
+T = TypeVar("T")
 Local = Callable[[list[Any]], object]
 """Applies gradients, one for each variable, by the plain optimizer."""
+Refusal = tuple[str, Signature]
+"""The reason why gradients are refused, and their signature."""
+NAME = "HorovodAllreduce_oktopk"
+"""The operations' name, by which elastic training knows a failed collective."""
+GONE = ("a graph reduces gradients for an optimizer, or for variables of a tape, that are gone: keep the optimizer "
+        "and the model for as long as the function that was traced with them is called")
 
 
 class Run:
@@ -48,16 +65,16 @@ class Run:
                  normalizes: bool) -> None:
         kind = kind_of(options)
         self.signature = signature_of(variables, gradients)
-        self._tensors = [tensor_of(v) for v in variables] if kind.acts_at_step else []
+        self.tensors = [tensor_of(v) for v in variables] if kind.acts_at_step else []
         parts = ([(v, tensor_of(v).dtype) for v in variables] if kind.reads_memory else
                  [(v, g.dtype) for v, g in zip(variables, gradients, strict=True) if is_dense(g)])
         layout = TensorLayout((name_of(v), tuple(v.shape), dtype.name) for v, dtype in parts)
         self._layout = layout
-        self._memory_for: Callable[[int], Array] = partial(new_memory, layout)
+        self._lender: LendingAccumulator | None = None
         overlaps = kind.acts_at_step and getattr(options, "overlap", True)
         self.mode: Mode = make_mode(
             options, op == hvd.Average, layout, ranks_of(process_set, kind.acts_at_step, overlaps), self._lending,
-            lambda: (NumpyParameterAccumulator(layout.n, layout.dtype), VariableReplica(layout, self._tensors)),
+            lambda: (NumpyParameterAccumulator(layout.n, layout.dtype), VariableReplica(layout, self.tensors)),
             normalizes=normalizes, settings=["learning_rate"], signature=self.signature)
         self.mode.belongs_to(self)
         self.take_state: Callable[[Mode], None] | None = None
@@ -70,38 +87,32 @@ class Run:
                 self.factor = tf.Variable(1.0, trainable=False, name="step_ahead_coefficient")
                 """λ · gain of the step at hand."""
                 self.gain = tf.Variable(1.0, trainable=False, name="step_ahead_gain")
-            self._touched = [*self._tensors, self.factor, self.gain, _turn()]
+            self._touched = [*self.tensors, self.factor, self.gain, _turn()]
 
     def _lending(self, layout: TensorLayout) -> ResidualAccumulator:
-        accumulator = LendingAccumulator(layout)
-        self._memory_for = accumulator.memory_for
-        return accumulator
+        self._lender = LendingAccumulator(layout)
+        return self._lender
 
     # Gradients.
 
     def reduce(self, gradients: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices],
-               density: float | None) -> list[tf.Tensor]:
+               density: float | None, refusal: Refusal | None) -> list[tf.Tensor]:
         """Return the reduced dense gradients: all NaN if one is not finite on some rank, or one of the slices.
 
-        density: from here on, if the caller asks for another than at the step before.
+        density: from here on, if the caller asks for another than at the step before. refusal: the reason why the
+        step cannot be taken; then PluginError is raised, and the ranks that do take it raise AgreementError.
         """
-        return call(partial(weakly(self._reduce), density), [all_finite(slices), *gradients],
+        return call(partial(weakly(self._reduce), density, refusal), [all_finite(slices), *gradients],
                     [g.dtype for g in gradients], [g.shape for g in gradients])
 
-    def refuse(self, gradients: Sequence[tf.Tensor], signature: Signature, message: str) -> list[tf.Tensor]:
-        """Raise PluginError for a step that cannot be taken; the ranks that do take it raise AgreementError."""
-        return call(partial(weakly(self._refuse), signature, message), [], [g.dtype for g in gradients],
-                    [g.shape for g in gradients])
-
-    def _refuse(self, signature: Signature, message: str, *_: Array) -> list[Array]:
-        self.mode.refuse_step(message, signature)
-
-    def _reduce(self, density: float | None, finite: Array, *arrays: Array) -> list[Array]:
+    def _reduce(self, density: float | None, refusal: Refusal | None, finite: Array, *arrays: Array) -> list[Array]:
+        if refusal:
+            self.mode.refuse_step(*refusal)
         if density is not None and density != self._density:  # else `set_density` holds
             self.mode.set_density(density)
             self._density = density
         self._load()
-        gradients = DenseArrays(self._layout, arrays, self._memory_for)
+        gradients = DenseArrays(self._layout, arrays, self._lender)
         self.mode.reduce(gradients, bool(finite))
         return gradients.written
 
@@ -113,8 +124,8 @@ class Run:
 
         checks_overflow: True if `local` looks for overflow by itself, and is to be called in any case.
         """
-        form = Form(variables, gradients, self._tensors)
-        [count] = call(partial(weakly(self._begin), form), [all_finite(gradients), *form.inputs(gradients)],
+        form = form_of(variables, gradients, self.tensors)
+        [count] = call(partial(weakly(self._begin), form), [all_finite(gradients), *inputs_of(gradients)],
                        [tf.int32], [()], self._touched)
         if checks_overflow:
             local(list(gradients))
@@ -132,11 +143,6 @@ class Run:
     def _end(self) -> list[Array]:
         self.mode.end()
         return []
-
-    @property
-    def own_variables(self) -> list[Any]:
-        """The variables that hold this rank's own parameters now."""
-        return self._tensors if self.mode.holds_own else []
 
     def resume(self) -> None:
         """Take a state that waits, on all ranks together; then the variables are this rank's own again."""
@@ -169,13 +175,13 @@ class Run:
                 self._apply_round(tf.constant(number), rate, local)
         if rate is not None:
             rate.assign(mine)
-        for index, tensor in enumerate(self._tensors if self.mode.drifts else ()):
+        for index, tensor in enumerate(self.tensors if self.mode.drifts else ()):
             tensor.assign(hvd.allreduce(tensor, op=hvd.Average, name=f"horovod_oktopk.model.{index}",
                                         process_set=self._process_set))
 
     def _hand_in(self, rate: Array, *arrays: Array) -> list[Array]:
         self._load()
-        count = self.mode.begin(DenseArrays(self._layout, arrays, self._memory_for), [float(rate)])
+        count = self.mode.begin(DenseArrays(self._layout, arrays), [float(rate)])
         return [np.array(count, np.int32)]
 
     def _apply_round(self, number: tf.Tensor, rate: tf.Variable | None, local: Local) -> None:
@@ -188,12 +194,12 @@ class Run:
         local([next(remaining) if each else None for each in self._dense])
 
     def _next(self, _: Array) -> list[Array]:
-        gradients = DenseArrays(self._layout, (), partial(new_memory, self._layout))
+        gradients = DenseArrays(self._layout, ())
         [rate] = self.mode.prepare(gradients)
         return [np.array(rate), *gradients.written]
 
 
-@functools.cache
+@cache
 def _turn() -> tf.Variable:
     """Return a variable that every step touches: so TensorFlow takes all steps of a graph in the program's order.
 
@@ -202,3 +208,106 @@ def _turn() -> tf.Variable:
     with tf.init_scope():
         turn: tf.Variable = tf.Variable(0.0, trainable=False, name="step_ahead_turn")
     return turn
+
+
+# Python functions as operations.
+
+def call(function: Callable[..., Sequence[Array]], inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType] = (),
+         shapes: Sequence[Any] = (), touched: Sequence[tf.Variable] = ()) -> list[tf.Tensor]:
+    """Call a function of arrays with the tensors' values, now or when the graph runs; return its results as tensors.
+
+    touched: variables that the function reads or writes; a graph runs it in order with whatever else touches them.
+    """
+    if tf.executing_eagerly():
+        return [tf.convert_to_tensor(result) for result in function(*map(np.asarray, inputs))]
+    if touched:
+        count = len(inputs)
+
+        def run(*given: tf.Tensor) -> Sequence[Array]:
+            return guarded(function, *map(np.asarray, given[:count]))
+
+        results = tf.py_function(run, [*inputs, *(v.handle for v in touched)], list(dtypes), name=NAME)
+    else:
+        results = tf.numpy_function(partial(guarded, function), list(inputs), list(dtypes), name=NAME)
+    if not dtypes:  # TensorFlow gives the operation itself
+        return []
+    for result, shape in zip(results, shapes, strict=True):
+        result.set_shape(shape)
+    return list(results)
+
+
+def repeat(count: tf.Tensor, action: Callable[[tf.Tensor], object], at_most_once: bool) -> None:
+    """Take an action `count` times, one after another, with the number of those before."""
+    if tf.executing_eagerly():
+        for number in range(int(count)):
+            action(tf.constant(number))
+    elif at_most_once:
+        tf.cond(count > 0, lambda: _and_then(action(tf.constant(0)), tf.constant(0)), lambda: tf.constant(0))
+    else:
+        tf.while_loop(lambda i: i < count, lambda i: _and_then(action(i), i + 1), [tf.constant(0)],
+                      parallel_iterations=1)
+
+
+def _and_then(_: object, result: tf.Tensor) -> tf.Tensor:
+    return result
+
+
+def weakly(method: Callable[..., T]) -> Callable[..., T]:
+    """Return an object's method for a graph, which must not keep the object alive, as it keeps no variable either.
+
+    TensorFlow keeps what a tf.function calls, in a graph that it never drops. Raise PluginError if the object is
+    gone.
+    """
+    kept = weakref.WeakMethod(method)
+
+    def call_it(*inputs: Any) -> T:
+        present = kept()
+        if present is None:
+            raise PluginError(GONE)
+        return present(*inputs)
+
+    return call_it
+
+
+def guarded(function: Callable[..., T], *inputs: Array) -> T:
+    """Call a function inside a graph. Raise its errors as TensorFlow passes them on, and log each in one line.
+
+    Elastic training takes up again after an UnknownError that names HorovodAllreduce, and takes any
+    other for success: so failed communication becomes the one, and all else an InvalidArgumentError.
+    """
+    try:
+        return function(*inputs)
+    except Exception as error:
+        _log_once(f"{type(error).__name__}: {' '.join(str(error).split())}")
+        if isinstance(error, HorovodInternalError | TransportError):
+            raise RuntimeError(f"HorovodAllreduce failed: {error}") from error
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+@lru_cache(maxsize=16)
+def _log_once(text: str) -> None:
+    """Log an error, which TensorFlow hides among the names of its graph and stacks."""
+    logger.error("%s", text)
+
+
+def refuse_replicas() -> None:
+    """Raise PluginError inside a strategy of tf.distribute with several replicas in one process."""
+    strategy = tf.distribute.get_strategy()
+    if strategy.num_replicas_in_sync > 1 or isinstance(strategy, tf.distribute.MirroredStrategy):
+        raise PluginError(f"tf.distribute.{type(strategy).__name__} makes replicas inside a process, and Horovod "
+                          "reduces between processes: start one process for each device (horovodrun -np), and leave "
+                          "the strategy out")
+
+
+def check_place() -> None:
+    """Raise PluginError in a graph of TensorFlow 1, in a function that XLA compiles, and in a strategy."""
+    refuse_replicas()
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        raise PluginError("OkTopk works in TensorFlow 2's eager mode and in a tf.function; this is a graph of "
+                          "TensorFlow 1: leave out tf.Graph() and disable_eager_execution(), and use a tape or an "
+                          "optimizer of tf.keras.optimizers")
+    if not tf.executing_eagerly() and is_compiled_by_xla():
+        raise PluginError("OkTopk cannot work inside a function that XLA compiles, as no Horovod collective of its "
+                          "kind can: give jit_compile=False to tf.function, and to model.compile in Keras, or give "
+                          "model.fit the callback hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0), which "
+                          "sees to it")

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import horovod.tensorflow as hvd
+import tensorflow as tf
 from horovod.common.elastic import State
 from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
 
@@ -17,6 +19,7 @@ from horovod_oktopk.state import gather
 from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, expect_state, runs_by_optimizer, runs_over
 from horovod_oktopk.tensorflow.run import Run
 from horovod_oktopk.tensorflow.shared import suspend
+from horovod_oktopk.tensorflow.variables import tensor_of, variables_in
 from horovod_oktopk.transport.horovod import ElasticState, extend_elastic
 
 PathLike = str | os.PathLike[str]
@@ -77,9 +80,37 @@ def load_state(target: Any, path: PathLike) -> None:
     expect_state(target, path)
 
 
-def read_marks(path: PathLike) -> dict[str, Any]:
-    """Return the plain values that `save_state` stored. Raise OptionError if this rank cannot read the file."""
-    return gather.read_marks(path)
+read_marks = gather.read_marks
+
+
+class KerasState(TensorFlowKerasState):  # type: ignore[misc]
+    """Model and optimizer, committed, restored and taken from rank 0 as by Horovod's; residuals stay each rank's own.
+
+    Args:
+        model: built, and compiled unless an optimizer is given.
+        optimizer: the model's, if none is given.
+        **kwargs: more values to keep, as in Horovod's.
+
+    Examples:
+        >>> state = hvd_keras.KerasState(model, epoch=0)
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        optimizer = optimizer or model.optimizer
+        if not getattr(optimizer, "built", False):
+            optimizer.build(model.trainable_variables)
+        super().__init__(model, optimizer=optimizer, **kwargs)
+        self._bcast_model = lambda: hvd.broadcast_variables(self._variables(), root_rank=0)
+
+    def _variables(self) -> list[Any]:
+        return [tensor_of(v) for v in (*self.model.weights, *variables_in(self.optimizer))]
+
+    def _save_model(self) -> None:
+        self._saved = [tf.identity(variable) for variable in self._variables()]
+
+    def _load_model(self) -> None:
+        for variable, saved in zip(self._variables(), self._saved, strict=True):
+            variable.assign(saved)
 
 
 class ElasticVariables(ElasticState):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from horovod_oktopk.tensorflow import amp
 from horovod_oktopk.tensorflow.registry import Runs
-from horovod_oktopk.tensorflow.tensors import with_scale, without_scale
+from horovod_oktopk.tensorflow.tensors import with_scale, with_values, without_scale
 from horovod_oktopk.tensorflow.variables import refuse_overwritten, tensor_of
 
 MARK = "_oktopk_reduced"
@@ -46,11 +47,8 @@ class DistributedTape:
         return reduced if isinstance(sources, list | tuple) else tf.nest.pack_sequence_as(sources, reduced)
 
     def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        def reduce(given: Sequence[Any], over: Sequence[Any]) -> list[Any]:
-            return self._runs.reduce(given, over, self._density)
-
-        return reduced_but_local(reduce, gradients, variables, self._local_sources,
-                                 self._process_set if self._scale_local_gradients else None)
+        return reduced_but_local(partial(self._runs.reduce, density=self._density), gradients, variables,
+                                 self._local_sources, self._process_set if self._scale_local_gradients else None)
 
     def get_local_and_global_gradients(self, target: Any, sources: Any, output_gradients: Any = None,
                                        use_generic_names: bool = False) -> tuple[list[Any], list[Any]]:
@@ -88,12 +86,5 @@ def reduced_but_local(reduce: Any, gradients: Sequence[Any], variables: Sequence
     outputs = reduce([gradients[index] for index in shared], [variables[index] for index in shared])
     found = dict(zip(shared, outputs, strict=True))
     size = divide_by.size() if divide_by is not None and any(is_local) else 1
-    return [found[index] if index in found else _divided(gradient, size) for index, gradient in enumerate(gradients)]
-
-
-def _divided(gradient: Any, size: int) -> Any:
-    if gradient is None or size == 1:
-        return gradient
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values / size, gradient.indices, gradient.dense_shape)
-    return gradient / size
+    return [found[index] if index in found else with_values(gradient, lambda values: values / size)
+            for index, gradient in enumerate(gradients)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -37,13 +38,14 @@ class TensorLayout(Layout):
         with np.errstate(over="ignore"):
             return bool(np.isfinite(values.astype(_numpy(dtype)).astype(np.float64)).all())
 
-    def write(self, update: Update | None, memory_for: Callable[[int], Array]) -> list[Array]:
-        """Return the update as dense arrays, in memory_for(index); all NaN if there is none."""
+    def write(self, update: Update | None, lender: LendingAccumulator | None) -> list[Array]:
+        """Return the update as dense arrays, in the lender's memory, or new; all NaN if there is none."""
         if update is None:
             return [np.full(shape, np.nan, _numpy(dtype)) for _, shape, dtype in self.entries]
         outputs = []
         for index, part in enumerate(self.parts(update)):
-            out = memory_for(index)
+            lent = None if lender is None else lender.lend(index)
+            out = new_memory(self, index) if lent is None else lent
             scatter(out.reshape(-1), part)
             outputs.append(out)
         return outputs
@@ -92,43 +94,45 @@ def with_scale(gradients: Sequence[Any], scale: Scale) -> list[Any]:
 
 
 def _times(gradient: Any, factor: tf.Tensor) -> Any:
-    if gradient is None:
-        return None
+    def times(values: tf.Tensor) -> tf.Tensor:
+        wide = tf.float64 if values.dtype == tf.float64 else tf.float32  # a scale may be too large for float16
+        return tf.cast(tf.cast(values, wide) * tf.cast(factor, wide), values.dtype)
+
+    return with_values(gradient, times)
+
+
+def with_values(gradient: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+    """Return a gradient, dense, sparse or None, with other values."""
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(_times(gradient.values, factor), gradient.indices, gradient.dense_shape)
-    wide = tf.float64 if gradient.dtype == tf.float64 else tf.float32  # a scale may be too large for float16
-    return tf.cast(tf.cast(gradient, wide) * tf.cast(factor, wide), gradient.dtype)
+        return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
+    return None if gradient is None else change(gradient)
 
 
-class Form:
-    """The gradients that a step has of a layout's variables, and which of them are sparse; no tensor, no variable."""
+Form = dict[int, bool]
+"""The parts of a layout of which a step has gradients, in their order; True for a sparse one."""
 
-    def __init__(self, variables: Sequence[Any], gradients: Sequence[Any], layout_of: Sequence[Any]) -> None:
-        part_of = {key: part for part, key in enumerate(key_of(layout_of))}
-        self._is_sparse = {part_of[key]: isinstance(gradient, tf.IndexedSlices)
-                           for key, gradient in zip(key_of(variables), gradients, strict=True)
-                           if gradient is not None}
 
-    @staticmethod
-    def inputs(gradients: Sequence[Any]) -> list[tf.Tensor]:
-        """Return the tensors that a Python function is to be given of these gradients."""
-        return [tensor for gradient in gradients if gradient is not None for tensor in (
-            (gradient.indices, gradient.values) if isinstance(gradient, tf.IndexedSlices) else (gradient,))]
+def form_of(variables: Sequence[Any], gradients: Sequence[Any], layout_of: Sequence[Any]) -> Form:
+    """Return the form of gradients. layout_of: the variables of the layout."""
+    part_of = {key: part for part, key in enumerate(key_of(layout_of))}
+    return {part_of[key]: isinstance(gradient, tf.IndexedSlices)
+            for key, gradient in zip(key_of(variables), gradients, strict=True) if gradient is not None}
 
-    def arrays(self, inputs: Sequence[Array]) -> dict[int, tuple[Indices | None, Array]]:
-        """Return what came for the inputs, by the layout's parts: the rows of a sparse gradient, and values."""
-        remaining = iter(inputs)
-        return {part: (next(remaining).astype(np.int64) if is_sparse else None, next(remaining))
-                for part, is_sparse in self._is_sparse.items()}
+
+def inputs_of(gradients: Sequence[Any]) -> list[tf.Tensor]:
+    """Return the tensors that a Python function is to be given of these gradients; see OwnArrays."""
+    return [tensor for gradient in gradients if gradient is not None for tensor in (
+        (gradient.indices, gradient.values) if isinstance(gradient, tf.IndexedSlices) else (gradient,))]
 
 
 class DenseArrays(Gradients):
-    """Dense gradients of all variables of a layout. memory_for: returns an array to write the index-th in."""
+    """Dense gradients of all variables of a layout. lender: of memory for the update, if there is one."""
 
     clearable = False  # TensorFlow's own memory
 
-    def __init__(self, layout: TensorLayout, arrays: Sequence[Array], memory_for: Callable[[int], Array]) -> None:
-        self._layout, self._arrays, self._memory_for = layout, arrays, memory_for
+    def __init__(self, layout: TensorLayout, arrays: Sequence[Array],
+                 lender: LendingAccumulator | None = None) -> None:
+        self._layout, self._arrays, self._lender = layout, arrays, lender
         self.written: list[Array] = []
         """The arrays of the last update."""
 
@@ -136,7 +140,7 @@ class DenseArrays(Gradients):
         return self._layout.pieces(self._arrays)
 
     def write(self, update: Update | None, cleared: bool) -> None:  # noqa: ARG002
-        self.written = self._layout.write(update, self._memory_for)
+        self.written = self._layout.write(update, self._lender)
 
     def elements(self, places: Indices) -> Values:
         return gather_by_parts(places, self._layout.offsets, lambda part, within: self._arrays[part].ravel()[within])
@@ -146,11 +150,13 @@ class DenseArrays(Gradients):
 
 
 class OwnArrays(Gradients):
-    """Gradients of some variables of a layout, dense or sparse. finite: True if all are."""
+    """Gradients of some variables of a layout: the arrays of `inputs_of`. finite: True if all elements are."""
 
     def __init__(self, layout: TensorLayout, form: Form, inputs: Sequence[Array], finite: bool) -> None:
         self._layout, self._finite = layout, finite
-        self._arrays = form.arrays(inputs)
+        remaining = iter(inputs)
+        self._arrays = {part: (next(remaining).astype(np.int64) if is_sparse else None, next(remaining))
+                        for part, is_sparse in form.items()}
 
     def elements(self, places: Indices) -> Values:
         return gather_by_parts(places, self._layout.offsets, self._elements_of)
@@ -192,13 +198,12 @@ class LendingAccumulator(NumpyAccumulator):
             self._acc = self._allocate()
         return super().accumulate(pieces, clear)
 
-    def memory_for(self, index: int) -> Array:
-        """Return an array like the index-th gradient, for TensorFlow to take over; after a commit."""
+    def lend(self, index: int) -> Array | None:
+        """Return memory for the index-th gradient, after a commit, for TensorFlow to take over; None for none."""
         _, shape, dtype = self._layout.entries[index]
-        if np.dtype(tf.as_dtype(dtype).as_numpy_dtype) != self.dtype:
-            return new_memory(self._layout, index)
-        length = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
-        return _aligned(self._acc.base)[self._starts[index]:][:length].view(self.dtype).reshape(shape)
+        if _numpy(dtype) != self.dtype:
+            return None
+        return _shaped(_aligned(self._acc.base)[self._starts[index]:], shape, self.dtype)
 
     def _is_lent(self) -> bool:
         return sys.getrefcount(self._acc.base) > 2  # beside the spare itself, and the argument of this call
@@ -209,21 +214,25 @@ class LendingAccumulator(NumpyAccumulator):
         return _aligned(owner)[:self.n * self.dtype.itemsize].view(self.dtype)
 
 
-def new_memory(layout: TensorLayout, index: int) -> Array:
+def new_memory(layout: Layout, index: int) -> Array:
     """Return an array in the shape and dtype of the index-th gradient, for TensorFlow to take over."""
-    _, shape, name = layout.entries[index]
-    dtype = np.dtype(tf.as_dtype(name).as_numpy_dtype)
-    length = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    return _aligned(np.empty(length + ALIGNMENT, np.uint8))[:length].view(dtype).reshape(shape)
+    _, shape, dtype = layout.entries[index]
+    length = math.prod(shape) * _numpy(dtype).itemsize
+    return _shaped(_aligned(np.empty(length + ALIGNMENT, np.uint8)), shape, _numpy(dtype))
 
 
-def _collect() -> None:
-    """Make TensorFlow let go of arrays that its kernels are done with: it does so when it converts the next one."""
-    with eagerly(), tf.device("/cpu:0"):
-        tf.constant(np.zeros(1))
+def _shaped(memory: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    shaped: Array = memory[:math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+    return shaped
 
 
 def _aligned(owner: Any) -> Array:
     """Return the owner's bytes from its first aligned address on."""
     memory: Array = owner[-owner.ctypes.data % ALIGNMENT:]
     return memory
+
+
+def _collect() -> None:
+    """Make TensorFlow let go of arrays that its kernels are done with: it does so when it converts the next one."""
+    with eagerly(), tf.device("/cpu:0"):
+        tf.constant(np.zeros(1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,9 +40,7 @@ def name_of(variable: Any) -> str:
 
 def trained_by(target: Any) -> list[Any]:
     """Return the tf.Variables of a model that are trained, or those in a list of variables."""
-    if not isinstance(target, list | tuple):
-        target = getattr(target, "trainable_variables", ())
-    return [tensor_of(variable) for variable in target if is_variable(variable)]
+    return [tensor_of(v) for v in variables_in(target, "trainable_variables") if is_variable(v)]
 
 
 def variables_in(target: Any, name: str = "variables") -> list[Any]:
@@ -105,37 +103,34 @@ class VariableReplica(Replica):
 
     def __init__(self, layout: Layout, variables: Sequence[tf.Variable]) -> None:
         self._layout = layout
-        self._variables = list(variables)
-        self._offsets = layout.offsets[:-1].tolist()
+        bounds = layout.offsets.tolist()
+        self._parts = list(zip(bounds[:-1], bounds[1:], variables, strict=True))
 
     def pieces(self) -> Pieces:
         with eagerly():
-            return [(offset, _read(v)) for offset, v in zip(self._offsets, self._variables, strict=True)]
+            return [(start, _read(v)) for start, _, v in self._parts]
 
     def add(self, delta: SparseVector | DenseVector) -> None:
         with eagerly():
             if isinstance(delta, DenseVector):
-                for (start, stop), v in zip(self._bounds(), self._variables, strict=True):
+                for start, stop, v in self._parts:
                     v.assign_add(_value_for(v, delta.values[start:stop]), read_value=False)
                 return
-            for v, part in zip(self._variables, self._layout.parts(delta), strict=True):
+            for (_, _, v), part in zip(self._parts, self._layout.parts(delta), strict=True):
                 if len(part):
                     _add(v, part)
 
     def assign(self, values: Values) -> None:
         with eagerly():
-            for (start, stop), v in zip(self._bounds(), self._variables, strict=True):
+            for start, stop, v in self._parts:
                 v.assign(_value_for(v, values[start:stop]), read_value=False)
 
     def swap(self, values: Values) -> None:
         with eagerly():
-            for (start, stop), v in zip(self._bounds(), self._variables, strict=True):
+            for start, stop, v in self._parts:
                 before = np.array(_read(v))
                 v.assign(_value_for(v, values[start:stop]), read_value=False)
                 values[start:stop] = before
-
-    def _bounds(self) -> Iterator[tuple[int, int]]:
-        return zip(self._offsets, self._layout.offsets[1:].tolist(), strict=True)
 
 
 def _read(variable: tf.Variable) -> Array:

@@ -6,8 +6,8 @@ from horovod_oktopk.modes.options import Partial, StepAhead
 from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA, warmup_density
 from horovod_oktopk.tensorflow import load_state, save_state
 from horovod_oktopk.tensorflow.keras import callbacks
-from horovod_oktopk.tensorflow.keras.models import KerasState, load_model
-from horovod_oktopk.tensorflow.plugin import DistributedOptimizer
+from horovod_oktopk.tensorflow.plugin import DistributedOptimizer, load_model
+from horovod_oktopk.tensorflow.state import KerasState
 
 __getattr__ = gone(__name__, NO_DISCARD)
 

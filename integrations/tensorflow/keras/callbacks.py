@@ -3,40 +3,244 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from itertools import chain, zip_longest
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import horovod.tensorflow as hvd
+import numpy as np
 import tensorflow as tf
 
-from horovod_oktopk.errors import NO_SCHEDULE, OptionError, gone
-from horovod_oktopk.modes.api import step_report
+from horovod_oktopk.errors import NO_SCHEDULE, AgreementError, OptionError, gone
+from horovod_oktopk.modes.api import shared_parameters, step_report, synchronize_replicas
 from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.tensorflow.keras.horovod_callbacks import (
-    BroadcastGlobalVariablesCallback,
-    LearningRateWarmupCallback,
-    MetricAverageCallback,
-    SharedParameters,
-)
-from horovod_oktopk.tensorflow.registry import each_run_of
-from horovod_oktopk.tensorflow.shared import meet
+from horovod_oktopk.tensorflow.optimizer import is_distributed, steps_of
+from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of
+from horovod_oktopk.tensorflow.shared import check_alike, meet, resume, suspend
 from horovod_oktopk.tensorflow.state import load_state, read_marks, save_state
-from horovod_oktopk.tensorflow.variables import optimizers_of
+from horovod_oktopk.tensorflow.variables import optimizers_of, tensor_of, variables_in
 
-__all__ = ["BroadcastGlobalVariablesCallback", "LearningRateWarmupCallback", "MetricAverageCallback",
-           "SharedParameters", "StateCheckpoint", "StepReportLogger"]
+__all__ = ["BroadcastGlobalVariablesCallback", "MetricAverageCallback", "SharedParameters", "StateCheckpoint",
+           "StepReportLogger"]
 
 logger = logging.getLogger("horovod_oktopk")
 __getattr__ = gone(__name__, {
     "DensityWarmup": f"{NO_SCHEDULE}, in the on_epoch_begin of a LambdaCallback",
+    "LearningRateWarmupCallback": "give the optimizer a learning rate that rises for so many steps, "
+                                  "keras.optimizers.schedules.PolynomialDecay(lr / hvd.size(), steps, lr); or use "
+                                  "keras.callbacks.LearningRateScheduler",
     "SynchronizeReplicas": "BroadcastGlobalVariablesCallback(0), first in the list, makes the replicas equal"})
 Logs = dict[str, Any] | None
+
+
+PLAIN = ("the model's optimizer is not distributed: its gradients stay each rank's own. Give model.compile what "
+         "hvd_keras.DistributedOptimizer(optimizer, compression=...) returns")
+
+
+class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """All ranks start from the root's weights and optimizer state; random seeds stay their own. First in the list.
+
+    The model is the same on all ranks whenever Keras looks at it: in validation and prediction, for the callbacks at
+    the end of an epoch, and after `fit`. With `StepAhead` it holds each rank's own parameters in between, and with
+    `Partial` replicas may differ by some rounds.
+
+    Weights are taken of the model, and of all optimizers that it has, a GAN's own ones too. Variables that are made
+    by the first batch are taken after it, and those that come later, with a warning, at the end of their epoch. XLA,
+    which cannot compile a collective, is switched off for the model.
+
+    Args:
+        root_rank: the rank whose values all take.
+
+    Raises:
+        AgreementError: On all ranks, if they have different variables; or, at the end of an epoch, different numbers
+            of batches.
+
+    Examples:
+        >>> hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
+    """
+
+    def __init__(self, root_rank: int) -> None:
+        super().__init__()
+        self._root_rank = root_rank
+        self._between, self._looking = ExitStack(), ExitStack()
+        self._fits = False
+
+    def set_model(self, model: Any) -> None:
+        """Take the model, before its training step is made."""
+        super().set_model(model)
+        model.jit_compile = False
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        self._sent: set[Any] = set()
+        self._is_first_batch = self._fits = True
+        self._leave()
+        suspend(self.model)
+        for runs in all_runs_of(self.model):
+            runs.adopts = True
+        optimizer = self.model.optimizer
+        if self.model.built and steps_of(optimizer) and not getattr(optimizer, "built", False):
+            optimizer.build(self.model.trainable_variables)
+        self._broadcast(must_agree=False)  # what only some ranks have restored waits for the others' first batch
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        self._leave()
+        resume(self.model)
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        if self._is_first_batch:
+            self._is_first_batch = False
+            self._broadcast()
+            if not each_run_of(self.model) and not any(map(is_distributed, optimizers_of(self.model))):
+                logger.warning(PLAIN)
+
+    def on_test_begin(self, logs: Logs = None) -> None:
+        if self._fits:
+            self._synchronize("validation")
+        self.on_predict_begin()
+
+    def on_predict_begin(self, logs: Logs = None) -> None:
+        self._looking.enter_context(shared_parameters(self.model))
+
+    def on_test_end(self, logs: Logs = None) -> None:
+        self._looking.close()
+
+    on_predict_end = on_test_end
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        self._synchronize("the end of an epoch")
+        meet(self.model, "broadcast variables at the end of an epoch")
+        late = [variable.name for variable in self._broadcast()]
+        if late:
+            logger.warning("%d variables were made after the first batch (%s): the ranks had their own until the end "
+                           "of epoch %d, and have those of rank %d now. Build the model before fit", len(late),
+                           ", ".join(late[:4]), epoch + 1, self._root_rank)
+        self._between.enter_context(shared_parameters(self.model))
+
+    def on_train_end(self, logs: Logs = None) -> None:
+        self._fits = False
+        self._leave()
+        suspend(self.model)
+
+    def _synchronize(self, doing: str) -> None:
+        """Make replicas equal, with Partial; then all ranks must have come for the same."""
+        if any(runs.kind.has_rounds for runs in all_runs_of(self.model)):
+            synchronize_replicas(self.model)
+            check_alike("places in fit", [doing])
+
+    def _leave(self) -> None:
+        self._looking.close()
+        self._between.close()
+
+    def _broadcast(self, must_agree: bool = True) -> list[Any]:
+        """Broadcast what has not been yet, owner by owner, and return it; all ranks send the same."""
+        fresh = self._not_sent()
+        theirs = hvd.allgather_object([list(map(_described, each)) for each in fresh],
+                                      name="horovod_oktopk.broadcast")
+        alike = [all(each == of_owner[0] for each in of_owner) for of_owner in zip_longest(*theirs)]
+        if must_agree and not all(alike):
+            raise AgreementError(_difference(theirs))
+        variables = [v for each, agreed in zip(fresh, alike, strict=False) if agreed for v in each]
+        if variables:
+            synchronize_replicas(self.model)  # with Partial, some may have seen more rounds than others
+            _broadcast_by_position(variables, self._root_rank)
+            self._sent.update(v.ref() for v in variables)
+        return variables
+
+    def _not_sent(self) -> list[list[Any]]:
+        """Return what has not been broadcast, and is no rank's own: of the model, and of each optimizer."""
+        owners = [variables_in(self.model, "weights"), *map(variables_in, optimizers_of(self.model))]
+        known = self._sent | {v.ref() for run in each_run_of(self.model) if run.mode.holds_own for v in run.tensors}
+        fresh: list[list[Any]] = []
+        for variables in owners:
+            fresh.append([v for v in map(tensor_of, variables) if v.ref() not in known])
+            known.update(v.ref() for v in fresh[-1])
+        return fresh
+
+
+def _broadcast_by_position(variables: list[Any], root_rank: int) -> None:
+    """Broadcast as hvd.broadcast_variables, which would wait for ever if ranks have other names for a variable."""
+    def broadcast() -> None:
+        for index, variable in enumerate(variables):
+            name = f"horovod_oktopk.variable.{index}"
+            variable.assign(hvd.broadcast(variable, root_rank, name=name, ignore_name_scope=True))
+
+    tf.function(broadcast, autograph=False)()
+
+
+def _described(variable: Any) -> str:
+    """Return a text without the name, which may hold a counter of all layers that a rank has made."""
+    return f"{variable.dtype.name} of shape {tuple(variable.shape)}"
+
+
+def _difference(theirs: list[list[list[str]]]) -> str:
+    every = zip_longest(*(chain.from_iterable(owners) for owners in theirs), fillvalue="none")
+    number, differing = next(((i, each) for i, each in enumerate(every) if len(set(each)) > 1), (0, ()))
+    found = "; ".join(f"rank {rank}: {variable}" for rank, variable in enumerate(differing))
+    return ("the variables of the model and its optimizers differ between the ranks, and cannot be broadcast (of "
+            f"those that have not been, number {number} is {found}). Make the same layers and optimizers on all "
+            "ranks")
+
+
+class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Average an epoch's metrics over the ranks, vectors too. It comes before the callbacks that are to see the mean.
+
+    Raises:
+        AgreementError: On all ranks, at the end of an epoch: some have more batches, or other metrics.
+
+    Examples:
+        >>> hvd_keras.callbacks.MetricAverageCallback()
+    """
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        names = sorted(logs or {})
+        meet(self.model, "average the metrics of an epoch")
+        check_alike("metrics", [f"{name} {np.shape(logs[name]) or ''}".rstrip() for name in names] if logs else ())
+        if logs:
+            for name in names:
+                mean = hvd.allreduce(np.asarray(logs[name], np.float64), op=hvd.Average,
+                                     name=f"horovod_oktopk.metrics.{name}").numpy()
+                logs[name] = mean if mean.ndim else float(mean)
+
+
+class SharedParameters(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Have another callback see the parameters that all ranks share, in the middle of an epoch as well.
+
+    With `StepAhead` the model holds a rank's own there. What is under way is applied first, whenever the callback is
+    called. It comes after BroadcastGlobalVariablesCallback.
+
+    Args:
+        callback: is called inside `with shared_parameters(model):`.
+
+    Examples:
+        >>> hvd_keras.callbacks.SharedParameters(
+        ...     keras.callbacks.ModelCheckpoint("model.keras", save_freq=100))
+    """
+
+    def __init__(self, callback: Any) -> None:
+        super().__init__()
+        self._callback = callback
+        for name in dir(tf.keras.callbacks.Callback):
+            if name.startswith("on_"):
+                setattr(self, name, partial(self._inside, name))
+
+    def set_params(self, params: Any) -> None:
+        super().set_params(params)
+        self._callback.set_params(params)
+
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
+        self._callback.set_model(model)
+
+    def _inside(self, name: str, *args: Any, **kwargs: Any) -> None:
+        with shared_parameters(self.model):
+            getattr(self._callback, name)(*args, **kwargs)
 
 
 class StepReportLogger(tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -72,15 +276,14 @@ OF_EPOCH: dict[str, Callable[[list[float]], float]] = {
     **{f"oktopk_{name}": statistics.fmean for name in ("bytes_sent", "rounds", "active_ranks", "staleness")},
     "oktopk_seconds_saved": sum}
 """The figure of an epoch's logs, from those of its steps; by default the last."""
+SHOWN = ("k", "local_selected", "global_selected", "local_threshold", "global_threshold", "bytes_sent", "rounds",
+         "seconds_saved", "gain", "noise_scale")
 
 
 def _figures(report: StepReport) -> dict[str, float]:
-    names = ["k", "local_selected", "global_selected", "local_threshold", "global_threshold", "bytes_sent"]
-    names += [] if math.isnan(report.noise_scale) else ["gain", "noise_scale"]
-    figures = {name: float(getattr(report, name)) for name in names}
+    found = report.scalars()
+    figures = {name: found[f"oktopk/{name}"] for name in SHOWN if f"oktopk/{name}" in found}
     figures["density"] = report.k / max(1, report.n)  # 0 / 0 where all are sparse
-    if report.active or report.rounds != 1:
-        figures |= {"rounds": report.rounds, "seconds_saved": report.seconds_saved}
     if report.active:
         figures |= {"active_ranks": sum(report.active), "staleness": max(report.staleness)}
     return {f"oktopk_{name}": figure for name, figure in figures.items()}

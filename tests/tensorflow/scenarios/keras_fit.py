@@ -179,18 +179,6 @@ def check_metrics_are_averaged() -> None:
     assert len(set(everywhere(hvd, tuple(map(float, history["loss"]))))) == 1
 
 
-def check_learning_rate_warms_up() -> None:
-    rates: list[float] = []
-    spy = keras.callbacks.LambdaCallback(
-        on_batch_end=lambda batch, logs: rates.append(float(np.asarray(model.optimizer.learning_rate))))
-    model = compiled(make_model(), distribute(DENSE))
-    warmup = hvd_keras.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2, momentum_correction=False)
-    fit(model, [warmup, spy], epochs=3)
-    size = hvd.size()
-    expected = [0.4 / size * (1 + (size - 1) * (step + 1) / 8) for step in range(8)] + [0.4] * 4
-    np.testing.assert_allclose(rates, expected, rtol=1e-5)
-
-
 def check_density_warms_up() -> None:
     model = compiled(make_model(), distribute(OkTopk(density=0.1)))
     warm_up = keras.callbacks.LambdaCallback(

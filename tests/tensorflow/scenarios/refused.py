@@ -178,3 +178,5 @@ def check_a_name_that_is_no_more_says_what_to_do() -> None:
     for module in ("horovod_oktopk.tensorflow", "horovod_oktopk.tensorflow.keras"):
         message = refusal(functools.partial(getattr, importlib.import_module(module), "discard_update"))
         assert f"{module} has no discard_update any more" in message
+    warm_up = functools.partial(getattr, hvd_keras.callbacks, "LearningRateWarmupCallback")
+    assert "keras.optimizers.schedules.PolynomialDecay(lr / hvd.size(), steps, lr)" in refusal(warm_up)
