@@ -109,7 +109,7 @@ class Algorithm:
               ) -> Step:
         """Begin a step with the part that reads acc: select, and communicate with no rank."""
         n = acc.n if whole is None else whole
-        step = Step(acc, k, finite, transport, StepReport(self.step + 1, n, k, phases=transport.phases))
+        step = Step(acc, k, finite, transport, StepReport(self.step + 1, n, min(k, n), phases=transport.phases))
         step.report.global_k = self.global_k(k, n, transport.size)
         step.selected = self.select(step)
         step.sample = np.full(self.samples, np.nan, np.float32)

@@ -22,7 +22,7 @@ JOBS = {
     Job("torch", "gloo", 2, quick=True): SPARSE,
     Job("torch", "mpi", 2, kernels="numpy"): SPARSE,
     Job("torch", "gloo", 2): [name for name in NETWORK if name not in SPARSE and not name.startswith("partial.")],
-    Job("torch", "mpi", 1): QUICK,
+    Job("torch", "mpi", 1): [name for name in ALL if name.startswith((*WHERE_RANKS_MATTER, "features."))],
     Job("torch", "mpi", 4): [name for name in ALL if name.startswith((*WHERE_RANKS_MATTER, "partial."))],
 }
 """Scenarios by job. Partial rounds need MPI. Three ranks of Gloo on two cores take a hundred times as long as two,
