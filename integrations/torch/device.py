@@ -1,28 +1,52 @@
-"""residual + gradient, and w - p, on a CUDA (or any other) device: only what is selected comes to the host."""
+"""A mode over PyTorch's tensors, and its memory of n elements: residual + gradient, w - p, and p itself in place.
+
+In host memory the core's classes serve; on a CUDA (or any other) device only what is selected comes to the host.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from horovod_oktopk.modes.make import make_mode
+from horovod_oktopk.modes.mode import Mode
+from horovod_oktopk.modes.step_ahead.pace import normalizes
 from horovod_oktopk.selection.accumulator import NumpyAccumulator, ResidualAccumulator, keep_freed_memory
-from horovod_oktopk.selection.parameter_accumulator import ParameterAccumulator, Pieces
-from horovod_oktopk.torch.tensors import TorchLayout
+from horovod_oktopk.selection.parameter_accumulator import (
+    HostReplica,
+    NumpyParameterAccumulator,
+    ParameterAccumulator,
+    Pieces,
+    Replica,
+)
+from horovod_oktopk.torch.tensors import TorchLayout, are_finite
+from horovod_oktopk.transport.ranks import Ranks
 from horovod_oktopk.vectors.sparse import DenseVector, Indices, SparseVector, Values
 
 CHUNK = 1 << 24
 """Number of elements selected at a time: bounds the temporaries, and is plenty for one kernel."""
 
 
-def make_accumulator(layout: TorchLayout) -> Any:
-    """Return the accumulator for the layout's device."""
-    if layout.device.type == "cpu":
-        return NumpyAccumulator(layout.n, layout.dtype)
-    return TorchAccumulator(layout.n, layout.dtype, layout.device)
+def mode_of(options: Any, average: bool, layout: TorchLayout, ranks: Ranks, optimizer: type,
+            settings: Sequence[str]) -> Mode:
+    """Return the mode of an optimizer of this class. settings: names of its hyperparameters."""
+    n, dtype, device = layout.n, layout.dtype, layout.device
+    on_host = device.type == "cpu"
+
+    def of_gradients(_layout: TorchLayout) -> ResidualAccumulator:
+        return NumpyAccumulator(n, dtype) if on_host else TorchAccumulator(n, dtype, device)
+
+    def of_parameters() -> tuple[ParameterAccumulator, Replica]:
+        if on_host:
+            return NumpyParameterAccumulator(n, dtype), TorchHostReplica(layout)
+        return TorchParameterAccumulator(n, dtype, device), TorchReplica(layout)
+
+    return make_mode(options, average, layout, ranks, of_gradients, of_parameters, normalizes=normalizes(optimizer),
+                     settings=settings)
 
 
 class DeviceVector:
@@ -50,7 +74,9 @@ class DeviceVector:
         indices, values = [self._nothing.long()], [self._nothing]
         count = 0
         for start, chunk in self._chunks():
-            found = where_passing(chunk, threshold)
+            magnitudes = chunk.abs()
+            bound = chunk.new_tensor(threshold).item()  # which may be 0 where threshold is not
+            found = (magnitudes >= bound if bound > 0 else magnitudes > 0).nonzero().view(-1)
             indices.append(found + start)
             values.append(chunk[found])
             count += len(found)
@@ -86,8 +112,7 @@ class TorchAccumulator(DeviceVector, ResidualAccumulator):
             torch.add(self.residual[offset:offset + len(piece)], piece, out=out)
             if clear and piece.dtype is out.dtype:
                 piece.zero_()
-        # A sum is finite only if its terms are; it may overflow though they are.
-        return bool(torch.isfinite(self._acc.sum())) or bool(torch.isfinite(self._acc).all())
+        return are_finite(lambda: [self._acc])
 
     def commit(self, contributed: Indices | slice, remainder: SparseVector | None = None) -> None:
         self._acc[contributed if isinstance(contributed, slice) else self.on_device(contributed)] = 0
@@ -111,13 +136,6 @@ class TorchAccumulator(DeviceVector, ResidualAccumulator):
         self.residual.copy_(torch.from_numpy(values))
 
 
-def where_passing(values: torch.Tensor, threshold: float) -> torch.Tensor:
-    """Return the places whose magnitudes reach the threshold, zeros never: int64, ascending."""
-    magnitudes, bound = values.abs(), values.new_tensor(threshold).item()  # which may be 0 where threshold is not
-    found: torch.Tensor = (magnitudes >= bound if bound > 0 else magnitudes > 0).nonzero().view(-1)
-    return found
-
-
 class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
     """A ParameterAccumulator in tensors on one device."""
 
@@ -132,10 +150,7 @@ class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
 
     def accumulate(self, pieces: Pieces) -> bool:
         self._pieces = pieces
-        sums = [chunk.sum() for _, chunk in self._chunks()]
-        # A sum is finite only if its terms are; it may overflow though they are.
-        return not sums or bool(torch.isfinite(torch.stack(sums)).all()) or all(
-            bool(torch.isfinite(chunk).all()) for _, chunk in self._chunks())
+        return are_finite(lambda: (chunk for _, chunk in self._chunks()))
 
     def _chunks(self) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield several small parameters together, or a part of a large one."""
@@ -185,3 +200,62 @@ class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
     def part(self, start: int, stop: int) -> TorchParameterAccumulator:
         shared = self.shared[start:stop]
         return TorchParameterAccumulator(stop - start, self.dtype, shared.device, shared)
+
+
+class TorchHostReplica(HostReplica):
+    """A Replica in host memory; flat arrays have the elements of a parameter in the order in which they lie there."""
+
+    def __init__(self, layout: TorchLayout) -> None:
+        super().__init__(layout, lambda: [flat.numpy() for flat in layout.flat_memory()])
+        self._parameters = layout.parameters
+
+    def logical(self, values: Values) -> Values:
+        if all(p.is_contiguous() for p in self._parameters):
+            return values
+        found = np.empty_like(values)
+        for in_memory, by_index in self._views(values, found):
+            by_index.copy_(in_memory)
+        return found
+
+    def in_memory(self, values: Values) -> Values:
+        if all(p.is_contiguous() for p in self._parameters):
+            return values
+        found = np.empty_like(values)
+        for in_memory, by_index in self._views(found, values):
+            in_memory.copy_(by_index)
+        return found
+
+    def _views(self, in_memory: Values, by_index: Values) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield each parameter's part of both, in the parameter's shape."""
+        for p, start in zip(self._parameters, self._layout.offsets[:-1].tolist(), strict=True):
+            part = slice(start, start + p.numel())
+            yield (torch.from_numpy(in_memory[part]).as_strided(p.shape, p.stride()),
+                   torch.from_numpy(by_index[part]).view(p.shape))
+
+
+class TorchReplica(TorchHostReplica):
+    """The same on a device: flat arrays are tensors there."""
+
+    def __init__(self, layout: TorchLayout) -> None:
+        super().__init__(layout)
+        self._read, self._device = layout.flat_memory, layout.device
+
+    def add(self, delta: SparseVector | DenseVector) -> None:
+        """Send the delta to the device at once, and add each part to its parameter there."""
+        values = torch.from_numpy(delta.values).to(self._device)
+        if isinstance(delta, DenseVector):
+            for offset, own in self.pieces():
+                own += values[offset:offset + len(own)]
+            return
+        indices = torch.from_numpy(delta.indices).to(self._device)
+        cuts = np.searchsorted(delta.indices, self._layout.offsets)
+        for (offset, own), first, last in zip(self.pieces(), cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
+            if first < last:
+                own[indices[first:last] - offset] += values[first:last]
+
+    def swap(self, values: torch.Tensor) -> None:
+        for offset, own in self.pieces():
+            part = values[offset:offset + len(own)]
+            before = own.clone()
+            own.copy_(part)
+            part.copy_(before)

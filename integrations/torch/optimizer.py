@@ -19,6 +19,7 @@ from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state import gather
 from horovod_oktopk.state.records import Record, parameters_of
+from horovod_oktopk.torch.device import mode_of
 from horovod_oktopk.torch.parameters import (
     HostAverage,
     Hyperparameters,
@@ -28,7 +29,6 @@ from horovod_oktopk.torch.parameters import (
 )
 from horovod_oktopk.torch.private import SUPPORTS_SCALING, values_of
 from horovod_oktopk.torch.registry import ATTRIBUTE, register, runs_over
-from horovod_oktopk.torch.replica import mode_of
 from horovod_oktopk.torch.tensors import DenseGradients, OwnGradients, TorchLayout, without_rows
 from horovod_oktopk.torch.transport import ranks_of
 

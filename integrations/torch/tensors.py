@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -29,16 +29,13 @@ class TorchLayout(Layout):
     def __init__(self, named: dict[str, torch.Tensor]) -> None:
         super().__init__((name, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in named.items())
         self.parameters = list(named.values())
-        self._members = set(self.parameters)
+        self.torch_dtype: torch.dtype = getattr(torch, self.dtype.name)
         self._kinds = [_kind(p) for p in self.parameters]
         devices = {str(p.device) for p in self.parameters}
         if len(devices) > 1:
             raise PluginError(f"the parameters of one optimizer must lie on one device; got {sorted(devices)}: "
                               "make an optimizer for each")
         self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
-
-    def __contains__(self, p: torch.Tensor) -> bool:
-        return p in self._members
 
     def changed(self, strides: bool = True) -> str | None:
         """Return a message on a parameter whose dtype, device or shape has changed, as by `model.half()`, or None.
@@ -48,7 +45,7 @@ class TorchLayout(Layout):
         for (name, *_), p, then in zip(self.entries, self.parameters, self._kinds, strict=True):
             now = _kind(p)
             if now != then and (strides or now[:-1] != then[:-1]):
-                return CHANGED.format(name=name, now=_in_words(now), then=_in_words(then))
+                return CHANGED.format(name=name, now=_in_words(*now), then=_in_words(*then))
         return None
 
     def describe_memory(self) -> list[str]:
@@ -58,43 +55,20 @@ class TorchLayout(Layout):
     def _fits(self, values: NDArray[Any], dtype: str) -> bool:
         return bool(torch.isfinite(torch.from_numpy(values).to(getattr(torch, dtype))).all())
 
-    def pieces(self, tensors: list[torch.Tensor]) -> Iterator[tuple[int, Any]]:
-        """Yield the gradients as (offset, flat array) in host memory, or as (offset, flat tensor) on a device."""
-        for offset, tensor in zip(self.offsets[:-1], tensors, strict=True):
-            flat = tensor.reshape(-1)
-            if flat.device.type != "cpu":
-                yield int(offset), flat
-            elif flat.dtype is torch.bfloat16:  # NumPy has none: converted in parts, so that no copy of n is made
-                for start in range(0, len(flat), 1 << 20):
-                    yield int(offset) + start, flat[start:start + (1 << 20)].float().numpy()
-            else:
-                yield int(offset), flat.numpy()
+    def flat_memory(self) -> list[Any]:
+        """Return each parameter's memory as a flat tensor, in the order in which it lies there (channels_last too).
 
-    def pieces_in_host_memory(self, tensors: list[torch.Tensor], clear: bool) -> Iterator[tuple[int, Any]]:
-        """Yield the same, copied from a device. clear: leaves zeros in tensors of the layout's dtype."""
-        dtype = torch.float64 if self.dtype == np.float64 else torch.float32
-        for offset, flat in self.pieces(tensors):
-            if isinstance(flat, torch.Tensor):
-                yield offset, flat.to("cpu", dtype).numpy()
-                if clear and flat.dtype is dtype:
-                    flat.zero_()
-            else:
-                yield offset, flat
-
-    def write(self, update: Update | None, gradients: list[torch.Tensor],
-              cleared: bool = False) -> list[torch.Tensor]:
-        """Return the update as dense tensors; all NaN if there is none.
-
-        They lie in the gradients' own memory, and so in their layout (channels_last stays so).
-        cleared: contiguous gradients of the layout's dtype are zero already.
+        Raise PluginError if a parameter has changed, or if its elements do not fill one stretch of memory.
         """
-        outputs = [_memory_of(gradient) for gradient in gradients]
-        if update is None:
-            return [out.fill_(float("nan")) for out in outputs]
-        own_dtype = torch.float64 if self.dtype == np.float64 else torch.float32
-        for out, part in zip(outputs, self.parts(update), strict=True):
-            _write(out, part, cleared and out.is_contiguous() and out.dtype is own_dtype)
-        return outputs
+        message = self.changed()
+        if message is not None:
+            raise PluginError(message)
+        in_order = [p.detach() if p.is_contiguous() else p.detach().permute(memory_order(p)) for p in self.parameters]
+        for (name, *_), p, data in zip(self.entries, self.parameters, in_order, strict=True):
+            if not data.is_contiguous():
+                raise PluginError(f"StepAhead needs parameters that fill one stretch of memory; '{name}' of shape "
+                                  f"{tuple(p.shape)} has strides {p.stride()}: make it contiguous")
+        return [data.view(-1) for data in in_order]
 
 
 def memory_order(tensor: torch.Tensor) -> list[int]:
@@ -103,15 +77,11 @@ def memory_order(tensor: torch.Tensor) -> list[int]:
     return sorted(range(tensor.dim()), key=lambda dimension: -strides[dimension])
 
 
-Kind = tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]
-
-
-def _kind(p: torch.Tensor) -> Kind:
+def _kind(p: torch.Tensor) -> tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]:
     return p.dtype, p.device, p.shape, p.stride()
 
 
-def _in_words(kind: Kind) -> str:
-    dtype, device, shape, strides = kind
+def _in_words(dtype: torch.dtype, device: torch.device, shape: torch.Size, strides: tuple[int, ...]) -> str:
     return f"{str(dtype).removeprefix('torch.')} on {device}, of shape {tuple(shape)} and strides {strides},"
 
 
@@ -147,7 +117,7 @@ class OwnGradients(Gradients):
                                lambda part, within: _elements(self.layout.parameters[part].grad, within))
 
     def all_finite(self) -> bool:
-        return are_finite([p.grad for p in self.layout.parameters if p.grad is not None])
+        return are_finite(lambda: [values_of(p.grad) for p in self.layout.parameters if p.grad is not None])
 
 
 class DenseGradients(OwnGradients):
@@ -164,24 +134,41 @@ class DenseGradients(OwnGradients):
         self._tensors = [each.to_dense() if each.is_sparse else each for each in gradients]
 
     def pieces(self) -> Iterator[tuple[int, Any]]:
-        if self._in_host_memory:
-            return self.layout.pieces_in_host_memory(self._tensors, clear=True)
-        return self.layout.pieces(self._tensors)
+        """Yield arrays in host memory, or tensors on a device; what is copied from there is cleared here."""
+        dtype, on_device = self.layout.torch_dtype, self.layout.device.type != "cpu"
+        for offset, tensor in zip(self.layout.offsets[:-1].tolist(), self._tensors, strict=True):
+            flat = tensor.reshape(-1)
+            if on_device and self._in_host_memory:
+                yield offset, flat.to("cpu", dtype).numpy()
+                if flat.dtype is dtype:
+                    flat.zero_()
+            elif on_device:
+                yield offset, flat
+            elif flat.dtype is torch.bfloat16:  # NumPy has none: converted in parts, so that no copy of n is made
+                for start in range(0, len(flat), 1 << 20):
+                    yield offset + start, flat[start:start + (1 << 20)].float().numpy()
+            else:
+                yield offset, flat.numpy()
 
     def write(self, update: Update | None, cleared: bool) -> None:
-        written = self.layout.write(update, self._tensors, cleared)
-        for p, gradient, was_sparse in zip(self.layout.parameters, written, self._were_sparse, strict=True):
-            p.grad = gradient.to_sparse() if was_sparse else gradient
+        """Write into the gradients' own memory, and so in their layout (channels_last stays so)."""
+        parts = [None] * len(self._tensors) if update is None else self.layout.parts(update)
+        for p, tensor, part, was_sparse in zip(self.layout.parameters, self._tensors, parts, self._were_sparse,
+                                               strict=True):
+            out = _memory_of(tensor)
+            if part is None:
+                out.fill_(float("nan"))
+            else:
+                _write(out, part, cleared and out.is_contiguous() and out.dtype is self.layout.torch_dtype)
+            p.grad = out.to_sparse() if was_sparse else out
 
 
-def are_finite(gradients: Sequence[torch.Tensor]) -> bool:
-    """Return True if all elements are finite."""
-    values = list(map(values_of, gradients))
-    if not values:
-        return True
-    total = torch.stack([each.sum(dtype=torch.float32).to(values[0].device) for each in values]).sum()
+def are_finite(parts: Callable[[], Iterable[torch.Tensor]]) -> bool:
+    """Return True if all elements are finite. parts: returns the tensors, once more if need be; on one device."""
+    sums = [part.sum(dtype=torch.float32) for part in parts()]
     # A sum is finite only if its terms are; it may overflow though they are.
-    return bool(torch.isfinite(total)) or all(bool(torch.isfinite(each).all()) for each in values)
+    return not sums or bool(torch.isfinite(torch.stack(sums).sum())) or all(
+        bool(torch.isfinite(part).all()) for part in parts())
 
 
 def without_rows(p: torch.Tensor) -> torch.Tensor:
