@@ -10,10 +10,6 @@ import horovod.torch as hvd
 import torch
 
 from horovod_oktopk.errors import OptionError
-from horovod_oktopk.schemes.base import Scheme
-from horovod_oktopk.transport.horovod import HorovodRanks
-
-_NOT_ASKED = object()
 
 
 class Parameters:
@@ -42,32 +38,19 @@ class Parameters:
         for p, handle in zip(parameters, handles, strict=True):
             p.grad = handle()
 
-
-class HostAverage:
-    """Gradients that are averaged over the ranks of a host, which is one worker."""
-
-    def __init__(self, parameters: Parameters, ranks: HorovodRanks, op: Any, sparse_as_dense: bool) -> None:
-        self._parameters, self._ranks, self._op, self._sparse_as_dense = parameters, ranks, op, sparse_as_dense
-        self._process_set: Any = _NOT_ASKED
-
-    def take(self, scheme: Scheme) -> bool:
-        """Average the gradients. Collective on the host. Return False if this rank is alone there."""
-        if self._process_set is _NOT_ASKED:
-            self._process_set = self._ranks.host_set(scheme.transport, scheme.hierarchical)
-        if self._process_set is None:
-            return False
-        trained = [p for p in self._parameters.by_name(self._parameters.all()).values() if p.requires_grad]
+    def reduce_all(self, process_set: Any, sparse_as_dense: bool) -> None:
+        """Reduce the gradients of all trained parameters by Horovod; a missing one is zero. Collective."""
+        trained = [p for p in self.by_name(self.all()).values() if p.requires_grad]
         for p in trained:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-            elif p.grad.is_sparse and self._sparse_as_dense:
+            elif p.grad.is_sparse and sparse_as_dense:
                 p.grad = p.grad.to_dense()
-        dense = [p.grad for p in trained if not p.grad.is_sparse]  # type: ignore[union-attr]
+        sparse = [p for p in trained if p.grad is not None and p.grad.is_sparse]
+        dense = [p.grad for p in trained if p.grad is not None and not p.grad.is_sparse]
         if dense:
-            hvd.grouped_allreduce_(dense, op=self._op, name="horovod_oktopk.host", process_set=self._process_set)
-        self._parameters.reduce_sparse([p for p in trained if p.grad.is_sparse],  # type: ignore[union-attr]
-                                       self._process_set)
-        return True
+            hvd.grouped_allreduce_(dense, op=self._op, name="horovod_oktopk.host", process_set=process_set)
+        self.reduce_sparse(sparse, process_set)
 
 
 DECOUPLED = frozenset({"AdamW", "Adafactor", "Muon", "Lion"})
@@ -83,19 +66,15 @@ class Hyperparameters:
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
-        self._places = [(index, key, place) for index, group in enumerate(self._groups)
+        self._places = [(index, key, place) for index, group in enumerate(optimizer.param_groups)
                         for key, value in group.items() for place in _places(value)]
         self.names = [f"{index}.{key}" if place is None else f"{index}.{key}.{place}"
                       for index, key, place in self._places]
 
-    @property
-    def _groups(self) -> list[dict[str, Any]]:
-        groups: list[dict[str, Any]] = self._optimizer.param_groups  # others, once a state is loaded
-        return groups
-
     def read(self) -> list[float]:
         """Return the present values, in the order of `names`."""
-        values = (self._groups[index][key] if place is None else self._groups[index][key][place]
+        groups = self._optimizer.param_groups  # others, once a state is loaded
+        values = (groups[index][key] if place is None else groups[index][key][place]
                   for index, key, place in self._places)
         return [float(value) for value in values]
 
@@ -114,7 +93,7 @@ class Hyperparameters:
 
     def _write(self, values: Sequence[float]) -> None:
         for (index, key, place), value in zip(self._places, values, strict=True):
-            group = self._groups[index]
+            group = self._optimizer.param_groups[index]
             if isinstance(group[key], torch.Tensor):
                 group[key].fill_(value)
             elif place is None:

@@ -45,11 +45,6 @@ def values_of(gradient: torch.Tensor) -> torch.Tensor:
     return gradient._values() if gradient.is_sparse else gradient
 
 
-def is_profiled() -> bool:
-    """Return True if a profiler of PyTorch's is running."""
-    return bool(profiler._is_profiler_enabled)
-
-
 def span(name: str) -> AbstractContextManager[Any]:
     """Return a range of this name, if a profiler is on; without one, record_function would still take 10 µs."""
-    return profiler.record_function(name) if is_profiled() else nullcontext()
+    return profiler.record_function(name) if profiler._is_profiler_enabled else nullcontext()
