@@ -60,8 +60,7 @@ class DeviceVector:
         self.n = n
         self.dtype = np.dtype(dtype)
         self.expected = np.inf
-        self._nothing = torch.zeros(0, dtype=torch.float64 if self.dtype == np.float64 else torch.float32,
-                                    device=device)
+        self._nothing = torch.zeros(0, dtype=getattr(torch, self.dtype.name), device=device)
 
     def _chunks(self) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the vector, part by part, each with its offset: so temporaries stay bounded."""
@@ -86,8 +85,7 @@ class DeviceVector:
 
     def sample(self, stride: int) -> Values:
         parts = [chunk[-start % stride::stride].abs() for start, chunk in self._chunks()]
-        magnitudes: Values = torch.cat([self._nothing, *parts]).cpu().numpy()
-        return magnitudes
+        return torch.cat([self._nothing, *parts]).cpu().numpy()
 
     def on_device(self, values: NDArray[Any]) -> torch.Tensor:
         """Return values or indices from the host in tensors on the device."""
@@ -125,12 +123,10 @@ class TorchAccumulator(DeviceVector, ResidualAccumulator):
         return float(mean), float(deviation)
 
     def values(self) -> Values:
-        values: Values = self._acc.cpu().numpy()
-        return values
+        return self._acc.cpu().numpy()
 
     def read_residual(self) -> Values:
-        values: Values = self.residual.cpu().numpy().copy()
-        return values
+        return self.residual.cpu().numpy().copy()
 
     def load_residual(self, values: Values) -> None:
         self.residual.copy_(torch.from_numpy(values))
@@ -178,8 +174,7 @@ class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
         return mean, max(0.0, square - mean**2) ** 0.5
 
     def values(self) -> Values:
-        values: Values = torch.cat([self._nothing, *(chunk for _, chunk in self._chunks())]).cpu().numpy()
-        return values
+        return torch.cat([self._nothing, *(chunk for _, chunk in self._chunks())]).cpu().numpy()
 
     def release(self) -> None:
         self._pieces = ()
@@ -191,8 +186,7 @@ class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
             self.shared[self.on_device(update.indices)] -= self.on_device(update.values)
 
     def read_shared(self) -> Values:
-        values: Values = self.shared.cpu().numpy()
-        return values
+        return self.shared.cpu().numpy()
 
     def minus(self, values: Values) -> torch.Tensor:
         return self.shared - self.on_device(values)
@@ -253,7 +247,7 @@ class TorchReplica(TorchHostReplica):
             if first < last:
                 own[indices[first:last] - offset] += values[first:last]
 
-    def swap(self, values: torch.Tensor) -> None:
+    def swap(self, values: Any) -> None:
         for offset, own in self.pieces():
             part = values[offset:offset + len(own)]
             before = own.clone()

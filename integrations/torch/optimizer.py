@@ -6,7 +6,7 @@ import logging
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -105,12 +105,6 @@ class Run:
         mode.end()
         return result
 
-    def synchronize(self) -> None:
-        """Reduce the gradients now, to be clipped before the step."""
-        self.kind.check("synchronize")
-        if self.ranks.takes_part:
-            self.reduce()
-
     def reduce(self) -> None:
         """Reduce the gradients, if the mode does so before the step; over a host's ranks if hosts are its workers."""
         self._reduced = None
@@ -175,12 +169,11 @@ class Run:
         parameters = self.parameters.all()
         if not self.kind.reads_memory:
             parameters = [p for p in parameters if p.requires_grad]
-            is_sparse = {p for p in parameters if p.grad is not None and p.grad.is_sparse} - (
-                set(parameters) if self._sparse_as_dense else set())
-            if is_sparse:
+            sparse = {p for p in parameters if p.grad is not None and p.grad.is_sparse and not self._sparse_as_dense}
+            if sparse:
                 self.kind.check("sparse")
-            self._excluded = list(self.parameters.by_name([p for p in parameters if p in is_sparse]).values())
-            parameters = [p for p in parameters if p not in is_sparse]
+            self._excluded = list(self.parameters.by_name(list(sparse)).values())
+            parameters = [p for p in parameters if p not in sparse]
         self._numbers, layout = Hyperparameters(self.optimizer), TorchLayout(self.parameters.by_name(parameters))
         mode = mode_of(with_scheme(self._options, self.scheme), self.op == hvd.Average, layout, self.ranks,
                        type(self.optimizer), self._numbers.names)
@@ -200,11 +193,9 @@ class Run:
     # What shared_parameters, states and reports need; see Owner.
 
     def reports(self) -> list[StepReport]:
-        """See Owner."""
         return [] if self.mode is None or self.mode.report is None else [self.mode.report]
 
     def set_density(self, density: float | None) -> None:
-        """See Owner."""
         self.scheme = self.scheme.with_density(density)
         if self.mode is not None:
             self.mode.set_density(density)
@@ -230,16 +221,12 @@ class Run:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """See Owner."""
-        with ExitStack() as stack:
-            if self.mode is not None:
-                stack.enter_context(self.mode.shared())
+        with nullcontext() if self.mode is None else self.mode.shared():
             yield
         if self._waiting and self.kind.reads_memory:
             self._laid_out().resume()
 
     def suspend(self) -> None:
-        """See Mode.suspend."""
         if self.mode is not None:
             self.mode.suspend()
 
@@ -364,7 +351,10 @@ class _Distributed(torch.optim.Optimizer):
 
     def synchronize(self) -> None:
         """Reduce the gradients now, to be clipped; the step follows inside skip_synchronize()."""
-        _run(self).synchronize()
+        run = _run(self)
+        run.kind.check("synchronize")
+        if run.ranks.takes_part:
+            run.reduce()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:

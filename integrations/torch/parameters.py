@@ -74,9 +74,8 @@ class Hyperparameters:
     def read(self) -> list[float]:
         """Return the present values, in the order of `names`."""
         groups = self._optimizer.param_groups  # others, once a state is loaded
-        values = (groups[index][key] if place is None else groups[index][key][place]
-                  for index, key, place in self._places)
-        return [float(value) for value in values]
+        return [float(groups[index][key] if place is None else groups[index][key][place])
+                for index, key, place in self._places]
 
     @contextmanager
     def set_to(self, values: Sequence[float]) -> Iterator[None]:
@@ -125,18 +124,16 @@ def scaled_learning_rates(optimizer: torch.optim.Optimizer, coefficient: float, 
         raise OptionError(f"{type(optimizer).__name__} has no learning rate (lr) to be multiplied by "
                           f"StepAhead's coefficient and gain, {factor:g}: give StepAhead(..., ahead=1, gain=None)")
     by_name = any(cls.__name__ in DECOUPLED for cls in type(optimizer).__mro__)
-    names = [("lr", "weight_decay") if (group.get("decoupled_weight_decay") or by_name) and "weight_decay" in group
-             else ("lr",) for group in groups]
-    given = [{name: group[name] for name in own} for group, own in zip(groups, names, strict=True)]
-    for group, own in zip(groups, given, strict=True):
-        group["lr"] = own["lr"] * factor
-        if "weight_decay" in own:
-            group["weight_decay"] = own["weight_decay"] / gain
+    given = [(group, "lr", group["lr"]) for group in groups]
+    given += [(group, "weight_decay", group["weight_decay"]) for group in groups
+              if (group.get("decoupled_weight_decay") or by_name) and "weight_decay" in group]
+    for group, name, value in given:
+        group[name] = value * factor if name == "lr" else value / gain
     try:
         yield
     finally:
-        for group, own in zip(groups, given, strict=False):
-            group.update(own)
+        for group, name, value in given:
+            group[name] = value
 
 
 @contextmanager

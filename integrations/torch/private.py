@@ -5,7 +5,6 @@ SEEN has the versions in which they were seen, NAMES what a test looks for when 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -30,9 +29,10 @@ def library() -> Any:
     return hvd.mpi_ops._basics.MPI_LIB_CTYPES
 
 
-def handled_by(state: Any) -> Iterable[Any]:
-    """Return the values that an elastic state handles."""
-    return [handler.value for handler in state._handlers.values()]
+def trained_by(state: Any) -> list[Any]:
+    """Return an elastic state's models and optimizers; a state may have samplers, too."""
+    values = [handler.value for handler in state._handlers.values()]
+    return [value for value in values if isinstance(value, torch.nn.Module | torch.optim.Optimizer)]
 
 
 def rows_of(gradient: torch.Tensor) -> torch.Tensor:
