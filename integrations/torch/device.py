@@ -204,27 +204,22 @@ class TorchHostReplica(HostReplica):
         self._parameters = layout.parameters
 
     def logical(self, values: Values) -> Values:
-        if all(p.is_contiguous() for p in self._parameters):
-            return values
-        found = np.empty_like(values)
-        for in_memory, by_index in self._views(values, found):
-            by_index.copy_(in_memory)
-        return found
+        return self._reordered(values, to_memory=False)
 
     def in_memory(self, values: Values) -> Values:
+        return self._reordered(values, to_memory=True)
+
+    def _reordered(self, values: Values, to_memory: bool) -> Values:
         if all(p.is_contiguous() for p in self._parameters):
             return values
         found = np.empty_like(values)
-        for in_memory, by_index in self._views(found, values):
-            in_memory.copy_(by_index)
-        return found
-
-    def _views(self, in_memory: Values, by_index: Values) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield each parameter's part of both, in the parameter's shape."""
         for p, start in zip(self._parameters, self._layout.offsets[:-1].tolist(), strict=True):
-            part = slice(start, start + p.numel())
-            yield (torch.from_numpy(in_memory[part]).as_strided(p.shape, p.stride()),
-                   torch.from_numpy(by_index[part]).view(p.shape))
+            given, taken = (torch.from_numpy(each[start:start + p.numel()]) for each in (values, found))
+            if to_memory:
+                taken.as_strided(p.shape, p.stride()).copy_(given.view(p.shape))
+            else:
+                taken.view(p.shape).copy_(given.as_strided(p.shape, p.stride()))
+        return found
 
 
 class TorchReplica(TorchHostReplica):

@@ -22,9 +22,18 @@ from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state import gather
 from horovod_oktopk.state.records import Record, parameters_of
 from horovod_oktopk.torch.device import mode_of
-from horovod_oktopk.torch.parameters import Hyperparameters, Parameters, scaled_learning_rates, without_scaler
 from horovod_oktopk.torch.private import SUPPORTS_SCALING, values_of
-from horovod_oktopk.torch.tensors import DenseGradients, OwnGradients, TorchLayout, are_finite, without_rows
+from horovod_oktopk.torch.tensors import (
+    DenseGradients,
+    Hyperparameters,
+    OwnGradients,
+    Parameters,
+    TorchLayout,
+    are_finite,
+    scaled_learning_rates,
+    without_rows,
+    without_scaler,
+)
 from horovod_oktopk.torch.transport import ranks_of
 
 logger = logging.getLogger("horovod_oktopk")
