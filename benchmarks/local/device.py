@@ -26,7 +26,7 @@ from benchmarks.local.step import COLORS, PHASES, SPARSIFICATION, WITH_TOPK, spa
 from benchmarks.output import GREY
 from horovod_oktopk import OkTopk
 from horovod_oktopk.torch.device import TorchAccumulator
-from horovod_oktopk.torch.tensors import TorchLayout
+from horovod_oktopk.torch.tensors import DenseGradients, TorchLayout
 from horovod_oktopk.transport.base import AloneTransport
 from horovod_oktopk.transport.counting import CountingTransport
 
@@ -70,8 +70,9 @@ class DeviceStep:
         self.k = options.k_of(n)
         self.device = device
         self.flat = torch.zeros(n, device=device.device)
-        self.gradients = list(self.flat.tensor_split(TENSORS))
-        self.layout = TorchLayout({f"p{index}": part for index, part in enumerate(self.gradients)})
+        self.layout = TorchLayout({f"p{index}": part for index, part in enumerate(self.flat.tensor_split(TENSORS))})
+        for p, gradient in zip(self.layout.parameters, self.flat.tensor_split(TENSORS), strict=True):
+            p.grad = gradient
         self.acc = TorchAccumulator(n, np.float32, device.device)
         self.algorithm = options.algorithm()
         self.transport = CountingTransport(AloneTransport())
@@ -79,15 +80,15 @@ class DeviceStep:
     def run(self) -> dict[str, float]:
         """Reduces the gradients in place. Seconds by phase."""
         self.transport.reset()
-        pieces = [(int(at), part) for at, part in zip(self.layout.offsets[:-1], self.gradients, strict=True)]
+        gradients = DenseGradients(self.layout, in_host_memory=False)
         times = [self.device.now()]
-        finite = self.acc.accumulate(pieces, clear=True)
+        finite = self.acc.accumulate(gradients.pieces(), clear=True)
         times.append(self.device.now())
         result = self.algorithm.reduce(self.acc, self.k, finite, self.transport)
         times.append(self.device.now())
         assert result.update is not None
         self.acc.commit(result.contributed, result.remainder)
-        self.layout.write(result.update, self.gradients, cleared=True)
+        gradients.write(result.update, cleared=True)
         times.append(self.device.now())
         accumulate, reduce, write = (stop - start for start, stop in pairwise(times))
         select = self.transport.phases["select"].seconds

@@ -1,28 +1,52 @@
-"""residual + gradient, and w - p, on a CUDA (or any other) device: only what is selected comes to the host."""
+"""A mode over PyTorch's tensors, and its memory of n elements: residual + gradient, w - p, and p itself in place.
+
+In host memory the core's classes serve; on a CUDA (or any other) device only what is selected comes to the host.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from horovod_oktopk.modes.make import make_mode
+from horovod_oktopk.modes.mode import Mode
+from horovod_oktopk.modes.step_ahead.pace import normalizes
 from horovod_oktopk.selection.accumulator import NumpyAccumulator, ResidualAccumulator, keep_freed_memory
-from horovod_oktopk.selection.parameter_accumulator import ParameterAccumulator, Pieces
-from horovod_oktopk.torch.tensors import TorchLayout
+from horovod_oktopk.selection.parameter_accumulator import (
+    HostReplica,
+    NumpyParameterAccumulator,
+    ParameterAccumulator,
+    Pieces,
+    Replica,
+)
+from horovod_oktopk.torch.tensors import TorchLayout, are_finite
+from horovod_oktopk.transport.ranks import Ranks
 from horovod_oktopk.vectors.sparse import DenseVector, Indices, SparseVector, Values
 
 CHUNK = 1 << 24
 """Number of elements selected at a time: bounds the temporaries, and is plenty for one kernel."""
 
 
-def make_accumulator(layout: TorchLayout) -> Any:
-    """Return the accumulator for the layout's device."""
-    if layout.device.type == "cpu":
-        return NumpyAccumulator(layout.n, layout.dtype)
-    return TorchAccumulator(layout.n, layout.dtype, layout.device)
+def mode_of(options: Any, average: bool, layout: TorchLayout, ranks: Ranks, optimizer: type,
+            settings: Sequence[str]) -> Mode:
+    """Return the mode of an optimizer of this class. settings: names of its hyperparameters."""
+    n, dtype, device = layout.n, layout.dtype, layout.device
+    on_host = device.type == "cpu"
+
+    def of_gradients(_layout: TorchLayout) -> ResidualAccumulator:
+        return NumpyAccumulator(n, dtype) if on_host else TorchAccumulator(n, dtype, device)
+
+    def of_parameters() -> tuple[ParameterAccumulator, Replica]:
+        if on_host:
+            return NumpyParameterAccumulator(n, dtype), TorchHostReplica(layout)
+        return TorchParameterAccumulator(n, dtype, device), TorchReplica(layout)
+
+    return make_mode(options, average, layout, ranks, of_gradients, of_parameters, normalizes=normalizes(optimizer),
+                     settings=settings)
 
 
 class DeviceVector:
@@ -36,8 +60,7 @@ class DeviceVector:
         self.n = n
         self.dtype = np.dtype(dtype)
         self.expected = np.inf
-        self._nothing = torch.zeros(0, dtype=torch.float64 if self.dtype == np.float64 else torch.float32,
-                                    device=device)
+        self._nothing = torch.zeros(0, dtype=getattr(torch, self.dtype.name), device=device)
 
     def _chunks(self) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the vector, part by part, each with its offset: so temporaries stay bounded."""
@@ -50,7 +73,9 @@ class DeviceVector:
         indices, values = [self._nothing.long()], [self._nothing]
         count = 0
         for start, chunk in self._chunks():
-            found = where_passing(chunk, threshold)
+            magnitudes = chunk.abs()
+            bound = chunk.new_tensor(threshold).item()  # which may be 0 where threshold is not
+            found = (magnitudes >= bound if bound > 0 else magnitudes > 0).nonzero().view(-1)
             indices.append(found + start)
             values.append(chunk[found])
             count += len(found)
@@ -60,8 +85,7 @@ class DeviceVector:
 
     def sample(self, stride: int) -> Values:
         parts = [chunk[-start % stride::stride].abs() for start, chunk in self._chunks()]
-        magnitudes: Values = torch.cat([self._nothing, *parts]).cpu().numpy()
-        return magnitudes
+        return torch.cat([self._nothing, *parts]).cpu().numpy()
 
     def on_device(self, values: NDArray[Any]) -> torch.Tensor:
         """Return values or indices from the host in tensors on the device."""
@@ -86,8 +110,7 @@ class TorchAccumulator(DeviceVector, ResidualAccumulator):
             torch.add(self.residual[offset:offset + len(piece)], piece, out=out)
             if clear and piece.dtype is out.dtype:
                 piece.zero_()
-        # A sum is finite only if its terms are; it may overflow though they are.
-        return bool(torch.isfinite(self._acc.sum())) or bool(torch.isfinite(self._acc).all())
+        return are_finite(lambda: [self._acc])
 
     def commit(self, contributed: Indices | slice, remainder: SparseVector | None = None) -> None:
         self._acc[contributed if isinstance(contributed, slice) else self.on_device(contributed)] = 0
@@ -100,22 +123,13 @@ class TorchAccumulator(DeviceVector, ResidualAccumulator):
         return float(mean), float(deviation)
 
     def values(self) -> Values:
-        values: Values = self._acc.cpu().numpy()
-        return values
+        return self._acc.cpu().numpy()
 
     def read_residual(self) -> Values:
-        values: Values = self.residual.cpu().numpy().copy()
-        return values
+        return self.residual.cpu().numpy().copy()
 
     def load_residual(self, values: Values) -> None:
         self.residual.copy_(torch.from_numpy(values))
-
-
-def where_passing(values: torch.Tensor, threshold: float) -> torch.Tensor:
-    """Return the places whose magnitudes reach the threshold, zeros never: int64, ascending."""
-    magnitudes, bound = values.abs(), values.new_tensor(threshold).item()  # which may be 0 where threshold is not
-    found: torch.Tensor = (magnitudes >= bound if bound > 0 else magnitudes > 0).nonzero().view(-1)
-    return found
 
 
 class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
@@ -127,10 +141,7 @@ class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
 
     def accumulate(self, pieces: Pieces) -> bool:
         self._pieces = pieces
-        sums = [chunk.sum() for _, chunk in self._chunks()]
-        # A sum is finite only if its terms are; it may overflow though they are.
-        return not sums or bool(torch.isfinite(torch.stack(sums)).all()) or all(
-            bool(torch.isfinite(chunk).all()) for _, chunk in self._chunks())
+        return are_finite(lambda: (chunk for _, chunk in self._chunks()))
 
     def _chunks(self) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield several small parameters together, or a part of a large one."""
@@ -158,8 +169,7 @@ class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
         return mean, max(0.0, square - mean**2) ** 0.5
 
     def values(self) -> Values:
-        values: Values = torch.cat([self._nothing, *(chunk for _, chunk in self._chunks())]).cpu().numpy()
-        return values
+        return torch.cat([self._nothing, *(chunk for _, chunk in self._chunks())]).cpu().numpy()
 
     def commit(self, update: SparseVector | DenseVector) -> None:
         if isinstance(update, DenseVector):
@@ -168,8 +178,7 @@ class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
             self.shared[self.on_device(update.indices)] -= self.on_device(update.values)
 
     def read_shared(self) -> Values:
-        values: Values = self.shared.cpu().numpy()
-        return values
+        return self.shared.cpu().numpy()
 
     def minus(self, values: Values) -> torch.Tensor:
         return self.shared - self.on_device(values)
@@ -177,3 +186,57 @@ class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
     def part(self, start: int, stop: int) -> TorchParameterAccumulator:
         shared = self.shared[start:stop]
         return TorchParameterAccumulator(stop - start, self.dtype, shared.device, shared)
+
+
+class TorchHostReplica(HostReplica):
+    """A Replica in host memory; flat arrays have the elements of a parameter in the order in which they lie there."""
+
+    def __init__(self, layout: TorchLayout) -> None:
+        super().__init__(layout, lambda: [flat.numpy() for flat in layout.flat_memory()])
+        self._parameters = layout.parameters
+
+    def logical(self, values: Values) -> Values:
+        return self._reordered(values, to_memory=False)
+
+    def in_memory(self, values: Values) -> Values:
+        return self._reordered(values, to_memory=True)
+
+    def _reordered(self, values: Values, to_memory: bool) -> Values:
+        if all(p.is_contiguous() for p in self._parameters):
+            return values
+        found = np.empty_like(values)
+        for p, start in zip(self._parameters, self._layout.offsets[:-1].tolist(), strict=True):
+            given, taken = (torch.from_numpy(each[start:start + p.numel()]) for each in (values, found))
+            if to_memory:
+                taken.as_strided(p.shape, p.stride()).copy_(given.view(p.shape))
+            else:
+                taken.view(p.shape).copy_(given.as_strided(p.shape, p.stride()))
+        return found
+
+
+class TorchReplica(TorchHostReplica):
+    """The same on a device: flat arrays are tensors there."""
+
+    def __init__(self, layout: TorchLayout) -> None:
+        super().__init__(layout)
+        self._read, self._device = layout.flat_memory, layout.device
+
+    def add(self, delta: SparseVector | DenseVector) -> None:
+        """Send the delta to the device at once, and add each part to its parameter there."""
+        values = torch.from_numpy(delta.values).to(self._device)
+        if isinstance(delta, DenseVector):
+            for offset, own in self.pieces():
+                own += values[offset:offset + len(own)]
+            return
+        indices = torch.from_numpy(delta.indices).to(self._device)
+        cuts = np.searchsorted(delta.indices, self._layout.offsets)
+        for (offset, own), first, last in zip(self.pieces(), cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
+            if first < last:
+                own[indices[first:last] - offset] += values[first:last]
+
+    def swap(self, values: Any) -> None:
+        for offset, own in self.pieces():
+            part = values[offset:offset + len(own)]
+            before = own.clone()
+            own.copy_(part)
+            part.copy_(before)

@@ -1,11 +1,13 @@
-"""A distributed optimizer: the user's own object, with a class of its own that takes distributed steps."""
+"""Distributed optimizers: the user's own objects, with a class of their own; and which of them there are."""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import horovod.torch as hvd
@@ -19,17 +21,19 @@ from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state import gather
 from horovod_oktopk.state.records import Record, parameters_of
-from horovod_oktopk.torch.parameters import (
-    HostAverage,
+from horovod_oktopk.torch.device import mode_of
+from horovod_oktopk.torch.private import SUPPORTS_SCALING, values_of
+from horovod_oktopk.torch.tensors import (
+    DenseGradients,
     Hyperparameters,
+    OwnGradients,
     Parameters,
+    TorchLayout,
+    are_finite,
     scaled_learning_rates,
+    without_rows,
     without_scaler,
 )
-from horovod_oktopk.torch.private import SUPPORTS_SCALING, values_of
-from horovod_oktopk.torch.registry import ATTRIBUTE, register, runs_over
-from horovod_oktopk.torch.replica import mode_of
-from horovod_oktopk.torch.tensors import DenseGradients, OwnGradients, TorchLayout, without_rows
 from horovod_oktopk.torch.transport import ranks_of
 
 logger = logging.getLogger("horovod_oktopk")
@@ -68,13 +72,13 @@ class Run:
         self.ranks = ranks_of(process_set, self.kind.acts_at_step,
                               self.kind.acts_at_step and getattr(options, "overlap", True))
         self.mode: Mode | None = None
+        self.layout: TorchLayout  # the mode's
         self.reduces = True  # but inside skip_synchronize
         self.parameters = Parameters(optimizer, names, op)
         self._options, self._sparse_as_dense = options, sparse_as_dense
         self._excluded: list[torch.Tensor] = []  # whose gradients Horovod reduces itself, as they are sparse
         self._waiting: list[Record] = []  # loaded before the first step
         self._reduced: torch.Tensor | None = None  # a gradient that was reduced, and is to be applied
-        self._host = HostAverage(self.parameters, self.ranks, op, sparse_as_dense)
         self._has_warned = False
         self._numbers: Hyperparameters
 
@@ -101,8 +105,8 @@ class Run:
             return self.local()
         if not mode.is_started:
             hand_over(self.parameters.all(), self)
-        own, settings = OwnGradients(self._layout), self._numbers.read() if mode.has_rounds else ()
-        gradients = DenseGradients(self._layout, in_host_memory=False) if mode.has_rounds else own
+        own, settings = OwnGradients(self.layout), self._numbers.read() if mode.has_rounds else ()
+        gradients = DenseGradients(self.layout, in_host_memory=False) if mode.has_rounds else own
         for _ in range(mode.begin(gradients, settings, scaled)):
             with (self._numbers.set_to(mode.prepare(gradients)),
                   scaled_learning_rates(self.optimizer, mode.coefficient, mode.gain)):
@@ -110,37 +114,35 @@ class Run:
         mode.end()
         return result
 
-    def synchronize(self) -> None:
-        """Reduce the gradients now, to be clipped before the step."""
-        self.kind.check("synchronize")
-        if self.ranks.takes_part:
-            self.reduce()
-
     def reduce(self) -> None:
         """Reduce the gradients, if the mode does so before the step; over a host's ranks if hosts are its workers."""
-        if self.kind.acts_at_step:
-            if self.scheme.hierarchical and self._host.take(self.scheme):
-                self._note_reduced()
-            return
         self._reduced = None
-        mode = self._laid_out()
-        for p in self._excluded:
-            if p.grad is None:
-                p.grad = without_rows(p)
-            elif not p.grad.is_sparse:
-                mode.refuse_step(DENSE_NOW.format(name=self.parameters.name_of(p)))
-        finite = all(bool(torch.isfinite(values_of(p.grad)).all()) for p in self._excluded if p.grad is not None)
-        mode.reduce(DenseGradients(self._layout, bool(self.scheme.hierarchical)), finite)
-        self.parameters.reduce_sparse(self._excluded, self.ranks.process_set)
-        self._note_reduced()
+        if self.kind.acts_at_step:
+            if self._host_set is None:
+                return
+            self.parameters.reduce_all(self._host_set, self._sparse_as_dense)
+        else:
+            mode = self._laid_out()
+            for p in self._excluded:
+                if p.grad is None:
+                    p.grad = without_rows(p)
+                elif not p.grad.is_sparse:
+                    mode.refuse_step(DENSE_NOW.format(name=self.parameters.name_of(p)))
+            mode.reduce(DenseGradients(self.layout, bool(self.scheme.hierarchical)),
+                        are_finite(lambda: (values_of(p.grad) for p in self._excluded if p.grad is not None)))
+            self.parameters.reduce_sparse(self._excluded, self.ranks.process_set)
+        self._reduced = next((p.grad for p in self.parameters.all() if p.grad is not None), None)
+
+    @cached_property
+    def _host_set(self) -> Any:
+        """Horovod's process set of a host that is one worker; None if a worker is a rank. Collective at first."""
+        scheme = self.scheme
+        return self.ranks.host_set(scheme.transport, scheme.hierarchical) if scheme.hierarchical else None
 
     @property
     def is_reduced(self) -> bool:
         """True if the gradients are reduced, and not applied or dropped since."""
         return self._reduced is not None and any(p.grad is self._reduced for p in self.parameters.all())
-
-    def _note_reduced(self) -> None:
-        self._reduced = next((p.grad for p in self.parameters.all() if p.grad is not None), None)
 
     def _unscale(self, scale: torch.Tensor | bool) -> None:
         self.kind.check("scaler")
@@ -157,23 +159,16 @@ class Run:
 
     # Which parameters.
 
-    @property
-    def _layout(self) -> TorchLayout:
-        assert self.mode is not None
-        layout = self.mode.layout
-        assert isinstance(layout, TorchLayout)
-        return layout
-
     def _laid_out(self) -> Mode:
         """Return the mode of the present parameters: a new one at first, and with StepAhead if some have joined."""
         mode, count = self.mode, len(self.parameters.all())
-        if mode is not None and not (mode.reads_memory and len(self._layout.parameters) != count):
+        if mode is not None and not (mode.reads_memory and len(self.layout.parameters) != count):
             self._check_unchanged(mode)
             return mode
         self.mode = self._make_mode()
         if mode is not None:
             mode.suspend()
-            self._waiting = [_extended(each, self._layout) for each in mode.records()]
+            self._waiting = [_extended(each, self.layout) for each in mode.records()]
         if self._waiting:
             self.mode.load(self._waiting)
             self._waiting = []
@@ -183,23 +178,22 @@ class Run:
         parameters = self.parameters.all()
         if not self.kind.reads_memory:
             parameters = [p for p in parameters if p.requires_grad]
-            is_sparse = {p for p in parameters if p.grad is not None and p.grad.is_sparse} - (
-                set(parameters) if self._sparse_as_dense else set())
-            if is_sparse:
+            sparse = {p for p in parameters if p.grad is not None and p.grad.is_sparse and not self._sparse_as_dense}
+            if sparse:
                 self.kind.check("sparse")
-            self._excluded = list(self.parameters.by_name([p for p in parameters if p in is_sparse]).values())
-            parameters = [p for p in parameters if p not in is_sparse]
-        self._numbers = Hyperparameters(self.optimizer)
-        mode = mode_of(with_scheme(self._options, self.scheme), self.op == hvd.Average,
-                          TorchLayout(self.parameters.by_name(parameters)), self.ranks, type(self.optimizer),
-                          self._numbers.names)
+            self._excluded = list(self.parameters.by_name(list(sparse)).values())
+            parameters = [p for p in parameters if p not in sparse]
+        self._numbers, layout = Hyperparameters(self.optimizer), TorchLayout(self.parameters.by_name(parameters))
+        mode = mode_of(with_scheme(self._options, self.scheme), self.op == hvd.Average, layout, self.ranks,
+                       type(self.optimizer), self._numbers.names)
         mode.belongs_to(self)
+        self.layout = layout
         return mode
 
     def _check_unchanged(self, mode: Mode) -> None:
-        message = self._layout.changed(strides=mode.reads_memory)
+        message = self.layout.changed(strides=mode.reads_memory)
         if message is None and not mode.reads_memory:
-            known = {*self._layout.parameters, *self._excluded}
+            known = {*self.layout.parameters, *self._excluded}
             joined = next((p for p in self.parameters.all() if p.requires_grad and p not in known), None)
             message = None if joined is None else JOINED.format(name=self.parameters.name_of(joined))
         if message is not None:
@@ -208,11 +202,9 @@ class Run:
     # What shared_parameters, states and reports need; see Owner.
 
     def reports(self) -> list[StepReport]:
-        """See Owner."""
         return [] if self.mode is None or self.mode.report is None else [self.mode.report]
 
     def set_density(self, density: float | None) -> None:
-        """See Owner."""
         self.scheme = self.scheme.with_density(density)
         if self.mode is not None:
             self.mode.set_density(density)
@@ -222,32 +214,28 @@ class Run:
         if not self.kind.has_rounds or not self.ranks.takes_part:
             return
         mode = self._laid_out()
-        kept = {p: p.grad for p in self._layout.parameters}
+        kept = {p: p.grad for p in self.layout.parameters}
         for p in kept:
             p.grad = None  # or updates would be written over it
-        gradients = DenseGradients(self._layout, in_host_memory=False)
+        gradients = DenseGradients(self.layout, in_host_memory=False)
         for count in mode.synchronize():
             for _ in range(count):
                 with self._numbers.set_to(mode.prepare(gradients)):
                     self.local()
         for p, gradient in kept.items():
             p.grad = gradient
-        if mode.drifts and self._layout.parameters:
-            hvd.grouped_allreduce_([p.data for p in self._layout.parameters], op=hvd.Average,
+        if mode.drifts and self.layout.parameters:
+            hvd.grouped_allreduce_([p.data for p in self.layout.parameters], op=hvd.Average,
                                    name="horovod_oktopk.models", process_set=self.ranks.process_set)
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """See Owner."""
-        with ExitStack() as stack:
-            if self.mode is not None:
-                stack.enter_context(self.mode.shared())
+        with nullcontext() if self.mode is None else self.mode.shared():
             yield
         if self._waiting and self.kind.reads_memory:
             self._laid_out().resume()
 
     def suspend(self) -> None:
-        """See Mode.suspend."""
         if self.mode is not None:
             self.mode.suspend()
 
@@ -281,16 +269,6 @@ class Run:
         return [each for rank, each in sorted(found.items()) if rank == own or own == 0]
 
 
-def hand_over(parameters: list[torch.Tensor], run: Run | None = None) -> None:
-    """Suspend StepAhead optimizers that train one of these parameters, which would hold each rank's own otherwise.
-
-    run: whose the parameters are, and which is left alone; None: an optimizer that is not ours.
-    """
-    for other in runs_over(iter(parameters)):
-        if other is not run:
-            other.suspend()
-
-
 def _extended(record: Record, layout: TorchLayout) -> Record:
     """Return a record of some of the parameters as one of all: the others have no residual."""
     lengths = [int(np.prod(shape, dtype=np.int64)) for _, shape in record["parameters"]]
@@ -302,49 +280,111 @@ def _extended(record: Record, layout: TorchLayout) -> Record:
             "algorithm": {"step": record["algorithm"]["step"]}}
 
 
-# The optimizer's own class.
+# Which optimizers there are.
 
-def _run(optimizer: Any) -> Run:
-    run: Run | None = vars(optimizer).get(ATTRIBUTE)
+_RUN = "_oktopk_run"
+_optimizers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+"""In the order in which they were made: the same on all ranks."""
+
+
+def is_in_use() -> bool:
+    """Return True if an optimizer of ours lives in this process."""
+    return len(_optimizers) > 0
+
+
+def run_of(optimizer: Any) -> Run | None:
+    """Return the run of an optimizer of ours, also inside a library's wrapper (Accelerate's); None for any other."""
+    run: Run | None = getattr(optimizer, _RUN, None)
+    inner = getattr(optimizer, "optimizer", None)
+    return run_of(inner) if run is None and inner is not None else run
+
+
+def own_run_of(optimizer: Any) -> Run:
+    """Return the run of an optimizer of ours. Raise PluginError for any other."""
+    run = run_of(optimizer)
     if run is None:
-        raise PluginError(COPIED)
+        raise PluginError(f"{type(optimizer).__name__} was not made by hvd.DistributedOptimizer(..., "
+                          "compression=OkTopk(...)): give the optimizer that this has returned")
     return run
 
 
-def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
-    """Take a distributed step. A closure is evaluated once, before it, and its loss is returned."""
-    run = _run(self)
-    if closure is None:
-        return run.step()
-    run.kind.check("closure")
-    with torch.enable_grad():
-        loss = closure()
-    run.step()
-    return loss
+def owners_of(target: Any) -> list[Run] | None:
+    """Return the run of an optimizer, or those of all optimizers that train a parameter of a model; see `find_by`."""
+    if isinstance(target, torch.nn.Module):
+        return runs_over(target.parameters())
+    run = run_of(target)
+    return [run] if run is not None else [] if _is_optimizer(target) else None
 
 
-_step.hooked = True  # type: ignore[attr-defined]  # else PyTorch would wrap it again, and run the user's hooks twice
+def runs_over(parameters: Iterable[torch.Tensor]) -> list[Run]:
+    """Return the runs of all optimizers that train one of the parameters."""
+    wanted = set(parameters)
+    return [own_run_of(each) for each in list(_optimizers)
+            if any(p in wanted for group in each.param_groups for p in group["params"])]
 
 
-def _synchronize(self: Any) -> None:
-    """Reduce the gradients now, to be clipped; the step follows inside skip_synchronize()."""
-    _run(self).synchronize()
+def hand_over(parameters: Iterable[torch.Tensor], run: Run | None = None) -> None:
+    """Suspend StepAhead optimizers that train one of these parameters, which would hold each rank's own otherwise.
+
+    run: whose the parameters are, and which is left alone; None: an optimizer that is not ours.
+    """
+    for other in runs_over(parameters):
+        if other is not run:
+            other.suspend()
 
 
-@contextmanager
-def _skip_synchronize(self: Any) -> Iterator[None]:
-    """Take a step inside without reducing gradients."""
-    run = _run(self)
-    run.kind.check("synchronize")
-    run.reduces = False
-    try:
-        yield
-    finally:
-        run.reduces = True
+def _is_optimizer(target: Any) -> bool:
+    inner = getattr(target, "optimizer", None)
+    return isinstance(target, torch.optim.Optimizer) or (inner is not None and _is_optimizer(inner))
 
 
-def _set_backward_passes_per_step(self: Any, passes: int) -> None:
-    """Accept Horovod's number: a step reduces what all passes before it have added up."""
+# The optimizer's own class.
+
+class _Distributed(torch.optim.Optimizer):
+    """The members that the class of a distributed optimizer has beside those of the plain class."""
+
+    __module__ = "horovod.torch.optimizer"  # so that hvd.broadcast_optimizer_state takes the plain step
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a distributed step. A closure is evaluated once, before it, and its loss is returned."""
+        run = _run(self)
+        if closure is None:
+            return run.step()
+        run.kind.check("closure")
+        with torch.enable_grad():
+            loss = closure()
+        run.step()
+        return loss
+
+    step.hooked = True  # type: ignore[attr-defined]  # else PyTorch would wrap it again, and run users' hooks twice
+
+    def synchronize(self) -> None:
+        """Reduce the gradients now, to be clipped; the step follows inside skip_synchronize()."""
+        run = _run(self)
+        run.kind.check("synchronize")
+        if run.ranks.takes_part:
+            run.reduce()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Take a step inside without reducing gradients."""
+        run = _run(self)
+        run.kind.check("synchronize")
+        run.reduces = False
+        try:
+            yield
+        finally:
+            run.reduces = True
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Accept Horovod's number: a step reduces what all passes before it have added up."""
+
+
+def _run(optimizer: Any) -> Run:
+    run: Run | None = vars(optimizer).get(_RUN)
+    if run is None:
+        raise PluginError(COPIED)
+    return run
 
 
 def distribute(optimizer: Any, options: Any, names: Mapping[torch.Tensor, str], op: Any, sparse_as_dense: bool,
@@ -354,10 +394,8 @@ def distribute(optimizer: Any, options: Any, names: Mapping[torch.Tensor, str], 
     # What a scheduler or Accelerate has put on the object is its own step.
     local = vars(optimizer).pop("step", None) or plain.step.__get__(optimizer)
     run = Run(optimizer, local, options, names, op, sparse_as_dense, process_set)
-    members = {"step": _step, "synchronize": _synchronize, "skip_synchronize": _skip_synchronize,
-               "set_backward_passes_per_step": _set_backward_passes_per_step,
-               SUPPORTS_SCALING: True,  # so that GradScaler calls step() whatever it has found
-               "__module__": "horovod.torch.optimizer"}  # by which hvd.broadcast_optimizer_state takes the plain step
-    optimizer.__class__ = type(plain.__name__, (plain,), members)
+    # The members are copied, as Horovod asks the next class for the plain step.
+    optimizer.__class__ = type(plain.__name__, (plain,), {**vars(_Distributed), SUPPORTS_SCALING: True})
     hand_over(run.parameters.all())
-    register(optimizer, run)
+    setattr(optimizer, _RUN, run)
+    _optimizers[optimizer] = None

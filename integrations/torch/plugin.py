@@ -21,9 +21,8 @@ from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.api import find_by
 from horovod_oktopk.modes.make import wrap_shutdown
 from horovod_oktopk.schemes import as_options
-from horovod_oktopk.torch.optimizer import UNSCALE_FIRST, distribute, hand_over
+from horovod_oktopk.torch.optimizer import UNSCALE_FIRST, distribute, hand_over, is_in_use, owners_of, run_of
 from horovod_oktopk.torch.private import library, span
-from horovod_oktopk.torch.registry import is_in_use, owners_of, run_of
 from horovod_oktopk.torch.state import ElasticTorchState, attach_state
 from horovod_oktopk.transport.counting import show_phases
 from horovod_oktopk.transport.horovod import check_arguments, check_horovod, extend_elastic, refuse_join

@@ -5,7 +5,6 @@ SEEN has the versions in which they were seen, NAMES what a test looks for when 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -30,9 +29,10 @@ def library() -> Any:
     return hvd.mpi_ops._basics.MPI_LIB_CTYPES
 
 
-def handled_by(state: Any) -> Iterable[Any]:
-    """Return the values that an elastic state handles."""
-    return [handler.value for handler in state._handlers.values()]
+def trained_by(state: Any) -> list[Any]:
+    """Return an elastic state's models and optimizers; a state may have samplers, too."""
+    values = [handler.value for handler in state._handlers.values()]
+    return [value for value in values if isinstance(value, torch.nn.Module | torch.optim.Optimizer)]
 
 
 def rows_of(gradient: torch.Tensor) -> torch.Tensor:
@@ -45,11 +45,6 @@ def values_of(gradient: torch.Tensor) -> torch.Tensor:
     return gradient._values() if gradient.is_sparse else gradient
 
 
-def is_profiled() -> bool:
-    """Return True if a profiler of PyTorch's is running."""
-    return bool(profiler._is_profiler_enabled)
-
-
 def span(name: str) -> AbstractContextManager[Any]:
     """Return a range of this name, if a profiler is on; without one, record_function would still take 10 µs."""
-    return profiler.record_function(name) if is_profiled() else nullcontext()
+    return profiler.record_function(name) if profiler._is_profiler_enabled else nullcontext()

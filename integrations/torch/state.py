@@ -14,8 +14,8 @@ import torch
 from horovod_oktopk.errors import OptionError
 from horovod_oktopk.modes.api import shared_parameters
 from horovod_oktopk.state.records import check_records, check_residuals
-from horovod_oktopk.torch.private import handled_by
-from horovod_oktopk.torch.registry import own_run_of, owners_of
+from horovod_oktopk.torch.optimizer import own_run_of, owners_of
+from horovod_oktopk.torch.private import trained_by
 from horovod_oktopk.transport.horovod import ElasticState
 
 KEY = "horovod_oktopk"
@@ -82,17 +82,12 @@ class ElasticTorchState(ElasticState):
 
     def save(self) -> None:
         """Save the shared parameters, and this rank's residuals."""
-        with shared_parameters(*_trained(self)):
+        with shared_parameters(*trained_by(self)):
             super().save()  # type: ignore[misc]
 
     def sync(self) -> None:
         """Give a rank that joins the shared parameters, and no residual; the others' residuals stay."""
-        for each in _trained(self):
+        for each in trained_by(self):
             for run in owners_of(each) or ():
                 run.suspend()
         super().sync()  # type: ignore[misc]
-
-
-def _trained(state: Any) -> list[Any]:
-    """Return the state's models and optimizers; a state may have samplers, too."""
-    return [value for value in handled_by(state) if isinstance(value, torch.nn.Module | torch.optim.Optimizer)]

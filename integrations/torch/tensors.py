@@ -1,15 +1,17 @@
-"""The gradients of one step, laid out flat, as a mode reads and writes them."""
+"""One optimizer's gradients, laid out flat, as a mode reads and writes them; its parameters and hyperparameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import horovod.torch as hvd
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from horovod_oktopk.errors import PluginError
+from horovod_oktopk.errors import OptionError, PluginError
 from horovod_oktopk.modes.mode import Gradients, Update
 from horovod_oktopk.modes.step_ahead.pace import elements_of_rows, gather_by_parts
 from horovod_oktopk.torch.private import rows_of, values_of
@@ -28,16 +30,13 @@ class TorchLayout(Layout):
     def __init__(self, named: dict[str, torch.Tensor]) -> None:
         super().__init__((name, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in named.items())
         self.parameters = list(named.values())
-        self._members = set(self.parameters)
+        self.torch_dtype: torch.dtype = getattr(torch, self.dtype.name)
         self._kinds = [_kind(p) for p in self.parameters]
         devices = {str(p.device) for p in self.parameters}
         if len(devices) > 1:
             raise PluginError(f"the parameters of one optimizer must lie on one device; got {sorted(devices)}: "
                               "make an optimizer for each")
         self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
-
-    def __contains__(self, p: torch.Tensor) -> bool:
-        return p in self._members
 
     def changed(self, strides: bool = True) -> str | None:
         """Return a message on a parameter whose dtype, device or shape has changed, as by `model.half()`, or None.
@@ -47,7 +46,7 @@ class TorchLayout(Layout):
         for (name, *_), p, then in zip(self.entries, self.parameters, self._kinds, strict=True):
             now = _kind(p)
             if now != then and (strides or now[:-1] != then[:-1]):
-                return CHANGED.format(name=name, now=_in_words(now), then=_in_words(then))
+                return CHANGED.format(name=name, now=_in_words(*now), then=_in_words(*then))
         return None
 
     def describe_memory(self) -> list[str]:
@@ -57,43 +56,20 @@ class TorchLayout(Layout):
     def _fits(self, values: NDArray[Any], dtype: str) -> bool:
         return bool(torch.isfinite(torch.from_numpy(values).to(getattr(torch, dtype))).all())
 
-    def pieces(self, tensors: list[torch.Tensor]) -> Iterator[tuple[int, Any]]:
-        """Yield the gradients as (offset, flat array) in host memory, or as (offset, flat tensor) on a device."""
-        for offset, tensor in zip(self.offsets[:-1], tensors, strict=True):
-            flat = tensor.reshape(-1)
-            if flat.device.type != "cpu":
-                yield int(offset), flat
-            elif flat.dtype is torch.bfloat16:  # NumPy has none: converted in parts, so that no copy of n is made
-                for start in range(0, len(flat), 1 << 20):
-                    yield int(offset) + start, flat[start:start + (1 << 20)].float().numpy()
-            else:
-                yield int(offset), flat.numpy()
+    def flat_memory(self) -> list[Any]:
+        """Return each parameter's memory as a flat tensor, in the order in which it lies there (channels_last too).
 
-    def pieces_in_host_memory(self, tensors: list[torch.Tensor], clear: bool) -> Iterator[tuple[int, Any]]:
-        """Yield the same, copied from a device. clear: leaves zeros in tensors of the layout's dtype."""
-        dtype = torch.float64 if self.dtype == np.float64 else torch.float32
-        for offset, flat in self.pieces(tensors):
-            if isinstance(flat, torch.Tensor):
-                yield offset, flat.to("cpu", dtype).numpy()
-                if clear and flat.dtype is dtype:
-                    flat.zero_()
-            else:
-                yield offset, flat
-
-    def write(self, update: Update | None, gradients: list[torch.Tensor],
-              cleared: bool = False) -> list[torch.Tensor]:
-        """Return the update as dense tensors; all NaN if there is none.
-
-        They lie in the gradients' own memory, and so in their layout (channels_last stays so).
-        cleared: contiguous gradients of the layout's dtype are zero already.
+        Raise PluginError if a parameter has changed, or if its elements do not fill one stretch of memory.
         """
-        outputs = [_memory_of(gradient) for gradient in gradients]
-        if update is None:
-            return [out.fill_(float("nan")) for out in outputs]
-        own_dtype = torch.float64 if self.dtype == np.float64 else torch.float32
-        for out, part in zip(outputs, self.parts(update), strict=True):
-            _write(out, part, cleared and out.is_contiguous() and out.dtype is own_dtype)
-        return outputs
+        message = self.changed()
+        if message is not None:
+            raise PluginError(message)
+        in_order = [p.detach() if p.is_contiguous() else p.detach().permute(memory_order(p)) for p in self.parameters]
+        for (name, *_), p, data in zip(self.entries, self.parameters, in_order, strict=True):
+            if not data.is_contiguous():
+                raise PluginError(f"StepAhead needs parameters that fill one stretch of memory; '{name}' of shape "
+                                  f"{tuple(p.shape)} has strides {p.stride()}: make it contiguous")
+        return [data.view(-1) for data in in_order]
 
 
 def memory_order(tensor: torch.Tensor) -> list[int]:
@@ -102,15 +78,11 @@ def memory_order(tensor: torch.Tensor) -> list[int]:
     return sorted(range(tensor.dim()), key=lambda dimension: -strides[dimension])
 
 
-Kind = tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]
-
-
-def _kind(p: torch.Tensor) -> Kind:
+def _kind(p: torch.Tensor) -> tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]:
     return p.dtype, p.device, p.shape, p.stride()
 
 
-def _in_words(kind: Kind) -> str:
-    dtype, device, shape, strides = kind
+def _in_words(dtype: torch.dtype, device: torch.device, shape: torch.Size, strides: tuple[int, ...]) -> str:
     return f"{str(dtype).removeprefix('torch.')} on {device}, of shape {tuple(shape)} and strides {strides},"
 
 
@@ -146,7 +118,7 @@ class OwnGradients(Gradients):
                                lambda part, within: _elements(self.layout.parameters[part].grad, within))
 
     def all_finite(self) -> bool:
-        return are_finite([p.grad for p in self.layout.parameters if p.grad is not None])
+        return are_finite(lambda: [values_of(p.grad) for p in self.layout.parameters if p.grad is not None])
 
 
 class DenseGradients(OwnGradients):
@@ -163,24 +135,41 @@ class DenseGradients(OwnGradients):
         self._tensors = [each.to_dense() if each.is_sparse else each for each in gradients]
 
     def pieces(self) -> Iterator[tuple[int, Any]]:
-        if self._in_host_memory:
-            return self.layout.pieces_in_host_memory(self._tensors, clear=True)
-        return self.layout.pieces(self._tensors)
+        """Yield arrays in host memory, or tensors on a device; what is copied from there is cleared here."""
+        dtype, on_device = self.layout.torch_dtype, self.layout.device.type != "cpu"
+        for offset, tensor in zip(self.layout.offsets[:-1].tolist(), self._tensors, strict=True):
+            flat = tensor.reshape(-1)
+            if on_device and self._in_host_memory:
+                yield offset, flat.to("cpu", dtype).numpy()
+                if flat.dtype is dtype:
+                    flat.zero_()
+            elif on_device:
+                yield offset, flat
+            elif flat.dtype is torch.bfloat16:  # NumPy has none: converted in parts, so that no copy of n is made
+                for start in range(0, len(flat), 1 << 20):
+                    yield offset + start, flat[start:start + (1 << 20)].float().numpy()
+            else:
+                yield offset, flat.numpy()
 
     def write(self, update: Update | None, cleared: bool) -> None:
-        written = self.layout.write(update, self._tensors, cleared)
-        for p, gradient, was_sparse in zip(self.layout.parameters, written, self._were_sparse, strict=True):
-            p.grad = gradient.to_sparse() if was_sparse else gradient
+        """Write into the gradients' own memory, and so in their layout (channels_last stays so)."""
+        parts = [None] * len(self._tensors) if update is None else self.layout.parts(update)
+        for p, tensor, part, was_sparse in zip(self.layout.parameters, self._tensors, parts, self._were_sparse,
+                                               strict=True):
+            out = _memory_of(tensor)
+            if part is None:
+                out.fill_(float("nan"))
+            else:
+                _write(out, part, cleared and out.is_contiguous() and out.dtype is self.layout.torch_dtype)
+            p.grad = out.to_sparse() if was_sparse else out
 
 
-def are_finite(gradients: Sequence[torch.Tensor]) -> bool:
-    """Return True if all elements are finite."""
-    values = list(map(values_of, gradients))
-    if not values:
-        return True
-    total = torch.stack([each.sum(dtype=torch.float32).to(values[0].device) for each in values]).sum()
+def are_finite(parts: Callable[[], Iterable[torch.Tensor]]) -> bool:
+    """Return True if all elements are finite. parts: returns the tensors, once more if need be; on one device."""
+    sums = [part.sum(dtype=torch.float32) for part in parts()]
     # A sum is finite only if its terms are; it may overflow though they are.
-    return bool(torch.isfinite(total)) or all(bool(torch.isfinite(each).all()) for each in values)
+    return not sums or bool(torch.isfinite(torch.stack(sums).sum())) or all(
+        bool(torch.isfinite(part).all()) for part in parts())
 
 
 def without_rows(p: torch.Tensor) -> torch.Tensor:
@@ -202,3 +191,139 @@ def _elements(gradient: torch.Tensor | None, places: Indices) -> Values:
     found: Values = (whole.reshape(-1)[places] if whole.flags.c_contiguous
                      else whole[np.unravel_index(places, whole.shape)])
     return found
+
+
+class Parameters:
+    """The parameters of one optimizer, by their names, which fix the order on all ranks."""
+
+    def __init__(self, optimizer: Any, names: Mapping[torch.Tensor, str], op: Any) -> None:
+        self._optimizer, self._names, self._op = optimizer, names, op
+
+    def all(self) -> list[torch.Tensor]:
+        """Return all parameters, in the order of the optimizer's groups."""
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
+
+    def name_of(self, p: torch.Tensor) -> str:
+        """Return a parameter's name."""
+        return self._names.get(p) or f"unnamed.{next(i for i, q in enumerate(self.all()) if q is p)}"
+
+    def by_name(self, parameters: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return some parameters, in the order of their names."""
+        named = {self.name_of(p): p for p in parameters}
+        return {name: named[name] for name in sorted(named)}
+
+    def reduce_sparse(self, parameters: Sequence[torch.Tensor], process_set: Any) -> None:
+        """Reduce the sparse gradients of these parameters by Horovod, in this order. Collective."""
+        handles = [hvd.sparse_allreduce_async(p.grad, name=self.name_of(p), op=self._op, process_set=process_set)
+                   for p in parameters]
+        for p, handle in zip(parameters, handles, strict=True):
+            p.grad = handle()
+
+    def reduce_all(self, process_set: Any, sparse_as_dense: bool) -> None:
+        """Reduce the gradients of all trained parameters by Horovod; a missing one is zero. Collective."""
+        trained = [p for p in self.by_name(self.all()).values() if p.requires_grad]
+        for p in trained:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            elif p.grad.is_sparse and sparse_as_dense:
+                p.grad = p.grad.to_dense()
+        sparse = [p for p in trained if p.grad is not None and p.grad.is_sparse]
+        dense = [p.grad for p in trained if p.grad is not None and not p.grad.is_sparse]
+        if dense:
+            hvd.grouped_allreduce_(dense, op=self._op, name="horovod_oktopk.host", process_set=process_set)
+        self.reduce_sparse(sparse, process_set)
+
+
+DECOUPLED = frozenset({"AdamW", "Adafactor", "Muon", "Lion"})
+"""Optimizers whose weight decay goes by the learning rate, and is no part of the gradient, by the names of their
+classes; others say so by `decoupled_weight_decay` in their groups."""
+
+
+class Hyperparameters:
+    """The numbers in an optimizer's parameter groups (learning rates, momentum and such).
+
+    With Partial they travel with rounds: where ranks are at different steps, their schedules are as well.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._places = [(index, key, place) for index, group in enumerate(optimizer.param_groups)
+                        for key, value in group.items() for place in _places(value)]
+        self.names = [f"{index}.{key}" if place is None else f"{index}.{key}.{place}"
+                      for index, key, place in self._places]
+
+    def read(self) -> list[float]:
+        """Return the present values, in the order of `names`."""
+        groups = self._optimizer.param_groups  # others, once a state is loaded
+        return [float(groups[index][key] if place is None else groups[index][key][place])
+                for index, key, place in self._places]
+
+    @contextmanager
+    def set_to(self, values: Sequence[float]) -> Iterator[None]:
+        """Give the numbers these values inside; none: they stay as they are."""
+        if not values:
+            yield
+            return
+        mine = self.read()
+        self._write(values)
+        try:
+            yield
+        finally:
+            self._write(mine)
+
+    def _write(self, values: Sequence[float]) -> None:
+        for (index, key, place), value in zip(self._places, values, strict=True):
+            group = self._optimizer.param_groups[index]
+            if isinstance(group[key], torch.Tensor):
+                group[key].fill_(value)
+            elif place is None:
+                group[key] = int(value) if isinstance(group[key], int) and value.is_integer() else value
+            else:
+                group[key] = tuple(value if i == place else old for i, old in enumerate(group[key]))
+
+
+def _places(value: Any) -> list[int | None]:
+    """Return where the numbers of a group's entry lie: [None] for a number itself."""
+    if isinstance(value, torch.Tensor):
+        return [None] if value.numel() == 1 else []
+    if isinstance(value, tuple):
+        return list(range(len(value))) if all(isinstance(each, float) for each in value) else []
+    return [None] if isinstance(value, int | float) and not isinstance(value, bool) else []
+
+
+@contextmanager
+def scaled_learning_rates(optimizer: torch.optim.Optimizer, coefficient: float, gain: float) -> Iterator[None]:
+    """Multiply learning rates by coefficient · gain inside, and decoupled weight decay by 1/gain.
+
+    So weight decay does what it would without a gain. Raise OptionError for an optimizer without learning rates.
+    """
+    groups, factor = optimizer.param_groups, coefficient * gain
+    if factor == gain == 1:
+        yield
+        return
+    if not all("lr" in group for group in groups):
+        raise OptionError(f"{type(optimizer).__name__} has no learning rate (lr) to be multiplied by "
+                          f"StepAhead's coefficient and gain, {factor:g}: give StepAhead(..., ahead=1, gain=None)")
+    by_name = any(cls.__name__ in DECOUPLED for cls in type(optimizer).__mro__)
+    given = [(group, "lr", group["lr"]) for group in groups]
+    given += [(group, "weight_decay", group["weight_decay"]) for group in groups
+              if (group.get("decoupled_weight_decay") or by_name) and "weight_decay" in group]
+    for group, name, value in given:
+        group[name] = value * factor if name == "lr" else value / gain
+    try:
+        yield
+    finally:
+        for group, name, value in given:
+            group[name] = value
+
+
+@contextmanager
+def without_scaler(optimizer: Any) -> Iterator[torch.Tensor | bool | None]:
+    """Hide a GradScaler's attributes from the optimizer's own step.
+
+    Yields the loss scale that gradients hold; True if they hold none, but a scaler takes the step; None without one.
+    """
+    found = {name: vars(optimizer).pop(name) for name in ("found_inf", "grad_scale") if name in vars(optimizer)}
+    scale = found.get("grad_scale")
+    yield (True if scale is None else scale) if "found_inf" in found else None
+    vars(optimizer).update(found)  # GradScaler deletes them, but not after an error

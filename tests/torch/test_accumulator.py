@@ -8,9 +8,8 @@ import torch
 
 from horovod_oktopk.selection.local_top_k import local_top_k
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
-from horovod_oktopk.torch.device import TorchAccumulator, TorchParameterAccumulator
-from horovod_oktopk.torch.replica import TorchReplica, flat_memory
-from horovod_oktopk.torch.tensors import TorchLayout
+from horovod_oktopk.torch.device import TorchAccumulator, TorchParameterAccumulator, TorchReplica
+from horovod_oktopk.torch.tensors import DenseGradients, TorchLayout
 from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
 from tests.selection.accumulators import PROGRAMS
 
@@ -80,7 +79,7 @@ def test_a_replica_writes_into_the_parameters_in_place(device: str) -> None:
     named = {"a": torch.nn.Parameter(torch.arange(6.0, device=device).view(2, 3)),
              "b": torch.nn.Parameter(torch.ones(1, 2, 3, 3, device=device).to(memory_format=torch.channels_last))}
     layout = TorchLayout(named)
-    replica = TorchReplica(layout, lambda: [flat_memory(name, p) for name, p in named.items()])
+    replica = TorchReplica(layout)
     replica.add(SparseVector(np.array([1, 6, 23]), np.array([10, 20, 30], np.float32)))
     assert named["a"].view(-1).tolist() == [0, 11, 2, 3, 4, 5]
     assert named["b"][0, 0, 0, 0].item() == 21
@@ -97,15 +96,14 @@ def test_a_replica_writes_into_the_parameters_in_place(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("clear", [False, True])
-def test_gradients_of_a_device_come_to_the_hosts_memory(device: str, clear: bool,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_a_device_come_to_the_hosts_memory(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where its ranks add them up. The CPU stands for a device, where there is none."""
-    own, half = torch.ones(3, device=device), torch.ones(2, dtype=torch.bfloat16, device=device)
+    own, half = torch.zeros(3, device=device), torch.zeros(2, dtype=torch.bfloat16, device=device)
+    own.grad, half.grad = torch.ones_like(own), torch.ones_like(half)
     layout = TorchLayout({"a": own, "b": half})
-    monkeypatch.setattr(layout, "pieces", lambda tensors: zip((0, 3), tensors, strict=True))
-    found = [(offset, piece.copy()) for offset, piece in layout.pieces_in_host_memory([own, half], clear)]
+    monkeypatch.setattr(layout, "device", torch.device("cuda"))
+    found = [(offset, piece.copy()) for offset, piece in DenseGradients(layout, in_host_memory=True).pieces()]
     assert [(offset, piece.dtype, piece.tolist()) for offset, piece in found] == [
         (0, np.float32, [1, 1, 1]), (3, np.float32, [1, 1])]
-    assert own.tolist() == [0 if clear else 1] * 3
-    assert half.tolist() == [1, 1]
+    assert own.grad.tolist() == [0, 0, 0]
+    assert half.grad.tolist() == [1, 1]
