@@ -170,20 +170,22 @@ def _together(transport: Transport, doing: str) -> Iterator[None]:
     except TransportError:
         raise  # there is nobody to be told
     except Exception as error:
-        failure, words = error, _in_words(error, f"rank {transport.rank} could not {doing}")
+        failure, words = error, _in_words(error, transport.rank, doing)
     told = next((each for each in _gather(transport, words) if each), None)
     if told is not None:
         raise RAISED[told[0]](*told[1:]) from failure
 
 
-def _in_words(error: Exception, failed: str) -> list[Any]:
+def _in_words(error: Exception, rank: int, doing: str) -> list[Any]:
     """Return the class and the arguments of the error that all ranks raise."""
     if isinstance(error, OptionError | PluginError):
         return ["OptionError" if isinstance(error, OptionError) else "PluginError", str(error)]
+    number, reason = None, f"{type(error).__name__}: {error}"
     if isinstance(error, OSError):
-        text = f"{failed}: {error.strerror or error}"
-        return ["OSError", text] if error.errno is None else ["OSError", error.errno, text]
-    return ["PluginError", f"{failed}: {type(error).__name__}: {error}"]
+        number, reason = error.errno, str(error.strerror or error)
+    words = f"rank {rank} could not {doing}: {reason}"
+    kind = "OSError" if isinstance(error, OSError) else "PluginError"
+    return [kind, words] if number is None else [kind, number, words]
 
 
 def _tell(transport: Transport, value: Any) -> Any:
