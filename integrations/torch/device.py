@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from horovod_oktopk.selection.accumulator import NumpyAccumulator, ResidualAccumulator, keep_freed_memory
-from horovod_oktopk.selection.parameter_accumulator import ParameterAccumulator, Pieces
+from horovod_oktopk.selection.accumulator import NumpyAccumulator, Pieces, ResidualAccumulator, keep_freed_memory
+from horovod_oktopk.selection.parameter_accumulator import ParameterAccumulator
 from horovod_oktopk.torch.tensors import TorchLayout
 from horovod_oktopk.vectors.sparse import DenseVector, Indices, SparseVector, Values
 

@@ -12,11 +12,11 @@ from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.make import make_mode
 from horovod_oktopk.modes.mode import Mode
 from horovod_oktopk.modes.step_ahead.pace import normalizes
+from horovod_oktopk.selection.accumulator import Pieces
 from horovod_oktopk.selection.parameter_accumulator import (
     HostReplica,
     NumpyParameterAccumulator,
     ParameterAccumulator,
-    Pieces,
     Replica,
 )
 from horovod_oktopk.torch.device import TorchParameterAccumulator, make_accumulator

@@ -26,7 +26,8 @@ from ...phases.agreement import Measured
 from ...phases.exchange import whole_update
 from ...schemes.algorithm import Algorithm, Step
 from ...schemes.report import StepResult
-from ...selection.parameter_accumulator import ParameterAccumulator, Pieces, Replica, clipped
+from ...selection.accumulator import Pieces, between
+from ...selection.parameter_accumulator import ParameterAccumulator, Replica
 from ...transport.base import Transport, broadcast
 from ...transport.counting import CountingTransport, Hosts
 from ...vectors.sparse import DenseVector, SparseVector, Values
@@ -93,7 +94,7 @@ class Model:
             self._share = start, acc.part(start, stop)
         acc = self._share[1]
         with transport.phase("accumulate"):
-            finite = acc.accumulate(clipped(pieces, start, stop))
+            finite = acc.accumulate(list(between(pieces, start, stop)))
         all_finite = algorithm.agree_on_host(k, transport, finite=finite)
         _check_alike(pieces, algorithm, k, transport, hosts)
         return acc, finite, all_finite
