@@ -11,7 +11,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from horovod_oktopk.modes.mode import Gradients, Piece, Update
-from horovod_oktopk.modes.step_ahead.pace import elements_of_rows, gather_by_parts
+from horovod_oktopk.modes.step_ahead.pace import elements_of_rows
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.tensorflow.private import eagerly
 from horovod_oktopk.tensorflow.variables import key_of, name_of
@@ -125,37 +125,30 @@ class Form:
 class DenseArrays(Gradients):
     """Dense gradients of all variables of a layout. memory_for: returns an array to write the index-th in."""
 
+    layout: TensorLayout
     clearable = False  # TensorFlow's own memory
 
     def __init__(self, layout: TensorLayout, arrays: Sequence[Array], memory_for: Callable[[int], Array]) -> None:
-        self._layout, self._arrays, self._memory_for = layout, arrays, memory_for
+        super().__init__(layout)
+        self._arrays, self._memory_for = arrays, memory_for
         self.written: list[Array] = []
         """The arrays of the last update."""
 
     def pieces(self) -> Iterator[Piece]:
-        return self._layout.pieces(self._arrays)
+        return self.layout.pieces(self._arrays)
 
     def write(self, update: Update | None, cleared: bool) -> None:  # noqa: ARG002
-        self.written = self._layout.write(update, self._memory_for)
-
-    def elements(self, places: Indices) -> Values:
-        return gather_by_parts(places, self._layout.offsets, lambda part, within: self._arrays[part].ravel()[within])
-
-    def all_finite(self) -> bool:
-        return all(bool(np.isfinite(each).all()) for each in self._arrays)
+        self.written = self.layout.write(update, self._memory_for)
 
 
 class OwnArrays(Gradients):
     """Gradients of some variables of a layout, dense or sparse. finite: True if all are."""
 
     def __init__(self, layout: TensorLayout, form: Form, inputs: Sequence[Array], finite: bool) -> None:
-        self._layout, self._finite = layout, finite
-        self._arrays = form.arrays(inputs)
+        super().__init__(layout)
+        self._finite, self._arrays = finite, form.arrays(inputs)
 
-    def elements(self, places: Indices) -> Values:
-        return gather_by_parts(places, self._layout.offsets, self._elements_of)
-
-    def _elements_of(self, part: int, places: Indices) -> Values:
+    def elements_of(self, part: int, places: Indices) -> Values:
         if part not in self._arrays:
             return np.zeros(len(places))
         rows, values = self._arrays[part]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -25,11 +24,7 @@ from ...vectors.sparse import Indices, Values
 from ..options import StepAhead
 
 Gather = Callable[[Indices], Values]
-"""A function that returns the elements of a rank's gradient at these places of the layout.
-
-The places are int64, ascending; a place may come twice.
-"""
-
+"""See `Gradients.elements`."""
 NEEDS_ALL_RANKS = ("StepAhead with hierarchical=True needs all ranks of the job: give the number of ranks of a host "
                    "instead, or no process set")
 SAMPLES = 1024
@@ -124,18 +119,6 @@ def elements_of_rows(rows: Indices, values: Values, wanted: Indices) -> Values:
     rows, values = rows[hit], values[hit]
     found: Values = ((rows == row[:, None]) * values[:, column].T.astype(np.float64)).sum(axis=1)
     return found
-
-
-def gather_by_parts(wanted: Indices, offsets: Indices, element: Callable[[int, Indices], Values]) -> Values:
-    """Return elements of a flat vector of several parts; query only the parts that contain wanted elements.
-
-    wanted: ascending. offsets: the start of each part, then the total length. element: returns a part's elements,
-    given the part's number and positions within the part.
-    """
-    cuts = np.searchsorted(wanted, offsets)
-    found = [element(part, wanted[first:last] - offsets[part])
-             for part, (first, last) in enumerate(pairwise(cuts.tolist())) if first < last]
-    return np.concatenate([*found, np.empty(0)])
 
 
 def coefficient_of(ahead: float | None, workers: int, normalizes: bool) -> float:
