@@ -103,20 +103,35 @@ class NumpyParameterAccumulator(CollectingAccumulator, ParameterAccumulator):
         return NumpyParameterAccumulator(stop - start, self.dtype, self._kernels, self.shared[start:stop])
 
 
-class Replica(Protocol):
-    """The parameters of one model on this rank, in a layout's order. Flat arrays lie on the accumulator's device."""
+class Replica:
+    """The parameters of one model on this rank, in a layout's order; here in host memory.
+
+    read: returns the parameters as flat arrays on the accumulator's device, in place if possible.
+    """
+
+    def __init__(self, layout: Layout, read: Callable[[], list[Any]]) -> None:
+        self._layout, self._read = layout, read
 
     def pieces(self) -> Pieces:
-        """Return the parameters themselves, in place if possible: to be read until they change."""
+        """Return the parameters themselves: to be read until they change."""
+        return list(zip(self._layout.offsets[:-1].tolist(), self._read(), strict=True))
 
     def add(self, delta: SparseVector | DenseVector) -> None:
         """Add delta to p."""
+        for values, part in zip(self._read(), self._layout.parts(delta), strict=True):
+            KERNELS.add(values, part.indices, part.values)
 
     def assign(self, values: Any) -> None:
-        """Set p to these values: a flat array of n."""
+        """Set p to these values: a flat array of n on the accumulator's device."""
+        for offset, own in self.pieces():
+            own[:] = values[offset:offset + len(own)]
 
     def swap(self, values: Any) -> None:
         """Swap p and these values, parameter by parameter, in place."""
+        for offset, own in self.pieces():
+            part = values[offset:offset + len(own)]
+            before: Values = np.array(own)
+            own[:], part[:] = part, before
 
     def logical(self, values: Values) -> Values:
         """Reorder values from the order in memory (channels_last, say) to the order of indices; on the host."""
@@ -125,28 +140,3 @@ class Replica(Protocol):
     def in_memory(self, values: Values) -> Values:
         """Reorder values from the order of indices to the order in memory."""
         return values
-
-
-class HostReplica(Replica):
-    """A Replica in host memory. read: returns the parameters as flat arrays, in place, in the layout's order."""
-
-    def __init__(self, layout: Layout, read: Callable[[], list[Values]]) -> None:
-        self._layout = layout
-        self._read = read
-
-    def pieces(self) -> Pieces:
-        return list(zip(self._layout.offsets[:-1].tolist(), self._read(), strict=True))
-
-    def add(self, delta: SparseVector | DenseVector) -> None:
-        for values, part in zip(self._read(), self._layout.parts(delta), strict=True):
-            KERNELS.add(values, part.indices, part.values)
-
-    def assign(self, values: Values) -> None:
-        for offset, own in self.pieces():
-            own[:] = values[offset:offset + len(own)]
-
-    def swap(self, values: Values) -> None:
-        for offset, own in self.pieces():
-            part = values[offset:offset + len(own)]
-            before: Values = np.array(own)
-            own[:], part[:] = part, before

@@ -12,48 +12,27 @@ from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.make import make_mode
 from horovod_oktopk.modes.mode import Mode
 from horovod_oktopk.modes.step_ahead.pace import normalizes
-from horovod_oktopk.selection.accumulator import Pieces
-from horovod_oktopk.selection.parameter_accumulator import (
-    HostReplica,
-    NumpyParameterAccumulator,
-    ParameterAccumulator,
-    Replica,
-)
+from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator, ParameterAccumulator, Replica
 from horovod_oktopk.torch.device import TorchParameterAccumulator, make_accumulator
 from horovod_oktopk.torch.tensors import TorchLayout, memory_order
 from horovod_oktopk.transport.ranks import Ranks
 from horovod_oktopk.vectors.sparse import DenseVector, SparseVector, Values
 
 
-class TorchHostReplica(HostReplica):
-    """A Replica in host memory. read: gives the parameters' memory as flat tensors, in the layout's order."""
-
-    def __init__(self, layout: TorchLayout, read: Callable[[], list[torch.Tensor]]) -> None:
-        super().__init__(layout, lambda: [flat.numpy() for flat in read()])
-        self._parameters = layout.parameters
-
-    def logical(self, values: Values) -> Values:
-        return _converted(logical, values, self._parameters)
-
-    def in_memory(self, values: Values) -> Values:
-        return _converted(in_memory, values, self._parameters)
-
-
 class TorchReplica(Replica):
-    """The same on a device: flat arrays are tensors there."""
+    """A Replica in host memory, in the order in which parameters lie there."""
 
-    def __init__(self, layout: TorchLayout, read: Callable[[], list[torch.Tensor]]) -> None:
-        self._layout = layout
-        self._read = read
-
-    def pieces(self) -> Pieces:
-        return list(zip(self._layout.offsets[:-1].tolist(), self._read(), strict=True))
+    _layout: TorchLayout
 
     def logical(self, values: Values) -> Values:
         return _converted(logical, values, self._layout.parameters)
 
     def in_memory(self, values: Values) -> Values:
         return _converted(in_memory, values, self._layout.parameters)
+
+
+class DeviceReplica(TorchReplica):
+    """The same on a device: flat arrays are tensors there."""
 
     def add(self, delta: SparseVector | DenseVector) -> None:
         """Send the delta to the device at once, and add each part to its parameter there."""
@@ -69,10 +48,6 @@ class TorchReplica(Replica):
             if first < last:
                 where = indices[first:last] - offset
                 own[where] += values[first:last]
-
-    def assign(self, values: torch.Tensor) -> None:
-        for offset, own in self.pieces():
-            own.copy_(values[offset:offset + len(own)])
 
     def swap(self, values: torch.Tensor) -> None:
         for offset, own in self.pieces():
@@ -137,5 +112,6 @@ def _parameters(layout: TorchLayout) -> tuple[ParameterAccumulator, Replica]:
         return [flat_memory(name, p) for name, p in zip(names, layout.parameters, strict=True)]
 
     if layout.device.type == "cpu":
-        return NumpyParameterAccumulator(layout.n, layout.dtype), TorchHostReplica(layout, read)
-    return TorchParameterAccumulator(layout.n, layout.dtype, layout.device), TorchReplica(layout, read)
+        in_host_memory = TorchReplica(layout, lambda: [flat.numpy() for flat in read()])
+        return NumpyParameterAccumulator(layout.n, layout.dtype), in_host_memory
+    return TorchParameterAccumulator(layout.n, layout.dtype, layout.device), DeviceReplica(layout, read)
