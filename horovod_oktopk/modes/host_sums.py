@@ -129,8 +129,7 @@ class HostAccumulator(NumpyAccumulator):
     def __init__(self, whole: int, dtype: Any, hosts: Callable[[], Hosts | None]) -> None:
         self.whole = whole
         self._hosts = hosts
-        self._known: Hosts | None = None
-        self._has_begun = False
+        self._known: object = False  # the hosts whose share is taken, or None; False before the first step
         self._sum: HostSum | None = None
         self._share = slice(0, 0)
         self._outside: Values | None = None  # until it is committed
@@ -138,7 +137,7 @@ class HostAccumulator(NumpyAccumulator):
 
     def accumulate(self, pieces: Iterable[tuple[int, NDArray[Any]]], clear: bool = False) -> bool:
         hosts = self._hosts()
-        if hosts is not self._known or not self._has_begun:
+        if hosts is not self._known:
             self._take_share(hosts)
         if self._sum is None:
             return super().accumulate(pieces, clear)
@@ -146,7 +145,7 @@ class HostAccumulator(NumpyAccumulator):
 
     def _take_share(self, hosts: Hosts | None) -> None:
         """Take this rank's share of these hosts. The residual stays, and comes to the ranks of its shares."""
-        residual, self._known, self._has_begun = self.read_residual(), hosts, True
+        residual, self._known = self.read_residual(), hosts
         if hosts is None:
             self._sum, self._share = None, slice(0, self.whole)
         else:

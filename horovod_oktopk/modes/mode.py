@@ -132,8 +132,8 @@ class Reduction(Stateful):
                             _ranks_of(transport), KERNELS.name)
         return self._transport.everyone
 
-    def check_agreement(self, description: str) -> bool:
-        return self.algorithm.check_agreement(description, self.k, self.transport)
+    def check_agreement(self, description: str) -> None:
+        self.algorithm.check_agreement(description, self.k, self.transport)
 
     def open(self) -> CountingTransport:
         """Return the transport for a step, which counts anew; the step's roll call has the present description."""
