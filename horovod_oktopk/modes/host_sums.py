@@ -8,23 +8,18 @@ that the others have laid out for its own share.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels import KERNELS, CandidateBuffer
-from ..selection.accumulator import NumpyAccumulator, Sum, converted
+from ..selection.accumulator import NumpyAccumulator, Pieces, Sum, between, converted
 from ..transport.counting import Hosts
 from ..transport.shared_memory import shared_memory
 from ..vectors.sparse import Indices, SparseVector, Values
-
-Pieces = Sequence[tuple[int, NDArray[Any]]]
-"""The (offset, array) pairs of a vector, in ascending order; none is empty."""
 
 SMALLEST = 1 << 20
 """Elements that a rank lays out for the others at a time, at least; more of long vectors, see HostSum."""
@@ -66,7 +61,7 @@ class HostSum:
         rest: added to them, shape (whole,).
         clear: leaves zeros in the parts that are sent of pieces of the sum's dtype.
         """
-        parts = [(offset, piece) for offset, piece in pieces if len(piece)]
+        parts = list(pieces)
         own = self._within.rank
         for first in range(0, self._longest, self._length):
             ranges = [(min(start + first, stop), min(start + first + self._length, stop))
@@ -78,7 +73,7 @@ class HostSum:
                         self._write(parts, start, stop, added, self._box(own, rank, stop - start), clear)
                 came = self._swap([stop - start for start, stop in ranges])
             start, stop = ranges[own]
-            for at, piece in _between(parts, start, stop):
+            for at, piece in between(parts, start, stop):
                 part = slice(at, at + len(piece))
                 yield (start + at - self.bounds[own], piece, [came[rank][part] for rank in range(own)],
                        [came[rank][part] for rank in range(own + 1, self._within.size)])
@@ -91,7 +86,7 @@ class HostSum:
         kernel's pass is used even if there is nothing to add. It then adds the elements 0 times, which reads nothing
         more, and makes NaN of infinity: neither is finite.
         """
-        for at, part in _between(pieces, start, stop):
+        for at, part in between(pieces, start, stop):
             for offset, gradient in converted(part, self._dtype, clear):
                 into = slice(at + offset, at + offset + len(gradient))
                 added, factor = (gradient, 0.0) if summand is None else (summand[into], 1.0)
@@ -122,15 +117,6 @@ class HostSum:
                 for batch in within.exchange(outgoing, incoming) for rank, message in batch}
 
 
-def _between(pieces: Pieces, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield the parts of pieces that lie between start and stop, each with its distance from start."""
-    for offset, piece in pieces[bisect_right(pieces, start, key=itemgetter(0)) - 1:]:
-        if offset >= stop or start == stop:
-            return
-        low = max(start, offset)
-        yield low - start, piece[low - offset:stop - offset]
-
-
 class HostAccumulator(NumpyAccumulator):
     """A ResidualAccumulator of a share of the `whole` vector, which takes gradients of the whole.
 
@@ -143,8 +129,7 @@ class HostAccumulator(NumpyAccumulator):
     def __init__(self, whole: int, dtype: Any, hosts: Callable[[], Hosts | None]) -> None:
         self.whole = whole
         self._hosts = hosts
-        self._known: Hosts | None = None
-        self._has_begun = False
+        self._known: object = False  # the hosts whose share is taken, or None; False before the first step
         self._sum: HostSum | None = None
         self._share = slice(0, 0)
         self._outside: Values | None = None  # until it is committed
@@ -152,7 +137,7 @@ class HostAccumulator(NumpyAccumulator):
 
     def accumulate(self, pieces: Iterable[tuple[int, NDArray[Any]]], clear: bool = False) -> bool:
         hosts = self._hosts()
-        if hosts is not self._known or not self._has_begun:
+        if hosts is not self._known:
             self._take_share(hosts)
         if self._sum is None:
             return super().accumulate(pieces, clear)
@@ -160,7 +145,7 @@ class HostAccumulator(NumpyAccumulator):
 
     def _take_share(self, hosts: Hosts | None) -> None:
         """Take this rank's share of these hosts. The residual stays, and comes to the ranks of its shares."""
-        residual, self._known, self._has_begun = self.read_residual(), hosts, True
+        residual, self._known = self.read_residual(), hosts
         if hosts is None:
             self._sum, self._share = None, slice(0, self.whole)
         else:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import pairwise
 from typing import Any, ClassVar, NoReturn
+
+import numpy as np
 
 from ..errors import PluginError, TransportError
 from ..kernels import KERNELS
@@ -26,14 +29,17 @@ Piece = tuple[int, Any]
 """An offset and a flat array on the accumulator's device."""
 
 
-class Gradients(ABC):
+class Gradients:
     """This rank's gradients of one step, as the flat vector of a layout.
 
-    Gradients that stay this rank's own have no `pieces` and no `write`.
+    Gradients that stay this rank's own have `elements` and `all_finite`; those to be replaced, `pieces` and `write`.
     clearable: False if the pieces must not be written.
     """
 
     clearable: ClassVar[bool] = True
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
 
     def pieces(self) -> Iterable[Piece]:
         """Return the gradients. If they are clearable, the caller leaves zeros in a piece of the layout's dtype."""
@@ -43,13 +49,21 @@ class Gradients(ABC):
         """Write an update over the gradients; NaN for None. cleared: contiguous pieces hold zeros."""
         raise NotImplementedError
 
-    @abstractmethod
     def elements(self, places: Indices) -> Values:
-        """Return the elements at these places of the flat vector, in its order."""
+        """Return the elements at these places of the flat vector: int64, ascending; a place may come twice."""
+        offsets = self.layout.offsets
+        cuts = np.searchsorted(places, offsets)
+        found = [self.elements_of(part, places[first:last] - offsets[part])
+                 for part, (first, last) in enumerate(pairwise(cuts.tolist())) if first < last]
+        return np.concatenate([*found, np.empty(0)])
 
-    @abstractmethod
+    def elements_of(self, part: int, places: Indices) -> Values:
+        """Return the elements at these places of the layout's part of this number."""
+        raise NotImplementedError
+
     def all_finite(self) -> bool:
         """Return True if all elements are finite."""
+        raise NotImplementedError
 
 
 class Reduction(Stateful):
@@ -118,8 +132,8 @@ class Reduction(Stateful):
                             _ranks_of(transport), KERNELS.name)
         return self._transport.everyone
 
-    def check_agreement(self, description: str) -> bool:
-        return self.algorithm.check_agreement(description, self.k, self.transport)
+    def check_agreement(self, description: str) -> None:
+        self.algorithm.check_agreement(description, self.k, self.transport)
 
     def open(self) -> CountingTransport:
         """Return the transport for a step, which counts anew; the step's roll call has the present description."""

@@ -165,15 +165,12 @@ class Algorithm:
             lengths, step.counts = tell(np.array([length], np.uint32), counts, step.transport)
             step.lengths, step.share_k = lengths[:, 0].astype(np.int64), float(lengths.mean())
 
-    def check_agreement(self, description: str, k: int, transport: CountingTransport, finite: bool = True) -> bool:
-        """Hold a roll call without a step; return True if every rank passed `finite=True`. Collective.
-
-        All ranks raise AgreementError if their descriptions or k differ.
-        """
+    def check_agreement(self, description: str, k: int, transport: CountingTransport) -> None:
+        """Hold a roll call without a step. Raise AgreementError on all ranks if they differ. Collective."""
         self.agree_on_host(k, transport, description)
         nothing = SparseVector.empty(np.float32)
         counts = self.counts(nothing, 0, transport.size) if transport.hosts is None else NOTHING
-        return roll_call(replace(self._attendance(description, k, finite), counts=counts), transport.everyone).finite
+        roll_call(replace(self._attendance(description, k), counts=counts), transport.everyone)
 
     def agree_on_host(self, k: int, transport: CountingTransport, description: str | None = None,
                       finite: bool = True) -> bool:
@@ -192,7 +189,7 @@ class Algorithm:
             roll_call(mine, transport.everyone)  # the others are there, or will be
             raise
 
-    def _attendance(self, description: str, k: int, finite: bool) -> Attendance:
+    def _attendance(self, description: str, k: int, finite: bool = True) -> Attendance:
         return Attendance(description, k, self.step, finite, sample=np.full(self.samples, np.nan, np.float32))
 
     # What schemes give.

@@ -6,8 +6,10 @@ swapping them. So a step that must not count (NaN, overflow) is undone by not co
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from operator import itemgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,6 +36,8 @@ def keep_freed_memory() -> None:
 
 CACHE = 1 << 24
 """Bytes of a vector that is assumed not to fit the cache."""
+Pieces = Sequence[tuple[int, Any]]
+"""The (offset, flat array on the accumulator's device) pairs that together cover a vector, in ascending order."""
 Sum = tuple[int, NDArray[Any], Sequence[Values], Sequence[Values]]
 """An offset; a piece of the gradient; the summands before and after it, in order, of the accumulator's dtype."""
 
@@ -86,6 +90,17 @@ class ResidualAccumulator(Accumulator, Protocol):
 
     def load_residual(self, values: Values) -> None:
         """Set the residual to these values."""
+
+
+def between(pieces: Pieces, start: int, stop: int) -> Iterator[tuple[int, Any]]:
+    """Yield the parts of pieces that lie in [start, stop), each with its distance from start."""
+    for offset, piece in pieces[max(bisect_right(pieces, start, key=itemgetter(0)) - 1, 0):]:
+        if offset >= stop:
+            return
+        low = max(start, offset)
+        part = piece[low - offset:stop - offset]
+        if len(part):
+            yield low - start, part
 
 
 def converted(piece: NDArray[Any], dtype: Any, clear: bool) -> Iterator[tuple[int, Values]]:

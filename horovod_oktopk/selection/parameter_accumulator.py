@@ -6,8 +6,7 @@ over acc reads two words for each element and writes none. A Replica gives acces
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,10 +14,7 @@ from numpy.typing import NDArray
 
 from ..kernels import CHUNK, KERNELS, CandidateBuffer, Kernels
 from ..vectors.sparse import DenseVector, Layout, SparseVector, Values
-from .accumulator import Accumulator, CollectingAccumulator
-
-Pieces = Sequence[tuple[int, Any]]
-"""The (offset, flat array on the accumulator's device) of p, in ascending order, covering [0, n); read in place."""
+from .accumulator import Accumulator, CollectingAccumulator, Pieces, between
 
 
 class ParameterAccumulator(Accumulator, Protocol):
@@ -50,13 +46,7 @@ class ParameterAccumulator(Accumulator, Protocol):
         """Return w - values on the accumulator's device, in memory of its own. values: on the host."""
 
     def part(self, start: int, stop: int) -> ParameterAccumulator:
-        """Return an accumulator of w[start:stop], in the same memory; it takes pieces that are `clipped`."""
-
-
-def clipped(pieces: Pieces, start: int, stop: int) -> Pieces:
-    """Return the parts of the pieces that lie in [start, stop), with offsets from start."""
-    return [(max(offset - start, 0), piece[max(start - offset, 0):stop - offset]) for offset, piece in pieces
-            if offset < stop and offset + len(piece) > start]
+        """Return an accumulator of w[start:stop], in the same memory; it takes pieces from `between`."""
 
 
 class NumpyParameterAccumulator(CollectingAccumulator, ParameterAccumulator):
@@ -66,29 +56,19 @@ class NumpyParameterAccumulator(CollectingAccumulator, ParameterAccumulator):
                  shared: NDArray[Any] | None = None) -> None:
         super().__init__(n, dtype, kernels)
         self.shared: NDArray[Any] = np.empty(n, self.dtype) if shared is None else shared
-        self._offsets: list[int] = []
 
     def accumulate(self, pieces: Pieces) -> bool:
-        self._pieces, self._offsets = pieces, [offset for offset, _ in pieces]
+        self._pieces = pieces
         self._candidates.count, self._bound = 0, self.expected
         return self._collect(0, self.n, self.expected, self._candidates)
 
     def _collect(self, start: int, stop: int, threshold: float, buffer: CandidateBuffer) -> bool:
         finite = True
-        for offset, piece in self._between(start, stop):
-            shared = self.shared[offset:offset + len(piece)]
-            finite = self._kernels.subtract_and_collect(shared, piece, threshold, offset, buffer) and finite
+        for distance, part in between(self._pieces, start, stop):
+            offset = start + distance
+            shared, own = self.shared[offset:offset + len(part)], np.ascontiguousarray(part)
+            finite = self._kernels.subtract_and_collect(shared, own, threshold, offset, buffer) and finite
         return finite
-
-    def _between(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Yield p[start:stop]."""
-        first = max(bisect_right(self._offsets, start) - 1, 0)
-        for offset, piece in self._pieces[first:]:
-            if offset >= stop:
-                return
-            low, high = max(start - offset, 0), min(stop - offset, len(piece))
-            if low < high:
-                yield offset + low, np.ascontiguousarray(piece[low:high])
 
     def _chunks(self) -> Iterator[NDArray[Any]]:
         for offset, piece in self._pieces:
@@ -123,20 +103,35 @@ class NumpyParameterAccumulator(CollectingAccumulator, ParameterAccumulator):
         return NumpyParameterAccumulator(stop - start, self.dtype, self._kernels, self.shared[start:stop])
 
 
-class Replica(Protocol):
-    """The parameters of one model on this rank, in a layout's order. Flat arrays lie on the accumulator's device."""
+class Replica:
+    """The parameters of one model on this rank, in a layout's order; here in host memory.
+
+    read: returns the parameters as flat arrays on the accumulator's device, in place if possible.
+    """
+
+    def __init__(self, layout: Layout, read: Callable[[], list[Any]]) -> None:
+        self._layout, self._read = layout, read
 
     def pieces(self) -> Pieces:
-        """Return the parameters themselves, in place if possible: to be read until they change."""
+        """Return the parameters themselves: to be read until they change."""
+        return list(zip(self._layout.offsets[:-1].tolist(), self._read(), strict=True))
 
     def add(self, delta: SparseVector | DenseVector) -> None:
         """Add delta to p."""
+        for values, part in zip(self._read(), self._layout.parts(delta), strict=True):
+            KERNELS.add(values, part.indices, part.values)
 
     def assign(self, values: Any) -> None:
-        """Set p to these values: a flat array of n."""
+        """Set p to these values: a flat array of n on the accumulator's device."""
+        for offset, own in self.pieces():
+            own[:] = values[offset:offset + len(own)]
 
     def swap(self, values: Any) -> None:
         """Swap p and these values, parameter by parameter, in place."""
+        for offset, own in self.pieces():
+            part = values[offset:offset + len(own)]
+            before: Values = np.array(own)
+            own[:], part[:] = part, before
 
     def logical(self, values: Values) -> Values:
         """Reorder values from the order in memory (channels_last, say) to the order of indices; on the host."""
@@ -145,28 +140,3 @@ class Replica(Protocol):
     def in_memory(self, values: Values) -> Values:
         """Reorder values from the order of indices to the order in memory."""
         return values
-
-
-class HostReplica(Replica):
-    """A Replica in host memory. read: returns the parameters as flat arrays, in place, in the layout's order."""
-
-    def __init__(self, layout: Layout, read: Callable[[], list[Values]]) -> None:
-        self._layout = layout
-        self._read = read
-
-    def pieces(self) -> Pieces:
-        return list(zip(self._layout.offsets[:-1].tolist(), self._read(), strict=True))
-
-    def add(self, delta: SparseVector | DenseVector) -> None:
-        for values, part in zip(self._read(), self._layout.parts(delta), strict=True):
-            KERNELS.add(values, part.indices, part.values)
-
-    def assign(self, values: Values) -> None:
-        for offset, own in self.pieces():
-            own[:] = values[offset:offset + len(own)]
-
-    def swap(self, values: Values) -> None:
-        for offset, own in self.pieces():
-            part = values[offset:offset + len(own)]
-            before: Values = np.array(own)
-            own[:], part[:] = part, before

@@ -229,8 +229,8 @@ class Stateful(ABC):
         """Return the transport to all ranks, for other ends than a step. Collective."""
 
     @abstractmethod
-    def check_agreement(self, description: str) -> bool:
-        """Hold a roll call alone, after `connect`; return True if all is finite on all ranks. Collective."""
+    def check_agreement(self, description: str) -> None:
+        """Hold a roll call alone, after `connect`. Collective."""
 
     def leave(self) -> None:
         """Return when all ranks have used the transport for other ends than a step."""

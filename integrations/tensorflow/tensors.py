@@ -12,7 +12,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from horovod_oktopk.modes.mode import Gradients, Piece, Update
-from horovod_oktopk.modes.step_ahead.pace import elements_of_rows, gather_by_parts
+from horovod_oktopk.modes.step_ahead.pace import elements_of_rows
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.tensorflow.private import eagerly
 from horovod_oktopk.tensorflow.variables import key_of, name_of
@@ -128,40 +128,33 @@ def inputs_of(gradients: Sequence[Any]) -> list[tf.Tensor]:
 class DenseArrays(Gradients):
     """Dense gradients of all variables of a layout. lender: of memory for the update, if there is one."""
 
+    layout: TensorLayout
     clearable = False  # TensorFlow's own memory
 
     def __init__(self, layout: TensorLayout, arrays: Sequence[Array],
                  lender: LendingAccumulator | None = None) -> None:
-        self._layout, self._arrays, self._lender = layout, arrays, lender
+        super().__init__(layout)
+        self._arrays, self._lender = arrays, lender
         self.written: list[Array] = []
         """The arrays of the last update."""
 
     def pieces(self) -> Iterator[Piece]:
-        return self._layout.pieces(self._arrays)
+        return self.layout.pieces(self._arrays)
 
     def write(self, update: Update | None, cleared: bool) -> None:  # noqa: ARG002
-        self.written = self._layout.write(update, self._lender)
-
-    def elements(self, places: Indices) -> Values:
-        return gather_by_parts(places, self._layout.offsets, lambda part, within: self._arrays[part].ravel()[within])
-
-    def all_finite(self) -> bool:
-        return all(bool(np.isfinite(each).all()) for each in self._arrays)
+        self.written = self.layout.write(update, self._lender)
 
 
 class OwnArrays(Gradients):
     """Gradients of some variables of a layout: the arrays of `inputs_of`. finite: True if all elements are."""
 
     def __init__(self, layout: TensorLayout, form: Form, inputs: Sequence[Array], finite: bool) -> None:
-        self._layout, self._finite = layout, finite
-        remaining = iter(inputs)
+        super().__init__(layout)
+        self._finite, remaining = finite, iter(inputs)
         self._arrays = {part: (next(remaining).astype(np.int64) if is_sparse else None, next(remaining))
                         for part, is_sparse in form.items()}
 
-    def elements(self, places: Indices) -> Values:
-        return gather_by_parts(places, self._layout.offsets, self._elements_of)
-
-    def _elements_of(self, part: int, places: Indices) -> Values:
+    def elements_of(self, part: int, places: Indices) -> Values:
         if part not in self._arrays:
             return np.zeros(len(places))
         rows, values = self._arrays[part]

@@ -15,14 +15,8 @@ from numpy.typing import NDArray
 from horovod_oktopk.modes.make import make_mode
 from horovod_oktopk.modes.mode import Mode
 from horovod_oktopk.modes.step_ahead.pace import normalizes
-from horovod_oktopk.selection.accumulator import NumpyAccumulator, ResidualAccumulator, keep_freed_memory
-from horovod_oktopk.selection.parameter_accumulator import (
-    HostReplica,
-    NumpyParameterAccumulator,
-    ParameterAccumulator,
-    Pieces,
-    Replica,
-)
+from horovod_oktopk.selection.accumulator import NumpyAccumulator, Pieces, ResidualAccumulator, keep_freed_memory
+from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator, ParameterAccumulator, Replica
 from horovod_oktopk.torch.tensors import TorchLayout, are_finite
 from horovod_oktopk.transport.ranks import Ranks
 from horovod_oktopk.vectors.sparse import DenseVector, Indices, SparseVector, Values
@@ -42,8 +36,8 @@ def mode_of(options: Any, average: bool, layout: TorchLayout, ranks: Ranks, opti
 
     def of_parameters() -> tuple[ParameterAccumulator, Replica]:
         if on_host:
-            return NumpyParameterAccumulator(n, dtype), TorchHostReplica(layout)
-        return TorchParameterAccumulator(n, dtype, device), TorchReplica(layout)
+            return NumpyParameterAccumulator(n, dtype), TorchReplica(layout)
+        return TorchParameterAccumulator(n, dtype, device), DeviceReplica(layout)
 
     return make_mode(options, average, layout, ranks, of_gradients, of_parameters, normalizes=normalizes(optimizer),
                      settings=settings)
@@ -188,7 +182,7 @@ class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
         return TorchParameterAccumulator(stop - start, self.dtype, shared.device, shared)
 
 
-class TorchHostReplica(HostReplica):
+class TorchReplica(Replica):
     """A Replica in host memory; flat arrays have the elements of a parameter in the order in which they lie there."""
 
     def __init__(self, layout: TorchLayout) -> None:
@@ -214,7 +208,7 @@ class TorchHostReplica(HostReplica):
         return found
 
 
-class TorchReplica(TorchHostReplica):
+class DeviceReplica(TorchReplica):
     """The same on a device: flat arrays are tensors there."""
 
     def __init__(self, layout: TorchLayout) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from horovod_oktopk.errors import OptionError, PluginError
 from horovod_oktopk.modes.mode import Gradients, Update
-from horovod_oktopk.modes.step_ahead.pace import elements_of_rows, gather_by_parts
+from horovod_oktopk.modes.step_ahead.pace import elements_of_rows
 from horovod_oktopk.torch.private import rows_of, values_of
 from horovod_oktopk.vectors.sparse import Indices, Layout, SparseVector, Values, scatter
 
@@ -110,12 +110,22 @@ def _write(out: torch.Tensor, part: SparseVector, zero: bool) -> None:
 class OwnGradients(Gradients):
     """This rank's `p.grad` of a layout's parameters, which stay as they are; a missing one is zero."""
 
-    def __init__(self, layout: TorchLayout) -> None:
-        self.layout = layout
+    layout: TorchLayout
 
-    def elements(self, places: Indices) -> Values:
-        return gather_by_parts(places, self.layout.offsets,
-                               lambda part, within: _elements(self.layout.parameters[part].grad, within))
+    def elements_of(self, part: int, places: Indices) -> Values:
+        gradient = self.layout.parameters[part].grad
+        if gradient is None:
+            return np.zeros(len(places))
+        if gradient.is_sparse:
+            rows, values = rows_of(gradient).cpu().numpy(), values_of(gradient)
+            return elements_of_rows(rows, values.detach().cpu().numpy(), places)
+        if gradient.device.type != "cpu":
+            chosen: Values = torch.take(gradient.detach(), torch.from_numpy(places).to(gradient.device)).cpu().numpy()
+            return chosen
+        whole: Values = gradient.detach().numpy()
+        found: Values = (whole.reshape(-1)[places] if whole.flags.c_contiguous
+                         else whole[np.unravel_index(places, whole.shape)])
+        return found
 
     def all_finite(self) -> bool:
         return are_finite(lambda: [values_of(p.grad) for p in self.layout.parameters if p.grad is not None])
@@ -176,21 +186,6 @@ def without_rows(p: torch.Tensor) -> torch.Tensor:
     """Return a sparse gradient of zeros."""
     nowhere = torch.empty(1, 0, dtype=torch.long, device=p.device)
     return torch.sparse_coo_tensor(nowhere, p.new_empty(0, *p.shape[1:]), p.shape)
-
-
-def _elements(gradient: torch.Tensor | None, places: Indices) -> Values:
-    if gradient is None:
-        return np.zeros(len(places))
-    if gradient.is_sparse:
-        rows, values = rows_of(gradient).cpu().numpy(), values_of(gradient)
-        return elements_of_rows(rows, values.detach().cpu().numpy(), places)
-    if gradient.device.type != "cpu":
-        chosen: Values = torch.take(gradient.detach(), torch.from_numpy(places).to(gradient.device)).cpu().numpy()
-        return chosen
-    whole: Values = gradient.detach().numpy()
-    found: Values = (whole.reshape(-1)[places] if whole.flags.c_contiguous
-                     else whole[np.unravel_index(places, whole.shape)])
-    return found
 
 
 class Parameters:

@@ -17,7 +17,7 @@ from horovod_oktopk.modes.partial.mode import remove
 from horovod_oktopk.schemes.base import Compression
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
-from horovod_oktopk.selection.parameter_accumulator import HostReplica, NumpyParameterAccumulator
+from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator, Replica
 from horovod_oktopk.state import gather
 from horovod_oktopk.transport.connect import introduce
 from horovod_oktopk.transport.horovod import check_arguments
@@ -91,9 +91,9 @@ class CoreTrainer:
         return make_mode(options, self.average, self.layout, self.ranks, make_accumulator, self.parameter_memory,
                          normalizes=normalizes, settings=["lr"])
 
-    def parameter_memory(self) -> tuple[NumpyParameterAccumulator, HostReplica]:
+    def parameter_memory(self) -> tuple[NumpyParameterAccumulator, Replica]:
         accumulator = NumpyParameterAccumulator(self.layout.n, self.layout.dtype)
-        return accumulator, HostReplica(self.layout, lambda: self.parts)
+        return accumulator, Replica(self.layout, lambda: self.parts)
 
     def step(self, grads: Gradients) -> None:
         if self.mode is None:

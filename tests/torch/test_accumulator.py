@@ -8,7 +8,7 @@ import torch
 
 from horovod_oktopk.selection.local_top_k import local_top_k
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
-from horovod_oktopk.torch.device import TorchAccumulator, TorchParameterAccumulator, TorchReplica
+from horovod_oktopk.torch.device import DeviceReplica, TorchAccumulator, TorchParameterAccumulator
 from horovod_oktopk.torch.tensors import DenseGradients, TorchLayout
 from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
 from tests.selection.accumulators import PROGRAMS
@@ -79,7 +79,7 @@ def test_a_replica_writes_into_the_parameters_in_place(device: str) -> None:
     named = {"a": torch.nn.Parameter(torch.arange(6.0, device=device).view(2, 3)),
              "b": torch.nn.Parameter(torch.ones(1, 2, 3, 3, device=device).to(memory_format=torch.channels_last))}
     layout = TorchLayout(named)
-    replica = TorchReplica(layout)
+    replica = DeviceReplica(layout)
     replica.add(SparseVector(np.array([1, 6, 23]), np.array([10, 20, 30], np.float32)))
     assert named["a"].view(-1).tolist() == [0, 11, 2, 3, 4, 5]
     assert named["b"][0, 0, 0, 0].item() == 21

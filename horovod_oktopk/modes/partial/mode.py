@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, NamedTuple, NoReturn
+from typing import ClassVar, NoReturn
 
 import numpy as np
 
@@ -90,13 +90,6 @@ class Pending:
         return values
 
 
-class Outcome(NamedTuple):
-    """The outcome of a round. update: None if some rank's gradient was not finite: then residuals are unchanged."""
-
-    update: Update | None
-    report: StepReport
-
-
 class PartialMode(GradientMode):
     """The reduction of the gradients of one layout in partial rounds; one object on each rank.
 
@@ -126,7 +119,7 @@ class PartialMode(GradientMode):
         self.title = f"Partial({self.title}, policy={options.policy!r})"
         self._settings = len(settings)
         self._pending = Pending(self.accumulator, layout)
-        self._allreduce: PartialAllreduce[Outcome] | None = None
+        self._allreduce: PartialAllreduce | None = None
         self._accumulating = Traffic()
         self._to_apply: deque[tuple[Update, tuple[float, ...]]] = deque()  # with the settings of their rounds
 
@@ -207,7 +200,7 @@ class PartialMode(GradientMode):
         """
         self._wished = self._wished.with_density(density)
 
-    def start(self) -> PartialAllreduce[Outcome]:
+    def start(self) -> PartialAllreduce:
         """Connect the ranks, and hold a first roll call. Collective."""
         if self._allreduce is None:
             transport = self.connect()
@@ -226,19 +219,20 @@ class PartialMode(GradientMode):
             _running[self] = None
         return self._allreduce
 
-    def _take_note(self, rounds: Sequence[Round[Outcome]]) -> None:
+    def _take_note(self, rounds: Sequence[Round]) -> None:
         """Report a step that takes these rounds; their updates are to be applied."""
-        ran = [(each, each.outcome) for each in rounds if each.outcome is not None]
-        last = ran[-1][1].report if ran else self.report
+        ran = [(each, *each.outcome) for each in rounds if each.outcome is not None]
+        reports = [report for *_, report in ran]
+        last = reports[-1] if reports else self.report
         if last is not None:
             own = {"accumulate": self._accumulating, "write_back": Traffic()}
             self._accumulating = Traffic()
             self.report = replace(
-                last, phases=sum_of_phases([*(report.phases for _, (_, report) in ran), own]), rounds=len(rounds),
+                last, phases=sum_of_phases([*(report.phases for report in reports), own]), rounds=len(rounds),
                 active=tuple(presence == Presence.FRESH for each in rounds[-1:] for presence in each.presences),
                 staleness=rounds[-1].staleness if rounds else (),
                 seconds_saved=sum(each.seconds_saved for each in rounds))
-        for each, (update, _) in ran:
+        for each, update, _ in ran:
             if update is None:
                 logger.warning("round %d was skipped, as some rank's gradient was not finite; "
                                "look at the data, or lower the learning rate, if many are", each.number)
@@ -247,7 +241,8 @@ class PartialMode(GradientMode):
 
     # In rounds.
 
-    def _run(self, contributes: bool, settings: tuple[float, ...]) -> Outcome:
+    def _run(self, contributes: bool, settings: tuple[float, ...]) -> tuple[Update | None, StepReport]:
+        """Run a round. The update is None if some rank's gradient was not finite: then residuals are unchanged."""
         if settings[0] != self.scheme.density:
             super().set_density(settings[0])
         self.describe()
@@ -258,7 +253,7 @@ class PartialMode(GradientMode):
         update = self._commit_or_undo(result)  # what follows belongs to the next round
         if contributes:
             self._pending.is_finite = True
-        return Outcome(update, result.report)
+        return update, result.report
 
     def _commit(self, result: StepResult) -> None:
         self._pending.commit(result)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ from ...errors import TransportError
 from ...transport.base import Signals, Transport
 from .states import Activity, BeginRound, Policy, Presence, RankState, Service, Transition
 
-T = TypeVar("T")
 Headers = NDArray[np.void]
 
 BREATH = 0.05
@@ -32,7 +31,7 @@ ALONE = ("rank %d has waited for %g s in synchronize_replicas, and another rank 
 
 
 @dataclass(frozen=True)
-class Round(Generic[T]):
+class Round:
     """One round, as all ranks know it."""
 
     number: int
@@ -47,7 +46,7 @@ class Round(Generic[T]):
     """Seconds since the round before, on rank 0."""
     settings: tuple[float, ...]
     """Settings of the first rank that had come for this round; if none had, of the first that contributed."""
-    outcome: T | None
+    outcome: Any
     """The result of `run`; None if no rank contributed: then nothing was run."""
 
     @property
@@ -56,7 +55,7 @@ class Round(Generic[T]):
         return max(self.busy) - self.seconds
 
 
-class PartialAllreduce(Generic[T]):
+class PartialAllreduce:
     """Rounds of one reduction among the ranks; one object on each rank. policy, seed, and so on: see Partial.
 
     run: reduces once over the transport, in this object's thread. Its arguments: True if this rank contributes, and
@@ -66,7 +65,7 @@ class PartialAllreduce(Generic[T]):
     when_over: called in the thread when no round follows: some ranks have exited, and no rank goes on.
     """
 
-    def __init__(self, policy: Policy, run: Callable[[bool, tuple[float, ...]], T], transport: Transport,
+    def __init__(self, policy: Policy, run: Callable[[bool, tuple[float, ...]], Any], transport: Transport,
                  signals: Signals, settings: int = 0, seed: int = 0, max_staleness: int = 16,
                  timeout: float = 600.0, patience: float = math.inf,
                  when_over: Callable[[], None] = lambda: None) -> None:
@@ -79,7 +78,7 @@ class PartialAllreduce(Generic[T]):
         self._changed = threading.Condition()
         # Under the condition's lock:
         self.state = RankState(transport.rank, transport.size, policy, seed, max_staleness)
-        self._rounds: list[Round[T]] = []  # that have ended, and were not taken
+        self._rounds: list[Round] = []  # that have ended, and were not taken
         self._failure: BaseException | None = None
         self._is_over = False
         # What this rank tells when a round begins: the next one, or the one that runs. busy, elapsed: seconds.
@@ -90,7 +89,7 @@ class PartialAllreduce(Generic[T]):
         self._thread = threading.Thread(target=self._serve, name="horovod_oktopk.partial", daemon=True)
         self._thread.start()
 
-    def arrive(self, contribute: Callable[[], Sequence[float]]) -> list[Round[T]]:
+    def arrive(self, contribute: Callable[[], Sequence[float]]) -> list[Round]:
         """Hand in this rank's values; return all rounds that this rank has not seen, in order.
 
         contribute: makes this rank's values ready for the next `run`, and returns its settings; called while no round
@@ -110,7 +109,7 @@ class PartialAllreduce(Generic[T]):
         self._last_return = time.monotonic()
         return rounds
 
-    def synchronize(self, for_good: bool = False) -> Iterator[list[Round[T]]]:
+    def synchronize(self, for_good: bool = False) -> Iterator[list[Round]]:
         """Serve rounds until all ranks are here; yield the rounds that this rank has not seen, as they end.
 
         Then all ranks have the same rounds, and all values handed in have been in a round. The caller must exhaust
@@ -171,13 +170,13 @@ class PartialAllreduce(Generic[T]):
                     self._signals.send(rank, action.number)
         self._changed.notify_all()
 
-    def _await_rounds(self) -> list[Round[T]]:
+    def _await_rounds(self) -> list[Round]:
         if not self._wait_for(lambda: self.state.may_take, self._timeout):
             self._do(self.state.overdue())
             self._wait_for(lambda: self.state.may_take)
         return self._take()
 
-    def _take(self) -> list[Round[T]]:
+    def _take(self) -> list[Round]:
         before = self.state.taken
         self._do(self.state.took())
         count = self.state.taken - before

@@ -16,6 +16,7 @@ While an exchange is under way only the program itself moves p: whatever it does
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import warnings
 import weakref
@@ -24,17 +25,17 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import ClassVar, NoReturn
 
-from ...errors import PluginError
+from ...errors import NonFiniteError, PluginError
 from ...schemes.base import Unit
 from ...selection.parameter_accumulator import ParameterAccumulator, Replica
 from ...state.records import Record, record
 from ...transport.counting import CountingTransport
 from ...transport.ranks import Ranks
-from ...vectors.sparse import Layout
+from ...vectors.sparse import Layout, Values
 from ..mode import Gradients, Mode
 from ..options import StepAhead
 from .model import Exchange, Model
-from .pace import SUMS, GradientNoise, Pace
+from .pace import SUMS, GradientNoise, coefficient_of, sample
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -53,6 +54,13 @@ INSIDE = ("a step inside shared_parameters: the model holds what all ranks share
 ADOPTED = "rank %d has taken rank 0's parameters at its first step, in place of a step of its own"
 SKIPPED = ("the gradients of rank %d are not finite, so it takes no step of its own: look at its data if this "
            "happens often")
+NEEDS_ALL_RANKS = ("StepAhead with hierarchical=True needs all ranks of the job: give the number of ranks of a host "
+                   "instead, or no process set")
+NOT_FINITE = ("the parameters of ranks {ranks} are not finite after their own step, though their gradients were. "
+              "Training has diverged: try a lower learning rate. The shared parameters are intact: "
+              "shared_parameters(optimizer)")
+OVERFLOW = ("the ranks' moves are finite, and their sum is not: training has diverged. Try a lower learning rate. "
+            "The shared parameters are intact: shared_parameters(optimizer)")
 NEVER_SHARED = ("shared_parameters was never entered: wherever the model was evaluated or saved, it held this rank's "
                 "own parameters, and not those that all ranks share. Write: with shared_parameters(optimizer): ...")
 LAST_EXCHANGE = 60.0
@@ -80,27 +88,39 @@ class StepAheadMode(Mode):
         self.options, self._normalizes, self.adds = options, normalizes, not average
         self.is_started = self._has_agreed = self._was_shared = self._was_loaded = self._is_suspended = False
         self.algorithm.samples = SUMS
-        self._pace = Pace(options, ranks, normalizes)
+        self._noise = GradientNoise()
+        self._sample: Values | None = None  # that this rank tells of its gradient; None if the step is not measured
         gain = "measured" if options.gain == "auto" and normalizes else f"{self.gain:g}"
         self.title = f"StepAhead({type(options.scheme).__name__}), gain {gain}"
         self._model = Model(accumulator, replica)
-        self._exchange = Exchange(self, self._model, self._pace)
-        self._rank, self._coefficient_at_start = 0, 0.0
+        self._exchange = Exchange(self, self._model)
+        self._rank = 0
         self._steps = 0  # of the optimizer, since the last exchange began
         self._share: Record | None = None  # of a state that was loaded, for the next start
         _live.add(self)
 
     @property
-    def coefficient(self) -> float:  # type: ignore[override]
-        return self._pace.coefficient
-
-    @property
     def gain(self) -> float:  # type: ignore[override]
-        return self._pace.gain
+        """A factor on the optimizer's steps, but not on those of decoupled weight decay."""
+        if self.options.gain == "auto":
+            return math.sqrt(self._noise.ratio) if self._normalizes else 1.0
+        return 1.0 if self.options.gain is None else float(self.options.gain)
 
     @property
     def copies(self) -> int:  # type: ignore[override]
-        return self._pace.copies
+        """Number of ranks of a worker, which have the same residual; `connect` checks that the job divides so."""
+        hierarchical = self.scheme.hierarchical
+        if not hierarchical or self.ranks.membership().size == 1:
+            return 1
+        copies = self.ranks.host().size if hierarchical is True else int(hierarchical)
+        if copies is None:
+            raise PluginError(NEEDS_ALL_RANKS)
+        return copies
+
+    @property
+    def _workers(self) -> int:
+        """Number of workers, which have gradients and parameters of their own."""
+        return self.ranks.membership().size // self.copies
 
     @property
     def holds_own(self) -> bool:  # type: ignore[override]
@@ -126,7 +146,8 @@ class StepAheadMode(Mode):
         if not steps:
             log = logger.info if has_adopted else logger.warning
             log(ADOPTED if has_adopted else SKIPPED, self._rank)
-        self._pace.look(gradients.elements if steps and is_due else None, self.layout.n, self.algorithm.step)
+        is_measured = steps and is_due and self.layout.n and self._workers > 1
+        self._sample = sample(gradients.elements, self.layout.n, self.algorithm.step) if is_measured else None
         return int(steps)
 
     def end(self) -> None:
@@ -134,7 +155,7 @@ class StepAheadMode(Mode):
         self._steps += 1
         if self._steps >= self.options.local_steps:
             self._steps = 0
-            self._exchange.begin(anticipate=self.options.overlap)
+            self._exchange.begin(self.coefficient, self._sample, anticipate=self.options.overlap)
             if not self.options.overlap:
                 self.catch_up()
 
@@ -143,7 +164,20 @@ class StepAheadMode(Mode):
 
         Raise AgreementError, NonFiniteError or TransportError if the exchange did.
         """
-        self._exchange.apply()
+        outcome = self._exchange.take()
+        if outcome is None:
+            return
+        result, measured, moves = outcome
+        if measured is not None:
+            self._noise.take(measured)
+        report = self.report = result.report
+        report.gain, report.noise_ratio, report.noise_scale = self.gain, self._noise.ratio, self._noise.scale
+        if result.update is None:
+            raise NonFiniteError(NOT_FINITE.format(ranks=list(result.not_finite)))
+        if moves is None:  # on all ranks alike
+            raise NonFiniteError(OVERFLOW)
+        with self.writing(report):
+            self._model.apply(*moves)
 
     def refuse_step(self, message: str, signature: Sequence[str] | None = None) -> NoReturn:  # noqa: ARG002
         """Raise PluginError; if the other ranks do not refuse as well, all raise AgreementError.
@@ -160,7 +194,8 @@ class StepAheadMode(Mode):
     def start(self) -> None:
         """Take the model's parameters as w; if a state was loaded, set p to w - residual. On this rank alone."""
         self._model.start(self.copies)
-        self._rank, self._coefficient_at_start, self._steps = self.ranks.membership().rank, self.coefficient, 0
+        self._rank, self._steps = self.ranks.membership().rank, 0
+        self.coefficient = coefficient_of(self.options.ahead, self._workers, self._normalizes)
         self.is_started, self._has_agreed = True, False
         share, self._share, self._is_suspended = self._share, None, False
         self._was_loaded = share is not None
@@ -175,10 +210,10 @@ class StepAheadMode(Mode):
             self.algorithm.load_state(share["algorithm"]["own"])
         self._steps, self._model.copies = share["steps"], share["copies"]
         if share["noise"] is not None:  # of an earlier version
-            self._pace.noise = GradientNoise(**share["noise"])
+            self._noise = GradientNoise(**share["noise"])
         residual, saved = share["residual"], share["residual_scale"]
-        if saved and saved != self._coefficient_at_start:
-            residual = residual * residual.dtype.type(self._coefficient_at_start / saved)
+        if saved and saved != self.coefficient:
+            residual = residual * residual.dtype.type(self.coefficient / saved)
         self._model.set_residual(residual)
 
     def _agree(self) -> bool:
@@ -192,11 +227,12 @@ class StepAheadMode(Mode):
         is_new, everyone = not self.is_current, super().connect(said)
         if not is_new:
             self.check_agreement(said)
+        self.coefficient = coefficient_of(self.options.ahead, self._workers, self._normalizes)
         has_adopted = adopts and self._model.adopt(everyone)
         if has_adopted:
             self.start()
         self._has_agreed = True
-        self._pace.noise.become_alike(everyone, self._pace.workers)
+        self._noise.become_alike(everyone, self._workers)
         if self.transport.hosts is not None:
             self._model.become_alike(self.transport.hosts, self.adds, self._was_loaded)
         self._was_loaded = False
@@ -270,10 +306,10 @@ class StepAheadMode(Mode):
         model.look_again()
         if was_swapped:
             model.swap()
-        own = record(*self.ranks.membership()[:2], self.layout, residual, self._coefficient_at_start,
+        own = record(*self.ranks.membership()[:2], self.layout, residual, self.coefficient,
                      {"step": self.algorithm.step, "own": self.algorithm.state()}, self.unit, model.copies)
         # "shared": a digest of w, by which a restored state knows its parameters.
-        return {**own, "shared": model.digest, "steps": self._steps, "noise": asdict(self._pace.noise)}
+        return {**own, "shared": model.digest, "steps": self._steps, "noise": asdict(self._noise)}
 
     def take(self, share: Record) -> None:
         """Take the result of `share_of` for this rank; used when `shared` ends or the next step begins.

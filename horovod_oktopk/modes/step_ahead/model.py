@@ -20,24 +20,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import NonFiniteError
 from ...kernels import KERNELS
 from ...phases.agreement import Measured
 from ...phases.exchange import whole_update
 from ...schemes.algorithm import Algorithm, Step
 from ...schemes.report import StepResult
-from ...selection.parameter_accumulator import ParameterAccumulator, Pieces, Replica, clipped
+from ...selection.accumulator import Pieces, between
+from ...selection.parameter_accumulator import ParameterAccumulator, Replica
 from ...transport.base import Transport, broadcast
 from ...transport.counting import CountingTransport, Hosts
 from ...vectors.sparse import DenseVector, SparseVector, Values
 from ..mode import Reduction, Update
-from .pace import Pace
 
-NOT_FINITE = ("the parameters of ranks {ranks} are not finite after their own step, though their gradients were. "
-              "Training has diverged: try a lower learning rate. The shared parameters are intact: "
-              "shared_parameters(optimizer)")
-OVERFLOW = ("the ranks' moves are finite, and their sum is not: training has diverged. Try a lower learning rate. "
-            "The shared parameters are intact: shared_parameters(optimizer)")
 SAME_ON_HOST = ("one of the parameters, which all ranks of a host must change alike with hierarchical (change "
                 "gradients after optimizer.synchronize() only, and call hvd.broadcast_optimizer_state)")
 PUT_TOGETHER = ("the state was saved with other hosts: what the ranks of this host had not sent was combined. They "
@@ -93,7 +87,7 @@ class Model:
             self._share = start, acc.part(start, stop)
         acc = self._share[1]
         with transport.phase("accumulate"):
-            finite = acc.accumulate(clipped(pieces, start, stop))
+            finite = acc.accumulate(list(between(pieces, start, stop)))
         all_finite = algorithm.agree_on_host(k, transport, finite=finite)
         _check_alike(pieces, algorithm, k, transport, hosts)
         return acc, finite, all_finite
@@ -219,22 +213,22 @@ from w, and to add to p, or None if the step was not taken."""
 class Exchange:
     """The exchanges of one model's w - p: one at a time, beside the program's next step."""
 
-    def __init__(self, reduction: Reduction, model: Model, pace: Pace) -> None:
-        self._reduction, self._model, self._pace = reduction, model, pace
+    def __init__(self, reduction: Reduction, model: Model) -> None:
+        self._reduction, self._model = reduction, model
         self._thread: ThreadPoolExecutor | None = None
         self._under_way: Future[Outcome] | None = None
 
-    def begin(self, anticipate: bool) -> None:
+    def begin(self, coefficient: float, sample: Values | None, anticipate: bool) -> None:
         """Read and select w - p, and begin to communicate: in a thread, if the transport can be used there.
 
-        anticipate: move p until the exchange is applied; see Model.
+        sample: the measurements of the gradient, if any. anticipate: move p until the exchange is applied; see Model.
         """
-        reduction, transport, coefficient = self._reduction, self._reduction.open(), self._pace.coefficient
+        reduction, transport = self._reduction, self._reduction.open()
         algorithm, k, n = reduction.algorithm, reduction.k, reduction.layout.n
         acc, finite, all_finite = self._model.read(algorithm, k, transport)
         step = algorithm.begin(acc, k, finite, transport, whole=n)
-        if self._pace.sample is not None:
-            step.sample = self._pace.sample
+        if sample is not None:
+            step.sample = sample
         acc.release()
         if all_finite:
             algorithm.select_together(step)
@@ -247,26 +241,18 @@ class Exchange:
         else:
             self._under_way = _done(run)
 
-    def apply(self) -> None:
-        """Wait for the exchange under way, if any, and apply it.
+    def take(self) -> Outcome | None:
+        """Wait for the exchange under way, if any; return its outcome, which the caller applies, or raise its error.
 
-        Raise AgreementError, NonFiniteError or TransportError if the exchange did.
+        p is as it was before the exchange was anticipated.
         """
         if self._under_way is None:
-            return
+            return None
         under_way, self._under_way = self._under_way, None
         try:
-            result, measured, moves = under_way.result()
+            return under_way.result()
         finally:
             self._model.take_back()
-        self._reduction.report = result.report
-        self._pace.take(measured, result.report)
-        if result.update is None:
-            raise NonFiniteError(NOT_FINITE.format(ranks=list(result.not_finite)))
-        if moves is None:  # on all ranks alike
-            raise NonFiniteError(OVERFLOW)
-        with self._reduction.writing(result.report):
-            self._model.apply(*moves)
 
     def drop(self) -> None:
         """Wait for the exchange, so that none of its messages meets a later one; drop its outcome or error."""
@@ -274,7 +260,7 @@ class Exchange:
         self._under_way = None
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until the exchange has ended, or for `timeout` seconds at most. `apply` is still to be called."""
+        """Wait until the exchange has ended, or for `timeout` seconds at most. `take` is still to be called."""
         if self._under_way is not None:
             wait_for([self._under_way], timeout)
 

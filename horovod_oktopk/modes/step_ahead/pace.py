@@ -12,26 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
-from ...errors import PluginError
 from ...phases.agreement import Measured
-from ...schemes.report import StepReport
 from ...transport.base import Transport
-from ...transport.ranks import Ranks
 from ...vectors.sparse import Indices, Values
-from ..options import StepAhead
 
 Gather = Callable[[Indices], Values]
-"""A function that returns the elements of a rank's gradient at these places of the layout.
-
-The places are int64, ascending; a place may come twice.
-"""
-
-NEEDS_ALL_RANKS = ("StepAhead with hierarchical=True needs all ranks of the job: give the number of ranks of a host "
-                   "instead, or no process set")
+"""See `Gradients.elements`."""
 SAMPLES = 1024
 """Elements that a step looks at."""
 SUMS = 8
@@ -126,18 +115,6 @@ def elements_of_rows(rows: Indices, values: Values, wanted: Indices) -> Values:
     return found
 
 
-def gather_by_parts(wanted: Indices, offsets: Indices, element: Callable[[int, Indices], Values]) -> Values:
-    """Return elements of a flat vector of several parts; query only the parts that contain wanted elements.
-
-    wanted: ascending. offsets: the start of each part, then the total length. element: returns a part's elements,
-    given the part's number and positions within the part.
-    """
-    cuts = np.searchsorted(wanted, offsets)
-    found = [element(part, wanted[first:last] - offsets[part])
-             for part, (first, last) in enumerate(pairwise(cuts.tolist())) if first < last]
-    return np.concatenate([*found, np.empty(0)])
-
-
 def coefficient_of(ahead: float | None, workers: int, normalizes: bool) -> float:
     """Return λ, which is `ahead` if that is given. normalizes: True if the optimizer normalizes its gradients.
 
@@ -146,51 +123,3 @@ def coefficient_of(ahead: float | None, workers: int, normalizes: bool) -> float
     if ahead is not None:
         return float(ahead)
     return 1 / math.sqrt(workers) if normalizes else 1 / math.sqrt(math.sqrt(workers))
-
-
-class Pace:
-    """λ and the gain of one optimizer. normalizes: True if the optimizer normalizes its gradients, as Adam does."""
-
-    def __init__(self, options: StepAhead, ranks: Ranks, normalizes: bool) -> None:
-        self._options, self._ranks, self._normalizes = options, ranks, normalizes
-        self.noise = GradientNoise()
-        self.sample: Values | None = None
-        """The sums that this rank tells of its gradient at this step; None if the step is not measured."""
-
-    @property
-    def copies(self) -> int:
-        """Number of ranks of a worker, which have the same residual; `connect` checks that the job divides so."""
-        hierarchical = self._options.scheme.hierarchical
-        if not hierarchical or self._ranks.membership().size == 1:
-            return 1
-        copies = self._ranks.host().size if hierarchical is True else int(hierarchical)
-        if copies is None:
-            raise PluginError(NEEDS_ALL_RANKS)
-        return copies
-
-    @property
-    def workers(self) -> int:
-        """Number of workers, which have gradients and parameters of their own."""
-        return self._ranks.membership()[1] // self.copies
-
-    @property
-    def coefficient(self) -> float:
-        """λ: the factor for the optimizer's learning rate."""
-        return coefficient_of(self._options.ahead, self.workers, self._normalizes)
-
-    @property
-    def gain(self) -> float:
-        """A further factor on the optimizer's steps, but not on those of decoupled weight decay."""
-        if self._options.gain == "auto":
-            return math.sqrt(self.noise.ratio) if self._normalizes else 1.0
-        return 1.0 if self._options.gain is None else float(self._options.gain)
-
-    def look(self, gather: Gather | None, n: int, step: int) -> None:
-        """Sample a gradient of n elements; None: this rank has none that is to be measured at this step."""
-        self.sample = None if gather is None or not n or self.workers == 1 else sample(gather, n, step)
-
-    def take(self, measured: Measured | None, report: StepReport) -> None:
-        """Take the measurements of all ranks, and put what follows into the report."""
-        if measured is not None:
-            self.noise.take(measured)
-        report.gain, report.noise_ratio, report.noise_scale = self.gain, self.noise.ratio, self.noise.scale

@@ -9,7 +9,7 @@ import pytest
 
 from horovod_oktopk import NonFiniteError, OkTopk, OptionError, PluginError, StepAhead
 from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
-from horovod_oktopk.selection.parameter_accumulator import HostReplica, NumpyParameterAccumulator
+from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator, Replica
 from horovod_oktopk.vectors.sparse import Layout
 from tests.support.flat_gradients import FlatGradients
 from tests.support.ranks import ThreadRanks
@@ -42,7 +42,7 @@ class Worker:
         self.parameters = [random.standard_normal(int(np.prod(shape))).astype(dtype) for _, shape, dtype in entries]
         self.accumulator = NumpyParameterAccumulator(layout.n, layout.dtype)
         self.reducer = StepAheadMode(options, average, layout, self.accumulator,
-                                        HostReplica(layout, lambda: self.parameters), self.ranks, **arguments)
+                                        Replica(layout, lambda: self.parameters), self.ranks, **arguments)
         self.moved = np.zeros(layout.n, np.float64)
 
     @property
@@ -113,7 +113,7 @@ def test_options_that_are_not_allowed_are_refused(options, message):
 def test_parameters_in_16_bits_or_of_several_dtypes_are_refused_by_name(dtype, message):
     layout = Layout([ENTRIES[0], ("b", (3,), dtype), ENTRIES[2]])
     with pytest.raises(PluginError, match=message):
-        StepAheadMode(OPTIONS, True, layout, NumpyParameterAccumulator(layout.n), HostReplica(layout, list),
+        StepAheadMode(OPTIONS, True, layout, NumpyParameterAccumulator(layout.n), Replica(layout, list),
                          ThreadRanks(None))
 
 
