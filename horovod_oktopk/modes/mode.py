@@ -14,9 +14,9 @@ from ..phases.agreement import Attendance, instead, roll_call
 from ..schemes.base import Scheme
 from ..schemes.report import StepReport, sum_of_phases
 from ..state.records import Stateful
+from ..transport.base import Membership, Ranks
 from ..transport.connect import connect
 from ..transport.counting import CountingTransport
-from ..transport.ranks import Membership, Ranks
 from ..vectors.sparse import DenseVector, Indices, Layout, SparseVector, Values
 
 logger = logging.getLogger("horovod_oktopk")

@@ -18,8 +18,8 @@ import numpy as np
 
 from ..errors import OptionError
 from ..schemes.base import Unit
+from ..transport.base import Ranks
 from ..transport.counting import CountingTransport
-from ..transport.ranks import Ranks
 from ..vectors.sparse import Layout, Values
 
 Record = dict[str, Any]

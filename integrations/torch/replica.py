@@ -21,7 +21,7 @@ from horovod_oktopk.selection.parameter_accumulator import (
 )
 from horovod_oktopk.torch.device import TorchParameterAccumulator, make_accumulator
 from horovod_oktopk.torch.tensors import TorchLayout, memory_order
-from horovod_oktopk.transport.ranks import Ranks
+from horovod_oktopk.transport.base import Ranks
 from horovod_oktopk.vectors.sparse import DenseVector, SparseVector, Values
 
 

@@ -24,10 +24,10 @@ from ...errors import OkTopkError, PluginError
 from ...schemes.report import StepReport, StepResult, sum_of_phases
 from ...selection.accumulator import Accumulator, EmptyAccumulator, ResidualAccumulator
 from ...state.records import Record
+from ...transport.base import Ranks
 from ...transport.connect import barrier
 from ...transport.counting import Traffic
-from ...transport.mpi.ending import leave, unhappy_end
-from ...transport.ranks import Ranks, StallLimits
+from ...transport.mpi.ending import StallLimits, leave, unhappy_end
 from ...vectors.sparse import L, Layout, SparseVector, Values, sum_of
 from ..gradients import GradientMode
 from ..mode import Gradients, Piece, Update

@@ -28,8 +28,8 @@ from ...errors import PluginError
 from ...schemes.base import Unit
 from ...selection.parameter_accumulator import ParameterAccumulator, Replica
 from ...state.records import Record, record
+from ...transport.base import Ranks
 from ...transport.counting import CountingTransport
-from ...transport.ranks import Ranks
 from ...vectors.sparse import Layout
 from ..mode import Gradients, Mode
 from ..options import StepAhead

@@ -19,8 +19,7 @@ import numpy as np
 from ...errors import PluginError
 from ...phases.agreement import Measured
 from ...schemes.report import StepReport
-from ...transport.base import Transport
-from ...transport.ranks import Ranks
+from ...transport.base import Ranks, Transport
 from ...vectors.sparse import Indices, Values
 from ..options import StepAhead
 
@@ -163,7 +162,7 @@ class Pace:
         hierarchical = self._options.scheme.hierarchical
         if not hierarchical or self._ranks.membership().size == 1:
             return 1
-        copies = self._ranks.host().size if hierarchical is True else int(hierarchical)
+        copies = self._ranks.host()[1] if hierarchical is True else int(hierarchical)
         if copies is None:
             raise PluginError(NEEDS_ALL_RANKS)
         return copies
