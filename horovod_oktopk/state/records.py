@@ -219,18 +219,13 @@ class Stateful(ABC):
     copies: int = 1
     adds: bool = True
 
-    @property
     @abstractmethod
-    def description(self) -> str:
-        """The options and parameters that must be equal on all ranks, one "name: value" a line."""
+    def meet(self, doing: str) -> CountingTransport:
+        """Meet the other ranks for something together, and return the transport to them, until `leave`. Collective.
 
-    @abstractmethod
-    def connect(self) -> CountingTransport:
-        """Return the transport to all ranks, for other ends than a step. Collective."""
-
-    @abstractmethod
-    def check_agreement(self, description: str) -> bool:
-        """Hold a roll call alone, after `connect`; return True if all is finite on all ranks. Collective."""
+        doing: in words. All ranks raise AgreementError if one takes a step or does something else, and would wait in
+        vain.
+        """
 
     def leave(self) -> None:
         """Return when all ranks have used the transport for other ends than a step."""

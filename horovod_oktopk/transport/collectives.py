@@ -1,4 +1,4 @@
-"""Collectives as a Transport: a library's, for Gloo and NCCL builds of Horovod and elastic jobs; those of one rank."""
+"""A library's collectives as a Transport, for Gloo and NCCL builds of Horovod and elastic jobs; those of one rank."""
 
 from __future__ import annotations
 

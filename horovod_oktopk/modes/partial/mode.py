@@ -175,9 +175,6 @@ class PartialMode(GradientMode):
         """Raise PluginError, on this rank alone: the others' rounds go on, and wait for this rank in the end."""
         raise PluginError(message)
 
-    def meet(self, doing: str) -> None:
-        """Do nothing: replicas meet when they are synchronized."""
-
     def close(self) -> None:
         """End the thread, once all ranks have exited by `synchronize`: it has nothing to serve."""
         if self._allreduce is not None:
