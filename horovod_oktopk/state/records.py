@@ -24,9 +24,6 @@ from ..vectors.sparse import Layout, Values
 
 Record = dict[str, Any]
 
-FIELDS = {"unit", "rank", "size", "process", "parameters", "residual", "residual_scale", "algorithm", "copies"}
-"""Fields of every record; any other field is the same on all ranks."""
-
 THIS_PROCESS = uuid.uuid4().hex
 
 
@@ -79,6 +76,8 @@ _FORM: dict[str, Callable[[Any], bool]] = {
     "residual_scale": lambda value: value is None or isinstance(value, int | float),
     "algorithm": lambda value: isinstance(value, dict) and _is_count(value.get("step"))}
 """Check for each field of a record."""
+FIELDS = {*_FORM, "copies"}
+"""Fields of every record; any other field is the same on all ranks."""
 
 
 def residual_of(saved: Record, dtype: Any) -> Values:
@@ -100,13 +99,6 @@ def residual_of(saved: Record, dtype: Any) -> Values:
         raise OptionError(f"the residual of rank {saved['rank']} is not finite in {np.dtype(dtype).name}: the state "
                           "is damaged, or of a model with a wider dtype: load another one, or convert the model")
     return residual
-
-
-def check_residuals(records: Sequence[Record]) -> None:
-    """Raise OptionError if one of the records, which are in memory, is damaged; see `residual_of`."""
-    check_records(records)
-    for each in records:
-        residual_of(each, getattr(each["residual"], "dtype", np.float64))
 
 
 def share_of(mode: Stateful, records: Sequence[Record], rank: int, size: int, process: str | None = None,
@@ -244,7 +236,6 @@ class Stateful(ABC):
 
         If residuals are moves of parameters, the model is to hold the parameters that were shared by then.
         """
-        check_residuals(records)
         self.take(share_of(self, records, *self.ranks.membership()[:2], process=THIS_PROCESS))
 
     @abstractmethod

@@ -21,8 +21,7 @@ from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.state import gather
 from horovod_oktopk.tensorflow.graph import check_place
 from horovod_oktopk.tensorflow.run import Local, Run
-from horovod_oktopk.tensorflow.tensors import Signature, is_dense, signature_of
-from horovod_oktopk.tensorflow.transport import ranks_of
+from horovod_oktopk.tensorflow.tensors import Signature, is_dense, ranks_of, signature_of
 from horovod_oktopk.tensorflow.variables import (
     check_variables,
     key_of,

@@ -27,9 +27,9 @@ from horovod_oktopk.tensorflow.tensors import (
     all_finite,
     is_dense,
     new_memory,
+    ranks_of,
     signature_of,
 )
-from horovod_oktopk.tensorflow.transport import ranks_of
 from horovod_oktopk.tensorflow.variables import VariableReplica, name_of, tensor_of
 
 Array = NDArray[Any]

@@ -29,8 +29,7 @@ from horovod_oktopk.torch.parameters import (
 from horovod_oktopk.torch.private import SUPPORTS_SCALING, values_of
 from horovod_oktopk.torch.registry import ATTRIBUTE, register, runs_over
 from horovod_oktopk.torch.replica import mode_of
-from horovod_oktopk.torch.tensors import DenseGradients, OwnGradients, TorchLayout, without_rows
-from horovod_oktopk.torch.transport import ranks_of
+from horovod_oktopk.torch.tensors import DenseGradients, OwnGradients, TorchLayout, ranks_of, without_rows
 
 logger = logging.getLogger("horovod_oktopk")
 
