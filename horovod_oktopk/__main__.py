@@ -192,7 +192,7 @@ def _measure() -> tuple[int, int, advise.Network]:
     hvd.init()
     if hvd.size() == 1:
         raise OptionError("--measure needs several ranks: use horovodrun -np P python -m horovod_oktopk advise ...")
-    ranks = importlib.import_module(f"{__package__}.{name}.transport").ranks_of(hvd.global_process_set)
+    ranks = importlib.import_module(f"{__package__}.{name}.tensors").ranks_of(hvd.global_process_set)
     return hvd.size(), hvd.rank(), advise.measure_network(connect(ranks, "auto"))
 
 

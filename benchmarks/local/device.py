@@ -27,7 +27,7 @@ from benchmarks.output import GREY
 from horovod_oktopk import OkTopk
 from horovod_oktopk.torch.device import TorchAccumulator
 from horovod_oktopk.torch.tensors import DenseGradients, TorchLayout
-from horovod_oktopk.transport.base import AloneTransport
+from horovod_oktopk.transport.collectives import AloneTransport
 from horovod_oktopk.transport.counting import CountingTransport
 
 COPY = "copy of n"

@@ -37,7 +37,7 @@ from horovod_oktopk.schemes import algorithm
 from horovod_oktopk.selection import global_top_k, local_top_k
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
-from horovod_oktopk.transport.base import AloneTransport
+from horovod_oktopk.transport.collectives import AloneTransport
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.vectors import sparse
 from horovod_oktopk.vectors.sparse import SparseVector

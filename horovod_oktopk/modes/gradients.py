@@ -14,7 +14,7 @@ from ..schemes.base import Scheme
 from ..schemes.report import StepResult
 from ..selection.accumulator import ResidualAccumulator
 from ..state.records import Record, record
-from ..transport.ranks import Ranks
+from ..transport.base import Ranks
 from ..vectors.sparse import L, Values
 from .host_sums import HostAccumulator
 from .mode import Gradients, Mode, Update

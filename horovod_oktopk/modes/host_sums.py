@@ -8,7 +8,11 @@ that the others have laid out for its own share.
 
 from __future__ import annotations
 
+import logging
+import mmap
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -17,12 +21,16 @@ from numpy.typing import NDArray
 
 from ..kernels import KERNELS, CandidateBuffer
 from ..selection.accumulator import NumpyAccumulator, Pieces, Sum, between, converted
+from ..transport.base import Bytes, Transport
 from ..transport.counting import Hosts
-from ..transport.shared_memory import shared_memory
 from ..vectors.sparse import Indices, SparseVector, Values
+
+logger = logging.getLogger("horovod_oktopk")
 
 SMALLEST = 1 << 20
 """Elements that a rank lays out for the others at a time, at least; more of long vectors, see HostSum."""
+TOKEN = 16
+"""Bytes at the beginning of each rank's shared memory, by which other ranks recognize it."""
 
 
 class HostSum:
@@ -168,3 +176,48 @@ class HostAccumulator(NumpyAccumulator):
         super().load_residual(outside[self._share])
         outside[self._share] = 0
         self._outside = outside if outside.any() else None
+
+
+# Memory that the ranks of a host share, so that one reads what another has written without a message.
+
+def shared_memory(length: int, within: Transport) -> list[Bytes] | None:
+    """Return `length` bytes of memory of each rank, by rank, which all of them can read and write. Collective.
+
+    Return None on all ranks if they cannot share memory: they are on several machines or in several containers, or
+    there is not enough. The memory has no name, and is free as soon as no process uses it.
+    """
+    descriptor, token = _create(TOKEN + length), os.urandom(TOKEN)
+    if descriptor is not None:
+        os.pwrite(descriptor, token, 0)
+    mine = np.array([-1 if descriptor is None else descriptor, os.getpid(), *np.frombuffer(token, np.int64)])
+    rows = within.allgather(mine)
+    found = [_open(int(number), int(process), row.tobytes(), TOKEN + length) for (number, process, *_), row
+             in zip(rows, rows[:, 2:], strict=True)]
+    worked = within.allgather(np.array([all(memory is not None for memory in found)], np.int64))
+    if descriptor is not None:
+        os.close(descriptor)
+    memories = [memory[TOKEN:] for memory in found if memory is not None]
+    return memories if worked.all() else None
+
+
+def _create(length: int) -> int | None:
+    """Return the descriptor of a new file in memory, or None if none can be made."""
+    descriptor = None
+    try:
+        descriptor = os.memfd_create("horovod_oktopk")
+        os.posix_fallocate(descriptor, 0, length)  # what is not there is found now, and not when it is written to
+    except (AttributeError, OSError) as error:  # or not Linux
+        logger.debug("no shared memory: %s", error)
+        if descriptor is not None:
+            os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _open(descriptor: int, process: int, token: bytes, length: int) -> Bytes | None:
+    """Return the memory of a process of this machine; None if it is not there, or belongs to another rank."""
+    with suppress(OSError, ValueError), open(f"/proc/{process}/fd/{descriptor}", "r+b") as file:
+        memory = np.frombuffer(mmap.mmap(file.fileno(), length), np.uint8)
+        if memory[:TOKEN].tobytes() == token:
+            return memory
+    return None

@@ -10,8 +10,8 @@ from typing import Any
 from ..schemes.base import Scheme
 from ..selection.accumulator import ResidualAccumulator
 from ..selection.parameter_accumulator import ParameterAccumulator, Replica
+from ..transport.base import Ranks
 from ..transport.mpi.ending import leave
-from ..transport.ranks import Ranks
 from ..vectors.sparse import L
 from .gradients import GradientMode
 from .mode import Mode

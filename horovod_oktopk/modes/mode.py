@@ -13,13 +13,13 @@ import numpy as np
 
 from ..errors import PluginError, TransportError
 from ..kernels import KERNELS
-from ..phases.agreement import Attendance, instead, roll_call
+from ..phases.agreement import NOW, Attendance, roll_call
 from ..schemes.base import Scheme
 from ..schemes.report import StepReport, sum_of_phases
 from ..state.records import Stateful
+from ..transport.base import Membership, Ranks
 from ..transport.connect import connect
 from ..transport.counting import CountingTransport
-from ..transport.ranks import Membership, Ranks
 from ..vectors.sparse import DenseVector, Indices, Layout, SparseVector, Values
 
 logger = logging.getLogger("horovod_oktopk")
@@ -132,7 +132,18 @@ class Reduction(Stateful):
                             _ranks_of(transport), KERNELS.name)
         return self._transport.everyone
 
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """The options and parameters that must be equal on all ranks, one "name: value" a line."""
+
+    def meet(self, doing: str) -> CountingTransport:
+        transport = self.connect()
+        self.check_agreement(f"{self.description}\n{NOW}{doing}")
+        return transport
+
     def check_agreement(self, description: str) -> None:
+        """Hold a roll call alone, after `connect`. Collective."""
         self.algorithm.check_agreement(description, self.k, self.transport)
 
     def open(self) -> CountingTransport:
@@ -245,11 +256,6 @@ class Mode(Reduction):
 
         signature: lines on the gradients at hand; by default those of the layout, and the message.
         """
-
-    def meet(self, doing: str) -> None:
-        """Meet the other ranks for something together. Collective. If one takes a step instead, all get an error."""
-        self.connect()
-        self.check_agreement(instead(self.description, doing))
 
     def set_density(self, density: float | None) -> None:
         """Select another fraction of the elements from the next step on; None: that of the options again.

@@ -167,11 +167,6 @@ def _digest(text: str) -> Words:
     return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.uint32)
 
 
-def instead(description: str, doing: str) -> str:
-    """Return the description of a rank that meets the others, and takes no step. doing: "save the state", say."""
-    return f"{description}\n{NOW}{doing}"
-
-
 def _difference(transport: Transport, description: str) -> str:
     """Gather the descriptions; return the ranks' actions in words, or each rank's first difference to rank 0."""
     message = np.frombuffer(description.encode(), np.uint8)

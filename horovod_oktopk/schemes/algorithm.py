@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -118,9 +118,8 @@ class Algorithm:
 
     def complete(self, step: Step) -> StepResult:
         """Complete a step with the part that communicates. Collective."""
-        hosts = step.transport.hosts
-        with nullcontext() if hosts is None else hosts.step():
-            return self._complete(step, hosts)
+        with step.transport.step():
+            return self._complete(step, step.transport.hosts)
 
     def _complete(self, step: Step, hosts: Hosts | None) -> StepResult:
         with step.phase("agree"):

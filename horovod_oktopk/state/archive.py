@@ -142,19 +142,10 @@ def _sync(folder: Path) -> None:
 
 def _remove_left_behind(folder: Path) -> None:
     """Remove unfinished files of this host's ended processes; other processes may still write theirs."""
-    with suppress(OSError):
-        for name in os.listdir(folder):
-            found = PART.fullmatch(name)
-            if found and not _lives(int(found[1])):
-                with suppress(OSError):
-                    (folder / name).unlink()
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:  # it is another user's
-        pass
-    return True
+    for path in folder.glob("*.oktopk.part"):
+        if found := PART.fullmatch(path.name):
+            with suppress(OSError):  # also if the process is another user's
+                try:
+                    os.kill(int(found[1]), 0)
+                except (ProcessLookupError, OverflowError):
+                    path.unlink()

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from ..errors import OptionError, PluginError, TransportError
-from ..phases.agreement import instead
 from ..transport.base import CHUNK, Transport
 from ..vectors.sparse import Values
 from .archive import PathLike, Reader, Writer
@@ -38,14 +37,15 @@ def save(modes: Sequence[Stateful], path: PathLike, optimizers: Sequence[int] = 
     reductions: list[list[Record]] = [[] for _ in modes]
     try:
         for index, mode in enumerate(modes):
-            for record, residual in _of_all_ranks(mode, doing, "save the state to a file"):
+            transport = mode.meet("save the state to a file")
+            for record, residual in _of_all_ranks(mode, transport, doing):
                 record["residual"] = {"n": mode.layout.n, "file": f"{index}.{record['rank']}.npy"}
                 reductions[index].append(record)
-                with _together(mode.connect(), doing):
+                with _together(transport, doing):
                     if writes and residual is not None:
                         writer = writer or Writer(Path(path))
                         writer.write(record["residual"]["file"], residual)
-        with _together(modes[0].connect(), doing):
+        with _together(transport, doing):
             if writer:
                 writer.finish({"marks": marks, "optimizers": list(optimizers) or [0] * len(modes),
                                "reductions": reductions})
@@ -62,8 +62,8 @@ def records(mode: Stateful, doing: str) -> list[Record]:
     doing: in words, for the ranks that do something else.
     """
     try:
-        return [{**record, "residual": residual.copy()} for record, residual in _of_all_ranks(mode, doing, doing)
-                if residual is not None]
+        everyone = _of_all_ranks(mode, mode.meet(doing), doing)
+        return [{**record, "residual": residual.copy()} for record, residual in everyone if residual is not None]
     finally:
         mode.leave()
 
@@ -83,8 +83,7 @@ def load(mode: Stateful, index: int, path: PathLike, optimizer: int = 0, taken: 
     Raise OptionError on every rank if the first one cannot read the file, or if it is of another model. Then no rank
     has taken anything.
     """
-    transport = mode.connect()
-    mode.check_agreement(instead(mode.description, "load the state from a file"))  # or some would wait in vain
+    transport = mode.meet("load the state from a file")
     doing, reader, saved = f"load the state from {path}", None, None
     try:
         with _together(transport, doing), _naming(path):
@@ -116,13 +115,11 @@ def load(mode: Stateful, index: int, path: PathLike, optimizer: int = 0, taken: 
             reader.close()
 
 
-def _of_all_ranks(mode: Stateful, doing: str, said: str) -> Iterator[tuple[Record, Values | None]]:
+def _of_all_ranks(mode: Stateful, transport: Transport, doing: str) -> Iterator[tuple[Record, Values | None]]:
     """Yield the plain record of each rank, by rank, and its residual on rank 0, or on the rank itself. Collective.
 
-    A residual is valid until the next. said: in words, for ranks that do something else, and would wait in vain.
+    A residual is valid until the next.
     """
-    transport = mode.connect()
-    mode.check_agreement(instead(mode.description, said))
     with _together(transport, doing):
         own = mode.record()
         assert own is not None

@@ -18,14 +18,11 @@ import numpy as np
 
 from ..errors import OptionError
 from ..schemes.base import Unit
+from ..transport.base import Ranks
 from ..transport.counting import CountingTransport
-from ..transport.ranks import Ranks
 from ..vectors.sparse import Layout, Values
 
 Record = dict[str, Any]
-
-FIELDS = {"unit", "rank", "size", "process", "parameters", "residual", "residual_scale", "algorithm", "copies"}
-"""Fields of every record; any other field is the same on all ranks."""
 
 THIS_PROCESS = uuid.uuid4().hex
 
@@ -79,6 +76,8 @@ _FORM: dict[str, Callable[[Any], bool]] = {
     "residual_scale": lambda value: value is None or isinstance(value, int | float),
     "algorithm": lambda value: isinstance(value, dict) and _is_count(value.get("step"))}
 """Check for each field of a record."""
+FIELDS = {*_FORM, "copies"}
+"""Fields of every record; any other field is the same on all ranks."""
 
 
 def residual_of(saved: Record, dtype: Any) -> Values:
@@ -100,13 +99,6 @@ def residual_of(saved: Record, dtype: Any) -> Values:
         raise OptionError(f"the residual of rank {saved['rank']} is not finite in {np.dtype(dtype).name}: the state "
                           "is damaged, or of a model with a wider dtype: load another one, or convert the model")
     return residual
-
-
-def check_residuals(records: Sequence[Record]) -> None:
-    """Raise OptionError if one of the records, which are in memory, is damaged; see `residual_of`."""
-    check_records(records)
-    for each in records:
-        residual_of(each, getattr(each["residual"], "dtype", np.float64))
 
 
 def share_of(mode: Stateful, records: Sequence[Record], rank: int, size: int, process: str | None = None,
@@ -151,38 +143,30 @@ def share_of(mode: Stateful, records: Sequence[Record], rank: int, size: int, pr
 
 
 def fitted(saved: Record, layout: Layout) -> tuple[Values, bool]:
-    """Return a record's residual in the layout's dtype and order; and True if that is the record's order, too."""
-    places = match_parameters(saved, layout)
-    residual = residual_of(saved, layout.dtype)
-    if places == sorted(places):  # whatever the names are
-        return residual, True
-    lengths = [int(np.prod(shape, dtype=np.int64)) for _, shape in saved["parameters"]]
-    parts = np.split(residual, np.cumsum(lengths)[:-1])
-    return np.concatenate([parts[place] for place in places]), False
+    """Return a record's residual in the layout's dtype and order; and True if that is the record's order, too.
 
-
-def match_parameters(saved: Record, layout: Layout) -> list[int]:
-    """Return the place in the record of each gradient of the layout.
-
-    Match by name; or by order, if names are others, and those that both have are at the same places.
+    Match parameters by name; or by order, if names are others, and those that both have are at the same places.
     Warn if names are in another order, or are others. Raise OptionError if the record is of other parameters.
     """
     theirs, ours = saved["parameters"], parameters_of(layout)
-    if theirs == ours:
-        return list(range(len(ours)))
     place_of = {name: place for place, (name, _) in enumerate(theirs)}
-    if len(place_of) == len(theirs) and sorted(theirs) == sorted(ours):
+    is_in_order = theirs == ours or len(place_of) < len(theirs) or sorted(theirs) != sorted(ours)
+    if not is_in_order:
         warnings.warn("the checkpoint has the parameters in another order: residuals were matched by name, but the "
                       "bits of the next steps may differ. Build the model as before to prevent that", stacklevel=2)
-        return [place_of[name] for name, _ in ours]
-    shapes_agree = [shape for _, shape in theirs] == [shape for _, shape in ours]
-    if shapes_agree and all(place_of.get(name, place) == place for place, (name, _) in enumerate(ours)):
+    elif theirs != ours:
+        shapes_agree = [shape for _, shape in theirs] == [shape for _, shape in ours]
+        if not shapes_agree or any(place_of.get(name, place) != place for place, (name, _) in enumerate(ours)):
+            raise OptionError(f"the checkpoint's residual is of other parameters ({_length(theirs)} elements; these "
+                              f"have {layout.n}): {_difference(theirs, ours)}. Load one of this model")
         warnings.warn("the checkpoint has other names for the parameters, with the same shapes: residuals were "
                       f"matched by their order. Load another one if that is wrong: {_difference(theirs, ours)}",
                       stacklevel=2)
-        return list(range(len(ours)))
-    raise OptionError(f"the checkpoint's residual is of other parameters ({_length(theirs)} elements; these "
-                      f"have {layout.n}): {_difference(theirs, ours)}. Load one of this model")
+    residual = residual_of(saved, layout.dtype)
+    if is_in_order:
+        return residual, True
+    parts = np.split(residual, np.cumsum([_length([each]) for each in theirs])[:-1])
+    return np.concatenate([parts[place_of[name]] for name, _ in ours]), False
 
 
 def _length(parameters: Sequence[Sequence[Any]]) -> int:
@@ -219,18 +203,13 @@ class Stateful(ABC):
     copies: int = 1
     adds: bool = True
 
-    @property
     @abstractmethod
-    def description(self) -> str:
-        """The options and parameters that must be equal on all ranks, one "name: value" a line."""
+    def meet(self, doing: str) -> CountingTransport:
+        """Meet the other ranks for something together, and return the transport to them, until `leave`. Collective.
 
-    @abstractmethod
-    def connect(self) -> CountingTransport:
-        """Return the transport to all ranks, for other ends than a step. Collective."""
-
-    @abstractmethod
-    def check_agreement(self, description: str) -> None:
-        """Hold a roll call alone, after `connect`. Collective."""
+        doing: in words. All ranks raise AgreementError if one takes a step or does something else, and would wait in
+        vain.
+        """
 
     def leave(self) -> None:
         """Return when all ranks have used the transport for other ends than a step."""
@@ -249,7 +228,6 @@ class Stateful(ABC):
 
         If residuals are moves of parameters, the model is to hold the parameters that were shared by then.
         """
-        check_residuals(records)
         self.take(share_of(self, records, *self.ranks.membership()[:2], process=THIS_PROCESS))
 
     @abstractmethod

@@ -1,17 +1,14 @@
-"""The network as algorithms see it: bytes and ranks, nothing else. Here is the transport of a single rank, too."""
+"""The network as algorithms see it: bytes and ranks. And what is asked of the library that has started the ranks."""
 
 from __future__ import annotations
 
 import functools
 import math
-import queue
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from ..errors import TransportError
 
 Bytes = NDArray[np.uint8]
 Counts = NDArray[np.int64]
@@ -75,6 +72,58 @@ class Signals(Protocol):
 
     def receive(self, timeout: float) -> int | None:
         """Return the next number, from any rank; None if none came within `timeout` seconds. Called by one thread."""
+
+
+class Membership(NamedTuple):
+    """A rank's place in its job, for as long as elastic training does not change it."""
+
+    rank: int
+    size: int
+    generation: int
+    """The number of times that elastic training has begun anew in this process."""
+
+
+class Ranks(Protocol):
+    """The ranks that reduce together; one object for each reduction, on each rank.
+
+    base: the library; one object for all reductions of a rank.
+    channel: separates the messages of reductions that may run at the same time, in orders that differ by rank.
+        Each such reduction has a number of its own, in the order in which the ranks make them; all others have 0.
+    yield_cpu: see MPITransport.
+    """
+
+    base: object
+    channel: int
+    yield_cpu: bool
+
+    @property
+    def takes_part(self) -> bool:
+        """True if this process is one of the ranks; otherwise it trains for itself."""
+
+    def membership(self) -> Membership:
+        """Return this rank's present place. Called at every step."""
+
+    def host(self) -> tuple[int, int | None]:
+        """Return the number of the host's first rank in the whole job, and how many ranks the host has.
+
+        The latter is None if these ranks are a part of the job.
+        """
+
+    def divide(self, groups: Iterable[Counts]) -> None:
+        """Prepare transports among some of the ranks. Collective.
+
+        groups: ranks' numbers, the same groups on every rank. Raise PluginError if the division is impossible.
+        """
+
+    def transport(self, channel: int | str, members: Counts | None = None) -> Transport:
+        """Return a transport over the library's own collectives: among all ranks, or among a group after `divide`."""
+
+    @property
+    def runs_on_mpi(self) -> bool:
+        """True if the library has started MPI."""
+
+    def mpi_rank(self) -> int | str:
+        """Return this process's number in MPI.COMM_WORLD; or the reason, in words, why MPI cannot be used."""
 
 
 @functools.lru_cache(maxsize=16)
@@ -142,50 +191,3 @@ def batch_length(size: int, in_flight: int = MESSAGES_IN_FLIGHT) -> int:
     On many ranks the latencies of more batches would add up.
     """
     return max(in_flight, -(-(size - 1) // MOST_BATCHES))
-
-
-class AloneTransport:
-    """The transport of a single rank; see Transport."""
-
-    rank, size, concurrent = 0, 1, True
-
-    def signals(self) -> AloneSignals:
-        """Return this rank's own numbers."""
-        return AloneSignals()
-
-    def allgather(self, row: Counts) -> Counts:
-        return row[None].copy()
-
-    def alltoall(self, rows: Counts) -> Counts:
-        return rows.copy()
-
-    def allreduce(self, values: Values) -> Values:
-        return values.copy()
-
-    def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
-                 ) -> Iterator[list[tuple[int, Bytes]]]:
-        if outgoing or incoming:
-            raise TransportError(f"a single rank exchanges no messages; got some to {sorted(outgoing)} and from "
-                                 f"{sorted(incoming)}")
-        return iter(())
-
-    def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
-        if len(message) != sizes[0]:
-            raise TransportError(f"{sizes[0]} bytes were announced; got {len(message)}")
-        return [message.copy()]
-
-
-class AloneSignals:
-    """The numbers that a single rank sends itself; see Signals."""
-
-    def __init__(self) -> None:
-        self._sent: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-    def send(self, _to: int, number: int) -> None:
-        self._sent.put(number)
-
-    def receive(self, timeout: float) -> int | None:
-        try:
-            return self._sent.get(timeout=timeout)
-        except queue.Empty:
-            return None

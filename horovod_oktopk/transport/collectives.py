@@ -1,7 +1,8 @@
-"""A library's collectives as a Transport: for Gloo and NCCL builds of Horovod, and for elastic jobs."""
+"""A library's collectives as a Transport, for Gloo and NCCL builds of Horovod and elastic jobs; those of one rank."""
 
 from __future__ import annotations
 
+import queue
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -62,6 +63,41 @@ class CollectivesTransport(Transport):
         gathered = self._allgather(padded.view(np.int32)).view(np.uint8)
         ends = np.cumsum(-(-sizes // WORD) * WORD)
         return [gathered[end - -(-size // WORD) * WORD:][:size] for end, size in zip(ends, sizes, strict=True)]
+
+
+class AloneTransport(CollectivesTransport):
+    """The transport of a single rank."""
+
+    rank, size, concurrent = 0, 1, True
+
+    def signals(self) -> AloneSignals:
+        """Return this rank's own numbers."""
+        return AloneSignals()
+
+    def _allgather(self, values: NDArray[Any]) -> NDArray[Any]:
+        return values.copy()
+
+    def _allreduce(self, values: NDArray[Any]) -> NDArray[Any]:
+        return values.copy()
+
+    def _alltoall(self, values: NDArray[Any], splits: NDArray[np.int32]) -> NDArray[Any]:  # noqa: ARG002
+        return values.copy()
+
+
+class AloneSignals:
+    """The numbers that a single rank sends itself; see Signals."""
+
+    def __init__(self) -> None:
+        self._sent: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def send(self, _to: int, number: int) -> None:
+        self._sent.put(number)
+
+    def receive(self, timeout: float) -> int | None:
+        try:
+            return self._sent.get(timeout=timeout)
+        except queue.Empty:
+            return None
 
 
 class HorovodTransport(CollectivesTransport):

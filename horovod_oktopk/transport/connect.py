@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import AgreementError, PluginError
-from .base import AloneTransport, Counts, Hierarchical, Transport, TransportName
+from .base import Counts, Hierarchical, Ranks, Transport, TransportName
+from .collectives import AloneTransport
 from .counting import CountingTransport, explain_timeline, on_hosts
 from .mpi import ending
-from .ranks import Ranks
 
 if TYPE_CHECKING:  # mpi4py is imported only where MPI runs
     from .mpi.transport import MPITransport
@@ -73,7 +73,7 @@ def introduce(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical) -
         raise PluginError(NO_ELASTIC)
     mpi_rank = -1 if choice == "horovod" else ranks.mpi_rank()
     mine = [-1 if isinstance(mpi_rank, str) else mpi_rank, ranks.channel, ranks.yield_cpu, CHOICES.index(choice),
-            -1 if hierarchical is True else int(hierarchical), ranks.host().first]
+            -1 if hierarchical is True else int(hierarchical), ranks.host()[0]]
     rows = ranks.transport(0).allgather(np.array(mine, np.int64)).T
     _check_equal("transports", [CHOICES[code] for code in rows[3]])
     _check_equal("options hierarchical", [code == -1 if code < 1 else code for code in rows[4].tolist()])

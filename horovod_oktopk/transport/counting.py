@@ -74,12 +74,15 @@ class CountingTransport:
     reduce-scatter and allgather.
 
     hosts: the other ranks of a job in which each host is one worker; see Hosts.
+    step: a context that a step is taken in. A rank that ends tells everyone; a rank inside the context ends its step
+    first.
     route: in words, the network that carries the messages, and why.
     """
 
     inner: Transport
     log: Log = field(default_factory=Log)
     hosts: Hosts | None = None
+    step: Callable[[], AbstractContextManager[None]] = nullcontext
     route: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -161,14 +164,11 @@ class Hosts:
 
     The transport of a step joins the ranks that have the same share on all hosts, one of each host.
     everyone: all ranks. within: those of this host. grid: int64, shape (hosts, ranks of a host): everyone's numbers.
-    step: a context that a step is taken in. A rank that ends tells everyone; a rank inside the context ends its step
-    first.
     """
 
     everyone: CountingTransport
     within: CountingTransport
     grid: Counts
-    step: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def bounds(self, n: int) -> Counts:
         """Return the bounds of the shares of n elements: offsets from 0 to n, shape (ranks of a host + 1,)."""
@@ -184,5 +184,5 @@ def on_hosts(everyone: Transport, across: Transport, within: Transport, grid: Co
              step: Callable[[], AbstractContextManager[None]] = nullcontext, route: str = "") -> CountingTransport:
     """Return the transport of a step in which each host is one worker; all its messages are counted together."""
     log = Log()
-    hosts = Hosts(CountingTransport(everyone, log), CountingTransport(within, log), grid, step)
-    return CountingTransport(across, log, hosts, route=route)
+    hosts = Hosts(CountingTransport(everyone, log), CountingTransport(within, log), grid)
+    return CountingTransport(across, log, hosts, step, route=route)

@@ -14,10 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..errors import PluginError
-from .base import Counts, Hierarchical, TransportName
+from .base import Counts, Hierarchical, Membership, Ranks, TransportName
 from .collectives import HorovodTransport
 from .connect import introduce
-from .ranks import Host, Membership, Ranks
 
 NO_SETS = ("hierarchical needs Horovod's process sets for the ranks of each host, and for those that have the same "
            "place on all hosts; missing are {missing}. Call hvd.init(process_sets=\"dynamic\"), and give the "
@@ -51,9 +50,9 @@ class HorovodRanks(Ranks):
     def membership(self) -> Membership:
         return Membership(int(self.process_set.rank()), int(self.process_set.size()), self.resets)
 
-    def host(self) -> Host:
+    def host(self) -> tuple[int, int | None]:
         is_whole = self.process_set.size() == self.hvd.size()  # Horovod counts the whole job's ranks of a host
-        return Host(self.hvd.rank() - self.hvd.local_rank(), int(self.hvd.local_size()) if is_whole else None)
+        return self.hvd.rank() - self.hvd.local_rank(), int(self.hvd.local_size()) if is_whole else None
 
     def divide(self, groups: Iterable[Counts]) -> None:
         is_whole = self.process_set.size() == self.hvd.size()

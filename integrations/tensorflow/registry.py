@@ -20,8 +20,7 @@ from horovod_oktopk.modes.make import kind_of, with_scheme
 from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.state import gather
 from horovod_oktopk.tensorflow.run import Local, Refusal, Run, check_place
-from horovod_oktopk.tensorflow.tensors import is_dense, signature_of
-from horovod_oktopk.tensorflow.transport import ranks_of
+from horovod_oktopk.tensorflow.tensors import is_dense, ranks_of, signature_of
 from horovod_oktopk.tensorflow.variables import (
     check_variables,
     key_of,

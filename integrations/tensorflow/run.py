@@ -35,9 +35,9 @@ from horovod_oktopk.tensorflow.tensors import (
     form_of,
     inputs_of,
     is_dense,
+    ranks_of,
     signature_of,
 )
-from horovod_oktopk.tensorflow.transport import ranks_of
 from horovod_oktopk.tensorflow.variables import VariableReplica, name_of, tensor_of
 
 logger = logging.getLogger("horovod_oktopk")

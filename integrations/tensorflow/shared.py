@@ -108,9 +108,8 @@ def meet(target: Any, doing: str) -> None:
     """
     modes = [run.mode for run in each_run_of(target)]
     for mode in sorted(modes, key=lambda each: each.ranks.channel):  # as they first stepped
-        if mode.ranks.takes_part:
+        if mode.ranks.takes_part and not mode.has_rounds:
             mode.meet(doing)
-            mode.leave()
 
 
 def check_alike(what: str, names: Iterable[str]) -> None:

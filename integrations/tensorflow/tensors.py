@@ -1,14 +1,20 @@
-"""The gradients of one step: as tensors, and as the arrays that a Python function is given of them, laid out flat."""
+"""The gradients of one step: as tensors, and as the arrays that a Python function is given of them, laid out flat.
+
+And arrays over Horovod's collectives.
+"""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+from horovod.common.exceptions import HorovodInternalError
 from numpy.typing import NDArray
 
 from horovod_oktopk.modes.mode import Gradients, Piece, Update
@@ -16,9 +22,31 @@ from horovod_oktopk.modes.step_ahead.pace import elements_of_rows
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.tensorflow.private import eagerly
 from horovod_oktopk.tensorflow.variables import key_of, name_of
+from horovod_oktopk.transport.collectives import HorovodTransport
+from horovod_oktopk.transport.horovod import HorovodRanks
 from horovod_oktopk.vectors.sparse import Indices, Layout, Values, scatter
 
 Array = NDArray[Any]
+
+
+class TensorFlowTransport(HorovodTransport):
+    """See HorovodTransport. Calls run at once, also where the program builds graphs."""
+
+    hvd = hvd
+    concurrent = False  # run eagerly, all operations of a kind have one name in TensorFlow, whatever they are given
+    to_tensor = staticmethod(tf.constant)
+    failures = (HorovodInternalError, tf.errors.OpError)
+
+    @staticmethod
+    @contextmanager
+    def around() -> Iterator[None]:
+        with eagerly(), tf.device("/cpu:0"):
+            yield
+
+
+def ranks_of(process_set: Any, own_channel: bool = False, yield_cpu: bool = False) -> HorovodRanks:
+    """Return the ranks of a process set; see HorovodRanks and Ranks."""
+    return HorovodRanks(process_set, TensorFlowTransport, own_channel, yield_cpu)
 
 
 class TensorLayout(Layout):

@@ -18,7 +18,7 @@ from horovod_oktopk.modes.step_ahead.pace import normalizes
 from horovod_oktopk.selection.accumulator import NumpyAccumulator, Pieces, ResidualAccumulator, keep_freed_memory
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator, ParameterAccumulator, Replica
 from horovod_oktopk.torch.tensors import TorchLayout, are_finite
-from horovod_oktopk.transport.ranks import Ranks
+from horovod_oktopk.transport.base import Ranks
 from horovod_oktopk.vectors.sparse import DenseVector, Indices, SparseVector, Values
 
 CHUNK = 1 << 24

@@ -30,11 +30,11 @@ from horovod_oktopk.torch.tensors import (
     Parameters,
     TorchLayout,
     are_finite,
+    ranks_of,
     scaled_learning_rates,
     without_rows,
     without_scaler,
 )
-from horovod_oktopk.torch.transport import ranks_of
 
 logger = logging.getLogger("horovod_oktopk")
 

@@ -13,7 +13,7 @@ import torch
 
 from horovod_oktopk.errors import OptionError
 from horovod_oktopk.modes.api import shared_parameters
-from horovod_oktopk.state.records import check_records, check_residuals
+from horovod_oktopk.state.records import check_records, residual_of
 from horovod_oktopk.torch.optimizer import own_run_of, owners_of
 from horovod_oktopk.torch.private import trained_by
 from horovod_oktopk.transport.horovod import ElasticState
@@ -30,7 +30,8 @@ def attach_state(optimizer: Any) -> None:
         saved = state_dict.get(KEY, [])
         check_records(saved)
         records = [_to_numpy(record) for record in saved]
-        check_residuals(records)  # of all ranks, and before anything is taken: so all ranks refuse the same file
+        for each in records:  # of all ranks, and before anything is taken: so all ranks refuse the same file
+            residual_of(each, each["residual"].dtype)
         own_run_of(_optimizer).load_records(records)
 
     optimizer.register_state_dict_post_hook(save)

@@ -1,4 +1,4 @@
-"""One optimizer's gradients, laid out flat, as a mode reads and writes them; its parameters and hyperparameters."""
+"""One optimizer's gradients, laid out flat; its parameters and hyperparameters; NumPy over Horovod's collectives."""
 
 from __future__ import annotations
 
@@ -9,16 +9,32 @@ from typing import Any
 import horovod.torch as hvd
 import numpy as np
 import torch
+from horovod.common.exceptions import HorovodInternalError
 from numpy.typing import NDArray
 
 from horovod_oktopk.errors import OptionError, PluginError
 from horovod_oktopk.modes.mode import Gradients, Update
 from horovod_oktopk.modes.step_ahead.pace import elements_of_rows
 from horovod_oktopk.torch.private import rows_of, values_of
+from horovod_oktopk.transport.collectives import HorovodTransport
+from horovod_oktopk.transport.horovod import HorovodRanks
 from horovod_oktopk.vectors.sparse import Indices, Layout, SparseVector, Values, scatter
 
 CHANGED = ("'{name}' is {now} now, and was {then} at the first step: convert or move the model before the first "
            "step, or a copy of it (copy.deepcopy)")
+
+
+class TorchTransport(HorovodTransport):
+    """See HorovodTransport."""
+
+    hvd, concurrent = hvd, True
+    to_tensor = staticmethod(torch.from_numpy)
+    failures = (HorovodInternalError,)
+
+
+def ranks_of(process_set: Any, own_channel: bool = False, yield_cpu: bool = False) -> HorovodRanks:
+    """Return the ranks of a process set; see HorovodRanks and Ranks."""
+    return HorovodRanks(process_set, TorchTransport, own_channel, yield_cpu)
 
 
 class TorchLayout(Layout):

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from horovod_oktopk.transport.base import Counts
+from horovod_oktopk.transport.base import Counts, Membership, Ranks
 from horovod_oktopk.transport.collectives import CollectivesTransport
-from horovod_oktopk.transport.ranks import Host, Membership, Ranks
 from tests.core.digests import CASES, digest_on
 from tests.core.driver import Kind
 from tests.core.world import Hvd, ProcessSet
@@ -68,8 +67,8 @@ class DistributedRanks(Ranks):
     def membership(self) -> Membership:
         return Membership(dist.get_rank(), dist.get_world_size(), 0)
 
-    def host(self) -> Host:
-        return Host(0, dist.get_world_size())
+    def host(self) -> tuple[int, int | None]:
+        return 0, dist.get_world_size()
 
     def divide(self, groups: Iterable[Counts]) -> None:
         for members in groups:

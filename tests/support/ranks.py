@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from horovod_oktopk.transport.base import Counts
-from horovod_oktopk.transport.ranks import Host, Membership, Ranks
+from horovod_oktopk.transport.base import Counts, Membership, Ranks
 
 
 class ThreadRanks(Ranks):
@@ -20,8 +19,8 @@ class ThreadRanks(Ranks):
     def membership(self) -> Membership:
         return Membership(self._transport.rank, self._transport.size, self.resets)
 
-    def host(self) -> Host:
-        return Host(0, self._transport.size)
+    def host(self) -> tuple[int, int | None]:
+        return 0, self._transport.size
 
     def divide(self, groups: Iterable[Counts]) -> None:
         pass

@@ -27,7 +27,7 @@ from horovod_oktopk.tensorflow import (
 )
 from horovod_oktopk.tensorflow.private import KERAS_3
 from horovod_oktopk.tensorflow.registry import each_run_of
-from horovod_oktopk.tensorflow.transport import TensorFlowTransport
+from horovod_oktopk.tensorflow.tensors import TensorFlowTransport
 from tests.scenarios import SETS
 from tests.scenarios.common import SHAPES
 from tests.scenarios.driver import Gradients

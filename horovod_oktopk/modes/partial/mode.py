@@ -24,10 +24,10 @@ from ...errors import OkTopkError, PluginError
 from ...schemes.report import StepReport, StepResult, sum_of_phases
 from ...selection.accumulator import Accumulator, EmptyAccumulator, ResidualAccumulator
 from ...state.records import Record
+from ...transport.base import Ranks
 from ...transport.connect import barrier
 from ...transport.counting import Traffic
-from ...transport.mpi.ending import leave, unhappy_end
-from ...transport.ranks import Ranks, StallLimits
+from ...transport.mpi.ending import StallLimits, leave, unhappy_end
 from ...vectors.sparse import L, Layout, SparseVector, Values, sum_of
 from ..gradients import GradientMode
 from ..mode import Gradients, Piece, Update
@@ -167,9 +167,6 @@ class PartialMode(GradientMode):
     def refuse_step(self, message: str, signature: Sequence[str] | None = None) -> NoReturn:  # noqa: ARG002
         """Raise PluginError, on this rank alone: the others' rounds go on, and wait for this rank in the end."""
         raise PluginError(message)
-
-    def meet(self, doing: str) -> None:
-        """Do nothing: replicas meet when they are synchronized."""
 
     def close(self) -> None:
         """End the thread, once all ranks have exited by `synchronize`: it has nothing to serve."""

@@ -29,8 +29,8 @@ from ...errors import NonFiniteError, PluginError
 from ...schemes.base import Unit
 from ...selection.parameter_accumulator import ParameterAccumulator, Replica
 from ...state.records import Record, record
+from ...transport.base import Ranks
 from ...transport.counting import CountingTransport
-from ...transport.ranks import Ranks
 from ...vectors.sparse import Layout, Values
 from ..mode import Gradients, Mode
 from ..options import StepAhead
@@ -112,7 +112,7 @@ class StepAheadMode(Mode):
         hierarchical = self.scheme.hierarchical
         if not hierarchical or self.ranks.membership().size == 1:
             return 1
-        copies = self.ranks.host().size if hierarchical is True else int(hierarchical)
+        copies = self.ranks.host()[1] if hierarchical is True else int(hierarchical)
         if copies is None:
             raise PluginError(NEEDS_ALL_RANKS)
         return copies

@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -277,7 +276,7 @@ def _done(run: Callable[[], Outcome]) -> Future[Outcome]:
 def _complete(algorithm: Algorithm, step: Step, divisor: float) -> Outcome:
     """Complete the exchange of a step that has begun. divisor: the number to divide a sum by for w."""
     hosts, n = step.transport.hosts, step.report.n
-    with nullcontext() if hosts is None else hosts.step():
+    with step.transport.step():
         result = algorithm.complete(step)
         told = replace(result, selected=None), step.call.measured
         if result.update is None or not np.isfinite(result.update.values).all():

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..ranks import StallLimits
+from .ending import StallLimits
 from .transport import MPITransport
 
 logger = logging.getLogger("horovod_oktopk")
