@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
@@ -153,13 +153,13 @@ class OkTopkAllreduce(Algorithm):
             regions, load = self._divide(selection.indices, step)  # lines 5-7
         with step.phase("split_and_reduce"):
             reduced = split_and_reduce(selection, regions, sparse)  # line 8
-        bound: Bound = oktopk_bound(step.share_k, sparse.size, step.report.global_k)
+        bound: Bound = oktopk_bound(step.share_k, step.transport.size, step.report.global_k)
         with step.phase("global_select"):
             summed, sizes = self._select_globally(reduced, step, load, bound)  # lines 9-12
             if step.transport.hosts is not None:
                 bound = _share_bound(sizes, step, step.transport.hosts)
                 sizes = sizes[step.transport.hosts.group]
-            sparse = sparse.spanning(*self.global_.ends)
+            sparse = replace(sparse, codec=sparse.codec.spanning(*self.global_.ends))
             chosen = sparse.codec.round(summed)
         balances = needs_balance(sizes, self.balance_trigger) and load.fits_balanced(sizes[regions.order], bound)
         update = self._gather(chosen, sizes[regions.order], balances, step, regions, sparse)  # line 13
@@ -194,7 +194,7 @@ class OkTopkAllreduce(Algorithm):
             return self.global_.select_all(reduced, everyone, step.threshold)
         if (self.options.selection == "reuse" and step.call.in_sync
                 and not _due(step.t, self.options.threshold_interval)):
-            fits = partial(load.fits_direct, bound=bound)
+            fits = partial(load.fits, bound=bound)
             return self.global_.select_again(reduced, kept, order, fits, everyone, step.threshold)
         return self.global_.select(reduced, kept, order, everyone, step.threshold, weight)
 
@@ -207,10 +207,11 @@ class OkTopkAllreduce(Algorithm):
             step.report.balanced = True
             plan = BalancePlan(sizes)
             with step.phase("balance"):
-                chosen = plan.balance(chosen, regions, sparse)
+                parts = sparse.exchange(chosen, *plan.routes(regions, step.transport.rank))
+                chosen = concatenate(parts, sparse.codec.dtype)
             extents = plan.extents(regions.boundaries)
         with step.phase("allgatherv"):
-            shares = sparse.allgatherv(chosen, list(zip(regions.owners, extents, strict=True)))
+            shares = sparse.allgatherv(chosen, list(zip(regions.order.tolist(), extents, strict=True)))
             return concatenate(shares, sparse.codec.dtype)
 
     # What is remembered.
