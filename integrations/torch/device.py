@@ -37,7 +37,7 @@ def mode_of(options: Any, average: bool, layout: TorchLayout, ranks: Ranks, opti
     n, dtype, device = layout.n, layout.dtype, layout.device
     on_host = device.type == "cpu"
 
-    def of_gradients(_layout: TorchLayout) -> ResidualAccumulator:
+    def of_gradients() -> ResidualAccumulator:
         return NumpyAccumulator(n, dtype) if on_host else TorchAccumulator(n, dtype, device)
 
     def of_parameters() -> tuple[ParameterAccumulator, Replica]:

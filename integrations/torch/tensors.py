@@ -9,7 +9,6 @@ from typing import Any
 import horovod.torch as hvd
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from horovod_oktopk.errors import OptionError, PluginError
 from horovod_oktopk.modes.mode import Gradients, Update
@@ -52,9 +51,6 @@ class TorchLayout(Layout):
     def describe_memory(self) -> list[str]:
         return [line if p.is_contiguous() else f"{line}, dimensions in memory {memory_order(p)}"
                 for line, p in zip(self.describe(), self.parameters, strict=True)]
-
-    def _fits(self, values: NDArray[Any], dtype: str) -> bool:
-        return bool(torch.isfinite(torch.from_numpy(values).to(getattr(torch, dtype))).all())
 
     def flat_memory(self) -> list[Any]:
         """Return each parameter's memory as a flat tensor, in the order in which it lies there (channels_last too).
