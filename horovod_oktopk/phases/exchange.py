@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -116,21 +116,20 @@ def needs_balance(sizes: Counts, trigger: float) -> bool:
     return len(sizes) > 1 and bool(sizes.max() > trigger * sizes.mean())
 
 
-@dataclass(frozen=True)
-class Load:
-    """Elements that every rank sends to others, and receives, in phase 1; and what keeps to the bound beside them.
+@dataclass(frozen=True, kw_only=True)
+class Division(Regions):
+    """Regions with the load of their owners, and what keeps to the bound beside it.
 
-    sent, received: int64, shape (P,). order: the owners in the order of their regions. All ranks that take part in
-    the exchange know all the numbers, so they decide alike.
+    load_sent, load_received: int64, shape (P,): elements that every rank sends to others, and receives, in phase 1.
+    All ranks that take part in the exchange know all the numbers, so they decide alike.
     """
 
-    sent: Counts
-    received: Counts
-    order: Counts
+    load_sent: Counts
+    load_received: Counts
 
     def fits_regions(self, k: float, bound: float) -> bool:
         """Return True if each owner receives few enough elements to keep to the bound, together with all of u."""
-        return bool((self.received <= np.maximum(bound / 2 - k, k) + len(self.order)).all())
+        return bool((self.load_received <= np.maximum(bound / 2 - k, k) + len(self.sent)).all())
 
     def fits(self, shares: Counts, bound: Bound, moved: Counts | int = 0) -> bool:
         """Return True if an allgatherv of these shares keeps to the bound, after `moved` elements to balance them.
@@ -138,7 +137,7 @@ class Load:
         All are by rank. In an allgatherv each rank sends all, except the share of the rank after it.
         """
         gathered = shares.sum() - np.roll(shares, -1)
-        return bool((2 * (self.sent + moved + gathered) <= bound).all())
+        return bool((2 * (self.load_sent + moved + gathered) <= bound).all())
 
     def fits_balanced(self, sizes: Counts, bound: Bound) -> bool:
         """Return True if balancing and allgatherv keep to the bound. sizes: elements by region."""
@@ -149,8 +148,8 @@ class Load:
 
 
 def divide(boundaries: Indices, indices: Indices, counts: Counts, transport: Transport, rotates: bool = True,
-           ) -> tuple[Regions, Load]:
-    """Return the regions of a step, and the load of their owners.
+           ) -> Division:
+    """Return the regions of a step, with their load.
 
     indices: this rank's selection, ascending. counts: the result of `agreement.tell` for all ranks' counts by region.
     If these are all counts, the owners are those who keep most elements on their rank (if `rotates`). Otherwise rank
@@ -158,17 +157,15 @@ def divide(boundaries: Indices, indices: Indices, counts: Counts, transport: Tra
     """
     rank, mine = transport.rank, count_by_region(indices, boundaries)
     if counts.shape[1] == transport.size:
-        regions = Regions(boundaries, mine, counts[:, 0], owner_rotation(counts) if rotates else 0)
-        ranks = np.arange(transport.size)
-        owned = (ranks - regions.rotation) % transport.size
+        rotation, ranks = owner_rotation(counts) if rotates else 0, np.arange(transport.size)
+        owned = (ranks - rotation) % transport.size
         kept = counts[ranks, owned]
-        load = Load(counts.sum(axis=1) - kept, counts.sum(axis=0)[owned] - kept, regions.order)
-        return replace(regions, received=counts[:, owned[rank]]), load
+        return Division(boundaries, mine, counts[:, owned[rank]], rotation, load_sent=counts.sum(axis=1) - kept,
+                        load_received=counts.sum(axis=0)[owned] - kept)
     received = counts[:, 0]
     moved = np.array([mine.sum() - mine[rank], received.sum() - received[rank]]).astype(np.uint32)
-    regions = Regions(boundaries, mine, received)
     sent, arrived = allgather_rows(moved, transport).astype(np.int64).T
-    return regions, Load(sent, arrived, regions.order)
+    return Division(boundaries, mine, received, load_sent=sent, load_received=arrived)
 
 
 def dense_volume(n: int, size: int) -> float:
