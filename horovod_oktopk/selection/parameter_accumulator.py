@@ -167,6 +167,5 @@ class HostReplica(Replica):
 
     def swap(self, values: Values) -> None:
         for offset, own in self.pieces():
-            part = values[offset:offset + len(own)]
-            before: Values = np.array(own)
+            part, before = values[offset:offset + len(own)], own.repeat(1)  # a copy, of tensors on a device too
             own[:], part[:] = part, before

@@ -233,10 +233,3 @@ class TorchReplica(TorchHostReplica):
         for (offset, own), first, last in zip(self.pieces(), cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
             if first < last:
                 own[indices[first:last] - offset] += values[first:last]
-
-    def swap(self, values: Any) -> None:
-        for offset, own in self.pieces():
-            part = values[offset:offset + len(own)]
-            before = own.clone()
-            own.copy_(part)
-            part.copy_(before)

@@ -90,7 +90,6 @@ def _memory_of(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _write(out: torch.Tensor, part: SparseVector, zero: bool) -> None:
-    """Write a gradient's part of the update over the gradient. zero: the gradient is zero already."""
     if out.device.type == "cpu" and out.dtype in (torch.float32, torch.float64) and out.is_contiguous():
         scatter(out.view(-1).numpy(), part, zero)
         return
@@ -200,7 +199,6 @@ class Parameters:
         return [p for group in self._optimizer.param_groups for p in group["params"]]
 
     def name_of(self, p: torch.Tensor) -> str:
-        """Return a parameter's name."""
         return self._names.get(p) or f"unnamed.{next(i for i, q in enumerate(self.all()) if q is p)}"
 
     def by_name(self, parameters: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
