@@ -51,7 +51,6 @@ class Regions:
         return (rank - self.rotation) % len(self.sent)
 
     def extent(self, region: int, count: int) -> Extent:
-        """Return the extent of a message with `count` elements of a region."""
         return Extent(count, int(self.boundaries[region]), int(self.boundaries[region + 1]))
 
     def extents(self, sizes: Counts) -> list[Extent]:

@@ -46,7 +46,6 @@ class SparseVector:
         return SparseVector(np.empty(0, np.int64), np.empty(0, dtype))
 
     def copy(self) -> SparseVector:
-        """Return a copy in memory of its own."""
         return SparseVector(self.indices.copy(), self.values.copy())
 
     def take(self, positions: Indices) -> SparseVector:
@@ -93,7 +92,6 @@ class DenseVector:
         return len(self.values)
 
     def divided(self, by: float) -> DenseVector:
-        """Return the vector divided by a number, in its own dtype."""
         return DenseVector(self.values / self.values.dtype.type(by))
 
 
@@ -114,12 +112,10 @@ def sum_of(parts: Sequence[SparseVector]) -> SparseVector:
 
 
 def to_bits(values: Values) -> Bits:
-    """Return the magnitudes as bits."""
     return np.abs(values).view(f"u{values.dtype.itemsize}")
 
 
 def from_bits(bits: int, dtype: Any) -> float:
-    """Return the magnitude of these bits."""
     return float(np.array([bits], f"u{np.dtype(dtype).itemsize}").view(dtype)[0])
 
 
