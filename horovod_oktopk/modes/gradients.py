@@ -15,7 +15,7 @@ from ..schemes.report import StepResult
 from ..selection.accumulator import ResidualAccumulator
 from ..state.records import Record, record
 from ..transport.base import Ranks
-from ..vectors.sparse import L, Values
+from ..vectors.sparse import Layout, Values
 from .host_sums import HostAccumulator
 from .mode import Gradients, Mode, Update
 
@@ -23,14 +23,14 @@ from .mode import Gradients, Mode, Update
 class GradientMode(Mode):
     """The reduction of one layout's gradients over the ranks; one object on each rank.
 
-    average: True if the sum is divided by the number of ranks. make_accumulator: makes one for the layout.
+    average: True if the sum is divided by the number of ranks. make_accumulator: makes one of n elements.
     signature: lines that must be equal on all ranks, "name: value"; the layout's description if not given.
     """
 
     acts_at_step = False
 
-    def __init__(self, options: Scheme, average: bool, layout: L,
-                 make_accumulator: Callable[[L], ResidualAccumulator], ranks: Ranks,
+    def __init__(self, options: Scheme, average: bool, layout: Layout,
+                 make_accumulator: Callable[[], ResidualAccumulator], ranks: Ranks,
                  signature: Sequence[str] | None = None) -> None:
         super().__init__(options, layout, ranks)
         self.title, self._average = type(options).__name__, average
@@ -38,7 +38,7 @@ class GradientMode(Mode):
         self._before: dict[str, Any] | None = None  # the algorithm's state, while a step is under way
         self.accumulator: ResidualAccumulator = (
             HostAccumulator(layout.n, layout.dtype, lambda: self.transport.hosts) if options.hierarchical
-            else make_accumulator(layout))
+            else make_accumulator())
 
     # A step.
 

@@ -12,7 +12,7 @@ from ..selection.accumulator import ResidualAccumulator
 from ..selection.parameter_accumulator import ParameterAccumulator, Replica
 from ..transport.base import Ranks
 from ..transport.mpi.ending import leave
-from ..vectors.sparse import L
+from ..vectors.sparse import Layout
 from .gradients import GradientMode
 from .mode import Mode
 from .options import Partial, StepAhead
@@ -31,13 +31,13 @@ def with_scheme(options: Any, scheme: Scheme) -> Any:
     return scheme if isinstance(options, Scheme) else replace(options, inner=scheme)
 
 
-def make_mode(options: Any, average: bool, layout: L, ranks: Ranks,
-              of_gradients: Callable[[L], ResidualAccumulator],
+def make_mode(options: Any, average: bool, layout: Layout, ranks: Ranks,
+              of_gradients: Callable[[], ResidualAccumulator],
               of_parameters: Callable[[], tuple[ParameterAccumulator, Replica]], *, normalizes: bool = False,
               settings: Sequence[str] = (), signature: Sequence[str] | None = None) -> Mode:
     """Return the mode of these options on this rank.
 
-    of_gradients: makes the accumulator of a layout's gradients. of_parameters: makes the accumulator of the
+    of_gradients: makes the accumulator of the gradients. of_parameters: makes the accumulator of the
     parameters and the replica that gives access to them. settings: names of the settings, such as the learning rate,
     that are sent with each round. The classes of the modes describe the other arguments.
     """

@@ -62,13 +62,7 @@ class Attendance:
 
     @property
     def text(self) -> str:
-        """The text that must be equal on all ranks."""
         return f"{self.description}\nk: {self.k}"
-
-    def row(self) -> Words:
-        """Return four words: two of the digest of the text, the step, and two flags."""
-        flags = COMPLETE * self.is_complete | FINITE * self.finite
-        return np.array([*_digest(self.text), self.step & 2**32 - 1, flags], np.uint32)
 
 
 @dataclass(frozen=True)
@@ -82,13 +76,12 @@ class RollCall:
     in_sync: bool
     """True if all ranks are at the same step, and remember all that a step could need of those before."""
     counts: Counts
-    """The counts of the ranks; see `tell`."""
-    measured: Measured | None = None
+    """See `tell`."""
+    measured: Measured | None
     """The measurements of all ranks; None if there are none, or not at the same step."""
 
     @property
     def finite(self) -> bool:
-        """Return True if every rank's accumulator is finite."""
         return not self.not_finite
 
 
@@ -104,7 +97,12 @@ def roll_call(mine: Attendance, transport: Transport) -> RollCall:
     is_same_step = bool((steps == steps[0]).all())
     in_sync = is_same_step and bool((states == states[0]).all() and states[0] & COMPLETE)
     not_finite = tuple(np.flatnonzero(~rows[:, 3] & FINITE).tolist())
-    measured = _measured(mine.sample, samples, transport) if len(mine.sample) else None
+    measured = None
+    if len(mine.sample):
+        told = (mine.sample[None] if samples is None else samples).astype(np.float64)
+        sums = np.append(told.sum(axis=0), np.square(told).sum())
+        sums = transport.allreduce(sums) if samples is None else sums
+        measured = Measured(sums[:-1], float(sums[-1]), transport.size)
     return RollCall(mine.step if is_same_step else int(steps[0]), not_finite, in_sync, counts,
                     measured if is_same_step else None)
 
@@ -112,10 +110,11 @@ def roll_call(mine: Attendance, transport: Transport) -> RollCall:
 def _rows(mine: Attendance, transport: Transport) -> tuple[Words, Counts, Values | None]:
     """Return every rank's row, counts as `tell` returns them, and on few ranks every rank's sample; otherwise None.
 
-    Samples: float32, shape (P, m). Many ranks tell one word of their rows beside the counts. Rows are gathered only
-    if those words differ.
+    Row: two words of the digest of the text, the step, and two flags. Samples: float32, shape (P, m). Many ranks tell
+    one word of their rows beside the counts. Rows are gathered only if those words differ.
     """
-    row = mine.row()
+    flags = COMPLETE * mine.is_complete | FINITE * mine.finite
+    row = np.array([*_digest(mine.text), mine.step & 2**32 - 1, flags], np.uint32)
     if transport.size <= FEW_RANKS:
         told, counts = tell(np.concatenate([row, mine.sample.view(np.uint32)]), mine.counts, transport)
         return told[:, :len(row)], counts, np.ascontiguousarray(told[:, len(row):]).view(np.float32)
@@ -130,15 +129,6 @@ def _rows(mine: Attendance, transport: Transport) -> tuple[Words, Counts, Values
     rows = np.tile(row, (transport.size, 1))
     rows[:, -1] = rows[:, -1] & ~np.uint32(FINITE) | words[:, 0] & FINITE
     return rows, counts, None
-
-
-def _measured(mine: Values, samples: Values | None, transport: Transport) -> Measured:
-    """Sum the measurements over the ranks: the samples, if all were told; on many ranks by an allreduce."""
-    told = (mine[None] if samples is None else samples).astype(np.float64)
-    sums = np.append(told.sum(axis=0), np.square(told).sum())
-    if samples is None:
-        sums = transport.allreduce(sums)
-    return Measured(sums[:-1], float(sums[-1]), transport.size)
 
 
 def tell(row: Words, counts: Counts, transport: Transport) -> tuple[Words, Counts]:
@@ -163,7 +153,6 @@ def counts_for(counts: Counts, rank: int) -> Counts:
 
 @functools.lru_cache(maxsize=64)
 def _digest(text: str) -> Words:
-    """Return two words that differ if texts do."""
     return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.uint32)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,32 +31,20 @@ class SparseTransport:
     transport: Transport
     codec: WireCodec
 
-    @property
-    def rank(self) -> int:
-        return self.transport.rank
-
-    @property
-    def size(self) -> int:
-        return self.transport.size
-
-    def spanning(self, lowest: float, largest: float) -> SparseTransport:
-        """Return the same transport for magnitudes in [lowest, largest]; see WireCodec.spanning."""
-        return replace(self, codec=self.codec.spanning(lowest, largest))
-
     def exchange(self, vector: SparseVector, sent: Route, received: Route) -> list[SparseVector]:
         """Send every rank its part of a vector; return the parts for this one, in the order of `received`.
 
         sent: extents of consecutive parts of the vector. Empty parts do not travel, and this rank's own part is not
         encoded.
         """
-        ends = np.cumsum([0, *(extent.length for _, extent in sent)]).tolist()
+        own, ends = self.transport.rank, np.cumsum([0, *(extent.length for _, extent in sent)]).tolist()
         parts = {rank: vector[start:stop] for (rank, _), (start, stop)
                  in zip(sent, itertools.pairwise(ends), strict=True)}
         outgoing = {rank: self.codec.encode(parts[rank], extent.start, extent.stop)
-                    for rank, extent in sent if rank != self.rank and extent.length}
-        extents = {rank: extent for rank, extent in received if rank != self.rank and extent.length}
+                    for rank, extent in sent if rank != own and extent.length}
+        extents = {rank: extent for rank, extent in received if rank != own and extent.length}
         incoming = {rank: self.codec.size(extent.length, extent.span) for rank, extent in extents.items()}
-        arrived = {self.rank: parts[self.rank]}
+        arrived = {own: parts[own]}
         for batch in self.transport.exchange(outgoing, incoming):
             arrived.update((rank, self.codec.decode(message, *extents[rank])) for rank, message in batch)
         nothing = SparseVector.empty(self.codec.dtype)
@@ -65,21 +53,21 @@ class SparseTransport:
     def allgatherv(self, vector: SparseVector, received: Route) -> list[SparseVector]:
         """Return all ranks' vectors, in the order of `received`, which holds every rank."""
         extents = dict(received)
-        sizes = np.array([self.codec.size(extents[rank].length, extents[rank].span) for rank in range(self.size)])
-        mine = extents[self.rank]
+        sizes = np.array([self.codec.size(extents[rank].length, extents[rank].span) for rank in range(len(extents))])
+        mine = extents[self.transport.rank]
         messages = self.transport.allgatherv(self.codec.encode(vector, mine.start, mine.stop), sizes)
         return [self.codec.decode(messages[rank], *extent) for rank, extent in received]
 
 
 def split_and_reduce(selection: SparseVector, regions: Regions, sparse: SparseTransport) -> SparseVector:
     """Return the sum of all ranks' selections (the local top-k) in this rank's region. Collective."""
-    return sum_of(sparse.exchange(selection, *plan_split(regions, sparse.rank)))
+    return sum_of(sparse.exchange(selection, *plan_split(regions, sparse.transport.rank)))
 
 
 def plan_split(regions: Regions, rank: int) -> tuple[Route, Route]:
     """Return the messages that a rank sends, ordered by region, and those that it receives, ordered by rank."""
     mine = regions.of(rank)
-    sent = list(zip(regions.owners, regions.extents(regions.sent), strict=True))
+    sent = list(zip(regions.order.tolist(), regions.extents(regions.sent), strict=True))
     received = [(rank, regions.extent(mine, count)) for rank, count in enumerate(regions.received.tolist())]
     return sent, received
 
@@ -116,15 +104,11 @@ class BalancePlan:
 
     def routes(self, regions: Regions, rank: int) -> tuple[Route, Route]:
         """Return the messages that a rank sends, and those that it receives, both ordered by position."""
-        mine, positions = regions.of(rank), np.arange(len(regions.sent))
+        mine, positions, owners = regions.of(rank), np.arange(len(regions.sent)), regions.order.tolist()
         sent = [(owner, regions.extent(mine, count))
-                for owner, count in zip(regions.owners, self.moved(mine, positions).tolist(), strict=True)]
-        received = list(zip(regions.owners, regions.extents(self.moved(positions, mine)), strict=True))
+                for owner, count in zip(owners, self.moved(mine, positions).tolist(), strict=True)]
+        received = list(zip(owners, regions.extents(self.moved(positions, mine)), strict=True))
         return sent, received
-
-    def balance(self, chosen: SparseVector, regions: Regions, sparse: SparseTransport) -> SparseVector:
-        """Move this rank's elements to the ranks of the plan, and return this rank's share. Collective."""
-        return concatenate(sparse.exchange(chosen, *self.routes(regions, sparse.rank)), sparse.codec.dtype)
 
 
 def needs_balance(sizes: Counts, trigger: float) -> bool:
@@ -132,42 +116,40 @@ def needs_balance(sizes: Counts, trigger: float) -> bool:
     return len(sizes) > 1 and bool(sizes.max() > trigger * sizes.mean())
 
 
-@dataclass(frozen=True)
-class Load:
-    """Elements that every rank sends to others, and receives, in phase 1; and what keeps to the bound beside them.
+@dataclass(frozen=True, kw_only=True)
+class Division(Regions):
+    """Regions with the load of their owners, and what keeps to the bound beside it.
 
-    sent, received: int64, shape (P,). order: the owners in the order of their regions. All ranks that take part in
-    the exchange know all the numbers, so they decide alike.
+    load_sent, load_received: int64, shape (P,): elements that every rank sends to others, and receives, in phase 1.
+    All ranks that take part in the exchange know all the numbers, so they decide alike.
     """
 
-    sent: Counts
-    received: Counts
-    order: Counts
+    load_sent: Counts
+    load_received: Counts
 
     def fits_regions(self, k: float, bound: float) -> bool:
         """Return True if each owner receives few enough elements to keep to the bound, together with all of u."""
-        return bool((self.received <= np.maximum(bound / 2 - k, k) + len(self.order)).all())
+        return bool((self.load_received <= np.maximum(bound / 2 - k, k) + len(self.sent)).all())
 
-    def fits_direct(self, sizes: Counts, bound: Bound) -> bool:
-        """Return True if an allgatherv without balancing keeps to the bound. sizes: elements by rank."""
-        return self._fits(0, sizes, bound)
+    def fits(self, shares: Counts, bound: Bound, moved: Counts | int = 0) -> bool:
+        """Return True if an allgatherv of these shares keeps to the bound, after `moved` elements to balance them.
+
+        All are by rank. In an allgatherv each rank sends all, except the share of the rank after it.
+        """
+        gathered = shares.sum() - np.roll(shares, -1)
+        return bool((2 * (self.load_sent + moved + gathered) <= bound).all())
 
     def fits_balanced(self, sizes: Counts, bound: Bound) -> bool:
         """Return True if balancing and allgatherv keep to the bound. sizes: elements by region."""
         plan, positions = BalancePlan(sizes), np.arange(len(sizes))
         moved, shares = sizes - plan.moved(positions, positions), np.diff(plan.after)
         region = np.argsort(self.order)  # of each rank
-        return self._fits(moved[region], shares[region], bound)
-
-    def _fits(self, moved: Counts | int, shares: Counts, bound: Bound) -> bool:
-        """Return True if this fits: in an allgatherv each rank sends all, except the share of the rank after it."""
-        gathered = shares.sum() - np.roll(shares, -1)
-        return bool((2 * (self.sent + moved + gathered) <= bound).all())
+        return self.fits(shares[region], bound, moved[region])
 
 
 def divide(boundaries: Indices, indices: Indices, counts: Counts, transport: Transport, rotates: bool = True,
-           ) -> tuple[Regions, Load]:
-    """Return the regions of a step, and the load of their owners.
+           ) -> Division:
+    """Return the regions of a step, with their load.
 
     indices: this rank's selection, ascending. counts: the result of `agreement.tell` for all ranks' counts by region.
     If these are all counts, the owners are those who keep most elements on their rank (if `rotates`). Otherwise rank
@@ -175,17 +157,15 @@ def divide(boundaries: Indices, indices: Indices, counts: Counts, transport: Tra
     """
     rank, mine = transport.rank, count_by_region(indices, boundaries)
     if counts.shape[1] == transport.size:
-        regions = Regions(boundaries, mine, counts[:, 0], owner_rotation(counts) if rotates else 0)
-        ranks = np.arange(transport.size)
-        owned = (ranks - regions.rotation) % transport.size
+        rotation, ranks = owner_rotation(counts) if rotates else 0, np.arange(transport.size)
+        owned = (ranks - rotation) % transport.size
         kept = counts[ranks, owned]
-        load = Load(counts.sum(axis=1) - kept, counts.sum(axis=0)[owned] - kept, regions.order)
-        return replace(regions, received=counts[:, owned[rank]]), load
+        return Division(boundaries, mine, counts[:, owned[rank]], rotation, load_sent=counts.sum(axis=1) - kept,
+                        load_received=counts.sum(axis=0)[owned] - kept)
     received = counts[:, 0]
     moved = np.array([mine.sum() - mine[rank], received.sum() - received[rank]]).astype(np.uint32)
-    regions = Regions(boundaries, mine, received)
     sent, arrived = allgather_rows(moved, transport).astype(np.int64).T
-    return regions, Load(sent, arrived, regions.order)
+    return Division(boundaries, mine, received, load_sent=sent, load_received=arrived)
 
 
 def dense_volume(n: int, size: int) -> float:
@@ -196,9 +176,8 @@ def dense_volume(n: int, size: int) -> float:
 def oktopk_bound(k: float, size: int, global_k: float | None = None) -> float:
     """Return Equation 3, for Ok-Topk: 2k(P-1)/P words in phase 1 and 4k'(P-1)/P in phase 2, at most.
 
-    If k' = k, these are 6k(P-1)/P words.
-    global_k: k', elements of the sum that are kept; None: k. With fewer than k, the mean rank keeps to this. A rank
-    that owns nothing of its own selection may need 2(k + k') words.
+    global_k: k', elements of the sum that are kept; None: k, which makes it 6k(P-1)/P. With fewer than k, the mean
+    rank keeps to this. A rank that owns nothing of its own selection may need 2(k + k') words.
     """
     kept = k if global_k is None else global_k
     bound = 2 * (k + 2 * kept) * (size - 1) / size

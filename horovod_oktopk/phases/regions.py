@@ -46,17 +46,11 @@ class Regions:
         """The owners in the order of their regions: int64, shape (P,)."""
         return (np.arange(len(self.sent)) + self.rotation) % len(self.sent)
 
-    @property
-    def owners(self) -> list[int]:
-        """The owners in the order of their regions, as plain numbers."""
-        return self.order.tolist()  # type: ignore[no-any-return]
-
     def of(self, rank: int) -> int:
         """Return the region that a rank owns."""
         return (rank - self.rotation) % len(self.sent)
 
     def extent(self, region: int, count: int) -> Extent:
-        """Return the extent of a message with `count` elements of a region."""
         return Extent(count, int(self.boundaries[region]), int(self.boundaries[region + 1]))
 
     def extents(self, sizes: Counts) -> list[Extent]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
@@ -15,7 +15,7 @@ from ..phases.agreement import tell
 from ..phases.exchange import (
     BalancePlan,
     Bound,
-    Load,
+    Division,
     SparseTransport,
     divide,
     needs_balance,
@@ -150,18 +150,18 @@ class OkTopkAllreduce(Algorithm):
         sparse = step.sparse_transport(self.options.wire_dtype(self.unit))
         selection = sparse.codec.round(step.selected)
         with step.phase("agree"):
-            regions, load = self._divide(selection.indices, step)  # lines 5-7
+            regions = self._divide(selection.indices, step)  # lines 5-7
         with step.phase("split_and_reduce"):
             reduced = split_and_reduce(selection, regions, sparse)  # line 8
-        bound: Bound = oktopk_bound(step.share_k, sparse.size, step.report.global_k)
+        bound: Bound = oktopk_bound(step.share_k, step.transport.size, step.report.global_k)
         with step.phase("global_select"):
-            summed, sizes = self._select_globally(reduced, step, load, bound)  # lines 9-12
+            summed, sizes = self._select_globally(reduced, step, regions, bound)  # lines 9-12
             if step.transport.hosts is not None:
                 bound = _share_bound(sizes, step, step.transport.hosts)
                 sizes = sizes[step.transport.hosts.group]
-            sparse = sparse.spanning(*self.global_.ends)
+            sparse = replace(sparse, codec=sparse.codec.spanning(*self.global_.ends))
             chosen = sparse.codec.round(summed)
-        balances = needs_balance(sizes, self.balance_trigger) and load.fits_balanced(sizes[regions.order], bound)
+        balances = needs_balance(sizes, self.balance_trigger) and regions.fits_balanced(sizes[regions.order], bound)
         update = self._gather(chosen, sizes[regions.order], balances, step, regions, sparse)  # line 13
         sent = selection.positions_in(update)  # line 14
         step.report.global_threshold = self.global_.value or 0.0
@@ -169,24 +169,24 @@ class OkTopkAllreduce(Algorithm):
             [step.selected.take(sent).minus(selection.take(sent)), summed.minus(chosen)])
         return step.result(update, selection.indices[sent], remainder)
 
-    def _divide(self, selected: Indices, step: Step) -> tuple[Regions, Load]:
-        """Return the regions and load of this step: the regions of the last step, while they are balanced."""
+    def _divide(self, selected: Indices, step: Step) -> Division:
+        """Return the regions of this step: those of the last step, while they are balanced."""
         rotates = step.transport.hosts is None  # a host's ranks do not know who owns what in other shares
         if step.call.in_sync and not _due(step.t, self.options.region_interval):
             assert self.boundaries is not None
-            regions, load = divide(self.boundaries, selected, step.counts, step.transport, rotates)
-            if load.fits_regions(step.share_k, oktopk_bound(step.share_k, step.transport.size)):
-                return regions, load
+            regions = divide(self.boundaries, selected, step.counts, step.transport, rotates)
+            if regions.fits_regions(step.share_k, oktopk_bound(step.share_k, step.transport.size)):
+                return regions
         step.report.repartitioned = True
         self.boundaries = space_repartition(selected, step.n, step.transport)
         _, counts = tell(np.empty(0, np.uint32), count_by_region(selected, self.boundaries), step.transport)
         return divide(self.boundaries, selected, counts, step.transport, rotates)
 
-    def _select_globally(self, reduced: SparseVector, step: Step, load: Load, bound: Bound,
+    def _select_globally(self, reduced: SparseVector, step: Step, regions: Division, bound: Bound,
                          ) -> tuple[SparseVector, Counts]:
         """Return this rank's share of the global top-k, and the length of each rank's share, of all ranks."""
         hosts, everyone, kept = step.transport.hosts, step.transport.everyone, step.report.global_k
-        order, weight = load.order, None
+        order, weight = regions.order, None
         if hosts is not None:
             order = hosts.grid.T.ravel()
             weight = step.share_k * hosts.within.size / step.k  # as in what hosts select, so in their sum
@@ -194,7 +194,7 @@ class OkTopkAllreduce(Algorithm):
             return self.global_.select_all(reduced, everyone, step.threshold)
         if (self.options.selection == "reuse" and step.call.in_sync
                 and not _due(step.t, self.options.threshold_interval)):
-            fits = partial(load.fits_direct, bound=bound)
+            fits = partial(regions.fits, bound=bound)
             return self.global_.select_again(reduced, kept, order, fits, everyone, step.threshold)
         return self.global_.select(reduced, kept, order, everyone, step.threshold, weight)
 
@@ -207,10 +207,11 @@ class OkTopkAllreduce(Algorithm):
             step.report.balanced = True
             plan = BalancePlan(sizes)
             with step.phase("balance"):
-                chosen = plan.balance(chosen, regions, sparse)
+                parts = sparse.exchange(chosen, *plan.routes(regions, step.transport.rank))
+                chosen = concatenate(parts, sparse.codec.dtype)
             extents = plan.extents(regions.boundaries)
         with step.phase("allgatherv"):
-            shares = sparse.allgatherv(chosen, list(zip(regions.owners, extents, strict=True)))
+            shares = sparse.allgatherv(chosen, list(zip(regions.order.tolist(), extents, strict=True)))
             return concatenate(shares, sparse.codec.dtype)
 
     # What is remembered.

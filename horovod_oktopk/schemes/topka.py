@@ -27,7 +27,7 @@ class TopkAAllreduce(Algorithm):
 
     def exchange(self, step: Step) -> StepResult:
         sparse = step.sparse_transport()
-        lengths = counts_for(step.counts, sparse.rank).tolist()  # which the roll call has told
+        lengths = counts_for(step.counts, step.transport.rank).tolist()  # which the roll call has told
         with step.phase("allgatherv"):
             parts = sparse.allgatherv(step.selected, [(rank, Extent(count, 0, step.n))
                                                       for rank, count in enumerate(lengths)])

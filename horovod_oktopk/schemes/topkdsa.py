@@ -26,9 +26,9 @@ class TopkDSAAllreduce(Algorithm):
 
     def exchange(self, step: Step) -> StepResult:
         sparse = step.sparse_transport()
-        boundaries = equal_regions(step.n, sparse.size)
+        boundaries = equal_regions(step.n, step.transport.size)
         sent = count_by_region(step.selected.indices, boundaries)
-        regions = Regions(boundaries, sent, counts_for(step.counts, sparse.rank))
+        regions = Regions(boundaries, sent, counts_for(step.counts, step.transport.rank))
         with step.phase("split_and_reduce"):
             reduced = split_and_reduce(step.selected, regions, sparse)
         with step.phase("agree"):
@@ -67,8 +67,8 @@ def allgather_smaller(reduced: SparseVector, sizes: Counts, regions: Regions, sp
     sparse_bytes = np.array([codec.size(extent.length, extent.span) for extent in extents])
     dense_bytes = np.diff(regions.boundaries) * reduced.values.dtype.itemsize
     is_dense = dense_bytes < sparse_bytes
-    _, start, stop = extents[sparse.rank]
-    if is_dense[sparse.rank]:
+    _, start, stop = extents[sparse.transport.rank]
+    if is_dense[sparse.transport.rank]:
         values = np.zeros(stop - start, codec.dtype)
         values[reduced.indices - start] = reduced.values
         message = values.view(np.uint8)

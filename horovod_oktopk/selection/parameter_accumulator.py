@@ -129,8 +129,7 @@ class Replica:
     def swap(self, values: Any) -> None:
         """Swap p and these values, parameter by parameter, in place."""
         for offset, own in self.pieces():
-            part = values[offset:offset + len(own)]
-            before: Values = np.array(own)
+            part, before = values[offset:offset + len(own)], own.repeat(1)  # a copy, of tensors on a device too
             own[:], part[:] = part, before
 
     def logical(self, values: Values) -> Values:

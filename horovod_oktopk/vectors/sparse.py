@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,9 @@ Indices = NDArray[np.int64]
 Values = NDArray[Any]
 Bits = NDArray[Any]
 """Magnitudes as unsigned integers of the same size, in the same order."""
-L = TypeVar("L", bound="Layout")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+OVERFLOWS = {"float16": 65520.0, "bfloat16": 2.0**128 - 2.0**119, "float32": np.inf}
+"""The least float32 magnitudes that become infinite in these dtypes."""
 MAX_ELEMENTS = 2**32
 """Limit on the elements of a vector: on the wire a word could not tell more of them apart."""
 
@@ -45,7 +46,6 @@ class SparseVector:
         return SparseVector(np.empty(0, np.int64), np.empty(0, dtype))
 
     def copy(self) -> SparseVector:
-        """Return a copy in memory of its own."""
         return SparseVector(self.indices.copy(), self.values.copy())
 
     def take(self, positions: Indices) -> SparseVector:
@@ -92,7 +92,6 @@ class DenseVector:
         return len(self.values)
 
     def divided(self, by: float) -> DenseVector:
-        """Return the vector divided by a number, in its own dtype."""
         return DenseVector(self.values / self.values.dtype.type(by))
 
 
@@ -113,12 +112,10 @@ def sum_of(parts: Sequence[SparseVector]) -> SparseVector:
 
 
 def to_bits(values: Values) -> Bits:
-    """Return the magnitudes as bits."""
     return np.abs(values).view(f"u{values.dtype.itemsize}")
 
 
 def from_bits(bits: int, dtype: Any) -> float:
-    """Return the magnitude of these bits."""
     return float(np.array([bits], f"u{np.dtype(dtype).itemsize}").view(dtype)[0])
 
 
@@ -161,12 +158,11 @@ class Layout:
         if not np.isfinite(update.values).all():
             return False
         own, dtypes = self.dtype.name, [dtype for *_, dtype in self.entries]
-        return {*dtypes} <= {own} or all(self._fits(part.values, dtype) for part, dtype
-                                         in zip(self.parts(update), dtypes, strict=True) if dtype != own)
-
-    def _fits(self, _values: NDArray[Any], _dtype: str) -> bool:
-        """Return True if finite values stay finite in a narrower dtype."""
-        return True
+        if {*dtypes} <= {own}:
+            return True
+        with np.errstate(over="ignore"):
+            return all((np.abs(part.values.astype(np.float32)) < OVERFLOWS[dtype]).all()
+                       for part, dtype in zip(self.parts(update), dtypes, strict=True) if dtype != own)
 
     def parts(self, update: SparseVector | DenseVector) -> Iterator[SparseVector]:
         """Yield the update's part of each gradient; indices from the gradient's own start."""

@@ -60,7 +60,6 @@ class Plain:
         return np.ascontiguousarray(values).view(np.uint32)
 
     def unpack(self, words: Words, count: int) -> Values:  # noqa: ARG002
-        """Read the values of a message."""
         return words.view(self.dtype)
 
 
@@ -205,14 +204,11 @@ def _index_words(count: int, span: int) -> tuple[int, int, int]:
     32 lower bits and nothing else are plain indices.
     """
     low_bits = max((span // max(count, 1)).bit_length() - 1, 0)
-    low_words, upper_words = _words(count * low_bits), _words(count + (max(span, 1) - 1 >> low_bits))
+    upper_bits = count + (max(span, 1) - 1 >> low_bits)
+    low_words, upper_words = (-(-bits // WORD_BITS) for bits in (count * low_bits, upper_bits))
     if low_words + upper_words >= count:
         return WORD_BITS, count, 0
     return low_bits, low_words, upper_words
-
-
-def _words(bits: int) -> int:
-    return -(-bits // WORD_BITS)
 
 
 def _plain_indices(words: NDArray[np.uint32], start: int, stop: int) -> NDArray[np.int64]:

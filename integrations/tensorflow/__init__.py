@@ -4,7 +4,6 @@ Importing this module makes `compression=OkTopk(...)` work in its tapes and opti
 horovod.tensorflow.keras, with either Keras.
 """
 
-from horovod_oktopk.errors import NO_DISCARD, gone
 from horovod_oktopk.modes.api import set_density, shared_parameters, step_report, synchronize_replicas
 from horovod_oktopk.modes.options import StepAhead
 from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA, warmup_density
@@ -19,7 +18,6 @@ from horovod_oktopk.tensorflow.state import load_state, save_state
 
 plugin.install()
 state.install()
-__getattr__ = gone(__name__, NO_DISCARD)
 
 __all__ = ["Dense", "GTopk", "GaussianK", "OkTopk", "StepAhead", "TopkA", "TopkDSA", "load_state", "save_state",
            "set_density", "shared_parameters", "step_report", "synchronize_replicas", "warmup_density"]

@@ -89,8 +89,8 @@ class Run:
                 self.gain = tf.Variable(1.0, trainable=False, name="step_ahead_gain")
             self._touched = [*self.tensors, self.factor, self.gain, _turn()]
 
-    def _lending(self, layout: TensorLayout) -> ResidualAccumulator:
-        self._lender = LendingAccumulator(layout)
+    def _lending(self) -> ResidualAccumulator:
+        self._lender = LendingAccumulator(self._layout)
         return self._lender
 
     # Gradients.

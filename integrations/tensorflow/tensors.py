@@ -62,10 +62,6 @@ class TensorLayout(Layout):
             else:
                 yield int(offset), flat
 
-    def _fits(self, values: Array, dtype: str) -> bool:
-        with np.errstate(over="ignore"):
-            return bool(np.isfinite(values.astype(_numpy(dtype)).astype(np.float64)).all())
-
     def write(self, update: Update | None, lender: LendingAccumulator | None) -> list[Array]:
         """Return the update as dense arrays, in the lender's memory, or new; all NaN if there is none."""
         if update is None:

@@ -1,10 +1,8 @@
 """Ok-Topk inside horovod.torch.
 
-Importing this module makes `compression=OkTopk(...)` work in `hvd.DistributedOptimizer`. A name that was taken from
-Horovod before raises an error that says so.
+Importing this module makes `compression=OkTopk(...)` work in `hvd.DistributedOptimizer`.
 """
 
-from horovod_oktopk.errors import NO_DISCARD, NO_SCHEDULE, gone
 from horovod_oktopk.modes.api import set_density, shared_parameters, step_report, synchronize_replicas
 from horovod_oktopk.modes.options import Partial, StepAhead
 from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA, warmup_density
@@ -18,7 +16,6 @@ except ModuleNotFoundError as error:
 from horovod_oktopk.torch.state import gather_state_dict
 
 plugin.install()
-__getattr__ = gone(__name__, {**NO_DISCARD, "DensitySchedule": NO_SCHEDULE})
 
 __all__ = ["Dense", "GTopk", "GaussianK", "OkTopk", "Partial", "StepAhead", "TopkA", "TopkDSA", "gather_state_dict",
            "set_density", "shared_parameters", "step_report", "synchronize_replicas", "warmup_density"]

@@ -31,7 +31,7 @@ def mode_of(options: Any, average: bool, layout: TorchLayout, ranks: Ranks, opti
     n, dtype, device = layout.n, layout.dtype, layout.device
     on_host = device.type == "cpu"
 
-    def of_gradients(_layout: TorchLayout) -> ResidualAccumulator:
+    def of_gradients() -> ResidualAccumulator:
         return NumpyAccumulator(n, dtype) if on_host else TorchAccumulator(n, dtype, device)
 
     def of_parameters() -> tuple[ParameterAccumulator, Replica]:
@@ -227,10 +227,3 @@ class DeviceReplica(TorchReplica):
         for (offset, own), first, last in zip(self.pieces(), cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
             if first < last:
                 own[indices[first:last] - offset] += values[first:last]
-
-    def swap(self, values: Any) -> None:
-        for offset, own in self.pieces():
-            part = values[offset:offset + len(own)]
-            before = own.clone()
-            own.copy_(part)
-            part.copy_(before)

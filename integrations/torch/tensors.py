@@ -10,7 +10,6 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 from horovod.common.exceptions import HorovodInternalError
-from numpy.typing import NDArray
 
 from horovod_oktopk.errors import OptionError, PluginError
 from horovod_oktopk.modes.mode import Gradients, Update
@@ -69,9 +68,6 @@ class TorchLayout(Layout):
         return [line if p.is_contiguous() else f"{line}, dimensions in memory {memory_order(p)}"
                 for line, p in zip(self.describe(), self.parameters, strict=True)]
 
-    def _fits(self, values: NDArray[Any], dtype: str) -> bool:
-        return bool(torch.isfinite(torch.from_numpy(values).to(getattr(torch, dtype))).all())
-
     def flat_memory(self) -> list[Any]:
         """Return each parameter's memory as a flat tensor, in the order in which it lies there (channels_last too).
 
@@ -110,7 +106,6 @@ def _memory_of(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _write(out: torch.Tensor, part: SparseVector, zero: bool) -> None:
-    """Write a gradient's part of the update over the gradient. zero: the gradient is zero already."""
     if out.device.type == "cpu" and out.dtype in (torch.float32, torch.float64) and out.is_contiguous():
         scatter(out.view(-1).numpy(), part, zero)
         return
@@ -215,7 +210,6 @@ class Parameters:
         return [p for group in self._optimizer.param_groups for p in group["params"]]
 
     def name_of(self, p: torch.Tensor) -> str:
-        """Return a parameter's name."""
         return self._names.get(p) or f"unnamed.{next(i for i, q in enumerate(self.all()) if q is p)}"
 
     def by_name(self, parameters: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -75,7 +75,7 @@ class CoreTrainer:
     def __init__(self, options: Any, average: bool, ranks: CoreRanks, dtype: str, shapes: Any, lr: float,
                  momentum: float, normalizes: bool) -> None:
         self.ranks, self.average, self.dtype, self.momentum = ranks, average, dtype, momentum
-        self.layout = CoreLayout((name, shape, dtype) for name, shape in sorted(shapes.items()))
+        self.layout = Layout((name, shape, dtype) for name, shape in sorted(shapes.items()))
         self.vector, self.velocity = np.zeros((2, self.layout.n), self.layout.dtype)
         self.parts = np.split(self.vector, self.layout.offsets[1:-1])
         self.parameters = {name: part.reshape(shape) for (name, shape, _), part
@@ -88,8 +88,11 @@ class CoreTrainer:
         if kind_of(options).reads_memory:
             hosts = options.scheme.hierarchical
             self.host = self.ranks.process_set.size() if hosts is True else int(hosts or 1)
-        return make_mode(options, self.average, self.layout, self.ranks, make_accumulator, self.parameter_memory,
+        return make_mode(options, self.average, self.layout, self.ranks, self.gradient_memory, self.parameter_memory,
                          normalizes=normalizes, settings=["lr"])
+
+    def gradient_memory(self) -> NumpyAccumulator:
+        return NumpyAccumulator(self.layout.n, self.layout.dtype)
 
     def parameter_memory(self) -> tuple[NumpyParameterAccumulator, Replica]:
         accumulator = NumpyParameterAccumulator(self.layout.n, self.layout.dtype)
@@ -213,10 +216,3 @@ class CoreGradients(FlatGradients):
         self.values = self.trainer.rounded(nothing if written is None else written)
 
 
-class CoreLayout(Layout):
-    def _fits(self, values: Any, dtype: str) -> bool:
-        return dtype != "float16" or bool(np.isfinite(values.astype(np.float16)).all())
-
-
-def make_accumulator(layout: Layout) -> NumpyAccumulator:
-    return NumpyAccumulator(layout.n, layout.dtype)

@@ -28,7 +28,8 @@ OPTIONS = OkTopk(density=0.1, threshold_interval=4, region_interval=5)
 
 def make(transport: ThreadTransport, entries: Any = ENTRIES, options: OkTopk = OPTIONS, average: bool = False,
          **arguments: Any) -> GradientMode:
-    return GradientMode(options, average, Layout(entries), lambda layout: NumpyAccumulator(layout.n, layout.dtype),
+    layout = Layout(entries)
+    return GradientMode(options, average, layout, lambda: NumpyAccumulator(layout.n, layout.dtype),
                        ThreadRanks(transport), **arguments)
 
 

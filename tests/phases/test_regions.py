@@ -26,13 +26,13 @@ def test_everyone_knows_what_all_send_and_receive(drawn, tells_all):
         told = counts if tells_all else counts[:, rank:rank + 1]
         return divide(boundaries, selected[rank], told, transport)
 
-    for rank, (mine, load) in enumerate(run_ranks(size, program)):
+    for rank, mine in enumerate(run_ranks(size, program)):
         assert mine.sent.tolist() == counts[rank].tolist()
         assert mine.received.tolist() == counts[:, mine.of(rank)].tolist()
         assert mine.rotation == (owner_rotation(counts) if tells_all else 0)
         home = [counts[each, mine.of(each)] for each in range(size)]
-        assert load.sent.tolist() == [counts[each].sum() - home[each] for each in range(size)]
-        assert load.received.tolist() == [counts[:, mine.of(each)].sum() - home[each] for each in range(size)]
+        assert mine.load_sent.tolist() == [counts[each].sum() - home[each] for each in range(size)]
+        assert mine.load_received.tolist() == [counts[:, mine.of(each)].sum() - home[each] for each in range(size)]
 
 
 @given(st.integers(1, 9), st.integers(0, 2**32 - 1))

@@ -59,5 +59,5 @@ def test_balancing_has_plans_that_fit_each_other_too(case):
 def test_an_owner_owns_its_region(rotation):
     nothing = np.zeros(3, np.int64)
     regions = Regions(np.array([0, 1, 2, 3]), nothing, nothing, rotation)
-    assert [regions.of(owner) for owner in regions.owners] == [0, 1, 2]
-    assert regions.owners[0] == rotation
+    assert [regions.of(owner) for owner in regions.order] == [0, 1, 2]
+    assert regions.order[0] == rotation

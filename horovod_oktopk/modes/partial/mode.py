@@ -28,7 +28,7 @@ from ...transport.base import Ranks
 from ...transport.connect import barrier
 from ...transport.counting import Traffic
 from ...transport.mpi.ending import StallLimits, leave, unhappy_end
-from ...vectors.sparse import L, Layout, SparseVector, Values, sum_of
+from ...vectors.sparse import Layout, SparseVector, Values, sum_of
 from ..gradients import GradientMode
 from ..mode import Gradients, Piece, Update
 from ..options import NEEDS_MPI, Partial
@@ -107,8 +107,8 @@ class PartialMode(GradientMode):
         "local": "a local variable cannot be used with Partial, whose steps apply several updates, or none: give "
                  "local layers an optimizer of their own"}
 
-    def __init__(self, options: Partial, average: bool, layout: L,
-                 make_accumulator: Callable[[L], ResidualAccumulator], ranks: Ranks,
+    def __init__(self, options: Partial, average: bool, layout: Layout,
+                 make_accumulator: Callable[[], ResidualAccumulator], ranks: Ranks,
                  settings: Sequence[str] = ()) -> None:
         self.partial = options
         self.drifts = not options.in_order

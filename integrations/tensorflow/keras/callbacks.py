@@ -18,7 +18,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from horovod_oktopk.errors import NO_SCHEDULE, AgreementError, OptionError, gone
+from horovod_oktopk.errors import AgreementError, OptionError, PluginError
 from horovod_oktopk.modes.api import shared_parameters, step_report, synchronize_replicas
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.tensorflow.optimizer import is_distributed, steps_of
@@ -31,17 +31,19 @@ __all__ = ["BroadcastGlobalVariablesCallback", "MetricAverageCallback", "SharedP
            "StepReportLogger"]
 
 logger = logging.getLogger("horovod_oktopk")
-__getattr__ = gone(__name__, {
-    "DensityWarmup": f"{NO_SCHEDULE}, in the on_epoch_begin of a LambdaCallback",
-    "LearningRateWarmupCallback": "give the optimizer a learning rate that rises for so many steps, "
-                                  "keras.optimizers.schedules.PolynomialDecay(lr / hvd.size(), steps, lr); or use "
-                                  "keras.callbacks.LearningRateScheduler",
-    "SynchronizeReplicas": "BroadcastGlobalVariablesCallback(0), first in the list, makes the replicas equal"})
+NO_WARM_UP = ("there is no LearningRateWarmupCallback here: give the optimizer a learning rate that rises for so "
+              "many steps, keras.optimizers.schedules.PolynomialDecay(lr / hvd.size(), steps, lr); or use "
+              "keras.callbacks.LearningRateScheduler")
 Logs = dict[str, Any] | None
-
-
 PLAIN = ("the model's optimizer is not distributed: its gradients stay each rank's own. Give model.compile what "
          "hvd_keras.DistributedOptimizer(optimizer, compression=...) returns")
+
+
+def __getattr__(name: str) -> Any:
+    """Raise PluginError for the one callback of Horovod's that is not here."""
+    if name == "LearningRateWarmupCallback":
+        raise PluginError(NO_WARM_UP)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]

@@ -21,7 +21,7 @@ N = 200
 
 def made(transport: Transport, options: Partial) -> PartialMode:
     layout = Layout([("weights", (N,), "float32")])
-    return PartialMode(options, False, layout, lambda part: NumpyAccumulator(part.n, part.dtype),
+    return PartialMode(options, False, layout, lambda: NumpyAccumulator(N),
                           ThreadRanks(transport))
 
 

@@ -52,10 +52,3 @@ def check_what_is_no_compression_is_refused() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         assert f"got {wrong!r}" in raised_everywhere(
             OptionError, lambda o=optimizer, w=wrong: hvd.DistributedOptimizer(o, compression=w))[0]
-
-
-def check_a_name_that_is_no_more_says_what_to_do() -> None:
-    def ask() -> None:
-        from horovod_oktopk.torch import discard_update  # noqa: F401
-
-    assert "was not sent comes back" in raised_everywhere(PluginError, ask)[0]
