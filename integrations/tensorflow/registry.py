@@ -33,7 +33,7 @@ from horovod_oktopk.tensorflow.variables import (
 _ALL: weakref.WeakSet[Runs] = weakref.WeakSet()
 _OF_TAPES: dict[Any, Runs] = {}
 _STATES: list[_State] = []
-"""Those asked for the variables of tapes."""
+"""States asked for the variables of tapes."""
 
 JOINED = ("StepAhead has no place for variables that join others after the first step: make a new optimizer, as for "
           "compile(), or build it with all variables at first")
@@ -58,7 +58,7 @@ class Runs:
         """By the identities of the variables, with which the runs go."""
         self._host_set: Any = False  # not asked for yet
         self.states: list[_State] = []
-        """Those asked for so far. The runs of all tapes have one list of them."""
+        """All that were asked for. The runs of all tapes have one list of them."""
         self._serving: dict[Run, tuple[Any, Local]] = {}
         _ALL.add(self)
 
