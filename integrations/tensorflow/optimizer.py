@@ -47,9 +47,9 @@ class Steps:
                  process_set: Any, passes: int, average: bool, scale_local_gradients: bool,
                  sparse_as_dense: bool) -> None:
         self.runs = runs
-        self._reduce = reduce
         self.local_variables: set[Any] = set()
-        self._divide_by = process_set if scale_local_gradients else None
+        self._reduced = partial(reduced_but_local, reduce, local=self.local_variables,
+                                divide_by=process_set if scale_local_gradients else None)
         self._passes = None if passes == 1 else LocalGradientAggregationHelperEager(
             passes, self._reduced, sparse_as_dense, average, process_set, False)
         self.has_warned = False  # of a configuration; see CONFIGURED
@@ -83,9 +83,6 @@ class Steps:
             return
         reduced = self._passes.compute_gradients(tuple(gradients), tuple(map(tensor_of, variables)))
         tf.cond(tf.equal(self._passes.counter, 0), partial(_done, act, reduced), partial(_done, skip))
-
-    def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        return reduced_but_local(self._reduce, gradients, variables, self.local_variables, self._divide_by)
 
     def _act(self, gradients: Sequence[Any], variables: Sequence[Any], local: Local, checks_overflow: bool,
              all_variables: Sequence[Any], rate: Any) -> None:

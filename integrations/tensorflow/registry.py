@@ -31,7 +31,8 @@ from horovod_oktopk.tensorflow.variables import (
 
 _ALL: weakref.WeakSet[Runs] = weakref.WeakSet()
 _OF_TAPES: dict[Any, Runs] = {}
-_EXPECTED: list[_Expected] = []
+_STATES: list[_State] = []
+"""States asked for the variables of tapes."""
 
 JOINED = ("StepAhead has no place for variables that join others after the first step: make a new optimizer, as for "
           "compile(), or build it with all variables at first")
@@ -55,6 +56,8 @@ class Runs:
         self._by_key: dict[tuple[int, ...], Run] = {}
         """By the identities of the variables, with which the runs go."""
         self._host_set: Any = False  # not asked for yet
+        self.states: list[_State] = []
+        """All that were asked for. The runs of all tapes have one list of them."""
         self._serving: dict[Run, tuple[Any, Local]] = {}
         _ALL.add(self)
 
@@ -66,11 +69,6 @@ class Runs:
     def present(self) -> dict[tuple[int, ...], Run]:
         """Return a copy of the runs: the garbage collector may take some away at any moment."""
         return self._by_key.copy()
-
-    @property
-    def is_expected(self) -> bool:
-        """True if a state waits for the first run."""
-        return any(not each.handed and each.runs is not None and each.runs() is self for each in _EXPECTED)
 
     def set_density(self, density: float | None) -> None:
         """See Mode.set_density; for the runs that there are, and those to come."""
@@ -174,8 +172,8 @@ class Runs:
         self._by_key[key] = run
         for variable in variables:
             weakref.finalize(tensor_of(variable), _forget, weakref.ref(self), key).atexit = False
-        for expected in _EXPECTED:
-            expected.hand_to(self, run, key)
+        for state in self.states:
+            state.hand_to(run, key)
         return run
 
 
@@ -202,6 +200,7 @@ def runs_of_tapes(options: Scheme, op: Any, process_set: Any, sparse_as_dense: b
     key = (type(options), tuple(options.kind().items()), op, process_set.process_set_id, sparse_as_dense)
     if key not in _OF_TAPES:
         _OF_TAPES[key] = Runs(options, op, process_set, sparse_as_dense)
+        _OF_TAPES[key].states = _STATES
     return _OF_TAPES[key]
 
 
@@ -254,42 +253,29 @@ def expect_state(target: Any, path: Any) -> None:
     if not several and not variables:
         raise PluginError(f"{target!r} has neither a reduction made with compression=OkTopk(...) nor variables: "
                           "give a model, its optimizer or its variables")
-    owners: list[Runs | None] = [*several] or [None]
-    for number, runs in enumerate(owners):
-        expected = _Expected(path, number, None if runs is None else weakref.ref(runs),
-                             [weakref.ref(v) for v in variables])
-        for each in (*_OF_TAPES.values(), *several):
-            for key, run in each.present().items():
-                expected.hand_to(each, run, key)
-        _EXPECTED.append(expected)
-
-
-def expected_states() -> int:
-    """Return how many times a state was asked for in this process."""
-    return len(_EXPECTED)
+    for number, owners in enumerate([[each] for each in several] or [list(_OF_TAPES.values())]):
+        state = _State(path, number, None if several else [weakref.ref(v) for v in variables])
+        for owner in owners:
+            for key, run in owner.present().items():
+                state.hand_to(run, key)
+        (several[number].states if several else _STATES).append(state)
 
 
 @dataclass
-class _Expected:
-    """A file, and whom its state is for: the Runs of an optimizer, or those of tapes over some variables.
+class _State:
+    """A file for the runs of an optimizer, or those of tapes over some variables.
 
     number: of the optimizer among those of the target. taken: what of the file is taken, on rank 0.
     """
 
     path: Any
     number: int
-    runs: weakref.ref[Runs] | None
-    variables: list[weakref.ref[Any]]
+    variables: list[weakref.ref[Any]] | None
     handed: int = 0
     taken: set[int] = field(default_factory=set)
 
-    def hand_to(self, runs: Runs, run: Run, key: tuple[int, ...]) -> None:
-        if self.runs is not None:
-            wanted = self.runs() is runs
-        else:
-            known = {id(ref()) for ref in self.variables}
-            wanted = runs in _OF_TAPES.values() and bool(key) and known.issuperset(key)
-        if wanted:
+    def hand_to(self, run: Run, key: tuple[int, ...]) -> None:
+        if self.variables is None or (key and {id(ref()) for ref in self.variables}.issuperset(key)):
             run.take_state = partial(gather.load, index=self.handed, path=self.path, optimizer=self.number,
                                      taken=self.taken)
             self.handed += 1

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from horovod_oktopk.errors import AgreementError, PluginError
 from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, expected_states, runs_over
+from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, runs_over
 from horovod_oktopk.tensorflow.run import Run
 from horovod_oktopk.tensorflow.variables import is_variable, variables_in
 
@@ -50,12 +50,12 @@ class Target:
         """See Owner. If a state is loaded inside, all ranks take it together in the end."""
         if not tf.executing_eagerly():
             raise PluginError(IN_GRAPH)
-        states = expected_states()
+        before = [len(each.states) for each in all_runs_of(self._target)]
         with ExitStack() as stack:
             for run in _runs_of([self._target]):
                 stack.enter_context(run.mode.shared())
             yield
-        if expected_states() > states:
+        if [len(each.states) for each in all_runs_of(self._target)] != before:
             resume(self._target)
 
 
@@ -83,7 +83,7 @@ def resume(target: Any) -> None:
     A run that is still to come takes its state with the first step, unless it is of the target's one optimizer.
     """
     several = [each for each in all_runs_of(target) if each.kind.reads_memory and each.takes_part]
-    if len(several) == 1 and several[0].is_expected and getattr(target, "built", False):
+    if len(several) == 1 and any(not state.handed for state in several[0].states) and getattr(target, "built", False):
         variables = getattr(target, "trainable_variables", None)
         if variables:
             several[0].run_over(variables)

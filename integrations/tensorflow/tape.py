@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -20,10 +20,7 @@ MARK = "_oktopk_reduced"
 class DistributedTape:
     """The part that comes before a tape's own class. `distribute` sets what it has."""
 
-    _runs: Runs
-    _density: float
-    _process_set: Any
-    _scale_local_gradients: bool
+    _reduced: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
     _local_sources: set[Any]
 
     def register_local_source(self, source: Any) -> None:
@@ -46,18 +43,14 @@ class DistributedTape:
                     setattr(each, MARK, True)
         return reduced if isinstance(sources, list | tuple) else tf.nest.pack_sequence_as(sources, reduced)
 
-    def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        return reduced_but_local(partial(self._runs.reduce, density=self._density), gradients, variables,
-                                 self._local_sources, self._process_set if self._scale_local_gradients else None)
-
     def get_local_and_global_gradients(self, target: Any, sources: Any, output_gradients: Any = None,
                                        use_generic_names: bool = False) -> tuple[list[Any], list[Any]]:
         """Return (variable, gradient) of local variables, and of all others; as Horovod's tape does."""
         gradients = self.gradient(target, sources, output_gradients, use_generic_names)
-        pairs = list(zip(sources, gradients, strict=True))
-        is_local = [tensor_of(source).ref() in self._local_sources for source, _ in pairs]
-        return ([pair for pair, local in zip(pairs, is_local, strict=True) if local],
-                [pair for pair, local in zip(pairs, is_local, strict=True) if not local])
+        found: dict[bool, list[Any]] = {True: [], False: []}
+        for source, gradient in zip(sources, gradients, strict=True):
+            found[tensor_of(source).ref() in self._local_sources].append((source, gradient))
+        return found[True], found[False]
 
 
 def distribute(tape: tf.GradientTape, runs: Runs, density: float, process_set: Any,
@@ -65,8 +58,9 @@ def distribute(tape: tf.GradientTape, runs: Runs, density: float, process_set: A
     """Give a tape a class of its own, which reduces the gradients. density: the share that this tape selects."""
     plain = next(cls for cls in type(tape).__mro__ if not issubclass(cls, DistributedTape))
     tape.__class__ = type(plain.__name__, (DistributedTape, plain), {"__module__": plain.__module__})
-    tape._runs, tape._density, tape._process_set = runs, density, process_set
-    tape._scale_local_gradients, tape._local_sources = scale_local_gradients, set()
+    tape._local_sources = set()
+    tape._reduced = partial(reduced_but_local, partial(runs.reduce, density=density), local=tape._local_sources,
+                            divide_by=process_set if scale_local_gradients else None)
 
 
 def are_reduced(gradients: Sequence[Any]) -> bool:

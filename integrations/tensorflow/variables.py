@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -62,14 +63,10 @@ def optimizers_of(model: Any) -> list[Any]:
     """
     models = [layer for layer in all_layers(model) if isinstance(layer, tf.keras.Model)]
     values = [value for each in models for value in vars(each).values()]
-    found = (member for value in values for member in _members(value))
+    members = (value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+               for value in values)
+    found = chain.from_iterable(members)
     return list({id(each): each for each in found if isinstance(each, tf.keras.optimizers.Optimizer)}.values())
-
-
-def _members(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list | tuple) else (value,)
 
 
 def refuse_overwritten(variables: Iterable[Any]) -> None:
@@ -81,15 +78,14 @@ def refuse_overwritten(variables: Iterable[Any]) -> None:
 
 
 def check_variables(variables: list[Any], gradients: list[Any]) -> None:
-    """Raise PluginError unless every gradient belongs to a tf.Variable, which is not overwritten with it."""
+    """Raise PluginError unless every gradient belongs to a tf.Variable."""
     if len(variables) != len(gradients):
         raise PluginError("OkTopk needs the variable of every gradient, to keep what is not sent: got "
                           f"{len(gradients)} gradients and {len(variables)} variables. Give one for each")
     for variable in variables:
-        if not isinstance(tensor_of(variable), tf.Variable):
+        if not is_variable(variable):
             raise PluginError("OkTopk reduces gradients of tf.Variables, which last over the steps; got that of "
                               f"{variable!r}: use hvd.allreduce for that")
-    refuse_overwritten(variables)
 
 
 Array = NDArray[Any]
