@@ -28,7 +28,6 @@ class Target:
         self._target = target
 
     def reports(self) -> list[StepReport]:
-        """See Owner."""
         reports = (run.mode.report for run in each_run_of(self._target))
         return [report for report in reports if report is not None]
 
@@ -41,7 +40,6 @@ class Target:
             each.set_density(density)
 
     def synchronize_replicas(self) -> None:
-        """See Owner."""
         for runs in all_runs_of(self._target):
             runs.synchronize_replicas()
 
