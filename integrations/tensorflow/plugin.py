@@ -26,7 +26,7 @@ from horovod_oktopk.tensorflow.optimizer import distribute, is_distributed, wrap
 from horovod_oktopk.tensorflow.private import KERAS, library
 from horovod_oktopk.tensorflow.registry import in_use, runs_of_tapes
 from horovod_oktopk.tensorflow.run import refuse_replicas
-from horovod_oktopk.tensorflow.shared import owners_of
+from horovod_oktopk.tensorflow.state import owners_of
 from horovod_oktopk.transport.counting import show_phases
 from horovod_oktopk.transport.horovod import check_arguments, check_horovod, refuse_join
 

@@ -21,17 +21,11 @@ from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.state import gather
 from horovod_oktopk.tensorflow.run import Local, Refusal, Run, check_place
 from horovod_oktopk.tensorflow.tensors import is_dense, ranks_of, signature_of
-from horovod_oktopk.tensorflow.variables import (
-    check_variables,
-    key_of,
-    optimizers_of,
-    tensor_of,
-    trained_by,
-)
+from horovod_oktopk.tensorflow.variables import check_variables, key_of, optimizers_of, tensor_of, trained_by
 
 _ALL: weakref.WeakSet[Runs] = weakref.WeakSet()
-_OF_TAPES: dict[Any, Runs] = {}
-_STATES: list[_State] = []
+OF_TAPES: dict[Any, Runs] = {}
+STATES: list[WaitingState] = []
 """States asked for the variables of tapes."""
 
 JOINED = ("StepAhead has no place for variables that join others after the first step: make a new optimizer, as for "
@@ -56,7 +50,7 @@ class Runs:
         self._by_key: dict[tuple[int, ...], Run] = {}
         """By the identities of the variables, with which the runs go."""
         self._host_set: Any = False  # not asked for yet
-        self.states: list[_State] = []
+        self.states: list[WaitingState] = []
         """All that were asked for. The runs of all tapes have one list of them."""
         self._serving: dict[Run, tuple[Any, Local]] = {}
         _ALL.add(self)
@@ -198,10 +192,10 @@ def _other_gradients(before: Sequence[str], now: Sequence[str]) -> str:
 def runs_of_tapes(options: Scheme, op: Any, process_set: Any, sparse_as_dense: bool) -> Runs:
     """Return the runs of all tapes of which the same was asked, but for the density."""
     key = (type(options), tuple(options.kind().items()), op, process_set.process_set_id, sparse_as_dense)
-    if key not in _OF_TAPES:
-        _OF_TAPES[key] = Runs(options, op, process_set, sparse_as_dense)
-        _OF_TAPES[key].states = _STATES
-    return _OF_TAPES[key]
+    if key not in OF_TAPES:
+        OF_TAPES[key] = Runs(options, op, process_set, sparse_as_dense)
+        OF_TAPES[key].states = STATES
+    return OF_TAPES[key]
 
 
 def runs_of(target: Any) -> Runs | None:
@@ -225,7 +219,7 @@ def runs_by_optimizer(target: Any) -> list[list[Run]]:
     if several:
         return [list(each.present().values()) for each in several]
     wanted = set(key_of(trained_by(target)))
-    return [[run for each in _OF_TAPES.values() for key, run in each.present().items() if wanted & set(key)]]
+    return [[run for each in OF_TAPES.values() for key, run in each.present().items() if wanted & set(key)]]
 
 
 def each_run_of(target: Any) -> list[Run]:
@@ -245,24 +239,8 @@ def in_use() -> bool:
     return any(each.present() for each in list(_ALL))
 
 
-# States that wait.
-
-def expect_state(target: Any, path: Any) -> None:
-    """Have the target's runs load their state from a file when they next step: those there are, and those to come."""
-    several, variables = all_runs_of(target), trained_by(target)
-    if not several and not variables:
-        raise PluginError(f"{target!r} has neither a reduction made with compression=OkTopk(...) nor variables: "
-                          "give a model, its optimizer or its variables")
-    for number, owners in enumerate([[each] for each in several] or [list(_OF_TAPES.values())]):
-        state = _State(path, number, None if several else [weakref.ref(v) for v in variables])
-        for owner in owners:
-            for key, run in owner.present().items():
-                state.hand_to(run, key)
-        (several[number].states if several else _STATES).append(state)
-
-
 @dataclass
-class _State:
+class WaitingState:
     """A file for the runs of an optimizer, or those of tapes over some variables.
 
     number: of the optimizer among those of the target. taken: what of the file is taken, on rank 0.

@@ -23,8 +23,7 @@ from horovod_oktopk.modes.api import shared_parameters, step_report, synchronize
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.tensorflow.optimizer import is_distributed, steps_of
 from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of
-from horovod_oktopk.tensorflow.shared import check_alike, meet, resume, suspend
-from horovod_oktopk.tensorflow.state import load_state, read_marks, save_state
+from horovod_oktopk.tensorflow.state import check_alike, load_state, meet, read_marks, resume, save_state, suspend
 from horovod_oktopk.tensorflow.variables import optimizers_of, tensor_of, variables_in
 
 __all__ = ["BroadcastGlobalVariablesCallback", "MetricAverageCallback", "SharedParameters", "StateCheckpoint",
