@@ -62,18 +62,6 @@ class TensorLayout(Layout):
             else:
                 yield int(offset), flat
 
-    def write(self, update: Update | None, lender: LendingAccumulator | None) -> list[Array]:
-        """Return the update as dense arrays, in the lender's memory, or new; all NaN if there is none."""
-        if update is None:
-            return [np.full(shape, np.nan, _numpy(dtype)) for _, shape, dtype in self.entries]
-        outputs = []
-        for index, part in enumerate(self.parts(update)):
-            lent = None if lender is None else lender.lend(index)
-            out = new_memory(self, index) if lent is None else lent
-            scatter(out.reshape(-1), part)
-            outputs.append(out)
-        return outputs
-
 
 def _numpy(dtype: str) -> np.dtype[Any]:
     return np.dtype(tf.as_dtype(dtype).as_numpy_dtype)
@@ -160,13 +148,21 @@ class DenseArrays(Gradients):
         super().__init__(layout)
         self._arrays, self._lender = arrays, lender
         self.written: list[Array] = []
-        """The arrays of the last update."""
+        """The arrays of the last update, in the lender's memory, or new; all NaN if there was none."""
 
     def pieces(self) -> Iterator[Piece]:
         return self.layout.pieces(self._arrays)
 
     def write(self, update: Update | None, cleared: bool) -> None:  # noqa: ARG002
-        self.written = self.layout.write(update, self._lender)
+        layout = self.layout
+        if update is None:
+            self.written = [np.full(shape, np.nan, _numpy(dtype)) for _, shape, dtype in layout.entries]
+            return
+        lent = [None if self._lender is None else self._lender.lend(index) for index in range(len(layout.entries))]
+        self.written = [_new(shape, _numpy(dtype)) if memory is None else memory
+                        for memory, (_, shape, dtype) in zip(lent, layout.entries, strict=True)]
+        for memory, part in zip(self.written, layout.parts(update), strict=True):
+            scatter(memory.reshape(-1), part)
 
 
 class OwnArrays(Gradients):
@@ -220,7 +216,7 @@ class LendingAccumulator(NumpyAccumulator):
         _, shape, dtype = self._layout.entries[index]
         if _numpy(dtype) != self.dtype:
             return None
-        return _shaped(_aligned(self._acc.base)[self._starts[index]:], shape, self.dtype)
+        return _array_in(self._acc.base, shape, self.dtype, self._starts[index])
 
     def _is_lent(self) -> bool:
         return sys.getrefcount(self._acc.base) > 2  # beside the spare itself, and the argument of this call
@@ -228,25 +224,16 @@ class LendingAccumulator(NumpyAccumulator):
     def _allocate(self) -> Array:
         owner = np.empty(self._starts[-1] + ALIGNMENT, np.uint8)
         owner.fill(0)
-        return _aligned(owner)[:self.n * self.dtype.itemsize].view(self.dtype)
+        return _array_in(owner, (self.n,), self.dtype)
 
 
-def new_memory(layout: Layout, index: int) -> Array:
-    """Return an array in the shape and dtype of the index-th gradient, for TensorFlow to take over."""
-    _, shape, dtype = layout.entries[index]
-    length = math.prod(shape) * _numpy(dtype).itemsize
-    return _shaped(_aligned(np.empty(length + ALIGNMENT, np.uint8)), shape, _numpy(dtype))
+def _new(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    return _array_in(np.empty(math.prod(shape) * dtype.itemsize + ALIGNMENT, np.uint8), shape, dtype)
 
 
-def _shaped(memory: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-    shaped: Array = memory[:math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
-    return shaped
-
-
-def _aligned(owner: Any) -> Array:
-    """Return the owner's bytes from its first aligned address on."""
-    memory: Array = owner[-owner.ctypes.data % ALIGNMENT:]
-    return memory
+def _array_in(owner: Any, shape: tuple[int, ...], dtype: Any, start: int = 0) -> Array:
+    """Return an array in the owner's memory, so many bytes after its first aligned address."""
+    return np.ndarray(shape, dtype, owner, -owner.ctypes.data % ALIGNMENT + start)
 
 
 def _collect() -> None:
