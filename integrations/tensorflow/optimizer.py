@@ -16,7 +16,8 @@ from horovod_oktopk.schemes import as_options
 from horovod_oktopk.tensorflow import amp
 from horovod_oktopk.tensorflow.private import KERAS_3, built_with, dense_allreduce
 from horovod_oktopk.tensorflow.registry import Runs
-from horovod_oktopk.tensorflow.run import Local, Run
+from horovod_oktopk.tensorflow.run import Local, Run, and_then
+from horovod_oktopk.tensorflow.state import suspend
 from horovod_oktopk.tensorflow.tape import are_reduced, reduced_but_local
 from horovod_oktopk.tensorflow.tensors import with_scale, without_scale
 from horovod_oktopk.tensorflow.variables import refuse_overwritten, tensor_of
@@ -74,15 +75,14 @@ class Steps:
             kind.check("scaler")
         gradients = without_scale(gradients, scale)
 
-        def act(reduced: Sequence[Any]) -> None:
-            self._act(reduced, variables, lambda given: local(with_scale(given, scale)), checks_overflow,
-                      all_variables or variables, rate)
-
+        act = partial(self._act, variables=variables, local=lambda given: local(with_scale(given, scale)),
+                      checks_overflow=checks_overflow, all_variables=all_variables or variables, rate=rate)
         if self._passes is None:
             act(self._reduced(gradients, variables))
             return
         reduced = self._passes.compute_gradients(tuple(gradients), tuple(map(tensor_of, variables)))
-        tf.cond(tf.equal(self._passes.counter, 0), partial(_done, act, reduced), partial(_done, skip))
+        tf.cond(tf.equal(self._passes.counter, 0), lambda: and_then(act(reduced), tf.constant(0)),
+                lambda: and_then(skip(), tf.constant(0)))
 
     def _act(self, gradients: Sequence[Any], variables: Sequence[Any], local: Local, checks_overflow: bool,
              all_variables: Sequence[Any], rate: Any) -> None:
@@ -103,22 +103,14 @@ class Steps:
             run = self.runs.run_over(all_variables)
             run.step(variables, gradients, step, checks_overflow)
 
-    def present_runs(self) -> list[Run]:
-        return [] if self.runs is None else list(self.runs.present().values())
-
     def own_runs(self) -> list[Run]:
-        """Return those whose variables hold this rank's own parameters now."""
-        return [run for run in self.present_runs() if run.mode.holds_own]
+        """Return the runs whose variables hold this rank's own parameters now."""
+        return [] if self.runs is None else [run for run in self.runs.present().values() if run.mode.holds_own]
 
     def check_shared(self) -> None:
         """Raise PluginError while the model holds this rank's own parameters."""
         for run in self.own_runs():
             raise PluginError(OWN.format(rank=run.mode.ranks.membership().rank))
-
-
-def _done(action: Callable[..., object], *given: Any) -> tf.Tensor:
-    action(*given)
-    return tf.constant(0)
 
 
 def _decay(name: str) -> property:
@@ -174,8 +166,7 @@ class Distributed:
         super().finalize_variable_values(var_list)  # type: ignore[misc]
         if self.oktopk.own_runs():
             logger.warning(NO_CALLBACK)
-        for run in self.oktopk.present_runs():
-            run.mode.suspend()
+        suspend(self)
 
     def save_own_variables(self, store: Any) -> None:
         """Save the optimizer. Raise PluginError while the model holds this rank's own parameters."""
@@ -228,15 +219,10 @@ def _rate_of(optimizer: Any) -> tf.Variable | None:
     return rate if isinstance(rate, tf.Variable) else None
 
 
-def steps_of(optimizer: Any) -> Steps | None:
-    """Return the steps of a distributed optimizer, or of the one inside it that loss scaling has wrapped."""
-    both = (optimizer, getattr(optimizer, "inner_optimizer", None))
-    return next((each.oktopk for each in both if isinstance(each, Distributed)), None)
-
-
 def is_distributed(optimizer: Any) -> bool:
-    """Return True for such an optimizer, or one of stock Horovod's."""
-    return steps_of(optimizer) is not None or hasattr(optimizer, "_allreduce_grads")
+    """Return True for a distributed optimizer, ours or stock Horovod's, or loss scaling around it."""
+    both = (optimizer, getattr(optimizer, "inner_optimizer", None))
+    return any(isinstance(each, Distributed) or hasattr(each, "_allreduce_grads") for each in both)
 
 
 def distribute(optimizer: Any, compression: Any, op: Any, sparse_as_dense: bool, passes: int, average_passes: bool,

@@ -10,7 +10,7 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -43,7 +43,6 @@ from horovod_oktopk.tensorflow.variables import VariableReplica, name_of, tensor
 logger = logging.getLogger("horovod_oktopk")
 
 Array = NDArray[Any]
-T = TypeVar("T")
 Local = Callable[[list[Any]], object]
 """Applies gradients, one for each variable, by the plain optimizer."""
 Refusal = tuple[str, Signature]
@@ -102,8 +101,8 @@ class Run:
         density: from here on, if the caller asks for another than at the step before. refusal: the reason why the
         step cannot be taken; then PluginError is raised, and the ranks that do take it raise AgreementError.
         """
-        return call(partial(weakly(self._reduce), density, refusal), [all_finite(slices), *gradients],
-                    [g.dtype for g in gradients], [g.shape for g in gradients])
+        return call(self._reduce, [all_finite(slices), *gradients], [g.dtype for g in gradients],
+                    [g.shape for g in gradients], given=(density, refusal))
 
     def _reduce(self, density: float | None, refusal: Refusal | None, finite: Array, *arrays: Array) -> list[Array]:
         if refusal:
@@ -125,13 +124,13 @@ class Run:
         checks_overflow: True if `local` looks for overflow by itself, and is to be called in any case.
         """
         form = form_of(variables, gradients, self.tensors)
-        [count] = call(partial(weakly(self._begin), form), [all_finite(gradients), *inputs_of(gradients)],
-                       [tf.int32], [()], self._touched)
+        [count] = call(self._begin, [all_finite(gradients), *inputs_of(gradients)], [tf.int32], [()], self._touched,
+                       given=(form,))
         if checks_overflow:
             local(list(gradients))
         else:
             repeat(count, lambda _: local(list(gradients)), at_most_once=True)
-        call(weakly(self._end), [], touched=self._touched)
+        call(self._end, [], touched=self._touched)
 
     def _begin(self, form: Form, finite: Array, *inputs: Array) -> list[Array]:
         self.resume()
@@ -162,7 +161,7 @@ class Run:
         rate: the learning rate, which a round sets.
         """
         mine = tf.constant(0.0, tf.float64) if rate is None else tf.cast(rate, tf.float64)
-        [count] = call(weakly(self._hand_in), [mine, *(g for g in gradients if is_dense(g))], [tf.int32], [()])
+        [count] = call(self._hand_in, [mine, *(g for g in gradients if is_dense(g))], [tf.int32], [()])
         repeat(count, lambda number: self._apply_round(number, rate, local), at_most_once=False)
         if rate is not None:
             rate.assign(tf.cast(mine, rate.dtype))
@@ -186,7 +185,7 @@ class Run:
 
     def _apply_round(self, number: tf.Tensor, rate: tf.Variable | None, local: Local) -> None:
         entries = self._layout.entries
-        of_round, *dense = call(weakly(self._next), [number], [tf.float64, *(dtype for *_, dtype in entries)],
+        of_round, *dense = call(self._next, [number], [tf.float64, *(dtype for *_, dtype in entries)],
                                 [(), *(shape for _, shape, _ in entries)])
         if rate is not None:
             rate.assign(tf.cast(of_round, rate.dtype))
@@ -212,28 +211,45 @@ def _turn() -> tf.Variable:
 
 # Python functions as operations.
 
-def call(function: Callable[..., Sequence[Array]], inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType] = (),
-         shapes: Sequence[Any] = (), touched: Sequence[tf.Variable] = ()) -> list[tf.Tensor]:
-    """Call a function of arrays with the tensors' values, now or when the graph runs; return its results as tensors.
+def call(method: Callable[..., Sequence[Array]], inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType] = (),
+         shapes: Sequence[Any] = (), touched: Sequence[tf.Variable] = (),
+         given: Sequence[Any] = ()) -> list[tf.Tensor]:
+    """Call an object's method with the tensors' values, as arrays, now or when the graph runs; return its results.
 
-    touched: variables that the function reads or writes; a graph runs it in order with whatever else touches them.
+    touched: variables that the method reads or writes; a graph runs it in order with whatever else touches them.
+    given: arguments before the arrays. TensorFlow never drops a graph, which must not keep the object alive then.
     """
     if tf.executing_eagerly():
-        return [tf.convert_to_tensor(result) for result in function(*map(np.asarray, inputs))]
+        return [tf.convert_to_tensor(result) for result in method(*given, *map(np.asarray, inputs))]
+    guarded = partial(_guarded, weakref.WeakMethod(method), given, len(inputs))
     if touched:
-        count = len(inputs)
-
-        def run(*given: tf.Tensor) -> Sequence[Array]:
-            return guarded(function, *map(np.asarray, given[:count]))
-
-        results = tf.py_function(run, [*inputs, *(v.handle for v in touched)], list(dtypes), name=NAME)
+        results = tf.py_function(guarded, [*inputs, *(v.handle for v in touched)], list(dtypes), name=NAME)
     else:
-        results = tf.numpy_function(partial(guarded, function), list(inputs), list(dtypes), name=NAME)
+        results = tf.numpy_function(guarded, list(inputs), list(dtypes), name=NAME)
     if not dtypes:  # TensorFlow gives the operation itself
         return []
     for result, shape in zip(results, shapes, strict=True):
         result.set_shape(shape)
     return list(results)
+
+
+def _guarded(kept: weakref.WeakMethod[Callable[..., Sequence[Array]]], given: Sequence[Any], count: int,
+             *inputs: Any) -> Sequence[Array]:
+    """Call a method in a graph, with the first inputs. Raise errors as TensorFlow passes them on; log each in a line.
+
+    Elastic training takes up again after an UnknownError that names HorovodAllreduce, and takes any
+    other for success: so failed communication becomes the one, and all else an InvalidArgumentError.
+    """
+    try:
+        method = kept()
+        if method is None:
+            raise PluginError(GONE)
+        return method(*given, *map(np.asarray, inputs[:count]))
+    except Exception as error:
+        _log_once(f"{type(error).__name__}: {' '.join(str(error).split())}")
+        if isinstance(error, HorovodInternalError | TransportError):
+            raise RuntimeError(f"HorovodAllreduce failed: {error}") from error
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def repeat(count: tf.Tensor, action: Callable[[tf.Tensor], object], at_most_once: bool) -> None:
@@ -242,46 +258,15 @@ def repeat(count: tf.Tensor, action: Callable[[tf.Tensor], object], at_most_once
         for number in range(int(count)):
             action(tf.constant(number))
     elif at_most_once:
-        tf.cond(count > 0, lambda: _and_then(action(tf.constant(0)), tf.constant(0)), lambda: tf.constant(0))
+        tf.cond(count > 0, lambda: and_then(action(tf.constant(0)), tf.constant(0)), lambda: tf.constant(0))
     else:
-        tf.while_loop(lambda i: i < count, lambda i: _and_then(action(i), i + 1), [tf.constant(0)],
+        tf.while_loop(lambda i: i < count, lambda i: and_then(action(i), i + 1), [tf.constant(0)],
                       parallel_iterations=1)
 
 
-def _and_then(_: object, result: tf.Tensor) -> tf.Tensor:
+def and_then(_: object, result: tf.Tensor) -> tf.Tensor:
+    """Return the result, after an action in a branch or loop of a graph."""
     return result
-
-
-def weakly(method: Callable[..., T]) -> Callable[..., T]:
-    """Return an object's method for a graph, which must not keep the object alive, as it keeps no variable either.
-
-    TensorFlow keeps what a tf.function calls, in a graph that it never drops. Raise PluginError if the object is
-    gone.
-    """
-    kept = weakref.WeakMethod(method)
-
-    def call_it(*inputs: Any) -> T:
-        present = kept()
-        if present is None:
-            raise PluginError(GONE)
-        return present(*inputs)
-
-    return call_it
-
-
-def guarded(function: Callable[..., T], *inputs: Array) -> T:
-    """Call a function inside a graph. Raise its errors as TensorFlow passes them on, and log each in one line.
-
-    Elastic training takes up again after an UnknownError that names HorovodAllreduce, and takes any
-    other for success: so failed communication becomes the one, and all else an InvalidArgumentError.
-    """
-    try:
-        return function(*inputs)
-    except Exception as error:
-        _log_once(f"{type(error).__name__}: {' '.join(str(error).split())}")
-        if isinstance(error, HorovodInternalError | TransportError):
-            raise RuntimeError(f"HorovodAllreduce failed: {error}") from error
-        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 @lru_cache(maxsize=16)

@@ -21,7 +21,7 @@ import tensorflow as tf
 from horovod_oktopk.errors import AgreementError, OptionError, PluginError
 from horovod_oktopk.modes.api import shared_parameters, step_report, synchronize_replicas
 from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.tensorflow.optimizer import is_distributed, steps_of
+from horovod_oktopk.tensorflow.optimizer import is_distributed
 from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of
 from horovod_oktopk.tensorflow.state import check_alike, load_state, meet, read_marks, resume, save_state, suspend
 from horovod_oktopk.tensorflow.variables import optimizers_of, tensor_of, variables_in
@@ -86,7 +86,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         for runs in all_runs_of(self.model):
             runs.adopts = True
         optimizer = self.model.optimizer
-        if self.model.built and steps_of(optimizer) and not getattr(optimizer, "built", False):
+        if self.model.built and is_distributed(optimizer) and not getattr(optimizer, "built", False):
             optimizer.build(self.model.trainable_variables)
         self._broadcast(must_agree=False)  # what only some ranks have restored waits for the others' first batch
 
@@ -142,8 +142,9 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
     def _broadcast(self, must_agree: bool = True) -> list[Any]:
         """Broadcast what has not been yet, owner by owner, and return it; all ranks send the same."""
         fresh = self._not_sent()
-        theirs = hvd.allgather_object([list(map(_described, each)) for each in fresh],
-                                      name="horovod_oktopk.broadcast")
+        # Without the names, which may hold a counter of all layers that a rank has made.
+        mine = [[f"{v.dtype.name} of shape {tuple(v.shape)}" for v in each] for each in fresh]
+        theirs = hvd.allgather_object(mine, name="horovod_oktopk.broadcast")
         alike = [all(each == of_owner[0] for each in of_owner) for of_owner in zip_longest(*theirs)]
         if must_agree and not all(alike):
             raise AgreementError(_difference(theirs))
@@ -173,11 +174,6 @@ def _broadcast_by_position(variables: list[Any], root_rank: int) -> None:
             variable.assign(hvd.broadcast(variable, root_rank, name=name, ignore_name_scope=True))
 
     tf.function(broadcast, autograph=False)()
-
-
-def _described(variable: Any) -> str:
-    """Return a text without the name, which may hold a counter of all layers that a rank has made."""
-    return f"{variable.dtype.name} of shape {tuple(variable.shape)}"
 
 
 def _difference(theirs: list[list[list[str]]]) -> str:
