@@ -169,12 +169,10 @@ class Distributed:
         suspend(self)
 
     def save_own_variables(self, store: Any) -> None:
-        """Save the optimizer. Raise PluginError while the model holds this rank's own parameters."""
         self.oktopk.check_shared()
         super().save_own_variables(store)  # type: ignore[misc]
 
     def load_own_variables(self, store: Any) -> None:
-        """Load the optimizer. Raise PluginError while the model holds this rank's own parameters."""
         self.oktopk.check_shared()
         super().load_own_variables(store)  # type: ignore[misc]
 

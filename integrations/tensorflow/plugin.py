@@ -41,9 +41,9 @@ def install() -> None:
     if getattr(hvd, "_oktopk_installed", False):
         return
     check_horovod(horovod.__version__, {})
-    hvd.DistributedOptimizer = _wrap(hvd.DistributedOptimizer, _optimizer)
+    hvd.DistributedOptimizer = _wrap(hvd.DistributedOptimizer, DistributedOptimizer)
     hvd.DistributedGradientTape = _wrap(hvd.DistributedGradientTape, _tape)
-    stock_keras.create_distributed_optimizer = _wrap(stock_keras.create_distributed_optimizer, _optimizer)
+    stock_keras.create_distributed_optimizer = _wrap(stock_keras.create_distributed_optimizer, DistributedOptimizer)
     library().horovod_shutdown = wrap_shutdown(library().horovod_shutdown)
     hvd.join = hvd.mpi_ops.join = refuse_join(in_use, hvd.join)
     wrap_scalers()
@@ -158,16 +158,8 @@ def check_optimizer(optimizer: Any, options: Any, passes: int) -> Any:
     return inner if kind.reads_memory else optimizer  # StepAhead's takes the steps, after the wrapper's check
 
 
-_TAKEN = frozenset(inspect.signature(DistributedOptimizer).parameters)
-
-
-def _optimizer(**asked: Any) -> Any:
-    """Make ours. A factory's names, devices, groups and predivision are of no effect on it."""
-    return DistributedOptimizer(**{name: value for name, value in asked.items() if name in _TAKEN})
-
-
 def _tape(gradtape: tf.GradientTape, compression: Any, op: Any, process_set: Any, sparse_as_dense: bool,
-          scale_local_gradients: bool, **_: Any) -> tf.GradientTape:
+          scale_local_gradients: bool) -> tf.GradientTape:
     refuse_replicas()
     options = as_options(compression)
     if not hasattr(options, "density"):
@@ -178,8 +170,11 @@ def _tape(gradtape: tf.GradientTape, compression: Any, op: Any, process_set: Any
 
 
 def _wrap(make: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a factory of Horovod: `ours` gets all of its arguments by name, if the compression is ours."""
-    signature = inspect.signature(make)
+    """Wrap a factory of Horovod: `ours` gets its arguments by name, if the compression is ours.
+
+    Those that `ours` does not take (names, devices, groups, predivision) are of no effect on it.
+    """
+    signature, taken = inspect.signature(make), inspect.signature(ours).parameters
 
     @functools.wraps(make)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -189,6 +184,6 @@ def _wrap(make: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., A
         if as_options(asked["compression"]) is None:
             return make(*args, **kwargs)
         check_arguments(hvd, asked["op"], asked["gradient_predivide_factor"])
-        return ours(**asked)
+        return ours(**{name: value for name, value in asked.items() if name in taken})
 
     return wrapped

@@ -30,7 +30,6 @@ from horovod_oktopk.tensorflow.tensors import (
     LendingAccumulator,
     OwnArrays,
     Signature,
-    TensorLayout,
     all_finite,
     form_of,
     inputs_of,
@@ -39,6 +38,7 @@ from horovod_oktopk.tensorflow.tensors import (
     signature_of,
 )
 from horovod_oktopk.tensorflow.variables import VariableReplica, name_of, tensor_of
+from horovod_oktopk.vectors.sparse import Layout
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -67,7 +67,7 @@ class Run:
         self.tensors = [tensor_of(v) for v in variables] if kind.acts_at_step else []
         parts = ([(v, tensor_of(v).dtype) for v in variables] if kind.reads_memory else
                  [(v, g.dtype) for v, g in zip(variables, gradients, strict=True) if is_dense(g)])
-        layout = TensorLayout((name_of(v), tuple(v.shape), dtype.name) for v, dtype in parts)
+        layout = Layout((name_of(v), tuple(v.shape), dtype.name) for v, dtype in parts)
         self._layout = layout
         self._lender: LendingAccumulator | None = None
         overlaps = kind.acts_at_step and getattr(options, "overlap", True)

@@ -49,20 +49,6 @@ def ranks_of(process_set: Any, own_channel: bool = False, yield_cpu: bool = Fals
     return HorovodRanks(process_set, TensorFlowTransport, own_channel, yield_cpu)
 
 
-class TensorLayout(Layout):
-    """The flat view over dense gradients."""
-
-    def pieces(self, gradients: Sequence[Array]) -> Iterator[tuple[int, Array]]:
-        """Yield the gradients as (offset, flat array)."""
-        for offset, gradient, (_, _, dtype) in zip(self.offsets[:-1], gradients, self.entries, strict=True):
-            flat = gradient.reshape(-1)
-            if dtype == "bfloat16":  # NumPy has none: converted in parts, so that no copy of n is made
-                for start in range(0, len(flat), 1 << 20):
-                    yield int(offset) + start, flat[start:start + (1 << 20)].astype(np.float32)
-            else:
-                yield int(offset), flat
-
-
 def _numpy(dtype: str) -> np.dtype[Any]:
     return np.dtype(tf.as_dtype(dtype).as_numpy_dtype)
 
@@ -97,20 +83,16 @@ def all_finite(gradients: Sequence[Any]) -> tf.Tensor:
 
 def without_scale(gradients: Sequence[Any], scale: Scale) -> list[Any]:
     """Return the gradients of the loss, without the scale."""
-    return list(gradients) if scale is None else [_times(g, 1 / scale) for g in gradients]
+    return with_scale(gradients, None if scale is None else 1 / scale)
 
 
 def with_scale(gradients: Sequence[Any], scale: Scale) -> list[Any]:
     """Return the gradients of the scaled loss, as whoever takes the scale out again expects them."""
-    return list(gradients) if scale is None else [_times(g, scale) for g in gradients]
-
-
-def _times(gradient: Any, factor: tf.Tensor) -> Any:
     def times(values: tf.Tensor) -> tf.Tensor:
         wide = tf.float64 if values.dtype == tf.float64 else tf.float32  # a scale may be too large for float16
-        return tf.cast(tf.cast(values, wide) * tf.cast(factor, wide), values.dtype)
+        return tf.cast(tf.cast(values, wide) * tf.cast(scale, wide), values.dtype)
 
-    return with_values(gradient, times)
+    return list(gradients) if scale is None else [with_values(g, times) for g in gradients]
 
 
 def with_values(gradient: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
@@ -140,10 +122,9 @@ def inputs_of(gradients: Sequence[Any]) -> list[tf.Tensor]:
 class DenseArrays(Gradients):
     """Dense gradients of all variables of a layout. lender: of memory for the update, if there is one."""
 
-    layout: TensorLayout
     clearable = False  # TensorFlow's own memory
 
-    def __init__(self, layout: TensorLayout, arrays: Sequence[Array],
+    def __init__(self, layout: Layout, arrays: Sequence[Array],
                  lender: LendingAccumulator | None = None) -> None:
         super().__init__(layout)
         self._arrays, self._lender = arrays, lender
@@ -151,7 +132,14 @@ class DenseArrays(Gradients):
         """The arrays of the last update, in the lender's memory, or new; all NaN if there was none."""
 
     def pieces(self) -> Iterator[Piece]:
-        return self.layout.pieces(self._arrays)
+        layout = self.layout
+        for offset, array, (*_, dtype) in zip(layout.offsets[:-1], self._arrays, layout.entries, strict=True):
+            flat = array.reshape(-1)
+            if dtype == "bfloat16":  # NumPy has none: converted in parts, so that no copy of n is made
+                for start in range(0, len(flat), 1 << 20):
+                    yield int(offset) + start, flat[start:start + (1 << 20)].astype(np.float32)
+            else:
+                yield int(offset), flat
 
     def write(self, update: Update | None, cleared: bool) -> None:  # noqa: ARG002
         layout = self.layout
@@ -168,7 +156,7 @@ class DenseArrays(Gradients):
 class OwnArrays(Gradients):
     """Gradients of some variables of a layout: the arrays of `inputs_of`. finite: True if all elements are."""
 
-    def __init__(self, layout: TensorLayout, form: Form, inputs: Sequence[Array], finite: bool) -> None:
+    def __init__(self, layout: Layout, form: Form, inputs: Sequence[Array], finite: bool) -> None:
         super().__init__(layout)
         self._finite, remaining = finite, iter(inputs)
         self._arrays = {part: (next(remaining).astype(np.int64) if is_sparse else None, next(remaining))
@@ -198,7 +186,7 @@ class LendingAccumulator(NumpyAccumulator):
     nothing. Whoever still holds a lent part when the next step begins may keep it: then the spare is new.
     """
 
-    def __init__(self, layout: TensorLayout) -> None:
+    def __init__(self, layout: Layout) -> None:
         self._layout = layout
         lengths = np.diff(layout.offsets) * layout.dtype.itemsize
         self._starts = np.concatenate([[0], np.cumsum(-(-lengths // ALIGNMENT) * ALIGNMENT)]).tolist()
@@ -206,7 +194,8 @@ class LendingAccumulator(NumpyAccumulator):
 
     def accumulate(self, pieces: Iterable[tuple[int, Array]], clear: bool = False) -> bool:
         if self._is_lent():
-            _collect()
+            with TensorFlowTransport.around():  # it lets go of what its kernels are done with when it converts
+                tf.constant(np.zeros(1))
         if self._is_lent():
             self._acc = self._allocate()
         return super().accumulate(pieces, clear)
@@ -234,9 +223,3 @@ def _new(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 def _array_in(owner: Any, shape: tuple[int, ...], dtype: Any, start: int = 0) -> Array:
     """Return an array in the owner's memory, so many bytes after its first aligned address."""
     return np.ndarray(shape, dtype, owner, -owner.ctypes.data % ALIGNMENT + start)
-
-
-def _collect() -> None:
-    """Make TensorFlow let go of arrays that its kernels are done with: it does so when it converts the next one."""
-    with eagerly(), tf.device("/cpu:0"):
-        tf.constant(np.zeros(1))

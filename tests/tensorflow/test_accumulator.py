@@ -13,9 +13,10 @@ from tests.selection.accumulators import PROGRAMS
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_conformance(program: str) -> None:
     # Here, as importing TensorFlow takes seconds.
-    from horovod_oktopk.tensorflow.tensors import LendingAccumulator, TensorLayout
+    from horovod_oktopk.tensorflow.tensors import LendingAccumulator
+    from horovod_oktopk.vectors.sparse import Layout
 
     def new(n: int, dtype: Any) -> Any:
-        return LendingAccumulator(TensorLayout([("a", (n,), np.dtype(dtype).name)]))
+        return LendingAccumulator(Layout([("a", (n,), np.dtype(dtype).name)]))
 
     PROGRAMS[program](new, lambda gradient: gradient)

@@ -13,9 +13,8 @@ import tensorflow as tf
 from horovod_oktopk import Dense, OkTopk, StepAhead
 from horovod_oktopk.tensorflow import shared_parameters, step_report
 from horovod_oktopk.tensorflow.private import KERAS_3
-from horovod_oktopk.tensorflow.tensors import TensorLayout
 from horovod_oktopk.tensorflow.variables import VariableReplica, tensor_of
-from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
+from horovod_oktopk.vectors.sparse import DenseVector, Layout, SparseVector
 from tests.scenarios.common import assert_equal_everywhere, everywhere, is_last, needs_ranks
 from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_data, make_model, variable_of
 from tests.tensorflow.scenarios.own_optimizers import Gan
@@ -211,8 +210,8 @@ def check_two_optimizers_in_one_function_take_their_steps_in_one_order() -> None
 def check_k_elements_are_written_in_place_unless_somebody_holds_the_variable() -> None:
     shapes = {"kernel": (3, 3, 8, 8), "bias": (8,), "scale": (), "wide": (7, 5)}
     variables = [tf.Variable(tf.random.normal(shape)) for shape in shapes.values()]
-    layout = TensorLayout((name, shape, v.dtype.name) for (name, shape), v in zip(shapes.items(), variables,
-                                                                                strict=True))
+    layout = Layout((name, shape, v.dtype.name) for (name, shape), v in zip(shapes.items(), variables,
+                                                                          strict=True))
     replica = VariableReplica(layout, variables)
 
     def values() -> np.ndarray:
