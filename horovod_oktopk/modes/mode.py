@@ -15,7 +15,7 @@ from ..errors import PluginError, TransportError
 from ..kernels import KERNELS
 from ..phases.agreement import NOW, Attendance, roll_call
 from ..schemes.base import Scheme
-from ..schemes.report import StepReport, sum_of_phases
+from ..schemes.report import StepReport
 from ..state.records import Stateful
 from ..transport.base import Membership, Ranks
 from ..transport.connect import connect
@@ -159,11 +159,10 @@ class Reduction(Stateful):
 
     @contextmanager
     def writing(self, report: StepReport) -> Iterator[None]:
-        """Count and time the block as a step's write-back; the report shares nothing with the transport."""
-        self.transport.reset()
+        """Count and time the block as a step's write-back; then the report shares nothing with the transport."""
+        self.transport.log.phases = report.phases
         with self.transport.phase("write_back"):
             yield
-        report.phases = sum_of_phases([report.phases, self.transport.phases])
         self.transport.reset()
 
 

@@ -21,7 +21,7 @@ from typing import ClassVar, NoReturn
 import numpy as np
 
 from ...errors import OkTopkError, PluginError
-from ...schemes.report import StepReport, StepResult, sum_of_phases
+from ...schemes.report import StepReport, StepResult
 from ...selection.accumulator import Accumulator, EmptyAccumulator, ResidualAccumulator
 from ...state.records import Record
 from ...transport.base import Ranks
@@ -222,10 +222,12 @@ class PartialMode(GradientMode):
         reports = [report for *_, report in ran]
         last = reports[-1] if reports else self.report
         if last is not None:
-            own = {"accumulate": self._accumulating, "write_back": Traffic()}
+            phases = {"accumulate": self._accumulating, "write_back": Traffic()}
             self._accumulating = Traffic()
+            for name, traffic in (each for report in reports for each in report.phases.items()):
+                phases[name] = phases.get(name, Traffic()) + traffic
             self.report = replace(
-                last, phases=sum_of_phases([*(report.phases for report in reports), own]), rounds=len(rounds),
+                last, phases=phases, rounds=len(rounds),
                 active=tuple(presence == Presence.FRESH for each in rounds[-1:] for presence in each.presences),
                 staleness=rounds[-1].staleness if rounds else (),
                 seconds_saved=sum(each.seconds_saved for each in rounds))

@@ -310,10 +310,14 @@ def local_change(update: Update, result: StepResult) -> Update:
 
     All indices that contributed, and all that rounding left over, are indices of the update.
     """
-    sent = result.sent()
+    sent, contributed = result.selected, result.contributed
+    assert sent is not None
     if isinstance(update, DenseVector):
         return DenseVector(sent.values - update.values)
     assert isinstance(sent, SparseVector)
+    assert not isinstance(contributed, slice)
+    if len(contributed) < len(sent):
+        sent = sent.take(KERNELS.common_positions(sent.indices, contributed))
     change = -update.values
     KERNELS.add(change, KERNELS.common_positions(update.indices, sent.indices), sent.values)
     kept = result.remainder
