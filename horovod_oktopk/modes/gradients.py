@@ -53,14 +53,14 @@ class GradientMode(Mode):
         result = self.algorithm.reduce(self.accumulator, self.k, finite and others_finite, transport,
                                        whole=self.layout.n)
         self.report = result.report
-        update = self._commit_or_undo(result)
+        update = self._commit_or_undo(result, self.accumulator.commit)
         with self.writing(result.report):
             gradients.write(update, gradients.clearable)
 
     def begin(self, gradients: Gradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
         return 0 if scaled and self.report is not None and not self.report.finite else 1
 
-    def _commit_or_undo(self, result: StepResult) -> Update | None:
+    def _commit_or_undo(self, result: StepResult, commit: Callable[..., None]) -> Update | None:
         """Commit a step, or undo it if it is not finite; return its update."""
         with self.writing(result.report):
             update = result.update
@@ -71,11 +71,8 @@ class GradientMode(Mode):
                 result.report.finite = False
                 return None
             self._before = None
-            self._commit(result)
+            commit(result.contributed, result.remainder)
         return update
-
-    def _commit(self, result: StepResult) -> None:
-        self.accumulator.commit(result.contributed, result.remainder)
 
     def _undo(self) -> None:
         if self._before is not None:

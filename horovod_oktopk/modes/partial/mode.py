@@ -21,14 +21,14 @@ from typing import ClassVar, NoReturn
 import numpy as np
 
 from ...errors import OkTopkError, PluginError
-from ...schemes.report import StepReport, StepResult
+from ...schemes.report import StepReport
 from ...selection.accumulator import Accumulator, EmptyAccumulator, ResidualAccumulator
 from ...state.records import Record
 from ...transport.base import Ranks
 from ...transport.connect import barrier
 from ...transport.counting import Traffic
 from ...transport.mpi.ending import StallLimits, leave, unhappy_end
-from ...vectors.sparse import Layout, SparseVector, Values, sum_of
+from ...vectors.sparse import Indices, Layout, SparseVector, Values, sum_of
 from ..gradients import GradientMode
 from ..mode import Gradients, Piece, Update
 from ..options import NEEDS_MPI, Partial
@@ -72,13 +72,12 @@ class Pending:
         self._contributes = contributes and self._is_held
         return self._accumulator if self._contributes else self._nothing
 
-    def commit(self, result: StepResult) -> None:
-        """Commit a round. Its remainder: rounding errors of this rank's selection and of sums that it rounded."""
-        remainder = result.remainder
+    def commit(self, contributed: Indices | slice, remainder: SparseVector | None) -> None:
+        """Commit a round. remainder: rounding errors of this rank's selection, and of sums that it rounded."""
         if remainder is not None and len(remainder):
             self._remainders.append(remainder)
         if self._contributes:
-            self._accumulator.commit(result.contributed, sum_of(self._remainders) if self._remainders else None)
+            self._accumulator.commit(contributed, sum_of(self._remainders) if self._remainders else None)
             self._remainders.clear()
             self._is_held = False
 
@@ -249,13 +248,10 @@ class PartialMode(GradientMode):
         result = self.algorithm.reduce(
             self._pending.for_round(contributes), self.k,
             self._pending.is_finite or not contributes, self.transport)
-        update = self._commit_or_undo(result)  # what follows belongs to the next round
+        update = self._commit_or_undo(result, self._pending.commit)  # what follows belongs to the next round
         if contributes:
             self._pending.is_finite = True
         return update, result.report
-
-    def _commit(self, result: StepResult) -> None:
-        self._pending.commit(result)
 
     # The state: what is pending counts as residual.
 

@@ -83,7 +83,11 @@ class StepAheadMode(Mode):
 
     def __init__(self, options: StepAhead, average: bool, layout: Layout, accumulator: ParameterAccumulator,
                  replica: Replica, ranks: Ranks, normalizes: bool = False) -> None:
-        _check_dtypes(layout)
+        for name, _, dtype in layout.entries:
+            if dtype not in ("float32", "float64"):
+                raise PluginError(NARROW.format(name=name, dtype=dtype))
+            if dtype != layout.entries[0][2]:
+                raise PluginError(SEVERAL.format(name=name, dtype=dtype, first=layout.entries[0]))
         super().__init__(options.scheme, layout, ranks)
         self.options, self._normalizes, self.adds = options, normalizes, not average
         self.is_started = self._has_agreed = self._was_shared = self._was_loaded = self._is_suspended = False
@@ -342,14 +346,6 @@ class StepAheadMode(Mode):
         if self.is_started and self.report is not None and not self._was_shared and self._rank == 0:
             self._was_shared = True  # told once
             logger.warning(NEVER_SHARED)
-
-
-def _check_dtypes(layout: Layout) -> None:
-    for name, _, dtype in layout.entries:
-        if dtype not in ("float32", "float64"):
-            raise PluginError(NARROW.format(name=name, dtype=dtype))
-        if dtype != layout.entries[0][2]:
-            raise PluginError(SEVERAL.format(name=name, dtype=dtype, first=layout.entries[0]))
 
 
 _live: weakref.WeakSet[StepAheadMode] = weakref.WeakSet()

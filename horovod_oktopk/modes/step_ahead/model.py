@@ -143,7 +143,7 @@ class Model:
         if not within.allgather(np.array([was_loaded], np.int64)).any():
             return
         residual = self._residual()
-        mine = np.array([self.copies, _checksum(residual)])
+        mine = np.array([self.copies, zlib.crc32(residual)])
         copies, digests = within.allgather(mine).T
         self.copies = size
         if (copies == size).all() if adds else (digests == digests[0]).all():
@@ -165,16 +165,12 @@ class Model:
 
     def checksum(self) -> int:
         """Return a number that almost certainly differs if w does; faster than a digest."""
-        return _checksum(self._accumulator.read_shared())
+        return zlib.crc32(self._accumulator.read_shared())
 
     def look_again(self) -> None:
         """Take the digest of the present w."""
         values = np.ascontiguousarray(self._replica.logical(self._accumulator.read_shared()))
         self.digest = hashlib.blake2b(values.view(np.uint8).data, digest_size=8).hexdigest()
-
-
-def _checksum(values: NDArray[Any]) -> int:
-    return zlib.crc32(np.ascontiguousarray(values).view(np.uint8).data)
 
 
 def _check_alike(pieces: Pieces, algorithm: Algorithm, k: int, transport: CountingTransport, hosts: Hosts) -> None:
@@ -285,16 +281,11 @@ def _complete(algorithm: Algorithm, step: Step, divisor: float) -> Outcome:
         if hosts is None:
             return *told, (update, local_change(update, result))
         assert isinstance(update, SparseVector)
-        change = local_change(_share_of(update, hosts, n), result)
+        start, stop = hosts.bounds(n)[hosts.within.rank:hosts.within.rank + 2].tolist()
+        part = slice(*np.searchsorted(update.indices, [start, stop]).tolist())
+        change = local_change(SparseVector(update.indices[part] - start, update.values[part]), result)
         assert isinstance(change, SparseVector)
         return *told, (update, _whole(change, hosts, n))
-
-
-def _share_of(update: SparseVector, hosts: Hosts, n: int) -> SparseVector:
-    """Return the part of an update that lies in this rank's share, with indices from the share's start."""
-    start, stop = hosts.bounds(n)[hosts.within.rank:hosts.within.rank + 2].tolist()
-    part = slice(*np.searchsorted(update.indices, [start, stop]).tolist())
-    return SparseVector(update.indices[part] - start, update.values[part])
 
 
 def _whole(vector: SparseVector, hosts: Hosts | None, n: int) -> SparseVector:
