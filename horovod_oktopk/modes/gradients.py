@@ -13,7 +13,7 @@ from ..errors import PluginError
 from ..schemes.base import Scheme
 from ..schemes.report import StepResult
 from ..selection.accumulator import ResidualAccumulator
-from ..state.records import Record, record
+from ..state.records import Record
 from ..transport.base import Ranks
 from ..vectors.sparse import Layout, Values
 from .host_sums import HostAccumulator
@@ -92,8 +92,7 @@ class GradientMode(Mode):
 
     def record(self) -> Record:
         """Return this rank's residual and counters, as of the last finished step."""
-        return record(*self.ranks.membership()[:2], self.layout, self.read_residual(), None,
-                      self._before or self.algorithm.state())
+        return self.record_of(self.read_residual(), self._before or self.algorithm.state())
 
     def take(self, share: Record) -> None:
         self._before = None

@@ -128,8 +128,8 @@ class Reduction(Stateful):
             roll_call(Attendance(said or self.description, self.k, step=0), everyone)
             self._transport = transport
             if rank == 0:
-                logger.info("%s: %s; %s; kernels in %s", self.title, self.layout.summary(self.k),
-                            _ranks_of(transport), KERNELS.name)
+                logger.info("%s: n = %s in %d tensors, k = %s; %s; kernels in %s", self.title, f"{self.layout.n:,}",
+                            len(self.layout.entries), f"{self.k:,}", _ranks_of(transport), KERNELS.name)
         return self._transport.everyone
 
     @property

@@ -28,7 +28,7 @@ from typing import ClassVar, NoReturn
 from ...errors import NonFiniteError, PluginError
 from ...schemes.base import Unit
 from ...selection.parameter_accumulator import ParameterAccumulator, Replica
-from ...state.records import Record, record
+from ...state.records import Record
 from ...transport.base import Ranks
 from ...transport.counting import CountingTransport
 from ...vectors.sparse import Layout, Values
@@ -310,8 +310,8 @@ class StepAheadMode(Mode):
         model.look_again()
         if was_swapped:
             model.swap()
-        own = record(*self.ranks.membership()[:2], self.layout, residual, self.coefficient,
-                     {"step": self.algorithm.step, "own": self.algorithm.state()}, self.unit, model.copies)
+        counters = {"step": self.algorithm.step, "own": self.algorithm.state()}
+        own = self.record_of(residual, counters, self.coefficient, model.copies)
         # "shared": a digest of w, by which a restored state knows its parameters.
         return {**own, "shared": model.digest, "steps": self._steps, "noise": asdict(self._noise)}
 

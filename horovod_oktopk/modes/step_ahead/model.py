@@ -26,7 +26,7 @@ from ...schemes.algorithm import Algorithm, Step
 from ...schemes.report import StepResult
 from ...selection.accumulator import Pieces, between
 from ...selection.parameter_accumulator import ParameterAccumulator, Replica
-from ...transport.base import Transport, broadcast
+from ...transport.base import Transport
 from ...transport.counting import CountingTransport, Hosts
 from ...vectors.sparse import DenseVector, SparseVector, Values
 from ..mode import Reduction, Update
@@ -157,10 +157,12 @@ class Model:
         digests = transport.allgather(np.frombuffer(bytes.fromhex(self.digest), np.int64))[:, 0]
         if (digests == digests[0]).all():
             return False
-        first = broadcast(self._accumulator.read_shared(), transport)
+        shared = self._accumulator.read_shared()
+        bits = shared.view(f"i{shared.itemsize}")  # whose sum with zeros is exact
+        first = transport.allreduce(bits if transport.rank == 0 else np.zeros_like(bits))
         if digests[transport.rank] == digests[0]:
             return False
-        self._replica.assign(first)
+        self._replica.assign(first.view(shared.dtype))
         return True
 
     def checksum(self) -> int:
