@@ -1,8 +1,4 @@
-"""The reduction of one model's gradients, step after step: the part that every integration has in common.
-
-An integration defines the gradients' places (a Layout), hands them over as pieces, and writes the returned sparse
-update into its framework's tensors.
-"""
+"""The reduction of one model's gradients, step after step: the part that every integration has in common."""
 
 from __future__ import annotations
 

@@ -167,7 +167,6 @@ class Reduction(Stateful):
 
 
 def _ranks_of(transport: CountingTransport) -> str:
-    """Return the number of ranks and their route, for the log."""
     hosts = transport.hosts
     where = "" if hosts is None else f" on {len(hosts.grid)} hosts, each of which is one worker,"
     size = transport.everyone.size

@@ -153,10 +153,7 @@ class PartialMode(GradientMode):
         return settings
 
     def synchronize(self, for_good: bool = False) -> Iterator[int]:
-        """Serve rounds until all ranks are here; yield how many updates are to be applied, as they come.
-
-        Then all gradients handed in have been in a round, and all ranks have seen the same rounds.
-        """
+        """Serve rounds until all ranks are here; yield how many updates are to be applied, as they come."""
         for rounds in self.start().synchronize(for_good):
             before = len(self._to_apply)
             if rounds:
@@ -175,10 +172,7 @@ class PartialMode(GradientMode):
             remove(self)
 
     def belongs_to(self, owner: object) -> None:
-        """Let this rank exit when the owner is gone: it takes no more steps, and all ends when all ranks have exited.
-
-        The owner holds this object, and not the other way round.
-        """
+        """Let this rank exit when the owner is gone: it takes no more steps, and all ends when all ranks have exited."""
         def drop() -> None:
             if self._allreduce is not None:
                 self._allreduce.drop()
@@ -190,10 +184,7 @@ class PartialMode(GradientMode):
         barrier(self.ranks)
 
     def set_density(self, density: float | None) -> None:
-        """Set the density from this rank's next contribution on.
-
-        A round has the density of the rank that gives its settings.
-        """
+        """Set the density from this rank's next contribution on. A round has that of the rank with its settings."""
         self._wished = self._wished.with_density(density)
 
     def start(self) -> PartialAllreduce:

@@ -316,11 +316,8 @@ class StepAheadMode(Mode):
         return {**own, "shared": model.digest, "steps": self._steps, "noise": asdict(self._noise)}
 
     def take(self, share: Record) -> None:
-        """Take the result of `share_of` for this rank; used when `shared` ends or the next step begins.
-
-        The exchange under way is awaited and dropped: the state is of another step.
-        """
-        self._exchange.drop()
+        """Take a share, for when `shared` ends or the next step begins."""
+        self._exchange.drop()  # the state is of another step
         self._model.anticipated = None
         self.is_started = self._model.is_swapped = self._is_suspended = False
         self._share = {"shared": None, "steps": 0, "copies": 1, "noise": None, **share}
