@@ -172,7 +172,7 @@ class PartialMode(GradientMode):
             remove(self)
 
     def belongs_to(self, owner: object) -> None:
-        """Let this rank exit when the owner is gone: it takes no more steps, and all ends when all ranks have exited."""
+        """Let this rank exit when the owner is gone: it takes no more steps; all ends when all ranks have exited."""
         def drop() -> None:
             if self._allreduce is not None:
                 self._allreduce.drop()
