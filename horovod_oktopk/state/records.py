@@ -66,8 +66,6 @@ _FORM: dict[str, Callable[[Any], bool]] = {
     "residual_scale": lambda value: value is None or isinstance(value, int | float),
     "algorithm": lambda value: isinstance(value, dict) and _is_count(value.get("step"))}
 """Check for each field of a record."""
-FIELDS = {*_FORM, "copies"}
-"""Fields of every record; any other field is the same on all ranks."""
 
 
 def residual_of(saved: Record, dtype: Any) -> Values:
@@ -128,8 +126,8 @@ def share_of(mode: Stateful, records: Sequence[Record], rank: int, size: int, pr
                 np.add(residual, part / part.dtype.type(r.get("copies", 1) if mode.adds else 1), out=residual)
         if records:
             _warn(records, size)
-    return {**mode.record_of(residual, algorithm, first.get("residual_scale"), copies), "rank": rank, "size": size,
-            **{name: value for name, value in first.items() if name not in FIELDS}}
+    own_fields = mode.record_of(residual, algorithm, first.get("residual_scale"), copies)
+    return {**first, **own_fields, "rank": rank, "size": size}  # any other field is the same on all ranks
 
 
 def fitted(saved: Record, layout: Layout) -> tuple[Values, bool]:

@@ -1,7 +1,6 @@
 """The two sets of parameters of one model, w, which all ranks share, and p, this rank's own; and their exchanges.
 
-This rank's residual is w - p, and is stored nowhere. If a host is one worker, each of its ranks reads a share of
-w - p, and all are to have the same p.
+If a host is one worker, each of its ranks reads a share of w - p, and all are to have the same p.
 """
 
 from __future__ import annotations
