@@ -142,7 +142,7 @@ class Model:
         if not within.allgather(np.array([was_loaded], np.int64)).any():
             return
         residual = self._residual()
-        mine = np.array([self.copies, zlib.crc32(residual)])
+        mine = np.array([self.copies, zlib.crc32(residual.data)])
         copies, digests = within.allgather(mine).T
         self.copies = size
         if (copies == size).all() if adds else (digests == digests[0]).all():
@@ -166,7 +166,7 @@ class Model:
 
     def checksum(self) -> int:
         """Return a number that almost certainly differs if w does; faster than a digest."""
-        return zlib.crc32(self._accumulator.read_shared())
+        return zlib.crc32(self._accumulator.read_shared().data)
 
     def look_again(self) -> None:
         """Take the digest of the present w."""
