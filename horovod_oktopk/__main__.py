@@ -184,7 +184,6 @@ def run_advise(arguments: argparse.Namespace) -> int:
 
 
 def _measure() -> tuple[int, int, advise.Network]:
-    """Return (size, rank, network) of this job."""
     name = next((name for name in ("torch", "tensorflow") if find_spec(name) is not None), None)
     if name is None:
         raise OptionError("--measure needs PyTorch or TensorFlow, with Horovod: install one (docs/install.md)")

@@ -91,10 +91,7 @@ def measure_selection(n: int, density: float) -> float:
 
 
 def measure_network(transport: Transport, repeats: int = 20) -> Network:
-    """Return α and β between neighbours, all sending at once. Collective.
-
-    The slowest rank's figures count, so that every rank gets the same.
-    """
+    """Return α and β of the slowest rank, on every rank; between neighbours, all sending at once. Collective."""
     mine = [_ring_seconds(transport, length, repeats) for length in (WORD, LARGE)]
     short, long = (transport.allgather((1e9 * np.array(mine)).astype(np.int64)).max(axis=0) / 1e9).tolist()
     return Network(max(short, 1e-9), 8 * LARGE / max(long - short, 1e-9))

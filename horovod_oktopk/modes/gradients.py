@@ -1,8 +1,4 @@
-"""The reduction of one model's gradients, step after step: the part that every integration has in common.
-
-An integration defines the gradients' places (a Layout), hands them over as pieces, and writes the returned sparse
-update into its framework's tensors.
-"""
+"""The reduction of one model's gradients, step after step: the part that every integration has in common."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from ..errors import PluginError
 from ..schemes.base import Scheme
 from ..schemes.report import StepResult
 from ..selection.accumulator import ResidualAccumulator
-from ..state.records import Record, record
+from ..state.records import Record
 from ..transport.base import Ranks
 from ..vectors.sparse import Layout, Values
 from .host_sums import HostAccumulator
@@ -53,14 +49,14 @@ class GradientMode(Mode):
         result = self.algorithm.reduce(self.accumulator, self.k, finite and others_finite, transport,
                                        whole=self.layout.n)
         self.report = result.report
-        update = self._commit_or_undo(result)
+        update = self._commit_or_undo(result, self.accumulator.commit)
         with self.writing(result.report):
             gradients.write(update, gradients.clearable)
 
     def begin(self, gradients: Gradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
         return 0 if scaled and self.report is not None and not self.report.finite else 1
 
-    def _commit_or_undo(self, result: StepResult) -> Update | None:
+    def _commit_or_undo(self, result: StepResult, commit: Callable[..., None]) -> Update | None:
         """Commit a step, or undo it if it is not finite; return its update."""
         with self.writing(result.report):
             update = result.update
@@ -71,11 +67,8 @@ class GradientMode(Mode):
                 result.report.finite = False
                 return None
             self._before = None
-            self._commit(result)
+            commit(result.contributed, result.remainder)
         return update
-
-    def _commit(self, result: StepResult) -> None:
-        self.accumulator.commit(result.contributed, result.remainder)
 
     def _undo(self) -> None:
         if self._before is not None:
@@ -95,8 +88,7 @@ class GradientMode(Mode):
 
     def record(self) -> Record:
         """Return this rank's residual and counters, as of the last finished step."""
-        return record(*self.ranks.membership()[:2], self.layout, self.read_residual(), None,
-                      self._before or self.algorithm.state())
+        return self.record_of(self.read_residual(), self._before or self.algorithm.state())
 
     def take(self, share: Record) -> None:
         self._before = None

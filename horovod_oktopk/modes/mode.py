@@ -15,7 +15,7 @@ from ..errors import PluginError, TransportError
 from ..kernels import KERNELS
 from ..phases.agreement import NOW, Attendance, roll_call
 from ..schemes.base import Scheme
-from ..schemes.report import StepReport, sum_of_phases
+from ..schemes.report import StepReport
 from ..state.records import Stateful
 from ..transport.base import Membership, Ranks
 from ..transport.connect import connect
@@ -128,8 +128,8 @@ class Reduction(Stateful):
             roll_call(Attendance(said or self.description, self.k, step=0), everyone)
             self._transport = transport
             if rank == 0:
-                logger.info("%s: %s; %s; kernels in %s", self.title, self.layout.summary(self.k),
-                            _ranks_of(transport), KERNELS.name)
+                logger.info("%s: n = %s in %d tensors, k = %s; %s; kernels in %s", self.title, f"{self.layout.n:,}",
+                            len(self.layout.entries), f"{self.k:,}", _ranks_of(transport), KERNELS.name)
         return self._transport.everyone
 
     @property
@@ -159,16 +159,14 @@ class Reduction(Stateful):
 
     @contextmanager
     def writing(self, report: StepReport) -> Iterator[None]:
-        """Count and time the block as a step's write-back; the report shares nothing with the transport."""
-        self.transport.reset()
+        """Count and time the block as a step's write-back; then the report shares nothing with the transport."""
+        self.transport.log.phases = report.phases
         with self.transport.phase("write_back"):
             yield
-        report.phases = sum_of_phases([report.phases, self.transport.phases])
         self.transport.reset()
 
 
 def _ranks_of(transport: CountingTransport) -> str:
-    """Return the number of ranks and their route, for the log."""
     hosts = transport.hosts
     where = "" if hosts is None else f" on {len(hosts.grid)} hosts, each of which is one worker,"
     size = transport.everyone.size

@@ -11,8 +11,7 @@ from .base import Compression, Scheme
 from .dense import Dense, DenseSum
 from .gtopk import GTopk, warmup_density
 from .oktopk import OkTopk
-from .topka import GaussianK, TopkA
-from .topkdsa import TopkDSA
+from .topka import GaussianK, TopkA, TopkDSA
 
 __all__ = ["Dense", "GTopk", "GaussianK", "OkTopk", "TopkA", "TopkDSA", "warmup_density"]
 

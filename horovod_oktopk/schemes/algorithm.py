@@ -16,7 +16,7 @@ from ..selection.accumulator import Accumulator
 from ..selection.global_top_k import GlobalThreshold
 from ..selection.local_top_k import local_top_k
 from ..transport.base import Counts
-from ..transport.counting import CountingTransport, Hosts, Phase
+from ..transport.counting import CountingTransport, Phase
 from ..vectors.sparse import DenseVector, Indices, SparseVector, Values
 from ..vectors.wire import ValueDtype, WireCodec
 from .report import StepReport, StepResult
@@ -103,7 +103,9 @@ class Algorithm:
         finite: True if this rank's acc is. whole: number of the worker's elements, if acc has a share of them.
         Raise AgreementError or TransportError, on every rank.
         """
-        return self.complete(self.begin(acc, k, finite, transport, whole))
+        step = self.begin(acc, k, finite, transport, whole)
+        with transport.step():
+            return self.complete(step)
 
     def begin(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport, whole: int | None = None,
               ) -> Step:
@@ -117,11 +119,8 @@ class Algorithm:
         return step
 
     def complete(self, step: Step) -> StepResult:
-        """Complete a step with the part that communicates. Collective."""
-        with step.transport.step():
-            return self._complete(step, step.transport.hosts)
-
-    def _complete(self, step: Step, hosts: Hosts | None) -> StepResult:
+        """Complete a step with the part that communicates, within `transport.step`. Collective."""
+        hosts = step.transport.hosts
         with step.phase("agree"):
             counts = self.counts(step.selected, step.n, step.transport.size) if hosts is None else NOTHING
             step.call = roll_call(Attendance(self.description, step.k, self.step, step.finite, self.is_complete(),

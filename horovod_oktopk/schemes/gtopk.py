@@ -17,16 +17,13 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError, WireError
 from ..selection.local_top_k import top_k
-from ..transport.base import Bytes
-from ..transport.counting import CountingTransport
+from ..transport.base import Bytes, Transport
 from ..vectors.sparse import Indices, SparseVector, sum_of
 from ..vectors.wire import WORD, WireCodec
 from .algorithm import Algorithm, Step
 from .base import Scheme, Unit, check_integer
 from .report import StepResult
 from .topka import TopkAAllreduce
-
-Mask = NDArray[np.bool_]
 
 WARM_UP = (0.25, 0.0725, 0.015, 0.004)
 """Densities of the paper for the first four epochs; its final density is 0.1 %."""
@@ -97,11 +94,11 @@ class GTopkAllreduce(Algorithm):
     """Algorithm 3 over a binomial tree, for any P. A rank sends or receives at most 4k log2 P words, rounded up."""
 
     def exchange(self, step: Step) -> StepResult:
-        tree = _Tree(step.transport, PaddedCodec(WireCodec(step.acc.dtype), step.k, step.n))
+        codec = PaddedCodec(WireCodec(step.acc.dtype), step.k, step.n)
         with step.phase("reduce_tree"):
-            merged, dropped = tree.merge(step.selected)
+            merged, dropped = _merge(step.selected, codec, step.transport)
         with step.phase("broadcast_tree"):
-            update, lost = tree.broadcast(merged, dropped)
+            update, lost = _broadcast(merged, dropped, codec, step.transport)
         sent = update.compress(~lost)
         return step.result(update, step.selected.indices[step.selected.positions_in(sent)])
 
@@ -132,11 +129,6 @@ class PaddedCodec:
         """Bytes of a message."""
         return WORD + self.codec.size(self.k, self.n)
 
-    @property
-    def mask_size(self) -> int:
-        """Bytes of a bit for each element."""
-        return WORD * -(-self.k // 32)
-
     def encode(self, vector: SparseVector) -> Bytes:
         """Write the vector's length, the vector, and zeros."""
         length = np.array([len(vector)], np.uint32).view(np.uint8)
@@ -150,55 +142,49 @@ class PaddedCodec:
             raise WireError(f"a message of {len(message)} bytes cannot hold {count} elements")
         return self.codec.decode(message[WORD:WORD + size], count, 0, self.n)
 
-    def encode_mask(self, mask: Mask) -> Bytes:
-        """Write the bits, and zeros."""
-        return _padded(np.packbits(mask), self.mask_size)
-
 
 def _padded(message: Bytes, size: int) -> Bytes:
     return np.concatenate([message, np.zeros(size - len(message), np.uint8)])
 
 
-@dataclass(frozen=True)
-class _Tree:
-    """The way up, in which vectors are merged, and the way down."""
+def _merge(selection: SparseVector, codec: PaddedCodec, transport: Transport,
+           ) -> tuple[SparseVector, dict[int, Indices]]:
+    """Merge selections up the tree; also return this rank's dropped indices, by the partner's distance."""
+    merged, dropped = selection, {}
+    for distance in tree_distances(transport.size):
+        children, parents = _partners(distance, transport)
+        outgoing = {parent: codec.encode(merged) for parent in parents}
+        for message in _swap(outgoing, dict.fromkeys(children, codec.size), transport):
+            total = sum_of([merged, codec.decode(message)])
+            merged = nonzero_top_k(total, codec.k)
+            dropped[distance] = np.setdiff1d(total.indices, merged.indices, assume_unique=True)
+    return merged, dropped
 
-    transport: CountingTransport
-    codec: PaddedCodec
 
-    def merge(self, selection: SparseVector) -> tuple[SparseVector, dict[int, Indices]]:
-        """Merge selections up the tree; also return this rank's dropped indices, by the partner's distance."""
-        merged, dropped = selection, {}
-        for distance in tree_distances(self.transport.size):
-            children, parents = self._partners(distance)
-            outgoing = {parent: self.codec.encode(merged) for parent in parents}
-            for message in self._swap(outgoing, dict.fromkeys(children, self.codec.size)):
-                total = sum_of([merged, self.codec.decode(message)])
-                merged = nonzero_top_k(total, self.codec.k)
-                dropped[distance] = np.setdiff1d(total.indices, merged.indices, assume_unique=True)
-        return merged, dropped
+def _broadcast(merged: SparseVector, dropped: Mapping[int, Indices], codec: PaddedCodec, transport: Transport,
+               ) -> tuple[SparseVector, NDArray[np.bool_]]:
+    """Send the root's vector down; also return a mask of its elements that merges up to the root dropped."""
+    update, lost = merged, np.zeros(len(merged), np.bool_)
+    mask_size = WORD * -(-codec.k // 32)  # a bit for each element
+    for distance in reversed(tree_distances(transport.size)):
+        if distance in dropped:
+            lost |= np.isin(update.indices, dropped[distance], assume_unique=True)
+        children, parents = _partners(distance, transport)
+        outgoing = {child: np.concatenate([codec.encode(update), _padded(np.packbits(lost), mask_size)])
+                    for child in children}
+        for message in _swap(outgoing, dict.fromkeys(parents, codec.size + mask_size), transport):
+            update = codec.decode(message[:codec.size])
+            lost = np.unpackbits(message[codec.size:])[:len(update)].astype(np.bool_)
+    return update, lost
 
-    def broadcast(self, merged: SparseVector, dropped: Mapping[int, Indices]) -> tuple[SparseVector, Mask]:
-        """Send the root's vector down; also return a mask of its elements that merges up to the root dropped."""
-        update, lost = merged, np.zeros(len(merged), np.bool_)
-        size = self.codec.size
-        for distance in reversed(tree_distances(self.transport.size)):
-            if distance in dropped:
-                lost |= np.isin(update.indices, dropped[distance], assume_unique=True)
-            children, parents = self._partners(distance)
-            outgoing = {child: np.concatenate([self.codec.encode(update), self.codec.encode_mask(lost)])
-                        for child in children}
-            for message in self._swap(outgoing, dict.fromkeys(parents, size + self.codec.mask_size)):
-                update = self.codec.decode(message[:size])
-                lost = np.unpackbits(message[size:])[:len(update)].astype(np.bool_)
-        return update, lost
 
-    def _partners(self, distance: int) -> tuple[list[int], list[int]]:
-        """Return the child of this rank at a distance, and its parent: none or one of each."""
-        rank, place = self.transport.rank, self.transport.rank % (2 * distance)
-        has_child = place == 0 and rank + distance < self.transport.size
-        return [rank + distance] if has_child else [], [rank - distance] if place == distance else []
+def _partners(distance: int, transport: Transport) -> tuple[list[int], list[int]]:
+    """Return the child of this rank at a distance, and its parent: none or one of each."""
+    rank, place = transport.rank, transport.rank % (2 * distance)
+    has_child = place == 0 and rank + distance < transport.size
+    return [rank + distance] if has_child else [], [rank - distance] if place == distance else []
 
-    def _swap(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int]) -> list[Bytes]:
-        """Swap messages in one round. Collective, as a transport may use a collective for it."""
-        return [message for batch in self.transport.exchange(outgoing, incoming) for _, message in batch]
+
+def _swap(outgoing: Mapping[int, Bytes], incoming: Mapping[int, int], transport: Transport) -> list[Bytes]:
+    """Swap messages in one round. Collective, as a transport may use a collective for it."""
+    return [message for batch in transport.exchange(outgoing, incoming) for _, message in batch]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NoReturn
 
 from ..errors import PluginError
-from ..kernels import KERNELS
 from ..transport.counting import Phase, Traffic
 from ..vectors.sparse import DenseVector, Indices, SparseVector
 
@@ -104,15 +102,6 @@ class StepReport:
                           "report.scalars().items(): writer.add_scalar(name, value, report.step)")
 
 
-def sum_of_phases(several: Sequence[Mapping[str, Traffic]]) -> dict[str, Traffic]:
-    """Return the sums of bytes, messages and seconds, by phase."""
-    total: dict[str, Traffic] = {}
-    for phases in several:
-        for name, traffic in phases.items():
-            total[name] = total[name] + traffic if name in total else traffic
-    return total
-
-
 EVERYTHING = slice(None)
 
 
@@ -132,11 +121,3 @@ class StepResult:
 
     not_finite: tuple[int, ...] = ()
     """The ranks whose acc was not finite."""
-
-    def sent(self) -> SparseVector | DenseVector:
-        """Return the elements that contributed to the update, with their values in this rank's acc."""
-        assert self.selected is not None
-        if (isinstance(self.selected, DenseVector) or isinstance(self.contributed, slice)
-                or len(self.contributed) == len(self.selected)):
-            return self.selected
-        return self.selected.take(KERNELS.common_positions(self.selected.indices, self.contributed))

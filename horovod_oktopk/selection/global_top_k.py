@@ -155,7 +155,6 @@ def _kth_by_sketches(ascending: Bits, sketches: Sketches, k: int,
 
 
 def _within(bracket: Bracket, ascending: Bits) -> tuple[np.int64, np.int64]:
-    """Return the start and stop of the magnitudes in a bracket."""
     start, stop = np.searchsorted(ascending, np.array([bracket.lowest, bracket.limit], ascending.dtype))
     return start, stop
 
@@ -235,7 +234,6 @@ def _radix_search(bits: Bits, k: int, transport: Transport) -> int:
 
 
 def _gather(row: Bits, lengths: Counts, transport: Transport) -> list[Bits]:
-    """Gather all ranks' rows. lengths: the elements of each."""
     message: Bytes = row.view(np.uint8)
     return [part.copy().view(row.dtype) for part in transport.allgatherv(message, row.itemsize * lengths)]
 

@@ -1,7 +1,7 @@
 """Step-ahead error feedback: acc = w - p, which is stored nowhere.
 
-w are the parameters that all ranks share, p this rank's own, in the model. A ParameterAccumulator keeps w, and a pass
-over acc reads two words for each element and writes none. A Replica gives access to p, which a framework keeps.
+w are the parameters that all ranks share, p this rank's own, in the model. A pass over acc reads two words for each
+element and writes none.
 """
 
 from __future__ import annotations

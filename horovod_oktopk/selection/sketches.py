@@ -126,7 +126,6 @@ class Sketches:
 
     @cached_property
     def _order(self) -> Counts:
-        """Positions of all entries, the largest first."""
         return np.argsort(self.entries.ravel(), kind="stable")[::-1]
 
     @cached_property

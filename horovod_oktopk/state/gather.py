@@ -174,7 +174,6 @@ def _together(transport: Transport, doing: str) -> Iterator[None]:
 
 
 def _in_words(error: Exception, rank: int, doing: str) -> list[Any]:
-    """Return the class and the arguments of the error that all ranks raise."""
     if isinstance(error, OptionError | PluginError):
         return ["OptionError" if isinstance(error, OptionError) else "PluginError", str(error)]
     number, reason = None, f"{type(error).__name__}: {error}"

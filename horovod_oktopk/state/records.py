@@ -27,16 +27,6 @@ Record = dict[str, Any]
 THIS_PROCESS = uuid.uuid4().hex
 
 
-def record(rank: int, size: int, layout: Layout, residual: Values, residual_scale: float | None,
-           algorithm: dict[str, Any], unit: Unit = "gradients", copies: int = 1) -> Record:
-    """Return one rank's state.
-
-    unit: the unit of the residual. copies: number of consecutive ranks that have this residual.
-    """
-    return {"unit": unit, "rank": rank, "size": size, "process": THIS_PROCESS, "parameters": parameters_of(layout),
-            "residual": residual, "residual_scale": residual_scale, "algorithm": algorithm, "copies": copies}
-
-
 def parameters_of(layout: Layout) -> list[list[Any]]:
     """Return name and shape of each parameter, as in a record."""
     return [[name, list(shape)] for name, shape, _ in layout.entries]
@@ -76,8 +66,6 @@ _FORM: dict[str, Callable[[Any], bool]] = {
     "residual_scale": lambda value: value is None or isinstance(value, int | float),
     "algorithm": lambda value: isinstance(value, dict) and _is_count(value.get("step"))}
 """Check for each field of a record."""
-FIELDS = {*_FORM, "copies"}
-"""Fields of every record; any other field is the same on all ranks."""
 
 
 def residual_of(saved: Record, dtype: Any) -> Values:
@@ -138,8 +126,8 @@ def share_of(mode: Stateful, records: Sequence[Record], rank: int, size: int, pr
                 np.add(residual, part / part.dtype.type(r.get("copies", 1) if mode.adds else 1), out=residual)
         if records:
             _warn(records, size)
-    return {**record(rank, size, layout, residual, first.get("residual_scale"), algorithm, mode.unit, copies),
-            **{name: value for name, value in first.items() if name not in FIELDS}}
+    own_fields = mode.record_of(residual, algorithm, first.get("residual_scale"), copies)
+    return {**first, **own_fields, "rank": rank, "size": size}  # any other field is the same on all ranks
 
 
 def fitted(saved: Record, layout: Layout) -> tuple[Values, bool]:
@@ -217,6 +205,14 @@ class Stateful(ABC):
     @abstractmethod
     def record(self) -> Record | None:
         """Return this rank's residual (a copy, NumPy) and counters; None before the first step."""
+
+    def record_of(self, residual: Values, algorithm: dict[str, Any], residual_scale: float | None = None,
+                  copies: int = 1) -> Record:
+        """Return a record of this rank. copies: number of consecutive ranks that have this residual."""
+        rank, size, _ = self.ranks.membership()
+        return {"unit": self.unit, "rank": rank, "size": size, "process": THIS_PROCESS, "copies": copies,
+                "parameters": parameters_of(self.layout), "residual": residual, "residual_scale": residual_scale,
+                "algorithm": algorithm}
 
     def records(self) -> list[Record]:
         """Return this rank's record, for `load`; none before the first step."""

@@ -23,6 +23,7 @@ a second round costs less.
 """
 CHUNK = 1 << 28
 """Bytes in one message: MPI counts in 32 bits."""
+NOT_ON_MPI = "Horovod does not run on MPI (start the job with `horovodrun --mpi`)"
 TransportName = Literal["auto", "mpi", "horovod"]
 Hierarchical = bool | int
 """True if each host is one worker; or the number of consecutive ranks that count as a host."""
@@ -118,12 +119,11 @@ class Ranks(Protocol):
     def transport(self, channel: int | str, members: Counts | None = None) -> Transport:
         """Return a transport over the library's own collectives: among all ranks, or among a group after `divide`."""
 
-    @property
-    def runs_on_mpi(self) -> bool:
-        """True if the library has started MPI."""
-
     def mpi_rank(self) -> int | str:
-        """Return this process's number in MPI.COMM_WORLD; or the reason, in words, why MPI cannot be used."""
+        """Return this process's number in MPI.COMM_WORLD; or the reason, in words, why MPI cannot be used.
+
+        If the library has not started MPI, the reason is NOT_ON_MPI.
+        """
 
 
 @functools.lru_cache(maxsize=16)
@@ -147,18 +147,6 @@ def alltoall_rounds(size: int, direct_ranks: int = DIRECT_RANKS) -> tuple[tuple[
 def allgather_rows(row: NDArray[Any], transport: Transport) -> NDArray[Any]:
     """Return the short rows of all ranks, of any dtype: shape (P, m). row: shape (m,)."""
     return transport.allgather(_whole_words(row)).view(row.dtype)[:, :len(row)]
-
-
-def broadcast(values: NDArray[Any], transport: Transport) -> NDArray[Any]:
-    """Return rank 0's array on all ranks. values: the same shape (n,) and dtype on every rank."""
-    message, found = values.view(np.uint8), np.empty(len(values), values.dtype)
-    for start in range(0, len(message), CHUNK):
-        part = message[start:start + CHUNK]
-        sizes = np.zeros(transport.size, np.int64)
-        sizes[0] = len(part)
-        mine = part if transport.rank == 0 else part[:0]
-        found.view(np.uint8)[start:start + CHUNK] = transport.allgatherv(mine, sizes)[0]
-    return found
 
 
 def alltoall_rows(rows: NDArray[Any], transport: Transport) -> NDArray[Any]:

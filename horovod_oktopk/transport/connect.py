@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import AgreementError, PluginError
-from .base import Counts, Hierarchical, Ranks, Transport, TransportName
+from .base import NOT_ON_MPI, Counts, Hierarchical, Ranks, Transport, TransportName
 from .collectives import AloneTransport
 from .counting import CountingTransport, explain_timeline, on_hosts
 from .mpi import ending
@@ -53,7 +53,7 @@ def connect(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical = Fa
     reason = reason if isinstance(reason, str) else "another rank cannot use MPI (see its warning)"
     if choice == "mpi":
         raise PluginError(f"transport='mpi' cannot be used: {reason}. Or use transport='horovod' or 'auto'")
-    if choice == "auto" and ranks.runs_on_mpi:
+    if choice == "auto" and reason != NOT_ON_MPI:
         logger.warning("using Horovod's collectives, not MPI: %s", reason)
     why = "the options say so" if choice == "horovod" else reason
     if grid is not None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..errors import PluginError
-from .base import Counts, Hierarchical, Membership, Ranks, TransportName
+from .base import NOT_ON_MPI, Counts, Hierarchical, Membership, Ranks, TransportName
 from .collectives import HorovodTransport
 from .connect import introduce
 
@@ -84,13 +84,9 @@ class HorovodRanks(Ranks):
         self.divide(grid)
         return next(each for ranks, each in self._sets.items() if self.hvd.rank() in ranks)
 
-    @property
-    def runs_on_mpi(self) -> bool:
-        return bool(self.hvd.mpi_enabled())
-
     def mpi_rank(self) -> int | str:
-        if not self.runs_on_mpi:
-            return "Horovod does not run on MPI (start the job with `horovodrun --mpi`)"
+        if not self.hvd.mpi_enabled():
+            return NOT_ON_MPI
         if os.environ.get("HOROVOD_MPI_THREADS_DISABLE") == "1" or not self.hvd.mpi_threads_supported():
             return "MPI runs without MPI_THREAD_MULTIPLE (unset HOROVOD_MPI_THREADS_DISABLE)"
         if importlib.util.find_spec("mpi4py") is None:

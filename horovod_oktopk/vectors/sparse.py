@@ -149,10 +149,6 @@ class Layout:
         """Return one line for each parameter, as `describe`, with the order in which its elements lie in memory."""
         return self.describe()
 
-    def summary(self, k: int) -> str:
-        """Return the number of elements, tensors and selected elements, for the log."""
-        return f"n = {self.n:,} in {len(self.entries)} tensors, k = {k:,}"
-
     def representable(self, update: SparseVector | DenseVector) -> bool:
         """Return True if every value is finite in the dtype of its gradient; float16 overflows early."""
         if not np.isfinite(update.values).all():

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from horovod_oktopk.transport.base import Counts, Membership, Ranks
+from horovod_oktopk.transport.base import NOT_ON_MPI, Counts, Membership, Ranks
 from horovod_oktopk.transport.collectives import CollectivesTransport
 from tests.core.digests import CASES, digest_on
 from tests.core.driver import Kind
@@ -58,7 +58,7 @@ class GroupTransport(CollectivesTransport):
 class DistributedRanks(Ranks):
     """All ranks of the job. A channel has a group of its own, made on all ranks together."""
 
-    yield_cpu, takes_part, runs_on_mpi, base = False, True, False, dist
+    yield_cpu, takes_part, base = False, True, dist
 
     def __init__(self, hvd: Hvd, process_set: ProcessSet, channel: int) -> None:
         self.hvd, self.process_set, self.channel = hvd, process_set, channel
@@ -82,7 +82,7 @@ class DistributedRanks(Ranks):
         return GroupTransport(self._groups[channel])
 
     def mpi_rank(self) -> int | str:
-        return "the ranks are those of torch.distributed"
+        return NOT_ON_MPI
 
 
 class DistributedHvd(Hvd):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from horovod_oktopk.transport.base import Counts, Membership, Ranks
+from horovod_oktopk.transport.base import NOT_ON_MPI, Counts, Membership, Ranks
 
 
 class ThreadRanks(Ranks):
     """All ranks of a ThreadWorld. base: one object on each rank; the transport, if not given."""
 
-    yield_cpu, takes_part, runs_on_mpi = False, True, False
+    yield_cpu, takes_part = False, True
 
     def __init__(self, transport: Any, channel: int = 0, base: Any = None) -> None:
         self._transport, self.channel, self.base, self.resets = transport, channel, base or transport, 0
@@ -29,4 +29,4 @@ class ThreadRanks(Ranks):
         return self._transport if members is None else self._transport.group(members.tolist(), str(channel))
 
     def mpi_rank(self) -> int | str:
-        return "Horovod does not run on MPI (start the job with `horovodrun --mpi`)"
+        return NOT_ON_MPI

@@ -21,14 +21,14 @@ from typing import ClassVar, NoReturn
 import numpy as np
 
 from ...errors import OkTopkError, PluginError
-from ...schemes.report import StepReport, StepResult, sum_of_phases
+from ...schemes.report import StepReport
 from ...selection.accumulator import Accumulator, EmptyAccumulator, ResidualAccumulator
 from ...state.records import Record
 from ...transport.base import Ranks
 from ...transport.connect import barrier
 from ...transport.counting import Traffic
 from ...transport.mpi.ending import StallLimits, leave, unhappy_end
-from ...vectors.sparse import Layout, SparseVector, Values, sum_of
+from ...vectors.sparse import Indices, Layout, SparseVector, Values, sum_of
 from ..gradients import GradientMode
 from ..mode import Gradients, Piece, Update
 from ..options import NEEDS_MPI, Partial
@@ -72,13 +72,12 @@ class Pending:
         self._contributes = contributes and self._is_held
         return self._accumulator if self._contributes else self._nothing
 
-    def commit(self, result: StepResult) -> None:
-        """Commit a round. Its remainder: rounding errors of this rank's selection and of sums that it rounded."""
-        remainder = result.remainder
+    def commit(self, contributed: Indices | slice, remainder: SparseVector | None) -> None:
+        """Commit a round. remainder: rounding errors of this rank's selection, and of sums that it rounded."""
         if remainder is not None and len(remainder):
             self._remainders.append(remainder)
         if self._contributes:
-            self._accumulator.commit(result.contributed, sum_of(self._remainders) if self._remainders else None)
+            self._accumulator.commit(contributed, sum_of(self._remainders) if self._remainders else None)
             self._remainders.clear()
             self._is_held = False
 
@@ -154,10 +153,7 @@ class PartialMode(GradientMode):
         return settings
 
     def synchronize(self, for_good: bool = False) -> Iterator[int]:
-        """Serve rounds until all ranks are here; yield how many updates are to be applied, as they come.
-
-        Then all gradients handed in have been in a round, and all ranks have seen the same rounds.
-        """
+        """Serve rounds until all ranks are here; yield how many updates are to be applied, as they come."""
         for rounds in self.start().synchronize(for_good):
             before = len(self._to_apply)
             if rounds:
@@ -176,10 +172,7 @@ class PartialMode(GradientMode):
             remove(self)
 
     def belongs_to(self, owner: object) -> None:
-        """Let this rank exit when the owner is gone: it takes no more steps, and all ends when all ranks have exited.
-
-        The owner holds this object, and not the other way round.
-        """
+        """Let this rank exit when the owner is gone: it takes no more steps; all ends when all ranks have exited."""
         def drop() -> None:
             if self._allreduce is not None:
                 self._allreduce.drop()
@@ -191,10 +184,7 @@ class PartialMode(GradientMode):
         barrier(self.ranks)
 
     def set_density(self, density: float | None) -> None:
-        """Set the density from this rank's next contribution on.
-
-        A round has the density of the rank that gives its settings.
-        """
+        """Set the density from this rank's next contribution on. A round has that of the rank with its settings."""
         self._wished = self._wished.with_density(density)
 
     def start(self) -> PartialAllreduce:
@@ -222,10 +212,12 @@ class PartialMode(GradientMode):
         reports = [report for *_, report in ran]
         last = reports[-1] if reports else self.report
         if last is not None:
-            own = {"accumulate": self._accumulating, "write_back": Traffic()}
+            phases = {"accumulate": self._accumulating, "write_back": Traffic()}
             self._accumulating = Traffic()
+            for name, traffic in (each for report in reports for each in report.phases.items()):
+                phases[name] = phases.get(name, Traffic()) + traffic
             self.report = replace(
-                last, phases=sum_of_phases([*(report.phases for report in reports), own]), rounds=len(rounds),
+                last, phases=phases, rounds=len(rounds),
                 active=tuple(presence == Presence.FRESH for each in rounds[-1:] for presence in each.presences),
                 staleness=rounds[-1].staleness if rounds else (),
                 seconds_saved=sum(each.seconds_saved for each in rounds))
@@ -247,13 +239,10 @@ class PartialMode(GradientMode):
         result = self.algorithm.reduce(
             self._pending.for_round(contributes), self.k,
             self._pending.is_finite or not contributes, self.transport)
-        update = self._commit_or_undo(result)  # what follows belongs to the next round
+        update = self._commit_or_undo(result, self._pending.commit)  # what follows belongs to the next round
         if contributes:
             self._pending.is_finite = True
         return update, result.report
-
-    def _commit(self, result: StepResult) -> None:
-        self._pending.commit(result)
 
     # The state: what is pending counts as residual.
 

@@ -105,7 +105,12 @@ class PartialAllreduce:
             self._wait_for(lambda: self.state.may_arrive)
             self._header["settings"] = contribute()
             self._do(self.state.arrived())
-            rounds = self._await_rounds() if self.state.activity == Activity.WAITING else []
+            rounds = []
+            if self.state.activity == Activity.WAITING:
+                if not self._wait_for(lambda: self.state.may_take, self._timeout):
+                    self._do(self.state.overdue())
+                    self._wait_for(lambda: self.state.may_take)
+                rounds = self._take()
         self._last_return = time.monotonic()
         return rounds
 
@@ -169,12 +174,6 @@ class PartialAllreduce:
                 for rank in action.ranks:
                     self._signals.send(rank, action.number)
         self._changed.notify_all()
-
-    def _await_rounds(self) -> list[Round]:
-        if not self._wait_for(lambda: self.state.may_take, self._timeout):
-            self._do(self.state.overdue())
-            self._wait_for(lambda: self.state.may_take)
-        return self._take()
 
     def _take(self) -> list[Round]:
         before = self.state.taken

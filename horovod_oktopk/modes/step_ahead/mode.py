@@ -28,7 +28,7 @@ from typing import ClassVar, NoReturn
 from ...errors import NonFiniteError, PluginError
 from ...schemes.base import Unit
 from ...selection.parameter_accumulator import ParameterAccumulator, Replica
-from ...state.records import Record, record
+from ...state.records import Record
 from ...transport.base import Ranks
 from ...transport.counting import CountingTransport
 from ...vectors.sparse import Layout, Values
@@ -83,7 +83,11 @@ class StepAheadMode(Mode):
 
     def __init__(self, options: StepAhead, average: bool, layout: Layout, accumulator: ParameterAccumulator,
                  replica: Replica, ranks: Ranks, normalizes: bool = False) -> None:
-        _check_dtypes(layout)
+        for name, _, dtype in layout.entries:
+            if dtype not in ("float32", "float64"):
+                raise PluginError(NARROW.format(name=name, dtype=dtype))
+            if dtype != layout.entries[0][2]:
+                raise PluginError(SEVERAL.format(name=name, dtype=dtype, first=layout.entries[0]))
         super().__init__(options.scheme, layout, ranks)
         self.options, self._normalizes, self.adds = options, normalizes, not average
         self.is_started = self._has_agreed = self._was_shared = self._was_loaded = self._is_suspended = False
@@ -306,17 +310,14 @@ class StepAheadMode(Mode):
         model.look_again()
         if was_swapped:
             model.swap()
-        own = record(*self.ranks.membership()[:2], self.layout, residual, self.coefficient,
-                     {"step": self.algorithm.step, "own": self.algorithm.state()}, self.unit, model.copies)
+        counters = {"step": self.algorithm.step, "own": self.algorithm.state()}
+        own = self.record_of(residual, counters, self.coefficient, model.copies)
         # "shared": a digest of w, by which a restored state knows its parameters.
         return {**own, "shared": model.digest, "steps": self._steps, "noise": asdict(self._noise)}
 
     def take(self, share: Record) -> None:
-        """Take the result of `share_of` for this rank; used when `shared` ends or the next step begins.
-
-        The exchange under way is awaited and dropped: the state is of another step.
-        """
-        self._exchange.drop()
+        """Take a share, for when `shared` ends or the next step begins."""
+        self._exchange.drop()  # the state is of another step
         self._model.anticipated = None
         self.is_started = self._model.is_swapped = self._is_suspended = False
         self._share = {"shared": None, "steps": 0, "copies": 1, "noise": None, **share}
@@ -342,14 +343,6 @@ class StepAheadMode(Mode):
         if self.is_started and self.report is not None and not self._was_shared and self._rank == 0:
             self._was_shared = True  # told once
             logger.warning(NEVER_SHARED)
-
-
-def _check_dtypes(layout: Layout) -> None:
-    for name, _, dtype in layout.entries:
-        if dtype not in ("float32", "float64"):
-            raise PluginError(NARROW.format(name=name, dtype=dtype))
-        if dtype != layout.entries[0][2]:
-            raise PluginError(SEVERAL.format(name=name, dtype=dtype, first=layout.entries[0]))
 
 
 _live: weakref.WeakSet[StepAheadMode] = weakref.WeakSet()

@@ -1,7 +1,6 @@
 """The two sets of parameters of one model, w, which all ranks share, and p, this rank's own; and their exchanges.
 
-This rank's residual is w - p, and is stored nowhere. If a host is one worker, each of its ranks reads a share of
-w - p, and all are to have the same p.
+If a host is one worker, each of its ranks reads a share of w - p, and all are to have the same p.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from ...schemes.algorithm import Algorithm, Step
 from ...schemes.report import StepResult
 from ...selection.accumulator import Pieces, between
 from ...selection.parameter_accumulator import ParameterAccumulator, Replica
-from ...transport.base import Transport, broadcast
+from ...transport.base import Transport
 from ...transport.counting import CountingTransport, Hosts
 from ...vectors.sparse import DenseVector, SparseVector, Values
 from ..mode import Reduction, Update
@@ -143,7 +142,7 @@ class Model:
         if not within.allgather(np.array([was_loaded], np.int64)).any():
             return
         residual = self._residual()
-        mine = np.array([self.copies, _checksum(residual)])
+        mine = np.array([self.copies, zlib.crc32(residual.data)])
         copies, digests = within.allgather(mine).T
         self.copies = size
         if (copies == size).all() if adds else (digests == digests[0]).all():
@@ -157,24 +156,22 @@ class Model:
         digests = transport.allgather(np.frombuffer(bytes.fromhex(self.digest), np.int64))[:, 0]
         if (digests == digests[0]).all():
             return False
-        first = broadcast(self._accumulator.read_shared(), transport)
+        shared = self._accumulator.read_shared()
+        bits = shared.view(f"i{shared.itemsize}")  # whose sum with zeros is exact
+        first = transport.allreduce(bits if transport.rank == 0 else np.zeros_like(bits))
         if digests[transport.rank] == digests[0]:
             return False
-        self._replica.assign(first)
+        self._replica.assign(first.view(shared.dtype))
         return True
 
     def checksum(self) -> int:
         """Return a number that almost certainly differs if w does; faster than a digest."""
-        return _checksum(self._accumulator.read_shared())
+        return zlib.crc32(self._accumulator.read_shared().data)
 
     def look_again(self) -> None:
         """Take the digest of the present w."""
         values = np.ascontiguousarray(self._replica.logical(self._accumulator.read_shared()))
         self.digest = hashlib.blake2b(values.view(np.uint8).data, digest_size=8).hexdigest()
-
-
-def _checksum(values: NDArray[Any]) -> int:
-    return zlib.crc32(np.ascontiguousarray(values).view(np.uint8).data)
 
 
 def _check_alike(pieces: Pieces, algorithm: Algorithm, k: int, transport: CountingTransport, hosts: Hosts) -> None:
@@ -285,16 +282,11 @@ def _complete(algorithm: Algorithm, step: Step, divisor: float) -> Outcome:
         if hosts is None:
             return *told, (update, local_change(update, result))
         assert isinstance(update, SparseVector)
-        change = local_change(_share_of(update, hosts, n), result)
+        start, stop = hosts.bounds(n)[hosts.within.rank:hosts.within.rank + 2].tolist()
+        part = slice(*np.searchsorted(update.indices, [start, stop]).tolist())
+        change = local_change(SparseVector(update.indices[part] - start, update.values[part]), result)
         assert isinstance(change, SparseVector)
         return *told, (update, _whole(change, hosts, n))
-
-
-def _share_of(update: SparseVector, hosts: Hosts, n: int) -> SparseVector:
-    """Return the part of an update that lies in this rank's share, with indices from the share's start."""
-    start, stop = hosts.bounds(n)[hosts.within.rank:hosts.within.rank + 2].tolist()
-    part = slice(*np.searchsorted(update.indices, [start, stop]).tolist())
-    return SparseVector(update.indices[part] - start, update.values[part])
 
 
 def _whole(vector: SparseVector, hosts: Hosts | None, n: int) -> SparseVector:
@@ -310,10 +302,14 @@ def local_change(update: Update, result: StepResult) -> Update:
 
     All indices that contributed, and all that rounding left over, are indices of the update.
     """
-    sent = result.sent()
+    sent, contributed = result.selected, result.contributed
+    assert sent is not None
     if isinstance(update, DenseVector):
         return DenseVector(sent.values - update.values)
     assert isinstance(sent, SparseVector)
+    assert not isinstance(contributed, slice)
+    if len(contributed) < len(sent):
+        sent = sent.take(KERNELS.common_positions(sent.indices, contributed))
     change = -update.values
     KERNELS.add(change, KERNELS.common_positions(update.indices, sent.indices), sent.values)
     kept = result.remainder

@@ -19,8 +19,6 @@ from ...phases.agreement import Measured
 from ...transport.base import Transport
 from ...vectors.sparse import Indices, Values
 
-Gather = Callable[[Indices], Values]
-"""See `Gradients.elements`."""
 SAMPLES = 1024
 """Elements that a step looks at."""
 SUMS = 8
@@ -42,7 +40,7 @@ def normalizes(optimizer: type) -> bool:
     return bool(said) if said is not None else any(cls.__name__ in NORMALIZERS for cls in optimizer.__mro__)
 
 
-def sample(gather: Gather, n: int, step: int) -> Values:
+def sample(gather: Callable[[Indices], Values], n: int, step: int) -> Values:
     """Return the sums that a rank tells of its gradient at this step: float32, shape (SUMS,).
 
     Random elements with random signs, the same on all ranks, are added up. So the expected square of a sum is the sum
