@@ -149,6 +149,18 @@ def allgather_rows(row: NDArray[Any], transport: Transport) -> NDArray[Any]:
     return transport.allgather(_whole_words(row)).view(row.dtype)[:, :len(row)]
 
 
+def broadcast(values: NDArray[Any], transport: Transport) -> NDArray[Any]:
+    """Return rank 0's array on all ranks. values: the same shape (n,) and dtype on every rank."""
+    message, found = values.view(np.uint8), np.empty(len(values), values.dtype)
+    for start in range(0, len(message), CHUNK):
+        part = message[start:start + CHUNK]
+        sizes = np.zeros(transport.size, np.int64)
+        sizes[0] = len(part)
+        mine = part if transport.rank == 0 else part[:0]
+        found.view(np.uint8)[start:start + CHUNK] = transport.allgatherv(mine, sizes)[0]
+    return found
+
+
 def alltoall_rows(rows: NDArray[Any], transport: Transport) -> NDArray[Any]:
     """Send a short row of any dtype to each rank; return the rows for this rank, by source. rows: shape (P, m)."""
     return transport.alltoall(_whole_words(rows)).view(rows.dtype)[:, :rows.shape[1]]

@@ -25,7 +25,7 @@ from ...schemes.algorithm import Algorithm, Step
 from ...schemes.report import StepResult
 from ...selection.accumulator import Pieces, between
 from ...selection.parameter_accumulator import ParameterAccumulator, Replica
-from ...transport.base import Transport
+from ...transport.base import Transport, broadcast
 from ...transport.counting import CountingTransport, Hosts
 from ...vectors.sparse import DenseVector, SparseVector, Values
 from ..mode import Reduction, Update
@@ -156,12 +156,10 @@ class Model:
         digests = transport.allgather(np.frombuffer(bytes.fromhex(self.digest), np.int64))[:, 0]
         if (digests == digests[0]).all():
             return False
-        shared = self._accumulator.read_shared()
-        bits = shared.view(f"i{shared.itemsize}")  # whose sum with zeros is exact
-        first = transport.allreduce(bits if transport.rank == 0 else np.zeros_like(bits))
+        first = broadcast(self._accumulator.read_shared(), transport)
         if digests[transport.rank] == digests[0]:
             return False
-        self._replica.assign(first.view(shared.dtype))
+        self._replica.assign(first)
         return True
 
     def checksum(self) -> int:
