@@ -187,6 +187,5 @@ def _verdict(dense: Prediction, sparse: list[Prediction]) -> str:
 
 
 def _crossing(dense: Prediction, scheme: Prediction) -> float:
-    """Return the Gbit/s from which on dense is faster."""
     overhead = scheme.sparsification + scheme.latency - dense.latency
     return (dense.words - scheme.words) * WORD_BITS / overhead / 1e9 if overhead > 0 else float("inf")

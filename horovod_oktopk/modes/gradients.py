@@ -57,7 +57,6 @@ class GradientMode(Mode):
         return 0 if scaled and self.report is not None and not self.report.finite else 1
 
     def _commit_or_undo(self, result: StepResult, commit: Callable[..., None]) -> Update | None:
-        """Commit a step, or undo it if it is not finite; return its update."""
         with self.writing(result.report):
             update = result.update
             if update is not None and self._average:

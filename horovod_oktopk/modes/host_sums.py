@@ -201,7 +201,6 @@ def shared_memory(length: int, within: Transport) -> list[Bytes] | None:
 
 
 def _create(length: int) -> int | None:
-    """Return the descriptor of a new file in memory, or None if none can be made."""
     descriptor = None
     try:
         descriptor = os.memfd_create("horovod_oktopk")
@@ -215,7 +214,6 @@ def _create(length: int) -> int | None:
 
 
 def _open(descriptor: int, process: int, token: bytes, length: int) -> Bytes | None:
-    """Return the memory of a process of this machine; None if it is not there, or belongs to another rank."""
     with suppress(OSError, ValueError), open(f"/proc/{process}/fd/{descriptor}", "r+b") as file:
         memory = np.frombuffer(mmap.mmap(file.fileno(), length), np.uint8)
         if memory[:TOKEN].tobytes() == token:

@@ -157,7 +157,6 @@ def _digest(text: str) -> Words:
 
 
 def _difference(transport: Transport, description: str) -> str:
-    """Gather the descriptions; return the ranks' actions in words, or each rank's first difference to rank 0."""
     message = np.frombuffer(description.encode(), np.uint8)
     sizes = transport.allgather(np.array([len(message)], np.int64))[:, 0]
     texts = [bytes(text).decode().splitlines() for text in transport.allgatherv(message, sizes)]

@@ -179,7 +179,6 @@ def _broadcast(merged: SparseVector, dropped: Mapping[int, Indices], codec: Padd
 
 
 def _partners(distance: int, transport: Transport) -> tuple[list[int], list[int]]:
-    """Return the child of this rank at a distance, and its parent: none or one of each."""
     rank, place = transport.rank, transport.rank % (2 * distance)
     has_child = place == 0 and rank + distance < transport.size
     return [rank + distance] if has_child else [], [rank - distance] if place == distance else []

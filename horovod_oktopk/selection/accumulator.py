@@ -162,7 +162,6 @@ class CollectingAccumulator:
         return concatenate(found, self.dtype)
 
     def _collect(self, start: int, stop: int, threshold: float, buffer: CandidateBuffer) -> object:
-        """Collect the elements of acc[start:stop] that pass."""
         raise NotImplementedError
 
     def moments(self) -> tuple[float, float]:
@@ -174,7 +173,6 @@ class CollectingAccumulator:
         return mean, float(np.sqrt(max(0.0, squares / self.n - mean**2)))
 
     def _chunks(self) -> Iterator[Values]:
-        """Return the parts of acc, in order."""
         raise NotImplementedError
 
 

@@ -133,7 +133,6 @@ class Sketches:
         return self.entries.ravel()[self._order]
 
     def _reached(self, bits: int) -> Counts:
-        """Return how many entries of each rank are at least `bits`."""
         reached: Counts = np.count_nonzero(self.entries >= self.entries.dtype.type(bits), axis=1)
         return reached
 

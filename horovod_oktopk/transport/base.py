@@ -167,7 +167,6 @@ def alltoall_rows(rows: NDArray[Any], transport: Transport) -> NDArray[Any]:
 
 
 def _whole_words(rows: NDArray[Any]) -> Counts:
-    """Pad each row with zeros to whole numbers of 8 bytes."""
     missing = -rows.shape[-1] % (8 // rows.itemsize)
     filled = np.concatenate([rows, np.zeros((*rows.shape[:-1], missing), rows.dtype)], axis=-1)
     words: Counts = filled.view(np.int64)

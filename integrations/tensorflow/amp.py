@@ -89,7 +89,6 @@ def forget(scaler: Any) -> None:
 
 
 def _present_graphs() -> list[Any]:
-    """Return the graph being built and those around it; [None] where operations run eagerly."""
     if tf.executing_eagerly():
         return [None]
     graphs = [tf.compat.v1.get_default_graph()]

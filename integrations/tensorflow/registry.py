@@ -92,7 +92,6 @@ class Runs:
 
     def _reduced(self, gradients: Sequence[Any], reduce: Callable[[list[Any]], list[Any]],
                  process_set: Any) -> list[Any]:
-        """Return the gradients: the dense ones as `reduce` gives them, the sparse ones reduced by Horovod."""
         dense = reduce([g for g in gradients if is_dense(g)])
         with tf.control_dependencies(dense):  # the roll call comes first: then no rank waits in vain
             sparse = {index: hvd.allreduce(g, op=self._op, process_set=process_set)

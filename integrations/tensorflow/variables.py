@@ -131,7 +131,6 @@ class VariableReplica(Replica):
 
 
 def _read(variable: tf.Variable) -> Array:
-    """All elements, flat."""
     value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
     flat: Array = np.asarray(value).reshape(-1)
     return flat

@@ -57,7 +57,6 @@ class DeviceVector:
         self._nothing = torch.zeros(0, dtype=getattr(torch, self.dtype.name), device=device)
 
     def _chunks(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the vector, part by part, each with its offset: so temporaries stay bounded."""
         raise NotImplementedError
 
     def expect(self, threshold: float, limit: int) -> None:  # noqa: ARG002 - selecting is a pass of its own here
@@ -138,7 +137,6 @@ class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
         return are_finite(lambda: (chunk for _, chunk in self._chunks()))
 
     def _chunks(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield several small parameters together, or a part of a large one."""
         start = 0
         parts: list[torch.Tensor] = []
         for offset, piece in self._pieces:

@@ -99,7 +99,6 @@ def _in_words(dtype: torch.dtype, device: torch.device, shape: torch.Size, strid
 
 
 def _memory_of(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the gradient itself; other memory if its elements share theirs (an expanded tensor)."""
     strides = zip(gradient.stride(), gradient.shape, strict=True)
     is_expanded = any(stride == 0 and size > 1 for stride, size in strides)
     return torch.empty_like(gradient) if is_expanded else gradient

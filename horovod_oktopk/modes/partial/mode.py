@@ -207,7 +207,6 @@ class PartialMode(GradientMode):
         return self._allreduce
 
     def _take_note(self, rounds: Sequence[Round]) -> None:
-        """Report a step that takes these rounds; their updates are to be applied."""
         ran = [(each, *each.outcome) for each in rounds if each.outcome is not None]
         reports = [report for *_, report in ran]
         last = reports[-1] if reports else self.report

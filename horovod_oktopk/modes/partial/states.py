@@ -213,7 +213,6 @@ class RankState:
         return replace(self, ahead=min(max(0, self.ahead + rounds - 1), self.max_staleness))
 
     def _released(self) -> Transition:
-        """Begin a held round, unless the program has still too many rounds to take."""
         if self.service != Service.HELD:
             return self, ()
         if self.activity.goes_on and self.finished - self.taken >= self.max_staleness:

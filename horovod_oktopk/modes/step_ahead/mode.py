@@ -123,7 +123,6 @@ class StepAheadMode(Mode):
 
     @property
     def _workers(self) -> int:
-        """Number of workers, which have gradients and parameters of their own."""
         return self.ranks.membership().size // self.copies
 
     @property

@@ -330,7 +330,6 @@ class StateCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
             save_state(self.model, path, iterations=self._iterations())
 
     def _file_of(self, epoch: int, logs: Logs) -> tuple[str, str | None]:
-        """Return the path, and the reason why there is none, or None."""
         try:
             return self._path.format(**{**(logs or {}), "epoch": epoch + 1}), None
         except Exception as error:  # whatever it is, the other ranks wait for it
