@@ -35,9 +35,6 @@ class Partial(Around):
         in_order: True: a late rank applies the updates that it missed, in order. False: the paper's way: a late rank
             applies the latest round's update alone, replicas drift apart, and `synchronize_replicas` averages them.
 
-    Raises:
-        OptionError: A value is not allowed.
-
     Examples:
         >>> compression = Partial(OkTopk(density=0.01), policy="majority")
         >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=compression)
@@ -84,9 +81,6 @@ class StepAhead(Around):
         gain: a factor on a rank's own steps. `"auto"`: measured, if the optimizer normalizes its gradients as
             Adam does: its steps are shorter on a rank's small batch than on all ranks' together. Other optimizers
             have 1. A number: that number. None: 1.
-
-    Raises:
-        OptionError: A value is not allowed.
 
     Examples:
         >>> compression = StepAhead(OkTopk(density=0.01))

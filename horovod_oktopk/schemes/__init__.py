@@ -15,15 +15,12 @@ from .topka import GaussianK, TopkA, TopkDSA
 
 __all__ = ["Dense", "GTopk", "GaussianK", "OkTopk", "TopkA", "TopkDSA", "warmup_density"]
 
-Inner = Scheme | Dense | type[Scheme | Dense]
-"""A scheme as users write it; a class takes its defaults."""
-
 
 @dataclass(frozen=True, eq=False)
 class Around(Compression):
-    """The options of a mode around a scheme."""
+    """The options of a mode around a scheme. Raise OptionError for a value that is not allowed."""
 
-    inner: Inner = OkTopk
+    inner: Scheme | Dense | type[Scheme | Dense] = OkTopk
     scheme: Scheme = field(init=False, repr=False)
     """The scheme that `inner` stands for."""
 

@@ -16,7 +16,6 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
-from numpy.typing import NDArray
 
 from horovod_oktopk.errors import PluginError, TransportError
 from horovod_oktopk.modes.make import kind_of, make_mode
@@ -37,12 +36,11 @@ from horovod_oktopk.tensorflow.tensors import (
     ranks_of,
     signature_of,
 )
-from horovod_oktopk.tensorflow.variables import VariableReplica, name_of, tensor_of
+from horovod_oktopk.tensorflow.variables import Array, VariableReplica, name_of, tensor_of
 from horovod_oktopk.vectors.sparse import Layout
 
 logger = logging.getLogger("horovod_oktopk")
 
-Array = NDArray[Any]
 Local = Callable[[list[Any]], object]
 """Applies gradients, one for each variable, by the plain optimizer."""
 Refusal = tuple[str, Signature]

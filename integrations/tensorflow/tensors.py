@@ -1,7 +1,4 @@
-"""The gradients of one step: as tensors, and as the arrays that a Python function is given of them, laid out flat.
-
-And arrays over Horovod's collectives.
-"""
+"""The gradients of one step, as tensors and as flat arrays of a Python function; arrays over Horovod's collectives."""
 
 from __future__ import annotations
 
@@ -15,18 +12,15 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
-from numpy.typing import NDArray
 
 from horovod_oktopk.modes.mode import Gradients, Piece, Update
 from horovod_oktopk.modes.step_ahead.pace import elements_of_rows
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.tensorflow.private import eagerly
-from horovod_oktopk.tensorflow.variables import key_of, name_of
+from horovod_oktopk.tensorflow.variables import Array, key_of, name_of
 from horovod_oktopk.transport.collectives import HorovodTransport
 from horovod_oktopk.transport.horovod import HorovodRanks
 from horovod_oktopk.vectors.sparse import Indices, Layout, Values, scatter
-
-Array = NDArray[Any]
 
 
 class TensorFlowTransport(HorovodTransport):

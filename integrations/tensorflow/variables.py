@@ -18,6 +18,8 @@ from horovod_oktopk.selection.parameter_accumulator import Replica
 from horovod_oktopk.tensorflow.private import all_layers, eagerly
 from horovod_oktopk.vectors.sparse import DenseVector, Layout, SparseVector, Values
 
+Array = NDArray[Any]
+
 
 def tensor_of(variable: Any) -> Any:
     """Return the tf.Variable of a Keras 3 variable; anything else as it is."""
@@ -87,8 +89,6 @@ def check_variables(variables: list[Any], gradients: list[Any]) -> None:
             raise PluginError("OkTopk reduces gradients of tf.Variables, which last over the steps; got that of "
                               f"{variable!r}: use hvd.allreduce for that")
 
-
-Array = NDArray[Any]
 
 
 class VariableReplica(Replica):
