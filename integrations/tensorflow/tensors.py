@@ -1,4 +1,4 @@
-"""The gradients of one step, as tensors and as flat arrays of a Python function; arrays over Horovod's collectives."""
+"""The gradients of a step, as tensors and as flat arrays of a Python function; arrays over Horovod's collectives."""
 
 from __future__ import annotations
 
