@@ -30,7 +30,7 @@ class GradientMode(Mode):
                  signature: Sequence[str] | None = None) -> None:
         super().__init__(options, layout, ranks)
         self.title, self._average = type(options).__name__, average
-        self._signature = signature or layout.describe()
+        self._signature = layout.describe() if signature is None else signature
         self._before: dict[str, Any] | None = None  # the algorithm's state, while a step is under way
         self.accumulator: ResidualAccumulator = (
             HostAccumulator(layout.n, layout.dtype, lambda: self.transport.hosts) if options.hierarchical

@@ -41,8 +41,10 @@ class TopkAAllreduce(Algorithm):
             parts = sparse.allgatherv(step.selected, [(rank, Extent(count, 0, step.n))
                                                       for rank, count in enumerate(lengths)])
         with step.phase("sum"):
-            update = self.kept(sum_of(parts), step.k)
-        return step.result(update, step.selected.indices[step.selected.positions_in(update)])
+            total = sum_of(parts)
+            update = self.kept(total, step.k)
+        own = step.selected.indices
+        return step.result(update, own if update is total else own[step.selected.positions_in(update)])
 
     def kept(self, total: SparseVector, k: int) -> SparseVector:  # noqa: ARG002
         """Return the elements of the sum that are the update: all."""

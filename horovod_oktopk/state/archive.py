@@ -142,10 +142,11 @@ def _sync(folder: Path) -> None:
 
 def _remove_left_behind(folder: Path) -> None:
     """Remove unfinished files of this host's ended processes; other processes may still write theirs."""
-    for path in folder.glob("*.oktopk.part"):
-        if found := PART.fullmatch(path.name):
-            with suppress(OSError):  # also if the process is another user's
-                try:
-                    os.kill(int(found[1]), 0)
-                except (ProcessLookupError, OverflowError):
-                    path.unlink()
+    with suppress(OSError):  # as of a network file system: the file can be written nevertheless
+        for path in folder.glob("*.oktopk.part"):
+            if found := PART.fullmatch(path.name):
+                with suppress(OSError):  # also if the process is another user's
+                    try:
+                        os.kill(int(found[1]), 0)
+                    except (ProcessLookupError, OverflowError):
+                        path.unlink()

@@ -66,7 +66,7 @@ class CollectivesTransport(Transport):
 
 
 class AloneTransport(CollectivesTransport):
-    """The transport of a single rank."""
+    """The transport of a single rank. It checks nothing: a rank that is alone sends to nobody."""
 
     rank, size, concurrent = 0, 1, True
 

@@ -138,7 +138,7 @@ class PartialMode(GradientMode):
             return [self._wished.density, *settings]
 
         allreduce = self.start()
-        newest = next((each for each in reversed(_running) if each.ranks.base is self.ranks.base), self)
+        newest = next((each for each in reversed([*_running]) if each.ranks.base is self.ranks.base), self)
         if newest is not self:  # none is running where the rounds have ended: `arrive` says why
             raise PluginError(ONE_AT_A_TIME)
         self._take_note(allreduce.arrive(contribute))
@@ -280,7 +280,7 @@ def end_all() -> None:
 
     If this rank ends by an error, tell the others instead: their rounds would wait for this rank.
     """
-    modes = sorted(_running, key=lambda each: each.ranks.channel)
+    modes = sorted([*_running], key=lambda each: each.ranks.channel)
     _running.clear()
     how = unhappy_end() if modes else None
     if how is not None:
