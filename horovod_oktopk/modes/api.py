@@ -127,9 +127,9 @@ def shared_parameters(*targets: Any) -> Iterator[None]:
 
     In a training loop of your own, evaluate, save and load inside this block: there the model is the same on all
     ranks. Outside, with `compression=StepAhead(...)`, each rank's model holds parameters of its own, ahead of the
-    shared ones. An exchange under way is applied first, on this rank alone. Entering the block calls no collective;
-    leaving it does, if a state was loaded inside: then this rank's own parameters are there again, and a resumed run
-    has the same bits.
+    shared ones. An exchange under way is applied first, on this rank alone, without a collective. If a state is
+    loaded inside, this rank's own parameters are there when it ends (in TensorFlow by a collective), and a resumed
+    run has the same bits.
 
     Args:
         *targets: optimizers, models (of all optimizers that train one of their parameters), layers, variables, or

@@ -183,12 +183,12 @@ class Distributed:
         return super().get_config()  # type: ignore[misc]
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
-    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+    def oktopk_apply(self, *args: Any, **kwargs: Any) -> Any:
         return _take(self, self, getattr(super(), APPLY), *args, **kwargs)
 
 
 APPLY = "apply" if KERAS_3 else "apply_gradients"
-setattr(Distributed, APPLY, Distributed._apply)
+setattr(Distributed, APPLY, Distributed.oktopk_apply)
 
 
 class Guard(tf.train.experimental.PythonState):  # type: ignore[misc]

@@ -41,8 +41,7 @@ class Target:
         self._target = target
 
     def reports(self) -> list[StepReport]:
-        reports = (run.mode.report for run in each_run_of(self._target))
-        return [report for report in reports if report is not None]
+        return [run.mode.report for run in each_run_of(self._target) if run.mode.report is not None]
 
     def set_density(self, density: float | None) -> None:
         """See Owner. Raise PluginError for variables of tapes that have taken no step."""
@@ -66,8 +65,8 @@ class Target:
             for run in _runs_of([self._target]):
                 stack.enter_context(run.mode.shared())
             yield
-        if [len(each.states) for each in all_runs_of(self._target)] != before:
-            resume(self._target)
+            if [len(each.states) for each in all_runs_of(self._target)] != before:
+                resume(self._target)
 
 
 def owners_of(target: Any) -> list[Target] | None:
@@ -78,7 +77,8 @@ def owners_of(target: Any) -> list[Target] | None:
         return [Target([target])]
     if not hasattr(type(target), "variables") and not all_runs_of(target):
         return None
-    return [Target(target)] if all_runs_of(target) or variables_in(target, "trainable_variables") else []
+    known = all_runs_of(target) or variables_in(target, "trainable_variables") or runs_over(variables_in(target))
+    return [Target(target)] if known else []
 
 
 def suspend(*targets: Any) -> None:

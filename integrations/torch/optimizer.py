@@ -338,8 +338,6 @@ def _is_optimizer(target: Any) -> bool:
     return isinstance(target, torch.optim.Optimizer) or (inner is not None and _is_optimizer(inner))
 
 
-# The optimizer's own class.
-
 class _Distributed(torch.optim.Optimizer):
     """The members that the class of a distributed optimizer has beside those of the plain class."""
 
@@ -395,7 +393,8 @@ def distribute(optimizer: Any, options: Any, names: Mapping[torch.Tensor, str], 
     local = vars(optimizer).pop("step", None) or plain.step.__get__(optimizer)
     run = Run(optimizer, local, options, names, op, sparse_as_dense, process_set)
     # The members are copied, as Horovod asks the next class for the plain step.
-    optimizer.__class__ = type(plain.__name__, (plain,), {**vars(_Distributed), SUPPORTS_SCALING: True})
+    optimizer.__class__ = type(plain.__name__, (plain,), {**vars(_Distributed), "__doc__": plain.__doc__,
+                                                                SUPPORTS_SCALING: True})
     hand_over(run.parameters.all())
     setattr(optimizer, _RUN, run)
     _optimizers[optimizer] = None

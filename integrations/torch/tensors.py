@@ -99,8 +99,7 @@ def _in_words(dtype: torch.dtype, device: torch.device, shape: torch.Size, strid
 
 
 def _memory_of(gradient: torch.Tensor) -> torch.Tensor:
-    strides = zip(gradient.stride(), gradient.shape, strict=True)
-    is_expanded = any(stride == 0 and size > 1 for stride, size in strides)
+    is_expanded = any(not stride and size > 1 for stride, size in zip(gradient.stride(), gradient.shape, strict=True))
     return torch.empty_like(gradient) if is_expanded else gradient
 
 
@@ -180,15 +179,16 @@ class DenseGradients(OwnGradients):
             if part is None:
                 out.fill_(float("nan"))
             else:
-                _write(out, part, cleared and out.is_contiguous() and out.dtype is self.layout.torch_dtype)
+                is_zero = cleared and out is tensor and out.is_contiguous()
+                _write(out, part, is_zero and out.dtype is self.layout.torch_dtype)
             p.grad = out.to_sparse() if was_sparse else out
 
 
 def are_finite(parts: Callable[[], Iterable[torch.Tensor]]) -> bool:
-    """Return True if all elements are finite. parts: returns the tensors, once more if need be; on one device."""
-    sums = [part.sum(dtype=torch.float32) for part in parts()]
+    """Return True if all elements are finite. parts: returns the tensors, once more if need be."""
+    sums = [part.sum(dtype=torch.float64 if part.dtype is torch.float64 else torch.float32) for part in parts()]
     # A sum is finite only if its terms are; it may overflow though they are.
-    return not sums or bool(torch.isfinite(torch.stack(sums).sum())) or all(
+    return not sums or bool(torch.isfinite(torch.stack([each.to(sums[0]) for each in sums]).sum())) or all(
         bool(torch.isfinite(part).all()) for part in parts())
 
 

@@ -107,3 +107,16 @@ def test_gradients_of_a_device_come_to_the_hosts_memory(device: str, monkeypatch
         (0, np.float32, [1, 1, 1]), (3, np.float32, [1, 1])]
     assert own.grad.tolist() == [0, 0, 0]
     assert half.grad.tolist() == [1, 1]
+
+
+def test_an_expanded_gradient_gets_zeros_in_memory_of_its_own() -> None:
+    """As of a sum, whose gradient is one number."""
+    p = torch.zeros(6)
+    p.grad = torch.ones(1).expand(6)
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        DenseGradients(TorchLayout({"p": p}), in_host_memory=False).write(
+            SparseVector(np.array([2]), np.array([5], np.float32)), cleared=True)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert p.grad.tolist() == [0, 0, 5, 0, 0, 0]

@@ -8,7 +8,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
+from functools import partialmethod
 from itertools import chain, zip_longest
 from operator import itemgetter
 from pathlib import Path
@@ -219,9 +219,6 @@ class SharedParameters(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, callback: Any) -> None:
         super().__init__()
         self._callback = callback
-        for name in dir(tf.keras.callbacks.Callback):
-            if name.startswith("on_"):
-                setattr(self, name, partial(self._inside, name))
 
     def set_params(self, params: Any) -> None:
         super().set_params(params)
@@ -234,6 +231,11 @@ class SharedParameters(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def _inside(self, name: str, *args: Any, **kwargs: Any) -> None:
         with shared_parameters(self.model):
             getattr(self._callback, name)(*args, **kwargs)
+
+
+for _name in dir(tf.keras.callbacks.Callback):
+    if _name.startswith("on_"):
+        setattr(SharedParameters, _name, partialmethod(SharedParameters._inside, _name))
 
 
 class StepReportLogger(tf.keras.callbacks.Callback):  # type: ignore[misc]

@@ -222,6 +222,10 @@ def check_lists_and_single_variables_serve_as_the_model_does() -> None:
         assert inside(model, target) == expected, target
     assert inside(model, other) == own(model).tobytes()
     assert inside(model) == inside(model, []) == own(model).tobytes()
+    layers, model.trainable = list(model.layers), False
+    with shared_parameters(layers):  # that are frozen now
+        model.trainable = True
+        assert own(model).tobytes() == expected
 
 
 def check_what_has_no_variables_is_refused() -> None:
@@ -233,7 +237,7 @@ def check_what_has_no_variables_is_refused() -> None:
             message = refusal(functools.partial(function, wrong))
             assert f"got {name}" in message, message
             assert "(model)" in message
-    for function in (step_report, lambda target: load_state(target, "file")):
-        refusal(functools.partial(function, [model]))
+    refusal(functools.partial(load_state, [model], "file"))
+    assert step_report([model]) is step_report(model)
     with shared_parameters(keras.layers.Dense(3), make_model(2), keras.optimizers.SGD()):
         synchronize_replicas(model, model.trainable_variables, keras.optimizers.SGD())
