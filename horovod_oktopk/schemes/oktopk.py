@@ -146,7 +146,7 @@ class OkTopkAllreduce(Algorithm):
         self.boundaries: Indices | None = None
 
     def exchange(self, step: Step) -> StepResult:
-        """Run lines 5 to 15; lines 2 to 4 have selected before."""
+        """Run lines 5 to 15 of the paper's Algorithm 1; lines 2 to 4 have selected before."""
         sparse = step.sparse_transport(self.options.wire_dtype(self.unit))
         selection = sparse.codec.round(step.selected)
         with step.phase("agree"):

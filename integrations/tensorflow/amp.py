@@ -44,7 +44,7 @@ def marking(scale_loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         loss = scale_loss(self, loss)
         with contextlib.suppress(AttributeError):  # of a plain number
             setattr(loss, MARK, self)
-        graph = _present_graphs()[0]
+        graph = _current_graphs()[0]
         scaled = None if graph is None else weakref.ref(graph), weakref.ref(self)
         if scaled not in _scaled:
             _scaled[:] = [*filter(_is_alive, _scaled), scaled]
@@ -64,7 +64,7 @@ def scale_of_loss(loss: Any) -> Scale:
     if len(scalers) > 1:
         raise PluginError(WHOSE)
     if not scalers:
-        graphs = _present_graphs()
+        graphs = _current_graphs()
         here = [each for each in _scaled if _is_alive(each) and (each[0] and each[0]()) in graphs]
         _scaled[:] = [each for each in _scaled if each not in here]
         if here:
@@ -88,7 +88,7 @@ def forget(scaler: Any) -> None:
     _scaled[:] = [each for each in _scaled if each[1]() is not scaler]
 
 
-def _present_graphs() -> list[Any]:
+def _current_graphs() -> list[Any]:
     if tf.executing_eagerly():
         return [None]
     graphs = [tf.compat.v1.get_default_graph()]

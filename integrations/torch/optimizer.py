@@ -80,7 +80,7 @@ class Run:
         self._waiting: list[Record] = []  # loaded before the first step
         self._reduced: torch.Tensor | None = None  # a gradient that was reduced, and is to be applied
         self._has_warned = False
-        self._numbers: Hyperparameters
+        self._hyperparameters: Hyperparameters
 
     # A step.
 
@@ -105,10 +105,10 @@ class Run:
             return self.local()
         if not mode.is_started:
             hand_over(self.parameters.all(), self)
-        own, settings = OwnGradients(self.layout), self._numbers.read() if mode.has_rounds else ()
+        own, settings = OwnGradients(self.layout), self._hyperparameters.read() if mode.has_rounds else ()
         gradients = DenseGradients(self.layout, in_host_memory=False) if mode.has_rounds else own
         for _ in range(mode.begin(gradients, settings, scaled)):
-            with (self._numbers.set_to(mode.prepare(gradients)),
+            with (self._hyperparameters.set_to(mode.prepare(gradients)),
                   scaled_learning_rates(self.optimizer, mode.coefficient, mode.gain)):
                 result = self.local()
         mode.end()
@@ -183,9 +183,10 @@ class Run:
                 self.kind.check("sparse")
             self._excluded = list(self.parameters.by_name(list(sparse)).values())
             parameters = [p for p in parameters if p not in sparse]
-        self._numbers, layout = Hyperparameters(self.optimizer), TorchLayout(self.parameters.by_name(parameters))
+        self._hyperparameters = Hyperparameters(self.optimizer)
+        layout = TorchLayout(self.parameters.by_name(parameters))
         mode = mode_of(with_scheme(self._options, self.scheme), self.op == hvd.Average, layout, self.ranks,
-                       type(self.optimizer), self._numbers.names)
+                       type(self.optimizer), self._hyperparameters.names)
         mode.belongs_to(self)
         self.layout = layout
         return mode
@@ -220,7 +221,7 @@ class Run:
         gradients = DenseGradients(self.layout, in_host_memory=False)
         for count in mode.synchronize():
             for _ in range(count):
-                with self._numbers.set_to(mode.prepare(gradients)):
+                with self._hyperparameters.set_to(mode.prepare(gradients)):
                     self.local()
         for p, gradient in kept.items():
             p.grad = gradient
