@@ -19,9 +19,8 @@ QUICK = [name for name in ALL if name not in LIFETIME]
 JOBS = {
     Job("torch", "mpi", 2, quick=True): QUICK,
     Job("torch", "mpi", 2): LIFETIME,
-    Job("torch", "gloo", 2, quick=True): SPARSE,
     Job("torch", "mpi", 2, kernels="numpy"): SPARSE,
-    Job("torch", "gloo", 2): [name for name in NETWORK if name not in SPARSE and not name.startswith("partial.")],
+    Job("torch", "gloo", 2): [name for name in NETWORK if not name.startswith("partial.")],
     Job("torch", "mpi", 1): [name for name in ALL if name.startswith((*WHERE_RANKS_MATTER, "features."))],
     Job("torch", "mpi", 4): [name for name in ALL if name.startswith((*WHERE_RANKS_MATTER, "partial."))],
 }
