@@ -71,7 +71,8 @@ class DeviceStep:
         self.device = device
         self.flat = torch.zeros(n, device=device.device)
         self.layout = TorchLayout({f"p{index}": part for index, part in enumerate(self.flat.tensor_split(TENSORS))})
-        for p, gradient in zip(self.layout.parameters, self.flat.tensor_split(TENSORS), strict=True):
+        self.gradients = self.flat.tensor_split(TENSORS)
+        for p, gradient in zip(self.layout.parameters, self.gradients, strict=True):
             p.grad = gradient
         self.acc = TorchAccumulator(n, np.float32, device.device)
         self.algorithm = options.algorithm()
@@ -81,8 +82,9 @@ class DeviceStep:
         """Reduces the gradients in place. Seconds by phase."""
         self.transport.reset()
         gradients = DenseGradients(self.layout, in_host_memory=False)
+        pieces = list(zip(self.layout.offsets[:-1].tolist(), self.gradients, strict=True))
         times = [self.device.now()]
-        finite = self.acc.accumulate(gradients.pieces(), clear=True)
+        finite = self.acc.accumulate(pieces, clear=True)
         times.append(self.device.now())
         result = self.algorithm.reduce(self.acc, self.k, finite, self.transport)
         times.append(self.device.now())
