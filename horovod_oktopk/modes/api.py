@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import WRAPPER_ASSIGNMENTS, wraps
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -150,3 +151,17 @@ def shared_parameters(*targets: Any) -> Iterator[None]:
         for owner in owners_of("shared_parameters", *targets):
             stack.enter_context(owner.shared())
         yield
+
+
+def functions_of(module: str) -> dict[str, Any]:
+    """Return the functions as an integration's own: to unpickle one, in another process, imports the integration."""
+    def own(function: Callable[..., Any]) -> Any:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        return wraps(function, [*(set(WRAPPER_ASSIGNMENTS) - {"__module__"})])(called)
+
+    found = {each.__name__: own(each) for each in (set_density, shared_parameters, step_report, synchronize_replicas)}
+    for each in found.values():
+        each.__module__ = module
+    return found

@@ -1,9 +1,15 @@
 """Distributed training with Keras' `model.fit`: one script for Keras 3 and for tf-keras."""
 
-from horovod_oktopk.modes.api import set_density, shared_parameters, step_report, synchronize_replicas
 from horovod_oktopk.modes.options import Partial, StepAhead
 from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA, warmup_density
-from horovod_oktopk.tensorflow import load_state, save_state
+from horovod_oktopk.tensorflow import (
+    load_state,
+    save_state,
+    set_density,
+    shared_parameters,
+    step_report,
+    synchronize_replicas,
+)
 from horovod_oktopk.tensorflow.keras import callbacks
 from horovod_oktopk.tensorflow.plugin import DistributedOptimizer, load_model
 from horovod_oktopk.tensorflow.state import KerasState
