@@ -108,31 +108,25 @@ INLINE bool pass(const Terms<T> &terms, int64_t length, T threshold, int64_t fir
     return largest < magnitude(std::numeric_limits<T>::infinity());
 }
 
-FOR_EACH_PROCESSOR bool add_pass_anywhere(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
-                                          CandidateBuffer<float> &buffer) {
-    return terms.count ? pass<Of::SUMS>(terms, length, threshold, first, buffer)
-                       : pass<Of::SUM>(terms, length, threshold, first, buffer);
+template <class T>
+INLINE bool pass_of(Of of, const Terms<T> &terms, int64_t length, T threshold, int64_t first,
+                    CandidateBuffer<T> &buffer) {
+    switch (of) {
+        case Of::SUM: return pass<Of::SUM>(terms, length, threshold, first, buffer);
+        case Of::SUMS: return pass<Of::SUMS>(terms, length, threshold, first, buffer);
+        case Of::DIFFERENCE: return pass<Of::DIFFERENCE>(terms, length, threshold, first, buffer);
+        default: return pass<Of::ARRAY>(terms, length, threshold, first, buffer);
+    }
 }
-FOR_EACH_PROCESSOR bool add_pass(const Terms<double> &terms, int64_t length, double threshold, int64_t first,
-                                 CandidateBuffer<double> &buffer) {
-    return terms.count ? pass<Of::SUMS>(terms, length, threshold, first, buffer)
-                       : pass<Of::SUM>(terms, length, threshold, first, buffer);
+
+// A template has no versions for each processor.
+FOR_EACH_PROCESSOR bool pass_anywhere(Of of, const Terms<float> &terms, int64_t length, float threshold, int64_t first,
+                                      CandidateBuffer<float> &buffer) {
+    return pass_of(of, terms, length, threshold, first, buffer);
 }
-FOR_EACH_PROCESSOR bool read_pass_anywhere(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
-                                           CandidateBuffer<float> &buffer) {
-    return pass<Of::ARRAY>(terms, length, threshold, first, buffer);
-}
-FOR_EACH_PROCESSOR bool read_pass(const Terms<double> &terms, int64_t length, double threshold, int64_t first,
+FOR_EACH_PROCESSOR bool best_pass(Of of, const Terms<double> &terms, int64_t length, double threshold, int64_t first,
                                   CandidateBuffer<double> &buffer) {
-    return pass<Of::ARRAY>(terms, length, threshold, first, buffer);
-}
-FOR_EACH_PROCESSOR bool subtract_pass_anywhere(const Terms<float> &terms, int64_t length, float threshold,
-                                               int64_t first, CandidateBuffer<float> &buffer) {
-    return pass<Of::DIFFERENCE>(terms, length, threshold, first, buffer);
-}
-FOR_EACH_PROCESSOR bool subtract_pass(const Terms<double> &terms, int64_t length, double threshold, int64_t first,
-                                      CandidateBuffer<double> &buffer) {
-    return pass<Of::DIFFERENCE>(terms, length, threshold, first, buffer);
+    return pass_of(of, terms, length, threshold, first, buffer);
 }
 
 #ifdef WITH_AVX512
@@ -197,56 +191,31 @@ INLINE WITH_AVX512 bool compress_pass(const Terms<float> &terms, int64_t length,
     return _mm512_reduce_max_epi32(largest) < 0x7f800000;
 }
 
-WITH_AVX512 bool compress_add(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
-                              CandidateBuffer<float> &buffer) {
-    return terms.count ? compress_pass<Of::SUMS>(terms, length, threshold, first, buffer)
-                       : compress_pass<Of::SUM>(terms, length, threshold, first, buffer);
-}
-WITH_AVX512 bool compress_read(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
-                               CandidateBuffer<float> &buffer) {
-    return compress_pass<Of::ARRAY>(terms, length, threshold, first, buffer);
-}
-WITH_AVX512 bool compress_subtract(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
-                                   CandidateBuffer<float> &buffer) {
-    return compress_pass<Of::DIFFERENCE>(terms, length, threshold, first, buffer);
+WITH_AVX512 bool compress(Of of, const Terms<float> &terms, int64_t length, float threshold, int64_t first,
+                          CandidateBuffer<float> &buffer) {
+    switch (of) {
+        case Of::SUM: return compress_pass<Of::SUM>(terms, length, threshold, first, buffer);
+        case Of::SUMS: return compress_pass<Of::SUMS>(terms, length, threshold, first, buffer);
+        case Of::DIFFERENCE: return compress_pass<Of::DIFFERENCE>(terms, length, threshold, first, buffer);
+        default: return compress_pass<Of::ARRAY>(terms, length, threshold, first, buffer);
+    }
 }
 #endif
 
-bool add_pass(const Terms<float> &terms, int64_t length, float threshold, int64_t first, CandidateBuffer<float> &buffer) {
+bool best_pass(Of of, const Terms<float> &terms, int64_t length, float threshold, int64_t first,
+               CandidateBuffer<float> &buffer) {
     bool finite = true;
     int64_t done = 0;
 #ifdef WITH_AVX512
     if (avx512) {
-        const int64_t past = reinterpret_cast<uintptr_t>(terms.out) / sizeof(float) % LANES;
+        const int64_t past = is_written(of) ? reinterpret_cast<uintptr_t>(terms.out) / sizeof(float) % LANES : 0;
         const int64_t head = std::min(length, (LANES - past) % LANES), whole = (length - head) / LANES * LANES;
-        finite = add_pass_anywhere(terms, head, threshold, first, buffer);
-        finite &= compress_add(terms.from(head), whole, threshold, first + head, buffer);
+        finite = pass_anywhere(of, terms, head, threshold, first, buffer);
+        finite &= compress(of, terms.from(head), whole, threshold, first + head, buffer);
         done = head + whole;
     }
 #endif
-    return finite & add_pass_anywhere(terms.from(done), length - done, threshold, first + done, buffer);
-}
-bool read_pass(const Terms<float> &terms, int64_t length, float threshold, int64_t first, CandidateBuffer<float> &buffer) {
-    int64_t done = 0;
-#ifdef WITH_AVX512
-    if (avx512) {
-        done = length / LANES * LANES;
-        compress_read(terms, done, threshold, first, buffer);
-    }
-#endif
-    return read_pass_anywhere(terms.from(done), length - done, threshold, first + done, buffer);
-}
-bool subtract_pass(const Terms<float> &terms, int64_t length, float threshold, int64_t first,
-                   CandidateBuffer<float> &buffer) {
-    bool finite = true;
-    int64_t done = 0;
-#ifdef WITH_AVX512
-    if (avx512) {
-        done = length / LANES * LANES;
-        finite = compress_subtract(terms, done, threshold, first, buffer);
-    }
-#endif
-    return finite & subtract_pass_anywhere(terms.from(done), length - done, threshold, first + done, buffer);
+    return finite & pass_anywhere(of, terms.from(done), length - done, threshold, first + done, buffer);
 }
 
 // A CandidateBuffer of Python, whose arrays are written in place.
@@ -276,13 +245,25 @@ template <class T> class Room {
     Array<T> values_;
 };
 
+// The pass without the interpreter's lock.
+template <class T>
+bool fill(const py::object &buffer, Of of, const Terms<T> &terms, int64_t length, T threshold, int64_t first) {
+    Room<T> room(buffer);
+    bool finite;
+    {
+        py::gil_scoped_release released;
+        finite = best_pass(of, terms, length, threshold, first, room.filled);
+    }
+    room.tell_count();
+    return finite;
+}
+
 template <class T>
 bool add_and_collect(const Array<T> &residual, Array<T> &gradient, Array<T> &out, T scale, T threshold, int64_t first,
                      const py::object &buffer, bool stream, bool clear, const std::vector<Array<T>> &before,
                      const std::vector<Array<T>> &after) {
     if (residual.size() != gradient.size() || out.size() != gradient.size())
         throw std::invalid_argument("residual, gradient and sum must have one length");
-    Room<T> room(buffer);
     T *read = clear ? gradient.mutable_data() : const_cast<T *>(gradient.data());  // not written, if not to be cleared
     std::vector<const T *> summands;
     const auto append = [&](const std::vector<Array<T>> &others) {
@@ -294,43 +275,23 @@ bool add_and_collect(const Array<T> &residual, Array<T> &gradient, Array<T> &out
     append(before);
     summands.push_back(read);
     append(after);
-    const int64_t several = summands.size() > 1 ? summands.size() : 0, length = gradient.size();
-    const Terms<T> terms{residual.data(), read, out.mutable_data(), scale, stream, clear, summands.data(), several};
-    bool finite;
-    {
-        py::gil_scoped_release released;
-        finite = add_pass(terms, length, threshold, first, room.filled);
-    }
-    room.tell_count();
-    return finite;
+    const int64_t count = summands.size();
+    const Terms<T> terms{residual.data(), read, out.mutable_data(), scale, stream, clear, summands.data(), count};
+    return fill(buffer, count > 1 ? Of::SUMS : Of::SUM, terms, gradient.size(), threshold, first);
 }
 
 template <class T>
 bool subtract_and_collect(const Array<T> &minuend, const Array<T> &subtrahend, T threshold, int64_t first,
                           const py::object &buffer) {
     if (minuend.size() != subtrahend.size()) throw std::invalid_argument("both arrays must have one length");
-    Room<T> room(buffer);
     T *unwritten = const_cast<T *>(minuend.data());
     const Terms<T> terms{minuend.data(), const_cast<T *>(subtrahend.data()), unwritten, 1, false, false};
-    const int64_t length = minuend.size();
-    bool finite;
-    {
-        py::gil_scoped_release released;
-        finite = subtract_pass(terms, length, threshold, first, room.filled);
-    }
-    room.tell_count();
-    return finite;
+    return fill(buffer, Of::DIFFERENCE, terms, minuend.size(), threshold, first);
 }
 
 template <class T> void collect(Array<T> &acc, T threshold, int64_t first, const py::object &buffer) {
-    Room<T> room(buffer);
     T *data = acc.mutable_data();
-    const int64_t length = acc.size();
-    {
-        py::gil_scoped_release released;
-        read_pass({data, data, data, 1, false, false}, length, threshold, first, room.filled);
-    }
-    room.tell_count();
+    fill(buffer, Of::ARRAY, Terms<T>{data, data, data, 1, false, false}, acc.size(), threshold, first);
 }
 
 }  // namespace
