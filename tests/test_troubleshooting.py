@@ -30,9 +30,7 @@ WITHOUT = {
         "an index lies outside of the array", "the indices must ascend", "a message of …", "a message's … indices",
         "the ranks are in different", "Horovod calls this"),
     "a part of another message, which says what to do": (
-        "an integer of at least", "StepAhead(...) around", "`python -m horovod_oktopk advise` says", "density=k / n",
-        "in_order=False is", "8 messages fly", "it is always", "stay as they are", "residuals …: …",
-        "rank … has waited for … s for ranks"),
+        "an integer of at least", "stay as they are", "residuals …: …", "rank … has waited for … s for ranks"),
     "what is filled in says what to do, or the log beside it": (
         "…; its … should take …, and takes …", "the rounds of Partial could not be ended", "in the middle of a step",
         "no state for these parameters could be", "using Horovod's collectives, not MPI", "HorovodAllreduce failed"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from numbers import Integral, Real
-from typing import Any, ClassVar, Literal, NoReturn, Self, get_args
+from typing import Any, ClassVar, Literal, NoReturn, get_args
 
 from ..errors import OptionError, PluginError
 from ..transport.base import Hierarchical, TransportName
@@ -17,23 +17,8 @@ Unit = Literal["gradients", "parameters"]
 """The unit of the reduced vectors: gradients, or in StepAhead moves of parameters."""
 
 
-GONE = {"bucket_bytes": "StepAhead(...) around the scheme hides the whole exchange behind the next step",
-        "strategy": "`python -m horovod_oktopk advise` says what is fastest, and Dense() is a dense allreduce",
-        "k": "density=k / n selects as many, where n are the elements of the model's gradients",
-        "model_sync_interval": "in_order=False is the paper's way, and synchronize_replicas averages the models",
-        "messages_in_flight": "8 messages fly at once", "balance_trigger": "it is always 4",
-        "threshold_guard": "it is always 0.25"}
-"""Options of earlier versions, and the advice in their place."""
-
-
 class Compression:
     """Horovod's Compressor interface. Its methods are reached only where the plugin has no hold."""
-
-    def __new__(cls, *_: Any, **options: Any) -> Self:
-        """Make the options. Raise OptionError for an option that no longer exists."""
-        for name in options.keys() & GONE.keys():
-            raise OptionError(f"{cls.__name__} has no option {name} any more: {GONE[name]}. Leave it out")
-        return super().__new__(cls)
 
     @staticmethod
     def compress(*_: Any) -> NoReturn:

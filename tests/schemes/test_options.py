@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 
 from horovod_oktopk import OkTopk, warmup_density
 from horovod_oktopk.errors import OkTopkError, OptionError, PluginError
-from horovod_oktopk.schemes.base import GONE
 
 BAD = [
     *[("density", value, "(0, 1]") for value in (0, -1, 1.5, float("nan"), float("inf"), "a", True, [0.1])],
@@ -29,12 +26,6 @@ def test_a_bad_value_is_refused_by_name(name, value, allowed):
         OkTopk(**{name: value})
     for part in (name, allowed, repr(value)):
         assert part in str(error.value)
-
-
-@pytest.mark.parametrize("name", GONE)
-def test_an_option_that_is_no_more_says_what_to_do(name):
-    with pytest.raises(OptionError, match=f"OkTopk has no option {name} any more: .*{re.escape(GONE[name][-20:])}"):
-        OkTopk(**{name: 1})
 
 
 def test_an_unknown_option_is_a_type_error():
