@@ -11,6 +11,8 @@ from operator import attrgetter
 
 import pytest
 
+from horovod_oktopk.transport.horovod import check_horovod
+
 TORCH = {"horovod.common.elastic.State.__init__", "horovod.torch.DistributedOptimizer", "horovod.torch.join",
          "horovod.torch.mpi_ops.join", "horovod.torch.optimizer.DistributedOptimizer",
          "torch.amp.grad_scaler.GradScaler.unscale_"}
@@ -52,3 +54,11 @@ def test_private_names_of_other_packages_are_there(framework):
     objects = {"torch": lambda: importlib.import_module("horovod.torch.elastic").TorchState()._handlers,
                "tensorflow": lambda: private.tf.keras.optimizers.SGD()._trainable_variables}
     objects[framework]()
+
+
+def test_horovods_autotuning_is_said_to_have_no_effect(monkeypatch, caplog):
+    check_horovod("0.28.1", {})
+    assert not caplog.messages
+    monkeypatch.setenv("HOROVOD_AUTOTUNE", "1")
+    check_horovod("0.28.1", {})
+    assert "none of OkTopk's" in caplog.text

@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import inspect
 import itertools
+import logging
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +18,8 @@ from ..errors import PluginError
 from .base import NOT_ON_MPI, Counts, Hierarchical, Membership, Ranks, TransportName
 from .collectives import HorovodTransport
 from .connect import introduce
+
+logger = logging.getLogger("horovod_oktopk")
 
 NO_SETS = ("hierarchical needs Horovod's process sets for the ranks of each host, and for those that have the same "
            "place on all hosts; missing are {missing}. Call hvd.init(process_sets=\"dynamic\"), and give the "
@@ -166,7 +169,7 @@ def what_is_missing(error: ModuleNotFoundError, package: str, framework: str, va
 
 
 def check_horovod(version: str, signatures: Mapping[Callable[..., Any], list[str]]) -> None:
-    """Raise PluginError if this Horovod is not the known version.
+    """Raise PluginError if this Horovod is not the known version. Warn if its autotuning is on.
 
     signatures: the parameters that each function of Horovod is expected to take.
     """
@@ -176,6 +179,9 @@ def check_horovod(version: str, signatures: Mapping[Callable[..., Any], list[str
         found = list(inspect.signature(function).parameters)
         if found != expected:
             raise PluginError(f"{ADVICE}; its {function.__qualname__} should take {expected}, and takes {found}")
+    if os.environ.get("HOROVOD_AUTOTUNE") == "1":
+        logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own messages, and none of OkTopk's: unset it, unless some "
+                       "optimizer of the job has a dense allreduce")
 
 
 def check_arguments(hvd: Any, op: Any, predivide: float = 1.0) -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -29,8 +27,6 @@ from horovod_oktopk.tensorflow.run import refuse_replicas
 from horovod_oktopk.tensorflow.state import owners_of
 from horovod_oktopk.transport.counting import show_phases
 from horovod_oktopk.transport.horovod import check_arguments, check_horovod, refuse_join
-
-logger = logging.getLogger("horovod_oktopk")
 
 NO_TAPE = ("a tape has no step to take, and {name} acts at an optimizer's step: use hvd.DistributedOptimizer around "
            "a Keras optimizer, or OkTopk with a tape")
@@ -93,8 +89,6 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
         refuse_replicas()
         check_arguments(hvd, op)
         own = check_optimizer(optimizer, options, backward_passes_per_step)
-        if os.environ.get("HOROVOD_AUTOTUNE") == "1":
-            logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own traffic, and has no effect on OkTopk: unset it")
     distribute(own, compression, op, sparse_as_dense, backward_passes_per_step, average_aggregated_gradients,
                process_set, scale_local_gradients)
     return optimizer

@@ -16,7 +16,7 @@ except ModuleNotFoundError as error:
 from horovod_oktopk.torch.state import gather_state_dict
 
 plugin.install()
-globals().update(functions_of(__name__))
+globals().update(functions_of(__name__))  # pickled, they then name this module
 
 __all__ = ["Dense", "GTopk", "GaussianK", "OkTopk", "Partial", "StepAhead", "TopkA", "TopkDSA", "gather_state_dict",
            "set_density", "shared_parameters", "step_report", "synchronize_replicas", "warmup_density"]

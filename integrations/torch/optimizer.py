@@ -1,11 +1,10 @@
-"""Distributed optimizers: the user's own objects, with a class of their own; and which of them there are."""
+"""Distributed optimizers: the user's own objects, with a class of their own."""
 
 from __future__ import annotations
 
 import logging
 import warnings
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -23,6 +22,7 @@ from horovod_oktopk.state import gather
 from horovod_oktopk.state.records import Record, parameters_of
 from horovod_oktopk.torch.device import mode_of
 from horovod_oktopk.torch.private import SUPPORTS_SCALING, values_of
+from horovod_oktopk.torch.registry import RUN, add, hand_over
 from horovod_oktopk.torch.tensors import (
     DenseGradients,
     Hyperparameters,
@@ -281,64 +281,6 @@ def _extended(record: Record, layout: TorchLayout) -> Record:
             "algorithm": {"step": record["algorithm"]["step"]}}
 
 
-# Which optimizers there are.
-
-_RUN = "_oktopk_run"
-_optimizers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
-"""In the order in which they were made: the same on all ranks."""
-
-
-def is_in_use() -> bool:
-    """Return True if an optimizer of ours lives in this process."""
-    return len(_optimizers) > 0
-
-
-def run_of(optimizer: Any) -> Run | None:
-    """Return the run of an optimizer of ours, also inside a library's wrapper (Accelerate's); None for any other."""
-    run: Run | None = getattr(optimizer, _RUN, None)
-    inner = getattr(optimizer, "optimizer", None)
-    return run_of(inner) if run is None and inner is not None else run
-
-
-def own_run_of(optimizer: Any) -> Run:
-    """Return the run of an optimizer of ours. Raise PluginError for any other."""
-    run = run_of(optimizer)
-    if run is None:
-        raise PluginError(f"{type(optimizer).__name__} was not made by hvd.DistributedOptimizer(..., "
-                          "compression=OkTopk(...)): give the optimizer that this has returned")
-    return run
-
-
-def owners_of(target: Any) -> list[Run] | None:
-    """Return the run of an optimizer, or those of all optimizers that train a parameter of a model; see `find_by`."""
-    if isinstance(target, torch.nn.Module):
-        return runs_over(target.parameters())
-    run = run_of(target)
-    return [run] if run is not None else [] if _is_optimizer(target) else None
-
-
-def runs_over(parameters: Iterable[torch.Tensor]) -> list[Run]:
-    """Return the runs of all optimizers that train one of the parameters."""
-    wanted = set(parameters)
-    return [own_run_of(each) for each in list(_optimizers)
-            if any(p in wanted for group in each.param_groups for p in group["params"])]
-
-
-def hand_over(parameters: Iterable[torch.Tensor], run: Run | None = None) -> None:
-    """Suspend StepAhead optimizers that train one of these parameters, which would hold each rank's own otherwise.
-
-    run: whose the parameters are, and which is left alone; None: an optimizer that is not ours.
-    """
-    for other in runs_over(parameters):
-        if other is not run:
-            other.suspend()
-
-
-def _is_optimizer(target: Any) -> bool:
-    inner = getattr(target, "optimizer", None)
-    return isinstance(target, torch.optim.Optimizer) or (inner is not None and _is_optimizer(inner))
-
-
 class _Distributed(torch.optim.Optimizer):
     """The members that the class of a distributed optimizer has beside those of the plain class."""
 
@@ -380,7 +322,7 @@ class _Distributed(torch.optim.Optimizer):
 
 
 def _run(optimizer: Any) -> Run:
-    run: Run | None = vars(optimizer).get(_RUN)
+    run: Run | None = vars(optimizer).get(RUN)
     if run is None:
         raise PluginError(COPIED)
     return run
@@ -395,7 +337,6 @@ def distribute(optimizer: Any, options: Any, names: Mapping[torch.Tensor, str], 
     run = Run(optimizer, local, options, names, op, sparse_as_dense, process_set)
     # The members are copied, as Horovod asks the next class for the plain step.
     optimizer.__class__ = type(plain.__name__, (plain,), {**vars(_Distributed), "__doc__": plain.__doc__,
-                                                                SUPPORTS_SCALING: True})
+                                                          SUPPORTS_SCALING: True})
     hand_over(run.parameters.all())
-    setattr(optimizer, _RUN, run)
-    _optimizers[optimizer] = None
+    add(optimizer, run)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
-import os
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -21,13 +19,12 @@ from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.api import find_by
 from horovod_oktopk.modes.make import wrap_shutdown
 from horovod_oktopk.schemes import as_options
-from horovod_oktopk.torch.optimizer import UNSCALE_FIRST, distribute, hand_over, is_in_use, owners_of, run_of
+from horovod_oktopk.torch.optimizer import UNSCALE_FIRST, distribute
 from horovod_oktopk.torch.private import library, span
+from horovod_oktopk.torch.registry import hand_over, is_in_use, owners_of, run_of
 from horovod_oktopk.torch.state import ElasticTorchState, attach_state
 from horovod_oktopk.transport.counting import show_phases
 from horovod_oktopk.transport.horovod import check_arguments, check_horovod, extend_elastic, refuse_join
-
-logger = logging.getLogger("horovod_oktopk")
 
 TWICE = ("hvd.DistributedOptimizer was given an optimizer that it has made itself, which is distributed already: "
          "give it the plain optimizer, once")
@@ -75,8 +72,6 @@ def _wrap_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
         distribute(optimizer, options, _names(optimizer, given["named_parameters"]), given["op"],
                    given["sparse_as_dense"], given["process_set"])
         attach_state(optimizer)
-        if os.environ.get("HOROVOD_AUTOTUNE") == "1":
-            logger.warning("HOROVOD_AUTOTUNE tunes Horovod's own traffic, and has no effect on OkTopk: unset it")
         return optimizer
 
     return wrapped

@@ -14,8 +14,8 @@ import torch
 from horovod_oktopk.errors import OptionError
 from horovod_oktopk.modes.api import shared_parameters
 from horovod_oktopk.state.records import check_records, residual_of
-from horovod_oktopk.torch.optimizer import own_run_of, owners_of
 from horovod_oktopk.torch.private import trained_by
+from horovod_oktopk.torch.registry import own_run_of, owners_of
 from horovod_oktopk.transport.horovod import ElasticState
 
 KEY = "horovod_oktopk"

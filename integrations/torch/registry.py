@@ -1,0 +1,75 @@
+"""The distributed optimizers that there are, and the run of each."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from horovod_oktopk.errors import PluginError
+
+if TYPE_CHECKING:  # it imports this module
+    from horovod_oktopk.torch.optimizer import Run
+
+RUN = "_oktopk_run"
+_optimizers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+"""In the order in which they were made: the same on all ranks."""
+
+
+def add(optimizer: Any, run: Run) -> None:
+    """Keep the run of an optimizer, on the optimizer itself."""
+    setattr(optimizer, RUN, run)
+    _optimizers[optimizer] = None
+
+
+def is_in_use() -> bool:
+    """Return True if an optimizer of ours lives in this process."""
+    return len(_optimizers) > 0
+
+
+def run_of(optimizer: Any) -> Run | None:
+    """Return the run of an optimizer of ours, also inside a library's wrapper (Accelerate's); None for any other."""
+    run: Run | None = getattr(optimizer, RUN, None)
+    inner = getattr(optimizer, "optimizer", None)
+    return run_of(inner) if run is None and inner is not None else run
+
+
+def own_run_of(optimizer: Any) -> Run:
+    """Return the run of an optimizer of ours. Raise PluginError for any other."""
+    run = run_of(optimizer)
+    if run is None:
+        raise PluginError(f"{type(optimizer).__name__} was not made by hvd.DistributedOptimizer(..., "
+                          "compression=OkTopk(...)): give the optimizer that this has returned")
+    return run
+
+
+def owners_of(target: Any) -> list[Run] | None:
+    """Return the run of an optimizer, or those of all optimizers that train a parameter of a model; see `find_by`."""
+    if isinstance(target, torch.nn.Module):
+        return runs_over(target.parameters())
+    run = run_of(target)
+    return [run] if run is not None else [] if _is_optimizer(target) else None
+
+
+def runs_over(parameters: Iterable[torch.Tensor]) -> list[Run]:
+    """Return the runs of all optimizers that train one of the parameters."""
+    wanted = set(parameters)
+    return [own_run_of(each) for each in list(_optimizers)
+            if any(p in wanted for group in each.param_groups for p in group["params"])]
+
+
+def hand_over(parameters: Iterable[torch.Tensor], run: Run | None = None) -> None:
+    """Suspend StepAhead optimizers that train one of these parameters, which would hold each rank's own otherwise.
+
+    run: whose the parameters are, and which is left alone; None: an optimizer that is not ours.
+    """
+    for other in runs_over(parameters):
+        if other is not run:
+            other.suspend()
+
+
+def _is_optimizer(target: Any) -> bool:
+    inner = getattr(target, "optimizer", None)
+    return isinstance(target, torch.optim.Optimizer) or (inner is not None and _is_optimizer(inner))
