@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import WRAPPER_ASSIGNMENTS, wraps
+from functools import wraps
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -36,7 +36,7 @@ def find_by(find: Callable[[Any], Iterable[Owner] | None], kinds: str) -> None:
     _finders.append((find, kinds))
 
 
-def owners_of(function: str, *targets: Any) -> list[Owner]:
+def _owners(function: str, *targets: Any) -> list[Owner]:
     """Return the owners of the targets, and of those in lists and tuples; each once.
 
     function: what was called with the targets. Raise PluginError for a target of no known kind.
@@ -45,7 +45,7 @@ def owners_of(function: str, *targets: Any) -> list[Owner]:
     for target in targets:
         owners = next((each for find, _ in _finders if (each := find(target)) is not None), None)
         if owners is None and isinstance(target, list | tuple):
-            owners = owners_of(function, *target)
+            owners = _owners(function, *target)
         if owners is None:
             raise PluginError(f"{function} takes {', '.join(kinds for _, kinds in _finders)}, or lists of these; got "
                               f"{type(target).__name__}: write {function}(optimizer), or {function}(model)")
@@ -54,7 +54,7 @@ def owners_of(function: str, *targets: Any) -> list[Owner]:
 
 
 def _owners_that_reduce(function: str, target: Any) -> list[Owner]:
-    owners = owners_of(function, target)
+    owners = _owners(function, target)
     if not owners:
         raise PluginError(f"{type(target).__name__} was not made with compression=OkTopk(...): give {function} what "
                           "hvd.DistributedOptimizer(..., compression=OkTopk(...)) has returned, or its model")
@@ -118,7 +118,7 @@ def synchronize_replicas(*targets: Any) -> None:
     Examples:
         >>> synchronize_replicas(optimizer)
     """
-    for owner in owners_of("synchronize_replicas", *targets):
+    for owner in _owners("synchronize_replicas", *targets):
         owner.synchronize_replicas()
 
 
@@ -148,7 +148,7 @@ def shared_parameters(*targets: Any) -> Iterator[None]:
         ...     save(model, optimizer)
     """
     with ExitStack() as stack:
-        for owner in owners_of("shared_parameters", *targets):
+        for owner in _owners("shared_parameters", *targets):
             stack.enter_context(owner.shared())
         yield
 
@@ -156,12 +156,11 @@ def shared_parameters(*targets: Any) -> Iterator[None]:
 def functions_of(module: str) -> dict[str, Any]:
     """Return the functions as an integration's own: to unpickle one, in another process, imports the integration."""
     def own(function: Callable[..., Any]) -> Any:
+        @wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
             return function(*args, **kwargs)
 
-        return wraps(function, [*(set(WRAPPER_ASSIGNMENTS) - {"__module__"})])(called)
+        called.__module__ = module
+        return called
 
-    found = {each.__name__: own(each) for each in (set_density, shared_parameters, step_report, synchronize_replicas)}
-    for each in found.values():
-        each.__module__ = module
-    return found
+    return {each.__name__: own(each) for each in (set_density, shared_parameters, step_report, synchronize_replicas)}

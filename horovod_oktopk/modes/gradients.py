@@ -76,7 +76,8 @@ class GradientMode(Mode):
 
     def refuse_step(self, message: str, signature: Sequence[str] | None = None) -> NoReturn:
         self.connect()
-        self.check_agreement(self._described_by(signature or [*self.layout.describe(), message]))
+        signature = [*self.layout.describe(), message] if signature is None else signature
+        self.check_agreement(self._described_by(signature))
         raise PluginError(message)
 
     # The state.

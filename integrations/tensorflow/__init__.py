@@ -17,7 +17,7 @@ except ModuleNotFoundError as error:
 from horovod_oktopk.tensorflow.state import load_state, save_state
 
 plugin.install()
-globals().update(functions_of(__name__))
+globals().update(functions_of(__name__))  # pickled, they then name this module
 state.install()
 
 __all__ = ["Dense", "GTopk", "GaussianK", "OkTopk", "StepAhead", "TopkA", "TopkDSA", "load_state", "save_state",

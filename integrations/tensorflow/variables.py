@@ -90,7 +90,6 @@ def check_variables(variables: list[Any], gradients: list[Any]) -> None:
                               f"{variable!r}: use hvd.allreduce for that")
 
 
-
 class VariableReplica(Replica):
     """A Replica in tf.Variables, in the layout's order.
 
@@ -137,7 +136,7 @@ def _read(variable: tf.Variable) -> Array:
 
 
 def _value_for(variable: tf.Variable, flat: Array) -> tf.Tensor:
-    """In memory of its own, which TensorFlow may take over for the variable."""
+    """Return a copy of the values, whose memory TensorFlow may take over for the variable."""
     return tf.convert_to_tensor(np.array(flat).reshape(variable.shape))
 
 

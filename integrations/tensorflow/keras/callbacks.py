@@ -70,7 +70,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
     def __init__(self, root_rank: int) -> None:
         super().__init__()
         self._root_rank = root_rank
-        self._sharing = ExitStack()
+        self._between, self._looking = ExitStack(), ExitStack()  # epochs; validation and prediction
         self._fits = False
 
     def set_model(self, model: Any) -> None:
@@ -81,7 +81,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
     def on_train_begin(self, logs: Logs = None) -> None:
         self._sent: set[Any] = set()
         self._is_first_batch = self._fits = True
-        self._sharing.close()
+        self._leave()
         suspend(self.model)
         for runs in all_runs_of(self.model):
             runs.adopts = True
@@ -91,7 +91,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         self._broadcast(must_agree=False)  # what only some ranks have restored waits for the others' first batch
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        self._sharing.close()
+        self._leave()
         resume(self.model)
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
@@ -107,10 +107,10 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         self.on_predict_begin()
 
     def on_predict_begin(self, logs: Logs = None) -> None:
-        self._sharing.enter_context(shared_parameters(self.model))
+        self._looking.enter_context(shared_parameters(self.model))
 
     def on_test_end(self, logs: Logs = None) -> None:
-        self._sharing.close()
+        self._looking.close()
 
     on_predict_end = on_test_end
 
@@ -122,12 +122,16 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
             logger.warning("%d variables were made after the first batch (%s): the ranks had their own until the end "
                            "of epoch %d, and have those of rank %d now. Build the model before fit", len(late),
                            ", ".join(late[:4]), epoch + 1, self._root_rank)
-        self._sharing.enter_context(shared_parameters(self.model))
+        self._between.enter_context(shared_parameters(self.model))
 
     def on_train_end(self, logs: Logs = None) -> None:
         self._fits = False
-        self._sharing.close()
+        self._leave()
         suspend(self.model)
+
+    def _leave(self) -> None:
+        self._looking.close()
+        self._between.close()
 
     def _synchronize(self, doing: str) -> None:
         """Make replicas equal, with Partial; then all ranks must have come for the same."""

@@ -16,7 +16,7 @@ from horovod.tensorflow.elastic import TensorFlowState
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import Dense, OkTopk, StepAhead
-from horovod_oktopk.tensorflow import load_state, shared_parameters, step_report, synchronize_replicas
+from horovod_oktopk.tensorflow import load_state, save_state, shared_parameters, step_report, synchronize_replicas
 from horovod_oktopk.tensorflow.private import KERAS_3
 from horovod_oktopk.tensorflow.variables import tensor_of
 from tests.scenarios.common import assert_equal_everywhere, everywhere, logged, shared_folder
@@ -59,12 +59,20 @@ class Watch(keras.callbacks.Callback):
         self.note("training's end")
 
 
+class Counting(hvd_keras.callbacks.SharedParameters):
+    begun = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.begun += 1
+        super().on_train_begin(logs)
+
+
 def check_fit_shows_what_ranks_share_in_validation_and_callbacks_and_at_the_end() -> None:
     x, y = np.random.default_rng(5).standard_normal((32, 20)).astype(np.float32), np.arange(32) % 4
     with shared_folder(hvd) as folder:
         path = str(folder / f"{hvd.rank()}-") + "{epoch}.weights.h5"
         checkpoint = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
-        batches = hvd_keras.callbacks.SharedParameters(keras.callbacks.ModelCheckpoint(
+        batches = Counting(keras.callbacks.ModelCheckpoint(
             str(folder / f"{hvd.rank()}-batch.weights.h5"), save_weights_only=True, save_freq=3))
         model, watch = model_with(), Watch()
         history = fit(model, [broadcast(), checkpoint, watch, batches], epochs=3, validation_data=(x, y))
@@ -75,11 +83,20 @@ def check_fit_shows_what_ranks_share_in_validation_and_callbacks_and_at_the_end(
         saved[3].load_weights(str(folder / f"{hvd.rank()}-batch.weights.h5"))
         assert_equal_everywhere(hvd, weights(saved[3]))
         everywhere(hvd, "read")
+    assert batches.begun == 1
     assert watch.seen == {"training": [hvd.size() == 1] * 12, "validation": [True] * 3, "epoch's end": [True] * 3,
                           "training's end": [True]}
     assert np.array_equal(own(model), own(saved[2]))
     assert len(set(everywhere(hvd, tuple(map(float, history["val_loss"]))))) == 1
     np.testing.assert_allclose(model.evaluate(x, y, verbose=0)[0], history["val_loss"][-1], rtol=1e-4)
+
+
+def check_an_evaluation_at_the_end_of_an_epoch_leaves_the_parameters_shared() -> None:
+    model, first, watch = model_with(), broadcast(), Watch()
+    evaluate = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: model.evaluate(
+        np.zeros((4, 20), np.float32), np.zeros(4), verbose=0, callbacks=[first]))
+    fit(model, [first, evaluate, watch])
+    assert watch.seen["epoch's end"] == [True] * 2
 
 
 def check_without_the_callback_the_model_is_the_same_after_fit_and_a_warning_says_so() -> None:
@@ -119,6 +136,24 @@ def check_weights_that_are_set_inside_are_shared() -> None:
         assert not shared(model).any()
         take_steps(model, range(2))
     assert_shared_is_equal(model)
+
+
+def check_a_state_loaded_in_mid_run_repeats_the_steps_after_it() -> None:
+    model = model_with(optimizer=keras.optimizers.SGD(0.1))
+    take_steps(model, range(3))
+    with shared_folder(hvd) as folder:
+        with shared_parameters(model):
+            saved = model.get_weights()
+            save_state(model, folder / "state")
+        take_steps(model, range(3, 6))
+        expected = shared(model)
+        with shared_parameters(model):
+            model.set_weights(saved)
+            load_state(model, folder / "state")
+        everywhere(hvd, "loaded")
+    assert np.array_equal(shared(model), np.concatenate([value.ravel() for value in saved]))
+    take_steps(model, range(3, 6))
+    assert np.array_equal(shared(model), expected)
 
 
 def check_a_new_optimizer_begins_with_what_ranks_share() -> None:
