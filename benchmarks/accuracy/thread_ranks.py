@@ -75,7 +75,7 @@ class ModeOptimizer:
 
     def step(self) -> None:
         if not self._mode.acts_at_step:
-            self._mode.reduce(DenseGradients(self._layout, in_host_memory=False))
+            self._mode.reduce(DenseGradients(self._layout))
         if self._clip:
             nn.utils.clip_grad_norm_(self._parameters, self._clip)
         for _ in range(self._mode.begin(OwnGradients(self._layout))):

@@ -81,7 +81,7 @@ class DeviceStep:
     def run(self) -> dict[str, float]:
         """Reduces the gradients in place. Seconds by phase."""
         self.transport.reset()
-        gradients = DenseGradients(self.layout, in_host_memory=False)
+        gradients = DenseGradients(self.layout)
         pieces = list(zip(self.layout.offsets[:-1].tolist(), self.gradients, strict=True))
         times = [self.device.now()]
         finite = self.acc.accumulate(pieces, clear=True)

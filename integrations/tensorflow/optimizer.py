@@ -98,7 +98,7 @@ class Steps:
         if self.runs is None or not self.runs.takes_part or not self.runs.kind.acts_at_step:
             step(list(gradients))
         elif self.runs.kind.has_rounds:
-            self.runs.serve(gradients, variables, step, rate)
+            self.runs.step_in_rounds(gradients, variables, step, rate)
         else:
             run = self.runs.run_over(all_variables)
             run.step(variables, gradients, step, checks_overflow)
@@ -113,8 +113,11 @@ class Steps:
             raise PluginError(OWN.format(rank=run.mode.ranks.membership().rank))
 
 
-def _decay(name: str) -> property:
-    """Return the attribute for a weight decay that goes by the learning rate; inside a step, divided by the gain."""
+def _decay_without_gain(name: str) -> property:
+    """Return a property for a weight decay that the optimizer multiplies by its learning rate.
+
+    With StepAhead the learning rate has the gain as a factor during a step, and the decay is divided by it then.
+    """
     def read(optimizer: Any) -> Any:
         decay, present = vars(optimizer)[name], optimizer.oktopk.present
         return decay if present is None or not decay else tf.convert_to_tensor(decay, tf.float32) / present.gain
@@ -240,7 +243,7 @@ def distribute(optimizer: Any, compression: Any, op: Any, sparse_as_dense: bool,
     optimizer.oktopk = Steps(runs, reduce, process_set, passes, average_passes, scale_local_gradients,
                              sparse_as_dense)
     plain = type(optimizer)
-    decays = {name: _decay(name) for name in DECAYS if name in vars(optimizer)}
+    decays = {name: _decay_without_gain(name) for name in DECAYS if name in vars(optimizer)}
     cls = type(plain.__name__, (Distributed, plain), {"__module__": plain.__module__, **decays})
     registered = tf.keras.utils.get_registered_name(plain)
     if registered != plain.__name__:

@@ -107,8 +107,8 @@ class Runs:
         return self._reduced(gradients, lambda dense: hvd.grouped_allreduce(
             dense, op=self._op, process_set=self._host_set) if dense else [], self._host_set)
 
-    def serve(self, gradients: Sequence[Any], variables: Sequence[Any], local: Local, rate: Any) -> None:
-        """Hand in gradients, and take the steps of the rounds since; see `Run.serve`."""
+    def step_in_rounds(self, gradients: Sequence[Any], variables: Sequence[Any], local: Local, rate: Any) -> None:
+        """Hand in gradients, and take the steps of the rounds since; see `Run.step_in_rounds`."""
         gradients = self._dense_if_asked(gradients)
         if any(isinstance(g, tf.IndexedSlices) for g in gradients):
             self.kind.check("sparse")
@@ -116,7 +116,7 @@ class Runs:
         if refusal:
             run.mode.refuse_step(*refusal)
         self._serving[run] = rate, local
-        run.serve(gradients, rate, local)
+        run.step_in_rounds(gradients, rate, local)
 
     def synchronize_replicas(self) -> None:
         """Serve rounds until all ranks are here. Collective. Do nothing with other modes."""

@@ -153,7 +153,7 @@ class Run:
 
     # Rounds.
 
-    def serve(self, gradients: Sequence[Any], rate: tf.Variable | None, local: Local) -> None:
+    def step_in_rounds(self, gradients: Sequence[Any], rate: tf.Variable | None, local: Local) -> None:
         """Hand in the gradients; take a local step for each round since the last call.
 
         rate: the learning rate, which a round sets.

@@ -97,16 +97,18 @@ class Run:
                     warnings.warn(TWICE, stacklevel=3)
                 self.reduce()
             self._reduced = None
-            return self._local_steps(scale is not None)
+            return self._take_local_steps(scale is not None)
 
-    def _local_steps(self, scaled: bool) -> Any:
-        mode, result = self._laid_out() if self.kind.acts_at_step else self.mode, None
+    def _take_local_steps(self, scaled: bool) -> Any:
+        """Take as many of the optimizer's own steps as the mode says: one, none, or one for each round."""
+        mode = self._laid_out() if self.kind.acts_at_step else self.mode
         if mode is None:  # skip_synchronize() before any synchronize()
             return self.local()
         if not mode.is_started:
             hand_over(self.parameters.all(), self)
-        own, settings = OwnGradients(self.layout), self._hyperparameters.read() if mode.has_rounds else ()
-        gradients = DenseGradients(self.layout, in_host_memory=False) if mode.has_rounds else own
+        settings = self._hyperparameters.read() if mode.has_rounds else ()
+        gradients = DenseGradients(self.layout) if mode.has_rounds else OwnGradients(self.layout)
+        result = None
         for _ in range(mode.begin(gradients, settings, scaled)):
             with (self._hyperparameters.set_to(mode.prepare(gradients)),
                   scaled_learning_rates(self.optimizer, mode.coefficient, mode.gain)):
@@ -218,7 +220,7 @@ class Run:
         kept = {p: p.grad for p in self.layout.parameters}
         for p in kept:
             p.grad = None  # or updates would be written over it
-        gradients = DenseGradients(self.layout, in_host_memory=False)
+        gradients = DenseGradients(self.layout)
         for count in mode.synchronize():
             for _ in range(count):
                 with self._hyperparameters.set_to(mode.prepare(gradients)):

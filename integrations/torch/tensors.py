@@ -143,10 +143,10 @@ class OwnGradients(Gradients):
 class DenseGradients(OwnGradients):
     """The same as dense tensors, over which an update is written: it becomes `p.grad`.
 
-    A gradient that came sparse becomes so again. in_host_memory: pieces are copied from a device.
+    A gradient that came sparse becomes so again. in_host_memory: True if pieces are copied from a device.
     """
 
-    def __init__(self, layout: TorchLayout, in_host_memory: bool) -> None:
+    def __init__(self, layout: TorchLayout, in_host_memory: bool = False) -> None:
         super().__init__(layout)
         self._in_host_memory = in_host_memory
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad.detach() for p in layout.parameters]

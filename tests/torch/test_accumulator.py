@@ -115,7 +115,7 @@ def test_an_expanded_gradient_gets_zeros_in_memory_of_its_own() -> None:
     p.grad = torch.ones(1).expand(6)
     torch.use_deterministic_algorithms(True)  # fills new memory with NaN
     try:
-        DenseGradients(TorchLayout({"p": p}), in_host_memory=False).write(
+        DenseGradients(TorchLayout({"p": p})).write(
             SparseVector(np.array([2]), np.array([5], np.float32)), cleared=True)
     finally:
         torch.use_deterministic_algorithms(False)
