@@ -202,6 +202,7 @@ WITH_AVX512 bool compress(Of of, const Terms<float> &terms, int64_t length, floa
 }
 #endif
 
+// As for float64, but whole registers are compressed where there is AVX-512.
 bool best_pass(Of of, const Terms<float> &terms, int64_t length, float threshold, int64_t first,
                CandidateBuffer<float> &buffer) {
     bool finite = true;
@@ -245,7 +246,7 @@ template <class T> class Room {
     Array<T> values_;
 };
 
-// The pass without the interpreter's lock.
+// Fills a buffer of Python by a pass, without the interpreter's lock; true if all is finite.
 template <class T>
 bool fill(const py::object &buffer, Of of, const Terms<T> &terms, int64_t length, T threshold, int64_t first) {
     Room<T> room(buffer);
