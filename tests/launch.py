@@ -1,4 +1,4 @@
-"""Starts real `horovodrun` jobs."""
+"""Starts real jobs of Horovod."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def horovodrun(backend: str, size: int, *command: str, timeout: float = 240, fla
                extra: Mapping[str, str] | None = None) -> Finished:
     """Runs `python command...` on `size` ranks of this machine; backend: "mpi" or "gloo"."""
     hosts = () if flags else ("-H", f"localhost:{size}")
-    line = [*START, str(BIN / "horovodrun"), "-np", str(size), *hosts, f"--{backend}", *flags,
+    line = [*START, sys.executable, "-m", "tests.horovodrun", "-np", str(size), *hosts, f"--{backend}", *flags,
             sys.executable, *command]
     with subprocess.Popen(line, env={**environment(), **(extra or {})}, cwd=ROOT, text=True, start_new_session=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as job:

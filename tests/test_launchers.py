@@ -16,6 +16,7 @@ import pytest
 from tests.launch import BIN, ROOT, Finished, environment, horovodrun
 
 DIGITS = "examples/launch_digits.py"
+HOROVODRUN = (str(BIN / "horovodrun"), "-np", "2", "-H", "localhost:2")
 PACKAGES = "requirements/environment.txt has it"
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -24,7 +25,7 @@ Launch = Callable[[], Finished]
 
 
 def run(*command: str) -> Finished:
-    """Runs a launcher other than horovodrun, to its end."""
+    """Runs a launcher to its end."""
     job = subprocess.run(command, env=environment() | OFFLINE, cwd=ROOT, text=True, timeout=280, check=False,
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     return Finished(job.returncode, job.stdout)
@@ -55,7 +56,7 @@ def needs_nothing() -> None:
 
 
 LAUNCHERS: dict[str, tuple[Callable[[], None], Launch, str]] = {
-    "horovodrun-gloo": (needs_nothing, lambda: horovodrun("gloo", 2, DIGITS), "Gloo"),
+    "horovodrun-gloo": (needs_nothing, lambda: run(*HOROVODRUN, "--gloo", sys.executable, DIGITS), "Gloo"),
     "mpirun": (needs_nothing, lambda: run(str(BIN / "mpirun"), "-np", "2", sys.executable, DIGITS), "MPI"),
     "srun": (needs_slurm, lambda: run("srun", "--ntasks", "2", "--mpi=pmix", sys.executable, DIGITS), "MPI"),
     "run-mpi": (needs_nothing, python("launch_run.py"), "MPI"),
@@ -77,7 +78,7 @@ def results(job: Finished) -> list[tuple[str, str, str]]:
 @cache
 def reference() -> tuple[str, str]:
     """The accuracy and the loss under `horovodrun --mpi`, the same on both ranks."""
-    first, second = results(horovodrun("mpi", 2, DIGITS))
+    first, second = results(run(*HOROVODRUN, "--mpi", sys.executable, DIGITS))
     assert first == second
     assert first[2] == "MPI"
     return first[:2]
