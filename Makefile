@@ -16,7 +16,7 @@ demo-tensorflow: environment  ## Train a Keras model in the same way, with Tenso
 	@$(BIN)/python -m benchmarks.accuracy.demo --framework tensorflow
 
 test: environment  ## Run the quick tests, of every part of the package (tests/README.md)
-	@$(BIN)/python -m pytest -m "not slow and not launches" --numprocesses 2 --dist worksteal
+	@$(BIN)/python -m pytest -m "not slow and not launches" --numprocesses 3 --dist worksteal
 	@$(BIN)/python -m pytest -m "not slow and launches"
 
 test-rest: environment  ## Run the tests that `make test` leaves out

@@ -56,8 +56,7 @@ def distribute(compression: Any, optimizer: Any = None, **arguments: Any) -> Any
 
 def compiled(model: Any, optimizer: Any, **arguments: Any) -> Any:
     arguments.setdefault("jit_compile", False)
-    model.compile(optimizer=optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                  metrics=["accuracy"], **arguments)
+    model.compile(optimizer=optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), **arguments)
     return model
 
 

@@ -88,7 +88,7 @@ def check_fit_shows_what_ranks_share_in_validation_and_callbacks_and_at_the_end(
                           "training's end": [True]}
     assert np.array_equal(own(model), own(saved[2]))
     assert len(set(everywhere(hvd, tuple(map(float, history["val_loss"]))))) == 1
-    np.testing.assert_allclose(model.evaluate(x, y, verbose=0)[0], history["val_loss"][-1], rtol=1e-4)
+    np.testing.assert_allclose(model.evaluate(x, y, verbose=0), history["val_loss"][-1], rtol=1e-4)
 
 
 def check_an_evaluation_at_the_end_of_an_epoch_leaves_the_parameters_shared() -> None:
