@@ -40,7 +40,7 @@ def troubled(trouble, size, **limits):
 
 @pytest.mark.parametrize(("trouble", "limits", "how"), [
     ("crash at the end", {}, "the job ended with status 3"),
-    pytest.param("hang at the end", {"END_LIMIT": "5"}, "the job hung and ended with status 1",
+    pytest.param("hang at the end", {"END_LIMIT": "1"}, "the job hung and ended with status 1",
                  marks=pytest.mark.slow)])
 def test_a_job_that_crashes_or_hangs_at_its_end_has_not_ended(trouble, limits, how):
     found = troubled(trouble, 1, **limits)
@@ -55,7 +55,7 @@ def test_a_job_that_crashes_or_hangs_at_its_end_has_not_ended(trouble, limits, h
     pytest.param("failure", "hung: first; the job hung and ended with status 1", ["rank 1 has no such thing"],
                  marks=pytest.mark.slow)])
 def test_a_scenario_that_ends_its_job_or_hangs_is_named(trouble, begins, says):
-    found = troubled(trouble, 2, SCENARIO_LIMIT="4")
+    found = troubled(trouble, 2, SCENARIO_LIMIT="1")
     assert found["first"].startswith(begins)
     assert all(each in found["first"] for each in says)
     assert found["second"] == "did not run after first"

@@ -12,6 +12,8 @@ from tests.scenarios import WHERE_RANKS_MATTER, names
 ALL = names("torch")
 SPARSE = [name for name in ALL if name.startswith("sparse.") and name.endswith("]")]
 NETWORK = [name for name in ALL if name.startswith(WHERE_RANKS_MATTER)]
+OVER_MPI_ALONE = ("partial.", "step_ahead.every_scheme", "step_ahead.one_rank_alone")
+"""Partial rounds need MPI. The others are long, and one more network shows nothing new in them."""
 LIFETIME = [name for name in ALL if name.startswith("lifetime.")]
 """A hundred models each."""
 QUICK = [name for name in ALL if name not in LIFETIME]
@@ -20,12 +22,12 @@ JOBS = {
     Job("torch", "mpi", 2, quick=True): QUICK,
     Job("torch", "mpi", 2): LIFETIME,
     Job("torch", "mpi", 2, kernels="numpy"): SPARSE,
-    Job("torch", "gloo", 2): [name for name in NETWORK if not name.startswith("partial.")],
+    Job("torch", "gloo", 2): [name for name in NETWORK if not name.startswith(OVER_MPI_ALONE)],
     Job("torch", "mpi", 1): [name for name in ALL if name.startswith((*WHERE_RANKS_MATTER, "features."))],
     Job("torch", "mpi", 4): [name for name in ALL if name.startswith((*WHERE_RANKS_MATTER, "partial."))],
 }
-"""Scenarios by job. Partial rounds need MPI. Three ranks of Gloo on two cores take a hundred times as long as two,
-now and then: test_failures.py has them."""
+"""Scenarios by job. Three ranks of Gloo on two cores take a hundred times as long as two, now and then: elastic jobs
+of test_failures.py have them."""
 
 
 @pytest.mark.timeout(660)  # the first of a job waits for all of them
