@@ -1,8 +1,8 @@
 """One rank of a job in which the last rank ends after five steps, in the way that the arguments say.
 
-even: all ranks take equally many steps. again: these too, and start Horovod anew. interrupted: Ctrl-C in the job's
-terminal. open: StepAhead, and the program ends inside shared_parameters. Any other rank prints what it was told, and
-ends well.
+even: all ranks take equally many steps. again: these too, and start Horovod anew. frozen at the end: these too, and
+the last rank stands still then. interrupted: Ctrl-C in the job's terminal. open: StepAhead, and the program ends in
+shared_parameters. Any other rank prints what it was told, and ends well.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def end(how: str, hvd: Any, step: Callable[[], None]) -> None:
     if how == "interrupted":
         os.killpg(int(os.environ["LAUNCHER"]), signal.SIGINT)
         time.sleep(100)
-    if how == "frozen":
+    if how in ("frozen", "frozen at the end"):
         os.kill(os.getpid(), signal.SIGSTOP)
     if how == "shutdown":
         hvd.shutdown()
@@ -105,7 +105,7 @@ def main() -> None:
     hvd, step = make()
     rank, is_last = hvd.rank(), hvd.rank() == hvd.size() - 1
     try:
-        for _ in range(FEW if is_last and how not in ("even", "again") else MANY):
+        for _ in range(FEW if is_last and how not in ("even", "again", "frozen at the end") else MANY):
             step()
         if how == "again":
             hvd.shutdown()

@@ -34,7 +34,7 @@ ANSWERS = 1.0
 LAST_WORDS = 60.0
 """Seconds for which a process that ends waits for the others to stop, at most; reached only if one hangs."""
 SHORT_WORDS = 3.0
-"""Seconds of the same wait if a rank does not answer."""
+"""Seconds of the same wait if a rank does not answer; and the least, whatever Horovod's limit for stalls is."""
 NO_ANSWER = ("this rank ends the whole job, as another rank does not answer, and to shut Horovod down in order would "
              "take for ever: %s. Look at the host of the rank that does not answer")
 
@@ -80,6 +80,7 @@ class Watchdog:
         self._lock = threading.Lock()
         self._end: tuple[int, str] | None = None  # which world rank has ended, and the reason
         self._one_is_silent = False  # some rank does not answer, and was given up
+        self._patience: float | None = None  # how long to wait for the others' end, by time.monotonic
         self._thread = threading.Thread(target=self._run, name="horovod_oktopk.watchdog", daemon=True)
         self._thread.start()
 
@@ -93,15 +94,17 @@ class Watchdog:
     def stop(self, reason: str) -> None:
         """End this process's use of MPI; return when no other process uses it either.
 
+        End the job if some process does not stop within Horovod's limit for stalls, if there is one.
         reason: the text for the others: "has ended".
         """
         self._end = self._end or (self._rank, f"rank {self._rank} {reason}")
-        patience = time.monotonic() + LAST_WORDS
-        while self._thread.is_alive() and time.monotonic() < patience:
+        limit = self._limits.shutdown
+        self._patience = self._patience or time.monotonic() + (max(limit, SHORT_WORDS) if limit else LAST_WORDS)
+        while self._thread.is_alive() and time.monotonic() < self._patience:
             self._thread.join(SHORT_WORDS if self._one_is_silent else LOOK)
             if self._one_is_silent:
                 break
-        if self._one_is_silent:
+        if self._one_is_silent or (limit and self._thread.is_alive()):
             logger.critical(NO_ANSWER, self._end[1])
             sys.stdout.flush()
             self._present()[0].transport.abort()
