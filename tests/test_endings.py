@@ -50,7 +50,7 @@ def test_the_ranks_that_go_on_are_told_which_rank_has_ended_and_how(framework: s
 def test_a_job_ends_well_and_nobody_is_named(framework: str, backend: str, how: str, size: int,
                                              variables: dict[str, str]) -> None:
     job = job_of(framework, backend, how, size, **variables)
-    if "Connection refused" in job.output:  # of Gloo, at its second start, on a busy machine
+    if how == "again" and "gloo::IoException" in job.output:  # seen once, on a busy machine, within hvd.init
         job = job_of(framework, backend, how, size, **variables)
     assert job.returncode == 0, job.output[-4000:]
     assert job.output.count("has come to its end") == size

@@ -55,7 +55,7 @@ def test_a_job_that_crashes_or_hangs_at_its_end_has_not_ended(trouble, limits, h
     pytest.param("failure", "hung: first; the job hung and ended with status 1", ["rank 1 has no such thing"],
                  marks=pytest.mark.slow)])
 def test_a_scenario_that_ends_its_job_or_hangs_is_named(trouble, begins, says):
-    found = troubled(trouble, 2, SCENARIO_LIMIT="1")
+    found = troubled(trouble, 2, SCENARIO_LIMIT="4")
     assert found["first"].startswith(begins)
     assert all(each in found["first"] for each in says)
     assert found["second"] == "did not run after first"

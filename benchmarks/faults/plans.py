@@ -65,8 +65,8 @@ def combinations(programs: list[str], networks: list[str], faults: list[str]) ->
 def draw(seed: int, programs: list[str], networks: list[str], faults: list[str]) -> Iterator[Plan]:
     """Plans without end: every combination in random order, and then again, with other ranks and times.
 
-    No rank stands still in the last step of an epoch: the others could wait for it in one of Horovod's own
-    collectives, or in its shutdown, which have no limit for a process that does not answer; without the plugin too.
+    No rank stands still in the last step of an epoch: the others could wait for it without end, over MPI in one of
+    Horovod's own collectives, and over Gloo in its shutdown; without the plugin too.
     """
     dice = random.Random(seed)
     every = combinations(programs, networks, faults)

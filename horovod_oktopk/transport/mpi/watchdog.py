@@ -80,7 +80,7 @@ class Watchdog:
         self._lock = threading.Lock()
         self._end: tuple[int, str] | None = None  # which world rank has ended, and the reason
         self._one_is_silent = False  # some rank does not answer, and was given up
-        self._patience: float | None = None  # how long to wait for the others' end, by time.monotonic
+        self._deadline: float | None = None  # until when to wait for the others' end, by time.monotonic
         self._thread = threading.Thread(target=self._run, name="horovod_oktopk.watchdog", daemon=True)
         self._thread.start()
 
@@ -99,8 +99,8 @@ class Watchdog:
         """
         self._end = self._end or (self._rank, f"rank {self._rank} {reason}")
         limit = self._limits.shutdown
-        self._patience = self._patience or time.monotonic() + (max(limit, SHORT_WORDS) if limit else LAST_WORDS)
-        while self._thread.is_alive() and time.monotonic() < self._patience:
+        self._deadline = self._deadline or time.monotonic() + (max(limit, SHORT_WORDS) if limit else LAST_WORDS)
+        while self._thread.is_alive() and time.monotonic() < self._deadline:
             self._thread.join(SHORT_WORDS if self._one_is_silent else LOOK)
             if self._one_is_silent:
                 break
