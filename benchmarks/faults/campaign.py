@@ -76,12 +76,12 @@ def _cell(rows: list[Row]) -> str:
 
 def plot(rows: list[Row], path: Path) -> None:
     """How long jobs lived after the fault that ended them."""
-    faults = [fault for fault in FAULTS if fault not in ("none", "pause", "disk", "nan")]
+    timed = [row for row in rows if row["seconds"] and row["fault"] not in GO_ON]
+    faults = [fault for fault in FAULTS if any(row["fault"] == fault for row in timed)]
     pyplot = output.load_pyplot()
     figure, axes = pyplot.subplots(figsize=(8, 3.6), layout="constrained")
     for network, color, shift in (("mpi", BLUE, -0.12), ("gloo", ORANGE, 0.12)):
-        found = [(row["seconds"], faults.index(row["fault"]) + shift) for row in rows
-                 if row["network"] == network and row["fault"] in faults and row["seconds"]]
+        found = [(row["seconds"], faults.index(row["fault"]) + shift) for row in timed if row["network"] == network]
         if found:
             axes.scatter(*zip(*found, strict=True), s=16, alpha=0.6, color=color, linewidths=0,
                          label={"mpi": "MPI", "gloo": "Gloo"}[network])
