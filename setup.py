@@ -13,7 +13,7 @@ KERNELS = "horovod_oktopk/kernels/native"
 
 
 def extensions() -> list:
-    """The kernels in C++; optional, so that a machine without a compiler installs the package all the same."""
+    """Return the kernels in C++; they are optional: a machine without a compiler installs the package, too."""
     if Pybind11Extension is None:
         return []
     # No contraction: a fused multiply-add would round differently from NumPy.

@@ -23,7 +23,7 @@ SETTINGS, RESULTS = "settings.json", "results.json"
 
 
 def environment() -> dict[str, str]:
-    """This environment, with the launchers on PATH, for more ranks than cores, as root or not."""
+    """Return this environment, with the launchers on PATH, for more ranks than cores, as root or not."""
     variables = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}", "OMP_NUM_THREADS": "1",
                  "OMPI_MCA_mpi_yield_when_idle": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     if os.geteuid() == 0:
@@ -32,12 +32,12 @@ def environment() -> dict[str, str]:
 
 
 def horovodrun(ranks: int, backend: str = "mpi") -> list[str]:
-    """The command line before a program on ranks of this machine, by Horovod's launcher; backend: "mpi" or "gloo"."""
+    """Return the command line of Horovod's launcher for ranks of this machine. backend: "mpi" or "gloo"."""
     return [str(BIN / "horovodrun"), "-np", str(ranks), "-H", f"localhost:{ranks}", f"--{backend}"]
 
 
 def run(command: Sequence[str], timeout: float) -> None:
-    """Runs the command to its end. Raises SystemExit if it fails, or takes more than so many seconds."""
+    """Run the command to its end. Raise SystemExit if it fails, or takes more than `timeout` seconds."""
     line = " ".join(command)
     # A session of its own, so that whatever ends this program ends the ranks.
     with subprocess.Popen(command, env=environment(), cwd=ROOT, text=True, stdin=subprocess.DEVNULL,
@@ -54,7 +54,7 @@ def run(command: Sequence[str], timeout: float) -> None:
 
 
 def measured(launcher: Sequence[str], module: str, settings: dict[str, Any], timeout: float) -> Any:
-    """What rank 0 of the module measured with these settings."""
+    """Return what rank 0 of the module measured with these settings."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, SETTINGS).write_text(json.dumps(settings))
         run([*launcher, sys.executable, "-m", module, folder], timeout)
@@ -62,7 +62,7 @@ def measured(launcher: Sequence[str], module: str, settings: dict[str, Any], tim
 
 
 def run_rank(measure: Callable[..., Any]) -> None:
-    """One rank's part of `measured`."""
+    """Run one rank's part of `measured`."""
     folder = Path(sys.argv[1])
     results = measure(**json.loads((folder / SETTINGS).read_text()))
     if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("HOROVOD_RANK")) == "0":
@@ -70,5 +70,5 @@ def run_rank(measure: Callable[..., Any]) -> None:
 
 
 def end_cleanly_on_sigterm() -> None:
-    """Otherwise SIGTERM would leave ranks and hosts behind."""
+    """Have SIGTERM end the program in order; otherwise ranks and hosts would be left behind."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("benchmark: terminated"))

@@ -1,4 +1,4 @@
-"""What every benchmark writes: a table on the terminal, JSON, and a plot."""
+"""Output of every benchmark: a table on the terminal, JSON, and a plot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GREY, BLUE, ORANGE, GREEN, RED, VIOLET = "#999999", "#4c72b0", "#dd8452", "#55a8
 
 
 def make_parser(description: str | None, name: str) -> argparse.ArgumentParser:
-    """A parser with --json and --plot, which are runs/<name>.json and runs/<name>.png if not given."""
+    """Return a parser with --json and --plot: runs/<name>.json and runs/<name>.png if they are not given."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, default=Path(f"runs/{name}.json"))
     parser.add_argument("--plot", type=Path, default=Path(f"runs/{name}.png"))
@@ -29,18 +29,21 @@ def write_json(path: Path, value: object) -> None:
 
 
 def as_text(arguments: argparse.Namespace) -> dict[str, str]:
-    """The arguments as JSON can hold them."""
+    """Return the arguments as JSON can hold them."""
     return {name: str(value) for name, value in vars(arguments).items()}
 
 
 def make_console() -> Console:
-    """The terminal; where there is none, wide enough for every table."""
+    """Return the terminal; if there is none, a console that is wide enough for every table."""
     console = Console()
     return console if console.is_terminal else Console(width=130)
 
 
 def make_table(title: str, names: Iterable[str], figures: Iterable[str]) -> Table:
-    """names: headings of columns of text, on the left. figures: of columns of numbers, on the right."""
+    """Return an empty table.
+
+    names: headings of columns of text, on the left. figures: headings of columns of numbers, on the right.
+    """
     table = Table(title=title)
     for heading in names:
         table.add_column(heading, no_wrap=True)
@@ -50,7 +53,7 @@ def make_table(title: str, names: Iterable[str], figures: Iterable[str]) -> Tabl
 
 
 def load_pyplot() -> Any:
-    """matplotlib.pyplot, drawing to files; loaded late, as ranks that only measure have no use for it."""
+    """Return matplotlib.pyplot, drawing to files; loaded late, as ranks that only measure have no use for it."""
     import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -58,7 +61,7 @@ def load_pyplot() -> Any:
 
 
 def save(figure: Any, path: Path, dpi: int = 150) -> None:
-    """Writes the figure as an image, with all its axes open at the top and on the right."""
+    """Write the figure as an image, with all its axes open at the top and on the right."""
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,20 +69,20 @@ def save(figure: Any, path: Path, dpi: int = 150) -> None:
 
 
 def legend_below(figure: Any, axes: Any, columns: int | None = None) -> None:
-    """One legend for the whole figure, with what is labelled in these axes; in one row, if columns is None."""
+    """Draw one legend for the whole figure, with the labels of these axes; in one row, if columns is None."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=columns or len(labels), frameon=False)
 
 
 def label_ends(axes: Any, ends: Iterable[float], form: str = "{:.1f}") -> None:
-    """Writes behind horizontal bars how long they are."""
+    """Write the length of each horizontal bar behind it."""
     for row, end in enumerate(ends):
         axes.annotate(form.format(end), (end, row), xytext=(4, 0), textcoords="offset points", va="center")
 
 
 def stacked_bars(axes: Any, rows: Sequence[str], parts: Mapping[str, Sequence[float]], colors: Mapping[str, str],
                  ) -> list[float]:
-    """Horizontal bars of parts, the first row on top; the length of each bar. parts: values by row."""
+    """Draw horizontal bars of parts, the first row on top; return the length of each bar. parts: values by row."""
     ends = [0.0] * len(rows)
     for name, values in parts.items():
         axes.barh(range(len(rows)), values, left=ends, color=colors[name], label=name)
@@ -91,7 +94,7 @@ def stacked_bars(axes: Any, rows: Sequence[str], parts: Mapping[str, Sequence[fl
 
 
 def band(axes: Any, places: Sequence[float], columns: Sequence[Sequence[float]], color: str, **style: Any) -> None:
-    """A line of means, in a band from the lowest to the highest. columns: the values at each place."""
+    """Draw a line of means, in a band from the lowest to the highest. columns: the values at each place."""
     axes.plot(places, [statistics.fmean(values) for values in columns], color=color, **style)
     axes.fill_between(places, [min(values) for values in columns], [max(values) for values in columns], color=color,
                       alpha=0.12, linewidth=0)

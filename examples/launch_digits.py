@@ -14,7 +14,7 @@ from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters
 
 
 def train(epochs: int = 10) -> str:
-    """Trains on this rank's part of the digits, and returns the accuracy and the loss on the test data."""
+    """Train on this rank's part of the digits, and return the accuracy and the loss on the test data."""
     hvd.init()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":

@@ -42,13 +42,13 @@ class LanguageModel(nn.Module):
 
 
 def loss_of(model, text, starts):
-    """Mean loss per byte of the sequences that begin there."""
+    """Return the mean loss per byte of the sequences that begin at `starts`."""
     chosen = text[(starts[:, None] + torch.arange(LENGTH + 1)).to(text.device)]
     return nn.functional.cross_entropy(model(chosen[:, :-1]).transpose(1, 2), chosen[:, 1:])
 
 
 def validation_loss(model, text):
-    """Over all of the text. Horovod: every rank takes its part, and all get the mean."""
+    """Return the mean loss of all of the text. Horovod: every rank takes its part, and all get the mean."""
     starts = torch.arange(0, len(text) - LENGTH - 1, LENGTH)
     starts = starts[:len(starts) // hvd.size() * hvd.size()]  # parts of the same size
     with torch.no_grad():
@@ -57,7 +57,7 @@ def validation_loss(model, text):
 
 
 def train(model, optimizer, schedule, text, random, arguments):
-    """One epoch, on sequences that this rank draws for itself."""
+    """Train for one epoch, on sequences that this rank draws for itself."""
     steps = tqdm(range(arguments.steps), disable=hvd.rank() != 0, leave=False)
     for _ in steps:
         starts = torch.randint(len(text) - LENGTH - 1, (arguments.batch_size,), generator=random)

@@ -12,7 +12,7 @@ OPTION = re.compile(r"(?<![\w-])--?\w[\w-]*")
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Adds the files that do not lie in docs/."""
+    """Add the files that do not lie in docs/."""
     for name in ("LICENSE", "dist/mermaid.min.js"):
         source = MERMAID / name
         files.append(File.generated(config, f"assets/mermaid/{source.name}", abs_src_path=str(source)))
@@ -20,7 +20,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_content(html: str, **_: object) -> str:
-    """Marks options such as --help in running text: browsers break lines after hyphens, extra.css forbids it."""
+    """Mark options such as --help in running text: browsers break lines after hyphens, extra.css forbids it."""
     return BLOCK_OR_CODE.sub(_mark_options, html)
 
 

@@ -1,4 +1,4 @@
-"""What a method does to accuracy: models in PyTorch, trained by several methods and by dense allreduces.
+"""Study of accuracy: models in PyTorch, trained by several methods and by dense allreduces.
 
     .venv/bin/python -m benchmarks.accuracy.convergence --studies lstm-4
 
@@ -42,7 +42,7 @@ class Runs:
             self.known = json.loads(self.path.read_text())["runs"]
 
     def of(self, study: Study, name: str, rate: float, seed: int) -> Run | None:
-        """One run; it is made, and written, if it is not known. None: it may not be."""
+        """Return one run; make and write it if it is not known. None: it may not be made."""
         options = study.options_of(name, rate, seed)
         this = {"program": study.task.program, "ranks": study.ranks_of(name), "options": options}
         run = next((run for run in self.known if this.items() <= run.items()), None)
@@ -56,7 +56,7 @@ class Runs:
 
 
 def train(command: list[str], options: Options, timeout: float) -> Run:
-    """One training run; what the program writes."""
+    """Run one training; return what the program writes."""
     line = [part for name, value in options.items()
             for part in ([f"--{name}"] if value is True else [f"--{name}", str(value)])]
     with tempfile.TemporaryDirectory() as folder:
@@ -81,7 +81,7 @@ class Tuned:
 
 
 def measure(study: Study, seeds: list[int], runs: Runs, console: Console) -> dict[str, Tuned]:
-    """All methods of a study, by name; those that have no run are left out."""
+    """Return the methods of a study that have runs, by name."""
     rates: dict[str, float] = {}
     for name, method in study.methods.items():
         rates[name] = rates[method.rate_of] if method.rate_of else best_rate(study, name, seeds[0], runs)
@@ -97,7 +97,7 @@ def measure(study: Study, seeds: list[int], runs: Runs, console: Console) -> dic
 
 
 def best_rate(study: Study, name: str, seed: int, runs: Runs) -> float:
-    """A rate with no better neighbour; between rates that do equally well, the one nearer to the middle."""
+    """Return a rate with no better neighbour; between rates that do equally well, the one nearer to the middle."""
     sign = 1 if study.task.metric == "accuracy" else -1
     rates, place = study.rates, len(study.rates) // 2
 
@@ -133,7 +133,7 @@ def show(study: Study, found: dict[str, Tuned], console: Console) -> None:
 
 
 def to_dense(study: Study, tuned: Tuned, dense: Tuned) -> str:
-    """Of the seeds that both have."""
+    """Return the difference to dense, in words, over the seeds that both have."""
     of = [{run["options"]["seed"]: run[study.task.metric] for run in each.runs} for each in (tuned, dense)]
     seeds = of[0].keys() & of[1].keys()
     means = [statistics.fmean(values[seed] for seed in seeds) for values in of] if seeds else []
@@ -141,7 +141,7 @@ def to_dense(study: Study, tuned: Tuned, dense: Tuned) -> str:
 
 
 def plot(study: Study, found: dict[str, Tuned], path: Path) -> None:
-    """Against epochs, and against the bytes that a rank has sent."""
+    """Plot against epochs, and against the bytes that a rank has sent."""
     task = study.task
     figure, (by_epoch, by_bytes) = load_pyplot().subplots(1, 2, figsize=(11, 4.6), layout="constrained", sharey=True)
     for name, tuned in found.items():
@@ -164,7 +164,7 @@ def plot(study: Study, found: dict[str, Tuned], path: Path) -> None:
 
 
 def draw(axes: Any, study: Study, name: str, histories: list[list[dict[str, float]]], x: str, unit: float) -> None:
-    """A line of means over the seeds, in a band from the lowest to the highest."""
+    """Draw a line of means over the seeds, in a band from the lowest to the highest."""
     columns = list(zip(*histories, strict=True))
     values = [[study.task.unit * entry[study.task.metric] for entry in column] for column in columns]
     places = [unit * statistics.fmean(entry[x] for entry in column) for column in columns]

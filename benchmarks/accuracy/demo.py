@@ -1,5 +1,4 @@
-"""Trains on handwritten digits with 4 ranks under horovodrun: dense, with OkTopk, and in PyTorch with
-StepAhead(OkTopk); then compares.
+"""Training on handwritten digits with 4 ranks under horovodrun: dense and OkTopk, and StepAhead in PyTorch.
 
     make demo
     make demo-tensorflow
@@ -33,7 +32,7 @@ TAG = re.compile(rb"\[\d+,\d+\]<std(?:out|err)>:")
 """mpirun's mark before the output of each rank; it would tear the progress bar apart."""
 LONGEST_TAG = 24
 NOTICE = re.compile(rb"(?:WARNING: All log messages before absl|E0000 )[^\n]*\n")
-"""What TensorFlow says in every process before it can be told to be quiet."""
+"""Notices that TensorFlow prints in every process before it can be told to be quiet."""
 TOLERATED = 0.01
 """Accuracy that may be lost."""
 
@@ -49,7 +48,7 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
 
 
 def run_passing_output(command: list[str]) -> int:
-    """Runs the command, showing what it writes as it comes, without marks and notices; its exit status."""
+    """Run the command and print its output as it comes, without marks and notices. Return its exit status."""
     with subprocess.Popen(command, env=launch.environment(), cwd=launch.ROOT, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
@@ -70,7 +69,7 @@ def run_passing_output(command: list[str]) -> int:
 
 
 def train(name: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """One training run; its results. Exits with the launcher's status if it fails."""
+    """Run one training; return its results. Exit with the launcher's status if it fails."""
     results = Path(tempfile.mkdtemp(dir=folder), "results.json")
     _, program, methods = TRAINING[arguments.framework]
     command = [*launch.horovodrun(arguments.ranks, "gloo" if arguments.gloo else "mpi"), sys.executable, "-m",

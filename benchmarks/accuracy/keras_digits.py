@@ -29,7 +29,7 @@ Logs = dict[str, Any] | None
 
 
 def load_data(seed: int, batch_size: int) -> tuple[tf.data.Dataset, tf.data.Dataset]:
-    """Batches of this rank's part of the training set, and of the whole test set."""
+    """Return batches of this rank's part of the training set, and of the whole test set."""
     train_x, test_x, train_y, test_y = split_digits(seed, (8, 8, 1))
     # All ranks shuffle alike, anew in every epoch, and each takes its own part, of the same size as others'.
     training = tf.data.Dataset.from_tensor_slices((train_x, train_y)).shuffle(len(train_x), seed=seed)

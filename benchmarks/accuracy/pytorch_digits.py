@@ -43,7 +43,7 @@ class Digits:
         return functional.cross_entropy(model(images), labels)
 
     def evaluate(self, model: nn.Module) -> tuple[float, int]:
-        """Right answers."""
+        """Return the number of right answers, and of all."""
         return float((model(self._test_x).argmax(1) == self._test_y).sum()), len(self._test_y)
 
 

@@ -1,4 +1,4 @@
-"""Where a training's ranks run: in a Horovod job, as users have them, or as threads of one process."""
+"""Ranks of a training: in a Horovod job, as users have them, or as threads of one process."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class HorovodOptimizer:
 
 
 class HorovodRanks:
-    """Those of the Horovod job."""
+    """Ranks of a Horovod job."""
 
     rank, size, allgather_object = staticmethod(hvd.rank), staticmethod(hvd.size), staticmethod(hvd.allgather_object)
 
     def own_randomness(self) -> AbstractContextManager[None]:
-        """A process has a generator of its own."""
+        """Return a context that does nothing: a process has a random generator of its own."""
         return nullcontext()
 
     def distribute(self, optimizer: torch.optim.Optimizer, model: nn.Module, compression: Any,
@@ -70,7 +70,7 @@ class HorovodRanks:
 
 def run(make: Make, shown: str, parser: argparse.ArgumentParser,
         line: list[str] | None) -> None:
-    """A whole program. make: one rank's setup; with the same model on all ranks, as the seed is.
+    """Run a whole program. make: one rank's setup; the model is the same on all ranks, as the seed is.
 
     shown: what was reached, with the metric to be filled in.
     """

@@ -44,7 +44,7 @@ class Text:
         return functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
     def evaluate(self, model: nn.Module) -> tuple[float, int]:
-        """Nats per character."""
+        """Return the sum of nats, and the number of characters."""
         mine = self._validation[self._rank::self._size]
         return sum(float(self.loss(model, batch)) * len(batch) for batch in mine.split(64)), len(mine)
 
@@ -67,7 +67,7 @@ def make(ranks: Ranks, arguments: argparse.Namespace) -> Setup:
 
 
 def warm_up_and_cosine(step: int, steps: int, warm_up: int = 100, least: float = 0.1) -> float:
-    """The rate's factor: it rises to 1 in the first steps, and falls to `least` in the last."""
+    """Return the factor of the learning rate: it rises to 1 in the first steps, then falls to `least`."""
     if step < warm_up:
         return (step + 1) / (warm_up + 1)
     return least + (1 - least) / 2 * (1 + math.cos(math.pi * min(1.0, (step - warm_up) / max(1, steps - warm_up))))

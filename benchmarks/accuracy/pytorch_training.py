@@ -23,17 +23,17 @@ Schedule = torch.optim.lr_scheduler.LRScheduler
 
 
 class Task(Protocol):
-    """What is trained. metric: the name of what `evaluate` finds."""
+    """Model and data. metric: the name of what `evaluate` returns."""
 
     metric: str
 
     def batches(self, epoch: int) -> Collection[Any]:
-        """This rank's, of one epoch; every rank has as many."""
+        """Return this rank's batches of one epoch; every rank has equally many."""
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor: ...
 
     def evaluate(self, model: nn.Module) -> tuple[float, int]:
-        """The sum of the metric over this rank's part of the validation set, and how many are in it."""
+        """Return the sum of the metric over this rank's part of the validation set, and the size of this part."""
 
 
 @dataclass(frozen=True)
@@ -50,23 +50,23 @@ class Distributed(Protocol):
     """An optimizer whose steps all ranks take together."""
 
     optimizer: torch.optim.Optimizer
-    """What the schedule of the learning rate goes to."""
+    """Optimizer whose learning rate the schedule sets."""
 
     def zero_grad(self) -> None: ...
 
     def step(self) -> None: ...
 
     def report(self) -> StepReport | None:
-        """Of the last exchange."""
+        """Return the report of the last exchange."""
 
     def set_density(self, density: float | None) -> None: ...
 
     def shared(self) -> AbstractContextManager[None]:
-        """Inside, the model holds what all ranks share."""
+        """Return a context in which the model holds what all ranks share."""
 
 
 class Ranks(Protocol):
-    """Those of a Horovod job, or threads; the first three are Horovod's own."""
+    """Ranks of a Horovod job, or threads; the first three methods are Horovod's own."""
 
     def rank(self) -> int: ...
 
@@ -75,11 +75,11 @@ class Ranks(Protocol):
     def allgather_object(self, value: Any) -> list[Any]: ...
 
     def own_randomness(self) -> AbstractContextManager[None]:
-        """Inside, PyTorch's default generator is this rank's own."""
+        """Return a context in which PyTorch's default generator is this rank's own."""
 
     def distribute(self, optimizer: torch.optim.Optimizer, model: nn.Module, compression: Any,
                    clip: float) -> Distributed:
-        """clip: the norm to which gradients are clipped before a step; 0: they are not."""
+        """Return a distributed optimizer. clip: the norm to clip gradients to before a step; 0: leave them."""
 
 
 def make_pytorch_parser(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
@@ -104,7 +104,7 @@ def make_pytorch_parser(description: str | None, **defaults: Any) -> argparse.Ar
 
 
 def compression_of(arguments: argparse.Namespace) -> Any:
-    """What the arguments name."""
+    """Return the compression that the arguments name."""
     scheme = SCHEMES.get(arguments.compression)
     options = {name: None if value == "none" else value for name in ("value_dtype", "global_density")
                if (value := getattr(arguments, name)) is not None}
@@ -117,7 +117,7 @@ def compression_of(arguments: argparse.Namespace) -> Any:
 
 
 def optimizer_of(model: nn.Module, arguments: argparse.Namespace, size: int) -> torch.optim.Optimizer:
-    """The user's own, which knows nothing of other ranks."""
+    """Return the user's own optimizer, which knows nothing of other ranks."""
     rate = arguments.lr * size
     if arguments.optimizer == "adamw":
         return torch.optim.AdamW(model.parameters(), rate, (0.9, arguments.beta2),
@@ -126,7 +126,7 @@ def optimizer_of(model: nn.Module, arguments: argparse.Namespace, size: int) -> 
 
 
 def warmup(density: float, epochs: int) -> list[float]:
-    """Densities of the first epochs: from 25 %, falling by the same factor in each."""
+    """Return the densities of the first epochs: from 25 %, falling by the same factor in each."""
     return [max(density, 0.25 * (density / 0.25) ** (epoch / epochs)) for epoch in range(epochs)]
 
 
@@ -140,7 +140,7 @@ class Steps:
         self.statistics = Statistics(ranks, sum(p.numel() for p in setup.model.parameters()))
 
     def run(self, epoch: int) -> float:
-        """One epoch; the loss of its last batch."""
+        """Train for one epoch; return the loss of its last batch."""
         self._model.train()
         for batch in self._task.batches(epoch):
             start = time.perf_counter()
@@ -154,7 +154,7 @@ class Steps:
         return loss.item()
 
     def evaluate(self) -> dict[str, float]:
-        """The metric, and the bytes so far of the mean rank."""
+        """Return the metric, and the bytes that the mean rank has sent so far."""
         self._model.eval()
         with torch.no_grad(), self._optimizer.shared():
             found = self._ranks.allgather_object([*self._task.evaluate(self._model), self.statistics.bytes_sent])
@@ -163,7 +163,7 @@ class Steps:
 
 
 def train(setup: Setup, ranks: Ranks, arguments: argparse.Namespace) -> Results:
-    """A whole training, on every rank."""
+    """Train on every rank, from the first step to the last."""
     optimizer = ranks.distribute(optimizer_of(setup.model, arguments, ranks.size()), setup.model,
                                  compression_of(arguments), arguments.clip)
     schedule = setup.schedule(optimizer.optimizer)

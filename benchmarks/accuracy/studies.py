@@ -1,4 +1,4 @@
-"""What `convergence` trains: tasks, methods, and studies that set methods side by side at one task."""
+"""Tasks, methods, and the studies in which `convergence` sets methods side by side at one task."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.output import BLUE, GREEN, ORANGE, RED, VIOLET
 
 BLACK = "#222222"
 Options = Mapping[str, Any]
-"""Those of a program, by name, without their dashes; True: the name alone."""
+"""Options of a program, by name, without their dashes; True: the name alone."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,15 @@ class Task:
 
     @property
     def unit(self) -> float:
-        """What the metric is multiplied by in a plot."""
+        """Factor of the metric in a plot."""
         return 100 if self.metric == "accuracy" else 1
 
     def shown(self, value: float) -> str:
-        """The metric, in the table's unit."""
+        """Return the metric, in the table's unit."""
         return f"{value:.2%}" if self.metric == "accuracy" else f"{value:.4f}"
 
     def difference(self, value: float, dense: float) -> str:
-        """To dense: points of accuracy, or percent of the loss."""
+        """Return the difference to dense: points of accuracy, or percent of the loss."""
         if self.metric == "accuracy":
             return f"{100 * (value - dense):+.2f} points"
         return f"{value / dense - 1:+.1%}"
@@ -42,8 +42,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Method:
-    """One way to train. ranks: if not the study's. rate_of: the method whose learning rate it takes; its own best of
-    the study's, if None."""
+    """One way to train.
+
+    ranks: None for the study's. rate_of: the method whose learning rate it takes; None: its best one.
+    """
 
     title: str
     color: str
@@ -73,7 +75,7 @@ class Study:
         return self.methods[name].ranks or self.ranks
 
     def options_of(self, name: str, rate: float, seed: int) -> dict[str, Any]:
-        """The program's, for one run."""
+        """Return the program's options for one run."""
         ranks = self.ranks_of(name)
         options = {**self.task.options, **self.options, **self.methods[name].options, "lr": rate / ranks,
                    "batch-size": self.task.batch // ranks, "seed": seed}
@@ -99,7 +101,7 @@ STEP_AHEAD = Method("StepAhead(OkTopk)", BLUE, {"compression": "oktopk", "step-a
 
 
 def step_ahead(title: str, color: str, line: str = "-", **options: Any) -> Method:
-    """StepAhead(OkTopk), with other options."""
+    """Return StepAhead(OkTopk), with other options."""
     return Method(f"StepAhead, {title}", color, {**STEP_AHEAD.options, **options}, rate_of="step-ahead", line=line)
 
 
@@ -112,7 +114,7 @@ WITHOUT_GAIN = step_ahead("gain=None", VIOLET, gain="none")
 
 
 def longer(epochs: int, of: Task) -> Method:
-    """StepAhead(OkTopk) in a longer run, with its schedule stretched to it."""
+    """Return StepAhead(OkTopk) in a longer run, with its schedule stretched to it."""
     return step_ahead(f"{epochs / int(of.options['epochs']):.3g} times the steps", BLUE, "--", epochs=epochs)
 
 

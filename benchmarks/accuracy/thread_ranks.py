@@ -48,7 +48,7 @@ class ThreadJob:
 
     @contextmanager
     def own_randomness(self) -> Iterator[None]:
-        """All threads share PyTorch's generator, so inside there is one of them at a time."""
+        """Let in one thread at a time: all of them share PyTorch's generator."""
         with _one_at_a_time:
             torch.set_rng_state(self._generator)
             yield
@@ -56,7 +56,7 @@ class ThreadJob:
 
     def distribute(self, optimizer: torch.optim.Optimizer, model: nn.Module, compression: Any,
                    clip: float) -> Distributed:
-        """As horovod_oktopk.torch does, with the parameters in the order of their names."""
+        """Make a distributed optimizer like horovod_oktopk.torch; parameters are in the order of their names."""
         named = dict(sorted(model.named_parameters()))
         ranks: Any = ThreadRanks(self._transport)
         scheme = DenseSum() if isinstance(compression, Dense) else compression

@@ -1,4 +1,4 @@
-"""What the programs that train share, whichever their framework: arguments, statistics, and what they write."""
+"""Arguments, statistics and output of all programs that train, in either framework."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ def make_parser(description: str | None, schemes: Iterable[str], epochs: int, ba
 
 
 class Statistics:
-    """Seconds and bytes by step, on this rank. hvd: Horovod's module for the framework, or what has its
-    `size` and `allgather_object`."""
+    """Seconds and bytes by step, on this rank.
+
+    hvd: Horovod's module for the framework, or another object with `size` and `allgather_object`.
+    """
 
     def __init__(self, hvd: Any, parameters: int) -> None:
         self._hvd, self._parameters = hvd, parameters
@@ -42,8 +44,11 @@ class Statistics:
         self._counted = False
 
     def step(self, seconds: float, report: StepReport | None, is_dense: bool = True) -> None:
-        """report: of a sparse scheme. Without one the bytes are those of a dense allreduce, computed; none, if the
-        scheme is not dense: its exchange has not ended yet."""
+        """Add a step. report: of a sparse scheme.
+
+        Without a report the bytes are computed for a dense allreduce; they are 0 if the scheme is not dense, as its
+        exchange has not ended yet.
+        """
         self._seconds.append(seconds)
         self._counted |= report is not None or not is_dense
         dense = 4.0 * dense_volume(self._parameters, self._hvd.size()) if is_dense else 0.0
@@ -55,7 +60,7 @@ class Statistics:
         return sum(self._bytes)
 
     def summary(self, arguments: argparse.Namespace) -> Results:
-        """Of all ranks together."""
+        """Return the results of all ranks together."""
         means = self._hvd.allgather_object(statistics.fmean(self._bytes))
         return {"compression": arguments.compression, "density": arguments.density, "ranks": self._hvd.size(),
                 "parameters": self._parameters, "bytes_per_step": statistics.fmean(means),
@@ -64,7 +69,7 @@ class Statistics:
 
 
 def finish(results: Results, reached: str, path: Path | None) -> None:
-    """Says, on rank 0, what was reached, and writes the results where --json wants them."""
+    """Print on rank 0 what was reached, and write the results where --json wants them."""
     print(f"{reached}, {results['bytes_per_step']:,.0f} bytes sent by each rank in a step, "
           f"{1e3 * results['seconds_per_step']:.1f} ms a step")
     if path is not None:

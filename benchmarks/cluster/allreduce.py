@@ -89,7 +89,7 @@ def sparse(scheme: str, n: int, density: float) -> Reduce:
 
 
 def hosts_transport() -> CountingTransport:
-    """Each host is one worker. Ranks of a host follow one another, and all hosts have as many."""
+    """Connect the hosts, each of which is one worker. Ranks of a host follow one another; all have equally many."""
     everyone, per_host = MPI.COMM_WORLD.Dup(), int(os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"])
     host, local = divmod(everyone.rank, per_host)
     grid = np.arange(everyone.size).reshape(-1, per_host)
@@ -98,7 +98,7 @@ def hosts_transport() -> CountingTransport:
 
 
 def write(update: SparseVector | DenseVector, gradient: Vector) -> None:
-    """As an integration writes it, over a gradient that the accumulation has cleared."""
+    """Write the update as an integration does, over a gradient that the accumulation has cleared."""
     if isinstance(update, DenseVector):
         gradient[:] = update.values
     else:
@@ -106,7 +106,7 @@ def write(update: SparseVector | DenseVector, gradient: Vector) -> None:
 
 
 class Steps:
-    """What the timed steps took, on this rank."""
+    """Costs of the timed steps, on this rank."""
 
     def __init__(self) -> None:
         self._seconds: list[float] = []
@@ -114,13 +114,13 @@ class Steps:
         self._reports: list[StepReport] = []
 
     def add(self, seconds: float, interface_bytes: int, report: StepReport | None) -> None:
-        """seconds: of the slowest rank. report: of a sparse scheme."""
+        """Add a step. seconds: of the slowest rank. report: of a sparse scheme."""
         self._seconds.append(seconds)
         self._interface.append(interface_bytes)
         self._reports += [] if report is None else [report]
 
     def summary(self) -> dict[str, Any]:
-        """Medians of the steps, in the mean over the ranks; `local_seconds` are those of a rank's own passes."""
+        """Return medians of the steps, in the mean over ranks; `local_seconds` are those of a rank's own passes."""
         mine = {"seconds": statistics.median(self._seconds), "interface_bytes": statistics.median(self._interface)}
         if self._reports:
             mine["bytes_sent"] = statistics.median(report.bytes_sent for report in self._reports)
@@ -147,7 +147,7 @@ def take_steps(reduce: Reduce, gradients: Source, n: int, warm_up: int, steps: i
 
 def measure(schemes: list[str], densities: list[float], parameters: int, warm_up: int, steps: int,
             gradients: str | None) -> list[dict[str, Any]]:
-    """Each scheme, sparse ones with each density. gradients: a file of recorded ones, of as many parameters.
+    """Measure each scheme, sparse ones with each density. gradients: a file of recorded ones, of as many parameters.
 
     warm_up: steps of a sparse scheme before those timed.
     """

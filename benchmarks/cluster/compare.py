@@ -24,7 +24,7 @@ from benchmarks.output import make_table
 
 
 def points(arguments: argparse.Namespace) -> list[Point]:
-    """The base point, and in a sweep those that differ from it in hosts, rate or densities."""
+    """Return the base point, and in a sweep those that differ from it in hosts, rate or densities."""
     if not arguments.sweep:
         return [Point(arguments.hosts, arguments.rate, (arguments.density,))]
     density = (arguments.density,)
@@ -34,7 +34,7 @@ def points(arguments: argparse.Namespace) -> list[Point]:
 
 
 def measure(arguments: argparse.Namespace) -> list[Result]:
-    """One dictionary for each scheme, density and point."""
+    """Return one dictionary for each scheme, density and point."""
     algorithms = ("segmented ring",) if arguments.sweep else tuple(ALGORITHMS)
     recorded = None if arguments.gradients is None else str(arguments.gradients.resolve())
     planned = [(point, job) for point in points(arguments) for job in plan_jobs(tuple(arguments.schemes), algorithms)]
@@ -51,7 +51,7 @@ def measure(arguments: argparse.Namespace) -> list[Result]:
 
 
 def in_dilated_seconds(result: Result, dilation: int) -> Result:
-    """The seconds of a result, on the machine that this one stands for."""
+    """Return a result with the seconds of the machine that this one stands for."""
     return {name: result[name] / dilation for name in ("seconds", "local_seconds") if name in result}
 
 

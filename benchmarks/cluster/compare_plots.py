@@ -12,12 +12,12 @@ from benchmarks.cluster.jobs import COLORS, Result
 from benchmarks.output import BLUE, ORANGE, label_ends, legend_below, load_pyplot, save
 
 HOSTS, RATES = (2, 4, 8, 16), ("100mbit", "1gbit", "10gbit")
-"""What a sweep varies, beside the density."""
+"""Hosts and rates of a sweep, which varies the density, too."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """What is measured together."""
+    """Settings that are measured together."""
 
     hosts: int
     rate: str
@@ -25,13 +25,13 @@ class Point:
 
 
 def at(results: list[Result], point: Point, density: float) -> list[Result]:
-    """The results of one point and density; dense ones have no density."""
+    """Return the results of one point and density; dense ones have no density."""
     return [r for r in results if (r["hosts"], r["rate"]) == (point.hosts, point.rate)
             and r["density"] in (None, density)]
 
 
 def plot_point(results: list[Result], point: Point, density: float, path: Path) -> None:
-    """Bars of the seconds and megabytes at one point."""
+    """Plot bars of the seconds and megabytes at one point."""
     found = at(results, point, density)
     figure, panels = load_pyplot().subplots(1, 2, figsize=(10, 0.5 + 0.36 * len(found)), layout="constrained",
                                             sharey=True)
@@ -67,14 +67,14 @@ class Sweep:
         return [self._value(self.base, density, scheme, "seconds") for density in self.base.densities]
 
     def _value(self, point: Point, density: float, scheme: str, key: str) -> float:
-        """NaN where it was not measured."""
+        """Return a measured value, or NaN if there is none."""
         found = [r for r in at(self.results, point, density)
                  if ("dense" in r["scheme"] if scheme == "best dense" else r["scheme"] == scheme)]
         return float(min(found, key=lambda r: r["seconds"])[key]) if found else float("nan")
 
 
 def plot_sweep(results: list[Result], base: Point, density: float, path: Path) -> None:
-    """Seconds against hosts, density and rate, and bytes against hosts."""
+    """Plot seconds against hosts, density and rate, and bytes against hosts."""
     figure, grid = load_pyplot().subplots(2, 2, figsize=(10, 7), layout="constrained")
     panels = grid.ravel()
     drawn = [name for name in COLORS if name == "best dense" or any(r["scheme"] == name for r in results)]

@@ -27,15 +27,18 @@ BYTES_PER_ELEMENT, BYTES_PER_RANK = 32, 450 << 20
 
 @dataclass(frozen=True)
 class Cluster:
-    """hosts: namespaces, in rank order. agent: what mpirun starts instead of ssh. ranks_per_host: which share a link,
-    and memory."""
+    """Emulated hosts.
+
+    hosts: namespaces, in rank order. agent: the program that mpirun starts instead of ssh. ranks_per_host: ranks that
+    share a link, and memory.
+    """
 
     hosts: list[str]
     agent: Path
     ranks_per_host: int = 1
 
     def mpirun(self, *options: str) -> list[str]:
-        """The command line before the program's."""
+        """Return the command line that stands before the program's."""
         each = self.ranks_per_host
         addresses = ",".join(f"{SUBNET}.{index + 1}:{each}" for index in range(len(self.hosts)))
         network, within = f"{SUBNET}.0/24", "vader," if each > 1 else ""
@@ -48,7 +51,7 @@ class Cluster:
 
 @contextmanager
 def cluster(hosts: int, rate: str, ranks_per_host: int = 1) -> Iterator[Cluster]:
-    """Makes the hosts, and removes them whatever happens inside."""
+    """Make the hosts, and remove them whatever happens inside."""
     mark = f"ok{os.getpid()}"
     names = [f"{mark}-{index}" for index in range(hosts)]
     with (ExitStack() as undo, tempfile.TemporaryDirectory() as folder,
@@ -69,7 +72,7 @@ def cluster(hosts: int, rate: str, ranks_per_host: int = 1) -> Iterator[Cluster]
 
 
 def _write_agent(folder: Path, memory: str, mark: str) -> Path:
-    """A script with ssh's arguments, which starts a program on a host; the hosts share the machine's disk.
+    """Write a script with ssh's arguments that starts a program on a host; hosts share the machine's disk.
 
     memory: a folder for what a host's ranks share.
     """
@@ -91,7 +94,7 @@ def _end_processes(name: str) -> None:
 
 
 def _connect(name: str, link: str, bridge: str, address: str, rate: str) -> None:
-    """One host's link to the bridge, limited in both directions."""
+    """Connect a host to the bridge by a link that is limited in both directions."""
     _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
     _ip("link", "set", link, "master", bridge, "up")
     _ip("-n", name, "addr", "add", address, "dev", "eth0")
@@ -114,7 +117,7 @@ def _run(*command: str, check: bool = True) -> None:
 
 def check_machine(hosts: int, rate: str, parameters: int, bytes_per_element: int = BYTES_PER_ELEMENT,
                   ranks_per_host: int = 1) -> None:
-    """Ends with a message where such a cluster cannot be, or not on this machine."""
+    """Raise SystemExit if there is no such cluster, or not on this machine."""
     if not 2 <= hosts <= 64:
         raise SystemExit(f"cluster: --hosts must be from 2 to 64; got {hosts}")
     if not re.fullmatch(r"[1-9][0-9]*(kbit|mbit|gbit)", rate):
@@ -135,19 +138,22 @@ def check_machine(hosts: int, rate: str, parameters: int, bytes_per_element: int
 
 
 def in_words(rate: str) -> str:
-    """1gbit as 1 Gbit/s."""
+    """Return "1 Gbit/s" for "1gbit"."""
     return re.sub(r"([kmg])bit", lambda unit: f" {unit[1].replace('m', 'M').replace('g', 'G')}bit/s", rate)
 
 
 def dilated(rate: str, dilation: int) -> str:
-    """The rate at which a slow machine stands for one that is so many times faster (Gupta et al., NSDI 2006): ranks
-    that have a quarter of a core each, on links of a quarter of the rate, take four times as long in all they do."""
+    """Return the rate at which this machine stands for one that is `dilation` times faster.
+
+    See Gupta et al., NSDI 2006. Ranks that have a quarter of a core each, on links of a quarter of the rate, take
+    four times as long in all they do.
+    """
     number, unit = re.fullmatch(r"([0-9]+)([kmg]bit)", rate).groups()  # type: ignore[union-attr]
     return f"{int(number) * {'kbit': 1, 'mbit': 10**3, 'gbit': 10**6}[unit] // dilation}kbit"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of every benchmark on a cluster."""
+    """Add the arguments of every benchmark on a cluster."""
     parser.add_argument("--hosts", type=int, default=8)
     parser.add_argument("--ranks-per-host", type=int, default=1, metavar="L",
                         help="ranks that share a host's link, and talk to each other through memory")

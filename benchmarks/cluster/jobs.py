@@ -23,7 +23,7 @@ Result = dict[str, Any]
 
 
 def options_of(algorithm: str) -> list[str]:
-    """mpirun's, with which MPI's allreduce uses the algorithm."""
+    """Return options of mpirun with which MPI's allreduce uses the algorithm."""
     return ["--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm",
             str(ALGORITHMS[algorithm])]
 
@@ -36,7 +36,7 @@ class Job:
     algorithm: str | None = None
 
     def run(self, hosts: Cluster, settings: dict[str, Any], timeout: float) -> list[Result]:
-        """One dictionary for each scheme and density. settings: what allreduce.measure takes beside the schemes."""
+        """Return one dictionary for each scheme and density. settings: the other arguments of allreduce.measure."""
         options = [] if self.algorithm is None else options_of(self.algorithm)
         found: list[Result] = launch.measured(hosts.mpirun(*options), "benchmarks.cluster.allreduce",
                                               {"schemes": self.schemes, **settings}, timeout)
@@ -45,7 +45,7 @@ class Job:
 
 
 def plan_jobs(schemes: tuple[str, ...], algorithms: tuple[str, ...]) -> list[Job]:
-    """Dense schemes with Open MPI's choice and with each of the algorithms.
+    """Return the jobs: dense schemes run with Open MPI's choice and with each of the algorithms.
 
     Horovod gets jobs of its own, as its background thread takes time from the others.
     """

@@ -26,7 +26,7 @@ ROUNDS = 3
 
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Of each size and scheme the seconds of each round."""
+    """Return the seconds of each round, of each size and scheme."""
     found = []
     with tqdm(total=len(arguments.sizes) * ROUNDS * len(SCHEMES), unit="job") as progress:
         for n in arguments.sizes:

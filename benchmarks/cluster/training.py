@@ -33,7 +33,7 @@ PARTS = {"computation": GREY, "sparsification": ORANGE, "communication": BLUE}
 
 
 def plan_jobs(names: list[str]) -> list[tuple[list[Scheme], list[str]]]:
-    """Schemes that one mpirun measures, and its options. Dense allreduces are also measured over MPI's ring."""
+    """Return the schemes and options of each mpirun. Dense allreduces are also measured over MPI's ring."""
     sparse = [(name, *SCHEMES[name]) for name in names if name != "Dense"]
     jobs: list[tuple[list[Scheme], list[str]]] = []
     if "Dense" in names:
@@ -42,7 +42,7 @@ def plan_jobs(names: list[str]) -> list[tuple[list[Scheme], list[str]]]:
 
 
 def measure(arguments: argparse.Namespace) -> list[Result]:
-    """One dictionary for each model and scheme."""
+    """Return one dictionary for each model and scheme."""
     planned = [(model, *job) for model in arguments.models for job in plan_jobs(arguments.schemes)]
     found: list[Result] = []
     for model, schemes, options in tqdm(planned, unit="job"):
@@ -70,7 +70,7 @@ def show(results: list[Result], arguments: argparse.Namespace) -> None:
 
 
 def plot(results: list[Result], arguments: argparse.Namespace) -> None:
-    """Stacked bars, a panel for each model."""
+    """Plot stacked bars, a panel for each model."""
     figure, panels = output.load_pyplot().subplots(
         1, len(arguments.models), figsize=(4.6 * len(arguments.models), 3.4), layout="constrained", squeeze=False)
     for axes, model in zip(panels[0], arguments.models, strict=True):

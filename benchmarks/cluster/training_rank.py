@@ -16,12 +16,12 @@ from benchmarks.data.models import WORKLOADS, Workload
 
 LOCAL_PHASES = ("accumulate", "host_sum", "select", "sum", "write_back")
 Scheme = tuple[str, str, dict[str, Any]]
-"""What it is called in the results; its class, and its options beside the density."""
+"""Name in the results, class, and options beside the density."""
 Figures = dict[str, float]
 
 
 def measure(model: str, schemes: list[Scheme], density: float, warm_up: int, steps: int) -> list[dict[str, Any]]:
-    """Median seconds of a step and of its parts, for each scheme."""
+    """Return median seconds of a step and of its parts, for each scheme."""
     hvd.init(process_sets="dynamic" if any("hierarchical" in options for *_, options in schemes) else None)
     torch.set_num_threads(1)
     workload = WORKLOADS[model]
@@ -43,13 +43,13 @@ def compression_of(kind: str, density: float, options: dict[str, Any]) -> Any:
 
 
 def of_all_ranks(mine: Figures) -> Figures:
-    """The step of the slowest rank; means of everything else."""
+    """Return the step of the slowest rank, and means of everything else."""
     everyone = {name: hvd.allgather_object(value) for name, value in mine.items()}
     return {name: max(values) if name == "step" else statistics.mean(values) for name, values in everyone.items()}
 
 
 def parts_of(figures: Figures, computation: float, overlapped: bool) -> dict[str, Any]:
-    """Seconds of a step by part. computation: those of a step without communication.
+    """Return the seconds of a step by part. computation: seconds of a step without communication.
 
     overlapped: messages run during the backward pass, so their part is what the step takes longer for them.
     """
@@ -62,7 +62,7 @@ def parts_of(figures: Figures, computation: float, overlapped: bool) -> dict[str
 
 
 def make_step(workload: Workload, compression: Any) -> Callable[[], Figures]:
-    """One training step of a new model; without a compression, on this rank alone."""
+    """Return a training step of a new model; without a compression, it is on this rank alone."""
     torch.manual_seed(1)
     model = workload.make()
     optimizer: Any = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)

@@ -9,19 +9,19 @@ from torch import nn
 
 
 def load_text() -> str:
-    """The topics in alphabetical order."""
+    """Return the topics in alphabetical order."""
     return "\n".join(topics[name] for name in sorted(topics))
 
 
 def load_characters() -> tuple[torch.Tensor, int]:
-    """The text as numbers, int64, and how many different characters there are."""
+    """Return the text as numbers, int64, and the number of different characters."""
     text = load_text()
     numbers = {character: number for number, character in enumerate(sorted(set(text)))}
     return torch.tensor([numbers[character] for character in text]), len(numbers)
 
 
 def sequences(characters: torch.Tensor, length: int) -> torch.Tensor:
-    """int64, shape (sequences, length + 1): the last character of one is the first of the next."""
+    """Return int64, shape (sequences, length + 1): the last character of a sequence is the next one's first."""
     return characters.unfold(0, length + 1, length)
 
 
@@ -35,6 +35,6 @@ class CharacterModel(nn.Module):
         self.output = nn.Linear(hidden, characters)
 
     def forward(self, characters: torch.Tensor) -> torch.Tensor:
-        """Logits of each next character."""
+        """Return the logits of each next character."""
         logits: torch.Tensor = self.output(self.lstm(self.embedding(characters))[0])
         return logits

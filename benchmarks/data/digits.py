@@ -12,7 +12,7 @@ Array = np.ndarray[Any, Any]
 
 
 def split_digits(seed: int, shape: tuple[int, ...]) -> tuple[Array, Array, Array, Array]:
-    """Training images, test images (a fifth), and the labels of both; the same on every rank.
+    """Return training images, test images (a fifth), and the labels of both; the same on every rank.
 
     Images are float32 with mean 0 and deviation 1, each in this shape; labels are int64.
     """

@@ -12,10 +12,10 @@ Gradient = NDArray[np.float32]
 
 
 class Source(Protocol):
-    """Where gradients come from."""
+    """Source of gradients."""
 
     def fill(self, gradient: Gradient) -> None:
-        """Writes the next gradient."""
+        """Write the next gradient."""
 
 
 class Gradients:
@@ -37,7 +37,7 @@ class Gradients:
         self._noise = own.standard_normal(period, dtype=np.float32)
 
     def fill(self, gradient: Gradient) -> None:
-        """Writes the next gradient."""
+        """Write the next gradient."""
         period = len(self._noise)
         turn = self._random.integers(period)
         start = self._random.integers(period - period // 50)
@@ -65,7 +65,7 @@ class Recorded:
         self.n = self._gradients.shape[1]
 
     def fill(self, gradient: Gradient) -> None:
-        """Writes the next gradient."""
+        """Write the next gradient."""
         bits = gradient.view(np.uint32)
         bits[:] = self._gradients[self._next % len(self._gradients)]
         bits <<= 16

@@ -31,7 +31,7 @@ class Workload:
 
 
 def vgg16() -> nn.Module:
-    """VGG-16 for images of 32 x 32, with batch normalisation: 14,728,266 parameters."""
+    """Return VGG-16 for images of 32 x 32, with batch normalisation: 14,728,266 parameters."""
     layers: list[nn.Module] = []
     channels = 3
     for width in VGG_16:
@@ -91,8 +91,10 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A character model in a published configuration for CPUs, of about 0.8 million parameters: 4 layers, 128 wide,
-    without biases and dropout; embedding and output share a matrix."""
+    """A character model in a published configuration for CPUs, of about 0.8 million parameters.
+
+    It has 4 layers, 128 wide, without biases and dropout; embedding and output share a matrix.
+    """
 
     def __init__(self, characters: int, length: int = 64, width: int = 128, layers: int = 4, heads: int = 4) -> None:
         super().__init__()
@@ -112,7 +114,7 @@ class GPT(nn.Module):
 
 
 def digits(size: int, seed: int) -> Iterator[Batch]:
-    """Handwritten digits (8 x 8, from scikit-learn), enlarged to 32 x 32 in three equal channels."""
+    """Yield handwritten digits (8 x 8, from scikit-learn), enlarged to 32 x 32 in three equal channels."""
     from sklearn.datasets import load_digits
     images, labels = load_digits(return_X_y=True)
     small = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16
@@ -123,7 +125,7 @@ def digits(size: int, seed: int) -> Iterator[Batch]:
 
 
 def text(length: int) -> Callable[[int, int], Iterator[Batch]]:
-    """Sequences of the topics of Python's help(), each with the characters that follow."""
+    """Return a source of sequences of the topics of Python's help(), each with the characters that follow."""
     def batches(size: int, seed: int) -> Iterator[Batch]:
         codes = load_text().encode("ascii", "replace")
         characters = torch.tensor(np.frombuffer(codes, np.uint8).astype(np.int64))

@@ -16,7 +16,7 @@ from benchmarks.data.models import WORKLOADS, Workload
 
 
 def record(workload: Workload, path: Path, count: int, steps: int, batch: int, seed: int) -> None:
-    """Trains for some steps, and then writes the gradients of `count` batches at the same parameters.
+    """Train for some steps, and then write the gradients of `count` batches at the same parameters.
 
     The file holds float32 numbers without their lower 16 bits (bfloat16), uint16, shape (count, n).
     """

@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 
 def campaign(arguments: argparse.Namespace) -> list[Row]:
-    """One row for each job; those whose plan goes on are compared with an undisturbed one."""
+    """Return one row for each job; jobs whose plan goes on are compared with an undisturbed one."""
     plans = list(islice(draw(arguments.seed, arguments.programs, arguments.networks, arguments.faults),
                         arguments.jobs))
     undisturbed = sorted({plan.without_fault for plan in plans if plan.goes_on and plan.has_fixed_bits}, key=str)
@@ -75,8 +75,8 @@ def _cell(rows: list[Row]) -> str:
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    """How long jobs lived after the fault that ended them."""
-    timed = [row for row in rows if row["seconds"] and row["fault"] not in GO_ON]
+    """Plot the seconds from the fault that ended a job to its end."""
+    timed = [row for row in rows if row["seconds"] and row["fault"] not in ("pause", "disk", "nan")]
     faults = [fault for fault in FAULTS if any(row["fault"] == fault for row in timed)]
     pyplot = output.load_pyplot()
     figure, axes = pyplot.subplots(figsize=(8, 3.6), layout="constrained")

@@ -20,7 +20,7 @@ TIME = "fault.time"
 
 
 class Injector:
-    """Of one rank. folder: where the time of the fault is written down."""
+    """Fault of one rank. folder: where the time of the fault is written down."""
 
     def __init__(self, plan: Plan, rank: int, folder: Path) -> None:
         self._plan, self._folder = plan, folder
@@ -29,7 +29,7 @@ class Injector:
 
     @property
     def steps(self) -> int:
-        """How many steps this rank's epochs have."""
+        """Steps of each of this rank's epochs."""
         return STEPS - 2 if self._is_faulty and self._plan.fault == "fewer" else STEPS
 
     @property
@@ -38,7 +38,7 @@ class Injector:
         return self._plan.step % STEPS if self._is_faulty and self._plan.fault == "nan" else None
 
     def before_step(self, step: int) -> None:
-        """step: counted from 0 over all epochs."""
+        """Start the fault if this is its step. step: counted from 0 over all epochs."""
         if not self._is_faulty or step != self._plan.step:
             return
         fault = self._plan.fault
@@ -54,13 +54,13 @@ class Injector:
             raise ValueError("the file is gone")
 
     def finish(self) -> None:
-        """After the last step: what was to come has come."""
+        """End the injection after the last step: what was to come has come."""
         if self._timer is not None:
             self._timer.join()
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Inside, no file grows beyond what the disk takes."""
+        """Let no file grow beyond what the disk takes, inside the block."""
         if not (self._is_faulty and self._plan.fault == "disk"):
             yield
             return

@@ -28,8 +28,11 @@ SILENT = ("none", "fewer", "nan")
 
 @dataclass(frozen=True)
 class Ended:
-    """A job that has ended, or had to be. ranks: what each that came to its end told. crashes: of which ranks, by
-    signals of their own. happened: whether the fault came. seconds: from there to the end."""
+    """A job that has ended, or was ended.
+
+    ranks: the report of each rank that came to its end. crashes: ranks that died of a signal of their own. happened:
+    true if the fault came. seconds: from the fault to the end.
+    """
 
     plan: Plan
     in_time: bool
@@ -43,7 +46,7 @@ class Ended:
 
 
 def run(plan: Plan, limit: float) -> Ended:
-    """Starts the job, and waits for it; for so many seconds at most."""
+    """Start the job, and wait for its end. limit: seconds after which it counts as hung."""
     with tempfile.TemporaryDirectory(prefix="faults.") as name:
         folder = Path(name)
         (folder / PLAN).write_text(json.dumps(asdict(plan)))
@@ -70,7 +73,7 @@ def run(plan: Plan, limit: float) -> Ended:
 
 
 def faults_of(ended: Ended, reference: Ended | None) -> list[str]:
-    """What is not as promised; empty where all is well. reference: the same program, undisturbed."""
+    """Return all that is not as promised; [] if all is well. reference: the same program, undisturbed."""
     if not ended.in_time:
         return ["hangs"]
     if not ended.happened:
@@ -123,7 +126,7 @@ def _environment(plan: Plan) -> dict[str, str]:
 
 
 def _kill_all_with(text: str) -> int:
-    """Kills the processes with this text in their command line, of which there should be none; how many there were.
+    """Kill the processes with this text in their command line; return their number, which should be 0.
 
     They are given a few seconds to end by themselves: a launcher may return before the last of its ranks.
     """

@@ -1,4 +1,4 @@
-"""What goes wrong in a job: which rank does what, when, and in which program."""
+"""Plans of faults: which rank does what, when, and in which program."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ PAUSE = 3.0
 
 @dataclass(frozen=True)
 class Plan:
-    """One job. rank: which goes wrong. step: when, counted from 0 over all epochs. delay: seconds after the step's
-    beginning, for what comes from outside. room: bytes of a file that the full disk takes."""
+    """One job.
+
+    rank: the one that goes wrong. step: when, counted from 0 over all epochs. delay: seconds after the step's
+    beginning, for what comes from outside. room: bytes of a file that the full disk takes.
+    """
 
     program: str
     mode: str
@@ -46,24 +49,24 @@ class Plan:
 
     @property
     def has_fixed_bits(self) -> bool:
-        """Whether the same program gives the same bits again; rounds depend on who comes first."""
+        """True if the same program gives the same bits again; rounds depend on who comes first."""
         return self.mode != "partial"
 
     @property
     def goes_on(self) -> bool:
-        """Whether training goes on after the fault, on all ranks."""
+        """True if training goes on after the fault, on all ranks."""
         return self.fault in ("none", "pause", "disk", "nan") or (self.fault, self.mode) == ("fewer", "partial")
 
 
 def combinations(programs: list[str], networks: list[str], faults: list[str]) -> list[tuple[str, str, str, str]]:
-    """All that there are: program, mode, network, fault. Partial rounds need MPI."""
+    """Return all combinations: program, mode, network, fault. Partial rounds need MPI."""
     return [(program, mode, network, fault)
             for fault, program, network in product(faults, programs, networks)
             for mode in PROGRAMS[program] if network == "mpi" or mode != "partial"]
 
 
 def draw(seed: int, programs: list[str], networks: list[str], faults: list[str]) -> Iterator[Plan]:
-    """Plans without end: every combination in random order, and then again, with other ranks and times.
+    """Yield plans without end: every combination in random order, and then again, with other ranks and times.
 
     No rank stands still in the last step of an epoch: the others could wait for it without end, over MPI in one of
     Horovod's own collectives, and over Gloo in its shutdown; without the plugin too.

@@ -1,4 +1,4 @@
-"""One rank of a job in which a rank goes wrong: python -m benchmarks.faults.rank FOLDER"""
+"""One rank of a job in which a rank goes wrong: python -m benchmarks.faults.rank FOLDER."""
 
 from __future__ import annotations
 

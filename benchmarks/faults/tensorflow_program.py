@@ -43,7 +43,7 @@ class Program:
         self._failure: str | None = None
 
     def train(self, injector: Injector, path: Path) -> str | None:
-        """All epochs. path: of the state that is saved after the first one; the error with which that failed."""
+        """Train for all epochs; save the state to `path` after the first one, and return the error if that fails."""
         (self._train_with_tapes if self._plan.program == "tape" else self._fit)(injector, path)
         injector.finish()
         return self._failure
@@ -78,7 +78,7 @@ class Program:
                 self._save(path, injector)
 
     def _data(self, injector: Injector) -> tuple[Any, Any]:
-        """Of this rank, for one epoch."""
+        """Return this rank's data of one epoch."""
         count = injector.steps * BATCH
         x = np.random.default_rng(1 + hvd.rank()).standard_normal((count, 20), np.float32)
         if injector.nan_step is not None:
@@ -93,7 +93,7 @@ class Program:
             self._failure = f"{type(error).__name__}: {error}"
 
     def digest(self) -> tuple[str, bool]:
-        """Of what all ranks share, and whether it is finite."""
+        """Return the digest of what all ranks share, and True if all of it is finite."""
         if self._plan.mode == "partial":
             hvd_keras.synchronize_replicas(self._model)
         values = np.concatenate([weight.ravel() for weight in self._model.get_weights()])

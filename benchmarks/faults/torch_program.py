@@ -37,7 +37,7 @@ class Program:
         hvd.broadcast_parameters(self._model.state_dict(), root_rank=0)
 
     def train(self, injector: Injector, path: Path) -> str | None:
-        """All epochs. path: of the state that is saved after the first one; the error with which that failed."""
+        """Train for all epochs; save the state to `path` after the first one, and return the error if that fails."""
         failure = None
         data = torch.Generator().manual_seed(1 + hvd.rank())
         for epoch in range(EPOCHS):
@@ -75,7 +75,7 @@ class Program:
         return None
 
     def digest(self) -> tuple[str, bool]:
-        """Of what all ranks share, and whether it is finite."""
+        """Return the digest of what all ranks share, and True if all of it is finite."""
         if self._plan.mode == "partial":
             synchronize_replicas(self._optimizer)
         with shared_parameters(self._optimizer):

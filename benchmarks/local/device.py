@@ -36,7 +36,7 @@ TENSORS = 200
 
 
 class Device:
-    """Where it runs. Its clock waits for what has been started there."""
+    """Device under test. Its clock waits for what has been started there."""
 
     def __init__(self, name: str) -> None:
         self.device = torch.device(name)
@@ -48,7 +48,7 @@ class Device:
         return time.perf_counter()
 
     def reset_peak(self) -> int:
-        """Forgets the peak of memory; what is held now, in bytes."""
+        """Forget the peak of memory; return the bytes that are held now."""
         if not self.is_cuda:
             return 0
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -79,7 +79,7 @@ class DeviceStep:
         self.transport = CountingTransport(AloneTransport())
 
     def run(self) -> dict[str, float]:
-        """Reduces the gradients in place. Seconds by phase."""
+        """Reduce the gradients in place. Return the seconds by phase."""
         self.transport.reset()
         gradients = DenseGradients(self.layout)
         pieces = list(zip(self.layout.offsets[:-1].tolist(), self.gradients, strict=True))
@@ -98,7 +98,7 @@ class DeviceStep:
 
 
 def others_of(step: DeviceStep) -> dict[str, Callable[[], object]]:
-    """What else one could do with the gradient; with 2 n of memory for it."""
+    """Return other things to do with the gradient, for comparison; they have 2 n elements of memory."""
     target, residual = torch.empty_like(step.flat), torch.zeros_like(step.flat)
     return {COPY: lambda: target.copy_(step.flat),
             "torch.topk": lambda: step.flat.abs().topk(step.k, sorted=False),
@@ -106,7 +106,7 @@ def others_of(step: DeviceStep) -> dict[str, Callable[[], object]]:
 
 
 def measure(n: int, device: Device, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds and bytes of one size."""
+    """Return the milliseconds and bytes of one size."""
     step = DeviceStep(n, arguments.density, device)
     operations = others_of(step)
     random = torch.Generator(device.device).manual_seed(arguments.seed)
@@ -132,7 +132,7 @@ def measure(n: int, device: Device, arguments: argparse.Namespace) -> dict[str, 
 
 
 def sparsification(result: dict[str, Any]) -> float:
-    """Median milliseconds of all phases that touch n elements."""
+    """Return the median milliseconds of all phases that touch n elements."""
     return sum(result["phases"][phase]["median"] for phase in SPARSIFICATION)
 
 
@@ -152,7 +152,7 @@ def show(results: dict[str, Any], console: Console) -> None:
 
 
 def plot(results: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """In copies of n, so that all sizes fit into one picture."""
+    """Plot times in copies of n elements, so that all sizes fit into one picture."""
     sizes = results["sizes"]
     figure, axes = output.load_pyplot().subplots(figsize=(8, 1.6 + 0.9 * len(sizes)), layout="constrained")
     rows = [row for size in sizes for row in (f"OkTopk, n = {size['n']:,}", WITH_TOPK)]

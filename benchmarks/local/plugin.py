@@ -1,4 +1,4 @@
-"""What a step of the plugin costs inside each framework, without the network: PyTorch beside TensorFlow.
+"""Cost of a step of the plugin inside each framework, without the network: PyTorch beside TensorFlow.
 
     python -m benchmarks.local.plugin --json runs/plugin.json --plot runs/plugin.png
 
@@ -27,7 +27,7 @@ Results = dict[str, dict[str, Any]]
 
 
 def run_in_turns(arguments: argparse.Namespace) -> Results:
-    """What every framework's processes measured, put together."""
+    """Return the measurements of every framework's processes together."""
     settings = {name: getattr(arguments, name) for name in ("density", "steps", "warm_up", "seed")}
     results: Results = {}
     for framework in tqdm(list(NAMES) * arguments.turns, unit="process"):

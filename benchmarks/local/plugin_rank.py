@@ -26,7 +26,7 @@ Framework = tuple[Callable[[Arrays], Any], Callable[[Any], StepReport]]
 
 
 def vgg16_shapes() -> list[tuple[int, ...]]:
-    """VGG-16 for CIFAR-10, with batch normalisation: 14,728,266 parameters in all."""
+    """Return the shapes of VGG-16 for CIFAR-10, with batch normalisation: 14,728,266 parameters in all."""
     shapes: list[tuple[int, ...]] = []
     channels = 3
     for width in WIDTHS:
@@ -83,7 +83,7 @@ def tensorflow(density: float) -> Framework:
 
 
 def measure(framework: str, density: float, steps: int, warm_up: int, seed: int) -> dict[str, Any]:
-    """Milliseconds of every step by phase, and MiB."""
+    """Return the milliseconds of every step by phase, and MiB."""
     pin_to_one_core()
     load, reduce = {"pytorch": pytorch, "tensorflow": tensorflow}[framework](density)
     shapes = vgg16_shapes()
@@ -103,7 +103,7 @@ def measure(framework: str, density: float, steps: int, warm_up: int, seed: int)
 
 
 def time_copies(vector: np.ndarray[Any, Any]) -> list[float]:
-    """Milliseconds of each of 11 copies."""
+    """Return the milliseconds of each of 11 copies."""
     target = np.zeros_like(vector)
     copies = []
     for _ in range(11):
@@ -114,14 +114,14 @@ def time_copies(vector: np.ndarray[Any, Any]) -> list[float]:
 
 
 def split(gradients: Gradients, vector: np.ndarray[Any, Any], shapes: list[tuple[int, ...]]) -> Arrays:
-    """The next gradient, in arrays of their own."""
+    """Return the next gradient, in an array for each parameter."""
     gradients.fill(vector)
     cuts = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
     return [part.reshape(shape).copy() for part, shape in zip(np.split(vector, cuts), shapes, strict=True)]
 
 
 def by_phase(seconds: float, report: StepReport) -> dict[str, float]:
-    """Seconds by phase; what no phase of the report accounts for is the framework's."""
+    """Return the seconds by phase; what no phase of the report accounts for is the framework's."""
     phases = {name: traffic.seconds for name, traffic in report.phases.items()}
     known = {name: phases.pop(name.replace(" ", "_"), 0.0) for name in ("accumulate", "select", "write back")}
     known["reduce"] = sum(phases.values())
@@ -129,7 +129,7 @@ def by_phase(seconds: float, report: StepReport) -> dict[str, float]:
 
 
 def temporaries(next_inputs: Callable[[], Any], reduce: Callable[[Any], StepReport]) -> float:
-    """MiB that the plugin allocates at most in one of 32 steps."""
+    """Return the MiB that the plugin allocates at most in one of 32 steps."""
     peaks = []
     tracemalloc.start()
     for _ in range(32):

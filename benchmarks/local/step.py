@@ -66,7 +66,7 @@ class Step:
         self.transport = CountingTransport(AloneTransport())
 
     def run(self, gradient: Gradient) -> dict[str, float]:
-        """Reduces the gradient in place. Seconds by phase."""
+        """Reduce the gradient in place. Return the seconds by phase."""
         sparse.KERNELS = global_top_k.KERNELS = local_top_k.KERNELS = self.kernels  # type: ignore[attr-defined]
         algorithm.WireCodec = partial(WireCodec, kernels=self.kernels)  # type: ignore[assignment, misc, attr-defined]
         self.transport.reset()
@@ -98,7 +98,7 @@ class AheadStep:
         self.transport = CountingTransport(AloneTransport())
 
     def run(self, gradient: Gradient) -> dict[str, float]:
-        """Moves the parameters, untimed, and exchanges that. Seconds by phase."""
+        """Move the parameters, untimed, and exchange the move. Return the seconds by phase."""
         sparse.KERNELS = global_top_k.KERNELS = local_top_k.KERNELS = self.kernels  # type: ignore[attr-defined]
         algorithm.WireCodec = WireCodec  # type: ignore[misc, attr-defined]
         self.p -= gradient
@@ -121,12 +121,12 @@ class AheadStep:
 
 
 def write_back(update: SparseVector, gradient: Gradient) -> None:
-    """The sparse update as a dense gradient, which the accumulation has cleared."""
+    """Write the sparse update into the gradient, which the accumulation has cleared."""
     sparse.KERNELS.scatter(gradient, update.indices, update.values, zero=True)  # type: ignore[attr-defined]
 
 
 def sparsify_with_topk(residual: torch.Tensor, gradient: torch.Tensor, k: int) -> None:
-    """What the phases of a step but "reduce" do, as one would write it in PyTorch."""
+    """Do in plain PyTorch what all phases of a step but "reduce" do."""
     residual += gradient
     indices = residual.abs().topk(k, sorted=False).indices
     gradient.zero_()
@@ -138,7 +138,7 @@ AnyStep = Step | AheadStep
 
 
 class Others:
-    """What else one could do with a vector of n."""
+    """Other things to do with a vector of n elements, for comparison."""
 
     def __init__(self, n: int, k: int) -> None:
         self.gradient, target = np.zeros(n, np.float32), np.ones(n, np.float32)
@@ -150,7 +150,7 @@ class Others:
             WITH_TOPK: lambda: sparsify_with_topk(residual, tensor, k)}
 
     def run(self, gradient: Gradient) -> dict[str, float]:
-        """Seconds of each, with this gradient."""
+        """Return the seconds of each, with this gradient."""
         seconds = {}
         for name, operation in self.operations.items():
             self.gradient[:] = gradient
@@ -162,8 +162,11 @@ class Others:
 
 def measure(steps: dict[str, AnyStep], others: Others, gradients: Gradients, gradient: Gradient,
             arguments: argparse.Namespace) -> tuple[dict[str, Samples], Samples]:
-    """Milliseconds by kind of step and phase, every gradient going to all kinds in turn; and those of the other
-    operations, every now and then between steps, as the machine's speed changes."""
+    """Return milliseconds by kind of step and phase, and by other operation.
+
+    Every gradient goes to all kinds in turn. The other operations run now and then between steps, as the machine's
+    speed changes.
+    """
     kinds: dict[str, Samples] = {kind: {name: [] for name in (*PHASES, "step")} for kind in steps}
     compared: Samples = {name: [] for name in others.operations}
     drawn = np.empty_like(gradient)
@@ -183,8 +186,10 @@ def measure(steps: dict[str, AnyStep], others: Others, gradients: Gradients, gra
 
 
 def measure_memory(step: AnyStep, gradients: Gradients, gradient: Gradient) -> dict[str, float]:
-    """MiB, in steps of their own as tracing slows them down: what is held between steps beyond the
-    gradient, and the peak that one step adds to it."""
+    """Return MiB: what is held between steps beyond the gradient, and the peak that one step adds to it.
+
+    Run steps of their own for it, as tracing slows them down.
+    """
     peaks = []
     tracemalloc.start()
     for _ in tqdm(range(32), desc="memory", unit="step"):
@@ -228,7 +233,7 @@ def show(results: dict[str, Any], console: Console) -> None:
 
 
 def plot(results: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Mean times, as those of the phases add up to that of the step; beside the other operations."""
+    """Plot mean times beside the other operations: means of the phases add up to that of the step."""
     figure, axes = output.load_pyplot().subplots(figsize=(8, 3.6), layout="constrained")
     steps, others = results["steps"], results["others"]
     rows = [*(f"OkTopk, {kind}" for kind in steps), *others]
@@ -246,7 +251,7 @@ def plot(results: dict[str, Any], arguments: argparse.Namespace) -> None:
 
 
 def pin_to_one_core() -> None:
-    """The last core that this process may use; on systems that cannot pin, the threads are limited all the same."""
+    """Use only the last core of this process; where a system cannot pin, limit the threads all the same."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 

@@ -19,7 +19,7 @@ class Cluster(Network):
     overhead: float
 
     def of_phase(self, name: str, steps: list[RankStep], way: Literal["tree", "ring"]) -> Figures:
-        """Figures of one phase: the most rounds, messages and bytes in one direction of any rank; and the seconds."""
+        """Return the figures of one phase: the most rounds, messages and bytes of any rank, and the seconds."""
         ways = [getattr(step.crossings[name], way) if name in step.crossings else Way() for step in steps]
         traffic = [step.report.phases[name] for step in steps]
         rounds, messages = max(w.rounds for w in ways), max(w.messages for w in ways)
@@ -28,11 +28,11 @@ class Cluster(Network):
         return {"rounds": rounds, "messages": messages, "bytes": moved, "seconds": seconds}
 
     def of_phases(self, steps: list[RankStep], way: Literal["tree", "ring"] = "tree") -> dict[str, Figures]:
-        """Figures of all phases in which something is sent."""
+        """Return the figures of all phases in which something is sent."""
         names = steps[0].report.phases
         return {name: self.of_phase(name, steps, way) for name in names}
 
 
 def total(phases: dict[str, Figures], key: str) -> float:
-    """The sum over all phases."""
+    """Return the sum over all phases."""
     return sum(figures[key] for figures in phases.values())

@@ -16,7 +16,7 @@ from horovod_oktopk.transport.counting import CountingTransport, Log
 
 @dataclass
 class Way:
-    """What one rank does in one way. rounds: one after the other. messages: sent or received, whichever are more."""
+    """Work of one rank in one way. rounds: one after the other. messages: sent or received, whichever are more."""
 
     rounds: int = 0
     messages: int = 0
@@ -80,12 +80,12 @@ class LinkTransport(CountingTransport):
         return super().exchange(outgoing, incoming)
 
     def _gathers(self, times: int) -> None:
-        """Notes an allgather's messages, a round each, so many times."""
+        """Note the messages of `times` allgathers, a round each."""
         levels, others = times * (self.size - 1).bit_length(), times * (self.size - 1)
         self.log.crossing.tree.add(levels, levels)
         self.log.crossing.ring.add(others, others)
 
     def _both(self, rounds: int, messages: int) -> None:
-        """Notes what is the same as a tree and as a ring."""
+        """Note rounds and messages that are the same as a tree and as a ring."""
         self.log.crossing.tree.add(rounds, messages)
         self.log.crossing.ring.add(rounds, messages)

@@ -35,12 +35,12 @@ class TopAccumulator:
 
     def accumulate(self, pieces: Iterable[tuple[int, SparseVector]], scale: float = 1.0,  # noqa: ARG002
                    clear: bool = False) -> bool:  # noqa: ARG002
-        """acc becomes the one piece, which starts at 0."""
+        """Set acc to the one piece, which starts at 0."""
         ((_, self._held),) = pieces
         return bool(np.isfinite(self._held.values).all())
 
     def expect(self, threshold: float, limit: int) -> None:  # noqa: ARG002
-        """It has been selected: the others, of a thousand ranks some gigabytes, are let go."""
+        """Drop what is not selected: of a thousand ranks it is some gigabytes."""
         self.expected = threshold
         self._held = SparseVector.empty(self.dtype)
 
@@ -58,7 +58,7 @@ class TopAccumulator:
         raise NotImplementedError("the other elements are not known")
 
     def commit(self, contributed: Indices) -> None:
-        """Nothing is kept."""
+        """Do nothing: no residual is kept."""
 
     def read_residual(self) -> Values:
         raise NotImplementedError("nothing is kept")
@@ -69,7 +69,7 @@ class TopAccumulator:
 
 @dataclass(frozen=True)
 class PopularElements:
-    """What the ranks hold. Element x in the order of popularity is in a rank's top-k with probability ~ x^-tail."""
+    """Gradients of all ranks. The element of popularity x is in a rank's top-k with probability ~ x^-tail."""
 
     n: int
     k: int
@@ -105,7 +105,7 @@ class PopularElements:
         return found
 
     def draw(self, rank: int, step: int) -> SparseVector:
-        """A rank's 2k largest elements: k by popularity, above 1, and others anywhere below."""
+        """Return a rank's 2k largest elements: k by popularity, above 1, and others anywhere below."""
         random = np.random.default_rng([self.seed, rank, step])
         chosen = np.concatenate([start + random.choice(stop - start, count, replace=False, shuffle=False)
                                  for start, stop, count in self.octaves])
@@ -160,7 +160,7 @@ class RankStep:
 
 def simulate(options: Scheme, size: int, gradients: PopularElements, steps: int, advance: Callable[[], object],
              ) -> list[list[RankStep]]:
-    """Steps, by step and rank."""
+    """Return the steps, by step and rank."""
     turn = threading.Lock()
 
     def program(inner: ThreadTransport) -> list[RankStep]:

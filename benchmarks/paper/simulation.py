@@ -1,4 +1,4 @@
-"""What the schemes send, and how long that would take, on 2 to 1,024 ranks: their own code on simulated ranks.
+"""Traffic of the schemes, and its time, on 2 to 1,024 ranks: the package's own code on simulated ranks.
 
     python -m benchmarks.paper.simulation --latency 50us --bandwidth 1gbit --json runs/simulation.json
 
@@ -66,7 +66,7 @@ class Result:
     seconds_ring: float
     """The same with rings: P - 1 messages for an allgather, one after the other."""
     phases: dict[str, dict[str, float]]
-    """What `seconds` adds up: rounds, messages, bytes and seconds."""
+    """Rounds, messages, bytes and seconds of each phase, which `seconds` adds up."""
 
 
 def options_of(scheme: str, density: float, global_density: float | None) -> Scheme:
@@ -100,7 +100,7 @@ def measure(arguments: argparse.Namespace, gradients: PopularElements, cluster: 
 
 
 def steps_of(scheme: str) -> int:
-    """OkTopk cuts regions in the first step, and not in the second."""
+    """Return the number of steps: two for OkTopk, which cuts regions in the first one alone."""
     return 2 if scheme == "OkTopk" else 1
 
 
@@ -124,8 +124,10 @@ def show(outcome: dict[str, Any], console: Console) -> None:
 
 
 def read_measured(path: Path | None, n: int, density: float, network: Network) -> tuple[list[dict[str, Any]], int]:
-    """Entries of the schemes, and of the fastest dense allreduce, for this n, density and rate; and how many are
-    for others. Raises SystemExit."""
+    """Return the entries for this n, density and rate, and the number of other entries.
+
+    They are those of the schemes, and of the fastest dense allreduce. Raise SystemExit for a file of another kind.
+    """
     if path is None:
         return [], 0
     try:
@@ -144,7 +146,7 @@ def read_measured(path: Path | None, n: int, density: float, network: Network) -
 
 
 def dense_of(ranks: list[int], n: int, network: Network) -> list[dict[str, Any]]:
-    """What `horovod_oktopk advise` predicts of dense, by the number of ranks."""
+    """Return what `horovod_oktopk advise` predicts of dense, by the number of ranks."""
     return [{**asdict(p), "ranks": size, "seconds": p.seconds} for size in ranks
             for p in [predict_dense(n, size, network)]]
 
@@ -169,7 +171,7 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
 
 
 def check(arguments: argparse.Namespace) -> Cluster:
-    """The network it runs on. Raises SystemExit where an argument is not allowed."""
+    """Return the network of the arguments. Raise SystemExit for an argument that is not allowed."""
     wrong = [size for size in arguments.ranks if not 2 <= size <= 1024]
     if wrong:
         raise SystemExit(f"simulation: --ranks must be from 2 to 1024; got {wrong[0]}")

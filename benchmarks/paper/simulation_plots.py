@@ -28,12 +28,12 @@ def plot(outcome: dict[str, Any], path: Path) -> None:
 
 
 def last_steps(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The last step of each scheme and number of ranks. OkTopk cuts regions in the first one, not in the second."""
+    """Return the last step of each scheme and number of ranks. OkTopk cuts regions in the first step alone."""
     return list({(r["scheme"], r["ranks"]): r for r in results}.values())
 
 
 def by_scheme(results: list[dict[str, Any]], key: str, factor: float) -> dict[str, tuple[list[int], list[float]]]:
-    """Ranks and values of each scheme, in the order of the ranks."""
+    """Return the ranks and values of each scheme, in the order of the ranks."""
     found: dict[str, tuple[list[int], list[float]]] = {}
     for r in sorted(results, key=lambda r: r["ranks"]):
         sizes, values = found.setdefault(r["scheme"], ([], []))
