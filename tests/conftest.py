@@ -1,4 +1,4 @@
-"""What all tests share: the profiles of hypothesis, what `make test` leaves out, and the launches of jobs."""
+"""Settings of all tests: the profiles of hypothesis, what `make test` leaves out, and the launches of jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ settings.register_profile("more", deadline=None, max_examples=20)
 settings.load_profile("more" if os.environ.get("CI") == "true" else "quick")
 
 SLOW_FILES = ("test_benchmarks.py", "test_cluster.py", "test_examples.py")
-"""What starts the programs beside the package."""
+"""Files whose tests start the programs beside the package."""
 LAUNCHES = {*SLOW_FILES, "torch", "tensorflow", "test_distributed.py", "test_jobs.py", "test_launchers.py",
             "test_mpi.py", "test_packaging.py"}
 """Files and folders whose tests start jobs that compute. Jobs of test_endings.py and test_failures.py mostly wait."""

@@ -76,7 +76,7 @@ def keras_step() -> tuple[Any, Callable[[], None]]:
 
 
 def end(how: str, hvd: Any, step: Callable[[], None]) -> None:
-    """What the last rank does after its steps."""
+    """End the last rank after its steps."""
     if how == "raising":
         raise ValueError("the file is gone")
     if how == "exiting with 3":

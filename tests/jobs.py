@@ -18,7 +18,7 @@ from tests.worker import FAILED, HUNG, RUNNING, Outcome
 ENDED = "ended"
 """A test of each job beside those of its scenarios: it ended by itself, with status 0."""
 SCENARIOS: dict[Job, list[str]] = {}
-"""Of the jobs that tests are parametrized by."""
+"""Scenarios of the jobs that tests are parametrized by."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Job:
 
     def run(self, scenarios: Iterable[str], worker: str = "", extra: Mapping[str, str] | None = None,
             timeout: float = 540) -> dict[str, Outcome]:
-        """Launches it for these scenarios, and gives what became of each, and of the job: ENDED.
+        """Launch the job for these scenarios; return the outcome of each, and of the job: ENDED.
 
         worker: the program, if not that of the kernels; extra: environment of the ranks.
         """
@@ -68,7 +68,7 @@ class Job:
 
 
 def cases(jobs: Mapping[Job, Iterable[str]]) -> pytest.MarkDecorator:
-    """Parametrizes a test by the jobs and their scenarios, the last of which is ENDED."""
+    """Parametrize a test by the jobs and their scenarios, the last of which is ENDED."""
     SCENARIOS.update((job, list(names)) for job, names in jobs.items())
     return pytest.mark.parametrize(("job", "scenario"), [
         pytest.param(job, name, id=f"{job}-{name}", marks=() if job.quick else pytest.mark.slow)
@@ -76,7 +76,7 @@ def cases(jobs: Mapping[Job, Iterable[str]]) -> pytest.MarkDecorator:
 
 
 def launcher(selected: Iterable[pytest.Item]) -> Callable[[Job, str], None]:
-    """Gives a scenario's outcome as that of the test which calls it.
+    """Return a function that gives a scenario's outcome as that of the test which calls it.
 
     A job is launched once, when the first of its scenarios is asked for, and runs those that are selected: all of
     them if ENDED alone is.

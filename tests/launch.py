@@ -18,7 +18,7 @@ BIN = Path(sys.executable).parent
 START = ("env", "--default-signal=INT", "sh", "-c", 'LAUNCHER=$$ exec "$@"', "sh")
 """Before the launcher: its ranks know its process, and Ctrl-C ends it also where tests run in the background."""
 WHOSE = re.compile(r"\[1,\d+\]<std(?:out|err)>:")
-"""What mpirun puts before each piece of a rank's output, in the middle of a line too."""
+"""Mark that mpirun puts before each piece of a rank's output, in the middle of a line too."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Finished:
 
 
 def environment() -> dict[str, str]:
-    """The environment of a job whose ranks outnumber the cores, as root or not."""
+    """Return the environment of a job whose ranks outnumber the cores, as root or not."""
     changes = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
                "OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
                "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -41,7 +41,7 @@ def environment() -> dict[str, str]:
 
 def horovodrun(backend: str, size: int, *command: str, timeout: float = 240, flags: tuple[str, ...] = (),
                extra: Mapping[str, str] | None = None) -> Finished:
-    """Runs `python command...` on `size` ranks of this machine; backend: "mpi" or "gloo"."""
+    """Run `python command...` on `size` ranks of this machine; backend: "mpi" or "gloo"."""
     hosts = () if flags else ("-H", f"localhost:{size}")
     line = [*START, sys.executable, "-m", "tests.horovodrun", "-np", str(size), *hosts, f"--{backend}", *flags,
             sys.executable, *command]
@@ -60,7 +60,7 @@ def horovodrun(backend: str, size: int, *command: str, timeout: float = 240, fla
 
 
 def _end(job: subprocess.Popen[str]) -> None:
-    """Ends the launcher; it is given time to end its ranks, which lead sessions of their own, and then killed."""
+    """End the launcher: give it time to end its ranks, which lead sessions of their own, then kill it."""
     ranks = psutil.Process(job.pid).children(recursive=True)
     job.terminate()
     _, left = psutil.wait_procs([psutil.Process(job.pid), *ranks], timeout=20)

@@ -49,7 +49,7 @@ def test_the_cost_of_a_step_on_the_host_and_on_a_device(tmp_path: Path) -> None:
 
 
 MOST_ROUNDS = 8
-"""Of counting, until the regions' cuts are right."""
+"""Rounds of counting until the regions' cuts are right."""
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_the_predicted_seconds_follow_from_messages_and_bytes(simulation: dict[s
 
 
 def test_messages_that_fly_at_once_have_one_latency(simulation: dict[str, Any]) -> None:
-    """Of 71 others: eight batches of nine, and what each costs the processor."""
+    """Messages of 71 others: eight batches of nine, and what each costs the processor."""
     (r,) = (r for r in results(simulation, "OkTopk") if (r["ranks"], r["step"]) == (72, 2))
     split = r["phases"]["split_and_reduce"]
     assert (split["rounds"], split["messages"]) == (8, 71)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("network_namespaces")
 
 @pytest.fixture(scope="session")
 def network_namespaces() -> None:
-    """Skips where this machine does not let us make hosts."""
+    """Skip if this machine does not let us make hosts."""
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
@@ -57,7 +57,7 @@ def measured(program: str, folder: Path, line: str) -> Any:
 
 
 def left_behind(job: subprocess.Popen[str]) -> list[str]:
-    """Namespaces and devices of the clusters that this job made."""
+    """Return namespaces and devices of the clusters that this job made."""
     listed = [subprocess.run(["ip", *command], capture_output=True, text=True, check=True).stdout.splitlines()
               for command in (["netns", "list"], ["-o", "link"])]
     return [line for lines in listed for line in lines if re.search(rf"\bok{job.pid}[-bv]", line)]

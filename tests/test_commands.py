@@ -44,7 +44,7 @@ def test_what_is_kept_of_the_sum_counts_in_phase_2():
 
 
 def test_messages_that_fly_at_once_have_one_latency():
-    """Of 71 others: eight batches of nine. Then four collectives of seven rounds; each other rank is told twice."""
+    """Messages of 71 others: eight batches of nine. Then four collectives of seven rounds, and each is told twice."""
     assert predictions(size=72)["OkTopk"].latency == pytest.approx((8 + 4 * 7) * 50e-6 + 2 * 71 * 2e-6)
 
 

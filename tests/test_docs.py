@@ -1,4 +1,4 @@
-"""What README.md and docs/ show is true: code runs, options and defaults are those of the code, and links lead on."""
+"""Truth of README.md and docs/: code runs, options and defaults are those of the code, and links lead on."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_fragment_runs(block: Block, fragments: Callable[[str], dict[str, Outc
 
 @pytest.fixture(scope="module")
 def fragments(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Outcome]]:
-    """What became of a framework's fragments, in one job."""
+    """Return the outcomes of a framework's fragments, by framework; they run in one job."""
     @cache
     def run(framework: str) -> dict[str, Outcome]:
         folder = tmp_path_factory.mktemp(framework)
@@ -72,7 +72,7 @@ def fragments(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[
 # Public names.
 
 def public_names() -> list[tuple[str, str]]:
-    """(module, name), read from the source, so that nothing is imported to collect tests."""
+    """Return (module, name), read from the source, so that nothing is imported to collect tests."""
     return [(module, name) for module in MODULES for name in names_of(module)]
 
 
@@ -108,7 +108,7 @@ def issubclass_of(documented: object, base: type) -> bool:
 
 
 def explained(documented: Any) -> set[str]:
-    """The names under "Args:" of its docstring."""
+    """Return the names under "Args:" of its docstring."""
     (text,) = re.findall(r"^Args:\n((?: .*\n?)+)", inspect.getdoc(documented) or "", flags=re.MULTILINE) or [""]
     return set(re.findall(r"^    \*{0,2}(\w+):", text, flags=re.MULTILINE))
 
@@ -157,7 +157,7 @@ def pages_of(entry: Any) -> list[str]:
 
 
 def configuration() -> Any:
-    """mkdocs.yml, without what stands for objects of MkDocs."""
+    """Return mkdocs.yml, without what stands for objects of MkDocs."""
     class Loader(yaml.SafeLoader):
         pass
 
@@ -179,7 +179,7 @@ def test_what_a_page_links_to_exists(page: Path) -> None:
 
 @cache
 def anchors(path: Path) -> set[str]:
-    """Of its headings, as MkDocs and GitHub name them; of what the reference shows; and those that it has itself."""
+    """Return anchors: of headings, as MkDocs and GitHub name them, of what the reference shows, and its own."""
     text = path.read_text()
     headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
     made = {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()) for heading in headings}

@@ -19,7 +19,7 @@ def job_of(framework: str, backend: str, how: str, size: int = 2, **variables: s
 
 
 def told(job: Finished) -> dict[int, str]:
-    """What each rank printed that it was told; two may have printed into one line."""
+    """Return what each rank printed that it was told; two may have printed into one line."""
     found = re.findall(r"rank (\d+) was told: ((?:(?!rank \d+ was told).)*)", job.output)
     return {int(rank): text for rank, text in found}
 
@@ -31,7 +31,7 @@ def told(job: Finished) -> dict[int, str]:
     ("step_ahead", "gloo", "shutdown"), ("tensorflow", "mpi", "raising"), ("tensorflow", "gloo", "shutdown"),
     ("hosts", "mpi", "raising")])
 def test_the_ranks_that_go_on_are_told_which_rank_has_ended_and_how(framework: str, backend: str, how: str) -> None:
-    """Of two hosts, a rank of the first one communicates with the one that ends through others alone."""
+    """With two hosts, a rank of the first one communicates with the one that ends through others alone."""
     last = 3 if framework == "hosts" else 1
     job = job_of(framework, backend, how, size=last + 1)
     heard = told(job)
@@ -87,7 +87,7 @@ def test_a_job_ends_that_has_given_up_a_rank_which_stands_still(framework: str, 
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
         ("torch", "mpi", "interrupted"), ("keras", "mpi", "terminated"), ("keras", "gloo", "interrupted")))])
 def test_a_job_ends_soon_that_is_interrupted_or_has_a_rank_terminated(framework: str, backend: str, how: str) -> None:
-    """As a scheduler sends SIGTERM to one rank, and a terminal SIGINT to the launcher and all in its group."""
+    """Schedulers send SIGTERM to one rank, and a terminal SIGINT to the launcher and all in its group."""
     job = job_of(framework, backend, how)
     ended = time.time()
     sent = re.search(r"the signal was sent at ([\d.]+)\.", job.output)

@@ -25,13 +25,13 @@ def test_a_second_run_of_the_keras_example_goes_on_from_the_first(tmp_path: Path
 
 
 def accuracy_of(job: Finished) -> float:
-    """The last one, in per cent; one rank reports it."""
+    """Return the last accuracy, in per cent; one rank reports it."""
     assert job.returncode == 0, job.output
     return float(re.findall(r"test accuracy ([\d.]+)%", job.output)[-1])
 
 
 def epochs_of(job: Finished) -> list[str]:
-    """Those that Keras reports, from one rank."""
+    """Return the epochs that Keras reports, from one rank."""
     return re.findall(r"Epoch (\d+/\d+)", job.output)
 
 
@@ -43,7 +43,7 @@ def test_the_table_of_examples_has_it_and_a_test_starts_it(path: Path) -> None:
 
 
 def train_transformer(checkpoint: Path, *more: str) -> list[tuple[int, float]]:
-    """(epoch, validation loss) of each."""
+    """Return (epoch, validation loss) of each epoch."""
     job = horovodrun("mpi", 2, "examples/transformer.py", "--epochs", "2", "--steps", "25", "--batch-size", "4",
                      "--compression", "step-ahead", "--checkpoint", str(checkpoint), *more)
     assert job.returncode == 0, job.output

@@ -1,4 +1,4 @@
-"""What importing the package loads. Who imports whom is in pyproject.toml, and `make lint` checks it."""
+"""Modules that importing the package loads. Who imports whom is in pyproject.toml, and `make lint` checks it."""
 
 from __future__ import annotations
 

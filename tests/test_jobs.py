@@ -1,4 +1,4 @@
-"""What a job runs, and what its ranks make of a scenario together."""
+"""Scenarios that a job runs, and the outcome that its ranks have together."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Launch = Callable[[], Finished]
 
 
 def run(*command: str) -> Finished:
-    """Runs a launcher to its end."""
+    """Run a launcher to its end."""
     job = subprocess.run(command, env=environment() | OFFLINE, cwd=ROOT, text=True, timeout=280, check=False,
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     return Finished(job.returncode, job.stdout)
@@ -52,7 +52,7 @@ def needs_slurm() -> None:
 
 
 def needs_nothing() -> None:
-    """What the environment always has."""
+    """Need only what the environment always has."""
 
 
 LAUNCHERS: dict[str, tuple[Callable[[], None], Launch, str]] = {
@@ -63,11 +63,11 @@ LAUNCHERS: dict[str, tuple[Callable[[], None], Launch, str]] = {
     "ray": (lambda: needs_module("ray"), python("launch_ray.py"), "Gloo"),
     "spark": (needs_spark, python("launch_spark.py"), "Gloo"),
 }
-"""What a launcher needs, how it starts, and what Horovod runs on."""
+"""Launchers: what each needs, how it starts, and what Horovod runs on."""
 
 
 def results(job: Finished) -> list[tuple[str, str, str]]:
-    """Of each rank: the accuracy, the loss to its last digit, and what Horovod runs on."""
+    """Return of each rank the accuracy, the loss to its last digit, and what Horovod runs on."""
     assert job.returncode == 0, job.output
     told = r"rank (\d): test accuracy ([\d.]+)%, loss ([\d.e-]+), Horovod on (MPI|Gloo)"
     found = re.findall(told, job.output)
@@ -77,7 +77,7 @@ def results(job: Finished) -> list[tuple[str, str, str]]:
 
 @cache
 def reference() -> tuple[str, str]:
-    """The accuracy and the loss under `horovodrun --mpi`, the same on both ranks."""
+    """Return the accuracy and the loss under `horovodrun --mpi`, the same on both ranks."""
     first, second = results(run(*HOROVODRUN, "--mpi", sys.executable, DIGITS))
     assert first == second
     assert first[2] == "MPI"

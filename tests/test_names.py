@@ -36,7 +36,7 @@ def run(program: list[str], legacy: bool) -> str:
     ("torch", False, TORCH), ("tensorflow", False, TENSORFLOW | KERAS_3),
     ("tensorflow", True, TENSORFLOW | TF_KERAS)])
 def test_importing_the_plugin_changes_these_names_and_no_others(framework, legacy, expected):
-    """What is not seen is horovod_shutdown in Horovod's C library."""
+    """One name is not seen: horovod_shutdown in Horovod's C library."""
     assert set(json.loads(run(["-m", "tests.wrapped_names", framework], legacy))) == expected
 
 

@@ -25,11 +25,11 @@ PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, TOOL = PYPROJECT["project"], PYPROJECT["tool"]
 SOURCES = {"horovod_oktopk": ROOT / "horovod_oktopk",
            **{f"horovod_oktopk/{each.parent.name}": each.parent for each in ROOT.glob("integrations/*/__init__.py")}}
-"""Where what is installed comes from."""
+"""Source folders of the installed packages."""
 
 
 def modules() -> list[str]:
-    """The modules as they are installed, by their paths."""
+    """Return the modules as they are installed, by their paths."""
     return sorted(f"{target}/{path.relative_to(source).as_posix()}" for target, source in SOURCES.items()
                   for path in source.rglob("*.py"))
 
@@ -73,14 +73,14 @@ USED = """
 import pathlib, sys, horovod_oktopk
 pathlib.Path(sys.argv[1], f"rank-{hvd.rank()}").write_text(horovod_oktopk.__file__)
 """
-"""What an example is made to tell: which package it had."""
+"""Lines that make an example tell which package it had."""
 
 
 # What is built: the source distribution from a copy of the tree, and the wheel from the source distribution.
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source distribution, unpacked."""
+    """Return the source distribution, unpacked."""
     folder = tmp_path_factory.mktemp("sdist")
     built = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "*.so", "build", "dist", "runs", "site")
     shutil.copytree(ROOT, folder / "tree", ignore=built)
@@ -101,7 +101,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which the wheel is installed, alone."""
+    """Return the folder in which the wheel is installed, alone."""
     folder = tmp_path_factory.mktemp("installed")
     succeed("-m", "pip", "install", "--no-deps", "--no-index", "--target", folder, wheel, cwd=folder)
     return folder
@@ -109,7 +109,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def only_numpy(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """PYTHONPATH of a Python that is started with -S: the wheel, NumPy, and nothing else."""
+    """Return PYTHONPATH for a Python that is started with -S: the wheel, NumPy, and nothing else."""
     folder = tmp_path_factory.mktemp("only_numpy")
     for path in Path(np.__file__).parents[1].glob("numpy[.-]*"):  # its libraries, and what tells its version
         (folder / path.name).symlink_to(path)

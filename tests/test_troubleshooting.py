@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "troubleshooting.md"
 PACKAGES = ("horovod_oktopk", "integrations")
 GAP = "…"
 OF_OTHERS = "## Messages of Horovod, Open MPI and the build"
-"""What follows quotes other programs."""
+"""Heading below which other programs are quoted."""
 
 VERBS = ("build", "call", "compile", "convert", "divide", "give", "hand", "import", "install", "keep", "leave",
          "load", "look", "make", "pass", "put", "raise", "reduce", "report", "save", "see", "set", "start", "take",
@@ -43,7 +43,7 @@ WITHOUT = {
 
 
 def text_of(node: ast.AST) -> str | None:
-    """A literal with its gaps; None for anything else."""
+    """Return a literal with its gaps; None for anything else."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):
@@ -55,7 +55,7 @@ def text_of(node: ast.AST) -> str | None:
 
 
 def texts(node: ast.AST, least: int = 2) -> Iterator[str]:
-    """The texts of at least so many words in an expression."""
+    """Yield the texts of at least `least` words in an expression."""
     text = text_of(node)
     if text is None:
         for child in ast.iter_child_nodes(node):
@@ -65,14 +65,14 @@ def texts(node: ast.AST, least: int = 2) -> Iterator[str]:
 
 
 def names(node: ast.AST) -> Iterator[str]:
-    """The variables and attributes in an expression."""
+    """Yield the variables and attributes in an expression."""
     for part in ast.walk(node):
         if isinstance(part, ast.Name | ast.Attribute):
             yield part.id if isinstance(part, ast.Name) else part.attr
 
 
 def told(tree: ast.AST) -> Iterator[ast.expr]:
-    """What errors and loggers are given."""
+    """Yield the arguments of errors and loggers."""
     for call in ast.walk(tree):
         if isinstance(call, ast.Call):
             name = next(names(call.func), "")
@@ -81,13 +81,13 @@ def told(tree: ast.AST) -> Iterator[ast.expr]:
 
 
 def sources() -> list[Path]:
-    """The files of the package."""
+    """Return the files of the package."""
     return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
 @cache
 def messages() -> dict[str, str]:
-    """All messages, each with the file that has it."""
+    """Return all messages, each with the file that has it."""
     trees = {path: ast.parse(path.read_text()) for path in sources()}
     variables = {name for tree in trees.values() for argument in told(tree) for name in names(argument)}
     found: dict[str, str] = {}
@@ -100,7 +100,7 @@ def messages() -> dict[str, str]:
 
 
 def helps(message: str) -> bool:
-    """Whether it says what is allowed and what came, or what to do."""
+    """Return True if it says what is allowed and what came, or what to do."""
     return bool(REMEDY.search(message) or ALLOWED.search(message))
 
 

@@ -24,7 +24,7 @@ Outcome = str | dict[str, str] | None
 """None: it passed. A dictionary: it was skipped, with the reason. A string: the traceback, or:"""
 RUNNING = "has not ended"
 HUNG = "Timeout ("
-"""What faulthandler writes before the stacks."""
+"""Text that faulthandler writes before the stacks."""
 FAILED = "a scenario failed on this rank:"
 LIMIT = float(os.environ.get("SCENARIO_LIMIT", "120"))
 """In seconds, for a scenario and its vote."""
@@ -33,7 +33,7 @@ END_LIMIT = float(os.environ.get("END_LIMIT", "60"))
 
 
 def attempt(scenario: Callable[[], None]) -> Outcome:
-    """What became of it on this rank."""
+    """Return the outcome on this rank."""
     try:
         scenario()
     except Skipped as reason:
@@ -46,7 +46,7 @@ def attempt(scenario: Callable[[], None]) -> Outcome:
 
 
 def together(everyone: Sequence[Outcome]) -> Outcome:
-    """What became of it on all ranks."""
+    """Return the outcome on all ranks."""
     failures = [outcome for outcome in everyone if isinstance(outcome, str)]
     if failures:
         return failures[0]
@@ -56,7 +56,7 @@ def together(everyone: Sequence[Outcome]) -> Outcome:
 
 
 def is_wanted(name: str, wanted: Collection[str], known: Collection[str]) -> bool:
-    """Whether it is named, in full or in part; a name that is another's beginning means that scenario alone."""
+    """Return True if it is named, in full or in part; a name that is another's beginning means that one alone."""
     return not wanted or name in wanted or any(part in name for part in wanted if part not in known)
 
 

@@ -15,7 +15,7 @@ PACKAGES = ("horovod", "keras", "tensorflow", "tf_keras", "torch")
 
 
 def names() -> dict[str, int]:
-    """The attributes of all modules and classes of other packages, each with the identity of what it holds."""
+    """Return the attributes of all modules and classes of other packages, each with its value's identity."""
     found: dict[str, int] = {}
     for module in list(sys.modules.values()):
         name = getattr(module, "__name__", None)
@@ -30,7 +30,7 @@ def names() -> dict[str, int]:
 
 
 def is_changed(name: str, value: int, before: dict[str, int]) -> bool:
-    """Also what a class has got that it only inherited; modules get names by every import."""
+    """Return True also if a class has got what it only inherited; modules get names by every import."""
     owner = name.rpartition(".")[0]
     return before[name] != value if name in before else owner in before and owner not in sys.modules
 

@@ -30,7 +30,7 @@ DENSITY = 0.1
 
 @dataclass(frozen=True)
 class Case:
-    """What trains. arguments: of a trainer, beside the options."""
+    """One training. arguments: of a trainer, beside the options."""
 
     options: Any
     sizes: tuple[int, ...] = SIZES
@@ -77,7 +77,7 @@ CASES |= {f"{name} sum": replace(CASES[name], sizes=(4,), arguments={"op": Hvd.S
 
 
 def names() -> dict[str, tuple[Case, int]]:
-    """Case and number of ranks by the digest's name."""
+    """Return the case and number of ranks by the digest's name."""
     return {f"{name} on {size}": (case, size) for name, case in CASES.items() for size in case.sizes}
 
 
@@ -95,7 +95,7 @@ def digest_of(case: Case, size: int) -> str:
 
 
 def digest_on(kind: Kind, case: Case) -> str:
-    """16 hex digits, of the parameters of all steps and of every rank's residual at the end."""
+    """Return 16 hex digits, of the parameters of all steps and of every rank's residual at the end."""
     hvd = kind.hvd
     trainer = kind(case.options, shapes=SHAPES, **(case.arguments or {}))
     digest = hashlib.sha256()
@@ -109,7 +109,7 @@ def digest_on(kind: Kind, case: Case) -> str:
 
 
 def _step(trainer: CoreTrainer, grads: dict[str, np.ndarray], step: int, digest: Any) -> None:
-    """One step; where no rank has an update, the program goes on with the parameters that it had."""
+    """Take one step; if no rank has an update, go on with the parameters as they were."""
     if trainer.mode.reads_memory:  # StepAhead
         trainer.step(grads)
         if step % READ_EVERY:  # reading waits for the exchange
@@ -123,7 +123,7 @@ def _step(trainer: CoreTrainer, grads: dict[str, np.ndarray], step: int, digest:
 
 
 def gradients(step: int, worker: int) -> dict[str, np.ndarray]:
-    """Standard normal; at one step one worker has a NaN."""
+    """Return standard normal gradients; at one step one worker has a NaN."""
     rng = np.random.default_rng((step, worker))
     grads = {name: rng.standard_normal(shape) for name, shape in SHAPES.items()}
     if step == NAN_STEP and worker == 0:

@@ -64,7 +64,7 @@ class Kind:
         return trainer
 
     def end(self) -> None:
-        """After the scenario; on all ranks together."""
+        """End the trainers after the scenario. Collective."""
         for trainer in self._trainers:
             trainer.end()
 
@@ -115,7 +115,7 @@ class CoreTrainer:
             self.descend(gradients.values, *(settings or [self.lr() * self.mode.coefficient * self.mode.gain]))
 
     def reduced_on_host(self, gradient: np.ndarray) -> np.ndarray:
-        """As an integration does, where a host is one worker in StepAhead."""
+        """Return the mean over the host, as an integration does if a host is one worker in StepAhead."""
         length, rank = self.host, self.ranks.process_set.rank()
         if length == 1:
             return gradient
@@ -134,7 +134,7 @@ class CoreTrainer:
         self.vector[:] = self.rounded(self.vector - self.layout.dtype.type(lr) * self.velocity)
 
     def rounded(self, values: np.ndarray) -> np.ndarray:
-        """To the parameters' dtype; NumPy has no bfloat16."""
+        """Round to the parameters' dtype; NumPy has no bfloat16."""
         if self.dtype == "bfloat16":
             return KERNELS.from_half(KERNELS.to_half(values), np.float32)
         return values.astype(self.dtype).astype(self.layout.dtype)

@@ -1,4 +1,4 @@
-"""What training gives has the bits that were recorded: a redesign changes none of them."""
+"""Bits of trained models: they are those that were recorded, and a redesign changes none of them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.scenarios.leaks import assert_memory_stays
 SIZES = (1, 2, 3, 5, 8)
 LACKING = {"gradient_predivide_factor", "groups", "backward_passes_per_step", "Horovod's own process sets",
            "Horovod's own compressions", "a job in which partial rounds cannot work"}
-"""What only a framework has."""
+"""Arguments that only a framework has."""
 
 
 @pytest.mark.timeout(60)

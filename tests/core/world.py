@@ -18,7 +18,7 @@ from tests.support.threads import ThreadTransport, ThreadWorld, run_ranks
 
 
 def run(size: int, program: Callable[[Hvd], None]) -> list[str | None]:
-    """Runs a program on every rank; by rank, why it was skipped, or None."""
+    """Run a program on every rank; return by rank why it was skipped, or None."""
     world = ThreadWorld(size)
 
     def on_rank(transport: ThreadTransport) -> str | None:
@@ -53,7 +53,7 @@ class Hvd:
         return False
 
     def transport(self, ranks: Sequence[int], name: str) -> ThreadTransport:
-        """Among some of the ranks; what they do under another name does not meet it."""
+        """Return a transport among some of the ranks; transports of other names do not meet it."""
         self._world.check()
         return ThreadTransport(self._world, self.rank()).group([int(rank) for rank in ranks], name)
 

@@ -50,7 +50,7 @@ class Block:
         return "hvd.init(" in self.code and not self.missing_names()
 
     def missing_names(self) -> set[str]:
-        """Names that it uses and does not define."""
+        """Return the names that the block uses and does not define."""
         defined, used = set(dir(builtins)), set()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Name):

@@ -1,4 +1,4 @@
-"""Whether code uses this package as it is: what it imports exists, and arguments that it gives have these names."""
+"""Names in code of this package's: what the code imports exists, and so do the arguments that it gives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def mistakes(tree: ast.AST) -> Iterator[str]:
-    """In words."""
+    """Yield the mistakes, in words."""
     known: dict[str, Any] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -26,7 +26,7 @@ def mistakes(tree: ast.AST) -> Iterator[str]:
 
 
 def _import(node: ast.Import | ast.ImportFrom, known: dict[str, Any]) -> Iterator[str]:
-    """Adds what is imported of this package to the known names."""
+    """Add what is imported of this package to the known names; yield mistakes."""
     if isinstance(node, ast.Import):
         for each in node.names:
             if each.name.startswith("horovod_oktopk") and each.asname:
@@ -51,7 +51,7 @@ def _call(node: ast.Call, called: Any) -> Iterator[str]:
 
 
 def _value(node: ast.AST, known: dict[str, Any]) -> Any:
-    """What a name, or an attribute of one, stands for; None for what is not of this package."""
+    """Return the value of a name, or of an attribute of one; None if it is not of this package."""
     if isinstance(node, ast.Name):
         return known.get(node.id)
     if isinstance(node, ast.Attribute):

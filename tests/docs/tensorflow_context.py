@@ -1,4 +1,4 @@
-"""What fragments of TensorFlow and Keras find: a model, an optimizer, and data."""
+"""Names that fragments of TensorFlow and Keras use: a model, an optimizer, and data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def prepare(code: str, path: str) -> dict[str, Any]:
 
 
 def finish(names: dict[str, Any]) -> None:
-    """What a fragment has made can train."""
+    """Train with what a fragment has made."""
     if getattr(names["model"], "optimizer", None) is not None:
         names["model"].fit(names["data"], verbose=0, callbacks=[
             hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)])

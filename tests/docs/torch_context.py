@@ -1,4 +1,4 @@
-"""What fragments of PyTorch find: a model, an optimizer, data, and functions that a training script has."""
+"""Names that fragments of PyTorch use: a model, an optimizer, data, and functions of a training script."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def prepare(code: str, path: str) -> dict[str, Any]:
 
 
 def finish(names: dict[str, Any]) -> None:
-    """What a fragment has made can train."""
+    """Train with what a fragment has made."""
     if hasattr(names["optimizer"], "synchronize"):
         names["optimizer"].zero_grad()
         train(names)
@@ -55,7 +55,7 @@ def backward(names: dict[str, Any], scaled: Callable[[torch.Tensor], torch.Tenso
 
 
 class Writer:
-    """As TensorBoard's; it keeps what it is given."""
+    """Writer like TensorBoard's; it keeps what it is given."""
 
     def __init__(self) -> None:
         self.written: dict[str, float] = {}

@@ -58,7 +58,7 @@ def test_every_number_is_the_same_in_both_and_survives(dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 40, 3000]))
 def test_both_round_numbers_of_all_sizes_to_the_same_bits(dtype, seed, n):
-    """Of any exponent, near the middle between two numbers as often as not, denormals included."""
+    """Numbers of any exponent, near the middle between two numbers as often as not, denormals included."""
     rng = np.random.default_rng(seed)
     values = rng.integers(0, 2**(8 * dtype().itemsize), n, np.uint64).astype(f"u{dtype().itemsize}").view(dtype)
     middles = ((rng.integers(0, 2**16, n) << 16) + rng.choice([0x7FFF, 0x8000, 0x8001], n)).astype(np.uint32)

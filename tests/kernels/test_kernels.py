@@ -22,7 +22,7 @@ DTYPES = [np.float32, np.float64]
 
 
 def nasty(rng, n, dtype, finite=False):
-    """Numbers of all sizes, zeros of both signs, denormals and extremes; infinities and NaN if wanted."""
+    """Return numbers of all sizes, zeros of both signs, denormals and extremes; infinities and NaN if wanted."""
     info = np.finfo(dtype)
     special = np.array([0.0, -0.0, info.smallest_subnormal, -info.smallest_subnormal, info.tiny, info.max, -info.max,
                         1.0, -1.0, *([] if finite else [np.inf, -np.inf, np.nan])], dtype)
@@ -44,13 +44,13 @@ def collected(buffer):
 
 
 def bits(values):
-    """All NaN are one: which of two a sum takes over is nobody's concern, as such a step is dropped."""
+    """Return the bits, with one NaN for all: a step with a NaN is dropped, whichever it is."""
     return np.where(np.isnan(values), values.dtype.type(np.nan), values).tobytes()
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["AVX-512", "no AVX-512"])
 def instructions(request):
-    """What there is on every processor is tested on one that has more, too."""
+    """Set the instructions: those that every processor has are tested on one that has more, too."""
     before = NATIVE.use_avx512(request.param)
     yield
     NATIVE.use_avx512(before)

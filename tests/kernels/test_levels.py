@@ -13,7 +13,7 @@ COUNTS = st.sampled_from([0, 1, 7, 8, 9, 100, 8191, 8192, 8193, 20_000])
 
 
 def drawn_levels(rng):
-    """Of all sizes, some of them equal, the first one sometimes 0."""
+    """Return levels of all sizes, some of them equal, the first one sometimes 0."""
     levels = np.sort(np.abs(nasty(rng, 8, np.float32, finite=True)))
     levels[rng.integers(1, 8)] = levels[-1]
     return np.sort(levels)

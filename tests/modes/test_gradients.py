@@ -34,7 +34,7 @@ def make(transport: ThreadTransport, entries: Any = ENTRIES, options: OkTopk = O
 
 
 def take_step(reducer: GradientMode, gradient: np.ndarray) -> np.ndarray | None:
-    """The update as a dense vector; None where the step was undone."""
+    """Return the update as a dense vector; None if the step was undone."""
     offsets = reducer.layout.offsets
     parts = [gradient[start:stop] for start, stop in pairwise(offsets)]
     gradients = FlatGradients(gradient, list(zip(offsets[:-1].tolist(), parts, strict=True)))
@@ -43,7 +43,7 @@ def take_step(reducer: GradientMode, gradient: np.ndarray) -> np.ndarray | None:
 
 
 def take_steps(reducer: GradientMode, rank: int, steps: range) -> np.ndarray:
-    """The sum of the updates."""
+    """Return the sum of the updates."""
     total = np.zeros(reducer.layout.n, np.float32)
     for step in steps:
         gradient = np.random.default_rng((step, rank)).standard_normal(reducer.layout.n, np.float32)

@@ -16,12 +16,12 @@ ON_HOSTS = OkTopk(density=0.1, region_interval=5, hierarchical=2)
 
 
 def gradients(steps, size, seed=0):
-    """Of small whole numbers, whose sums are exact in any order."""
+    """Return gradients of small whole numbers, whose sums are exact in any order."""
     return np.random.default_rng(seed).integers(-99, 100, (steps, size, N)).astype(np.float32)
 
 
 def updated(reducer, own):
-    """The sum of the updates of these steps."""
+    """Return the sum of the updates of these steps."""
     return sum(take_step(reducer, gradient.copy()) for gradient in own)
 
 

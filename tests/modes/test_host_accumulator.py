@@ -18,14 +18,14 @@ from tests.support.threads import ThreadTransport, ThreadWorld, run_ranks
 
 
 def of_one_host(n, transport, dtype=np.float32):
-    """The accumulator of a rank, where all ranks are on one host."""
+    """Return the accumulator of a rank; all ranks are on one host."""
     alone = ThreadTransport(ThreadWorld(1), 0)
     hosts = on_hosts(transport, alone, transport, np.arange(transport.size)[None]).hosts
     return HostAccumulator(n, dtype, lambda: hosts)
 
 
 def in_pieces(vector, cuts):
-    """(offset, array) pairs that cover the vector."""
+    """Return (offset, array) pairs that cover the vector."""
     return [(start, vector[start:stop]) for start, stop in pairwise([0, *cuts, len(vector)])]
 
 

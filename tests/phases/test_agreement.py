@@ -22,7 +22,7 @@ N = 50
 
 
 def messages(describe, k_of, size=3):
-    """What each rank is told when all reduce together; None where nothing is raised."""
+    """Return by rank the message of the error when all reduce together; None if there is no error."""
     def program(transport):
         acc = NumpyAccumulator(N)
         scheme = OkTopk().algorithm()
@@ -38,7 +38,7 @@ def messages(describe, k_of, size=3):
 
 
 def told_alike(describe, k_of, size=3):
-    """The one message that all ranks hear."""
+    """Return the one message that all ranks get."""
     (message,) = set(messages(describe, k_of, size))
     return message
 
@@ -102,7 +102,7 @@ def test_ranks_at_different_steps_reduce_exactly_as_thresholds_are_exact():
 
 
 def test_ranks_that_hold_the_state_of_different_steps_re_evaluate_together():
-    """As after checkpoints of different age: each rank by itself would reuse what it holds."""
+    """Checkpoints of different age lead to this: each rank by itself would reuse what it holds."""
     case = Case("steady", 200, 20, 3, 4, seed=4)
     ranks = settle(case, 2, selection="reuse", threshold_interval=100, region_interval=100)
     ranks[2].scheme.step = 17
@@ -114,7 +114,7 @@ def test_ranks_that_hold_the_state_of_different_steps_re_evaluate_together():
 
 @pytest.fixture
 def many_ranks(monkeypatch):
-    """As among many: ranks tell one word of what they would say, as long as all are equal."""
+    """Let few ranks agree as many do: they send one word of a digest as long as all are equal."""
     monkeypatch.setattr(agreement, "FEW_RANKS", 1)
 
 

@@ -18,7 +18,7 @@ from ..support.simulation import same_runs, simulate
 
 
 def moves_of(plan):
-    """Shape (P, P): elements that go from position i to position j."""
+    """Return the elements that go from position i to position j. Shape (P, P)."""
     positions = np.arange(len(plan.before) - 1)
     return plan.moved(positions[:, None], positions)
 
@@ -81,7 +81,7 @@ def test_balanced_shares_are_the_same_elements_in_the_same_order(sizes, rotation
 
 
 def one_owner(**options):
-    """Regions equalise the number of local elements; these lie evenly, but only the last ones are large in sum."""
+    """Return gradients whose local elements lie evenly, but only the last ones are large in sum."""
     rng = np.random.default_rng(0)
     gradients = np.zeros((5, 8, 2000), np.float32)
     for rank in range(8):
@@ -92,7 +92,7 @@ def one_owner(**options):
 
 
 def spread(run):
-    """How far apart what the ranks send in the allgatherv is, in bytes."""
+    """Return the difference between the most and the fewest bytes that a rank sends in the allgatherv."""
     sent = [record.report.phases["allgatherv"].bytes_sent for record in run[0]]
     return max(sent) - min(sent)
 

@@ -17,7 +17,7 @@ from ..support.selections import clustered, selections
 
 
 def cut(selected, n):
-    """The boundaries; they are the same on all ranks."""
+    """Return the boundaries; they are the same on all ranks."""
     found = run_ranks(len(selected), lambda transport: space_repartition(selected[transport.rank], n, transport))
     assert all(boundaries.tolist() == found[0].tolist() for boundaries in found)
     assert found[0].dtype == np.int64
@@ -25,7 +25,7 @@ def cut(selected, n):
 
 
 def rounds_of_counting(selected, n):
-    """How many it takes until the cuts are right."""
+    """Return the number of rounds until the cuts are right."""
     def program(transport):
         counting = CountingTransport(transport)
         space_repartition(selected[transport.rank], n, counting)
@@ -36,7 +36,7 @@ def rounds_of_counting(selected, n):
 
 
 def region_loads(selected, boundaries):
-    """Elements by region; a region is half-open, the last one too."""
+    """Return the elements by region; a region is half-open, the last one too."""
     return np.array([sum(int(((indices >= start) & (indices < stop)).sum()) for indices in selected)
                      for start, stop in pairwise(boundaries)])
 
@@ -55,7 +55,7 @@ def test_no_region_is_a_sixteenth_heavier_than_the_mean(drawn):
 
 
 def uneven(size=8, k=400, n=80_000):
-    """Everyone's lie most densely at the same place, each rank's with another density."""
+    """Return selections that lie most densely at the same place, each rank's with another density."""
     rng = np.random.default_rng(0)
     return n, [np.unique((n * rng.random(k) ** (1 + rank)).astype(np.int64)) for rank in range(size)]
 

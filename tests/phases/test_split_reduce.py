@@ -25,7 +25,7 @@ def regions_of(selections, cuts, rotation):
 
 
 def assert_plans_fit(plans):
-    """What a rank sends to another is what that one expects of it."""
+    """Assert that each rank expects what the others send to it."""
     for rank, other in itertools.product(range(len(plans)), repeat=2):
         assert dict(plans[rank][0])[other] == dict(plans[other][1])[rank]
 

@@ -30,7 +30,7 @@ SETS: list[Any] = []
 
 
 def _checks(folder: Path) -> Iterator[tuple[str, str, bool]]:
-    """Module, function, and whether it takes a kind; found without importing a framework."""
+    """Yield module, function, and True if it takes a kind; no framework is imported."""
     for path in sorted(folder.glob("*.py")):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("check_"):
@@ -38,7 +38,7 @@ def _checks(folder: Path) -> Iterator[tuple[str, str, bool]]:
 
 
 def _found(framework: str) -> Iterator[tuple[str, str, str, str | None]]:
-    """Name, module, function and kind of every scenario, in a fixed order."""
+    """Yield name, module, function and kind of every scenario, in a fixed order."""
     for package, folder in (("tests.scenarios", HERE),
                             (f"tests.{framework}.scenarios", HERE.parent / framework / "scenarios")):
         for module, function, takes_kind in _checks(folder):
@@ -49,12 +49,12 @@ def _found(framework: str) -> Iterator[tuple[str, str, str, str | None]]:
 
 
 def names(framework: str, kinds: Iterable[str] | None = None) -> list[str]:
-    """Scenarios' names, without importing a framework; kinds: those wanted, if not all."""
+    """Return the scenarios' names; no framework is imported. kinds: those wanted, if not all."""
     return [name for name, *_, kind in _found(framework) if kind is None or kinds is None or kind in kinds]
 
 
 def all_scenarios(framework: str) -> dict[str, Callable[[], None]]:
-    """Every scenario by name, in a fixed order."""
+    """Return every scenario by name, in a fixed order."""
     driver = importlib.import_module(f"tests.{framework}.driver")
     return {name: functools.partial(check, driver.Kind(kind)) if kind else check
             for name, (check, kind) in loaded(framework).items()}
@@ -62,13 +62,13 @@ def all_scenarios(framework: str) -> dict[str, Callable[[], None]]:
 
 @functools.cache
 def loaded(framework: str) -> dict[str, tuple[Callable[..., None], str | None]]:
-    """Every scenario's function and kind by name, in a fixed order."""
+    """Return every scenario's function and kind by name, in a fixed order."""
     return {name: (getattr(importlib.import_module(module), function), kind)
             for name, module, function, kind in _found(framework)}
 
 
 def process_sets(hvd: Any) -> list[Any]:
-    """Two process sets that divide the ranks; to be handed to hvd.init."""
+    """Return two process sets that divide the ranks, for hvd.init."""
     import os
     size = int(os.environ.get("HOROVOD_SIZE") or os.environ["OMPI_COMM_WORLD_SIZE"])
     if size > 1:

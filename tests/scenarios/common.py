@@ -1,4 +1,4 @@
-"""What scenarios share: gradients that are known exactly, and comparisons over the ranks."""
+"""Helpers of scenarios: gradients that are known exactly, and comparisons over the ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Skipped(Exception):
 
 
 def needs(available: bool, what: str) -> None:
-    """Ends the scenario as skipped if the job does not have what it needs; the same on all ranks."""
+    """Skip the scenario if the job does not have what it needs; the same on all ranks."""
     if not available:
         raise Skipped(f"needs {what}")
 
@@ -39,7 +39,7 @@ def needs_ranks(hvd: Any, least: int = 2) -> None:
 
 def gradients(step: int, rank: int, dtype: Any = np.float32, shapes: Mapping[str, tuple[int, ...]] | None = None,
               ) -> dict[str, np.ndarray]:
-    """Integers, so that sums are exact in any order."""
+    """Return integers, so that sums are exact in any order."""
     return {name: values.astype(dtype) for name, values in _integers(step, rank, tuple((shapes or SHAPES).items()))}
 
 
@@ -50,45 +50,45 @@ def _integers(step: int, rank: int, shapes: tuple[tuple[str, tuple[int, ...]], .
 
 
 def flat(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """One vector, in name order."""
+    """Return one vector, in name order."""
     return np.concatenate([arrays[name].ravel() for name in sorted(arrays)])
 
 
 def host_sizes(size: int) -> list[int]:
-    """Numbers of ranks that a host may have."""
+    """Return the numbers of ranks that a host may have."""
     return [length for length in range(2, size + 1) if size % length == 0]
 
 
 def total(hvd: Any, *steps: int) -> np.ndarray:
-    """The sum of all ranks' gradients at these steps."""
+    """Return the sum of all ranks' gradients at these steps."""
     return sum(flat(gradients(step, rank)) for step in steps for rank in range(hvd.size()))
 
 
 def everywhere(hvd: Any, value: Any) -> list[Any]:
-    """Every rank's value."""
+    """Return every rank's value."""
     return hvd.allgather_object(value)
 
 
 def assert_equal_everywhere(hvd: Any, values: Mapping[str, np.ndarray]) -> None:
-    """The same bits on every rank."""
+    """Assert that every rank has the same bits."""
     assert len(set(everywhere(hvd, flat(values).tobytes()))) == 1, "the replicas differ"
 
 
 def take_steps(hvd: Any, trainer: Any, *steps: int) -> None:
-    """With this rank's gradients."""
+    """Take steps with this rank's gradients."""
     for step in steps:
         trainer.step(gradients(step, hvd.rank()))
 
 
 def assert_conserved(hvd: Any, trainer: Any, computed: np.ndarray) -> None:
-    """The replicas are equal, and what was computed was applied or is in a residual. The learning rate is 1."""
+    """Assert equal replicas, and that what was computed is applied or in a residual. The learning rate is 1."""
     assert_equal_everywhere(hvd, trainer.values())
     held = sum(everywhere(hvd, trainer.residual()))
     assert np.array_equal(held - flat(trainer.values()), computed)
 
 
 def raised_everywhere(hvd: Any, kind: type[Exception], action: Any) -> list[str]:
-    """The messages of the error that `action` raises on every rank: itself, or as a graph passes it on."""
+    """Return the messages of the error that `action` raises on every rank: itself, or as a graph passes it on."""
     message = None
     try:
         action()
@@ -106,7 +106,7 @@ def raised_everywhere(hvd: Any, kind: type[Exception], action: Any) -> list[str]
 
 
 def assert_disagreement(hvd: Any, action: Any, *expected: str) -> None:
-    """All ranks raise the same AgreementError, with the expected words; alone, there is nothing to disagree with."""
+    """Assert that all ranks raise the same AgreementError, with the expected words; one rank alone raises none."""
     if hvd.size() == 1:
         action()
         return
@@ -117,7 +117,7 @@ def assert_disagreement(hvd: Any, action: Any, *expected: str) -> None:
 
 
 def assert_options_must_agree(kind: Any, *cases: tuple[Any, ...]) -> None:
-    """Each case: the options of the last rank, those of the others, and what all ranks are told."""
+    """Try each case: the options of the last rank, those of the others, and the words of the error."""
     for last, others, *told in cases:
         trainer = kind(last if is_last(kind.hvd) else others)
         assert_disagreement(kind.hvd, functools.partial(take_steps, kind.hvd, trainer, 0), *told)
@@ -129,7 +129,7 @@ def is_last(hvd: Any) -> bool:
 
 @contextmanager
 def shared_folder(hvd: Any) -> Iterator[Path]:
-    """The same empty folder on all ranks."""
+    """Yield the same empty folder on all ranks."""
     import tempfile
     with tempfile.TemporaryDirectory() as mine:
         yield Path(hvd.broadcast_object(mine, root_rank=0))
@@ -142,11 +142,11 @@ RANKS: set[int] = set()
 _LOCK = threading.RLock()
 _entered: dict[Any, tuple[ExitStack, list[None]]] = {}
 _listening: dict[str, list[tuple[int, int, list[str]]]] = {"log": [], "warnings": []}
-"""Who listens: thread, least level, and the messages."""
+"""Listeners by source: thread, least level, and the messages."""
 
 
 def computed_once(function: Callable[..., T]) -> Callable[..., T]:
-    """A function whose results are kept, and which one rank computes where ranks are threads."""
+    """Wrap a function to keep its results; one rank computes them if ranks are threads."""
     cached = functools.cache(function)
 
     @functools.wraps(function)
@@ -159,7 +159,7 @@ def computed_once(function: Callable[..., T]) -> Callable[..., T]:
 
 @contextmanager
 def _in_the_process(key: Any, make: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-    """A context that the first of the ranks in this process enters, and the last one leaves."""
+    """Return a context that the first of the ranks in this process enters, and the last one leaves."""
     with _LOCK:
         if key not in _entered:
             _entered[key] = ExitStack(), []
@@ -177,7 +177,7 @@ def _in_the_process(key: Any, make: Callable[[], AbstractContextManager[Any]]) -
 
 
 def environment(**variables: str) -> AbstractContextManager[None]:
-    """These variables are set inside."""
+    """Return a context in which these variables are set."""
     return _in_the_process(tuple(variables), lambda: mock.patch.dict(os.environ, variables))
 
 
@@ -194,7 +194,7 @@ def _heard(source: str, level: int, make: Callable[[], AbstractContextManager[An
 
 
 def _tell(source: str, level: int, message: str) -> None:
-    """Tells all that listen what this thread says, unless it is another rank's."""
+    """Tell all listeners what this thread says, unless it is another rank's."""
     said_by = threading.get_ident()
     for heard_by, least, messages in list(_listening[source]):
         if level >= least and (said_by == heard_by or said_by not in RANKS):
@@ -202,7 +202,7 @@ def _tell(source: str, level: int, message: str) -> None:
 
 
 def logged(level: int = logging.WARNING) -> AbstractContextManager[list[str]]:
-    """The messages of the plugin of at least this level."""
+    """Return a context that gives the plugin's messages of at least this level."""
     return _heard("log", level, _logging)
 
 
@@ -221,7 +221,7 @@ def _logging() -> Iterator[None]:
 
 
 def warned() -> AbstractContextManager[list[str]]:
-    """What Python's warnings say."""
+    """Return a context that gives the texts of Python's warnings."""
     return _heard("warnings", 0, _warning)
 
 

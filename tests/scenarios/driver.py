@@ -1,4 +1,4 @@
-"""What a framework's driver gives: ways to train (kinds), and trainers whose gradients are known exactly."""
+"""Interface of a framework's driver: ways to train (kinds), and trainers with known gradients."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ class Trainer(Protocol):
     """A model whose parameters start at zero, and plain SGD with learning rate 1 (if not given)."""
 
     def step(self, grads: Gradients) -> None:
-        """One step with exactly these gradients on this rank; names that are missing have none."""
+        """Take a step with exactly these gradients on this rank; names that are missing have none."""
 
     def values(self) -> dict[str, np.ndarray]:
-        """The parameters; with StepAhead those that all ranks share."""
+        """Return the parameters; with StepAhead those that all ranks share."""
 
     def own_values(self) -> dict[str, np.ndarray]:
-        """What the model holds on this rank."""
+        """Return what the model holds on this rank."""
 
     def report(self) -> StepReport | None: ...
 
     def residual(self) -> np.ndarray:
-        """This rank's residual, in name order."""
+        """Return this rank's residual, in name order."""
 
     def save(self, path: str) -> None:
-        """All ranks' state to one file; together."""
+        """Save all ranks' state to one file. Collective."""
 
     def load(self, path: str) -> None:
-        """Its state, on all ranks together; the parameters are not in it."""
+        """Load a state, without the parameters. Collective."""
 
     def lr(self) -> float: ...
 
     def set_lr(self, lr: float) -> None: ...
 
     def synchronize_replicas(self) -> None:
-        """Makes the replicas equal, where `Partial` was given."""
+        """Make the replicas equal, if `Partial` was given."""
 
     def set_density(self, density: float) -> None: ...
 
     def assign(self, values: Gradients) -> None:
-        """Sets the parameters; with StepAhead those that all ranks share."""
+        """Set the parameters; with StepAhead those that all ranks share."""
 
 
 class Kind(Protocol):
@@ -58,21 +58,21 @@ class Kind(Protocol):
     collectives: Any
     """The framework's HorovodTransport."""
     runs_partial: bool
-    """Whether partial rounds work in this job."""
+    """True if partial rounds work in this job."""
     saves_together: bool
-    """Whether `save` of a trainer is one call of ours on all ranks."""
+    """True if `save` of a trainer is one call of ours on all ranks."""
     op_error: type[Exception]
-    """What refuses op=Adasum: PluginError, or Horovod's own ValueError."""
+    """Class of the error for op=Adasum: PluginError, or Horovod's own ValueError."""
 
     def supports(self, argument: str) -> bool:
-        """Whether an argument of Horovod's can be given, or "partial": whether `Partial` can."""
+        """Return True if an argument of Horovod's, or `Partial` for "partial", can be given."""
 
     def __call__(self, compression: Any, dtype: str = "float32", shapes: Mapping[str, tuple[int, ...]] | None = None,
                  lr: float = 1.0, momentum: float = 0.0, normalizes: bool = False, **arguments: Any) -> Trainer:
-        """A trainer; arguments: Horovod's, where groups name parameters. normalizes: what the optimizer says."""
+        """Return a trainer. arguments: Horovod's; groups name parameters. normalizes: the optimizer's claim."""
 
     def rewrite(self, path: str, residuals: list[np.ndarray]) -> None:
-        """Makes a file that a trainer saved one of as many ranks as there are residuals."""
+        """Turn a file that a trainer saved into one of as many ranks as there are residuals."""
 
     def passes(self, trainer: Trainer, several: list[Gradients]) -> None:
-        """The backward passes of one step, where `backward_passes_per_step` was given."""
+        """Run the backward passes of one step, if `backward_passes_per_step` was given."""

@@ -1,4 +1,4 @@
-"""What Horovod's users know goes on working: compared with stock Horovod, at density 1."""
+"""Features of Horovod that go on working: compared with stock Horovod, at density 1."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.scenarios.driver import Kind
 
 
 def train(kind: Kind, compression: Any, **arguments: Any) -> np.ndarray:
-    """The parameters after four steps."""
+    """Return the parameters after four steps."""
     trainer = kind(compression, **arguments)
     take_steps(kind.hvd, trainer, *range(4))
     assert_equal_everywhere(kind.hvd, trainer.values())
@@ -31,7 +31,7 @@ def train(kind: Kind, compression: Any, **arguments: Any) -> np.ndarray:
 
 
 def assert_like_stock(kind: Kind, compression: Any = DENSE, **arguments: Any) -> None:
-    """Rounding apart: stock multiplies by 1/P where we divide by P."""
+    """Compare with stock Horovod, but for rounding: stock multiplies by 1/P where we divide by P."""
     stock, ours = train(kind, kind.hvd.Compression.none, **arguments), train(kind, compression, **arguments)
     assert np.abs(stock).max() > 1
     np.testing.assert_allclose(ours, stock, rtol=1e-5, atol=1e-4)
@@ -105,7 +105,7 @@ def _report_set_density_and_save(kind: Kind, options: Any) -> None:
 
 
 def small(rank: int) -> dict[str, np.ndarray]:
-    """Gradients whose sum over many ranks is exact in 8 bits of significance."""
+    """Return gradients whose sum over many ranks is exact in 8 bits of significance."""
     return {name: np.trunc(gradient / 4) for name, gradient in gradients(0, rank).items()}
 
 

@@ -1,4 +1,4 @@
-"""What is left of models that are dropped, of threads and of objects; and what every step leaves."""
+"""Leaks: objects and threads that are left of models that are dropped, and memory that every step leaves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ONCE = 8
 COMMUNICATORS = ("MPITransport", "Gate", "Control", "Watched", "HorovodRanks")
 """One for each reduction that has a communicator of its own, which lasts until the job ends."""
 OF_GRAPHS = ("Form",)
-"""What a function's graph calls stays with TensorFlow; it holds neither models nor gradients."""
+"""Objects that stay with a function's graph in TensorFlow; they hold neither models nor gradients."""
 OF_FRAMEWORKS = {"Parameter": "torch", "ResourceVariable": "tensorflow", "LossScaleOptimizer": "keras",
                  "LossScaleOptimizerV3": "tf_keras"}
 FEW, MANY = 200, 2000
@@ -27,14 +27,14 @@ PATIENCE = 20
 
 
 def census() -> Counter[str]:
-    """How many objects of ours live, how many variables and parameters, and how many threads of ours run."""
+    """Count our living objects, variables and parameters, and our running threads."""
     counted = Counter(name for each in gc.get_objects() if (name := _name(type(each))) is not None)
     counted["threads"] = sum(thread.name.startswith("horovod_oktopk") for thread in threading.enumerate())
     return counted
 
 
 def assert_nothing_stays(hvd: Any, train: Callable[[], Any], several: int) -> None:
-    """Makes, trains and drops more than ONCE models on all ranks."""
+    """Make, train and drop more than ONCE models on all ranks; assert that nothing of them stays."""
     assert several > ONCE
     # Rounds of scenarios before; those that have failed leave an object for good, but no thread.
     _settled(lambda _: all(thread.name != "horovod_oktopk.partial" for thread in threading.enumerate()))
@@ -52,7 +52,7 @@ def assert_nothing_stays(hvd: Any, train: Callable[[], Any], several: int) -> No
 
 
 def assert_memory_stays(hvd: Any, step: Callable[[int], Any]) -> None:
-    """Takes steps, numbered, on all ranks; what Python's objects take must not grow with them."""
+    """Take steps, numbered, on all ranks; assert that the memory of Python's objects does not grow."""
     held = []
     for number in range(1, MANY + 1):
         step(number)
@@ -65,7 +65,7 @@ def assert_memory_stays(hvd: Any, step: Callable[[int], Any]) -> None:
 
 
 def _settled(is_done: Callable[[Counter[str]], bool]) -> Counter[str]:
-    """The census once it is as it should be, or when nothing more can be hoped for."""
+    """Return the census once it is as it should be, or when nothing more can be hoped for."""
     until = time.monotonic() + PATIENCE
     while True:
         gc.collect()

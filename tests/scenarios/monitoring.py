@@ -1,4 +1,4 @@
-"""What one sees of training from outside: the log, and the profiler."""
+"""Monitoring: the log, and the profiler."""
 
 from __future__ import annotations
 

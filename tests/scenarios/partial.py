@@ -33,7 +33,7 @@ STEPS = 8
 
 
 def delays(hvd: Any, steps: int) -> Iterator[int]:
-    """The steps; before each, this rank sleeps for a while of its own."""
+    """Yield the steps; before each, this rank sleeps for a while of its own."""
     random = np.random.default_rng((7, hvd.rank()))
     for step in range(steps):
         time.sleep(random.exponential(0.002) + 0.003 * (hvd.rank() == step % hvd.size()))
@@ -104,7 +104,7 @@ def check_evaluation_in_the_middle(kind: Kind) -> None:
 
 
 def check_models_that_are_averaged(kind: Kind) -> None:
-    """The paper's way: a late rank skips to the latest update, and models drift apart until they are averaged."""
+    """In the paper a late rank skips to the latest update, and models drift apart until they are averaged."""
     hvd = kind.hvd
     trainer = kind(Partial(Dense(), policy="solo", in_order=False, max_staleness=1000))
     waits = is_last(hvd) and hvd.size() > 1
@@ -213,7 +213,7 @@ def check_different_options_are_refused(kind: Kind) -> None:
 
 
 def check_a_rank_that_does_not_come(kind: Kind) -> None:
-    """The others' rounds wait for it, and then fail on all ranks; there is no hang."""
+    """Other ranks' rounds wait for it, and then fail on all ranks; there is no hang."""
     hvd = kind.hvd
     needs_ranks(hvd)
     trainer = kind(Partial(Dense(), policy="solo", max_staleness=2, timeout=0.2))

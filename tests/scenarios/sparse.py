@@ -31,7 +31,7 @@ from tests.support.simulation import simulate
 
 def assert_equals_the_oracle(kind: Kind, options: OkTopk, steps: list[tuple[float | None, int, int]],
                              dtype: str = "float32") -> Trainer:
-    """Of each step: the density that is set before it, how many are selected, and how many are kept of their sum."""
+    """Compare with the oracle. steps: density set before the step, elements selected, and kept of the sum."""
     rank, size = kind.hvd.rank(), kind.hvd.size()
     trainer = kind(options, dtype=dtype, op=kind.hvd.Sum)
     residuals, expected = np.zeros((size, N)), np.zeros(N)
@@ -72,7 +72,7 @@ ON_HOSTS = ("OkTopk", "OkTopk, log4", "OkTopk, over Horovod")
 
 @computed_once
 def core_alone(scheme: str, hosts: int, ranks_per_host: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """What the core makes of the hosts' sums, without a framework: the sum of updates, and the hosts' residuals."""
+    """Return the sum of updates and the hosts' residuals that the core alone makes of the hosts' sums."""
     sums = np.array([[functools.reduce(np.add, [noise(step, host * ranks_per_host + rank)
                                                 for rank in range(ranks_per_host)])
                       for host in range(hosts)] for step in range(steps)])
@@ -88,7 +88,7 @@ def noise(step: int, rank: int) -> np.ndarray:
 
 
 def step_with(trainer: Trainer, vector: np.ndarray) -> None:
-    """A step with this flat gradient."""
+    """Take a step with this flat gradient."""
     grads = {}
     for parameter, value in sorted(trainer.values().items()):
         grads[parameter], vector = vector[:value.size].reshape(value.shape), vector[value.size:]
@@ -96,9 +96,9 @@ def step_with(trainer: Trainer, vector: np.ndarray) -> None:
 
 
 def check_gives_the_same_bits_as_the_core_alone(kind: Kind) -> None:
-    """So both frameworks give the same bits from the same gradients, with every scheme; and a host that is one worker
-    gives those of one rank. There values are rounded to four bits for one step alone: it depends on the ranks' shares
-    who keeps what was rounded away.
+    """Both frameworks give the same bits from the same gradients, with every scheme; a host that is one worker gives
+    those of one rank. On hosts values are rounded to four bits for one step alone: who keeps what was rounded away
+    depends on the ranks' shares.
     """
     size = kind.hvd.size()
     for name, length in [*((name, 1) for name in BITS), *itertools.product(ON_HOSTS, host_sizes(size))]:

@@ -23,7 +23,7 @@ from tests.scenarios.common import (
 from tests.scenarios.driver import Kind
 
 OPTIONS = OkTopk(density=0.1, selection="reuse", threshold_interval=4, region_interval=5)
-"""What is selected depends on the thresholds of the steps before."""
+"""Options with which the selection depends on the thresholds of the steps before."""
 
 
 def check_a_resumed_run_gives_the_same_bits(kind: Kind) -> None:
@@ -85,7 +85,7 @@ def check_a_checkpoint_of_another_model_is_refused(kind: Kind) -> None:
 
 
 def rewrite(path: str, residuals: list[np.ndarray]) -> None:
-    """Makes a file of `horovod_oktopk.state.gather` one of as many ranks as there are residuals."""
+    """Turn a file of `horovod_oktopk.state.gather` into one of as many ranks as there are residuals."""
     with zipfile.ZipFile(path) as archive:
         content = json.loads(archive.read("records.json"))
     record = content["reductions"][0][0]

@@ -73,7 +73,7 @@ class Oracle:
 
 
 def on_hosts(length: int, options: StepAhead = OPTIONS, **others: Any) -> StepAhead:
-    """length: how many ranks are one worker."""
+    """Return options with hosts. length: ranks that are one worker."""
     inner = replace(options.scheme, hierarchical=length) if length > 1 else options.scheme
     return replace(options, inner=inner, **others)
 
@@ -83,7 +83,7 @@ def lengths(kind: Kind) -> list[int]:
 
 
 def train(kind: Kind, trainer: Any, steps: range) -> np.ndarray:
-    """What ranks share in the end."""
+    """Return what ranks share in the end."""
     take_steps(kind.hvd, trainer, *steps)
     values = trainer.values()
     assert_equal_everywhere(kind.hvd, values)
@@ -92,7 +92,7 @@ def train(kind: Kind, trainer: Any, steps: range) -> np.ndarray:
 
 
 def random_gradients(step: int, rank: int) -> dict[str, np.ndarray]:
-    """Without ties, which other roundings would break in another way."""
+    """Return gradients without ties, which other roundings would break in another way."""
     random = np.random.default_rng((step, rank))
     return {name: random.standard_normal(shape) for name, shape in SHAPES.items()}
 
@@ -124,7 +124,7 @@ def check_every_step_is_the_oracles(kind: Kind) -> None:
 
 
 def check_dense_is_like_stock(kind: Kind) -> None:
-    """Where all is sent at every step, and nothing is ahead; with the ranks' own momentum, too."""
+    """Dense sends all at every step, and nothing is ahead; with the ranks' own momentum, too."""
     everything = OkTopk(density=1.0, value_dtype=None)
     hosts = [replace(everything, hierarchical=length) for length in (*host_sizes(kind.hvd.size()), True)]
     for scheme in (Dense(), everything, *hosts):
@@ -196,7 +196,7 @@ def check_what_differs_at_the_beginning_is_told_everywhere(kind: Kind) -> None:
 
 
 def check_one_rank_alone_looks_and_nothing_changes(kind: Kind) -> None:
-    """The others need not hear of it. Nor if it saves, where its parameters may be rounded in another way."""
+    """Other ranks need not hear of it, not even if it saves; its parameters may then be rounded in another way."""
     def trained(options: StepAhead, looks: bool = False, saves: bool = False) -> bytes:
         trainer = kind(options)
         for step in range(12 if kind.hvd.size() < 4 else 6):
@@ -299,7 +299,7 @@ def check_a_rank_outside_the_process_set_trains_alone(kind: Kind) -> None:
 
 
 def check_an_optimizer_that_normalizes_takes_longer_steps_on_all_ranks_alike(kind: Kind) -> None:
-    """It says so by itself. Where steps grow with the gradient, or where it is not wanted, there is no gain."""
+    """Adam says so by itself. If steps grow with the gradient, or if it is not wanted, there is no gain."""
     for options, normalizes in ((OPTIONS, True), (OPTIONS, False), (replace(OPTIONS, gain=None), True)):
         trainer = kind(options, normalizes=normalizes)
         train(kind, trainer, range(6))

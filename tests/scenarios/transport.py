@@ -1,4 +1,4 @@
-"""What every transport must do, shown of Horovod's own collectives."""
+"""Contract of every transport, shown of Horovod's own collectives."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from horovod_oktopk.vectors import wire
 
 @pytest.fixture(scope="module")
 def words_for_indices() -> Iterator[None]:
-    """An index is a word on the wire, as the paper counts."""
+    """Send an index as a word, as the paper counts."""
     def plain(count: int, _span: int) -> tuple[int, int, int]:
         return 32, count, 0
 

@@ -1,4 +1,4 @@
-"""What a step sends in bytes: fewer than the 2k words that COO takes for one way alone."""
+"""Bytes that a step sends: fewer than the 2k words that COO takes for one way alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ N, K, SIZE, STEPS = 400_000, 4000, 8, 12
 
 
 def words(run, k):
-    """Mean payload of a rank in a step, in units of k(P-1)/P words."""
+    """Return the mean payload of a rank in a step, in units of k(P-1)/P words."""
     sent = [record.report.payload_bytes()[0] for ranks in run for record in ranks]
     return np.mean(sent) / 4 / (k * (SIZE - 1) / SIZE)
 

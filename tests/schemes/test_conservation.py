@@ -1,4 +1,4 @@
-"""What holds at every step, whatever the thresholds: nothing is lost, nothing counts twice, replicas agree."""
+"""Invariants of every step, whatever the thresholds: nothing is lost, nothing counts twice, replicas agree."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ SELECTIONS = {"exact": EXACT, "reuse": REUSE}
 
 
 def assert_kept(record):
-    """What was not contributed is in the residual, bit for bit, and nothing else."""
+    """Assert that the residual is what was not contributed, bit for bit, and nothing else."""
     kept = np.setdiff1d(np.arange(len(record.acc)), record.contributed)
     assert same_bits(record.residual[kept], record.acc[kept])
     assert not record.residual[record.contributed].any()
 
 
 def assert_conserved(record):
-    """Each element is in the residual bit for bit, or zero there and part of u."""
+    """Assert that each element is in the residual bit for bit, or zero there and part of u."""
     assert_kept(record)
     assert record.acc[record.contributed].all()
     assert np.isin(record.contributed, record.update.indices).all()
 
 
 def assert_update_is_what_was_cleared(ranks):
-    """u is the rank-order sum of exactly the contributions that left the residuals."""
+    """Assert that u is the rank-order sum of exactly the contributions that left the residuals."""
     cleared = []
     for record in ranks:
         contribution = np.zeros_like(record.acc)
@@ -92,7 +92,7 @@ def test_every_step_conserves_whatever_is_kept_of_the_sum(drawn, balance_trigger
 @pytest.mark.parametrize(("selection", "guard"), [("exact", 0), ("reuse", 0.25)])
 @pytest.mark.parametrize("case", each_adversarial(n=900, k=60, size=5))
 def test_exact_selection_selects_k_at_every_step_and_reuse_within_the_guard(case, selection, guard):
-    """Of the elements that there are."""
+    """Selection counts among the elements that there are."""
     for ranks in simulate(case.gradients(), case.k, **SELECTIONS[selection]):
         reduced = len(np.unique(np.concatenate([record.contributed for record in ranks])))
         for record in ranks:
@@ -102,7 +102,7 @@ def test_exact_selection_selects_k_at_every_step_and_reuse_within_the_guard(case
 
 
 def coarse(steps, size, n, seed=0):
-    """Gradients of 16 significant bits and few exponents: float32 adds many of them without rounding."""
+    """Return gradients of 16 significant bits and few exponents: float32 adds many of them without rounding."""
     rng = np.random.default_rng(seed)
     gradients = rng.integers(-2**15, 2**15, (steps, size, n)) * (rng.random((steps, size, n)) < 0.3)
     gradients[..., rng.integers(0, n, n // 10)] *= 4

@@ -22,7 +22,7 @@ SCHEMES = {
 
 
 def on_shares(gradients, k, ranks_per_host, make):
-    """Steps with the hosts' gradients, shape (steps, H, n): by step, the update, and residuals of shape (H, n)."""
+    """Take steps with the hosts' gradients, shape (steps, H, n); return the updates, and residuals (H, n)."""
     steps, size, n = gradients.shape
     bounds = (n * np.arange(ranks_per_host + 1) // ranks_per_host).tolist()
 
@@ -47,7 +47,7 @@ def on_shares(gradients, k, ranks_per_host, make):
 
 
 def assert_same_as_flat(gradients, k, ranks_per_host, make):
-    """Updates, residuals, and what the reports tell."""
+    """Assert the same updates, residuals and reports."""
     _, size, n = gradients.shape
     flat = simulate(gradients, k, make=make)
     for one, ranks in zip(flat, on_shares(gradients, k, ranks_per_host, make), strict=True):
@@ -77,8 +77,8 @@ def test_the_bits_are_those_of_as_many_ranks_as_hosts(name, n, k, hosts, ranks_p
 @pytest.mark.parametrize("value_dtype", ["bfloat16", "log4"])
 @pytest.mark.parametrize(("hosts", "ranks_per_host"), [(2, 2), (3, 2), (2, 5)])
 def test_values_are_rounded_alike(value_dtype, hosts, ranks_per_host):
-    """What rounding a sum leaves over stays with its owner, and who that is depends on the shares: so residuals have
-    the same sum over the hosts, and one step the same bits."""
+    """The owner of a sum keeps what rounding leaves over, and the shares decide who that is: so residuals have
+    the same sum over the hosts, and one step has the same bits."""
     gradients, make = Case("normal", 301, 20, hosts, 1, seed=3).gradients(), OkTopk(value_dtype=value_dtype).algorithm
     (flat,) = simulate(gradients, 20, make=make)
     (ranks,) = on_shares(gradients, 20, ranks_per_host, make)
@@ -105,7 +105,7 @@ def test_more_or_less_is_kept_of_the_sum(kept):
 
 
 def one_owner(hosts):
-    """In both shares host 0 selects nothing in its own region, and all of the sum's top-k lies there."""
+    """Return gradients of which host 0 selects nothing in its own region, and the sum's whole top-k lies there."""
     each = 8 * (hosts - 1)  # elements that a host selects of a share
     length, rng = 40 * each, np.random.default_rng(2)
     gradients = rng.uniform(0, 0.01, (3, hosts, 2, length)).astype(np.float32)
@@ -128,7 +128,7 @@ def test_a_host_sends_no_more_than_the_bound_of_one_rank(hosts, trigger):
 
 
 def words_sent(ranks, ranks_per_host):
-    """Words of payload by all ranks of each host: shape (H,)."""
+    """Return the words of payload by all ranks of each host: shape (H,)."""
     words = np.array([report.payload_bytes()[0] for _, _, report in ranks]) / 4
     return words.reshape(-1, ranks_per_host).sum(axis=1)
 

@@ -59,7 +59,7 @@ def test_more_ranks_than_are_told_everything(name):
 
 
 def control_words(size, k=512, steps=2):
-    """Of the step that cuts the regions, and of the next: what a rank sends, for each of the others."""
+    """Return the words that a rank sends for each of the others, in the step that cuts the regions, and the next."""
     gradients = np.random.default_rng(1).standard_normal((steps, size, 8 * k)).astype(np.float32)
     found = simulate(gradients, k)
     assert [step[0].report.repartitioned for step in found] == [True, False]
@@ -68,7 +68,7 @@ def control_words(size, k=512, steps=2):
 
 
 def test_control_grows_with_the_ranks_and_not_with_their_square():
-    """What a rank tells each other one: less on twice as many, as they share the search for the threshold."""
+    """A rank sends less to each other one if ranks are twice as many: they share the search for the threshold."""
     few, more = control_words(MANY), control_words(2 * MANY)
     assert more[1] <= few[1] <= 60
     assert more[0] <= few[0] <= 60 + 66 + 6 + 4 * 4

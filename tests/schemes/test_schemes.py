@@ -40,7 +40,7 @@ def top_k_of_each(ranks, k):
 
 
 def tree_of_merges(vectors, k):
-    """The tree of Figure 4 in dense NumPy; ranks without a partner go on alone."""
+    """Return the result of Figure 4's tree in dense NumPy; ranks without a partner go on alone."""
     level = list(vectors)
     while len(level) > 1:
         level = [top_k(sum(level[i:i + 2]), k) if i + 1 < len(level) else level[i] for i in range(0, len(level), 2)]

@@ -24,32 +24,32 @@ from .test_conservation import EXACT, REUSE
 WORD = 4
 GUARD = 0.25
 MOST_ROUNDS = 16
-"""Of counting, until the cuts are right: four that go by the samples, and halving of short intervals."""
+"""Rounds of counting until the cuts are right: four that go by the samples, and halving of short intervals."""
 
 
 def mean_bound(k, size, kept):
-    """2k(P-1)/P words in phase 1, and 4k'(P-1)/P in phase 2."""
+    """Return 2k(P-1)/P words for phase 1, and 4k'(P-1)/P for phase 2."""
     return 2 * k * (size - 1) / size + 4 * kept * (size - 1) / size
 
 
 def sent_bound(k, size, kept):
-    """Where fewer than k are kept, phase 1 may be all that a rank has selected: more than the mean rank's."""
+    """Return the bound. If fewer than k are kept, phase 1 may be all that a rank has selected: more than the mean."""
     return mean_bound(k, size, kept) if kept >= k else max(mean_bound(k, size, kept), 2 * k + 2 * kept)
 
 
 def received_bound(k, size, kept):
-    """An owner gets all but its own of a region that is balanced to 1/16, or reused within the same bound; then
+    """Return the bound. An owner gets all but its own of a region that is balanced to 1/16, or nearly; then
     it gets u, of at most (1 + guard) k' elements."""
     return max(6 * k * (size - 1) / size - 2 * k, 2 * k) + 2 * (1 + GUARD) * kept + 2 * size
 
 
 def agreement_bound(size):
-    """In words. The roll call and, where regions are cut anew, 64 quantiles, rounds of counting, and counts."""
+    """Return words: the roll call and, if regions are cut anew, 64 quantiles, rounds of counting, and counts."""
     return (size - 1) * ((4 + size + 1) + 66 + (size + 1) + 4 * MOST_ROUNDS)
 
 
 def global_select_bound(k, size):
-    """Sketches, the magnitudes between two entries, and a radix search: four reductions of 256 numbers, and counts.
+    """Return words: sketches, magnitudes between two entries, a radix search (4 · 256 numbers), and counts.
     Where the threshold is reused, lengths, sizes and other sketches come before it."""
     entries, step = sketch_shape(k, size)
     return (size - 1) * (2 * 66 + entries + 1 + 4 * step + 4) + 4 * 2 * (2 * 256) * (size - 1) / size
@@ -119,7 +119,7 @@ def test_the_bound_is_that_of_table_1():
 
 
 def blocks(*placed, n=2000, size=2):
-    """One step's gradients: (rank, start, length, value) blocks in zeros."""
+    """Return one step's gradients: (rank, start, length, value) blocks in zeros."""
     gradient = np.zeros((size, n), np.float32)
     for rank, start, length, value in placed:
         gradient[rank, start:start + length] = value
@@ -167,7 +167,7 @@ def test_agreement_costs_the_same_whatever_n_and_k():
 
 
 def evolving(n, size, steps):
-    """Gradients as in training: a mean that drifts, noise on every rank, magnitudes over several orders."""
+    """Return gradients as in training: a mean that drifts, noise on every rank, magnitudes of several orders."""
     rng = np.random.default_rng(0)
     scale = np.exp(rng.standard_normal(n)).astype(np.float32)
     mean = scale * rng.standard_normal(n, np.float32)

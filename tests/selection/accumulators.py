@@ -1,4 +1,4 @@
-"""What every accumulator of residuals must do, as programs: functions of one that is new, and of its pieces.
+"""Contract of every accumulator of residuals, as programs: functions of one that is new, and of its pieces.
 
 new(n, dtype) makes an accumulator; piece(array) is a gradient as it takes it, in the memory of this array if it can.
 The same list is run over host memory with each kernel, TensorFlow's memory, and PyTorch's devices.
@@ -85,7 +85,7 @@ def pieces_in_any_order_cover_the_vector(new: New, piece: Piece) -> None:
 
 
 def pieces_of_its_own_dtype_are_cleared_where_asked(new: New, piece: Piece) -> None:
-    """And nothing else is written to: half precision is converted."""
+    """Pieces of another dtype are not written to: half precision is converted."""
     accumulator, gradient = new(N, np.float32), normal()
     own, half = piece(gradient[:CHUNK].copy()), piece(gradient[CHUNK:].astype(np.float16))
     accumulator.accumulate([(0, own), (CHUNK, half)])

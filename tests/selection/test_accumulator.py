@@ -25,7 +25,7 @@ def test_conformance(program, kernels):
 
 
 def peaks(n, k, steps):
-    """Largest number of bytes allocated at once, in each step of one rank."""
+    """Return the largest number of bytes allocated at once, in each step of one rank."""
     acc, scheme = NumpyAccumulator(n), OkTopk().algorithm()
     transport = CountingTransport(ThreadTransport(ThreadWorld(1), 0))
     found = []

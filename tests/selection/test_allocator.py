@@ -1,4 +1,4 @@
-"""Where the megabytes of a step's temporaries come from."""
+"""Memory of a step's temporaries, and where it comes from."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ TINY = {"float32": 1e-45, "float64": 5e-324}
 
 
 def scattered(dtype, size, rng):
-    """Non-zero values of every rank: denormals, ties and all signs."""
+    """Return non-zero values of every rank: denormals, ties and all signs."""
     exponents = rng.integers(-44, 38, 40 * size)
     values = (rng.integers(1, 4, 40 * size) * 10.0 ** exponents * rng.choice([-1, 1], 40 * size)).astype(dtype)
     values[::9] = TINY[dtype]
@@ -33,7 +33,7 @@ def kth_of_all(parts, k):
 
 
 def radix(parts, k):
-    """What local_top_k finds on each rank."""
+    """Return what local_top_k finds on each rank."""
     found = run_ranks(len(parts), lambda transport: radix_kth_magnitude(to_bits(parts[transport.rank]), k, transport),
                       timeout=10)
     return [from_bits(bits, parts[0].dtype) for bits, *_ in found]
@@ -57,7 +57,7 @@ def test_the_radix_search_gives_zero_for_fewer_than_k_values():
 
 
 def select(parts, k, region_order=None, weights=None):
-    """(indices selected, sizes, threshold, traffic) on every rank."""
+    """Return (indices selected, sizes, threshold, traffic) on every rank."""
     order = np.arange(len(parts)) if region_order is None else np.array(region_order)
 
     def program(transport):
@@ -70,7 +70,7 @@ def select(parts, k, region_order=None, weights=None):
 
 
 def assert_selects(values, size, k, messages=None, weights=None):
-    """The k largest magnitudes are selected, and a rank sends each other so many messages. Return the bytes sent."""
+    """Assert that the k largest magnitudes are selected. messages: to each other rank. Return the bytes sent."""
     found = select(on_ranks(values, size), k, weights=weights)
     for indices, sizes, threshold, traffic in found:
         assert (sum(sizes), threshold) == (k, np.sort(np.abs(values))[-k])
@@ -80,12 +80,12 @@ def assert_selects(values, size, k, messages=None, weights=None):
 
 
 def on_ranks(values, size):
-    """Regions of a dense vector, about equally long."""
+    """Return regions of a dense vector, about equally long."""
     return [SparseVector(block, values[block]) for block in np.array_split(np.arange(len(values)), size)]
 
 
 def select_again(parts, k, value, fits=lambda sizes: True):
-    """(indices selected, sizes, threshold) on every rank, where the threshold `value` may be reused."""
+    """Return (indices selected, sizes, threshold) on every rank; the threshold `value` may be reused."""
     def program(transport):
         threshold = GlobalThreshold()
         threshold.value = value
@@ -96,7 +96,7 @@ def select_again(parts, k, value, fits=lambda sizes: True):
 
 
 def regions(values, region_order):
-    """Equal parts of a dense vector, part j with rank region_order[j]."""
+    """Return equal parts of a dense vector, part j with rank region_order[j]."""
     parts = [None] * len(region_order)
     for block, rank in zip(np.split(np.arange(len(values)), len(region_order)), region_order, strict=True):
         parts[rank] = SparseVector(block, np.asarray(values, np.float32)[block])
@@ -116,7 +116,7 @@ def test_ties_go_to_the_lower_index_whoever_owns_it(region_order, k, copies):
 
 @given(st.sampled_from(["float32", "float64"]), st.integers(1, 4), st.integers(1, 60), st.integers(0, 2**32 - 1))
 def test_all_ranks_know_the_ends_of_what_was_selected(dtype, size, k, seed):
-    """Of few elements, for a radix search, and by a reused threshold."""
+    """Ends are known of few elements, after a radix search, and with a reused threshold."""
     values = np.random.default_rng(seed).standard_normal(40).astype(dtype)
     parts = on_ranks(values, size)
 
@@ -216,7 +216,7 @@ def test_equal_elements_are_counted_and_a_radix_search_takes_over_where_sketches
 
 @pytest.mark.parametrize("past", [-1, 0, 1])
 def test_magnitudes_of_which_many_are_equal_are_gathered_with_their_counts(past):
-    """As sums of values in 4 bits are; here around the last of those that equal 7."""
+    """Sums of values in 4 bits are like this; here around the last of those that equal 7."""
     values = np.random.default_rng(1).integers(1, 10, 8000).astype("f4")
     k = int((values >= 7).sum()) + past
     assert_selects(values, EIGHT, k, messages=3)

@@ -22,7 +22,7 @@ def pieces_of(values, cuts=CUTS):
 
 
 def started(dtype=np.float32, moved=1, **arguments):
-    """An accumulator, and what it is to hold."""
+    """Return an accumulator, and what it is to hold."""
     w, p = normal(dtype=dtype), normal(seed=moved, dtype=dtype)
     accumulator = NumpyParameterAccumulator(N, dtype, **arguments)
     accumulator.start(pieces_of(w))

@@ -26,7 +26,7 @@ OTHERS = [("c", (40,), "float32")]
 
 
 def trained(transport, steps, *entries):
-    """A reducer that has taken so many steps."""
+    """Return a reducer that has taken `steps` steps."""
     reducer = make(transport, *entries)
     take_steps(reducer, transport.rank, range(steps))
     return reducer
@@ -42,7 +42,7 @@ def save(path, size=3, *entries):
 
 
 def refused(path, size=3):
-    """What loading raises, the same on all ranks; which have taken nothing, and go on."""
+    """Return the error that loading raises on all ranks, which have taken nothing, and go on."""
     def program(transport):
         reducer = trained(transport, 2)
         before = reducer.read_residual()

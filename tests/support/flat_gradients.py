@@ -11,7 +11,7 @@ from horovod_oktopk.vectors.sparse import DenseVector, Indices, Values
 
 
 class FlatGradients(Gradients):
-    """Of shape (n,). pieces: what is read, if not the array itself. update: what was written last."""
+    """Gradients of shape (n,). pieces: arrays that are read, if not this one. update: the last one written."""
 
     clearable = False
 
@@ -26,7 +26,7 @@ class FlatGradients(Gradients):
         self.update = update
 
     def dense_update(self) -> Values | None:
-        """The update as a dense array; None where the step was undone."""
+        """Return the update as a dense array; None if the step was undone."""
         if self.update is None or isinstance(self.update, DenseVector):
             return self.update and self.update.values
         dense = np.zeros_like(self.values)

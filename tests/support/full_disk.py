@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def room_for(length: int) -> Iterator[None]:
-    """Inside, no file of this process grows beyond so many bytes: OSError. Python ignores the signal."""
+    """Let no file of this process grow beyond `length` bytes, inside: OSError. Python ignores the signal."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (length, hard))
     try:

@@ -20,7 +20,7 @@ class Case:
     dtype: str = "float32"
 
     def gradients(self) -> np.ndarray:
-        """Shape (steps, P, n)."""
+        """Return gradients of shape (steps, P, n)."""
         rng = np.random.default_rng(self.seed)
         drawn = KINDS[self.kind](rng, self)
         silent = rng.random(self.size) < (0.3 if self.kind == "silent_ranks" else 0)
@@ -41,12 +41,12 @@ def _sparse(rng, case):
 
 
 def _growing(rng, case):
-    """Magnitudes change by orders over the steps, so that reused thresholds are wrong at once."""
+    """Draw magnitudes that change by orders over the steps, so that reused thresholds are wrong at once."""
     return _normal(rng, case) * 10.0 ** rng.integers(-3, 4, case.steps)[:, None, None]
 
 
 def _one_region(rng, case):
-    """All ranks' top-k at the same few places."""
+    """Draw all ranks' top-k at the same few places."""
     drawn = 0.01 * _normal(rng, case)
     start = int(rng.integers(0, case.n))
     drawn[:, :, start:start + case.k] += 5 + _normal(rng, case)[:, :, start:start + case.k]
@@ -54,7 +54,7 @@ def _one_region(rng, case):
 
 
 def _cluster_per_rank(rng, case):
-    """Rank i's top-k all in the i-th part: averaged cuts would make one region hold nearly all."""
+    """Draw rank i's top-k in the i-th part: averaged cuts would make one region hold nearly all."""
     drawn = 0.01 * _normal(rng, case)
     for rank in range(case.size):
         start = rank * case.n // case.size
@@ -63,7 +63,7 @@ def _cluster_per_rank(rng, case):
 
 
 def _one_owner(rng, case):
-    """Local top-k spread evenly, but the large global values all in the last part."""
+    """Draw local top-k spread evenly, but the large global values all in the last part."""
     drawn = _normal(rng, case)
     drawn[:, :, case.n - case.n // max(case.size, 4):] *= 10
     drawn[:, :, case.n - case.n // max(case.size, 4):] += 50
@@ -71,7 +71,7 @@ def _one_owner(rng, case):
 
 
 def _steady(rng, case):
-    """The same places are large at every step, so that the residual stays small and thresholds stay good."""
+    """Draw the same large places at every step, so that the residual stays small and thresholds stay good."""
     drawn = 0.001 * _normal(rng, case)
     places = rng.choice(case.n, min(case.k, case.n), replace=False)
     drawn[:, :, places] = rng.uniform(5, 15, (case.steps, case.size, len(places)))
@@ -79,7 +79,7 @@ def _steady(rng, case):
 
 
 def _moving(rng, case):
-    """The cluster wanders, so that boundaries of earlier steps are off balance."""
+    """Draw a cluster that wanders, so that boundaries of earlier steps are off balance."""
     drawn = 0.01 * _normal(rng, case)
     for step in range(case.steps):
         at = (np.arange(case.k) + step * max(1, case.n // 7)) % case.n
@@ -102,28 +102,28 @@ def cases(draw, dtypes=("float32", "float64"), steps=10, largest=120):
 
 @st.composite
 def global_ks(draw, case):
-    """Elements to keep of the sum: from 1 to as many as there can be."""
+    """Draw the number of elements to keep of the sum: from 1 to as many as there can be."""
     most = min(case.n, case.size * case.k)
     return draw(st.one_of(st.integers(1, most), st.just(most), st.integers(1, min(case.k, most))))
 
 
 @st.composite
 def cases_with_global_k(draw, **options):
-    """(case, elements to keep of the sum). No density selects more than n."""
+    """Draw (case, elements to keep of the sum). No density selects more than n."""
     case = draw(cases(**options).filter(lambda drawn: drawn.k <= drawn.n))
     return case, draw(global_ks(case))
 
 
 QUICK_KINDS = ("cluster_per_rank", "moving", "ties")
-"""Those that `make test` tries the larger cases of; hypothesis draws from all."""
+"""Kinds whose larger cases `make test` tries; hypothesis draws from all."""
 
 
 def adversarial(n=4000, k=160, size=8, steps=10):
-    """One larger case of every kind."""
+    """Return one larger case of every kind."""
     return [Case(kind, n, k, size, steps, seed=7) for kind in sorted(KINDS)]
 
 
 def each_adversarial(**arguments):
-    """Those, to parametrize a test by."""
+    """Return the larger cases as pytest's parameters."""
     return [pytest.param(case, id=case.kind, marks=() if case.kind in QUICK_KINDS else pytest.mark.slow)
             for case in adversarial(**arguments)]

@@ -6,14 +6,14 @@ import numpy as np
 
 
 def topk_mask(x, k):
-    """Where the k largest magnitudes are; ties to the lower index, zeros never."""
+    """Return the mask of the k largest magnitudes; ties go to the lower index, zeros are never in it."""
     mask = np.zeros(len(x), bool)
     mask[np.argsort(-np.abs(x), kind="stable")[:k]] = True
     return mask & (x != 0)
 
 
 def rank_order_sum(parts):
-    """Σ of dense vectors, element by element from rank 0 upwards, in their own precision."""
+    """Return Σ of dense vectors, element by element from rank 0 upwards, in their own precision."""
     total = np.zeros_like(parts[0])
     for part in parts:
         total = total + part
@@ -21,7 +21,7 @@ def rank_order_sum(parts):
 
 
 def oracle_step(accs, k, global_k=None):
-    """(dense u, mask of u, local masks): one exact step on the accumulators of all ranks.
+    """Return (dense u, mask of u, local masks): one exact step on the accumulators of all ranks.
 
     global_k: how many are kept of the sum, if not k.
     """
@@ -32,7 +32,7 @@ def oracle_step(accs, k, global_k=None):
 
 
 def oracle_run(gradients, k, global_k=None):
-    """[(dense u, mask of u, residuals)] over the steps; gradients: shape (steps, P, n)."""
+    """Return [(dense u, mask of u, residuals)] over the steps; gradients: shape (steps, P, n)."""
     residuals = np.zeros_like(gradients[0])
     history = []
     for step in gradients:

@@ -11,4 +11,4 @@ SCHEMES = {"OkTopk": OkTopk(density=0.1, region_interval=4),
            "TopkA": TopkA(density=0.1), "TopkDSA": TopkDSA(density=0.1), "GTopk": GTopk(density=0.1),
            "naive GTopk": GTopk(density=0.1, collective="allgather"), "GaussianK": GaussianK(density=0.1)}
 EXACT = {name: options for name, options in SCHEMES.items() if "," not in name}
-"""Those that select by nothing but the step's own values, and send them as they are."""
+"""Schemes that select by nothing but the step's own values, and send them as they are."""

@@ -1,4 +1,4 @@
-"""What ranks select: ascending indices, by rank, and the counts of them by region."""
+"""Selections of ranks: ascending indices, by rank, and the counts of them by region."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from horovod_oktopk.phases.regions import count_by_region
 
 @st.composite
 def selections(draw):
-    """Sorted distinct indices of each rank, clustered anywhere, of any number."""
+    """Draw sorted distinct indices of each rank, clustered anywhere, of any number."""
     n, size = draw(st.integers(1, 3000)), draw(st.integers(1, 9))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     selected = []
@@ -23,11 +23,11 @@ def selections(draw):
 
 
 def clustered(size=8, k=400, n=80_000):
-    """Rank i's top-k all in the i-th part."""
+    """Return selections in which rank i's top-k is all in the i-th part."""
     rng = np.random.default_rng(0)
     return n, [rank * n // size + np.sort(rng.choice(n // size, k, replace=False)) for rank in range(size)]
 
 
 def region_counts(selected, boundaries):
-    """Shape (P, P): elements of rank i in region j."""
+    """Return the elements of rank i in region j. Shape (P, P)."""
     return np.stack([count_by_region(indices, boundaries) for indices in selected])

@@ -49,7 +49,7 @@ class Rank:
 
 
 def new_ranks(size: int, n: int, dtype: Any = np.float32, make: Any = None, **options: Any) -> list[Rank]:
-    """options: see `making`, unless `make` makes the algorithm."""
+    """Return new ranks. options: see `making`, unless `make` makes the algorithm."""
     make = make or making(**options)
     return [Rank(make(), NumpyAccumulator(n, dtype)) for _ in range(size)]
 
@@ -66,12 +66,12 @@ def making(balance_trigger: float | None = None, **options: Any) -> Any:
 
 
 def keeping(global_k: int, case: Any, **options: Any) -> Any:
-    """Makes algorithms that keep so many elements of the sum; for `make`."""
+    """Return a `make` of algorithms that keep `global_k` elements of the sum."""
     return making(density=min(1, case.k / case.n), global_density=min(1, global_k / case.n), **options)
 
 
 def advance(ranks: list[Rank], gradients: np.ndarray, k: int) -> list[list[Record]]:
-    """Takes steps with gradients of shape (steps, P, n); gives the records of these steps as [step][rank]."""
+    """Take steps with gradients of shape (steps, P, n); return their records as [step][rank]."""
     def program(transport):
         counting = CountingTransport(transport)
         return [ranks[transport.rank].step(step[transport.rank], k, counting) for step in gradients]
@@ -81,7 +81,7 @@ def advance(ranks: list[Rank], gradients: np.ndarray, k: int) -> list[list[Recor
 
 
 def simulate(gradients: np.ndarray, k: int, **options: Any) -> list[list[Record]]:
-    """A whole run from nothing: [step][rank]. See new_ranks."""
+    """Return the records of a whole run: [step][rank]. options: see new_ranks."""
     _, size, n = gradients.shape
     return advance(new_ranks(size, n, gradients.dtype, **options), gradients, k)
 
@@ -93,13 +93,13 @@ def dense(vector: SparseVector, n: int) -> np.ndarray:
 
 
 def same_bits(left: Any, right: Any) -> bool:
-    """NaN equals itself, and -0 is not 0."""
+    """Return True for the same bits: NaN equals itself, and -0 is not 0."""
     left, right = np.asarray(left), np.asarray(right)
     return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
 
 
 def same_runs(left: list[list[Record]], right: list[list[Record]]) -> bool:
-    """Whether two runs gave the same updates and left the same residuals, bit for bit."""
+    """Return True if two runs gave the same updates and left the same residuals, bit for bit."""
     return len(left) == len(right) and all(
         same_bits(a.update.indices, b.update.indices) and same_bits(a.update.values, b.update.values)
         and same_bits(a.residual, b.residual)

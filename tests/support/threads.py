@@ -18,7 +18,7 @@ NOTHING: Bytes = np.empty(0, np.uint8)
 
 
 class ThreadWorld:
-    """What the threads share: a slot for each rank, and a barrier that one failure breaks for all."""
+    """Memory that the threads share: a slot for each rank, and a barrier that one failure breaks for all."""
 
     def __init__(self, size: int, timeout: float = 30.0) -> None:
         self.size = size
@@ -32,7 +32,7 @@ class ThreadWorld:
         self.signals: list[queue.SimpleQueue[int]] = [queue.SimpleQueue() for _ in range(size)]
 
     def swap(self, rank: int, item: Any) -> list[Any]:
-        """Everyone's item, in rank order."""
+        """Return everyone's item, in rank order. Collective."""
         turn = self._turns[rank]
         self._turns[rank] = 1 - turn  # nobody writes into these slots again before all have read them
         self._slots[turn][rank] = item
@@ -40,12 +40,12 @@ class ThreadWorld:
         return list(self._slots[turn])
 
     def group(self, name: str, size: int) -> ThreadWorld:
-        """A world of some of the threads, which ends with this one."""
+        """Return a world of some of the threads, which ends with this one."""
         with self._lock:
             return self._groups.setdefault(name, ThreadWorld(size, self.timeout))
 
     def abort(self) -> None:
-        """Ends every rank that waits, or will wait, with TransportError."""
+        """End every rank that waits, or will wait, with TransportError."""
         with self._lock:
             self._is_broken = True
             self._wake()
@@ -53,7 +53,7 @@ class ThreadWorld:
                 world.abort()
 
     def check(self) -> None:
-        """Raises TransportError once a rank has failed."""
+        """Raise TransportError once a rank has failed."""
         if self._is_broken:
             raise TransportError(f"another rank failed, or did not arrive within {self.timeout} s")
 
@@ -90,7 +90,7 @@ class ThreadTransport:
         self._world = world
 
     def signals(self) -> ThreadSignals:
-        """Of the same ranks."""
+        """Return signals of the same ranks."""
         return ThreadSignals(self._world, self.rank)
 
     def group(self, ranks: Sequence[int], name: str) -> ThreadTransport:
@@ -99,7 +99,7 @@ class ThreadTransport:
         return ThreadTransport(world, ranks.index(self.rank))
 
     def groups(self, ranks_per_host: int) -> tuple[ThreadTransport, ThreadTransport]:
-        """As if so many ranks, one after the other, were a host's: one of each host, and those of this host."""
+        """Return transports as if a host had that many ranks in a row: one rank of each host; this host's ranks."""
         first, local = self.rank // ranks_per_host * ranks_per_host, self.rank % ranks_per_host
         return (self.group(range(local, self.size, ranks_per_host), "across"),
                 self.group(range(first, first + ranks_per_host), "within"))
@@ -152,7 +152,7 @@ class ThreadSignals:
 
 
 def run_ranks(size: int, program: Callable[[ThreadTransport], T], timeout: float = 30.0) -> list[T]:
-    """Runs program(transport) on `size` ranks, and gives their results in rank order.
+    """Run program(transport) on `size` ranks; return their results in rank order.
 
     One rank's exception ends all, and is raised here (the cause, not the TransportErrors that follow).
     """

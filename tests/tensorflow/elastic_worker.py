@@ -18,7 +18,7 @@ keras = tf.keras
 
 
 def gradient(step: int, rank: int) -> np.ndarray:
-    """Integers, so that sums are exact."""
+    """Return integers, so that sums are exact."""
     return np.random.default_rng((step, rank)).integers(-9, 10, (1, 200))
 
 

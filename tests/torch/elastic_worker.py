@@ -12,7 +12,7 @@ from tests.elastic import report, take_steps
 
 
 def gradient(step: int, rank: int) -> torch.Tensor:
-    """Integers, so that sums are exact."""
+    """Return integers, so that sums are exact."""
     return torch.randint(-9, 10, (200,), generator=torch.Generator().manual_seed(100 * step + rank)).float()
 
 

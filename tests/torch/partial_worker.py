@@ -1,4 +1,4 @@
-"""One rank of a job of partial rounds that ends in the way that the argument says:
+"""One rank of a job of partial rounds, which ends as the argument says.
 
 killed: the last rank dies at its third step. shutdown, unsynchronized: all ranks come to their end after different
 numbers of steps, with rounds pending; they call hvd.shutdown(), or do not. ending: the last rank ends while the

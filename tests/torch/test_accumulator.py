@@ -97,7 +97,7 @@ def test_a_replica_writes_into_the_parameters_in_place(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_gradients_of_a_device_come_to_the_hosts_memory(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where its ranks add them up. The CPU stands for a device, where there is none."""
+    """A host's ranks add them up there. The CPU stands for a device, if there is none."""
     own, half = torch.zeros(3, device=device), torch.zeros(2, dtype=torch.bfloat16, device=device)
     own.grad, half.grad = torch.ones_like(own), torch.ones_like(half)
     layout = TorchLayout({"a": own, "b": half})
@@ -110,7 +110,7 @@ def test_gradients_of_a_device_come_to_the_hosts_memory(device: str, monkeypatch
 
 
 def test_an_expanded_gradient_gets_zeros_in_memory_of_its_own() -> None:
-    """As of a sum, whose gradient is one number."""
+    """A sum's gradient is one number, expanded."""
     p = torch.zeros(6)
     p.grad = torch.ones(1).expand(6)
     torch.use_deterministic_algorithms(True)  # fills new memory with NaN

@@ -1,4 +1,4 @@
-"""What MPI transports do when a rank ends, or is waited for: programs that several ranks call with a communicator.
+"""Ends and waits of MPI transports: programs that several ranks call with a communicator.
 
 Ranks meet in a barrier of MPI's, where a job has Horovod's.
 """
@@ -18,7 +18,7 @@ from tests.scenarios.common import logged
 
 @contextmanager
 def watched(world: Any, warning: float = 0.0, shutdown: float = 0.0, **options: Any) -> Iterator[tuple[Any, Any]]:
-    """A transport and its watchdog, which stops in the end. warning, shutdown: see StallLimits."""
+    """Yield a transport and its watchdog, which stops in the end. warning, shutdown: see StallLimits."""
     from horovod_oktopk.transport.mpi.transport import MPITransport
     from horovod_oktopk.transport.mpi.watchdog import StallLimits, Watchdog
     transport, barrier = MPITransport(world.Dup(), **options), world.Dup()
@@ -35,7 +35,7 @@ def gather(transport: Any, times: int) -> None:
 
 
 def told(action: Callable[[], object]) -> str:
-    """The TransportError that the action raises."""
+    """Return the text of the TransportError that the action raises."""
     try:
         action()
     except TransportError as error:
@@ -72,7 +72,7 @@ def whoever_waits_for_a_message_is_told(world: Any) -> None:
 
 
 def what_all_have_begun_is_ended(world: Any) -> None:
-    """Rank 0 sends, and ends; the others come later, and get its message."""
+    """Send on rank 0, and end it; the others come later, and get its message."""
     with watched(world) as (transport, _):
         gather(transport, 1)
         message = np.arange(100, dtype=np.uint8)
@@ -86,7 +86,7 @@ def what_all_have_begun_is_ended(world: Any) -> None:
 
 
 def an_exchange_that_was_given_up_holds_nobody(world: Any) -> None:
-    """A rank fails between two batches, and keeps what it was doing; the others wait for its message."""
+    """Fail on a rank between two batches; it keeps what it was doing, and the others wait for its message."""
     with watched(world) as (transport, _):
         gather(transport, 1)
         after, before = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
@@ -123,7 +123,7 @@ def a_stall_that_lasts_is_an_error_on_all_ranks(world: Any) -> None:
 
 
 def group_of(world: Any, ranks: list[int], parent: Any, watchdog: Any) -> Any:
-    """A watched transport among some of the ranks; None on the others."""
+    """Return a watched transport among some of the ranks; None on the others."""
     from horovod_oktopk.transport.mpi.transport import MPITransport
     if parent.rank not in ranks:
         return None
@@ -133,7 +133,7 @@ def group_of(world: Any, ranks: list[int], parent: Any, watchdog: Any) -> Any:
 
 
 def a_step_is_ended_among_some_of_its_ranks(world: Any) -> None:
-    """Rank 0 ends after a step in which the others still communicate; whoever goes on after it is told."""
+    """End rank 0 after a step in which the others still communicate; whoever goes on after it is told."""
     with watched(world) as (transport, watchdog):
         group = group_of(world, list(range(1, transport.size)), transport, watchdog)
         with transport.gate.held():
@@ -147,7 +147,7 @@ def a_step_is_ended_among_some_of_its_ranks(world: Any) -> None:
 
 
 def who_waits_for_one_that_waits_for_a_rank_that_ends_is_told(world: Any) -> None:
-    """The last rank ends within a step; the one before waits for it, and all others for that one."""
+    """End the last rank within a step; the one before waits for it, and all others for that one."""
     with watched(world) as (transport, watchdog):
         last = transport.size - 1
         pair = group_of(world, [last - 1, last], transport, watchdog)
@@ -160,7 +160,7 @@ def who_waits_for_one_that_waits_for_a_rank_that_ends_is_told(world: Any) -> Non
 
 
 def what_is_under_way_keeps_its_memory(world: Any) -> None:
-    """Rank 0 leaves an exchange, or MPI fails there; a message of megabytes comes afterwards, for nobody's memory."""
+    """Leave an exchange on rank 0, or fail there; megabytes come afterwards, and go into nobody's memory."""
     if world.size < 3:
         return
     from horovod_oktopk.transport.mpi.transport import MPITransport

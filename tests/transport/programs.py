@@ -1,4 +1,4 @@
-"""What every transport must do, as programs: plain functions that each rank calls with its transport.
+"""Contract of every transport, as programs: plain functions that each rank calls with its transport.
 
 A program asserts inside. The same list is run over threads, over MPI, and by any further transport.
 """
@@ -18,13 +18,13 @@ from horovod_oktopk.transport.base import DIRECT_RANKS, Transport
 
 
 def _message(source: int, to: int, length: int, salt: int = 0) -> np.ndarray:
-    """Bytes that differ by sender, receiver and place, so that no mix-up goes unnoticed."""
+    """Return bytes that differ by sender, receiver and place, so that no mix-up goes unnoticed."""
     return ((np.arange(length) * 7 + source * 31 + to * 101 + salt) % 251).astype(np.uint8)
 
 
 def _exchange(transport: Transport, words: Callable[[int, int], int], messages_in_flight: int,
               salt: int = 0) -> None:
-    """Exchanges messages of words(source, to) words of 4 bytes, and compares what comes."""
+    """Exchange messages of words(source, to) words of 4 bytes, and compare what comes."""
     transport.messages_in_flight = messages_in_flight  # of no effect on a transport that sends all in one batch
     rank, others = transport.rank, [rank for rank in range(transport.size) if rank != transport.rank]
     outgoing = {to: _message(rank, to, 4 * words(rank, to), salt) for to in others if words(rank, to)}
@@ -46,7 +46,7 @@ def _allgatherv(transport: Transport, length: Callable[[int], int], salt: int = 
 
 
 def _ragged(source: int, to: int) -> int:
-    """Words; some messages are empty."""
+    """Return a number of words; some messages are empty."""
     return 0 if (source + 2 * to) % 4 == 0 else 13 * source + 5 * to + 1
 
 
@@ -85,7 +85,7 @@ def alltoall_takes_strided_rows(transport: Transport) -> None:
 
 
 def alltoall_in_two_rounds(transport: Any) -> None:
-    """As among many ranks, where a transport's own is of that kind."""
+    """Exchange as many ranks do, if a transport's own alltoall is of that kind."""
     transport.direct_ranks = 1
     alltoall_gives_every_rank_its_rows(transport)
     alltoall_takes_strided_rows(transport)
@@ -122,7 +122,7 @@ def results_are_not_shared_between_calls(transport: Transport) -> None:
 
 
 def exchanges_back_to_back(transport: Transport) -> None:
-    """Ranks run ahead of each other; a message of one round must not be taken for the next one's."""
+    """Let ranks run ahead of each other; a message of one round must not be taken for the next one's."""
     for turn in range(30):
         _exchange(transport, lambda source, to: 11 + source, 1 + turn % 3, salt=turn)
 
@@ -136,7 +136,7 @@ def everything_back_to_back(transport: Transport) -> None:
 
 
 def signals_come_from_everyone_once_and_in_order(transport: Any) -> None:
-    """While collectives go on, and to oneself as well; of all 64 bits."""
+    """Send signals of all 64 bits while collectives go on, and to oneself as well."""
     signals, received = transport.signals(), []
     for number in range(-5, 5):
         for to in range(transport.size):
@@ -166,7 +166,7 @@ def signals_from_other_threads(transport: Any) -> None:
 
 
 def partial_rounds_while_another_thread_trains(transport: Any) -> None:
-    """Every number that a rank hands in is in one round, which all ranks see alike."""
+    """Assert that every number that a rank hands in is in one round, which all ranks see alike."""
     handed_in: list[int] = []
 
     def run(is_active: bool, settings: tuple[float, ...]) -> int:
@@ -215,4 +215,4 @@ PROGRAMS: dict[str, Callable[[Transport], None]] = {
 WITH_SIGNALS: dict[str, Callable[[Any], None]] = {program.__name__: program for program in (
     signals_come_from_everyone_once_and_in_order, signals_from_other_threads,
     partial_rounds_while_another_thread_trains)}
-"""Of transports that have signals."""
+"""Programs of transports that have signals."""

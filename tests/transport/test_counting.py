@@ -12,7 +12,7 @@ from .programs import PROGRAMS
 
 
 def counted(size, program):
-    """The traffic of every rank, by phase."""
+    """Return the traffic of every rank, by phase."""
     def run(transport):
         counting = CountingTransport(transport)
         program(counting)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(MISSING and os.environ.get("CI") != "true", reas
 
 @cache
 def results(size: int) -> dict[str, str]:
-    """What every program gave, or why the launch itself failed."""
+    """Return what every program gave, or why the launch itself failed."""
     command = [MPIRUN, "--allow-run-as-root", "--oversubscribe", "-np", str(size),
                sys.executable, "-m", "tests.transport.mpi_main"]
     environment = os.environ | {"OMPI_MCA_mpi_yield_when_idle": "1"}

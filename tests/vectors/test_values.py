@@ -22,14 +22,14 @@ def levels(lowest, largest):
 
 
 def drawn(seed, count, dtype, octaves=10.0, scale=1.0):
-    """Magnitudes that spread over so many octaves."""
+    """Draw magnitudes that spread over this many octaves."""
     rng = np.random.default_rng(seed)
     values = scale * 2.0 ** rng.uniform(0, octaves, count) * rng.choice([-1, 1], count)
     return values.astype(dtype)
 
 
 def codec_of(values, lowest=None, **options):
-    """For these values."""
+    """Return the codec for these values."""
     sizes = np.abs(values)
     lowest = float(sizes.min()) if lowest is None else lowest
     return WireCodec(values.dtype, "log4", **options).spanning(lowest, float(sizes.max()))

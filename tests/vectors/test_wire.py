@@ -19,7 +19,7 @@ KERNEL_NAMES = st.sampled_from(sorted(EVERY_KERNELS))
 
 @st.composite
 def regions(draw):
-    """(start, stop, indices within): sparse and dense ones, up to the ends."""
+    """Draw (start, stop, indices within): sparse and dense ones, up to the ends."""
     span = draw(st.sampled_from([1, 2, 31, 32, 33, 64, 500, 2**20, 2**32]))
     start = draw(st.sampled_from([0, 7, 2**32 - span] if span < 2**32 else [0]))
     offsets = draw(st.one_of(

@@ -26,7 +26,7 @@ def made(transport: Transport, options: Partial) -> PartialMode:
 
 
 def applied(reducer: PartialMode, count: int) -> np.ndarray:
-    """The sum of so many updates."""
+    """Return the sum of `count` updates."""
     total = np.zeros(N, np.float32)
     for _ in range(count):
         gradients = FlatGradients(total)

@@ -48,7 +48,7 @@ class Rank:
 
 
 def table(each: Any) -> np.ndarray:
-    """A round's outcome."""
+    """Return a round's outcome."""
     return np.zeros((len(each.presences), 1), np.int64) if each.outcome is None else each.outcome
 
 

@@ -127,7 +127,7 @@ def test_a_transition(case):
 
 
 def may(before: RankState, event: str) -> bool:
-    """Whether an event can happen in a state."""
+    """Return True if an event can happen in a state."""
     return {"arrived": before.service != CONTRIBUTING, "overdue": before.activity == WAITING,
             "took": before.activity in (SYNCHRONIZING, EXITING, SYNCHRONIZED) or (
                 before.activity == WAITING and before.finished > before.taken and before.service in (IDLE, HELD)),
@@ -194,7 +194,7 @@ class Plan:
     speeds: list[float]
 
     def world(self, may_lose_patience: bool = False) -> World:
-        """As all ranks have come to their end."""
+        """Return the world in which all ranks have come to their end."""
         calls = [[call for epoch in self.steps for call in (*["step"] * epoch[rank], "synchronize")]
                  for rank in range(len(self.speeds))]
         programs = [[*program[:-1], "exit"] for program in calls]

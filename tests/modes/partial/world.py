@@ -13,13 +13,13 @@ from typing import Any
 from horovod_oktopk.modes.partial.states import Activity, BeginRound, RankState, Service, Transition
 
 Program = Sequence[str]
-"""Of "step", "synchronize" and, as the last, "exit"."""
+"""Calls of a rank: "step", "synchronize" and, as the last, "exit"."""
 Events = Iterator[tuple[int, Callable[[], None]]]
 
 
 @dataclass
 class SeenRound:
-    """What all ranks were to a round, by rank."""
+    """State of all ranks in a round, by rank."""
 
     begun: dict[int, BeginRound] = field(default_factory=dict)
     gradients: dict[int, list[int]] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Rank:
     program: list[str]
     steps: int = 0
     is_inside: bool = False
-    """Whether the program's next call has been made, and has not returned."""
+    """True if the program's next call has been made, and has not returned."""
     pending: list[int] = field(default_factory=list)
     synchronized: list[int] = field(default_factory=list)
     """The rounds that it had taken at the end of each synchronization."""
@@ -53,7 +53,7 @@ class World:
         self.may_lose_patience = may_lose_patience
 
     def run(self, random: Random, speeds: Sequence[float]) -> None:
-        """Until all programs have ended. speeds: how often each rank is chosen."""
+        """Run until all programs have ended. speeds: relative frequencies with which ranks are chosen."""
         for _ in range(100_000):
             possible = list(self.events())
             if all(not rank.program for rank in self.ranks):
@@ -64,7 +64,7 @@ class World:
         raise AssertionError("the programs do not end")
 
     def events(self) -> Events:
-        """All that can happen now, by rank."""
+        """Return all events that can happen now, by rank."""
         for index, rank in enumerate(self.ranks):
             state = rank.state
             if rank.program:
@@ -90,7 +90,7 @@ class World:
             yield lambda: self.do(index, state.overdue())
 
     def do(self, index: int, step: Transition) -> None:
-        """A rank makes a step."""
+        """Make a step of a rank."""
         rank, (after, actions) = self.ranks[index], step
         before, rank.state = rank.state, after
         for action in actions:

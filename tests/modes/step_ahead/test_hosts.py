@@ -22,7 +22,7 @@ SHAPES = [(1, 3), (2, 2), (3, 2), (2, 3)]
 
 
 def run(hosts: int, ranks_per_host: int, scheme: Any, steps: int = 12, **options: Any) -> list[list[Any]]:
-    """By rank: w, p and the report after each step; each rank moves as its host does."""
+    """Return by rank w, p and the report after each step; each rank moves as its host does."""
     if ranks_per_host > 1:
         scheme = replace(scheme, hierarchical=ranks_per_host)
 
@@ -49,7 +49,7 @@ def test_the_bits_are_those_of_one_rank_a_host(hosts, ranks_per_host, scheme, op
 
 
 def test_nothing_but_agreement_leaves_the_host():
-    """What stays on it is counted apart."""
+    """Traffic that stays on the host is counted apart."""
     for *_, (_, _, report) in run(1, 3, EXACT):
         assert report.payload_bytes()[0] == 0
         assert report.bytes_sent <= 128
@@ -74,8 +74,8 @@ def test_ranks_of_a_host_that_drift_apart_are_told(late):
     (4, 1, 2, 1), (4, 2, 4, 1), (4, 1, 4, 2), (4, 2, 4, 4), (6, 3, 4, 2), (2, 1, 6, 3), (4, 2, 2, 1), (4, 2, 2, 2)])
 @pytest.mark.parametrize("average", [True, False])
 def test_another_shape_keeps_the_sum(former, former_host, size, host, average, tmp_path):
-    """Of all ranks' residuals, if these are averaged: so what they do to w stays, where the ranks are as many. Of the
-    workers', if they are added up."""
+    """Average keeps the sum of all ranks' residuals, and with it what they do to w; Sum keeps the sum of the
+    workers'."""
     def before(transport: Any) -> Any:
         worker = Worker(transport, StepAhead(replace(EXACT, hierarchical=former_host), ahead=0.5), average=average)
         worker.take(moves(transport.rank // former_host, 5))

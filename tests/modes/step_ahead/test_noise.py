@@ -44,7 +44,7 @@ class Quadratic(Worker):
         self._random, self._noise = np.random.default_rng(own), noise
 
     def step(self, spoilt: bool = False) -> None:
-        """The mean of all ranks' gradients is 1 or -1, plus noise: the parameters hardly move."""
+        """Take a step of which the mean gradient is 1 or -1, plus noise: the parameters hardly move."""
         noise = self._noise * self._random.standard_normal(N)
         gradient = np.sign(self.p) + noise
         if spoilt:
@@ -71,7 +71,7 @@ def measure(size: int, noise: float, steps: int = 200, **arguments: Any) -> list
 @pytest.mark.parametrize(("size", "noise"), [(4, 1.0), (3, 10.0), (2, 0.3), pytest.param(
     8, 3.0, marks=pytest.mark.slow), pytest.param(FEW_RANKS + 1, 5.0, marks=pytest.mark.slow)])
 def test_the_ratio_is_that_of_a_quadratic_with_known_noise(size, noise):
-    """Of every element: E[g²] = 1 + σ², and of the mean gradient 1 + σ²/P."""
+    """E[g²] = 1 + σ² in every element of a gradient, and 1 + σ²/P in those of the mean gradient."""
     reducers = measure(size, noise)
     expected = (1 + noise ** 2) / (1 + noise ** 2 / size)
     for reducer in reducers:

@@ -54,7 +54,7 @@ class Worker:
         return self.accumulator.shared
 
     def step(self, move: np.ndarray) -> None:
-        """Moves p by -λ · move."""
+        """Move p by -λ · move."""
         self.reducer.begin(ZEROS)
         before = self.p.astype(np.float64)
         for offset, own in zip(self.reducer.layout.offsets, self.parameters, strict=False):

@@ -25,13 +25,13 @@ EAGER_AND_GRAPH: tuple[Callable[..., Any], ...] = (eager, tf.function)
 
 
 def refusal(action: Callable[[], object]) -> str:
-    """The message of the PluginError that is raised on all ranks."""
+    """Return the message of the PluginError that is raised on all ranks."""
     return raised_everywhere(hvd, PluginError, action)[0]
 
 
 def reduced(variables: list[tf.Variable], loss: Callable[[], Any], compression: Any = DENSE,
             **arguments: Any) -> list[Any]:
-    """A loss's gradients from a distributed tape; their sum over the ranks, if nothing else is given."""
+    """Return a loss's gradients from a distributed tape; their sum over the ranks, if no op is given."""
     with tf.GradientTape() as tape:
         value = loss()
     arguments.setdefault("op", hvd.Sum)
@@ -68,12 +68,12 @@ def fit(model: Any, callbacks: Any = (), epochs: int = 2, **arguments: Any) -> d
 
 
 def variable_of(values: np.ndarray) -> Any:
-    """A variable as this Keras makes them."""
+    """Return a variable as this Keras makes them."""
     return keras.Variable(values) if KERAS_3 else tf.Variable(values)
 
 
 def broadcast() -> Any:
-    """The callback that every script has."""
+    """Return the callback that every script has."""
     return hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
 
 

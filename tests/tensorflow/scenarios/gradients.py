@@ -33,7 +33,7 @@ def pair() -> list[tf.Variable]:
 
 
 def reduced_sums(variables: list[tf.Variable], trained: list[tf.Variable] | None = None) -> list[Any]:
-    """Gradients of ones; trained: the variables that have one, if not all."""
+    """Reduce gradients of ones; trained: the variables that have one, if not all."""
     return reduced(variables, lambda: tf.add_n(list(map(tf.reduce_sum, trained or variables))))
 
 
@@ -64,7 +64,7 @@ def check_sparse_gradients() -> None:
 
 
 def check_nan_in_a_sparse_gradient_alone_undoes_the_step() -> None:
-    """As a step is skipped whole, what the dense gradients would have sent must stay in the residual."""
+    """NaN skips the step whole: what the dense gradients would have sent must stay in the residual."""
     for way in EAGER_AND_GRAPH:
         options = OkTopk(density=0.5)
         table = tf.Variable(tf.ones((20, 3)), name="table")
@@ -174,7 +174,7 @@ def check_tapes_whose_densities_have_the_same_ratio_share_a_residual() -> None:
 
 
 def check_heads_that_take_turns() -> None:
-    """What the error advises: what every step trains in one call, and a head in another."""
+    """Users do what the error advises: what every step trains in one call, and a head in another."""
     trunk, first, second = (tf.Variable(tf.ones(3), name=name) for name in ("trunk", "first", "second"))
 
     def step(head: tf.Variable, together: bool) -> list[Any]:

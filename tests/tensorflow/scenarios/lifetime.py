@@ -19,7 +19,7 @@ from tests.tensorflow.scenarios.common import compiled, distribute, fit, make_mo
 
 
 def train(kind: str, compression: Any, steps: int = 2) -> Any:
-    """Steps of new variables, which are gone afterwards, but for what this returns."""
+    """Take steps of new variables, which are gone afterwards, but for what this returns."""
     trainer = Kind(kind)(compression)
     for step in range(steps):
         trainer.step(gradients(step, hvd.rank()))

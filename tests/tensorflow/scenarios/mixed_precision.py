@@ -69,13 +69,13 @@ class Training:
         self.finish(*self.begin(gradient))
 
     def begin(self, gradient: tf.Tensor) -> tuple[tf.GradientTape, tf.Tensor]:
-        """The loss, scaled, on a tape."""
+        """Return a tape, and the scaled loss on it."""
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.convert_to_tensor(self.weight) * gradient)
             return tape, scaled_loss(self.optimizer, loss) if self.scaled else loss
 
     def finish(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
-        """Its gradients, reduced and applied."""
+        """Reduce the gradients and apply them."""
         if self.strategy != "tape":
             self.optimizer.apply(tape.gradient(loss, [self.weight]), [self.weight])
             return
@@ -96,13 +96,13 @@ class Training:
 
 
 def ways() -> list[tuple[str, bool]]:
-    """tf-keras has its scaler around the distributed optimizer; Keras 3 has both."""
+    """Return the ways: tf-keras has its scaler around the distributed optimizer; Keras 3 has both."""
     found = ("tape", "inside", "around") if KERAS_3 else ("tape", "inside")
     return [(strategy, in_graph) for strategy in found for in_graph in (True, False)]
 
 
 def check_losses_of_two_scalers_that_are_scaled_before_either_is_reduced() -> None:
-    """As the usual training step of a GAN has it."""
+    """Training steps of GANs are usually like this."""
     for strategy, in_graph in ways():
         if strategy == "inside" and not KERAS_3:
             continue  # whose optimizer scales and reduces at once
@@ -173,7 +173,7 @@ def check_an_unscaled_loss_after_a_scaled_one_has_no_scale() -> None:
 
 
 def step_of_both(optimizer: Any, weight: Any) -> None:
-    """A distributed tape, and a distributed optimizer."""
+    """Take a step with a distributed tape and a distributed optimizer."""
     grads = reduced([weight], lambda: tf.reduce_sum(tf.convert_to_tensor(weight)))
     optimizer.apply_gradients(zip(grads, [weight], strict=True))
 

@@ -119,7 +119,7 @@ def check_what_one_rank_has_restored_is_taken_after_the_first_batch() -> None:
 
 
 def fit_gan(steps: range, callbacks: Any = (), model: Any = None) -> Any:
-    """The model after these epochs; a new one, if none is given."""
+    """Fit the model for these epochs; a new one, if none is given. Return it."""
     keras.utils.set_random_seed(1)
     model = model or Gan(OkTopk(density=0.1))
     fit(model, callbacks, epochs=steps.stop, initial_epoch=steps.start)
@@ -131,7 +131,7 @@ def residuals(model: Any) -> list[np.ndarray]:
 
 
 def check_a_gans_residuals_are_saved_and_come_back() -> None:
-    """The optimizers first step in another order than that in which the model has them."""
+    """Optimizers first step in another order than that in which the model has them."""
     uninterrupted = fit_gan(range(4))
     with shared_folder(hvd) as folder:
         saved = fit_gan(range(2), [hvd_keras.callbacks.StateCheckpoint(folder / "residuals")])

@@ -1,4 +1,4 @@
-"""What cannot work here says so, before anything is lost."""
+"""Refusals of what cannot work here, before anything is lost."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def check_what_is_no_compression() -> None:
 
 
 class Replicas(tf.distribute.MirroredStrategy):  # type: ignore[misc]
-    """Of one device, which is all that a test has."""
+    """Replicas on one device, which is all that a test has."""
 
     def __init__(self) -> None:
         super().__init__(["CPU:0"])

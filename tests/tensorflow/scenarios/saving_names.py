@@ -1,4 +1,4 @@
-"""What the public names of Keras and TensorFlow do with a model's weights, which each rank has of its own."""
+"""Public names of Keras and TensorFlow that use a model's weights, which each rank has of its own."""
 
 from __future__ import annotations
 

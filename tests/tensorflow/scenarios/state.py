@@ -51,7 +51,7 @@ def fresh_model(options: Any = OPTIONS) -> Any:
 
 
 def train(model: Any, epochs: range, callbacks: Any = (), steps: int = 1) -> None:
-    """steps: in each epoch."""
+    """Fit the model. steps: in each epoch."""
     x, y = make_data()
     model.fit(x, y, batch_size=64 // steps, shuffle=False, initial_epoch=epochs.start, epochs=epochs.stop, verbose=0,
               callbacks=list(callbacks))

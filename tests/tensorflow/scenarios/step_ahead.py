@@ -29,7 +29,7 @@ def model_with(compression: Any = OPTIONS, optimizer: Any = None, seed: int = 1,
 
 
 def take_steps(model: Any, steps: range, spoilt: bool = False) -> None:
-    """One batch for each step, without `fit`. spoilt: with a gradient that is not finite."""
+    """Train on one batch in each step, without `fit`. spoilt: with a gradient that is not finite."""
     x, y = make_data()
     for step in steps:
         part = slice(8 * (step % 8), 8 * (step % 8) + 8)
@@ -37,7 +37,7 @@ def take_steps(model: Any, steps: range, spoilt: bool = False) -> None:
 
 
 def own(model: Any) -> np.ndarray:
-    """What the variables hold."""
+    """Return what the variables hold."""
     return np.concatenate([np.array(tf.convert_to_tensor(v)).ravel() for v in model.trainable_variables])
 
 
@@ -89,7 +89,7 @@ def check_the_learning_rate_is_the_users_and_a_step_takes_a_part_of_it() -> None
 
 
 def gradients_of(model: Any) -> np.ndarray:
-    """Of the first batch."""
+    """Return the gradients of the first batch."""
     x, y = make_data()
     with tf.GradientTape() as tape:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(y[:8], model(x[:8]))
@@ -184,7 +184,7 @@ def check_two_optimizers_of_one_model() -> None:
 
 
 def check_two_optimizers_in_one_function_take_their_steps_in_one_order() -> None:
-    """As in a GAN with a loop of its own: two tapes, and both optimizers in one graph."""
+    """Loops of GANs are like this: two tapes, and both optimizers in one graph."""
     models = [make_model(seed) for seed in (1, 2)]
     both = [distribute(OPTIONS, keras.optimizers.Adam(0.01)) for _ in models]
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -237,7 +237,7 @@ def check_k_elements_are_written_in_place_unless_somebody_holds_the_variable() -
 
 
 def check_no_step_copies_a_variable() -> None:
-    """As TensorFlow would if we held its memory, or had written single elements by its own means."""
+    """TensorFlow would copy if we held its memory, or had written single elements by its own means."""
     model = model_with(optimizer=keras.optimizers.SGD(0.1))
     take_steps(model, range(2))
     places = [addresses(model)]
@@ -253,7 +253,7 @@ def addresses(model: Any) -> list[int]:
 
 
 def on_one_host() -> StepAhead:
-    """All ranks are one worker: Horovod averages gradients over them, and they take the same steps."""
+    """Return options with all ranks as one worker: Horovod averages their gradients, and they take the same steps."""
     needs_ranks(hvd)
     return StepAhead(OkTopk(density=0.05, hierarchical=hvd.size()))
 

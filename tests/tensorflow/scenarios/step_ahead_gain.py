@@ -38,7 +38,7 @@ def check_optimizers_that_normalize_take_longer_steps() -> None:
 
 
 def decayed(make: Any, gain: float | None, way: Any) -> np.ndarray:
-    """Ones, after three steps with gradients of zeros; all of the user's decays are 0.5."""
+    """Return ones after three steps with gradients of zeros; all of the user's decays are 0.5."""
     optimizer = distribute(StepAhead(Dense(), ahead=1, overlap=False, gain=gain), make())
     variable = variable_of(np.ones((3, 3), np.float32))
     optimizer.build([variable])
@@ -80,7 +80,7 @@ def check_loss_scales_are_left_out_of_the_measurement() -> None:
 
 
 def ratio_of_a_table(is_sparse: bool, way: Any) -> float:
-    """Of steps whose gradients have some rows of a table, one of them twice; and at last none at all."""
+    """Return the ratio after steps whose gradients have some rows of a table, one of them twice; at last none."""
     shape = (50, 4, 2)
     table = variable_of(np.ones(shape, np.float32))
     other = variable_of(np.ones(30, np.float32))

@@ -120,7 +120,7 @@ def check_a_second_fit_goes_on_with_what_was_not_sent() -> None:
 
 
 def check_weights_that_are_set_inside_are_shared() -> None:
-    """As EarlyStopping does, which puts back the best."""
+    """EarlyStopping does this: it puts back the best."""
     model = model_with()
     stop = keras.callbacks.EarlyStopping("loss", mode="max", restore_best_weights=True)  # the first epoch is best
     first: list[np.ndarray] = []
@@ -241,7 +241,7 @@ def check_what_cannot_work_is_refused() -> None:
 
 
 def inside(model: Any, *targets: Any) -> bytes:
-    """What the model holds inside `shared_parameters(*targets)`."""
+    """Return what the model holds inside `shared_parameters(*targets)`."""
     with shared_parameters(*targets):
         return own(model).tobytes()
 

@@ -108,7 +108,7 @@ def is_kept(weights: Arrays, kept: Arrays) -> bool:
 
 
 def tried(model: Any, way: Callable[[Any, Path], Arrays], folder: Path) -> Arrays | str:
-    """What a way keeps; or how it is refused."""
+    """Return what a way keeps, or the error that refuses it."""
     folder.mkdir()
     try:
         return way(model, folder)
@@ -169,7 +169,7 @@ def check_every_way_of_loading_is_of_what_ranks_share_or_is_refused() -> None:
 
 
 def check_every_public_name_of_keras_has_its_place() -> None:
-    """A name that is new in Keras or TensorFlow is to be looked at: does it save weights?"""
+    """Names that are new in Keras or TensorFlow are to be looked at: do they save weights?"""
     modules = {name: getattr(public, name) for name in ("saving", "models", "export")}
     found = {f"{name}.{each}" for name, module in modules.items() for each in vars(module)}
     found |= {f"saved_model.{each}" for each in dir(tf.saved_model) if callable(getattr(tf.saved_model, each))}

@@ -23,7 +23,7 @@ def try_step(model: torch.nn.Module, optimizer: Any) -> Any:
 
 
 def refuse_to_read(model: torch.nn.Module, optimizer: Any) -> None:
-    """What a converted model holds; once it is converted back, training goes on."""
+    """Assert that a converted model cannot be read; once it is converted back, training goes on."""
     raised_everywhere(PluginError, lambda: shared_of(model, optimizer))
     raised_everywhere(PluginError, optimizer.state_dict)
     model.float()

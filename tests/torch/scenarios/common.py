@@ -1,4 +1,4 @@
-"""What scenarios share: gradients that are known exactly, and comparisons over the ranks."""
+"""Helpers of scenarios: gradients that are known exactly, and comparisons over the ranks."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ total = partial(common.total, hvd)
 
 
 def parameters(dtype: torch.dtype = torch.float32, shapes: dict[str, tuple[int, ...]] = common.SHAPES) -> Params:
-    """Parameters by name, all zero; deliberately not in name order."""
+    """Return parameters by name, all zero; deliberately not in name order."""
     return {name: torch.nn.Parameter(torch.zeros(shape, dtype=dtype)) for name, shape in shapes.items()}
 
 
 def gradients(step: int, rank: int | None = None) -> dict[str, torch.Tensor]:
-    """Integers; this rank's, if no other is named."""
+    """Return integers; this rank's, if no other is named."""
     found = common.gradients(step, hvd.rank() if rank is None else rank)
     return {name: torch.from_numpy(values) for name, values in found.items()}
 
 
 def loss_with(params: Params, grads: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """A loss of which the gradients are exactly those that are named."""
+    """Return a loss of which the gradients are exactly `grads`."""
     return sum(((params[name] * grads[name]).sum() for name in grads), start=torch.zeros(()))
 
 
@@ -42,20 +42,20 @@ def backward(params: Params, grads: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 def distribute(params: Params | torch.nn.Module, compression: Any, inner: Any = None, lr: float = 1.0,
                **arguments: Any) -> Any:
-    """A distributed optimizer over the parameters: SGD, if no other is given."""
+    """Return a distributed optimizer over the parameters: SGD, if no other is given."""
     named = params if isinstance(params, dict) else dict(params.named_parameters())
     return hvd.DistributedOptimizer(inner or torch.optim.SGD(named.values(), lr=lr), named_parameters=named.items(),
                                     compression=compression, **arguments)
 
 
 def made(compression: Any, **arguments: Any) -> tuple[Params, Any]:
-    """New parameters and their optimizer."""
+    """Return new parameters and their optimizer."""
     params = parameters()
     return params, distribute(params, compression, **arguments)
 
 
 def descend(optimizer: Any, loss: torch.Tensor) -> None:
-    """One step."""
+    """Take one step."""
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
@@ -67,16 +67,16 @@ def take_steps(optimizer: Any, params: Params, *steps: int) -> None:
 
 
 def record_of(optimizer: Any) -> dict[str, Any]:
-    """This rank's state."""
+    """Return this rank's state."""
     return optimizer.state_dict()["horovod_oktopk"][0]
 
 
 def flat(tensors: Mapping[str, torch.Tensor]) -> np.ndarray:
-    """One vector, in name order."""
+    """Return one vector, in name order."""
     return np.concatenate([tensors[name].detach().numpy().ravel() for name in sorted(tensors)])
 
 
 def assert_equal_everywhere(tensors: Iterable[torch.Tensor]) -> None:
-    """The same bits on every rank."""
+    """Assert that every rank has the same bits."""
     mine = b"".join(t.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in tensors)
     assert len(set(everywhere(mine))) == 1, "the replicas differ"

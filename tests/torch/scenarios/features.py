@@ -1,4 +1,4 @@
-"""What users of hvd.DistributedOptimizer know goes on working: compared with stock Horovod, at density 1."""
+"""Features of hvd.DistributedOptimizer that go on working: compared with stock Horovod, at density 1."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Step = Callable[[Any, Params, int], None]
 
 
 def train(compression: Any, take_step: Step = take_steps, **arguments: Any) -> np.ndarray:
-    """The parameters after four steps."""
+    """Return the parameters after four steps."""
     params, optimizer = made(compression, **arguments)
     for step in range(4):
         take_step(optimizer, params, step)
@@ -43,7 +43,7 @@ def train(compression: Any, take_step: Step = take_steps, **arguments: Any) -> n
 
 
 def assert_like_stock(take_step: Step, **arguments: Any) -> None:
-    """Rounding apart: stock multiplies by 1/P where we divide by P."""
+    """Compare with stock Horovod, but for rounding: stock multiplies by 1/P where we divide by P."""
     stock, ours = (train(compression, take_step, **arguments) for compression in (hvd.Compression.none, DENSE))
     assert np.abs(stock).max() > 1
     np.testing.assert_allclose(ours, stock, rtol=1e-5, atol=1e-4)
@@ -190,7 +190,7 @@ def check_sparse_gradients() -> None:
 
 
 def check_nan_in_a_sparse_gradient_alone_undoes_the_step() -> None:
-    """As a step is skipped whole, what the dense gradients would have sent must stay in the residual."""
+    """NaN skips the step whole: what the dense gradients would have sent must stay in the residual."""
     params = {"table": torch.nn.Parameter(torch.ones(20, 3)), **parameters(shapes={"a": (4,), "b": (4,)})}
     optimizer = distribute(params, OkTopk(density=0.5))
 
@@ -214,7 +214,7 @@ def check_nan_in_a_sparse_gradient_alone_undoes_the_step() -> None:
 
 
 def table_and_other(**arguments: Any) -> tuple[torch.nn.Embedding, torch.nn.Parameter, Any]:
-    """An embedding with sparse gradients, a parameter with dense ones, and their optimizer."""
+    """Return an embedding with sparse gradients, a parameter with dense ones, and their optimizer."""
     table, other = torch.nn.Embedding(20, 3, sparse=True), torch.nn.Parameter(torch.zeros(2))
     torch.nn.init.zeros_(table.weight)
     return table, other, distribute({"e": table.weight, "o": other}, DENSE, **arguments)
@@ -341,7 +341,7 @@ def check_a_density_that_is_set_before_the_step_is_for_that_step() -> None:
 
 
 def phases_that_are_missing(compression: Any, **options: Any) -> set[str]:
-    """From the profile of a step."""
+    """Return the phases that are missing in the profile of a step."""
     params, optimizer = made(compression)
     take_steps(optimizer, params, 0)
     with profile(activities=[ProfilerActivity.CPU], **options) as profiler:

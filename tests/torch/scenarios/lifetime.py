@@ -16,7 +16,7 @@ SEVERAL = 100
 
 
 def train(compression: Any) -> Any:
-    """Two steps of a new model, which is gone afterwards, but for what this returns."""
+    """Take two steps of a new model, which is gone afterwards, but for what this returns."""
     model = torch.nn.Linear(30, 10)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = distribute(model, compression, lr=0.1)
@@ -39,7 +39,7 @@ def check_partial_that_is_dropped_leaves_nothing() -> None:
 
 
 def check_partial_that_is_dropped_without_being_synchronized_leaves_nothing() -> None:
-    """Some rounds are still under way then, and gradients in none."""
+    """Partial is dropped with rounds under way, and gradients in none."""
     needs(hvd.size() == 1 or hvd.mpi_enabled(), "MPI")
     assert_nothing_stays(hvd, lambda: train(Partial(OkTopk(density=0.1), policy="solo")), 20)
 

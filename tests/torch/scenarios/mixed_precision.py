@@ -31,7 +31,7 @@ def scaler_of(scale: float, interval: int = 2000) -> torch.amp.GradScaler:
 
 def scaled_step(optimizer: Any, scaler: Any, params: Params, grads: dict[str, torch.Tensor],
                 clips: bool = False) -> None:
-    """clips: the gradients are unscaled and reduced before the step, to be clipped in between."""
+    """Take a scaled step. clips: gradients are unscaled and reduced before it, to be clipped in between."""
     optimizer.zero_grad()
     scaler.scale(loss_with(params, grads)).backward()
     if clips:
@@ -46,7 +46,7 @@ def scaled_step(optimizer: Any, scaler: Any, params: Params, grads: dict[str, to
 
 
 def check_a_loss_scale_leaves_no_trace() -> None:
-    """It may differ between ranks, and grow."""
+    """Loss scales may differ between ranks, and grow."""
     results = []
     for scaler, clips in ((None, False), (scaler_of(4.0, interval=1), False), (scaler_of(4.0, interval=1), True),
                           (scaler_of(2.0 ** (3 + hvd.rank())), False)):
@@ -61,7 +61,7 @@ def check_a_loss_scale_leaves_no_trace() -> None:
 
 
 def check_overflow_on_one_rank_skips_the_step_on_all() -> None:
-    """That rank's scale alone is lowered."""
+    """Only that rank's scale is lowered."""
     for clips in (False, True):
         results = []
         for overflow in (False, True):

@@ -30,7 +30,7 @@ from tests.torch.scenarios.common import (
 
 
 def check_a_synchronized_step_that_is_not_applied_is_dropped() -> None:
-    """As where its norm is too large: the next step reduces gradients of its own."""
+    """Programs drop a step if its norm is too large: the next step reduces gradients of its own."""
     for clear in (lambda optimizer, _: optimizer.zero_grad(), lambda _, params: [setattr(p, "grad", None)
                                                                                for p in params.values()]):
         params, optimizer = made(DENSE, op=hvd.Sum)
@@ -98,7 +98,7 @@ def check_stock_horovods_checks_stay() -> None:
 
 
 def check_a_state_of_rank_0_alone_is_broadcast() -> None:
-    """The others take one plain step of zeros for it; weight decay moves their parameters, as in stock Horovod."""
+    """Other ranks take one plain step of zeros for it; weight decay moves their parameters, as in stock Horovod."""
     params = parameters()
     for p in params.values():
         torch.nn.init.ones_(p)

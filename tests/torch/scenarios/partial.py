@@ -1,4 +1,4 @@
-"""What `Partial` cannot do in PyTorch is refused on every rank, and what its optimizer keeps is its own."""
+"""Refusals of `Partial` in PyTorch, on every rank; and the state that its optimizer keeps for itself."""
 
 from __future__ import annotations
 

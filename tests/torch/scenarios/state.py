@@ -43,7 +43,7 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def assert_goes_on_as_if_nothing_had_happened(optimizer: Any, params: Params) -> None:
-    """After six steps."""
+    """Assert that training goes on, after six steps."""
     take_steps(optimizer, params, *range(6, 12))
     assert step_report(optimizer).step == 12
     assert np.array_equal(flat(params), flat(trained(12)[0]))

@@ -17,14 +17,14 @@ OPTIONS = StepAhead(OkTopk(density=0.05))
 
 
 def model_of(seed: int = 0) -> torch.nn.Module:
-    """The same on all ranks."""
+    """Return a model that is the same on all ranks."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.Tanh(), torch.nn.Linear(24, 4))
     return remembering(model)
 
 
 def remembering(model: torch.nn.Module) -> torch.nn.Module:
-    """It knows where it started."""
+    """Have the model know where it started."""
     model.start = {name: p.detach().clone() for name, p in model.named_parameters()}
     return model
 
@@ -36,7 +36,7 @@ def distributed(model: torch.nn.Module, compression: Any = OPTIONS, optimizer: A
 
 
 def own_data(step: int, *shape: int) -> torch.Tensor:
-    """This rank's."""
+    """Return this rank's data."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(100 * step + hvd.rank()))
 
 
@@ -67,13 +67,13 @@ def train(model: torch.nn.Module, optimizer: Any, steps: range,
 
 
 def made(*arguments: Any, **options: Any) -> tuple[torch.nn.Module, Any]:
-    """A model and its optimizer."""
+    """Return a model and its optimizer."""
     model = model_of()
     return model, distributed(model, *arguments, **options)
 
 
 def trained(steps: int, *arguments: Any, **options: Any) -> tuple[torch.nn.Module, Any]:
-    """As `made`, after so many steps."""
+    """Return a model and its optimizer after `steps` steps."""
     model, optimizer = made(*arguments, **options)
     train(model, optimizer, range(steps))
     return model, optimizer
@@ -85,7 +85,7 @@ def shared_of(model: torch.nn.Module, optimizer: Any) -> dict[str, torch.Tensor]
 
 
 def assert_shared_is_equal(model: torch.nn.Module, optimizer: Any) -> None:
-    """Also that they are finite, and have left the model's start."""
+    """Assert that shared parameters are equal and finite, and have left the model's start."""
     shared = shared_of(model, optimizer)
     assert_equal_everywhere(shared.values())
     assert all(p.isfinite().all() for p in shared.values())
@@ -167,7 +167,7 @@ def check_two_optimizers_may_take_their_steps_in_another_order_on_each_rank() ->
 
 
 def check_parameters_in_another_order_in_memory_on_one_rank_are_refused() -> None:
-    """Indices of what is exchanged count as the elements lie in memory."""
+    """Elements are numbered in an exchange as they lie in memory."""
     weight = torch.nn.Parameter(torch.ones(4, 3, 2, 2))
     if is_last(hvd):
         weight = torch.nn.Parameter(weight.detach().to(memory_format=torch.channels_last))

@@ -24,7 +24,7 @@ from tests.torch.scenarios.step_ahead import (
 
 
 def gain_after(steps: int, compression: Any = OPTIONS, optimizer: Any = torch.optim.Adam) -> Any:
-    """The last report."""
+    """Return the last report."""
     model, wrapped = trained(steps, compression, optimizer)
     assert_equal_everywhere(shared_of(model, wrapped).values())
     return step_report(wrapped)
@@ -36,7 +36,7 @@ def check_optimizers_that_normalize_take_longer_steps() -> None:
 
 
 def check_weight_decay_is_as_without_a_gain() -> None:
-    """Where it is decoupled; gradients are zero, so nothing else moves."""
+    """Decay is decoupled here; gradients are zero, so nothing else moves."""
     for make in (lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.5),
                  lambda p: torch.optim.NAdam(p, lr=0.1, weight_decay=0.5, decoupled_weight_decay=True),
                  lambda p: torch.optim.Adafactor(p, lr=0.1, weight_decay=0.5)):
@@ -54,7 +54,7 @@ def check_weight_decay_is_as_without_a_gain() -> None:
 
 
 def check_loss_scales_are_left_out_of_the_measurement() -> None:
-    """The ranks have different ones; fused optimizers are given gradients that are scaled still."""
+    """Ranks have different ones; fused optimizers are given gradients that are scaled still."""
     expected = gain_after(4, compression=ALONE).noise_ratio
     for fused in (False, True):
         model = model_of()

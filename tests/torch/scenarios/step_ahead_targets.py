@@ -1,4 +1,4 @@
-"""Which optimizers and models `shared_parameters` and its like take; and several optimizers of one model."""
+"""Optimizers and models that `shared_parameters` and its like take; and several optimizers of one model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.torch.scenarios.step_ahead import (
 
 
 class Wrapped(torch.nn.Module):
-    """As torch.compile and DataParallel do: another module over the same parameters."""
+    """Module over another one's parameters, like that of torch.compile and DataParallel."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -42,14 +42,14 @@ class Wrapped(torch.nn.Module):
 
 
 class WrappedOptimizer:
-    """As Accelerate and Lightning do."""
+    """Wrapper like that of Accelerate and Lightning."""
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
 
 
 def inside(model: torch.nn.Module, *targets: Any) -> bytes:
-    """What the model holds inside `shared_parameters(*targets)`."""
+    """Return what the model holds inside `shared_parameters(*targets)`."""
     with shared_parameters(*targets):
         return flat(dict(model.named_parameters())).tobytes()
 
