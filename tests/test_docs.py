@@ -48,6 +48,7 @@ def test_a_program_runs(block: Block, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("fragments")  # one process, so that each framework has one job
 @pytest.mark.parametrize("block", FRAGMENTS, ids=str)
 def test_a_fragment_runs(block: Block, fragments: Callable[[str], dict[str, Outcome]]) -> None:
     outcome = fragments(block.framework).get(str(block), "it did not run, as one before it ended the job")
