@@ -57,7 +57,7 @@ def test_a_fragment_runs(block: Block, fragments: Callable[[str], dict[str, Outc
 
 @pytest.fixture(scope="module")
 def fragments(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Outcome]]:
-    """Return the outcomes of a framework's fragments, by framework; they run in one job."""
+    """Return a function that runs a framework's fragments, in one job, and returns their outcomes."""
     @cache
     def run(framework: str) -> dict[str, Outcome]:
         folder = tmp_path_factory.mktemp(framework)

@@ -54,7 +54,7 @@ class Injector:
             raise ValueError("the file is gone")
 
     def finish(self) -> None:
-        """End the injection after the last step: what was to come has come."""
+        """Wait until a fault of the last step has come."""
         if self._timer is not None:
             self._timer.join()
 

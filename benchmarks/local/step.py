@@ -251,7 +251,7 @@ def plot(results: dict[str, Any], arguments: argparse.Namespace) -> None:
 
 
 def pin_to_one_core() -> None:
-    """Use only the last core of this process; where a system cannot pin, limit the threads all the same."""
+    """Use only the last core of this process; where a system cannot pin, its threads are limited all the same."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 

@@ -19,7 +19,7 @@ class Cluster(Network):
     overhead: float
 
     def of_phase(self, name: str, steps: list[RankStep], way: Literal["tree", "ring"]) -> Figures:
-        """Return the figures of one phase: the most rounds, messages and bytes of any rank, and the seconds."""
+        """Return the figures of a phase: the most rounds, messages, bytes (one way) of any rank; and the seconds."""
         ways = [getattr(step.crossings[name], way) if name in step.crossings else Way() for step in steps]
         traffic = [step.report.phases[name] for step in steps]
         rounds, messages = max(w.rounds for w in ways), max(w.messages for w in ways)

@@ -40,7 +40,7 @@ class TopAccumulator:
         return bool(np.isfinite(self._held.values).all())
 
     def expect(self, threshold: float, limit: int) -> None:  # noqa: ARG002
-        """Drop what is not selected: of a thousand ranks it is some gigabytes."""
+        """Let the elements go, once the selection is done: of a thousand ranks they are some gigabytes."""
         self.expected = threshold
         self._held = SparseVector.empty(self.dtype)
 
@@ -69,7 +69,7 @@ class TopAccumulator:
 
 @dataclass(frozen=True)
 class PopularElements:
-    """Gradients of all ranks. The element of popularity x is in a rank's top-k with probability ~ x^-tail."""
+    """Gradients of all ranks. The x-th most popular element is in a rank's top-k with probability ~ x^-tail."""
 
     n: int
     k: int

@@ -115,7 +115,7 @@ class CoreTrainer:
             self.descend(gradients.values, *(settings or [self.lr() * self.mode.coefficient * self.mode.gain]))
 
     def reduced_on_host(self, gradient: np.ndarray) -> np.ndarray:
-        """Return the mean over the host, as an integration does if a host is one worker in StepAhead."""
+        """Return the host's mean or sum, as an integration does if a host is one worker in StepAhead."""
         length, rank = self.host, self.ranks.process_set.rank()
         if length == 1:
             return gradient

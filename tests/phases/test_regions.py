@@ -15,7 +15,7 @@ from ..support.selections import region_counts, selections
 
 @given(selections(), st.booleans())
 def test_everyone_knows_what_all_send_and_receive(drawn, tells_all):
-    """Counts give the same plan if a rank is told all of them, or those that concern it alone."""
+    """Ranks know this from all counts, and from those that concern them alone."""
     n, selected = drawn
     size = len(selected)
     boundaries = np.arange(size + 1) * n // size

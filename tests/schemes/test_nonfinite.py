@@ -16,7 +16,7 @@ OPTIONS = {**SCHEMES, "reuse": OkTopk(density=0.1, selection="reuse", threshold_
 
 
 def spoiled(gradient, value):
-    """Spoil a gradient; the other ranks' are of another scale, so that their thresholds do not fit either."""
+    """Return halved gradients, which no threshold of the step before fits, with one value spoiled."""
     bad = gradient[None] / 2
     bad[0, 2, 17] = value
     return bad

@@ -38,8 +38,8 @@ def sent_bound(k, size, kept):
 
 
 def received_bound(k, size, kept):
-    """Return the bound. An owner gets all but its own of a region that is balanced to 1/16, or nearly; then
-    it gets u, of at most (1 + guard) k' elements."""
+    """Return the bound. An owner gets all but its own of a region, balanced to 1/16 or reused within the
+    same bound; then it gets u, of at most (1 + guard) k' elements."""
     return max(6 * k * (size - 1) / size - 2 * k, 2 * k) + 2 * (1 + GUARD) * kept + 2 * size
 
 

@@ -74,8 +74,8 @@ def test_ranks_of_a_host_that_drift_apart_are_told(late):
     (4, 1, 2, 1), (4, 2, 4, 1), (4, 1, 4, 2), (4, 2, 4, 4), (6, 3, 4, 2), (2, 1, 6, 3), (4, 2, 2, 1), (4, 2, 2, 2)])
 @pytest.mark.parametrize("average", [True, False])
 def test_another_shape_keeps_the_sum(former, former_host, size, host, average, tmp_path):
-    """Average keeps the sum of all ranks' residuals, and with it what they do to w; Sum keeps the sum of the
-    workers'."""
+    """Average keeps the sum of all ranks' residuals: what they do to w stays if the ranks are as many.
+    Sum keeps the workers' sum."""
     def before(transport: Any) -> Any:
         worker = Worker(transport, StepAhead(replace(EXACT, hierarchical=former_host), ahead=0.5), average=average)
         worker.take(moves(transport.rank // former_host, 5))
