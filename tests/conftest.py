@@ -17,9 +17,8 @@ settings.load_profile("more" if os.environ.get("CI") == "true" else "quick")
 
 SLOW_FILES = ("test_benchmarks.py", "test_cluster.py", "test_examples.py")
 """Files whose tests start the programs beside the package."""
-LAUNCHES = {*SLOW_FILES, "torch", "tensorflow", "test_distributed.py", "test_jobs.py", "test_launchers.py",
-            "test_mpi.py", "test_packaging.py"}
-"""Files and folders whose tests start jobs that compute. Jobs of test_endings.py and test_failures.py mostly wait."""
+LAUNCHES = {"torch", "tensorflow", "test_distributed.py", "test_examples.py", "test_jobs.py", "test_mpi.py"}
+"""Files and folders whose tests start jobs that mostly compute; the jobs of others mostly start, or wait."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,7 +18,7 @@ import pytest
 from tests.launch import ROOT, environment
 
 PROBE = "oktopk-probe"
-pytestmark = pytest.mark.usefixtures("network_namespaces")
+pytestmark = [pytest.mark.usefixtures("network_namespaces"), pytest.mark.xdist_group("cluster")]
 
 
 @pytest.fixture(scope="session")

@@ -44,6 +44,7 @@ def test_a_job_of_partial_rounds_ends_well_with_rounds_pending(how: str) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("elastic")  # they mostly wait, and groups begin first, beside others
 @pytest.mark.parametrize(("framework", "mode", "variables"), [
     pytest.param("torch", "gradients", {}, id="torch"), pytest.param("torch", "step_ahead", {}, id="step_ahead"),
     pytest.param("tensorflow", "step_ahead", {}, id="keras3-step_ahead"),

@@ -22,6 +22,7 @@ PACKAGES = "requirements/environment.txt has it"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
 Launch = Callable[[], Finished]
+pytestmark = pytest.mark.xdist_group("launchers")  # one process, so that the reference is run once
 
 
 def run(*command: str) -> Finished:

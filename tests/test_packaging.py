@@ -26,6 +26,7 @@ PROJECT, TOOL = PYPROJECT["project"], PYPROJECT["tool"]
 SOURCES = {"horovod_oktopk": ROOT / "horovod_oktopk",
            **{f"horovod_oktopk/{each.parent.name}": each.parent for each in ROOT.glob("integrations/*/__init__.py")}}
 """Source folders of the installed packages."""
+pytestmark = pytest.mark.xdist_group("packaging")  # one process, so that the wheel is built once
 
 
 def modules() -> list[str]:

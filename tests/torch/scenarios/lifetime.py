@@ -12,7 +12,7 @@ from tests.scenarios.common import needs
 from tests.scenarios.leaks import assert_nothing_stays
 from tests.torch.scenarios.common import descend, distribute
 
-SEVERAL = 100
+SEVERAL = 30  # they cost little here, and a thread that ends may leave one only now and then
 
 
 def train(compression: Any) -> Any:
@@ -41,7 +41,7 @@ def check_partial_that_is_dropped_leaves_nothing() -> None:
 def check_partial_that_is_dropped_without_being_synchronized_leaves_nothing() -> None:
     """Partial is dropped with rounds under way, and gradients in none."""
     needs(hvd.size() == 1 or hvd.mpi_enabled(), "MPI")
-    assert_nothing_stays(hvd, lambda: train(Partial(OkTopk(density=0.1), policy="solo")), 20)
+    assert_nothing_stays(hvd, lambda: train(Partial(OkTopk(density=0.1), policy="solo")), SEVERAL)
 
 
 def check_a_gradient_scaler_is_dropped() -> None:
@@ -52,4 +52,4 @@ def check_a_gradient_scaler_is_dropped() -> None:
         scaler.scale(model(torch.ones(1, 3)).sum()).backward()
         optimizer.zero_grad()
 
-    assert_nothing_stays(hvd, scaled, 20)
+    assert_nothing_stays(hvd, scaled, SEVERAL)
