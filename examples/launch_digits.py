@@ -10,11 +10,11 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters
-
 
 def train(epochs: int = 10) -> str:
     """Train on this rank's part of the digits, and return the accuracy and the loss on the test data."""
+    from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters  # Here: the ranks run this function alone.
+
     hvd.init()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import wraps
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -151,16 +150,3 @@ def shared_parameters(*targets: Any) -> Iterator[None]:
         for owner in _owners("shared_parameters", *targets):
             stack.enter_context(owner.shared())
         yield
-
-
-def functions_of(module: str) -> dict[str, Any]:
-    """Return the functions as an integration's own: to unpickle one, in another process, imports the integration."""
-    def own(function: Callable[..., Any]) -> Any:
-        @wraps(function)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            return function(*args, **kwargs)
-
-        called.__module__ = module
-        return called
-
-    return {each.__name__: own(each) for each in (set_density, shared_parameters, step_report, synchronize_replicas)}

@@ -25,9 +25,9 @@ class Compression:
         """Raise PluginError: a lone tensor cannot be compressed, and must not go dense."""
         raise PluginError(
             "the compressions of horovod_oktopk act inside hvd.DistributedOptimizer and hvd.DistributedGradientTape, "
-            "after `import horovod_oktopk.torch` or `import horovod_oktopk.tensorflow`. hvd.allreduce(..., "
-            "compression=...) cannot use them, nor can optimizers built without that import, or by a name that was "
-            "imported before it (`from horovod.torch import DistributedOptimizer`): import horovod_oktopk first")
+            "not in hvd.allreduce, once this process has imported horovod_oktopk.torch or horovod_oktopk.tensorflow: "
+            "import it before `from horovod.torch import DistributedOptimizer`, and within a function that other "
+            "processes run (horovod.run, Ray, Spark)")
 
     def decompress(self, tensor: Any, _context: Any) -> Any:
         """Return the tensor itself: reduced gradients arrive ready."""

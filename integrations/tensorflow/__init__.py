@@ -4,7 +4,7 @@ Importing this module makes `compression=OkTopk(...)` work in its tapes and opti
 horovod.tensorflow.keras, with either Keras.
 """
 
-from horovod_oktopk.modes.api import functions_of, set_density, shared_parameters, step_report, synchronize_replicas
+from horovod_oktopk.modes.api import set_density, shared_parameters, step_report, synchronize_replicas
 from horovod_oktopk.modes.options import StepAhead
 from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA, warmup_density
 from horovod_oktopk.transport.horovod import what_is_missing
@@ -17,7 +17,6 @@ except ModuleNotFoundError as error:
 from horovod_oktopk.tensorflow.state import load_state, save_state
 
 plugin.install()
-globals().update(functions_of(__name__))  # pickled, they then name this module
 state.install()
 
 __all__ = ["Dense", "GTopk", "GaussianK", "OkTopk", "StepAhead", "TopkA", "TopkDSA", "load_state", "save_state",

@@ -3,7 +3,7 @@
 Importing this module makes `compression=OkTopk(...)` work in `hvd.DistributedOptimizer`.
 """
 
-from horovod_oktopk.modes.api import functions_of, set_density, shared_parameters, step_report, synchronize_replicas
+from horovod_oktopk.modes.api import set_density, shared_parameters, step_report, synchronize_replicas
 from horovod_oktopk.modes.options import Partial, StepAhead
 from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, TopkA, TopkDSA, warmup_density
 from horovod_oktopk.transport.horovod import what_is_missing
@@ -16,7 +16,6 @@ except ModuleNotFoundError as error:
 from horovod_oktopk.torch.state import gather_state_dict
 
 plugin.install()
-globals().update(functions_of(__name__))  # pickled, they then name this module
 
 __all__ = ["Dense", "GTopk", "GaussianK", "OkTopk", "Partial", "StepAhead", "TopkA", "TopkDSA", "gather_state_dict",
            "set_density", "shared_parameters", "step_report", "synchronize_replicas", "warmup_density"]
