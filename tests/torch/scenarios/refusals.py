@@ -28,7 +28,7 @@ def check_a_factory_that_was_imported_before_the_plugin_says_so() -> None:
             model(torch.ones(2, 3)).sum().backward()
             stock.step()
 
-        assert "import horovod_oktopk first" in raised_everywhere(PluginError, step)[0]
+        assert "import it before `from horovod.torch import" in raised_everywhere(PluginError, step)[0]
 
 
 def check_complex_gradients_are_refused() -> None:
