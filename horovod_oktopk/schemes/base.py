@@ -24,10 +24,10 @@ class Compression:
     def compress(*_: Any) -> NoReturn:
         """Raise PluginError: a lone tensor cannot be compressed, and must not go dense."""
         raise PluginError(
-            "the compressions of horovod_oktopk act inside hvd.DistributedOptimizer and hvd.DistributedGradientTape, "
-            "not in hvd.allreduce, once this process has imported horovod_oktopk.torch or horovod_oktopk.tensorflow: "
-            "import it before `from horovod.torch import DistributedOptimizer`, and within a function that other "
-            "processes run (horovod.run, Ray, Spark)")
+            "hvd.allreduce takes no compression of horovod_oktopk; hvd.DistributedOptimizer and "
+            "hvd.DistributedGradientTape do, once this process has imported horovod_oktopk.torch or "
+            "horovod_oktopk.tensorflow: import it before `from horovod.torch import DistributedOptimizer`, and "
+            "inside a function that other processes run (horovod.run, Ray, Spark)")
 
     def decompress(self, tensor: Any, _context: Any) -> Any:
         """Return the tensor itself: reduced gradients arrive ready."""

@@ -35,6 +35,7 @@ def census() -> Counter[str]:
 
 def assert_nothing_stays(hvd: Any, train: Callable[[], Any], several: int = 5) -> None:
     """Make, train and drop more than ONCE models on all ranks; assert that nothing of them stays."""
+    assert several > ONCE
     # Rounds of scenarios before; those that have failed leave an object for good, but no thread.
     _settled(lambda _: all(thread.name != "horovod_oktopk.partial" for thread in threading.enumerate()))
     gc.freeze()  # what was there before is not looked at, which takes most of the time otherwise

@@ -12,7 +12,7 @@ from tests.scenarios.common import needs
 from tests.scenarios.leaks import assert_nothing_stays
 from tests.torch.scenarios.common import descend, distribute
 
-SEVERAL = 30  # they cost little here, and a thread that ends may leave one only now and then
+SEVERAL = 40  # they cost little here, and a thread that ends may leave one only now and then
 
 
 def train(compression: Any) -> Any:
