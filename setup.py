@@ -1,5 +1,6 @@
 """What pyproject.toml cannot say: the kernels in C++."""
 
+import shutil
 from pathlib import Path
 
 from setuptools import setup
@@ -8,8 +9,26 @@ try:
     from pybind11.setup_helpers import Pybind11Extension
 except ImportError:  # then the package works with NumPy alone
     Pybind11Extension = None
+from setuptools.command.build_ext import build_ext
 
 KERNELS = "horovod_oktopk/kernels/native"
+
+
+class BuildInBothPlaces(build_ext):
+    """Leaves the kernels in the checkout, too: a program that is started there finds the package there."""
+
+    def run(self):
+        super().run()
+        if not self.inplace:
+            for built, source in self._built_and_source():
+                if built.is_file() and source.parent.is_dir():
+                    shutil.copy(built, source)
+
+    def _built_and_source(self):
+        root = Path(__file__).parent
+        for each in self.extensions:
+            built = Path(self.get_ext_fullpath(each.name))
+            yield built, root.joinpath(*each.name.split(".")).with_name(built.name)
 
 
 def extensions() -> list:
@@ -23,4 +42,4 @@ def extensions() -> list:
                               extra_compile_args=["-O3", "-ffp-contract=off"])]
 
 
-setup(ext_modules=extensions())
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildInBothPlaces})

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from . import __version__, advise
 from .errors import OptionError
-from .kernels import KERNELS
+from .kernels import KERNELS, NATIVE, SLOW
 from .schemes.base import check_integer
 from .schemes.oktopk import OkTopk
 from .transport.connect import connect
@@ -50,10 +50,7 @@ def require(there: object, remedy: str) -> None:
 
 
 def check_kernels() -> str:
-    if KERNELS.name == "C++":
-        return "C++"
-    return ("NumPy, in which a step takes three to four times as long: for those in C++ install a C++ compiler, and "
-            "this package again")
+    return str(KERNELS.name) if NATIVE else f"NumPy: {SLOW}"
 
 
 def check_horovod() -> str:
@@ -197,6 +194,7 @@ def _measure() -> tuple[int, int, advise.Network]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog=f"python -m {Path(__file__).parent.name}", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"horovod_oktopk {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("check", help="say what works here, and what does not")
     add_advise(commands.add_parser("advise", help="predict what dense, OkTopk and StepAhead cost on a network"))

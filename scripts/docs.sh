@@ -44,5 +44,4 @@ install() {
 export NO_MKDOCS_2_WARNING=1  # advertisement of Material's makers
 install
 [[ $1 == build ]] && set -- "$@" --strict
-# The package as it is installed: integrations/torch is horovod_oktopk.torch (mkdocs.yml looks for it in PWD).
-exec scripts/package_tree.sh "$PWD/$VENV/bin/mkdocs" "$@" --config-file "$PWD/mkdocs.yml"
+exec "$VENV/bin/mkdocs" "$@"

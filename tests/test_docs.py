@@ -78,7 +78,7 @@ def public_names() -> list[tuple[str, str]]:
 
 
 def names_of(module: str) -> list[str]:
-    source = ROOT / re.sub("^horovod_oktopk/t", "integrations/t", module.replace(".", "/"))
+    source = ROOT / module.replace(".", "/")
     path = source / "__init__.py" if source.is_dir() else source.with_suffix(".py")
     (names,) = re.findall(r"__all__ = (\[.*?\])", path.read_text(), flags=re.DOTALL)
     return [name for name in ast.literal_eval(names) if name != "callbacks"]

@@ -10,6 +10,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,13 @@ from tests.launch import horovodrun
 ROOT = Path(__file__).parents[1]
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, TOOL = PYPROJECT["project"], PYPROJECT["tool"]
-SOURCES = {"horovod_oktopk": ROOT / "horovod_oktopk",
-           **{f"horovod_oktopk/{each.parent.name}": each.parent for each in ROOT.glob("integrations/*/__init__.py")}}
-"""Source folders of the installed packages."""
 pytestmark = pytest.mark.xdist_group("packaging")  # one process, so that the wheel is built once
 
 
 def modules() -> list[str]:
     """Return the modules as they are installed, by their paths."""
-    return sorted(f"{target}/{path.relative_to(source).as_posix()}" for target, source in SOURCES.items()
-                  for path in source.rglob("*.py"))
+    names = glob("horovod_oktopk/**/*.py", root_dir=ROOT, recursive=True)  # which follows links, as rglob does not
+    return sorted(names)
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -15,5 +15,8 @@ except ImportError:
     NATIVE = None
 KERNELS = NATIVE or NumpyKernels()
 """The fastest kernels of this machine."""
+SLOW = ("a step takes three to four times as long as with the kernels in C++: install a C++ compiler (g++), and this "
+        "package again")
+"""The remedy for kernels in NumPy."""
 
-__all__ = ["CHUNK", "KERNELS", "LEVELS", "NATIVE", "CandidateBuffer", "HalfBits", "Kernels", "NumpyKernels", "Words"]
+__all__ = ["CHUNK", "KERNELS", "LEVELS", "NATIVE", "SLOW", "CandidateBuffer", "HalfBits", "Kernels", "NumpyKernels", "Words"]

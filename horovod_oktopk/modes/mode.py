@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from ..errors import PluginError, TransportError
-from ..kernels import KERNELS
+from ..kernels import KERNELS, NATIVE, SLOW
 from ..phases.agreement import NOW, Attendance, roll_call
 from ..schemes.base import Scheme
 from ..schemes.report import StepReport
@@ -130,6 +130,8 @@ class Reduction(Stateful):
             if rank == 0:
                 logger.info("%s: n = %s in %d tensors, k = %s; %s; kernels in %s", self.title, f"{self.layout.n:,}",
                             len(self.layout.entries), f"{self.k:,}", _ranks_of(transport), KERNELS.name)
+                if NATIVE is None:
+                    logger.warning("the kernels are NumPy's, and %s", SLOW)
         return self._transport.everyone
 
     @property
