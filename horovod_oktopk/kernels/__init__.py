@@ -19,4 +19,5 @@ SLOW = ("a step takes three to four times as long as with the kernels in C++: in
         "package again")
 """The remedy for kernels in NumPy."""
 
-__all__ = ["CHUNK", "KERNELS", "LEVELS", "NATIVE", "SLOW", "CandidateBuffer", "HalfBits", "Kernels", "NumpyKernels", "Words"]
+__all__ = ["CHUNK", "KERNELS", "LEVELS", "NATIVE", "SLOW", "CandidateBuffer", "HalfBits", "Kernels", "NumpyKernels",
+           "Words"]

@@ -7,11 +7,11 @@ from typing import Any, NoReturn
 
 from ..errors import PluginError
 from ..schemes.base import Scheme
-from ..schemes.report import StepResult
-from ..selection.accumulator import ResidualAccumulator
+from ..schemes.report import EVERYTHING, StepResult
+from ..selection.accumulator import Accumulator, ResidualAccumulator
 from ..state.records import Record
 from ..transport.base import Ranks
-from ..vectors.sparse import Layout, Values
+from ..vectors.sparse import DenseVector, Layout, Values
 from .host_sums import HostAccumulator
 from .mode import Gradients, Mode, Update
 
@@ -32,6 +32,7 @@ class GradientMode(Mode):
         self.title, self._average = type(options).__name__, average
         self._signature = layout.describe() if signature is None else signature
         self._before: dict[str, Any] | None = None  # the algorithm's state, while a step is under way
+        self._owes = False  # a residual of several ranks, on one that may be alone now
         self.accumulator: ResidualAccumulator = (
             HostAccumulator(layout.n, layout.dtype, lambda: self.transport.hosts) if options.hierarchical
             else make_accumulator())
@@ -41,20 +42,34 @@ class GradientMode(Mode):
     def reduce(self, gradients: Gradients, others_finite: bool = True) -> None:
         self.connect()
         self._undo()  # a step that has failed
+        if self.is_alone and not self._owes:
+            self.report = self.alone_report()
+            return
         self._before = self.algorithm.state()
         transport = self.open()
         self.algorithm.agree_on_host(self.k, transport)
         with transport.phase("accumulate"):
             finite = self.accumulator.accumulate(gradients.pieces(), clear=gradients.clearable)
-        result = self.algorithm.reduce(self.accumulator, self.k, finite and others_finite, transport,
-                                       whole=self.layout.n)
+        result = self._reduced(self.accumulator, finite and others_finite)
         self.report = result.report
         update = self._commit_or_undo(result, self.accumulator.commit)
         with self.writing(result.report):
             gradients.write(update, gradients.clearable)
 
     def begin(self, gradients: Gradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
+        if scaled and self.is_alone:
+            return int(gradients.all_finite())
         return 0 if scaled and self.report is not None and not self.report.finite else 1
+
+    def _reduced(self, acc: Accumulator, finite: bool) -> StepResult:
+        """Return the result of a step; on one rank everything, as that is the sum."""
+        if not self.is_alone:
+            return self.algorithm.reduce(acc, self.k, finite, self.transport, whole=self.layout.n)
+        report = self.alone_report()
+        report.phases = self.transport.phases
+        if not finite:
+            return StepResult(None, EVERYTHING, report, not_finite=(0,))
+        return StepResult(DenseVector(acc.values().copy()), EVERYTHING, report)
 
     def _commit_or_undo(self, result: StepResult, commit: Callable[..., None]) -> Update | None:
         with self.writing(result.report):
@@ -65,7 +80,7 @@ class GradientMode(Mode):
                 self._undo()
                 result.report.finite = False
                 return None
-            self._before = None
+            self._before, self._owes = None, False
             commit(result.contributed, result.remainder)
         return update
 
@@ -95,11 +110,12 @@ class GradientMode(Mode):
         self.algorithm.resume(share["algorithm"])
         residual, scale = share["residual"], share["residual_scale"]  # a loss scale, in files of earlier versions
         self.accumulator.load_residual(residual / residual.dtype.type(scale) if scale else residual)
+        self._owes = bool(residual.any())
 
     # The ranks.
 
     def forget_ranks(self) -> None:
-        self._before = None
+        self._before, self._owes = None, True
         super().forget_ranks()
 
     @property

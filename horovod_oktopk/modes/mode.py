@@ -90,6 +90,17 @@ class Reduction(Stateful):
         return self.scheme.k_of(self.layout.n)
 
     @property
+    def is_alone(self) -> bool:
+        """True if this rank is the only one: nothing is compressed then."""
+        return self.ranks.membership().size == 1
+
+    def alone_report(self) -> StepReport:
+        """Return the report of a step of the only rank, which keeps all elements; count the step."""
+        self.algorithm.step += 1
+        n = self.layout.n
+        return StepReport(self.algorithm.step, n, n, n, local_selected=n, global_selected=n)
+
+    @property
     def transport(self) -> CountingTransport:
         """The transport of a step, to the present workers; after `connect`."""
         assert self._transport is not None
@@ -172,7 +183,7 @@ def _ranks_of(transport: CountingTransport) -> str:
     hosts = transport.hosts
     where = "" if hosts is None else f" on {len(hosts.grid)} hosts, each of which is one worker,"
     size = transport.everyone.size
-    return f"{size} ranks{where} over {transport.route}" if size > 1 else "1 rank"
+    return f"{size} ranks{where} over {transport.route}" if size > 1 else "1 rank, so nothing is compressed"
 
 
 class Mode(Reduction):

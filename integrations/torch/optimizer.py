@@ -1,16 +1,16 @@
-"""Distributed optimizers: the user's own objects, with a class of their own."""
+"""The run of a distributed optimizer: its steps, and the parameters that they are for."""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
+from operator import is_
 from typing import Any
 
 import horovod.torch as hvd
-import numpy as np
 import torch
 
 from horovod_oktopk.errors import PluginError
@@ -19,19 +19,18 @@ from horovod_oktopk.modes.mode import Mode
 from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state import gather
-from horovod_oktopk.state.records import Record, parameters_of
+from horovod_oktopk.state.records import Record, extended
 from horovod_oktopk.torch.device import mode_of
-from horovod_oktopk.torch.private import SUPPORTS_SCALING, values_of
-from horovod_oktopk.torch.registry import RUN, add, hand_over
+from horovod_oktopk.torch.hyperparameters import Hyperparameters, scaled_learning_rates
+from horovod_oktopk.torch.private import values_of
+from horovod_oktopk.torch.registry import hand_over
 from horovod_oktopk.torch.tensors import (
     DenseGradients,
-    Hyperparameters,
     OwnGradients,
     Parameters,
     TorchLayout,
     are_finite,
     ranks_of,
-    scaled_learning_rates,
     without_rows,
     without_scaler,
 )
@@ -46,12 +45,16 @@ NOT_REDUCED = ("a GradScaler has unscaled gradients that are not reduced, and to
                "clip; with optimizer.skip_synchronize(): scaler.step(optimizer); or scaler.step(optimizer) alone")
 TWICE = ("optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): "
          "gradients are reduced twice. Write: with optimizer.skip_synchronize(): optimizer.step()")
-COPIED = ("a copy of a distributed optimizer cannot take steps: make a plain optimizer of the copied model's "
-          "parameters, load the state into it, and give that to hvd.DistributedOptimizer")
 DENSE_NOW = ("the gradient of '{name}' was sparse at the first step and is dense now; what is sparse at first must "
              "stay so. Give sparse_as_dense=True")
-JOINED = ("'{name}' has come to the optimizer, or was unfrozen, after its first step: the ranks would go on with "
-          "gradients of their own. Make the optimizer anew: hvd.DistributedOptimizer(optimizer, ...)")
+JOINED = ("'{name}' has come to the optimizer, or was unfrozen, after its first step, which Partial cannot follow: "
+          "the ranks would go on with gradients of their own. Give hvd.DistributedOptimizer a new plain optimizer of "
+          "all parameters that are trained")
+JOINING = "go on with other parameters than before: {names}"
+NEVER_STEPPED = ("gradients were cleared %d times, and optimizer.step() was never called: only step() exchanges "
+                 "anything, and other methods (first_step and second_step, say) train each rank for itself")
+CLEARED = 100
+"""Calls of zero_grad before the first step, after which a warning says that nothing is exchanged."""
 OUTSIDE = ("optimizer.state_dict() outside of shared_parameters(optimizer): there the model holds rank %d's own "
            "parameters: save the model and the optimizer inside")
 
@@ -77,6 +80,9 @@ class Run:
         self.parameters = Parameters(optimizer, names, op)
         self._options, self._sparse_as_dense = options, sparse_as_dense
         self._excluded: list[torch.Tensor] = []  # whose gradients Horovod reduces itself, as they are sparse
+        self._present: list[torch.Tensor] = []  # all of the optimizer's, as of the last step; see `_laid_out`
+        self._frozen: list[torch.Tensor] = []  # those of them that were not trained
+        self._has_stepped, self._cleared = False, 0  # how often gradients were cleared before the first step
         self._waiting: list[Record] = []  # loaded before the first step
         self._reduced: torch.Tensor | None = None  # a gradient that was reduced, and is to be applied
         self._has_warned = False
@@ -84,8 +90,16 @@ class Run:
 
     # A step.
 
+    def note_cleared(self) -> None:
+        """Take note that gradients are cleared; warn if no step comes between."""
+        if not self._has_stepped:
+            self._cleared += 1
+            if self._cleared == CLEARED:
+                logger.warning(NEVER_STEPPED, CLEARED)
+
     def step(self) -> Any:
         """Take the optimizer's steps that follow from this rank's gradients."""
+        self._has_stepped = True
         with without_scaler(self.optimizer) as scale:
             if scale is not None:
                 self._unscale(scale)
@@ -162,25 +176,39 @@ class Run:
     # Which parameters.
 
     def _laid_out(self) -> Mode:
-        """Return the mode of the present parameters: a new one at first, and with StepAhead if some have joined."""
-        mode, count = self.mode, len(self.parameters.all())
-        if mode is not None and not (mode.reads_memory and len(self.layout.parameters) != count):
-            self._check_unchanged(mode)
-            return mode
-        self.mode = self._make_mode()
+        """Return the mode of the parameters that are trained: a new one at first, and if others are trained now."""
+        mode, present = self.mode, self.parameters.all()
         if mode is not None:
-            mode.suspend()
-            self._waiting = [_extended(each, self.layout) for each in mode.records()]
+            is_as_before = len(present) == len(self._present) and all(map(is_, present, self._present))
+            if is_as_before and not any(p.requires_grad for p in self._frozen):
+                self._check_unchanged(mode)
+                return mode
+        known = {*self.layout.parameters, *self._excluded} if mode is not None else set()
+        trained = [p for p in present if p.requires_grad or p in known]
+        self._present, self._frozen = present, [p for p in present if p not in set(trained)]
+        if mode is not None and known == set(trained):
+            return mode
+        if mode is not None:
+            self._join(mode, [self.parameters.name_of(p) for p in trained if p not in known])
+        self.mode = self._make_mode(trained)
+        if mode is not None:
+            self._waiting = [extended(each, self.layout) for each in mode.records()]
         if self._waiting:
             self.mode.load(self._waiting)
             self._waiting = []
         return self.mode
 
-    def _make_mode(self) -> Mode:
-        parameters = self.parameters.all()
+    def _join(self, mode: Mode, names: Sequence[str]) -> None:
+        """Meet the other ranks, which are to go on with the same parameters; some may have gone, and none joined."""
+        if mode.has_rounds:
+            mode.refuse_step(JOINED.format(name=names[0]))
+        mode.meet(JOINING.format(names=", ".join(names) or "fewer"))
+        mode.suspend()
+
+    def _make_mode(self, parameters: Sequence[torch.Tensor]) -> Mode:
         if not self.kind.reads_memory:
-            parameters = [p for p in parameters if p.requires_grad]
-            sparse = {p for p in parameters if p.grad is not None and p.grad.is_sparse and not self._sparse_as_dense}
+            sparse = {*self._excluded} & {*parameters}
+            sparse |= {p for p in parameters if p.grad is not None and p.grad.is_sparse and not self._sparse_as_dense}
             if sparse:
                 self.kind.check("sparse")
             self._excluded = list(self.parameters.by_name(list(sparse)).values())
@@ -195,10 +223,6 @@ class Run:
 
     def _check_unchanged(self, mode: Mode) -> None:
         message = self.layout.changed(strides=mode.reads_memory)
-        if message is None and not mode.reads_memory:
-            known = {*self.layout.parameters, *self._excluded}
-            joined = next((p for p in self.parameters.all() if p.requires_grad and p not in known), None)
-            message = None if joined is None else JOINED.format(name=self.parameters.name_of(joined))
         if message is not None:
             mode.refuse_step(message)
 
@@ -270,75 +294,3 @@ class Run:
                     for root in process_set.ranks or range(hvd.size())]
         found = {each["rank"]: each for records in everyone for each in records}
         return [each for rank, each in sorted(found.items()) if rank == own or own == 0]
-
-
-def _extended(record: Record, layout: TorchLayout) -> Record:
-    """Return a record of some of the parameters as one of all: the others have no residual."""
-    lengths = [int(np.prod(shape, dtype=np.int64)) for _, shape in record["parameters"]]
-    parts = np.split(record["residual"], np.cumsum(lengths)[:-1])
-    known = {name: part for (name, _), part in zip(record["parameters"], parts, strict=True)}
-    residual = [known.get(name, np.zeros(p.numel(), layout.dtype))
-                for (name, *_), p in zip(layout.entries, layout.parameters, strict=True)]
-    return {**record, "parameters": parameters_of(layout), "residual": np.concatenate(residual), "shared": None,
-            "algorithm": {"step": record["algorithm"]["step"]}}
-
-
-class _Distributed(torch.optim.Optimizer):
-    """The members that the class of a distributed optimizer has beside those of the plain class."""
-
-    __module__ = "horovod.torch.optimizer"  # so that hvd.broadcast_optimizer_state takes the plain step
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a distributed step. A closure is evaluated once, before it, and its loss is returned."""
-        run = _run(self)
-        if closure is None:
-            return run.step()
-        run.kind.check("closure")
-        with torch.enable_grad():
-            loss = closure()
-        run.step()
-        return loss
-
-    step.hooked = True  # type: ignore[attr-defined]  # else PyTorch would wrap it again, and run users' hooks twice
-
-    def synchronize(self) -> None:
-        """Reduce the gradients now, to be clipped; the step follows inside skip_synchronize()."""
-        run = _run(self)
-        run.kind.check("synchronize")
-        if run.ranks.takes_part:
-            run.reduce()
-
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        """Take a step inside without reducing gradients."""
-        run = _run(self)
-        run.kind.check("synchronize")
-        run.reduces = False
-        try:
-            yield
-        finally:
-            run.reduces = True
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """Accept Horovod's number: a step reduces what all passes before it have added up."""
-
-
-def _run(optimizer: Any) -> Run:
-    run: Run | None = vars(optimizer).get(RUN)
-    if run is None:
-        raise PluginError(COPIED)
-    return run
-
-
-def distribute(optimizer: Any, options: Any, names: Mapping[torch.Tensor, str], op: Any, sparse_as_dense: bool,
-               process_set: Any) -> None:
-    """Give the optimizer a class of its own, whose steps are distributed."""
-    plain = type(optimizer)
-    # What a scheduler or Accelerate has put on the object is its own step.
-    local = vars(optimizer).pop("step", None) or plain.step.__get__(optimizer)
-    run = Run(optimizer, local, options, names, op, sparse_as_dense, process_set)
-    # The members are copied, as Horovod asks the next class for the plain step.
-    optimizer.__class__ = type(plain.__name__, (plain,), {**vars(_Distributed), "__doc__": plain.__doc__,
-                                                          SUPPORTS_SCALING: True})
-    hand_over(run.parameters.all())
-    add(optimizer, run)

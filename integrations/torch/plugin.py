@@ -17,9 +17,10 @@ from horovod.torch.elastic.state import TorchState
 
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.api import find_by
-from horovod_oktopk.modes.make import wrap_shutdown
+from horovod_oktopk.modes.make import kind_of, wrap_shutdown
 from horovod_oktopk.schemes import as_options
-from horovod_oktopk.torch.optimizer import UNSCALE_FIRST, distribute
+from horovod_oktopk.torch.optimizer import UNSCALE_FIRST
+from horovod_oktopk.torch.own_class import distribute, plain_class
 from horovod_oktopk.torch.private import library, span
 from horovod_oktopk.torch.registry import hand_over, is_in_use, owners_of, run_of
 from horovod_oktopk.torch.state import ElasticTorchState, attach_state
@@ -30,6 +31,12 @@ TWICE = ("hvd.DistributedOptimizer was given an optimizer that it has made itsel
          "give it the plain optimizer, once")
 LBFGS = ("LBFGS cannot be used: it compares the gradients of several closures with how far its own moves have led. "
          "Here the gradients are either not reduced, or other ranks' moves come between: take another optimizer")
+CLOSURE = ("{name} cannot be used: its step() cannot go without a closure, or its work is in first_step() and "
+           "second_step(), which exchange nothing, so that each rank would train for itself. Take another optimizer")
+MOVES = ("{name} cannot be used with StepAhead: its eval() and train() move the parameters by a state that is each "
+         "rank's own: use OkTopk alone, with which all ranks have the same state")
+META = ("'{name}' is on the meta device, and has no values: give the model memory first, by "
+        "model.to_empty(device=...) or by loading it, and make the optimizer of it after that")
 _TAKES = ["optimizer", "named_parameters", "compression", "backward_passes_per_step", "op",
           "gradient_predivide_factor", "num_groups", "groups", "sparse_as_dense", "process_set"]
 
@@ -65,8 +72,7 @@ def _wrap_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
             hand_over([p for group in made.param_groups for p in group["params"]])
             return made
         check_arguments(hvd, given["op"], given["gradient_predivide_factor"])
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise PluginError(LBFGS)
+        _refuse(optimizer, options)
         if given["backward_passes_per_step"] <= 0:
             raise ValueError("backward_passes_per_step must be > 0")
         distribute(optimizer, options, _names(optimizer, given["named_parameters"]), given["op"],
@@ -75,6 +81,19 @@ def _wrap_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
         return optimizer
 
     return wrapped
+
+
+def _refuse(optimizer: torch.optim.Optimizer, options: Any) -> None:
+    """Raise PluginError for an optimizer whose work cannot be distributed by its step()."""
+    plain = plain_class(type(optimizer))
+    if issubclass(plain, torch.optim.LBFGS):
+        raise PluginError(LBFGS)
+    closure = inspect.signature(plain.step).parameters.get("closure")
+    if (closure is not None and closure.default is inspect.Parameter.empty) or (
+            hasattr(plain, "first_step") and hasattr(plain, "second_step")):
+        raise PluginError(CLOSURE.format(name=plain.__name__))
+    if kind_of(options).reads_memory and hasattr(plain, "eval") and hasattr(plain, "train"):
+        raise PluginError(MOVES.format(name=plain.__name__))
 
 
 def _wrap_unscale(unscale: Callable[..., None]) -> Callable[..., None]:
@@ -100,6 +119,9 @@ def _names(optimizer: torch.optim.Optimizer, given: Any) -> dict[torch.Tensor, s
     if twice:
         raise ValueError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(twice)}")
     names = {p: name for name, p in named}
+    empty = next((names.get(p, name) for name, p in parameters if p.is_meta), None)
+    if empty is not None:
+        raise PluginError(META.format(name=empty))
     missing = sum(p not in names for _, p in parameters)
     if missing:
         raise ValueError(f"named_parameters was specified, but {missing} parameters of the optimizer were not named")

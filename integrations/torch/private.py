@@ -19,7 +19,7 @@ NAMES = (
     "torch:Tensor._values",
     "torch.autograd.profiler:_is_profiler_enabled",
 )
-"""Modules and what is in them. Of objects: `_handlers` of an elastic TorchState."""
+"""Modules and what is in them. Of objects: `_handlers` of an elastic TorchState, `_optimizer_step_post_hooks`."""
 SUPPORTS_SCALING = "_step_supports_amp_scaling"
 """An attribute of fused optimizers: GradScaler then calls `step` whatever it has found."""
 
@@ -43,6 +43,11 @@ def rows_of(gradient: torch.Tensor) -> torch.Tensor:
 def values_of(gradient: torch.Tensor) -> torch.Tensor:
     """Return the values of a sparse gradient, by its rows; all of a dense one."""
     return gradient._values() if gradient.is_sparse else gradient
+
+
+def come_first(optimizer: torch.optim.Optimizer, hook: Any) -> None:
+    """Have a hook that runs after steps run before all others. hook: its handle."""
+    optimizer._optimizer_step_post_hooks.move_to_end(hook.id, last=False)  # type: ignore[attr-defined]
 
 
 def span(name: str) -> AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""One optimizer's gradients, laid out flat; its parameters and hyperparameters; NumPy over Horovod's collectives."""
+"""One optimizer's gradients, laid out flat, and its parameters; NumPy over Horovod's collectives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from horovod.common.exceptions import HorovodInternalError
 
-from horovod_oktopk.errors import OptionError, PluginError
+from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.mode import Gradients, Update
 from horovod_oktopk.modes.step_ahead.pace import elements_of_rows
 from horovod_oktopk.torch.private import rows_of, values_of
@@ -236,89 +236,6 @@ class Parameters:
         if dense:
             hvd.grouped_allreduce_(dense, op=self._op, name="horovod_oktopk.host", process_set=process_set)
         self.reduce_sparse(sparse, process_set)
-
-
-DECOUPLED = frozenset({"AdamW", "Adafactor", "Muon", "Lion"})
-"""Optimizers whose weight decay goes by the learning rate, and is no part of the gradient, by the names of their
-classes; others say so by `decoupled_weight_decay` in their groups."""
-
-
-class Hyperparameters:
-    """The numbers in an optimizer's parameter groups (learning rates, momentum and such).
-
-    With Partial they travel with rounds: where ranks are at different steps, their schedules are as well.
-    """
-
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
-        self._places = [(index, key, place) for index, group in enumerate(optimizer.param_groups)
-                        for key, value in group.items() for place in _places(value)]
-        self.names = [f"{index}.{key}" if place is None else f"{index}.{key}.{place}"
-                      for index, key, place in self._places]
-
-    def read(self) -> list[float]:
-        """Return the present values, in the order of `names`."""
-        groups = self._optimizer.param_groups  # others, once a state is loaded
-        return [float(groups[index][key] if place is None else groups[index][key][place])
-                for index, key, place in self._places]
-
-    @contextmanager
-    def set_to(self, values: Sequence[float]) -> Iterator[None]:
-        """Give the numbers these values inside; none: they stay as they are."""
-        if not values:
-            yield
-            return
-        mine = self.read()
-        self._write(values)
-        try:
-            yield
-        finally:
-            self._write(mine)
-
-    def _write(self, values: Sequence[float]) -> None:
-        for (index, key, place), value in zip(self._places, values, strict=True):
-            group = self._optimizer.param_groups[index]
-            if isinstance(group[key], torch.Tensor):
-                group[key].fill_(value)
-            elif place is None:
-                group[key] = int(value) if isinstance(group[key], int) and value.is_integer() else value
-            else:
-                group[key] = tuple(value if i == place else old for i, old in enumerate(group[key]))
-
-
-def _places(value: Any) -> list[int | None]:
-    """Return where the numbers of a group's entry lie: [None] for a number itself."""
-    if isinstance(value, torch.Tensor):
-        return [None] if value.numel() == 1 else []
-    if isinstance(value, tuple):
-        return list(range(len(value))) if all(isinstance(each, float) for each in value) else []
-    return [None] if isinstance(value, int | float) and not isinstance(value, bool) else []
-
-
-@contextmanager
-def scaled_learning_rates(optimizer: torch.optim.Optimizer, coefficient: float, gain: float) -> Iterator[None]:
-    """Multiply learning rates by coefficient · gain inside, and decoupled weight decay by 1/gain.
-
-    So weight decay does what it would without a gain. Raise OptionError for an optimizer without learning rates.
-    """
-    groups, factor = optimizer.param_groups, coefficient * gain
-    if factor == gain == 1:
-        yield
-        return
-    if not all("lr" in group for group in groups):
-        raise OptionError(f"{type(optimizer).__name__} has no learning rate (lr) to be multiplied by "
-                          f"StepAhead's coefficient and gain, {factor:g}: give StepAhead(..., ahead=1, gain=None)")
-    by_name = any(cls.__name__ in DECOUPLED for cls in type(optimizer).__mro__)
-    given = [(group, "lr", group["lr"]) for group in groups]
-    given += [(group, "weight_decay", group["weight_decay"]) for group in groups
-              if (group.get("decoupled_weight_decay") or by_name) and "weight_decay" in group]
-    for group, name, value in given:
-        group[name] = value * factor if name == "lr" else value / gain
-    try:
-        yield
-    finally:
-        for group, name, value in given:
-            group[name] = value
 
 
 @contextmanager

@@ -235,9 +235,7 @@ class PartialMode(GradientMode):
             super().set_density(settings[0])
         self.describe()
         self._before = self.algorithm.state()
-        result = self.algorithm.reduce(
-            self._pending.for_round(contributes), self.k,
-            self._pending.is_finite or not contributes, self.transport)
+        result = self._reduced(self._pending.for_round(contributes), self._pending.is_finite or not contributes)
         update = self._commit_or_undo(result, self._pending.commit)  # what follows belongs to the next round
         if contributes:
             self._pending.is_finite = True

@@ -25,6 +25,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import ClassVar, NoReturn
 
+import numpy as np
+
 from ...errors import NonFiniteError, PluginError
 from ...schemes.base import Unit
 from ...selection.parameter_accumulator import ParameterAccumulator, Replica
@@ -106,6 +108,8 @@ class StepAheadMode(Mode):
     @property
     def gain(self) -> float:  # type: ignore[override]
         """A factor on the optimizer's steps, but not on those of decoupled weight decay."""
+        if self.is_alone:
+            return 1.0
         if self.options.gain == "auto":
             return math.sqrt(self._noise.ratio) if self._normalizes else 1.0
         return 1.0 if self.options.gain is None else float(self.options.gain)
@@ -139,6 +143,8 @@ class StepAheadMode(Mode):
         if self._model.is_swapped:
             raise PluginError(INSIDE)
         self.reset_if_membership_changed()
+        if self.is_alone:
+            return self._begin_alone(gradients, scaled)
         if not self.is_started:
             self.start()
         has_adopted = not self._has_agreed and self._agree()
@@ -153,8 +159,21 @@ class StepAheadMode(Mode):
         self._sample = sample(gradients.elements, self.layout.n, self.algorithm.step) if is_measured else None
         return int(steps)
 
+    def _coefficient(self) -> float:
+        return 1.0 if self.is_alone else coefficient_of(self.options.ahead, self._workers, self._normalizes)
+
+    def _begin_alone(self, gradients: Gradients, scaled: bool) -> int:
+        """Return the number of local steps on the only rank, whose own parameters are those that all ranks share."""
+        self.connect()
+        self.resume()
+        self.is_started, self.coefficient = False, 1.0
+        self.report = self.alone_report()
+        return int(not scaled or gradients.all_finite())
+
     def end(self) -> None:
         """Begin an exchange after the local step, if one is due."""
+        if not self.is_started:  # the only rank
+            return
         self._steps += 1
         if self._steps >= self.options.local_steps:
             self._steps = 0
@@ -198,7 +217,7 @@ class StepAheadMode(Mode):
         """Take the model's parameters as w; if a state was loaded, set p to w - residual. On this rank alone."""
         self._model.start(self.copies)
         self._rank, self._steps = self.ranks.membership().rank, 0
-        self.coefficient = coefficient_of(self.options.ahead, self._workers, self._normalizes)
+        self.coefficient = self._coefficient()
         self.is_started, self._has_agreed = True, False
         share, self._share, self._is_suspended = self._share, None, False
         self._was_loaded = share is not None
@@ -230,7 +249,7 @@ class StepAheadMode(Mode):
         is_new, everyone = not self.is_current, super().connect(said)
         if not is_new:
             self.check_agreement(said)
-        self.coefficient = coefficient_of(self.options.ahead, self._workers, self._normalizes)
+        self.coefficient = self._coefficient()
         has_adopted = adopts and self._model.adopt(everyone)
         if has_adopted:
             self.start()
@@ -299,7 +318,7 @@ class StepAheadMode(Mode):
         has the same bits.
         """
         if not self.is_started:
-            return self._share
+            return self._share or (self._record_alone() if self.is_alone and self.report is not None else None)
         model = self._model
         was_swapped = model.is_swapped
         if was_swapped:
@@ -313,6 +332,11 @@ class StepAheadMode(Mode):
         own = self.record_of(residual, counters, self.coefficient, model.copies)
         # "shared": a digest of w, by which a restored state knows its parameters.
         return {**own, "shared": model.digest, "steps": self._steps, "noise": asdict(self._noise)}
+
+    def _record_alone(self) -> Record:
+        """Return the record of the only rank, which has sent all."""
+        own = self.record_of(np.zeros(self.layout.n, self.layout.dtype), {"step": self.algorithm.step}, 1.0)
+        return {**own, "shared": None, "steps": 0, "noise": None}
 
     def take(self, share: Record) -> None:
         """Take a share, for when `shared` ends or the next step begins."""

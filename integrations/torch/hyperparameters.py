@@ -1,0 +1,134 @@
+"""The numbers of an optimizer's parameter groups, which a step changes for itself: learning rates, weight decay.
+
+They are changed between the hooks of the step: hooks see and set the user's own numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from numbers import Real
+from typing import Any
+
+import torch
+
+from horovod_oktopk.errors import OptionError
+from horovod_oktopk.torch.private import come_first
+
+NO_RATE = ("{name} has no learning rate (lr) to be multiplied by StepAhead's coefficient and gain, {factor:g}; got "
+           "{rate!r}: give StepAhead(..., ahead=1, gain=None)")
+
+DECOUPLED = frozenset({"AdamW", "Adafactor", "Muon", "Lion"})
+"""Optimizers whose weight decay goes by the learning rate, and is no part of the gradient, by the names of their
+classes; others say so by `decoupled_weight_decay` in their groups."""
+
+
+class Hyperparameters:
+    """The numbers in an optimizer's parameter groups (learning rates, momentum and such).
+
+    With Partial they travel with rounds: where ranks are at different steps, their schedules are as well.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._places = [(index, key, place) for index, group in enumerate(optimizer.param_groups)
+                        for key, value in group.items() for place in _places(value)]
+        self.names = [f"{index}.{key}" if place is None else f"{index}.{key}.{place}"
+                      for index, key, place in self._places]
+
+    def read(self) -> list[float]:
+        """Return the present values, in the order of `names`."""
+        groups = self._optimizer.param_groups  # others, once a state is loaded
+        return [float(groups[index][key] if place is None else groups[index][key][place])
+                for index, key, place in self._places]
+
+    def set_to(self, values: Sequence[float]) -> AbstractContextManager[None]:
+        """Return a context whose plain steps have these values; none: the numbers stay as they are."""
+        def change() -> Callable[[], None]:
+            mine = self.read()
+            self._write(values)
+            return lambda: self._write(mine)
+
+        return in_plain_step(self._optimizer, change) if values else nullcontext()
+
+    def _write(self, values: Sequence[float]) -> None:
+        for (index, key, place), value in zip(self._places, values, strict=True):
+            group = self._optimizer.param_groups[index]
+            if isinstance(group[key], torch.Tensor):
+                group[key].fill_(value)
+            elif place is None:
+                group[key] = int(value) if isinstance(group[key], int) and value.is_integer() else value
+            else:
+                group[key] = tuple(value if i == place else old for i, old in enumerate(group[key]))
+
+
+def _places(value: Any) -> list[int | None]:
+    """Return where the numbers of a group's entry lie: [None] for a number itself."""
+    if isinstance(value, torch.Tensor):
+        return [None] if value.numel() == 1 else []
+    if isinstance(value, tuple):
+        return list(range(len(value))) if all(isinstance(each, float) for each in value) else []
+    return [None] if isinstance(value, int | float) and not isinstance(value, bool) else []
+
+
+def scaled_learning_rates(optimizer: torch.optim.Optimizer, coefficient: float, gain: float,
+                          ) -> AbstractContextManager[None]:
+    """Return a context whose plain steps have learning rates times coefficient · gain, and decoupled decay / gain.
+
+    So weight decay does what it would without a gain. Raise OptionError for an optimizer without learning rates.
+    """
+    factor, by_name = coefficient * gain, any(cls.__name__ in DECOUPLED for cls in type(optimizer).__mro__)
+    if factor == gain == 1:
+        return nullcontext()
+    for rate in (group.get("lr") for group in optimizer.param_groups):
+        if not isinstance(rate, Real | torch.Tensor):
+            raise OptionError(NO_RATE.format(name=type(optimizer).__name__, factor=factor, rate=rate))
+
+    def change() -> Callable[[], None]:
+        groups = optimizer.param_groups
+        given = [(group, "lr", group["lr"]) for group in groups]
+        given += [(group, "weight_decay", group["weight_decay"]) for group in groups
+                  if (group.get("decoupled_weight_decay") or by_name) and "weight_decay" in group]
+        for group, name, value in given:
+            group[name] = value * factor if name == "lr" else value / gain
+        return lambda: _put_back(given)
+
+    return in_plain_step(optimizer, change)
+
+
+def _put_back(given: Sequence[tuple[dict[str, Any], str, Any]]) -> None:
+    for group, name, value in given:
+        group[name] = value
+
+
+@contextmanager
+def in_plain_step(optimizer: torch.optim.Optimizer, change: Callable[[], Callable[[], None]]) -> Iterator[None]:
+    """Have numbers changed while plain steps run inside: after the hooks before a step, before those after it.
+
+    change: changes the numbers, and returns a function that changes them back.
+    """
+    undo: list[Callable[[], None]] = []
+    depth = 0  # a plain step may call its base's, which PyTorch surrounds with hooks as well
+
+    def begin(*_: Any) -> None:
+        nonlocal depth
+        depth += 1
+        if depth == 1:
+            undo.append(change())
+
+    def end(*_: Any) -> None:
+        nonlocal depth
+        depth -= 1
+        if not depth:
+            undo.pop()()
+
+    before = optimizer.register_step_pre_hook(begin)
+    after = optimizer.register_step_post_hook(end)
+    come_first(optimizer, after)
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
+        for each in undo:  # of a step that has failed
+            each()

@@ -1,0 +1,130 @@
+"""The class of a distributed optimizer, which is the user's own object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.torch.optimizer import Run
+from horovod_oktopk.torch.private import SUPPORTS_SCALING
+from horovod_oktopk.torch.registry import RUN, add, hand_over
+
+COPIED = ("a copy of a distributed optimizer is not distributed: give it to hvd.DistributedOptimizer(optimizer, "
+          "named_parameters=..., compression=...), with the copied model's names, before its first step")
+PLAIN = "_oktopk_plain"
+"""An attribute of a distributed optimizer's class: the class that it had before."""
+
+
+class _Distributed(torch.optim.Optimizer):
+    """The members that the class of a distributed optimizer has beside those of the plain class.
+
+    They are copied there, as Horovod asks the next class for the plain step; see `_StateOnly`.
+    """
+
+    __module__ = "horovod.torch.optimizer"  # so that hvd.broadcast_optimizer_state takes the plain step
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a distributed step. A closure is evaluated once, before it, and its loss is returned."""
+        run = _run(self)
+        if closure is None:
+            return run.step()
+        run.kind.check("closure")
+        with torch.enable_grad():
+            loss = closure()
+        run.step()
+        return loss
+
+    step.hooked = True  # type: ignore[attr-defined]  # else PyTorch would wrap it again, and run users' hooks twice
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients. Warn a program that does so again and again, and never takes a step."""
+        if vars(self).get(RUN) is not None:
+            _run(self).note_cleared()
+        super(type(self), self).zero_grad(set_to_none)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return what a copy is made of; it takes no steps, as it has no run."""
+        return _as_copied, (plain_class(type(self)),), self.__getstate__()
+
+    def synchronize(self) -> None:
+        """Reduce the gradients now, to be clipped; the step follows inside skip_synchronize()."""
+        run = _run(self)
+        run.kind.check("synchronize")
+        if run.ranks.takes_part:
+            run.reduce()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Take a step inside without reducing gradients."""
+        run = _run(self)
+        run.kind.check("synchronize")
+        run.reduces = False
+        try:
+            yield
+        finally:
+            run.reduces = True
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Accept Horovod's number: a step reduces what all passes before it have added up."""
+
+
+class _StateOnly:
+    """The one member of the class between a distributed optimizer's and the plain class."""
+
+    def step(self: Any, _closure: Any = None) -> None:
+        """Take a plain step for the state that it makes; the parameters stay.
+
+        hvd.broadcast_optimizer_state calls this, with zero gradients, on ranks that have no state: weight decay would
+        move their parameters, and a hook would count a step.
+        """
+        plain = plain_class(type(self))
+        kept = [(p, p.detach().clone()) for group in self.param_groups for p in group["params"]]
+        try:
+            getattr(plain.step, "__wrapped__", plain.step)(self)
+        finally:
+            with torch.no_grad():
+                for p, value in kept:
+                    p.copy_(value)
+
+
+def plain_class(cls: type) -> type:
+    """Return the class that an optimizer had before it was distributed; that of a plain optimizer itself."""
+    plain: type = getattr(cls, PLAIN, cls)
+    return plain
+
+
+def _class_of(plain: type) -> type:
+    """Return a new class for one distributed optimizer."""
+    shared = {"__module__": plain.__module__, PLAIN: plain}
+    between = type(plain.__name__, (plain,), {**shared, "step": _StateOnly.step})
+    return type(plain.__name__, (between,), {**shared, **vars(_Distributed), "__doc__": plain.__doc__,
+                                             SUPPORTS_SCALING: True})
+
+
+def _as_copied(plain: type) -> Any:
+    """Return what a copy of a distributed optimizer begins as; its state follows."""
+    cls = _class_of(plain)
+    return cls.__new__(cls)
+
+
+def _run(optimizer: Any) -> Run:
+    run: Run | None = vars(optimizer).get(RUN)
+    if run is None:
+        raise PluginError(COPIED)
+    return run
+
+
+def distribute(optimizer: Any, options: Any, names: Mapping[torch.Tensor, str], op: Any, sparse_as_dense: bool,
+               process_set: Any) -> None:
+    """Give the optimizer a class of its own, whose steps are distributed."""
+    plain = plain_class(type(optimizer))
+    # What a scheduler or Accelerate has put on the object is its own step.
+    local = vars(optimizer).pop("step", None) or plain.step.__get__(optimizer)
+    run = Run(optimizer, local, options, names, op, sparse_as_dense, process_set)
+    optimizer.__class__ = _class_of(plain)
+    hand_over(run.parameters.all())
+    add(optimizer, run)
