@@ -51,7 +51,7 @@ class GradientMode(Mode):
         with transport.phase("accumulate"):
             finite = self.accumulator.accumulate(gradients.pieces(), clear=gradients.clearable)
         result = self._reduced(self.accumulator, finite and others_finite)
-        self.report = result.report
+        self._note(result.report)
         update = self._commit_or_undo(result, self.accumulator.commit)
         with self.writing(result.report):
             gradients.write(update, gradients.clearable)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import PluginError, TransportError
 from ..kernels import KERNELS, NATIVE, SLOW
-from ..phases.agreement import NOW, Attendance, roll_call
+from ..phases.agreement import NOW, Attendance, digest_of, roll_call
 from ..schemes.base import Scheme
 from ..schemes.report import StepReport
 from ..state.records import Stateful
@@ -23,6 +23,10 @@ from ..transport.counting import CountingTransport
 from ..vectors.sparse import DenseVector, Indices, Layout, SparseVector, Values
 
 logger = logging.getLogger("horovod_oktopk")
+
+OTHER_RATES = ("the ranks have different learning rates at step %d: replicas drift apart, or with StepAhead the moves "
+               "of one rank count less than those of another. Let all ranks set the same: a scheduler that follows a "
+               "metric needs its mean over the ranks (hvd.allreduce; in Keras MetricAverageCallback before it)")
 
 Update = SparseVector | DenseVector
 Piece = tuple[int, Any]
@@ -74,6 +78,8 @@ class Reduction(Stateful):
 
     title: str
     """The name of the compression, for the log."""
+    _has_warned = False
+    _rates = 0
 
     def __init__(self, scheme: Scheme, layout: Layout, ranks: Ranks) -> None:
         self.scheme, self.layout, self.ranks = scheme, layout, ranks
@@ -162,8 +168,20 @@ class Reduction(Stateful):
     def open(self) -> CountingTransport:
         """Return the transport for a step, which counts anew; the step's roll call has the present description."""
         self.describe()
+        self.algorithm.rates = self._rates
         self.transport.reset()
         return self.transport
+
+    def tell_rates(self, rates: Sequence[float]) -> None:
+        """Tell the other ranks, in the next step's roll call, which learning rates this rank has."""
+        self._rates = digest_of(rates)
+
+    def _note(self, report: StepReport) -> None:
+        """Take note of a step's report. Warn, once, if the ranks have different learning rates."""
+        self.report = report
+        if not report.same_rates and not self._has_warned:
+            self._has_warned = True
+            logger.warning(OTHER_RATES, report.step)
 
     def describe(self) -> None:
         """Give the algorithm the description of the present scheme; no roll call may be under way."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import NamedTuple
@@ -25,6 +26,8 @@ FEW_RANKS = 16
 """Ranks up to which all ranks are told everything: one round of messages less, and no more bytes than O(P)."""
 COMPLETE, FINITE = 1, 2
 """Flags of a row's last word."""
+RATES = 16
+"""The bit of a row's last word from which on it tells the rank's learning rates."""
 NOW, STEP = "now: ", "take a step"
 """Beginning of the line that names a rank's action in a description; and the action of a rank without such a line."""
 PARTED = ("the ranks do different things, and would wait for each other for ever: {}. All ranks must take the same "
@@ -50,6 +53,7 @@ class Attendance:
     steps before that a step could need (thresholds, boundaries).
     counts: int64: the numbers that others need of its selection: one number for all of them, or one for each rank.
     sample: float32, shape (m,), the same m on all ranks: its measurements, for `RollCall.measured`.
+    rates: a digest of its learning rates, of 16 bits; see `digest_of`.
     """
 
     description: str
@@ -59,6 +63,7 @@ class Attendance:
     is_complete: bool = False
     counts: Counts = field(default_factory=lambda: np.empty(0, np.int64))
     sample: Values = field(default_factory=lambda: np.empty(0, np.float32))
+    rates: int = 0
 
     @property
     def text(self) -> str:
@@ -79,6 +84,8 @@ class RollCall:
     """See `tell`."""
     measured: Measured | None
     """The measurements of all ranks; None if there are none, or not at the same step."""
+    same_rates: bool = True
+    """False if the ranks have different learning rates."""
 
     @property
     def finite(self) -> bool:
@@ -93,9 +100,9 @@ def roll_call(mine: Attendance, transport: Transport) -> RollCall:
     rows, counts, samples = _rows(mine, transport)
     if not (rows[:, :2] == rows[0, :2]).all():
         raise AgreementError(_difference(transport, mine.text))
-    steps, states = rows[:, 2], rows[:, 3] & ~np.uint32(FINITE)
+    steps, states, rates = rows[:, 2], rows[:, 3] & np.uint32(COMPLETE), rows[:, 3] >> np.uint32(RATES)
     is_same_step = bool((steps == steps[0]).all())
-    in_sync = is_same_step and bool((states == states[0]).all() and states[0] & COMPLETE)
+    in_sync = is_same_step and bool(states.all())
     not_finite = tuple(np.flatnonzero(~rows[:, 3] & FINITE).tolist())
     measured = None
     if len(mine.sample):
@@ -104,16 +111,16 @@ def roll_call(mine: Attendance, transport: Transport) -> RollCall:
         sums = transport.allreduce(sums) if samples is None else sums
         measured = Measured(sums[:-1], float(sums[-1]), transport.size)
     return RollCall(mine.step if is_same_step else int(steps[0]), not_finite, in_sync, counts,
-                    measured if is_same_step else None)
+                    measured if is_same_step else None, bool((rates == rates[0]).all()))
 
 
 def _rows(mine: Attendance, transport: Transport) -> tuple[Words, Counts, Values | None]:
     """Return every rank's row, counts as `tell` returns them, and on few ranks every rank's sample; otherwise None.
 
-    Row: two words of the digest of the text, the step, and two flags. Samples: float32, shape (P, m). Many ranks tell
-    one word of their rows beside the counts. Rows are gathered only if those words differ.
+    Row: two words of the digest of the text, the step, and two flags with the rates' digest. Samples: float32, shape
+    (P, m). Many ranks tell one word of their rows beside the counts. Rows are gathered only if those words differ.
     """
-    flags = COMPLETE * mine.is_complete | FINITE * mine.finite
+    flags = COMPLETE * mine.is_complete | FINITE * mine.finite | mine.rates << RATES
     row = np.array([*_digest(mine.text), mine.step & 2**32 - 1, flags], np.uint32)
     if transport.size <= FEW_RANKS:
         told, counts = tell(np.concatenate([row, mine.sample.view(np.uint32)]), mine.counts, transport)
@@ -149,6 +156,11 @@ def tell(row: Words, counts: Counts, transport: Transport) -> tuple[Words, Count
 def counts_for(counts: Counts, rank: int) -> Counts:
     """Return every rank's count for this rank, from the counts that `tell` returned: int64, shape (P,)."""
     return counts[:, rank if counts.shape[1] > 1 else 0]
+
+
+def digest_of(rates: Sequence[float]) -> int:
+    """Return a digest of learning rates in 16 bits."""
+    return zlib.crc32(np.asarray(rates, np.float64).tobytes()) >> 16
 
 
 @functools.lru_cache(maxsize=64)

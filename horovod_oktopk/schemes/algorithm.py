@@ -90,11 +90,11 @@ class Algorithm:
     its memory of the steps before.
 
     description: options and parameters that must be equal on all ranks, one "name: value" a line. samples: the length
-    of `Step.sample`; every roll call has as many, so that ranks that differ still meet in one.
+    of `Step.sample`; every roll call has as many, so that ranks that differ still meet in one. rates: see Attendance.
     """
 
     description = ""
-    step = samples = 0
+    step = samples = rates = 0
 
     def reduce(self, acc: Accumulator, k: int, finite: bool, transport: CountingTransport,
                whole: int | None = None) -> StepResult:
@@ -124,8 +124,8 @@ class Algorithm:
         with step.phase("agree"):
             counts = self.counts(step.selected, step.n, step.transport.size) if hosts is None else NOTHING
             step.call = roll_call(Attendance(self.description, step.k, self.step, step.finite, self.is_complete(),
-                                             counts, step.sample), step.transport.everyone)
-        step.report.step = step.t
+                                             counts, step.sample, self.rates), step.transport.everyone)
+        step.report.step, step.report.same_rates = step.t, step.call.same_rates
         if not step.call.finite:
             step.report.finite = False
             return StepResult(None, NOTHING, step.report, not_finite=step.call.not_finite)

@@ -23,6 +23,8 @@ class StepReport:
     """Most elements of the sum that are kept; see `OkTopk(global_density=...)`."""
     finite: bool = True
     """False if some rank's gradient held NaN or Inf: then nothing was reduced and no residual changed."""
+    same_rates: bool = True
+    """False if the ranks have different learning rates."""
     local_selected: int = 0
     global_selected: int = 0
     local_threshold: float = 0.0

@@ -138,6 +138,6 @@ def _mpi_transport(world_ranks: Counts, channel: int, yield_cpu: bool, meet: Cal
         from .mpi.transport import MPITransport
         group = MPI.COMM_WORLD.group.Incl(list(members))
         transport = MPITransport(MPI.COMM_WORLD.Create_group(group, channel), yield_cpu, channel)
-        ending.watchdog(int(MPI.COMM_WORLD.rank)).watch(transport, members, meet, parent)
+        ending.watchdog(int(MPI.COMM_WORLD.rank), int(MPI.COMM_WORLD.size)).watch(transport, members, meet, parent)
         _mpi_transports[key] = transport
     return _mpi_transports[key]

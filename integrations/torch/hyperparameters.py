@@ -62,6 +62,13 @@ class Hyperparameters:
                 group[key] = tuple(value if i == place else old for i, old in enumerate(group[key]))
 
 
+def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
+    """Return the learning rates of the groups that have one, but those that lie on a device."""
+    rates = (group.get("lr") for group in optimizer.param_groups)
+    return [float(rate) for rate in rates if isinstance(rate, Real)
+            or (isinstance(rate, torch.Tensor) and rate.device.type == "cpu")]
+
+
 def _places(value: Any) -> list[int | None]:
     """Return where the numbers of a group's entry lie: [None] for a number itself."""
     if isinstance(value, torch.Tensor):

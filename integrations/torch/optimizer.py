@@ -21,7 +21,7 @@ from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state import gather
 from horovod_oktopk.state.records import Record, extended
 from horovod_oktopk.torch.device import mode_of
-from horovod_oktopk.torch.hyperparameters import Hyperparameters, scaled_learning_rates
+from horovod_oktopk.torch.hyperparameters import Hyperparameters, rates_of, scaled_learning_rates
 from horovod_oktopk.torch.private import values_of
 from horovod_oktopk.torch.registry import hand_over
 from horovod_oktopk.torch.tensors import (
@@ -115,7 +115,7 @@ class Run:
 
     def _take_local_steps(self, scaled: bool) -> Any:
         """Take as many of the optimizer's own steps as the mode says: one, none, or one for each round."""
-        mode = self._laid_out() if self.kind.acts_at_step else self.mode
+        mode = self._ready() if self.kind.acts_at_step else self.mode
         if mode is None:  # skip_synchronize() before any synchronize()
             return self.local()
         if not mode.is_started:
@@ -138,7 +138,7 @@ class Run:
                 return
             self.parameters.reduce_all(self._host_set, self._sparse_as_dense)
         else:
-            mode = self._laid_out()
+            mode = self._ready()
             for p in self._excluded:
                 if p.grad is None:
                     p.grad = without_rows(p)
@@ -172,6 +172,12 @@ class Run:
         for p in self.parameters.all():
             if p.grad is not None:
                 values_of(p.grad).mul_(inverse)
+
+    def _ready(self) -> Mode:
+        """Return the mode for a step; it tells the other ranks this rank's learning rates."""
+        mode = self._laid_out()
+        mode.tell_rates(rates_of(self.optimizer))
+        return mode
 
     # Which parameters.
 

@@ -91,13 +91,12 @@ class _StateOnly:
                     p.copy_(value)
 
 
-def plain_class(cls: type) -> type:
+def plain_class(cls: type) -> Any:
     """Return the class that an optimizer had before it was distributed; that of a plain optimizer itself."""
-    plain: type = getattr(cls, PLAIN, cls)
-    return plain
+    return getattr(cls, PLAIN, cls)
 
 
-def _class_of(plain: type) -> type:
+def _class_of(plain: type) -> Any:
     """Return a new class for one distributed optimizer."""
     shared = {"__module__": plain.__module__, PLAIN: plain}
     between = type(plain.__name__, (plain,), {**shared, "step": _StateOnly.step})

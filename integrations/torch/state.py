@@ -7,6 +7,7 @@ with rank 0's. With StepAhead an elastic TorchState saves and broadcasts what al
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from horovod_oktopk.torch.registry import own_run_of, owners_of
 from horovod_oktopk.transport.horovod import ElasticState
 
 KEY = "horovod_oktopk"
+LOST = ("the state has no residual of this package, as one that torch.distributed.checkpoint has made or a plain "
+        "optimizer: what this rank has not sent is dropped. Save gather_state_dict(optimizer) beside it to keep that")
 
 
 def attach_state(optimizer: Any) -> None:
@@ -27,6 +30,8 @@ def attach_state(optimizer: Any) -> None:
         state_dict[KEY] = [_to_torch(record) for record in own_run_of(_optimizer).records()]
 
     def load(_optimizer: Any, state_dict: dict[str, Any]) -> None:
+        if KEY not in state_dict and own_run_of(_optimizer).mode is not None:
+            warnings.warn(LOST, stacklevel=2)
         saved = state_dict.get(KEY, [])
         check_records(saved)
         records = [_to_numpy(record) for record in saved]

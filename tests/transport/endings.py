@@ -22,7 +22,7 @@ def watched(world: Any, warning: float = 0.0, shutdown: float = 0.0, **options: 
     from horovod_oktopk.transport.mpi.transport import MPITransport
     from horovod_oktopk.transport.mpi.watchdog import StallLimits, Watchdog
     transport, barrier = MPITransport(world.Dup(), **options), world.Dup()
-    watchdog = Watchdog(transport.rank, StallLimits(warning, shutdown))
+    watchdog = Watchdog(transport.rank, transport.size, StallLimits(warning, shutdown))
     watchdog.watch(transport, tuple(range(transport.size)), barrier.Barrier)
     yield transport, watchdog
     watchdog.stop("has ended")

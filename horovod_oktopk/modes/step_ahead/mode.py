@@ -33,6 +33,7 @@ from ...selection.parameter_accumulator import ParameterAccumulator, Replica
 from ...state.records import Record
 from ...transport.base import Ranks
 from ...transport.counting import CountingTransport
+from ...transport.mpi.ending import unhappy_end
 from ...vectors.sparse import Layout, Values
 from ..mode import Gradients, Mode
 from ..options import StepAhead
@@ -192,7 +193,8 @@ class StepAheadMode(Mode):
         result, measured, moves = outcome
         if measured is not None:
             self._noise.take(measured)
-        report = self.report = result.report
+        report = result.report
+        self._note(report)
         report.gain, report.noise_ratio, report.noise_scale = self.gain, self._noise.ratio, self._noise.scale
         if result.update is None:
             raise NonFiniteError(NOT_FINITE.format(ranks=list(result.not_finite)))
@@ -363,7 +365,8 @@ class StepAheadMode(Mode):
     def close(self) -> None:
         """Wait for the exchange under way, and leave it; call this before Horovod is shut down."""
         self._exchange.wait(LAST_EXCHANGE)
-        if self.is_started and self.report is not None and not self._was_shared and self._rank == 0:
+        never_shared = self.is_started and self.report is not None and not self._was_shared
+        if never_shared and self._rank == 0 and unhappy_end() is None:
             self._was_shared = True  # told once
             logger.warning(NEVER_SHARED)
 

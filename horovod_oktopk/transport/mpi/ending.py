@@ -43,12 +43,12 @@ class StallLimits(NamedTuple):
         return min(timeout, self.shutdown or timeout)
 
 
-def watchdog(world_rank: int) -> Watchdog:
+def watchdog(world_rank: int, world_size: int) -> Watchdog:
     """Return the watchdog of this process."""
     global _watchdog
     if _watchdog is None:
         from .watchdog import Watchdog
-        _watchdog = Watchdog(world_rank, StallLimits.of_horovod())
+        _watchdog = Watchdog(world_rank, world_size, StallLimits.of_horovod())
         atexit.register(_leave_at_exit)  # after hvd.init, so before Horovod's own shutdown
         sys.exit = _noting_status(sys.exit)
     return _watchdog

@@ -71,10 +71,10 @@ class Watched:
 
 
 class Watchdog:
-    """The watching thread of this process. rank: its world rank."""
+    """The watching thread of this process. rank: its world rank. size: the number of ranks of the job."""
 
-    def __init__(self, rank: int, limits: StallLimits) -> None:
-        self._rank = rank
+    def __init__(self, rank: int, size: int, limits: StallLimits) -> None:
+        self._rank, self._size = rank, size
         self._limits = limits
         self._watched: list[Watched] = []
         self._lock = threading.Lock()
@@ -159,8 +159,19 @@ class Watchdog:
                     each.has_stopped = True
         if self._one_is_silent:
             return
-        for each in sorted(present, key=lambda each: (each.members, each.transport.channel)):
-            each.meet()  # in the same order everywhere
+        self._meet(sorted(present, key=lambda each: (each.members, each.transport.channel)))
+
+    def _meet(self, present: list[Watched]) -> None:
+        """Meet the others, in the same order everywhere, until all ranks of the job are known to have stopped.
+
+        A rank that comes out of a meeting knows that its members have stopped; out of the next one, that those with
+        whom they share other transports have, and so on: (P - 1) / (members - 1) meetings reach every rank.
+        """
+        meetings = {id(each): -(-(self._size - 1) // (len(each.members) - 1)) for each in present}
+        for number in range(max(meetings.values(), default=0)):
+            for each in present:
+                if number < meetings[id(each)]:
+                    each.meet()
 
     def _shut(self, each: Watched, ended: int, reason: str) -> None:
         """Close the gate now, unless another of its ranks has ended, whose own message says after which operation."""
