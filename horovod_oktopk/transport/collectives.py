@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from .base import Bytes, Counts, Transport, Values
 from .mpi import ending
+from .stalls import noticed
 
 WORD = 4
 
@@ -130,7 +131,7 @@ class HorovodTransport(CollectivesTransport):
     def _call(self, kind: str, *arrays: NDArray[Any], **options: Any) -> NDArray[Any]:
         """Call one of Horovod's collectives. A failure says that a rank has left the job, where it has."""
         try:
-            with self.around():
+            with self.around(), noticed(f"rank {self.rank} of {self.size}"):
                 found = getattr(self.hvd, kind)(*map(self.to_tensor, arrays), name=f"{self._name}.{kind}",
                                                 process_set=self._set, **options)
                 return np.asarray(found[0] if kind == "alltoall" else found)  # an alltoall gives its splits, too

@@ -195,7 +195,7 @@ class Run:
         if mode is not None and known == set(trained):
             return mode
         if mode is not None:
-            self._join(mode, [self.parameters.name_of(p) for p in trained if p not in known])
+            self._join(mode, [*self.parameters.by_name([p for p in trained if p not in known])])
         self.mode = self._make_mode(trained)
         if mode is not None:
             self._waiting = [extended(each, self.layout) for each in mode.records()]

@@ -1,4 +1,4 @@
-"""A model that is converted in mid-training: the next step says so, on all ranks."""
+"""A model that is changed in mid-training: what joins is reduced; what was converted is refused, on all ranks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from horovod_oktopk import AgreementError, PluginError
-from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters
+from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters, step_report
 from tests.scenarios.common import is_last, needs_ranks
-from tests.torch.scenarios.common import flat, raised_everywhere
-from tests.torch.scenarios.step_ahead import assert_shared_is_equal, shared_of, train, trained
+from tests.torch.scenarios.common import assert_equal_everywhere, flat, raised_everywhere
+from tests.torch.scenarios.step_ahead import assert_shared_is_equal, made, shared_of, train, trained
 
 OWN_STEPS = (StepAhead(OkTopk(density=0.1)), StepAhead(OkTopk(density=0.1), overlap=False, local_steps=2))
 KINDS = (*OWN_STEPS, OkTopk(density=0.1))
@@ -79,3 +79,50 @@ def check_another_memory_format_or_shape_is_refused() -> None:
     model, optimizer = trained(2, OkTopk(density=0.1))
     model[0].weight.data = transposed(model[0].weight.data)  # gradients are read in the order of indices
     train(model, optimizer, range(2, 4))
+
+
+def check_a_layer_that_is_exchanged_joins() -> None:
+    """The groups hold as many parameters as before, of which some are others."""
+    for compression in KINDS:
+        model, optimizer = trained(4, compression)
+        with shared_parameters(optimizer):
+            torch.manual_seed(1)
+            last = len(model) - 1
+            model[last] = torch.nn.Linear(model[last].in_features, model[last].out_features)
+            optimizer.param_groups[0]["params"] = list(model.parameters())
+        start = model[last].weight.detach().clone()
+        train(model, optimizer, range(4, 12))
+        with shared_parameters(optimizer):
+            assert_equal_everywhere(model.parameters())
+            assert not torch.equal(model[last].weight, start)
+
+
+def check_what_thaws_joins_and_what_is_frozen_is_not_counted() -> None:
+    for compression in KINDS:
+        model, optimizer = made(compression)
+        model[0].requires_grad_(False)
+        before = model[0].weight.detach().clone()
+        train(model, optimizer, range(4))
+        with shared_parameters(optimizer):
+            pass
+        report = step_report(optimizer)
+        assert report.n == sum(p.numel() for p in model.parameters() if p.requires_grad), report.n
+        assert torch.equal(model[0].weight, before)
+        model[0].requires_grad_(True)
+        train(model, optimizer, range(4, 12))
+        with shared_parameters(optimizer):
+            assert step_report(optimizer).n == sum(p.numel() for p in model.parameters())
+            assert_equal_everywhere(model.parameters())
+            assert not torch.equal(model[0].weight, before)
+
+
+def check_a_layer_that_joins_on_one_rank_alone_is_told_everywhere() -> None:
+    needs_ranks(hvd)
+    for compression in KINDS:
+        model, optimizer = made(compression)
+        model[0].requires_grad_(False)
+        train(model, optimizer, range(2))
+        if is_last(hvd):
+            model[0].requires_grad_(True)
+        for message in raised_everywhere(AgreementError, try_step(model, optimizer)):
+            assert "go on with other parameters than before: 0.bias, 0.weight." in message, message

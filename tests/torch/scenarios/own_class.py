@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
 import horovod.torch as hvd
 import numpy as np
@@ -12,7 +15,7 @@ import torch
 
 from horovod_oktopk import PluginError
 from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters
-from tests.scenarios.common import DENSE
+from tests.scenarios.common import DENSE, logged
 from tests.torch.scenarios.common import (
     assert_equal_everywhere,
     backward,
@@ -68,22 +71,47 @@ def check_schedulers_and_hooks_from_before_go_on() -> None:
     assert np.array_equal(*results)
 
 
-def check_a_copy_says_what_to_do() -> None:
+def copies_of(model: torch.nn.Module, optimizer: Any) -> Iterator[tuple[torch.nn.Module, Any]]:
+    """Yield copies of a model with a copy of its optimizer; with one made of its class; and with one from a file."""
+    yield copy.deepcopy((model, optimizer))
+    of_class = copy.deepcopy(model)
+    yield of_class, type(optimizer)(of_class.parameters(), lr=0.1)
+    yield pickle.loads(pickle.dumps((model, optimizer)))
+
+
+def check_a_copy_takes_no_step_until_it_is_distributed() -> None:
+    for compression in (DENSE, StepAhead(OkTopk(density=0.1))):
+        model = torch.nn.Linear(4, 3)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = distribute(model, compression, torch.optim.SGD(model.parameters(), lr=0.1))
+        for other, copied in copies_of(model, optimizer):
+            assert "give it to hvd.DistributedOptimizer" in raised_everywhere(PluginError, copied.step)[0]
+            again = distribute(other, compression, copied)
+            before = flat(dict(other.named_parameters()))
+            descend(again, other(torch.ones(2, 4)).sum())
+            with shared_parameters(again):
+                assert_equal_everywhere(other.parameters())
+                assert not np.array_equal(flat(dict(other.named_parameters())), before)
+
+
+def check_a_scheduler_can_be_pickled() -> None:
     params = parameters()
-    copied = copy.deepcopy(distribute(params, DENSE))
-    assert "make a plain optimizer" in raised_everywhere(PluginError, copied.step)[0]
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(distribute(params, DENSE), 0.9)
+    assert pickle.loads(pickle.dumps(scheduler)).gamma == 0.9
 
 
-def check_a_parameter_that_joins_after_the_first_step_is_refused() -> None:
-    """Its gradients would be each rank's own."""
-    for join in (lambda optimizer, p: optimizer.add_param_group({"params": [p]}),
-                 lambda _, p: p.requires_grad_(True)):
-        params = parameters()
-        params["d"].requires_grad_(False)
-        optimizer = distribute(params, DENSE)
-        take_steps(optimizer, params, 0)
-        join(optimizer, params["d"] if join.__code__.co_varnames[0] == "_" else torch.nn.Parameter(torch.zeros(3)))
-        assert "Make the optimizer anew" in raised_everywhere(PluginError, optimizer.step)[0]
+def check_gradients_that_are_cleared_for_ever_without_a_step_warn() -> None:
+    params, optimizer = made(DENSE)
+    with logged() as lines:
+        for _ in range(150):
+            optimizer.zero_grad()
+    assert len([line for line in lines if "step() was never called" in line]) == 1
+    params, optimizer = made(DENSE)
+    take_steps(optimizer, params, 0)
+    with logged() as lines:
+        for _ in range(150):
+            optimizer.zero_grad()
+    assert not lines, params
 
 
 def check_stock_horovods_checks_stay() -> None:
@@ -98,21 +126,32 @@ def check_stock_horovods_checks_stay() -> None:
 
 
 def check_a_state_of_rank_0_alone_is_broadcast() -> None:
-    """Other ranks take one plain step of zeros for it; weight decay moves their parameters, as in stock Horovod."""
-    params = parameters()
-    for p in params.values():
-        torch.nn.init.ones_(p)
-    plain = torch.optim.SGD(params.values(), lr=1.0, momentum=0.5, weight_decay=0.1)
-    if hvd.rank() == 0:
-        backward(params, gradients(0, 0))
-        plain.step()
-    optimizer = distribute(params, DENSE, plain)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    if hvd.rank() != 0:
-        assert all(torch.equal(p, torch.full_like(p, 0.9)) for p in params.values())
-    hvd.broadcast_parameters(params, root_rank=0)
-    take_steps(optimizer, params, 1)
-    assert_equal_everywhere(params.values())
+    """Other ranks take one plain step of zeros for it, in which weight decay does not move their parameters."""
+    for compression in (DENSE, StepAhead(OkTopk(density=0.1))):
+        for is_wrapped_before in (False, True):
+            params, hooked = parameters(), []
+            for p in params.values():
+                torch.nn.init.constant_(p, 1.0 + hvd.rank())
+            optimizer = torch.optim.AdamW(params.values(), lr=0.5, weight_decay=0.5)
+            if is_wrapped_before:
+                optimizer = distribute(params, compression, optimizer)
+            if hvd.rank() == 0:
+                alike = [p.detach().clone().requires_grad_(True) for p in params.values()]
+                donor = torch.optim.AdamW(alike, lr=0.5, weight_decay=0.5)
+                sum(p.sum() for p in alike).backward()
+                donor.step()
+                optimizer.load_state_dict(donor.state_dict())
+            if not is_wrapped_before:
+                optimizer = distribute(params, compression, optimizer)
+            optimizer.register_step_post_hook(lambda *_, hooked=hooked: hooked.append(1))
+            hvd.broadcast_parameters(params, root_rank=0)
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+            assert all(torch.equal(p, torch.ones_like(p)) for p in params.values()), "parameters have moved"
+            assert not hooked
+            assert_equal_everywhere(optimizer.state[p]["exp_avg"] for p in params.values())
+            take_steps(optimizer, params, 1)
+            with shared_parameters(optimizer):
+                assert_equal_everywhere(params.values())
 
 
 class Failing(torch.optim.SGD):

@@ -8,7 +8,7 @@ import torch
 from horovod_oktopk import OptionError, PluginError
 from horovod_oktopk.torch import OkTopk, StepAhead, step_report
 from tests.scenarios.common import DENSE, needs_ranks
-from tests.torch.scenarios.common import distribute, parameters, raised_everywhere
+from tests.torch.scenarios.common import distribute, parameters, raised_everywhere, take_steps
 
 
 def check_a_lone_allreduce_is_refused() -> None:
@@ -52,3 +52,51 @@ def check_what_is_no_compression_is_refused() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         assert f"got {wrong!r}" in raised_everywhere(
             OptionError, lambda o=optimizer, w=wrong: hvd.DistributedOptimizer(o, compression=w))[0]
+
+
+class Sharpness(torch.optim.SGD):
+    """An optimizer that takes two steps with two gradients; step() serves a closure."""
+
+    def first_step(self) -> None: ...
+
+    def second_step(self) -> None: ...
+
+
+class ClosureOnly(torch.optim.SGD):
+    def step(self, closure): ...
+
+
+class ScheduleFree(torch.optim.SGD):
+    def eval(self) -> None: ...
+
+    def train(self) -> None: ...
+
+
+def check_an_optimizer_whose_work_is_not_in_its_step_is_refused_by_name() -> None:
+    for compression in (DENSE, StepAhead(OkTopk)):
+        for inner in (Sharpness, ClosureOnly):
+            params = parameters()
+            [*messages] = raised_everywhere(PluginError, lambda c=compression, p=params, o=inner: distribute(
+                p, c, o(p.values(), lr=0.1)))
+            assert messages[0].startswith(inner.__name__), messages
+    params = parameters()
+    assert "ScheduleFree cannot be used with StepAhead" in raised_everywhere(
+        PluginError, lambda: distribute(params, StepAhead(OkTopk), ScheduleFree(params.values(), lr=0.1)))[0]
+    distribute(params, DENSE, ScheduleFree(params.values(), lr=0.1))
+
+
+def check_an_optimizer_without_a_learning_rate_is_told_what_to_give() -> None:
+    needs_ranks(hvd)
+    params = parameters()
+    optimizer = distribute(params, StepAhead(OkTopk(density=0.2)))
+    optimizer.param_groups[0]["lr"] = None
+    message = raised_everywhere(OptionError, lambda: take_steps(optimizer, params, 0))[0]
+    assert "SGD has no learning rate" in message, message
+    assert "StepAhead(..., ahead=1, gain=None)" in message, message
+
+
+def check_parameters_without_memory_are_refused() -> None:
+    model = torch.nn.Linear(3, 1, device="meta")
+    for compression in (DENSE, StepAhead(OkTopk)):
+        message = raised_everywhere(PluginError, lambda c=compression: distribute(model, c))[0]
+        assert "'weight' is on the meta device" in message, message
