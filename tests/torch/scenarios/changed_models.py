@@ -82,7 +82,7 @@ def check_another_memory_format_or_shape_is_refused() -> None:
 
 
 def check_a_layer_that_is_exchanged_joins() -> None:
-    """Groups hold as many parameters as before, of which some are others."""
+    """Check it for groups that hold as many parameters as before, of which some are others."""
     for compression in KINDS:
         model, optimizer = trained(4, compression)
         with shared_parameters(optimizer):
