@@ -29,7 +29,7 @@ NAMES = (
     "horovod.tensorflow.elastic:TensorFlowState._save_model",
     f"{tf.keras.Model.__module__}:Model._flatten_layers",
 )
-"""Modules and what is in them. Of objects: `_trainable_variables` of an optimizer of Keras 3."""
+"""Modules and what is in them. Of objects: `_trainable_variables` of an optimizer of Keras 3, and `_momentums` of RMSprop."""
 
 
 def eagerly() -> AbstractContextManager[None]:
@@ -61,3 +61,21 @@ def all_layers(model: Any) -> list[Any]:
 def built_with(optimizer: Any) -> list[Any]:
     """Return the variables that a Keras 3 optimizer was built with."""
     return list(optimizer._trainable_variables)
+
+
+def sums_up_steps(optimizer: Any) -> bool:
+    """Return True for SGD and RMSprop with momentum, also inside loss scaling: learning rates are in their velocity.
+
+    The momentum of others, Muon's and Adam's, is a mean of gradients alone.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    kinds = (tf.keras.optimizers.SGD, tf.keras.optimizers.RMSprop)
+    return isinstance(inner, kinds) and bool(inner.momentum)
+
+
+def velocities(optimizer: Any) -> list[Any]:
+    """Return the variables in which an optimizer sums up its steps; none before it is built."""
+    if not sums_up_steps(optimizer):
+        return []
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return list(getattr(inner, "momentums" if isinstance(inner, tf.keras.optimizers.SGD) else "_momentums", ()))

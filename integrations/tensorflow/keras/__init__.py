@@ -10,10 +10,10 @@ from horovod_oktopk.tensorflow import (
     step_report,
     synchronize_replicas,
 )
-from horovod_oktopk.tensorflow.keras import callbacks
+from horovod_oktopk.tensorflow.keras import callbacks, elastic
 from horovod_oktopk.tensorflow.plugin import DistributedOptimizer, load_model
 from horovod_oktopk.tensorflow.state import KerasState
 
 __all__ = ["Dense", "DistributedOptimizer", "GTopk", "GaussianK", "KerasState", "OkTopk", "Partial", "StepAhead",
-           "TopkA", "TopkDSA", "callbacks", "load_model", "load_state", "save_state", "set_density",
+           "TopkA", "TopkDSA", "callbacks", "elastic", "load_model", "load_state", "save_state", "set_density",
            "shared_parameters", "step_report", "synchronize_replicas", "warmup_density"]

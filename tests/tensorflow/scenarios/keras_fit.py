@@ -179,15 +179,6 @@ def check_metrics_are_averaged() -> None:
     assert len(set(everywhere(hvd, tuple(map(float, history["loss"]))))) == 1
 
 
-def check_density_warms_up() -> None:
-    model = compiled(make_model(), distribute(OkTopk(density=0.1)))
-    warm_up = keras.callbacks.LambdaCallback(
-        on_epoch_begin=lambda epoch, logs: hvd_keras.set_density(model, hvd_keras.warmup_density(epoch, [0.5, 0.25])))
-    history = fit(model, [warm_up, hvd_keras.callbacks.StepReportLogger()], epochs=3)
-    assert history["oktopk_k"] == [round(share * step_report(model).n) for share in (0.5, 0.25, 0.1)]
-    assert_equal_everywhere(hvd, weights(model))
-
-
 def check_local_layers_and_variables_keep_their_own_gradients() -> None:
     model = make_model()
     optimizer = distribute(DENSE)

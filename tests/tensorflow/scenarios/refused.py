@@ -171,8 +171,3 @@ def check_replicas_inside_a_process() -> None:
         with Replicas().scope():
             model = compiled(make_model(), optimizer)
         assert "one process for each device" in refusal(functools.partial(fit, model))
-
-
-def check_a_callback_that_is_not_here_says_what_to_do() -> None:
-    warm_up = functools.partial(getattr, hvd_keras.callbacks, "LearningRateWarmupCallback")
-    assert "keras.optimizers.schedules.PolynomialDecay(lr / hvd.size(), steps, lr)" in refusal(warm_up)
