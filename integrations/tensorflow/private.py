@@ -29,7 +29,7 @@ NAMES = (
     "horovod.tensorflow.elastic:TensorFlowState._save_model",
     f"{tf.keras.Model.__module__}:Model._flatten_layers",
 )
-"""Modules and what is in them. Of objects: `_trainable_variables` of an optimizer of Keras 3, and `_momentums` of RMSprop."""
+"""Modules and what is in them. Of objects: `_trainable_variables` of Keras 3's optimizers, `_momentums` of RMSprop."""
 
 
 def eagerly() -> AbstractContextManager[None]:
@@ -64,7 +64,7 @@ def built_with(optimizer: Any) -> list[Any]:
 
 
 def sums_up_steps(optimizer: Any) -> bool:
-    """Return True for SGD and RMSprop with momentum, also inside loss scaling: learning rates are in their velocity.
+    """Return True for SGD and RMSprop with momentum, also inside loss scaling: their velocity has learning rates in it.
 
     The momentum of others, Muon's and Adam's, is a mean of gradients alone.
     """

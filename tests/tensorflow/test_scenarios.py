@@ -27,7 +27,8 @@ NOT_QUICK = ("lifetime.", "own_optimizers.", "step_ahead", "state.", "refused.",
 QUICK = ("own_optimizers.a_gan_starts_alike", "step_ahead.the_learning_rate", "step_ahead_models.fit_shows",
          "step_ahead.the_ranks_of_a_host_are", "state.keras_state_restores", "refused.copies_of_models")
 OVER_GLOO = ("keras_callbacks.", "sparse.", "transport.", "features.process_set", "step_ahead.dense",
-             "step_ahead.one_rank_alone", "step_ahead.two_", "step_ahead.the_ranks_of_a_host", "step_ahead_models.fit_shows")
+             "step_ahead.one_rank_alone", "step_ahead.two_", "step_ahead.the_ranks_of_a_host",
+             "step_ahead_models.fit_shows")
 ON_FOUR = ("keras_callbacks.", "features.process_set", "features.a_rank_outside", "hosts.gives", "hosts.the_average",
            "sparse.gives", "sparse.equals", "partial.nothing", "step_ahead.dense", "step_ahead.the_ranks_of_a_host")
 """Scenarios that depend on the network or the number of ranks; PyTorch and the core have more on these."""

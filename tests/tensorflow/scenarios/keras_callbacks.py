@@ -1,4 +1,4 @@
-"""Callbacks of Horovod, under both Kerases: each gives what Horovod's formula says, and so do those that OkTopk adds."""
+"""Horovod's callbacks, under both Kerases: each gives what Horovod's formula says. And the warm-up of the density."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import OptionError, PluginError
 from horovod_oktopk.tensorflow import OkTopk, StepAhead, step_report
 from horovod_oktopk.tensorflow.private import velocities
-from horovod_oktopk.tensorflow.variables import tensor_of
+from horovod_oktopk.tensorflow.variables import tensor_of, variables_in
 from tests.scenarios.common import DENSE, everywhere, flat, raised_everywhere, shared_folder
 from tests.tensorflow.scenarios.common import broadcast, compiled, distribute, fit, keras, make_model, weights
 
@@ -73,7 +73,7 @@ def check_a_schedule_without_stairs_sets_the_learning_rate_at_every_batch() -> N
     np.testing.assert_allclose(rates, 0.2 * 0.5 ** epochs, rtol=1e-6)
 
 
-def velocity_after(corrects: bool, nesterov: bool, **scaled: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def velocity_after(corrects: bool, nesterov: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return weight, velocity and gradient of a linear model after four batches of one gradient."""
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1, use_bias=False,
                                                                           kernel_initializer="zeros")])
@@ -102,28 +102,25 @@ def check_the_velocity_is_corrected_by_the_ratio_of_the_learning_rates() -> None
 
 
 def check_the_velocity_of_optimizers_that_have_one_is_corrected() -> None:
-    kinds: list[tuple[Any, float]] = [(keras.optimizers.SGD(1.0, momentum=0.5), 4.0), (keras.optimizers.Adam(1.0), 1),
-                                      (keras.optimizers.RMSprop(1.0, momentum=0.5), 4.0),
-                                      (keras.mixed_precision.LossScaleOptimizer(
-                                          keras.optimizers.SGD(1.0, momentum=0.5)), 4.0)]
-    for optimizer, factor in kinds:
+    """And no moment, which has no learning rate in it."""
+    optimizers = keras.optimizers
+    scaled = keras.mixed_precision.LossScaleOptimizer(optimizers.SGD(1.0, momentum=0.5))
+    for optimizer, expected in ((optimizers.SGD(1.0, momentum=0.5), {4.0}), (scaled, {4.0}),
+                                (optimizers.RMSprop(1.0, momentum=0.5), {1.0, 4.0}), (optimizers.Adam(1.0), {1.0})):
         model = compiled(make_model(), distribute(OkTopk(density=0.1), optimizer))
         optimizer.build(model.trainable_variables)
-        held = [tensor_of(v) for v in getattr(optimizer, "inner_optimizer", optimizer).variables
-                if v.shape == model.trainable_variables[0].shape]
-        held[0].assign(tf.ones_like(held[0]))
+        slots = [tensor_of(v) for v in variables_in(getattr(optimizer, "inner_optimizer", optimizer))
+                 if tuple(v.shape) == (20, 24)]
+        for slot in slots:
+            slot.assign(tf.ones_like(slot))
         schedule = hvd_keras.callbacks.LearningRateScheduleCallback(2.0, 2.0, start_epoch=1)
         schedule.set_model(model)
-        schedule.set_params({"steps": BATCHES})
         schedule.on_train_begin()
         for epoch in (1, 2):
             schedule.on_epoch_begin(epoch)
             schedule.on_train_batch_begin(0)
         assert float(tensor_of(optimizer.learning_rate)) == 4.0
-        assert factor == 1 or held == [tensor_of(velocities(optimizer)[0])] or len(held) > 1
-        velocity = tensor_of(velocities(optimizer)[0]) if factor != 1 else held[0]
-        wanted = factor if velocity is held[0] else 0.0
-        np.testing.assert_array_equal(velocity.numpy(), np.full(velocity.shape, wanted))
+        assert {float(value) for slot in slots for value in slot.numpy().ravel()} == expected
 
 
 def check_a_learning_rate_that_cannot_be_set_is_an_error_on_all_ranks() -> None:
@@ -177,16 +174,10 @@ def check_a_best_model_without_a_file_is_an_error() -> None:
 def check_the_density_warms_up_to_that_of_the_options() -> None:
     for compression in MODES:
         model = compiled(make_model(), distribute(compression))
-        shares: list[float] = []
-        watch = keras.callbacks.LambdaCallback(
-            on_batch_end=lambda batch, logs, model=model, shares=shares: shares.append(step_report(model).k))
         callbacks = hvd_keras.callbacks
-        history = fit(model, [broadcast(), callbacks.DensityWarmup([0.5, 0.25, 0.05]), watch,
-                              callbacks.StepReportLogger()], epochs=4)
-        k = [round(share * step_report(model).n) for share in (0.5, 0.25, 0.1, 0.1)]
-        assert history["oktopk_k"] == k
-        if compression is MODES[0]:  # the other has exchanged nothing when its first step ends
-            assert shares == list(np.repeat(k, BATCHES))
+        history = fit(model, [broadcast(), callbacks.DensityWarmup([0.5, 0.25, 0.05]), callbacks.StepReportLogger()],
+                      epochs=4)
+        assert history["oktopk_k"] == [round(share * step_report(model).n) for share in (0.5, 0.25, 0.1, 0.1)]
 
 
 def check_the_density_of_a_plain_optimizer_cannot_warm_up() -> None:
@@ -218,7 +209,7 @@ def check_local_variables_are_not_broadcast() -> None:
 
     ranks = [float(rank) for rank in range(hvd.size())]
     callback = functools.partial(hvd_keras.callbacks.BroadcastGlobalVariablesCallback, 0, device="")
-    assert begun(lambda mean, variance: callback()) == [(0.0, 0.0) for _ in ranks]
+    assert begun(lambda mean, variance: callback()) == [(0.0, 0.0)] * len(ranks)
     assert begun(lambda mean, variance: callback(local_variables=mean)) == [(rank, 0.0) for rank in ranks]
     assert begun(lambda mean, variance: callback(local_variables=[mean, variance])) == [(r, r) for r in ranks]
     assert begun(registered) == [(0.0, rank) for rank in ranks]
@@ -271,8 +262,8 @@ def check_elastic_callbacks_update_and_commit_the_state() -> None:
         model = compiled(make_model(), distribute(compression))
         state = elastic.KerasState(model, batch=0, epoch=0)
         interrupt, committed = Interrupt(state), []
-        keep = keras.callbacks.LambdaCallback(on_batch_end=lambda batch, logs, model=model, to=committed: to.append(
-            shared_weights(model)))
+        keep = keras.callbacks.LambdaCallback(
+            on_batch_end=lambda batch, logs, model=model, to=committed: to.append(shared_weights(model)))
         updates = [elastic.UpdateEpochStateCallback(state), elastic.UpdateBatchStateCallback(state),
                    elastic.CommitStateCallback(state, batches_per_commit=2)]
         with contextlib.suppress(Interrupted):

@@ -51,7 +51,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         >>> hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
     """
 
-    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:  # noqa: ARG002
+    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
         super().__init__()
         self._root_rank = root_rank
         self._local: set[Any] = set()
@@ -155,7 +155,8 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
     def _not_sent(self) -> list[list[Any]]:
         """Return what has not been broadcast, and is no rank's own: of the model, and of each optimizer."""
         owners = [variables_in(self.model, "weights"), *map(variables_in, optimizers_of(self.model))]
-        known = self._sent | self._local | {v.ref() for run in each_run_of(self.model) if run.mode.holds_own for v in run.tensors}
+        own = {v.ref() for run in each_run_of(self.model) if run.mode.holds_own for v in run.tensors}
+        known = self._sent | self._local | own
         fresh: list[list[Any]] = []
         for variables in owners:
             fresh.append([v for v in map(tensor_of, variables) if v.ref() not in known])

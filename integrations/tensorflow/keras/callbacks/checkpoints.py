@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import horovod.tensorflow as hvd
 import tensorflow as tf

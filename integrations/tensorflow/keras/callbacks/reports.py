@@ -6,7 +6,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -31,7 +30,7 @@ class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         >>> hvd_keras.callbacks.MetricAverageCallback()
     """
 
-    def __init__(self, device: str = "") -> None:  # noqa: ARG002
+    def __init__(self, device: str = "") -> None:
         super().__init__()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:

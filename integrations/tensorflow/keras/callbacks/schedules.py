@@ -16,8 +16,8 @@ from horovod_oktopk.tensorflow.private import sums_up_steps, velocities
 from horovod_oktopk.tensorflow.registry import all_runs_of
 from horovod_oktopk.tensorflow.variables import tensor_of
 
-SCHEDULED = ("{name} sets the optimizer's learning rate, which is a schedule or function, and sets itself: give the optimizer a "
-             "number, or leave the callback out")
+SCHEDULED = ("{name} sets the optimizer's learning rate, which is a schedule or a function: give the optimizer a number, "
+             "or leave the callback out")
 NO_STEPS = ("{name} needs the number of batches of an epoch, which Keras does not know of these data: give "
             "steps_per_epoch=... to the callback, or to fit")
 IN_ROUNDS = ("{name} corrects the momentum at a batch, and with Partial the optimizer steps in rounds, which come at "
@@ -25,7 +25,7 @@ IN_ROUNDS = ("{name} corrects the momentum at a batch, and with Partial the opti
 
 
 class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """lr(epoch) = initial_lr · multiplier(epoch), from one epoch to another; `logs["lr"]` has it after each epoch.
+    """lr = initial_lr · multiplier(epoch) from one epoch to another; `logs["lr"]` has it after each epoch.
 
     Momentum correction (Goyal et al., 2017): the velocity v of SGD and RMSprop is a sum of steps of the learning rates
     before. If that changes from η to η′, v becomes v · η′/η before the step. Horovod's callback multiplies the
@@ -100,7 +100,8 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
 
     def _rate(self) -> float:
         """Return the user's learning rate; outside of a step it has no factor of StepAhead's."""
-        return float(tensor_of(self.model.optimizer.learning_rate))
+        rate: float = float(tensor_of(self.model.optimizer.learning_rate))
+        return rate
 
     def _set(self, multiplier: float) -> None:
         before, now = self._rate(), self.initial_lr * multiplier
