@@ -64,9 +64,9 @@ def built_with(optimizer: Any) -> list[Any]:
 
 
 def sums_up_steps(optimizer: Any) -> bool:
-    """Return True for SGD and RMSprop with momentum, also inside loss scaling: their velocity has learning rates in it.
+    """Return True for SGD and RMSprop with momentum, also inside loss scaling.
 
-    The momentum of others, Muon's and Adam's, is a mean of gradients alone.
+    Their velocity is a sum of steps, with learning rates in it. What Muon and Adam keep is a mean of gradients alone.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     kinds = (tf.keras.optimizers.SGD, tf.keras.optimizers.RMSprop)

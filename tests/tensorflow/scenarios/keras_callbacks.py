@@ -192,7 +192,7 @@ def make_normalized() -> Any:
 
 def check_local_variables_are_not_broadcast() -> None:
     def begun(make: Callable[[Any, Any], Any]) -> list[tuple[float, float]]:
-        """Return mean and variance of each rank after the callback's broadcast; before, they are the rank's number."""
+        """Return each rank's mean and variance after the broadcast; before, they are the rank's number."""
         model = compiled(make_normalized(), distribute(DENSE))
         mean, variance = model.layers[0].moving_mean, model.layers[0].moving_variance
         for variable in (mean, variance):

@@ -16,8 +16,8 @@ from horovod_oktopk.tensorflow.private import sums_up_steps, velocities
 from horovod_oktopk.tensorflow.registry import all_runs_of
 from horovod_oktopk.tensorflow.variables import tensor_of
 
-SCHEDULED = ("{name} sets the optimizer's learning rate, which is a schedule or a function: give the optimizer a number, "
-             "or leave the callback out")
+SCHEDULED = ("{name} sets the optimizer's learning rate, which is a schedule or a function: give the optimizer a "
+             "number, or leave the callback out")
 NO_STEPS = ("{name} needs the number of batches of an epoch, which Keras does not know of these data: give "
             "steps_per_epoch=... to the callback, or to fit")
 IN_ROUNDS = ("{name} corrects the momentum at a batch, and with Partial the optimizer steps in rounds, which come at "
@@ -27,11 +27,11 @@ IN_ROUNDS = ("{name} corrects the momentum at a batch, and with Partial the opti
 class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """lr = initial_lr · multiplier(epoch) from one epoch to another; `logs["lr"]` has it after each epoch.
 
-    Momentum correction (Goyal et al., 2017): the velocity v of SGD and RMSprop is a sum of steps of the learning rates
-    before. If that changes from η to η′, v becomes v · η′/η before the step. Horovod's callback multiplies the
-    momentum m by η′/η for one step instead: m · η′/η · v is the same. But Keras compiles m into the step as a
-    constant, so that a change has no effect. With Nesterov's momentum, whose step has m twice, only the velocity is
-    corrected here.
+    Momentum correction (Goyal et al., 2017): the velocity v of SGD and RMSprop is a sum of steps, which have the
+    learning rates of their time. If the learning rate changes from η to η′, v becomes v · η′/η before the step.
+    Horovod's callback multiplies the momentum m by η′/η for one step instead, and m · η′/η · v is the same; but Keras
+    compiles m into the step as a constant, which no callback can change. Nesterov's step has m twice: Horovod's
+    changes both, and this callback the velocity alone.
 
     Args:
         initial_lr: the learning rate that is multiplied.
@@ -138,8 +138,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def __init__(self, initial_lr: float, warmup_epochs: int = 5, momentum_correction: bool = True,
                  steps_per_epoch: int | None = None, verbose: int = 0) -> None:
         def multiplier(epoch: float) -> float:
-            size, time = hvd.size(), epoch + 1 / self._steps()
-            return float(time * (size - 1) / warmup_epochs + 1) / size
+            size: int = hvd.size()
+            return ((epoch + 1 / self._steps()) * (size - 1) / warmup_epochs + 1) / size
 
         super().__init__(initial_lr, multiplier, end_epoch=warmup_epochs, staircase=False,
                          momentum_correction=momentum_correction, steps_per_epoch=steps_per_epoch)
