@@ -29,7 +29,7 @@ NAMES = (
     "horovod.tensorflow.elastic:TensorFlowState._save_model",
     f"{tf.keras.Model.__module__}:Model._flatten_layers",
 )
-"""Modules and what is in them. Of objects: `_trainable_variables` of Keras 3's optimizers, `_momentums` of RMSprop."""
+"""Modules and what is in them. Of objects: `_trainable_variables` of Keras 3's optimizers, RMSprop's `_momentums`."""
 
 
 def eagerly() -> AbstractContextManager[None]:

@@ -64,8 +64,8 @@ if hvd.rank() == 0:
     callbacks.append(keras.callbacks.ModelCheckpoint(str(folder / "checkpoint-{epoch}.keras")))
 callbacks.append(hvd_keras.callbacks.StateCheckpoint(folder / "residuals.npz"))
 
-mine = np.arange(len(images))[hvd.rank()::hvd.size()]
-history = model.fit(images[mine], labels[mine], batch_size=32, steps_per_epoch=batches, callbacks=callbacks,
+mine = np.arange(batches * 32 * hvd.size())[hvd.rank()::hvd.size()]  # the same number of batches on all ranks
+history = model.fit(images[mine], labels[mine], batch_size=32, callbacks=callbacks,
                     epochs=epochs, initial_epoch=resume_from_epoch, verbose=2 if hvd.rank() == 0 else 0,
                     validation_data=(test_images, test_labels)).history
 score = hvd.allreduce(tf.constant(model.evaluate(test_images, test_labels, verbose=0)))
