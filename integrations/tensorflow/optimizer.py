@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any
@@ -12,9 +13,8 @@ from horovod.tensorflow.gradient_aggregation_eager import LocalGradientAggregati
 
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.step_ahead.pace import normalizes
-from horovod_oktopk.schemes import as_options
 from horovod_oktopk.tensorflow import amp
-from horovod_oktopk.tensorflow.private import KERAS_3, built_with, dense_allreduce
+from horovod_oktopk.tensorflow.private import KERAS_3, built_with, eagerly, learning_rate_of
 from horovod_oktopk.tensorflow.registry import Runs
 from horovod_oktopk.tensorflow.run import Local, Run, and_then
 from horovod_oktopk.tensorflow.state import suspend
@@ -120,7 +120,9 @@ def _decay_without_gain(name: str) -> property:
     """
     def read(optimizer: Any) -> Any:
         decay, present = vars(optimizer)[name], optimizer.oktopk.present
-        return decay if present is None or not decay else tf.convert_to_tensor(decay, tf.float32) / present.gain
+        if present is None or not decay:
+            return decay
+        return tf.convert_to_tensor(decay, tf.float64) / tf.cast(present.gain, tf.float64)
 
     def write(optimizer: Any, decay: Any) -> None:
         vars(optimizer)[name] = decay
@@ -220,25 +222,31 @@ def _rate_of(optimizer: Any) -> tf.Variable | None:
     return rate if isinstance(rate, tf.Variable) else None
 
 
+def _rates_of(kept: weakref.ref[Any]) -> list[float]:
+    """Return the learning rate of an optimizer, if it is a variable; a schedule is the same on all ranks."""
+    rate = tensor_of(learning_rate_of(kept()))
+    with eagerly():
+        return [float(rate.numpy())] if isinstance(rate, tf.Variable) else []
+
+
 def is_distributed(optimizer: Any) -> bool:
     """Return True for a distributed optimizer, ours or stock Horovod's, or loss scaling around it."""
     both = (optimizer, getattr(optimizer, "inner_optimizer", None))
     return any(isinstance(each, Distributed) or hasattr(each, "_allreduce_grads") for each in both)
 
 
-def distribute(optimizer: Any, compression: Any, op: Any, sparse_as_dense: bool, passes: int, average_passes: bool,
-               process_set: Any, scale_local_gradients: bool) -> None:
-    """Give an optimizer a class of its own, whose steps are distributed."""
-    options, runs = as_options(compression), None
+def distribute(optimizer: Any, options: Any, dense: Any, op: Any, sparse_as_dense: bool, passes: int,
+               average_passes: bool, process_set: Any, scale_local_gradients: bool) -> None:
+    """Give an optimizer a class of its own, whose steps are distributed. dense: Horovod's function, if no options."""
+    runs = None
     if options is None:
-        stock = dense_allreduce(compression, sparse_as_dense, op, process_set)
-
         def reduce(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-            return list(stock(list(gradients), [tensor_of(variable) for variable in variables]))
+            return list(dense(list(gradients), [tensor_of(variable) for variable in variables]))
     else:
         # With Keras' own accumulation of gradients a step sees one batch's, and not what is added up.
         is_normalizing = normalizes(type(optimizer)) and not getattr(optimizer, "gradient_accumulation_steps", None)
-        runs = Runs(options, op, process_set, sparse_as_dense, is_normalizing)
+        runs = Runs(options, op, process_set, sparse_as_dense, is_normalizing,
+                    partial(_rates_of, weakref.ref(optimizer)))
         reduce = runs.reduce
     optimizer.oktopk = Steps(runs, reduce, process_set, passes, average_passes, scale_local_gradients,
                              sparse_as_dense)
@@ -284,7 +292,8 @@ if KERAS_3:
         if not asked.built:
             asked.build(variables)
         inner.oktopk.take(list(grads), variables, lambda given: update(given, variables), scale=amp.scale_of(asked),
-                          checks_overflow=asked is not inner, all_variables=built_with(asked), rate=_rate_of(inner))
+                          checks_overflow=asked is not inner, all_variables=built_with(asked), rate=_rate_of(inner),
+                          skip=lambda: tensor_of(inner.iterations).assign_add(1))
         amp.forget(asked)
 else:
     def _take(asked: Any, inner: Any, update: Callable[..., Any], grads_and_vars: Any,  # type: ignore[misc]

@@ -21,7 +21,7 @@ from horovod_oktopk.modes.make import kind_of, wrap_shutdown
 from horovod_oktopk.schemes import as_options
 from horovod_oktopk.tensorflow import tape
 from horovod_oktopk.tensorflow.optimizer import distribute, is_distributed, wrap_scalers
-from horovod_oktopk.tensorflow.private import KERAS, library
+from horovod_oktopk.tensorflow.private import KERAS, dense_allreduce, library
 from horovod_oktopk.tensorflow.registry import in_use, runs_of_tapes
 from horovod_oktopk.tensorflow.run import refuse_replicas
 from horovod_oktopk.tensorflow.state import owners_of
@@ -40,6 +40,7 @@ def install() -> None:
     hvd.DistributedOptimizer = _wrap(hvd.DistributedOptimizer, DistributedOptimizer)
     hvd.DistributedGradientTape = _wrap(hvd.DistributedGradientTape, _tape)
     stock_keras.create_distributed_optimizer = _wrap(stock_keras.create_distributed_optimizer, DistributedOptimizer)
+    stock_keras.load_model = _wrap_load(stock_keras.load_model)
     library().horovod_shutdown = wrap_shutdown(library().horovod_shutdown)
     hvd.join = hvd.mpi_ops.join = refuse_join(in_use, hvd.join)
     wrap_scalers()
@@ -48,22 +49,32 @@ def install() -> None:
     hvd._oktopk_installed = True
 
 
-def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.none,  # noqa: N802 (Horovod's name)
-                         op: Any = hvd.Average, sparse_as_dense: bool = False, backward_passes_per_step: int = 1,
-                         average_aggregated_gradients: bool = False, process_set: Any = hvd.global_process_set,
+def DistributedOptimizer(optimizer: Any, name: str | None = None,  # noqa: ARG001, N802 (Horovod's names)
+                         device_dense: str = "", device_sparse: str = "",
+                         compression: Any = hvd.Compression.none, sparse_as_dense: bool = False,
+                         gradient_predivide_factor: float = 1.0, op: Any = hvd.Average,
+                         backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
+                         num_groups: int = 0, groups: Any = None, process_set: Any = hvd.global_process_set,
                          scale_local_gradients: bool = True) -> Any:
     """Make a Keras optimizer reduce gradients over the ranks, and return it: it is changed in place.
 
-    A saved model, and a model's copy, hold the plain optimizer; see `load_model`. The arguments after `compression`
-    are those of horovod.tensorflow.keras.DistributedOptimizer, which also has names, devices, groups and predivision.
+    A saved model, and a model's copy, hold the plain optimizer; see `load_model`. The arguments are those of
+    horovod.tensorflow.keras.DistributedOptimizer.
 
     Args:
         optimizer: an optimizer of Keras 3 or tf-keras.
+        name: is of no effect.
+        device_dense: a device for Horovod's dense allreduce; with a compression of this package of no effect.
+        device_sparse: a device for Horovod's exchange of sparse gradients; likewise.
         compression: `OkTopk(...)`, `StepAhead(...)`, `Partial(...)`, or one of Horovod's for a dense allreduce.
-        op: `hvd.Average` or `hvd.Sum`.
         sparse_as_dense: reduce sparse gradients (tf.IndexedSlices) as dense ones.
-        backward_passes_per_step: gradients of so many passes are added up locally before they are reduced.
+        gradient_predivide_factor: splits the division of a dense average; of no effect on this package's.
+        op: `hvd.Average` or `hvd.Sum`.
+        backward_passes_per_step: gradients of so many passes are added up locally before they are reduced. The
+            optimizer's `iterations` count passes.
         average_aggregated_gradients: divide what was added up by the number of passes.
+        num_groups: the same as groups, Horovod's older name.
+        groups: how a dense allreduce fuses gradients; of no effect on this package's, which is one exchange.
         process_set: the ranks that reduce together.
         scale_local_gradients: divide the gradients of variables that are not reduced by the number of ranks.
 
@@ -84,40 +95,69 @@ def DistributedOptimizer(optimizer: Any, *, compression: Any = hvd.Compression.n
                           "in eager mode or in a tf.function")
     if is_distributed(optimizer):
         raise PluginError(f"{type(optimizer).__name__} is distributed already: wrap an optimizer once")
-    options, own = as_options(compression), optimizer
-    if options is not None:
+    options, own, dense = as_options(compression), optimizer, None
+    if options is None:
+        dense = dense_allreduce(device_dense, device_sparse, compression, sparse_as_dense, op,
+                                gradient_predivide_factor, groups or num_groups or None, process_set)
+    else:
         refuse_replicas()
-        check_arguments(hvd, op)
+        check_arguments(hvd, op, gradient_predivide_factor)
         own = check_optimizer(optimizer, options, backward_passes_per_step)
-    distribute(own, compression, op, sparse_as_dense, backward_passes_per_step, average_aggregated_gradients,
+    distribute(own, options, dense, op, sparse_as_dense, backward_passes_per_step, average_aggregated_gradients,
                process_set, scale_local_gradients)
     return optimizer
 
 
-def load_model(filepath: Any, custom_objects: Any = None, **arguments: Any) -> Any:
+def load_model(filepath: Any, custom_optimizers: Any = None, custom_objects: Any = None,
+               compression: Any = hvd.Compression.none, legacy_opts: bool = False, *, compile: bool = True,
+               safe_mode: bool = True, **arguments: Any) -> Any:
     """Load a model as keras.models.load_model does, and make its optimizer distributed.
 
     Args:
         filepath: the saved model.
+        custom_optimizers: classes of optimizers that Keras does not know.
         custom_objects: as in keras.models.load_model.
-        **arguments: those of `DistributedOptimizer`.
+        compression: as in `DistributedOptimizer`.
+        legacy_opts: must be False: the optimizers of tf.keras.optimizers.legacy are not supported.
+        compile: as in keras.models.load_model; False: the model comes without an optimizer.
+        safe_mode: as in keras.models.load_model.
+        **arguments: others of `DistributedOptimizer`.
 
     Returns:
         The model.
 
     Raises:
-        PluginError: The model has no optimizer.
+        PluginError: The model has no optimizer; or legacy_opts is True.
 
     Examples:
         >>> model = hvd_keras.load_model(
         ...     "model.keras", compression=hvd_keras.OkTopk(density=0.01))
     """
-    model = tf.keras.models.load_model(filepath, custom_objects=custom_objects)
+    if legacy_opts:
+        raise PluginError("optimizers of tf.keras.optimizers.legacy are not supported: give legacy_opts=False")
+    objects = {**{each.__name__: each for each in custom_optimizers or ()}, **(custom_objects or {})}
+    model = tf.keras.models.load_model(filepath, custom_objects=objects, compile=compile, safe_mode=safe_mode)
+    if not compile:
+        return model
     if model.optimizer is None:
         raise PluginError(f"the model in {filepath} has no optimizer: compile it with a distributed one")
-    DistributedOptimizer(model.optimizer, **arguments)
+    DistributedOptimizer(model.optimizer, compression=compression, **arguments)
     model.jit_compile = False
     return model
+
+
+def _wrap_load(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the function behind Horovod's load_model, which leaves optimizers of Keras 3 plain, without a word."""
+    @functools.wraps(load)
+    def wrapped(keras: Any, wrap_optimizer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        model = load(keras, wrap_optimizer, *args, **kwargs)
+        optimizer = getattr(model, "optimizer", None)
+        if optimizer is not None and not is_distributed(optimizer):
+            wrap_optimizer(lambda: optimizer)()  # which has the compression that was asked for
+            model.jit_compile = False
+        return model
+
+    return wrapped
 
 
 ADAFACTOR_EPSILON = 1e-12
@@ -166,7 +206,7 @@ def _tape(gradtape: tf.GradientTape, compression: Any, op: Any, process_set: Any
 def _wrap(make: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a factory of Horovod: `ours` gets its arguments by name, if the compression is ours.
 
-    Those that `ours` does not take (names, devices, groups, predivision) are of no effect on it.
+    Those that `ours` does not take are of no effect on it.
     """
     signature, taken = inspect.signature(make), inspect.signature(ours).parameters
 

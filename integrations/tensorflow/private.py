@@ -29,7 +29,8 @@ NAMES = (
     "horovod.tensorflow.elastic:TensorFlowState._save_model",
     f"{tf.keras.Model.__module__}:Model._flatten_layers",
 )
-"""Modules and what is in them. Of objects: `_trainable_variables` of Keras 3's optimizers, RMSprop's `_momentums`."""
+"""Modules and what is in them. Of optimizers: `_learning_rate`; of Keras 3's `_trainable_variables`; of RMSprop
+`_momentums`."""
 
 
 def eagerly() -> AbstractContextManager[None]:
@@ -42,10 +43,9 @@ def is_compiled_by_xla() -> bool:
     return bool(GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
 
 
-def dense_allreduce(compression: Any, sparse_as_dense: bool, op: Any, process_set: Any) -> Any:
-    """Return stock Horovod's function that reduces gradients of tf.Variables."""
-    return hvd._make_allreduce_grads_fn("DistributedOptimizer", "", "", compression, sparse_as_dense, op, 1.0, None,
-                                        process_set)
+def dense_allreduce(*options: Any) -> Any:
+    """Return stock Horovod's function that reduces gradients of tf.Variables. options: see DistributedOptimizer."""
+    return hvd._make_allreduce_grads_fn("DistributedOptimizer", *options)
 
 
 def library() -> Any:
@@ -56,6 +56,11 @@ def library() -> Any:
 def all_layers(model: Any) -> list[Any]:
     """Return a model's layers, at any depth, itself included."""
     return list(model._flatten_layers())
+
+
+def learning_rate_of(optimizer: Any) -> Any:
+    """Return the variable of an optimizer's learning rate, or its schedule; None for one that has neither."""
+    return getattr(optimizer, "_learning_rate", None)
 
 
 def built_with(optimizer: Any) -> list[Any]:

@@ -35,18 +35,18 @@ JOINED = ("StepAhead has no place for variables that join others after the first
 class Runs:
     """The runs of one optimizer, or of all tapes of a kind: one for each list of variables.
 
-    normalizes: True if the optimizer normalizes its gradients.
+    normalizes: True if the optimizer normalizes its gradients. rates: returns its learning rates.
     """
 
     def __init__(self, options: Any, op: Any, process_set: Any, sparse_as_dense: bool,
-                 normalizes: bool = False) -> None:
+                 normalizes: bool = False, rates: Callable[[], list[float]] = list) -> None:
         self.kind = kind_of(options)
         self.scheme: Scheme = getattr(options, "scheme", options)
         """With the present density."""
         self.adopts = False
         """See Mode.adopts; for the runs to come."""
         self._options, self._op, self._process_set = options, op, process_set
-        self._sparse_as_dense, self._normalizes = sparse_as_dense, normalizes
+        self._sparse_as_dense, self._normalizes, self._rates = sparse_as_dense, normalizes, rates
         self._by_key: dict[tuple[int, ...], Run] = {}
         """By the identities of the variables, with which the runs go."""
         self._host_set: Any = False  # not asked for yet
@@ -156,9 +156,16 @@ class Runs:
                 raise PluginError(JOINED)
         return self._add(key, variables, [None] * len(variables))
 
+    def run_before_a_step(self, variables: Sequence[Any]) -> Run:
+        """Return a run of a rank that has taken no step yet, to meet the other ranks with, which may take one."""
+        if self.kind.reads_memory:
+            return self.run_over(variables)
+        return Run(with_scheme(self._options, self.scheme), self._op, self._process_set, variables, variables,
+                   self._normalizes)
+
     def _add(self, key: tuple[int, ...], variables: Sequence[Any], gradients: Sequence[Any]) -> Run:
         options = with_scheme(self._options, self.scheme)
-        run = Run(options, self._op, self._process_set, variables, gradients, self._normalizes)
+        run = Run(options, self._op, self._process_set, variables, gradients, self._normalizes, self._rates)
         run.mode.adopts = self.adopts
         for before in runs_over(variables):  # of an optimizer that has had these: the model holds w then
             before.mode.suspend()

@@ -54,12 +54,13 @@ GONE = ("a graph reduces gradients for an optimizer, or for variables of a tape,
 class Run:
     """The mode of one list of variables, on this rank.
 
-    gradients: of the first step. normalizes: True if the optimizer normalizes its gradients.
+    gradients: of the first step. normalizes: True if the optimizer normalizes its gradients. rates: returns its
+    learning rates.
     Only a mode that acts at an optimizer's step holds the variables, as the optimizer does; that of a tape must not.
     """
 
     def __init__(self, options: Any, op: Any, process_set: Any, variables: Sequence[Any], gradients: Sequence[Any],
-                 normalizes: bool) -> None:
+                 normalizes: bool, rates: Callable[[], list[float]] = list) -> None:
         kind = kind_of(options)
         self.signature = signature_of(variables, gradients)
         self.tensors = [tensor_of(v) for v in variables] if kind.acts_at_step else []
@@ -77,7 +78,7 @@ class Run:
         self.take_state: Callable[[Mode], None] | None = None
         """Loads a state. It is called once, on all ranks, when the next step is taken."""
         self._density = getattr(options, "density", None)
-        self._process_set = process_set
+        self._process_set, self._rates = process_set, rates
         self._dense = [is_dense(g) for g in gradients]
         if kind.reads_memory:
             with tf.init_scope():
@@ -109,6 +110,7 @@ class Run:
             self.mode.set_density(density)
             self._density = density
         self._load()
+        self.mode.tell_rates(self._rates())
         gradients = DenseArrays(self._layout, arrays, self._lender)
         self.mode.reduce(gradients, bool(finite))
         return gradients.written
@@ -132,6 +134,7 @@ class Run:
 
     def _begin(self, form: Form, finite: Array, *inputs: Array) -> list[Array]:
         self.resume()
+        self.mode.tell_rates(self._rates())
         count = self.mode.begin(OwnArrays(self._layout, form, inputs, bool(finite)))
         self.factor.assign(self.mode.coefficient * self.mode.gain)
         self.gain.assign(self.mode.gain)
@@ -274,12 +277,12 @@ def _log_once(text: str) -> None:
 
 
 def refuse_replicas() -> None:
-    """Raise PluginError inside a strategy of tf.distribute with several replicas in one process."""
+    """Raise PluginError inside a strategy of tf.distribute that makes or reduces replicas by itself."""
     strategy = tf.distribute.get_strategy()
-    if strategy.num_replicas_in_sync > 1 or isinstance(strategy, tf.distribute.MirroredStrategy):
-        raise PluginError(f"tf.distribute.{type(strategy).__name__} makes replicas inside a process, and Horovod "
-                          "reduces between processes: start one process for each device (horovodrun -np), and leave "
-                          "the strategy out")
+    if tf.distribute.has_strategy() and not isinstance(strategy, tf.distribute.OneDeviceStrategy):
+        raise PluginError(f"tf.distribute.{type(strategy).__name__} makes replicas, and reduces their gradients, by "
+                          "itself, and Horovod reduces between processes: start one process for each device "
+                          "(horovodrun -np), and leave the strategy out")
 
 
 def check_place() -> None:

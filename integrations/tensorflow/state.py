@@ -117,7 +117,8 @@ def meet(target: Any, doing: str) -> None:
     Raise AgreementError, on all ranks, if some take a step or do something else. With `Partial` ranks may take
     different numbers of steps, and meet in `synchronize_replicas`.
     """
-    modes = [run.mode for run in each_run_of(target)]
+    runs = each_run_of(target) or [each.run_before_a_step(trained_by(target)) for each in all_runs_of(target)]
+    modes = [run.mode for run in runs]
     for mode in sorted(modes, key=lambda each: each.ranks.channel):  # as they first stepped
         if mode.ranks.takes_part and not mode.has_rounds:
             mode.meet(doing)

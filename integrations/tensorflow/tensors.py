@@ -122,8 +122,9 @@ class DenseArrays(Gradients):
                  lender: LendingAccumulator | None = None) -> None:
         super().__init__(layout)
         self._arrays, self._lender = arrays, lender
-        self.written: list[Array] = []
-        """The arrays of the last update, in the lender's memory, or new; all NaN if there was none."""
+        self.written: list[Array] = list(arrays)
+        """The arrays of the last update, in the lender's memory, or new; all NaN if there was none. At first the
+        gradients themselves, as they stay on one rank."""
 
     def pieces(self) -> Iterator[Piece]:
         layout = self.layout

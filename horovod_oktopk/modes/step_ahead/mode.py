@@ -43,8 +43,9 @@ from .pace import SUMS, GradientNoise, coefficient_of, sample
 logger = logging.getLogger("horovod_oktopk")
 
 BROADCAST_FIRST = ("the parameters, which must be the same everywhere before the first step "
-                   "(hvd.broadcast_parameters; in Keras BroadcastGlobalVariablesCallback, and a model that is "
-                   "built), and whenever shared_parameters ends")
+                   "(hvd.broadcast_parameters; in Keras a model that is built, and the callback "
+                   "BroadcastGlobalVariablesCallback of horovod_oktopk.tensorflow.keras, as Horovod's own sends them "
+                   "after the first batch), and whenever shared_parameters ends")
 NARROW = ("StepAhead needs float32 or float64 parameters; '{name}' has {dtype}. What a rank has not sent yet would "
           "be lost to rounding: keep float32 parameters, and compute in 16 bits (torch.autocast; in Keras the policy "
           "mixed_float16 or mixed_bfloat16)")
@@ -249,7 +250,7 @@ class StepAheadMode(Mode):
         adopts, self.adopts = self.adopts, False
         said = self.description if adopts else f"{self.description}\n{BROADCAST_FIRST}: {self._model.digest}"
         is_new, everyone = not self.is_current, super().connect(said)
-        if not is_new:
+        if adopts or not is_new:  # whoever does something else is connected now
             self.check_agreement(said)
         self.coefficient = self._coefficient()
         has_adopted = adopts and self._model.adopt(everyone)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import zlib
 from contextlib import ExitStack
 from functools import partialmethod
 from itertools import chain, zip_longest
@@ -20,6 +22,9 @@ from horovod_oktopk.tensorflow.variables import is_variable, optimizers_of, tens
 
 logger = logging.getLogger("horovod_oktopk")
 Logs = dict[str, Any] | None
+PUT_BACK = ("the ranks have different parameters at the end of fit: a callback has put back what it took while the "
+            "model held each rank's own, as EarlyStopping(restore_best_weights=True) does if it comes before "
+            "BroadcastGlobalVariablesCallback. Put that one first in the list")
 PLAIN = ("the model's optimizer is not distributed: its gradients stay each rank's own. Give model.compile what "
          "hvd_keras.DistributedOptimizer(optimizer, compression=...) returns")
 
@@ -82,8 +87,9 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
             if trains_local:
                 runs.kind.check("local")
             runs.adopts = True
-        optimizer = self.model.optimizer
-        if self.model.built and is_distributed(optimizer) and not getattr(optimizer, "built", False):
+        optimizer, variables = self.model.optimizer, trained_by(self.model)
+        # A model may say that it is built, though its layers have no variables yet.
+        if self.model.built and variables and is_distributed(optimizer) and not getattr(optimizer, "built", False):
             optimizer.build(self.model.trainable_variables)
         self._broadcast(must_agree=False)  # what only some ranks have restored waits for the others' first batch
 
@@ -92,11 +98,14 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         resume(self.model)
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Give the model the shared parameters after an epoch's last batch, for callbacks before this one as well."""
         if self._is_first_batch:
             self._is_first_batch = False
             self._broadcast()
             if not each_run_of(self.model) and not any(map(is_distributed, optimizers_of(self.model))):
                 logger.warning(PLAIN)
+        if batch + 1 == (self.params or {}).get("steps"):
+            self._between.enter_context(shared_parameters(self.model))
 
     def on_test_begin(self, logs: Logs = None) -> None:
         if self._fits:
@@ -125,6 +134,17 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         self._fits = False
         self._leave()
         suspend(self.model)
+        self._compare()
+
+    def _compare(self) -> None:
+        """Raise AgreementError, on all ranks, if a callback has put a rank's own parameters back into the model."""
+        variables = [v for run in each_run_of(self.model)
+                     if run.mode.reads_memory and run.mode.ranks.membership().size == hvd.size() for v in run.tensors]
+        if variables:
+            meet(self.model, "end fit")
+            digest = functools.reduce(lambda crc, v: zlib.crc32(v.numpy().tobytes(), crc), variables, 0)
+            if len(set(hvd.allgather_object(digest, name="horovod_oktopk.end"))) > 1:
+                raise AgreementError(PUT_BACK)
 
     def _leave(self) -> None:
         self._looking.close()
