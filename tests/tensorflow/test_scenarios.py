@@ -21,18 +21,18 @@ KINDS = {
 ALONE = ("keras_callbacks.", "keras_fit.fit_reduces", "partial.eager_steps", "step_ahead_models.fit_shows",
          "step_ahead_saving.")
 """Scenarios of TensorFlow alone that run on one rank."""
-NOT_QUICK = ("lifetime.", "own_optimizers.", "step_ahead", "state.", "refused.", "mixed_precision.losses_of_two",
-             "keras_fit.ranks_with_fewer", "partial.fit_with_validation")
+NOT_QUICK = ("keras_edges.", "lifetime.", "own_optimizers.", "step_ahead", "state.", "refused.",
+             "mixed_precision.losses_of_two", "keras_fit.ranks_with_fewer", "partial.fit_with_validation")
 """Scenarios of TensorFlow alone that `make test` leaves out on two ranks over MPI, but for:"""
 QUICK = ("own_optimizers.a_gan_starts_alike", "step_ahead.the_learning_rate", "step_ahead_models.fit_shows",
          "step_ahead.the_ranks_of_a_host_are", "state.keras_state_restores", "refused.copies_of_models")
-OVER_GLOO = ("keras_callbacks.", "sparse.", "transport.", "features.process_set", "step_ahead.dense",
-             "step_ahead.one_rank_alone", "step_ahead.two_", "step_ahead.the_ranks_of_a_host",
+OVER_GLOO = ("keras_callbacks.", "keras_edges.a_rank_without", "sparse.", "transport.", "features.process_set",
+             "step_ahead.dense", "step_ahead.one_rank_alone", "step_ahead.two_", "step_ahead.the_ranks_of_a_host",
              "step_ahead_models.fit_shows")
 ON_FOUR = ("keras_callbacks.", "features.process_set", "features.a_rank_outside", "hosts.gives", "hosts.the_average",
            "sparse.gives", "sparse.equals", "partial.nothing", "step_ahead.dense", "step_ahead.the_ranks_of_a_host")
 """Scenarios that depend on the network or the number of ranks; PyTorch and the core have more on these."""
-UNDER_TF_KERAS = ("keras_callbacks.", "keras_fit.", "mixed_precision.", "own_optimizers.", "refused.",
+UNDER_TF_KERAS = ("keras_callbacks.", "keras_edges.", "keras_fit.", "mixed_precision.", "own_optimizers.", "refused.",
                   "step_ahead_models.", "step_ahead_saving.", "sparse.gives", "sparse.every_", "state.a_resumed",
                   "state.a_saved_model_resumes", "state.checkpoint_callbacks", "features.", "step_ahead.dense",
                   "step_ahead.several_", "step_ahead.two_", "partial.nothing", "partial.a_round_has")

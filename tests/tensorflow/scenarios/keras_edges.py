@@ -1,0 +1,181 @@
+"""Where programs of Keras differ from the usual one: other orders of callbacks, models, shards and arguments."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as stock_keras
+import numpy as np
+import tensorflow as tf
+
+import horovod_oktopk.tensorflow.keras as hvd_keras
+from horovod_oktopk import AgreementError
+from horovod_oktopk.tensorflow import OkTopk, StepAhead, step_report
+from horovod_oktopk.tensorflow.private import KERAS_3
+from tests.scenarios.common import (
+    DENSE,
+    assert_equal_everywhere,
+    everywhere,
+    logged,
+    needs,
+    needs_ranks,
+    raised_everywhere,
+    shared_folder,
+)
+from tests.tensorflow.scenarios.common import (
+    broadcast,
+    compiled,
+    distribute,
+    fit,
+    keras,
+    make_data,
+    make_model,
+    refusal,
+    weights,
+)
+
+AHEAD = StepAhead(OkTopk(density=0.1))
+
+
+def early_stopping() -> Any:
+    """Return the callback, as it puts back the first epoch's parameters: a loss of the ranks' own never falls."""
+    return keras.callbacks.EarlyStopping("loss", mode="max", patience=1, restore_best_weights=True)
+
+
+def check_callbacks_before_the_broadcast_see_what_all_ranks_share() -> None:
+    needs_ranks(hvd)
+    for callbacks in ([early_stopping(), broadcast()], [broadcast(), early_stopping()]):
+        model = compiled(make_model(), distribute(AHEAD))
+        fit(model, callbacks, epochs=4)
+        assert_equal_everywhere(hvd, weights(model))
+
+
+def check_own_parameters_that_are_put_back_at_the_end_are_told() -> None:
+    """Keras does not know the length of an epoch here, so a callback before the broadcast sees a rank's own."""
+    needs_ranks(hvd)
+    data = make_data()
+    batches = tf.data.Dataset.from_generator(
+        lambda: zip(*(np.split(each, 4) for each in data), strict=True),
+        output_signature=(tf.TensorSpec((16, 20)), tf.TensorSpec((16,), tf.int64)))
+
+    def train() -> None:
+        model = compiled(make_model(), distribute(AHEAD))
+        keep: list[Any] = []
+        model.fit(batches, epochs=1, verbose=0, callbacks=[keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: keep.append(model.get_weights()),
+            on_train_end=lambda logs: model.set_weights(keep[0])), broadcast()])
+
+    assert "EarlyStopping(restore_best_weights=True)" in raised_everywhere(hvd, AgreementError, train)[0]
+
+
+def check_a_rank_without_a_batch_is_named() -> None:
+    needs_ranks(hvd)
+    needs(KERAS_3, "Keras 3, as tf-keras refuses data without a batch itself")
+    for compression in (AHEAD, OkTopk(density=0.1)):
+        model = compiled(make_model(), distribute(compression))
+        x, y = make_data(0 if hvd.rank() == 1 else 64)
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
+        try:
+            model.fit(data, epochs=1, verbose=0, callbacks=[
+                broadcast(), hvd_keras.callbacks.MetricAverageCallback()])
+            said = "nothing"
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+        for each in everywhere(hvd, said):
+            assert "AgreementError" in each, each
+            assert "ranks [1] broadcast variables at the end of an epoch" in each, each
+
+
+class Own(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = keras.layers.Dense(24, activation="relu"), keras.layers.Dense(4)
+
+    def call(self, x: Any) -> Any:
+        return self.last(self.first(x))
+
+
+def check_a_model_that_says_it_is_built_and_has_no_variables_trains() -> None:
+    for compression in (AHEAD, OkTopk(density=0.1)):
+        keras.utils.set_random_seed(1)
+        model = Own()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Keras tells that it could not build the layers
+            model.build((None, 20))
+        fit(compiled(model, distribute(compression)), [broadcast()])
+        assert_equal_everywhere(hvd, weights(model))
+
+
+def check_stock_horovods_load_model_takes_a_compression() -> None:
+    with shared_folder(hvd) as folder:
+        path = folder / f"model{hvd.rank()}.keras"
+        model = compiled(make_model(), distribute(OkTopk(density=0.1)))
+        fit(model, [broadcast()])
+        model.save(path)
+        loaded = stock_keras.load_model(str(path), compression=OkTopk(density=0.1))
+        fit(loaded, [broadcast()])
+        assert step_report(loaded).step == 8
+        assert_equal_everywhere(hvd, weights(loaded))
+
+
+def check_load_model_has_the_arguments_of_keras_and_of_horovod() -> None:
+    with shared_folder(hvd) as folder:
+        path = str(folder / f"model{hvd.rank()}.keras")
+        model = compiled(make_model(), distribute(OkTopk(density=0.1)))
+        fit(model, [broadcast()])
+        model.save(path)
+        loaded = hvd_keras.load_model(path, [], None, OkTopk(density=0.1), safe_mode=True)
+        fit(loaded, [broadcast()])
+        assert step_report(loaded).step == 8
+        assert hvd_keras.load_model(path, compile=False).get_weights()
+        assert "legacy" in refusal(lambda: hvd_keras.load_model(path, legacy_opts=True))
+
+
+def check_the_factory_has_horovods_arguments() -> None:
+    for compression in (OkTopk(density=0.1), hvd.Compression.none):
+        optimizer = hvd_keras.DistributedOptimizer(
+            keras.optimizers.SGD(0.1), "name", "", "", compression, gradient_predivide_factor=2.0, num_groups=1)
+        model = compiled(make_model(), optimizer)
+        fit(model, [broadcast()])
+        assert_equal_everywhere(hvd, weights(model))
+
+
+def check_iterations_count_passes() -> None:
+    """As stock Horovod's do: a schedule of the learning rate is the same in both Kerases."""
+    model = compiled(make_model(), distribute(DENSE, backward_passes_per_step=4))
+    fit(model, [broadcast()])
+    assert int(model.optimizer.iterations.numpy()) == 8
+    assert step_report(model).step == 2
+
+
+def check_a_strategy_of_several_workers_is_refused() -> None:
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(
+        tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({})))
+    with strategy.scope():
+        assert "tf.distribute.MultiWorkerMirroredStrategy makes replicas" in refusal(lambda: distribute(DENSE))
+
+
+def check_ranks_with_different_rates_are_told_once() -> None:
+    needs_ranks(hvd)
+    for compression in (OkTopk(density=0.1), AHEAD):
+        model = compiled(make_model(), distribute(compression))
+        with logged() as lines:
+            fit(model, [broadcast(), keras.callbacks.LearningRateScheduler(
+                lambda epoch: 0.1 if not epoch else 0.1 * (1 + hvd.rank()))])
+        assert len([line for line in lines if "different learning rates at step 5" in line]) == 1, lines
+
+
+def check_stock_horovods_callback_is_told_from_this_packages() -> None:
+    needs_ranks(hvd)
+    needs(KERAS_3, "Keras 3")
+
+    def train() -> None:
+        model = compiled(make_model(seed=hvd.rank()), distribute(AHEAD))
+        try:
+            fit(model, [stock_keras.callbacks.BroadcastGlobalVariablesCallback(0)])
+        except Exception as error:
+            raise RuntimeError(str(error)) from error
+
+    assert "of horovod_oktopk.tensorflow.keras" in raised_everywhere(hvd, RuntimeError, train)[0]
