@@ -43,7 +43,7 @@ class GradientMode(Mode):
         self.connect()
         self._undo()  # a step that has failed
         if self.is_alone and not self._owes:
-            self.report = self.alone_report()
+            self.report = self.alone_report(gradients.all_finite() and others_finite)
             return
         self._before = self.algorithm.state()
         transport = self.open()
@@ -57,15 +57,13 @@ class GradientMode(Mode):
             gradients.write(update, gradients.clearable)
 
     def begin(self, gradients: Gradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
-        if scaled and self.is_alone:
-            return int(gradients.all_finite())
         return 0 if scaled and self.report is not None and not self.report.finite else 1
 
     def _reduced(self, acc: Accumulator, finite: bool) -> StepResult:
         """Return the result of a step; on one rank everything, as that is the sum."""
         if not self.is_alone:
             return self.algorithm.reduce(acc, self.k, finite, self.transport, whole=self.layout.n)
-        report = self.alone_report()
+        report = self.alone_report(finite)
         report.phases = self.transport.phases
         if not finite:
             return StepResult(None, EVERYTHING, report, not_finite=(0,))

@@ -37,7 +37,7 @@ Piece = tuple[int, Any]
 class Gradients:
     """This rank's gradients of one step, as the flat vector of a layout.
 
-    Gradients that stay this rank's own have `elements` and `all_finite`; those to be replaced, `pieces` and `write`.
+    All have `all_finite`. Those that stay this rank's own have `elements`; those to be replaced, `pieces` and `write`.
     clearable: False if the pieces must not be written.
     """
 
@@ -101,11 +101,11 @@ class Reduction(Stateful):
         """True if this rank is the only one: nothing is compressed then."""
         return self.ranks.membership().size == 1
 
-    def alone_report(self) -> StepReport:
+    def alone_report(self, finite: bool) -> StepReport:
         """Return the report of a step of the only rank, which keeps all elements; count the step."""
         self.algorithm.step += 1
         n = self.layout.n
-        return StepReport(self.algorithm.step, n, n, n, local_selected=n, global_selected=n)
+        return StepReport(self.algorithm.step, n, n, n, finite, local_selected=n, global_selected=n)
 
     @property
     def transport(self) -> CountingTransport:

@@ -122,9 +122,18 @@ class DenseArrays(Gradients):
                  lender: LendingAccumulator | None = None) -> None:
         super().__init__(layout)
         self._arrays, self._lender = arrays, lender
-        self.written: list[Array] = list(arrays)
-        """The arrays of the last update, in the lender's memory, or new; all NaN if there was none. At first the
-        gradients themselves, as they stay on one rank."""
+        self._written: list[Array] | None = None
+
+    @property
+    def written(self) -> list[Array]:
+        """The arrays of the last update, in the lender's memory, or new; copies of the gradients if none was written.
+
+        TensorFlow may write into what it gets, and others may still read the gradients.
+        """
+        return [each.copy() for each in self._arrays] if self._written is None else self._written
+
+    def all_finite(self) -> bool:
+        return all(bool(np.isfinite(each).all()) for each in self._arrays)
 
     def pieces(self) -> Iterator[Piece]:
         layout = self.layout
@@ -139,12 +148,12 @@ class DenseArrays(Gradients):
     def write(self, update: Update | None, cleared: bool) -> None:  # noqa: ARG002
         layout = self.layout
         if update is None:
-            self.written = [np.full(shape, np.nan, _numpy(dtype)) for _, shape, dtype in layout.entries]
+            self._written = [np.full(shape, np.nan, _numpy(dtype)) for _, shape, dtype in layout.entries]
             return
         lent = [None if self._lender is None else self._lender.lend(index) for index in range(len(layout.entries))]
-        self.written = [_new(shape, _numpy(dtype)) if memory is None else memory
-                        for memory, (_, shape, dtype) in zip(lent, layout.entries, strict=True)]
-        for memory, part in zip(self.written, layout.parts(update), strict=True):
+        self._written = [_new(shape, _numpy(dtype)) if memory is None else memory
+                         for memory, (_, shape, dtype) in zip(lent, layout.entries, strict=True)]
+        for memory, part in zip(self._written, layout.parts(update), strict=True):
             scatter(memory.reshape(-1), part)
 
 

@@ -11,13 +11,16 @@ from horovod_oktopk.vectors.sparse import DenseVector, Indices, Values
 
 
 class FlatGradients(Gradients):
-    """Gradients of shape (n,). pieces: arrays that are read, if not this one. update: the last one written."""
+    """Gradients of shape (n,). pieces: arrays that are read, if not this one.
+
+    update: the last one written; until then, the gradients themselves.
+    """
 
     clearable = False
 
     def __init__(self, values: Values, pieces: Iterable[Piece] | None = None) -> None:
         self.values, self._pieces = values, pieces
-        self.update: Update | None = None
+        self.update: Update | None = DenseVector(values)
 
     def pieces(self) -> Iterable[Piece]:
         return [(0, self.values)] if self._pieces is None else self._pieces

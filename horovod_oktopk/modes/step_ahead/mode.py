@@ -98,7 +98,7 @@ class StepAheadMode(Mode):
         self.algorithm.samples = SUMS
         self._noise = GradientNoise()
         self._sample: Values | None = None  # that this rank tells of its gradient; None if the step is not measured
-        gain = "measured" if options.gain == "auto" and normalizes else f"{self.gain:g}"
+        gain = "measured" if options.gain == "auto" and normalizes else f"{self._gain_among_ranks:g}"
         self.title = f"StepAhead({type(options.scheme).__name__}), gain {gain}"
         self._model = Model(accumulator, replica)
         self._exchange = Exchange(self, self._model)
@@ -110,8 +110,10 @@ class StepAheadMode(Mode):
     @property
     def gain(self) -> float:  # type: ignore[override]
         """A factor on the optimizer's steps, but not on those of decoupled weight decay."""
-        if self.is_alone:
-            return 1.0
+        return 1.0 if self.is_alone else self._gain_among_ranks
+
+    @property
+    def _gain_among_ranks(self) -> float:
         if self.options.gain == "auto":
             return math.sqrt(self._noise.ratio) if self._normalizes else 1.0
         return 1.0 if self.options.gain is None else float(self.options.gain)
@@ -120,7 +122,7 @@ class StepAheadMode(Mode):
     def copies(self) -> int:  # type: ignore[override]
         """Number of ranks of a worker, which have the same residual; `connect` checks that the job divides so."""
         hierarchical = self.scheme.hierarchical
-        if not hierarchical or self.ranks.membership().size == 1:
+        if not hierarchical or self.is_alone:
             return 1
         copies = self.ranks.host()[1] if hierarchical is True else int(hierarchical)
         if copies is None:
@@ -169,8 +171,9 @@ class StepAheadMode(Mode):
         self.connect()
         self.resume()
         self.is_started, self.coefficient = False, 1.0
-        self.report = self.alone_report()
-        return int(not scaled or gradients.all_finite())
+        finite = gradients.all_finite()
+        self.report = self.alone_report(finite)
+        return int(finite or not scaled)
 
     def end(self) -> None:
         """Begin an exchange after the local step, if one is due."""
