@@ -154,7 +154,7 @@ def add_advise(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--density", type=float, default=0.01, help="share of them that is selected (0.01)")
     parser.add_argument("--global-density", type=float,
                         help="share that is kept of the sum (OkTopk: the density; StepAhead: 32 times that)")
-    parser.add_argument("--ranks", type=int, help="P")
+    parser.add_argument("--ranks", type=int, help="P, each alone on its link; with hierarchical the number of hosts")
     parser.add_argument("--bandwidth", help="of a rank's link in each direction, with its unit: 10gbit, 940mbit/s")
     parser.add_argument("--latency", default="50us", help="of one message, with its unit: 50us, 0.1ms (50us)")
     parser.add_argument("--measure", action="store_true",
@@ -197,11 +197,8 @@ def main() -> int:
     parser.add_argument("--version", action="version", version=f"horovod_oktopk {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("check", help="say what works here, and what does not")
-    add_advise(commands.add_parser("advise", help="predict what dense, OkTopk and StepAhead cost on a network"))
-    arguments, unknown = parser.parse_known_args()
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}; see --help. advise takes each host as one rank: "
-                     "let --ranks be the number of hosts, without --ranks-per-host and --memory-bandwidth")
+    add_advise(commands.add_parser("advise", help="predict what dense, OkTopk and StepAhead add to a step on a network"))
+    arguments = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's notices would hide the answer
     if arguments.command == "check":
         return check()

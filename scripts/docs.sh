@@ -13,21 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 VENV=.docs-venv
 REQUIREMENTS=requirements/docs.txt
 
-# Draws the diagrams in the reader's browser. It is on no Python index; its licence (MIT) lies beside it.
-MERMAID=https://registry.npmjs.org/mermaid/-/mermaid-11.17.2.tgz
-MERMAID_SHA256=6ad2f42c3fc26bbf9e45cbb6d11898972573ea52b33a5f4ff51952899f950ffd
-
 say() { printf 'docs: %s\n' "$*"; }
-
-install_mermaid() {
-    local archive=$VENV/mermaid.tgz
-    curl --fail --silent --show-error --location --output "$archive" "$MERMAID"
-    echo "$MERMAID_SHA256  $archive" | sha256sum --check --quiet
-    mkdir -p "$VENV/mermaid"
-    tar --extract --gzip --file "$archive" --directory "$VENV/mermaid" --strip-components=1 \
-        package/LICENSE package/dist/mermaid.min.js
-    rm "$archive"
-}
 
 install() {
     local stamp=$VENV/environment.stamp key python
@@ -37,7 +23,6 @@ install() {
     python=${PYTHON:-$(command -v python3.11 || command -v python3)}
     [[ -x $VENV/bin/python ]] || "$python" -m venv "$VENV"
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -r "$REQUIREMENTS"
-    install_mermaid
     echo "$key" >"$stamp"
 }
 
