@@ -10,7 +10,8 @@ import pytest
 from tests.launch import ROOT, Finished, horovodrun
 
 
-@pytest.mark.parametrize("name", ["minimal_pytorch", "minimal_keras", "minimal_tensorflow", "cnn_pytorch"])
+@pytest.mark.parametrize("name", ["minimal_pytorch", "minimal_keras", "minimal_tensorflow", "cnn_pytorch",
+                                  "partial_pytorch"])
 def test_the_example_learns_the_digits(name: str) -> None:
     assert accuracy_of(horovodrun("mpi", 2, f"examples/{name}.py")) > 90
 

@@ -8,7 +8,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from horovod_oktopk.torch import OkTopk, StepAhead, gather_state_dict, synchronize_replicas
+from horovod_oktopk.torch import OkTopk, StepAhead, synchronize_replicas
 
 
 def prepare(code: str, path: str) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def prepare(code: str, path: str) -> dict[str, Any]:
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
     names = {"hvd": hvd, "torch": torch, "OkTopk": OkTopk, "StepAhead": StepAhead, "model": model, "epochs": 2,
-             "path": path,
+             "path": path, "device": "cpu",
              "optimizer": torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
              "scaler": torch.amp.GradScaler("cpu"), "train": lambda epoch: train(names), "writer": Writer(),
              "validate": lambda model: model(torch.ones(1, 4)),
@@ -25,11 +25,6 @@ def prepare(code: str, path: str) -> dict[str, Any]:
         names["optimizer"] = hvd.DistributedOptimizer(names["optimizer"], named_parameters=model.named_parameters(),
                                                       compression=OkTopk(density=0.5))
         train(names)
-    if "torch.load(" in code:
-        state = gather_state_dict(names["optimizer"])
-        if hvd.rank() == 0:
-            torch.save({"model": model.state_dict(), "optimizer": state}, path)
-        hvd.allgather_object("saved")
     if ".synchronize()" in code:
         backward(names, names["scaler"].scale if "scaler" in code else lambda loss: loss)
     return names
