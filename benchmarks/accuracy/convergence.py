@@ -24,6 +24,8 @@ from rich.console import Console
 from benchmarks import launch
 from benchmarks.accuracy.studies import STUDIES, Options, Study
 from benchmarks.output import band, legend_below, load_pyplot, make_console, make_parser, make_table, save, write_json
+from horovod_oktopk.phases.exchange import dense_volume
+from horovod_oktopk.vectors.wire import WORD
 
 Run = dict[str, Any]
 
@@ -126,10 +128,29 @@ def show(study: Study, found: dict[str, Tuned], console: Console) -> None:
             study.methods[name].title, str(len(values)), f"{tuned.rate:g}", task.shown(tuned.mean(task.metric)),
             f"{task.shown(min(values))} to {task.shown(max(values))}",
             "" if name == "dense" else to_dense(study, tuned, found["dense"]),
-            f"{tuned.mean('bytes_per_step'):,.0f}")
+            f"{statistics.fmean(bytes_per_step(study, run) for run in tuned.runs):,.0f}")
     console.print(table)
     console.print("Of the last epoch. The learning rate is that of all ranks together. Bytes are means over all "
                   "steps, a warm-up's included: counted as sent, for dense computed, 2n(P-1)/P words.")
+
+
+def bytes_per_step(study: Study, run: Run) -> float:
+    """Return what a rank sends in a step; of dense that ran on fewer ranks, what it would send on the study's."""
+    if run["options"]["compression"] == "none" and run["ranks"] != study.ranks:
+        return WORD * dense_volume(run["parameters"], study.ranks)
+    return float(run["bytes_per_step"])
+
+
+def history_of(study: Study, run: Run, steps: float) -> list[dict[str, float]]:
+    """Return a run's history, of dense with the bytes that `bytes_per_step` says. steps: of one epoch."""
+    if run["options"]["compression"] != "none":
+        return list(run["history"])
+    return [{**entry, "bytes": entry["epoch"] * steps * bytes_per_step(study, run)} for entry in run["history"]]
+
+
+def steps_of_an_epoch(found: dict[str, Tuned]) -> float:
+    counted = next(run for tuned in found.values() for run in tuned.runs if run["bytes_per_step"])
+    return float(counted["history"][-1]["bytes"] / counted["bytes_per_step"] / len(counted["history"]))
 
 
 def to_dense(study: Study, tuned: Tuned, dense: Tuned) -> str:
@@ -144,8 +165,9 @@ def plot(study: Study, found: dict[str, Tuned], path: Path) -> None:
     """Plot against epochs, and against the bytes that a rank has sent."""
     task = study.task
     figure, (by_epoch, by_bytes) = load_pyplot().subplots(1, 2, figsize=(11, 4.6), layout="constrained", sharey=True)
+    steps = steps_of_an_epoch(found)
     for name, tuned in found.items():
-        histories = [run["history"] for run in tuned.runs]
+        histories = [history_of(study, run, steps) for run in tuned.runs]
         draw(by_epoch, study, name, histories, "epoch", 1)
         draw(by_bytes, study, name, histories, "bytes", 1e-6)
     by_epoch.set(xlabel="epoch", ylabel=task.label)
