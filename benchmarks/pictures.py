@@ -61,7 +61,8 @@ def draw_phases() -> None:
                 arrow(axes, (8.4, 3.4 - rank), (10.3, 3.4 - region), color)
         cell(axes, 6.1, 3 - rank, color, total[mine])
         cell(axes, 7.3, 3 - rank, color, update[mine])
-    for x, text in ((2, "each rank's k largest elements"), (5.05, "1. split and reduce:\nsend to the\nregion's owner"),
+    for x, text in ((2, "each rank's k largest elements"),
+                    (5.05, "1. split and reduce:\nsend to the\nregion's owner"),
                     (6.6, "the owner\nadds up"), (7.8, "k largest\nof all sums"),
                     (9.35, "2. balance and\nallgather:\nsend to all"), (12.4, "the update, the same on all ranks")):
         axes.text(x, 4.1, text, ha="center", va="bottom", fontsize=9)
