@@ -1,5 +1,5 @@
-"""Handwritten digits (they come with scikit-learn) in PyTorch, on ranks that are slow in turn: with Partial the others
-do not wait. It needs MPI.
+"""Handwritten digits (they come with scikit-learn) in PyTorch, on ranks that are slow in turn: with Partial the
+others do not wait. It needs MPI.
 
     horovodrun --mpi -np 2 -H localhost:2 python examples/partial_pytorch.py
 """

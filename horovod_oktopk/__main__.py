@@ -197,7 +197,7 @@ def main() -> int:
     parser.add_argument("--version", action="version", version=f"horovod_oktopk {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("check", help="say what works here, and what does not")
-    add_advise(commands.add_parser("advise", help="predict what dense, OkTopk and StepAhead add to a step on a network"))
+    add_advise(commands.add_parser("advise", help="predict what a scheme adds to a step on a network"))
     arguments = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's notices would hide the answer
     if arguments.command == "check":
