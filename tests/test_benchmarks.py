@@ -236,3 +236,17 @@ def test_a_job_that_ends_otherwise_is_told() -> None:
         assert faults_of(replace(paused, **change), paused), change
     other = {rank: {**each, "digest": "c"} for rank, each in alike.items()}
     assert faults_of(paused, replace(paused, ranks=other))
+
+
+def test_dense_that_trained_on_one_rank_is_shown_with_the_bytes_of_the_studys_ranks() -> None:
+    study = convergence.STUDIES["own-gpt"]
+    dense = {"ranks": 1, "parameters": 1000, "bytes_per_step": 0.0, "options": {"compression": "none"},
+             "history": [{"epoch": 1, "bytes": 0.0}, {"epoch": 2, "bytes": 0.0}]}
+    sparse = {"ranks": 4, "parameters": 1000, "bytes_per_step": 10.0, "options": {"compression": "oktopk"},
+              "history": [{"epoch": 1, "bytes": 50.0}, {"epoch": 2, "bytes": 100.0}]}
+    found = {"dense": convergence.Tuned(1.0, [dense]), "step-ahead": convergence.Tuned(1.0, [sparse])}
+    steps = convergence.steps_of_an_epoch(found)
+    assert steps == 5
+    assert convergence.bytes_per_step(study, dense) == 4 * 2 * 1000 * 3 / 4
+    assert [entry["bytes"] for entry in convergence.history_of(study, dense, steps)] == [30000, 60000]
+    assert convergence.history_of(study, sparse, steps) == sparse["history"]
