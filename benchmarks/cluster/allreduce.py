@@ -66,11 +66,13 @@ DENSE: dict[str, Callable[[], Reduce]] = {"Horovod dense": horovod_dense, "MPI d
 
 
 def sparse(scheme: str, n: int, density: float) -> Reduce:
-    options = SPARSE[scheme](density=density)
-    algorithm = options.algorithm()
     transport = (hosts_transport() if "hierarchical" in scheme
                  else CountingTransport(MPITransport(MPI.COMM_WORLD.Dup())))
-    hosts, k = transport.hosts, options.k_of(n)
+    return reduction(SPARSE[scheme](density=density), n, transport)
+
+
+def reduction(options: Scheme, n: int, transport: CountingTransport) -> Callable[[Vector], StepReport]:
+    algorithm, hosts, k = options.algorithm(), transport.hosts, options.k_of(n)
     accumulator = NumpyAccumulator(n) if hosts is None else HostAccumulator(n, np.float32, lambda: hosts)
 
     def reduce(gradient: Vector) -> StepReport:

@@ -1,0 +1,62 @@
+"""Balanced regions against equal ones, in seconds and words (Figure 7 of Li and Hoefler, PPoPP 2022).
+
+Eight hosts at 1 Gbit/s reduce gradients whose largest elements lie all over the vector, or in three places. It needs
+root and iproute2.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from benchmarks import launch, output
+from benchmarks.cluster.hosts import check_machine, cluster, dilated, in_words
+from benchmarks.output import GREY, ORANGE
+
+CASES = ("even", "crowded")
+PARTS = ("split", "gather")
+TITLES = {"split": "split and reduce", "gather": "balance and allgatherv"}
+COLORS = {TITLES["split"]: ORANGE, TITLES["gather"]: GREY}
+TIMEOUT = 600.0
+
+
+def measure(progress: Any, hosts: int = 8, rate: str = "1gbit", n: int = 14_728_266, density: float = 0.01,
+            steps: int = 10) -> dict[str, Any]:
+    """Return seconds and words of each part of an allreduce, by case and split."""
+    check_machine(hosts, rate, n)
+    dilation = max(1, hosts // (os.cpu_count() or 1))
+    results: list[dict[str, Any]] = []
+    for case in progress(CASES, "balance"):
+        settings = {"case": case, "n": n, "density": density, "warm_up": 2, "steps": steps}
+        with cluster(hosts, dilated(rate, dilation)) as emulated:
+            results += launch.measured(emulated.mpirun(), "benchmarks.paper.balance_rank", settings, TIMEOUT)
+    for r in results:
+        r.update({name: r[name] / dilation for name in r if name.endswith("seconds")})
+    return {"hosts": hosts, "rate": rate, "n": n, "dilation": dilation, "results": results}
+
+
+def rows(found: dict[str, Any]) -> list[list[str]]:
+    """Return a table with a row for each case and split."""
+    parts = [f"{part}, {unit}" for part in PARTS for unit in ("ms", "words / k")]
+    table = [["selections", "split", *parts, "allreduce, ms"]]
+    for r in found["results"]:
+        figures = [figure for part in PARTS
+                   for figure in (f"{1e3 * r[f'{part}_seconds']:.1f}", f"{r[f'{part}_words'] / r['k']:.2f}")]
+        table.append([r["case"], r["split"], *figures, f"{1e3 * r['seconds']:.1f}"])
+    return table
+
+
+def plot(found: dict[str, Any], path: Path) -> None:
+    """Draw the milliseconds of both parts, a panel for each case."""
+    figure, panels = output.load_pyplot().subplots(1, len(CASES), figsize=(9, 2.6), layout="constrained", sharex=True)
+    for axes, case in zip(panels, CASES, strict=True):
+        mine = [r for r in found["results"] if r["case"] == case]
+        values = {TITLES[part]: [1e3 * r[f"{part}_seconds"] for r in mine] for part in PARTS}
+        ends = output.stacked_bars(axes, [r["split"] for r in mine], values, COLORS)
+        output.label_ends(axes, ends)
+        axes.margins(x=0.15)
+        axes.set(title=f"selections: {case}", xlabel="milliseconds of the slowest rank")
+    figure.suptitle(f"{found['hosts']} hosts at {in_words(found['rate'])}, n = {found['n']:,}")
+    output.legend_below(figure, panels[0])
+    output.save(figure, path)

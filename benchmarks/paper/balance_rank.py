@@ -1,0 +1,93 @@
+"""One rank of balance.py: times OkTopk with balanced and with equal regions, on selections that crowd together."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from benchmarks import launch
+from benchmarks.cluster.allreduce import reduction
+from horovod_oktopk import OkTopk
+from horovod_oktopk.phases.agreement import tell
+from horovod_oktopk.phases.exchange import Division, divide
+from horovod_oktopk.phases.regions import count_by_region
+from horovod_oktopk.schemes.algorithm import Step
+from horovod_oktopk.schemes.base import Unit
+from horovod_oktopk.schemes.oktopk import OkTopkAllreduce
+from horovod_oktopk.transport.counting import CountingTransport
+from horovod_oktopk.transport.mpi.transport import MPITransport
+from horovod_oktopk.vectors.sparse import Indices
+
+PARTS = {"split": ("agree", "split_and_reduce"), "gather": ("balance", "allgatherv")}
+"""Phases by part of the exchange. The cost of a repartition is in "agree"."""
+WORD = 4
+Figures = dict[str, float]
+
+
+class NaiveAllreduce(OkTopkAllreduce):
+    """Ok-Topk's phases with regions of equal length, of which rank i owns region i; blocks are never balanced."""
+
+    balance_trigger = math.inf
+
+    def _divide(self, selected: Indices, step: Step) -> Division:
+        size, counts = step.transport.size, step.counts
+        if not step.call.in_sync:
+            self.boundaries = np.arange(size + 1) * step.n // size
+            _, counts = tell(np.empty(0, np.uint32), count_by_region(selected, self.boundaries), step.transport)
+        assert self.boundaries is not None
+        return divide(self.boundaries, selected, counts, step.transport, rotates=False)
+
+
+class Naive(OkTopk):
+    """The options of NaiveAllreduce."""
+
+    def algorithm(self, unit: Unit = "gradients") -> OkTopkAllreduce:
+        return NaiveAllreduce(self, unit)
+
+
+SPLITS = {"balanced": OkTopk, "naive": Naive}
+
+
+def fill(gradient: NDArray[np.float32], case: str, k: int, random: np.random.Generator) -> None:
+    """Write weak noise, and k large elements: "even", all over; "crowded", in three places of all ranks."""
+    n = len(gradient)
+    random.standard_normal(out=gradient, dtype=np.float32)
+    gradient *= 0.01
+    places = [0] if case == "even" else [n // 10, n // 4, n // 2]
+    width = n if case == "even" else 2 * k
+    indices = np.concatenate([place + random.choice(width, k // len(places), replace=False) for place in places])
+    gradient[indices] += 1 + random.random(len(indices), dtype=np.float32)
+
+
+def measure(case: str, n: int, density: float, warm_up: int, steps: int) -> list[dict[str, Any]]:
+    """Return figures of each split: medians of the steps, of the rank for which they are largest."""
+    return [{"case": case, "split": split, "k": options(density=density).k_of(n),
+             **take_steps(options(density=density), case, n, warm_up, steps)} for split, options in SPLITS.items()]
+
+
+def take_steps(options: OkTopk, case: str, n: int, warm_up: int, steps: int) -> Figures:
+    comm, gradient, figures = MPI.COMM_WORLD, np.empty(n, np.float32), []
+    transport = CountingTransport(MPITransport(comm.Dup()))
+    reduce, random = reduction(options, n, transport), np.random.default_rng([1, comm.rank])
+    for _ in range(warm_up + steps):
+        fill(gradient, case, options.k_of(n), random)
+        comm.Barrier()
+        start = time.perf_counter()
+        report = reduce(gradient)
+        found = {"seconds": time.perf_counter() - start, "balanced": float(report.balanced)}
+        for part, names in PARTS.items():
+            crossed = [report.phases[name] for name in names if name in report.phases]
+            found |= {f"{part}_seconds": sum(each.seconds for each in crossed),
+                      f"{part}_words": sum(max(each.bytes_sent, each.bytes_received) for each in crossed) / WORD}
+        figures.append({name: comm.allreduce(value, op=MPI.MAX) for name, value in found.items()})
+    return {name: statistics.median(each[name] for each in figures[warm_up:]) for name in figures[0]}
+
+
+if __name__ == "__main__":
+    launch.run_rank(measure)
