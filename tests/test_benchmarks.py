@@ -17,6 +17,7 @@ import torch
 from benchmarks.accuracy import convergence, pytorch_text
 from benchmarks.faults.jobs import Ended, faults_of
 from benchmarks.faults.plans import Plan
+from benchmarks.paper import rounds, stragglers
 from benchmarks.paper.simulated_links import Crossing, LinkLog, LinkTransport, Way
 from horovod_oktopk.phases.agreement import FEW_RANKS
 from horovod_oktopk.phases.exchange import oktopk_bound
@@ -250,3 +251,31 @@ def test_dense_that_trained_on_one_rank_is_shown_with_the_bytes_of_the_studys_ra
     assert convergence.bytes_per_step(study, dense) == 4 * 2 * 1000 * 3 / 4
     assert [entry["bytes"] for entry in convergence.history_of(study, dense, steps)] == [30000, 60000]
     assert convergence.history_of(study, sparse, steps) == sparse["history"]
+
+
+def quietly(items: Any, _text: str) -> Any:
+    return items
+
+
+@pytest.mark.launches
+def test_rounds_of_ranks_that_come_one_after_the_other(tmp_path: Path) -> None:
+    found = rounds.measure(quietly, ranks=3, sizes=(16,), skew=0.01, iterations=4)
+    whole, majority, solo = found["results"]
+    assert whole["active"] == 3
+    assert all(1 <= r["active"] <= 3 and 1 <= r["rounds"] <= 8 and r["seconds"] > 0 for r in (majority, solo))
+    assert [row[:2] for row in rounds.rows(found)[1:]] == [["16", kind] for kind in rounds.KINDS]
+    rounds.plot(found, tmp_path / "out.png")
+    assert (tmp_path / "out.png").stat().st_size > 0
+
+
+@pytest.mark.launches
+def test_training_with_stragglers_takes_all_steps_with_every_method(tmp_path: Path) -> None:
+    methods = ("synchronous, OkTopk", "majority, OkTopk")
+    found = stragglers.measure(quietly, methods, ranks=2, seeds=(1, 2), epochs=1, skew=0.002, density=0.05)
+    assert [(r["policy"], r["seed"]) for r in found["results"]] == [
+        (policy, seed) for policy in ("synchronous", "majority") for seed in (1, 2)]
+    assert {r["steps"] for r in found["results"]} == {45}  # of 16 of 718 images
+    assert all(0.3 < r["accuracy"] <= 1 and 1 <= r["active"] <= 2 for r in found["results"])
+    assert [row[0] for row in stragglers.rows(found)[1:]] == list(methods)
+    stragglers.plot(found, tmp_path / "out.png")
+    assert (tmp_path / "out.png").stat().st_size > 0

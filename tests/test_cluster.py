@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.paper import balance, scaling
 from tests.launch import ROOT, environment
 
 PROBE = "oktopk-probe"
@@ -95,6 +96,27 @@ def test_training_steps_are_split_into_their_parts(tmp_path: Path) -> None:
         assert found["computation"] > 0
     assert dense["sparsification"] == 0 < oktopk["sparsification"]
     assert 0 < oktopk["bytes_sent"] < 4 * 10_769_792 * 0.01 * 3 * 1.1  # 6k(P-1)/P words, and control messages
+
+
+def test_equal_regions_receive_more_if_selections_crowd_together(tmp_path: Path) -> None:
+    found = balance.measure(lambda items, _text: items, hosts=4, n=200_000, steps=2)
+    words = {(r["case"], r["split"]): r["split_words"] / r["k"] for r in found["results"]}
+    assert words["crowded", "naive"] > 1.15 * words["crowded", "balanced"]
+    assert words["even", "naive"] < 1.1 * words["even", "balanced"]
+    assert [row[:2] for row in balance.rows(found)[1:]] == [list(key) for key in words]
+    balance.plot(found, tmp_path / "out.png")
+    assert (tmp_path / "out.png").stat().st_size > 0
+
+
+def test_parallel_efficiency_is_computation_over_the_step(tmp_path: Path) -> None:
+    found = scaling.measure(lambda items, _text: items, hosts=(2,), schemes=("OkTopk",), model="transformer",
+                            warm_up=1, steps=1)
+    (oktopk,) = found["results"]
+    assert oktopk["efficiency"] == oktopk["computation_alone"] / oktopk["step"] > 0
+    assert 0 < oktopk["bytes_sent"] < 4 * 10_769_792 * 0.01 * 3 * 1.1  # 6k(P-1)/P words, and control messages
+    assert scaling.rows(found)[1][:2] == ["2", "OkTopk"]
+    scaling.plot(found, tmp_path / "out.png")
+    assert (tmp_path / "out.png").stat().st_size > 0
 
 
 @pytest.mark.parametrize("how", ["fails", "is interrupted", "is terminated"])

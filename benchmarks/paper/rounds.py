@@ -45,8 +45,9 @@ def plot(found: dict[str, Any], path: Path) -> None:
     sizes = sorted({r["elements"] for r in found["results"]})
     for place, (kind, color) in enumerate(KINDS.items(), start=-1):
         mine = [r for r in found["results"] if r["kind"] == kind]
-        for axes, values in zip(panels, ([1e3 * r["seconds"] for r in mine], [r["active"] for r in mine]), strict=True):
-            bars = axes.bar([index + 0.27 * place for index in range(len(mine))], values, 0.25, color=color, label=kind)
+        where = [index + 0.27 * place for index in range(len(mine))]
+        for axes, name, unit in zip(panels, ("seconds", "active"), (1e3, 1), strict=True):
+            bars = axes.bar(where, [unit * r[name] for r in mine], 0.25, color=color, label=kind)
             axes.bar_label(bars, fmt="%.1f", fontsize=8)
     for axes, label in zip(panels, ("mean latency (ms)", "active ranks"), strict=True):
         axes.set(xlabel="float32 elements", ylabel=label)

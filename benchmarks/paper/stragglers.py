@@ -21,22 +21,22 @@ COLORS = {"synchronous": GREY, "solo": ORANGE, "majority": BLUE}
 TIMEOUT = 600.0
 
 
-def measure(progress: Any, ranks: int = 4, seeds: Sequence[int] = (1, 2, 3), epochs: int = 8, skew: float = 0.02,
-            density: float = 0.01) -> dict[str, Any]:
+def measure(progress: Any, methods: Sequence[str] = tuple(METHODS), ranks: int = 4, seeds: Sequence[int] = (1, 2, 3),
+            epochs: int = 8, skew: float = 0.02, density: float = 0.01) -> dict[str, Any]:
     """Return what each method reaches with each seed. skew: seconds between two ranks, and of the base."""
     settings = {"seeds": list(seeds), "epochs": epochs, "skew": skew, "density": density}
     results: list[dict[str, Any]] = []
-    for name in progress(METHODS, "stragglers"):
+    for name in progress(methods, "stragglers"):
         policy, scheme = METHODS[name]
         results += launch.measured(launch.horovodrun(ranks), "benchmarks.paper.stragglers_rank",
                                    {"policy": policy, "scheme": scheme, **settings}, TIMEOUT)
-    return {"ranks": ranks, **settings, "results": results}
+    return {"ranks": ranks, "methods": list(methods), **settings, "results": results}
 
 
 def by_method(found: dict[str, Any], name: str) -> list[list[float]]:
     """Return the values of a figure by method, one for each seed."""
-    return [[r[name] for r in found["results"] if (r["policy"], r["scheme"]) == method]
-            for method in METHODS.values()]
+    return [[r[name] for r in found["results"] if (r["policy"], r["scheme"]) == METHODS[method]]
+            for method in found["methods"]]
 
 
 def rows(found: dict[str, Any]) -> list[list[str]]:
@@ -45,10 +45,11 @@ def rows(found: dict[str, Any]) -> list[list[str]]:
               "active ranks"]]
     rates, losses, accuracies, active = (by_method(found, name)
                                          for name in ("steps_per_second", "loss", "accuracy", "active"))
-    base = dict(zip(METHODS, map(statistics.mean, rates), strict=True))
-    for index, (name, (_, scheme)) in enumerate(METHODS.items()):
+    rate = dict(zip(found["methods"], map(statistics.mean, rates), strict=True))
+    for index, name in enumerate(found["methods"]):
         lowest, highest = min(accuracies[index]), max(accuracies[index])
-        table.append([name, f"{base[name]:.2f}", f"{base[name] / base[f'synchronous, {scheme}']:.2f}",
+        synchronous = rate.get(f"synchronous, {METHODS[name][1]}")
+        table.append([name, f"{rate[name]:.2f}", f"{rate[name] / synchronous:.2f}" if synchronous else "-",
                       f"{statistics.mean(losses[index]):.3f}", f"{statistics.mean(accuracies[index]):.1%}",
                       f"{lowest:.1%} to {highest:.1%}", f"{statistics.mean(active[index]):.2f}"])
     return table
@@ -59,8 +60,8 @@ def plot(found: dict[str, Any], path: Path) -> None:
     figure, panels = output.load_pyplot().subplots(1, 2, figsize=(9, 3), layout="constrained", sharey=True)
     for axes, name in zip(panels, ("steps_per_second", "accuracy"), strict=True):
         means = [statistics.mean(values) for values in by_method(found, name)]
-        axes.barh(range(len(METHODS)), means, color=[COLORS[policy] for policy, _ in METHODS.values()])
-        axes.set_yticks(range(len(METHODS)), METHODS)
+        axes.barh(range(len(means)), means, color=[COLORS[METHODS[method][0]] for method in found["methods"]])
+        axes.set_yticks(range(len(means)), found["methods"])
         output.label_ends(axes, means, "{:.3g}")
         axes.set_xlabel(name.replace("_", " "))
         axes.margins(x=0.15)
