@@ -93,6 +93,21 @@ def stacked_bars(axes: Any, rows: Sequence[str], parts: Mapping[str, Sequence[fl
     return ends
 
 
+def grouped_bars(path: Path, title: str, label: str, groups: Sequence[str], series: Mapping[str, Sequence[float]],
+                 form: str = "%.3g") -> None:
+    """Write an image of vertical bars. label: what they measure. series: a value for each group, by name."""
+    figure, axes = load_pyplot().subplots(figsize=(max(6.0, 0.45 * len(groups) * len(series)), 3.6),
+                                          layout="constrained")
+    width = 0.85 / len(series)
+    for place, (name, values) in enumerate(series.items()):
+        left = [index + width * (place - (len(series) - 1) / 2) for index in range(len(groups))]
+        axes.bar_label(axes.bar(left, values, 0.9 * width, label=name), fmt=form, fontsize=7)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.set(title=title, ylabel=label)
+    legend_below(figure, axes, columns=min(4, len(series)))
+    save(figure, path)
+
+
 def band(axes: Any, places: Sequence[float], columns: Sequence[Sequence[float]], color: str, **style: Any) -> None:
     """Draw a line of means, in a band from the lowest to the highest. columns: the values at each place."""
     axes.plot(places, [statistics.fmean(values) for values in columns], color=color, **style)

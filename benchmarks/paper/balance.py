@@ -12,12 +12,10 @@ from typing import Any
 
 from benchmarks import launch, output
 from benchmarks.cluster.hosts import check_machine, cluster, dilated, in_words
-from benchmarks.output import GREY, ORANGE
 
 CASES = ("even", "crowded")
 PARTS = ("split", "gather")
-TITLES = {"split": "split and reduce", "gather": "balance and allgatherv"}
-COLORS = {TITLES["split"]: ORANGE, TITLES["gather"]: GREY}
+"""Split and reduce, with the agreement on regions; balancing and allgatherv."""
 TIMEOUT = 600.0
 
 
@@ -48,15 +46,8 @@ def rows(found: dict[str, Any]) -> list[list[str]]:
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    """Draw the milliseconds of both parts, a panel for each case."""
-    figure, panels = output.load_pyplot().subplots(1, len(CASES), figsize=(9, 2.6), layout="constrained", sharex=True)
-    for axes, case in zip(panels, CASES, strict=True):
-        mine = [r for r in found["results"] if r["case"] == case]
-        values = {TITLES[part]: [1e3 * r[f"{part}_seconds"] for r in mine] for part in PARTS}
-        ends = output.stacked_bars(axes, [r["split"] for r in mine], values, COLORS)
-        output.label_ends(axes, ends)
-        axes.margins(x=0.15)
-        axes.set(title=f"selections: {case}", xlabel="milliseconds of the slowest rank")
-    figure.suptitle(f"{found['hosts']} hosts at {in_words(found['rate'])}, n = {found['n']:,}")
-    output.legend_below(figure, panels[0])
-    output.save(figure, path)
+    """Draw the milliseconds of both parts, by case."""
+    series = {split: [1e3 * r[f"{part}_seconds"] for r in found["results"] if r["split"] == split for part in PARTS]
+              for split in ("balanced", "naive")}
+    output.grouped_bars(path, f"{found['hosts']} hosts at {in_words(found['rate'])}, n = {found['n']:,}",
+                        "ms of the slowest rank", [f"{case}: {part}" for case in CASES for part in PARTS], series)

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import launch, output
-from benchmarks.output import BLUE, GREY, ORANGE
 
-KINDS = {"MPI_Allreduce": GREY, "majority": BLUE, "solo": ORANGE}
+KINDS = ("MPI_Allreduce", "majority", "solo")
 SIZES = (16, 16_384, 1_048_576)
 """float32 elements of one allreduce."""
 TIMEOUT = 600.0
@@ -23,7 +22,7 @@ def measure(progress: Any, ranks: int = 8, sizes: tuple[int, ...] = SIZES, skew:
     """Return mean seconds of a call, and mean numbers of active ranks. skew: seconds between two ranks."""
     results: list[dict[str, Any]] = []
     for elements in progress(sizes, "rounds"):
-        settings = {"kinds": list(KINDS), "elements": elements, "skew": skew, "iterations": iterations}
+        settings = {"kinds": KINDS, "elements": elements, "skew": skew, "iterations": iterations}
         results += launch.measured(launch.horovodrun(ranks), "benchmarks.paper.rounds_rank", settings, TIMEOUT)
     return {"ranks": ranks, "skew": skew, "iterations": iterations, "results": results}
 
@@ -40,18 +39,8 @@ def rows(found: dict[str, Any]) -> list[list[str]]:
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    """Draw latency and active ranks, by size."""
-    figure, panels = output.load_pyplot().subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    sizes = sorted({r["elements"] for r in found["results"]})
-    for place, (kind, color) in enumerate(KINDS.items(), start=-1):
-        mine = [r for r in found["results"] if r["kind"] == kind]
-        where = [index + 0.27 * place for index in range(len(mine))]
-        for axes, name, unit in zip(panels, ("seconds", "active"), (1e3, 1), strict=True):
-            bars = axes.bar(where, [unit * r[name] for r in mine], 0.25, color=color, label=kind)
-            axes.bar_label(bars, fmt="%.1f", fontsize=8)
-    for axes, label in zip(panels, ("mean latency (ms)", "active ranks"), strict=True):
-        axes.set(xlabel="float32 elements", ylabel=label)
-        axes.set_xticks(range(len(sizes)), [f"{n:,}" for n in sizes])
-    figure.suptitle(f"{found['ranks']} ranks, each {1e3 * found['skew']:g} ms after the one before")
-    output.legend_below(figure, panels[0])
-    output.save(figure, path)
+    """Draw the latency by size."""
+    series = {kind: [1e3 * r["seconds"] for r in found["results"] if r["kind"] == kind] for kind in KINDS}
+    sizes = dict.fromkeys(f"{r['elements']:,} elements" for r in found["results"])
+    output.grouped_bars(path, f"{found['ranks']} ranks, each {1e3 * found['skew']:g} ms after the one before",
+                        "mean latency (ms)", list(sizes), series)

@@ -15,12 +15,9 @@ from typing import Any
 from benchmarks import output
 from benchmarks.cluster import training
 from benchmarks.cluster.hosts import in_words
-from benchmarks.cluster.jobs import COLORS
 
 SCHEMES = ("Dense", "TopkA", "TopkDSA", "GTopk", "GaussianK", "OkTopk", "StepAhead(OkTopk)")
 HOSTS = (2, 4, 8, 16)
-BLACK, RED = "#222222", "#c44e52"
-DENSE = {"Dense": BLACK, "Dense, ring": "#aaaaaa"}
 
 
 def measure(progress: Any, hosts: Sequence[int] = HOSTS, schemes: Sequence[str] = SCHEMES, rate: str = "1gbit",
@@ -48,20 +45,9 @@ def rows(found: dict[str, Any]) -> list[list[str]]:
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    """Draw seconds and parallel efficiency over the hosts, a line for each scheme."""
-    figure, panels = output.load_pyplot().subplots(1, 2, figsize=(9, 3.8), layout="constrained")
-    for scheme in dict.fromkeys(r["scheme"] for r in found["results"]):
-        mine = [r for r in found["results"] if r["scheme"] == scheme]
-        color = DENSE.get(scheme, COLORS.get(scheme, RED))
-        for axes, name in zip(panels, ("step", "efficiency"), strict=True):
-            axes.plot([r["hosts"] for r in mine], [r[name] for r in mine], marker="o", color=color, label=scheme)
-    hosts = sorted({r["hosts"] for r in found["results"]})
-    for axes, label in zip(panels, ("seconds of a step", "parallel efficiency"), strict=True):
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(hosts, [str(count) for count in hosts])
-        axes.set(xlabel="hosts", ylabel=label)
-        axes.grid(alpha=0.25)
-    panels[0].set_yscale("log")
-    figure.suptitle(f"{found['model']}, n = {found['n']:,}, hosts at {in_words(found['rate'])}")
-    output.legend_below(figure, panels[0], columns=4)
-    output.save(figure, path)
+    """Draw the parallel efficiency by hosts."""
+    hosts = dict.fromkeys(f"{r['hosts']} hosts" for r in found["results"])
+    series = {scheme: [100 * r["efficiency"] for r in found["results"] if r["scheme"] == scheme]
+              for scheme in dict.fromkeys(r["scheme"] for r in found["results"])}
+    output.grouped_bars(path, f"{found['model']}, n = {found['n']:,}, hosts at {in_words(found['rate'])}",
+                        "parallel efficiency (%)", list(hosts), series, "%.0f")
