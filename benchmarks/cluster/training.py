@@ -34,11 +34,10 @@ PARTS = {"computation": GREY, "sparsification": ORANGE, "communication": BLUE}
 
 def plan_jobs(names: list[str]) -> list[tuple[list[Scheme], list[str]]]:
     """Return the schemes and options of each mpirun. Dense allreduces are also measured over MPI's ring."""
-    sparse = [(name, *SCHEMES[name]) for name in names if name != "Dense"]
-    jobs: list[tuple[list[Scheme], list[str]]] = []
+    jobs: list[tuple[list[Scheme], list[str]]] = [([(name, *SCHEMES[name]) for name in names], [])]
     if "Dense" in names:
-        jobs += [([("Dense", "Dense", {})], []), ([("Dense, ring", "Dense", {})], options_of("ring"))]
-    return [*jobs, (sparse, [])] if sparse else jobs
+        jobs.append(([("Dense, ring", "Dense", {})], options_of("ring")))
+    return jobs
 
 
 def measure(arguments: argparse.Namespace) -> list[Result]:

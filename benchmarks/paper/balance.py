@@ -35,7 +35,6 @@ def measure(progress: Any, hosts: int = 8, rate: str = "1gbit", n: int = 14_728_
 
 
 def rows(found: dict[str, Any]) -> list[list[str]]:
-    """Return a table with a row for each case and split."""
     parts = [f"{part}, {unit}" for part in PARTS for unit in ("ms", "words / k")]
     table = [["selections", "split", *parts, "allreduce, ms"]]
     for r in found["results"]:
@@ -46,7 +45,6 @@ def rows(found: dict[str, Any]) -> list[list[str]]:
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    """Draw the milliseconds of both parts, by case."""
     series = {split: [1e3 * r[f"{part}_seconds"] for r in found["results"] if r["split"] == split for part in PARTS]
               for split in ("balanced", "naive")}
     output.grouped_bars(path, f"{found['hosts']} hosts at {in_words(found['rate'])}, n = {found['n']:,}",

@@ -28,7 +28,6 @@ def measure(progress: Any, ranks: int = 8, sizes: tuple[int, ...] = SIZES, skew:
 
 
 def rows(found: dict[str, Any]) -> list[list[str]]:
-    """Return a table with a row for each size and allreduce."""
     table = [["elements", "allreduce", "ms", "times shorter than MPI's", "active ranks"]]
     for r in found["results"]:
         whole = next(o["seconds"] for o in found["results"]
@@ -39,7 +38,6 @@ def rows(found: dict[str, Any]) -> list[list[str]]:
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    """Draw the latency by size."""
     series = {kind: [1e3 * r["seconds"] for r in found["results"] if r["kind"] == kind] for kind in KINDS}
     sizes = dict.fromkeys(f"{r['elements']:,} elements" for r in found["results"])
     output.grouped_bars(path, f"{found['ranks']} ranks, each {1e3 * found['skew']:g} ms after the one before",

@@ -21,7 +21,7 @@ HOSTS = (2, 4, 8, 16)
 
 
 def measure(progress: Any, hosts: Sequence[int] = HOSTS, schemes: Sequence[str] = SCHEMES, rate: str = "1gbit",
-            model: str = "vgg16", warm_up: int = 3, steps: int = 3) -> dict[str, Any]:
+            model: str = "vgg16", warm_up: int = 2, steps: int = 2) -> dict[str, Any]:
     """Return seconds of a step and of its parts, by number of hosts and scheme."""
     results: list[dict[str, Any]] = []
     for count in progress(hosts, "scaling"):
@@ -35,7 +35,6 @@ def measure(progress: Any, hosts: Sequence[int] = HOSTS, schemes: Sequence[str] 
 
 
 def rows(found: dict[str, Any]) -> list[list[str]]:
-    """Return a table with a row for each number of hosts and scheme."""
     table = [["hosts", "scheme", "step, s", "computation alone, s", "parallel efficiency", "MB sent"]]
     for r in found["results"]:
         sent = "-" if r["bytes_sent"] is None else f"{r['bytes_sent'] / 1e6:.2f}"
@@ -45,7 +44,6 @@ def rows(found: dict[str, Any]) -> list[list[str]]:
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    """Draw the parallel efficiency by hosts."""
     hosts = dict.fromkeys(f"{r['hosts']} hosts" for r in found["results"])
     series = {scheme: [100 * r["efficiency"] for r in found["results"] if r["scheme"] == scheme]
               for scheme in dict.fromkeys(r["scheme"] for r in found["results"])}

@@ -19,9 +19,9 @@ TIMEOUT = 600.0
 
 
 def measure(progress: Any, schemes: Sequence[str] = SCHEMES, ranks: int = 4, seeds: Sequence[int] = (1, 2, 3),
-            epochs: int = 8, skew: float = 0.02, density: float = 0.01) -> dict[str, Any]:
+            steps: int = 180, skew: float = 0.02, density: float = 0.01) -> dict[str, Any]:
     """Return what each method reaches with each seed. skew: seconds between two ranks, and of the base."""
-    settings = {"seeds": list(seeds), "epochs": epochs, "skew": skew, "density": density}
+    settings = {"seeds": list(seeds), "steps": steps, "skew": skew, "density": density}
     methods = [{"policy": policy, "scheme": scheme} for scheme in schemes for policy in POLICIES]
     results = [{**method, "runs": launch.measured(launch.horovodrun(ranks), "benchmarks.paper.stragglers_rank",
                                                   {**method, **settings}, TIMEOUT)}
@@ -35,7 +35,6 @@ def mean(result: dict[str, Any], name: str) -> float:
 
 
 def rows(found: dict[str, Any]) -> list[list[str]]:
-    """Return a table with a row for each method: means over the seeds."""
     table = [["scheme", "policy", "steps a second", "times synchronous", "test loss", "test accuracy",
               "lowest to highest"]]
     for r in found["results"]:
@@ -48,7 +47,6 @@ def rows(found: dict[str, Any]) -> list[list[str]]:
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    """Draw steps a second, by scheme."""
     series = {policy: [mean(r, "steps_per_second") for r in found["results"] if r["policy"] == policy]
               for policy in POLICIES}
     output.grouped_bars(path, f"{found['ranks']} ranks, {1e3 * found['skew']:g} ms apart, in turn", "steps a second",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import horovod.torch as hvd
@@ -17,20 +16,19 @@ from benchmarks.data.digits import split_digits
 
 BATCH, RATE = 16, 0.2
 Policy = Literal["synchronous", "solo", "majority"]
-Part = tuple[torch.Tensor, torch.Tensor]
 
 
-def measure(policy: Policy, scheme: Literal["Dense", "OkTopk"], seeds: list[int], epochs: int, skew: float,
+def measure(policy: Policy, scheme: Literal["Dense", "OkTopk"], seeds: list[int], steps: int, skew: float,
             density: float) -> list[dict[str, float]]:
     """Return what a method reaches with each seed. skew: seconds between two ranks, and of the base."""
     hvd.init()
     torch.set_num_threads(1)
     options = plugin.Dense() if scheme == "Dense" else plugin.OkTopk(density=density)
     compression = options if policy == "synchronous" else plugin.Partial(options, policy=policy)
-    return [train(compression, seed, epochs, skew) for seed in seeds]
+    return [train(compression, seed, steps, skew) for seed in seeds]
 
 
-def train(compression: Any, seed: int, epochs: int, skew: float) -> dict[str, float]:
+def train(compression: Any, seed: int, steps: int, skew: float) -> dict[str, float]:
     """Train a new model; return test loss and accuracy, and steps a second."""
     torch.manual_seed(seed)
     images, test_images, labels, test_labels = map(torch.as_tensor, split_digits(seed, (64,)))
@@ -40,12 +38,12 @@ def train(compression: Any, seed: int, epochs: int, skew: float) -> dict[str, fl
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.barrier()
     start, taken, step = time.perf_counter(), 0.0, 0
-    for step, (batch, targets) in enumerate(batches(images, labels, seed, epochs), 1):
+    for step, (batch, targets) in :
         late = skew * (2 + (hvd.rank() + step) % hvd.size())
         time.sleep(max(0.0, late - taken))  # the computation is a part of it
         begin = time.perf_counter()
         optimizer.zero_grad()
-        functional.cross_entropy(model(batch), targets).backward()
+        functional.cross_entropy(model(images[chosen]), labels[chosen]).backward()
         taken = time.perf_counter() - begin
         optimizer.step()
     plugin.synchronize_replicas(optimizer)
@@ -53,17 +51,8 @@ def train(compression: Any, seed: int, epochs: int, skew: float) -> dict[str, fl
     with torch.no_grad():
         outputs = model(test_images)
     return {"loss": float(functional.cross_entropy(outputs, test_labels)),
-            "accuracy": float((outputs.argmax(1) == test_labels).float().mean()), "steps": step,
-            "steps_per_second": step / seconds}
-
-
-def batches(images: torch.Tensor, labels: torch.Tensor, seed: int, epochs: int) -> Iterator[Part]:
-    """Yield this rank's batches; all ranks have equally many."""
-    generator = torch.Generator().manual_seed(seed)
-    each = len(images) // hvd.size()
-    for _ in range(epochs):
-        mine = torch.randperm(len(images), generator=generator)[hvd.rank()::hvd.size()][:each]
-        yield from ((images[part], labels[part]) for part in mine.split(BATCH))
+            "accuracy": float((outputs.argmax(1) == test_labels).float().mean()),
+            "steps_per_second": steps / seconds}
 
 
 if __name__ == "__main__":
