@@ -269,7 +269,7 @@ def test_rounds_of_ranks_that_come_one_after_the_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.launches
-def test_training_with_stragglers_waits_for_the_slowest_only_if_it_is_synchronous(tmp_path: Path) -> None:
+def test_training_with_stragglers_is_no_faster_than_its_delays(tmp_path: Path) -> None:
     found = stragglers.measure(quietly, ("OkTopk",), ranks=2, seeds=(1, 2), steps=40, skew=0.02, density=0.05)
     runs = [run for r in found["results"] for run in r["runs"]]
     assert len(runs) == 6

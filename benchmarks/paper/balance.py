@@ -16,7 +16,6 @@ from benchmarks.cluster.hosts import check_machine, cluster, dilated, in_words
 CASES = ("even", "crowded")
 PARTS = ("split", "gather")
 """Split and reduce, with the agreement on regions; balancing and allgatherv."""
-TIMEOUT = 600.0
 
 
 def measure(progress: Any, hosts: int = 8, rate: str = "1gbit", n: int = 14_728_266, density: float = 0.01,
@@ -28,7 +27,7 @@ def measure(progress: Any, hosts: int = 8, rate: str = "1gbit", n: int = 14_728_
     for case in progress(CASES, "balance"):
         settings = {"case": case, "n": n, "density": density, "warm_up": 2, "steps": steps}
         with cluster(hosts, dilated(rate, dilation)) as emulated:
-            results += launch.measured(emulated.mpirun(), "benchmarks.paper.balance_rank", settings, TIMEOUT)
+            results += launch.measured(emulated.mpirun(), "benchmarks.paper.balance_rank", settings, 600.0)
     for r in results:
         r.update({name: r[name] / dilation for name in r if name.endswith("seconds")})
     return {"hosts": hosts, "rate": rate, "n": n, "dilation": dilation, "results": results}

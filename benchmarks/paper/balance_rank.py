@@ -27,7 +27,6 @@ from horovod_oktopk.vectors.sparse import Indices
 PARTS = {"split": ("agree", "split_and_reduce"), "gather": ("balance", "allgatherv")}
 """Phases by part of the exchange. The cost of a repartition is in "agree"."""
 WORD = 4
-Figures = dict[str, float]
 
 
 class NaiveAllreduce(OkTopkAllreduce):
@@ -71,7 +70,7 @@ def measure(case: str, n: int, density: float, warm_up: int, steps: int) -> list
              **take_steps(options(density=density), case, n, warm_up, steps)} for split, options in SPLITS.items()]
 
 
-def take_steps(options: OkTopk, case: str, n: int, warm_up: int, steps: int) -> Figures:
+def take_steps(options: OkTopk, case: str, n: int, warm_up: int, steps: int) -> dict[str, float]:
     comm, gradient, figures = MPI.COMM_WORLD, np.empty(n, np.float32), []
     transport = CountingTransport(MPITransport(comm.Dup()))
     reduce, random = reduction(options, n, transport), np.random.default_rng([1, comm.rank])

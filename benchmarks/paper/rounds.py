@@ -14,7 +14,6 @@ from benchmarks import launch, output
 KINDS = ("MPI_Allreduce", "majority", "solo")
 SIZES = (16, 16_384, 1_048_576)
 """float32 elements of one allreduce."""
-TIMEOUT = 600.0
 
 
 def measure(progress: Any, ranks: int = 8, sizes: tuple[int, ...] = SIZES, skew: float = 0.02,
@@ -23,7 +22,7 @@ def measure(progress: Any, ranks: int = 8, sizes: tuple[int, ...] = SIZES, skew:
     results: list[dict[str, Any]] = []
     for elements in progress(sizes, "rounds"):
         settings = {"kinds": KINDS, "elements": elements, "skew": skew, "iterations": iterations}
-        results += launch.measured(launch.horovodrun(ranks), "benchmarks.paper.rounds_rank", settings, TIMEOUT)
+        results += launch.measured(launch.horovodrun(ranks), "benchmarks.paper.rounds_rank", settings, 600.0)
     return {"ranks": ranks, "skew": skew, "iterations": iterations, "results": results}
 
 

@@ -17,10 +17,9 @@ from benchmarks.cluster import training
 from benchmarks.cluster.hosts import in_words
 
 SCHEMES = ("Dense", "TopkA", "TopkDSA", "GTopk", "GaussianK", "OkTopk", "StepAhead(OkTopk)")
-HOSTS = (2, 4, 8, 16)
 
 
-def measure(progress: Any, hosts: Sequence[int] = HOSTS, schemes: Sequence[str] = SCHEMES, rate: str = "1gbit",
+def measure(progress: Any, hosts: Sequence[int] = (2, 4, 8, 16), schemes: Sequence[str] = SCHEMES, rate: str = "1gbit",
             model: str = "vgg16", warm_up: int = 2, steps: int = 2) -> dict[str, Any]:
     """Return seconds of a step and of its parts, by number of hosts and scheme."""
     results: list[dict[str, Any]] = []

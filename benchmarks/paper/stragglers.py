@@ -15,7 +15,6 @@ from typing import Any
 from benchmarks import launch, output
 
 SCHEMES, POLICIES = ("Dense", "OkTopk"), ("synchronous", "solo", "majority")
-TIMEOUT = 600.0
 
 
 def measure(progress: Any, schemes: Sequence[str] = SCHEMES, ranks: int = 4, seeds: Sequence[int] = (1, 2, 3),
@@ -24,7 +23,7 @@ def measure(progress: Any, schemes: Sequence[str] = SCHEMES, ranks: int = 4, see
     settings = {"seeds": list(seeds), "steps": steps, "skew": skew, "density": density}
     methods = [{"policy": policy, "scheme": scheme} for scheme in schemes for policy in POLICIES]
     results = [{**method, "runs": launch.measured(launch.horovodrun(ranks), "benchmarks.paper.stragglers_rank",
-                                                  {**method, **settings}, TIMEOUT)}
+                                                  {**method, **settings}, 600.0)}
                for method in progress(methods, "stragglers")]
     return {"ranks": ranks, "schemes": list(schemes), **settings, "results": results}
 
