@@ -113,3 +113,22 @@ def band(axes: Any, places: Sequence[float], columns: Sequence[Sequence[float]],
     axes.plot(places, [statistics.fmean(values) for values in columns], color=color, **style)
     axes.fill_between(places, [min(values) for values in columns], [max(values) for values in columns], color=color,
                       alpha=0.12, linewidth=0)
+
+
+def draw_lines(path: Path, lines: Mapping[str, tuple[Sequence[float], Sequence[float], Mapping[str, Any]]],
+               **labels: Any) -> None:
+    """Write a picture of lines. lines: places, values and style, by label. labels: of the axes, as `Axes.set` takes.
+
+    On a logarithmic x-axis the ticks are the places of the first line.
+    """
+    figure, axes = load_pyplot().subplots(figsize=(7, 4), layout="constrained")
+    for label, (places, values, style) in lines.items():
+        axes.plot(places, values, label=label, **style)
+    axes.set(**labels)
+    if labels.get("xscale") == "log":
+        places = next(iter(lines.values()))[0]
+        axes.set_xticks(places, [f"{place:,}" for place in places])
+        axes.xaxis.set_minor_locator(load_pyplot().NullLocator())
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.legend(frameon=False, fontsize=9)
+    save(figure, path)

@@ -78,8 +78,7 @@ def run(make: Make, shown: str, parser: argparse.ArgumentParser,
     if arguments.clip and not (arguments.threads and arguments.compression in ("none", "oktopk")):
         parser.error("--clip works on ranks that are threads, with oktopk or none: give --threads")
     if arguments.threads:
-        results = run_ranks(arguments.threads, lambda transport: _train_thread(transport, make, arguments),
-                            LONGEST_STEP)[0]
+        results = train_on_threads(make, arguments)
     else:
         hvd.init()
         results = _train(HorovodRanks(), make, arguments)
@@ -87,8 +86,12 @@ def run(make: Make, shown: str, parser: argparse.ArgumentParser,
         finish(results, shown.format(**results), arguments.json)
 
 
-def _train_thread(transport: Transport, make: Make, arguments: argparse.Namespace) -> Results:
-    return _train(ThreadJob(transport), make, arguments)
+def train_on_threads(make: Make, arguments: argparse.Namespace) -> Results:
+    """Return the results of a training whose ranks are threads of this process."""
+    def program(transport: Transport) -> Results:
+        return _train(ThreadJob(transport), make, arguments)
+
+    return run_ranks(arguments.threads, program, LONGEST_STEP)[0]
 
 
 def _train(ranks: Ranks, make: Make, arguments: argparse.Namespace) -> Results:

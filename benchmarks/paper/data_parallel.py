@@ -1,0 +1,96 @@
+"""Data-parallel training in one process: one model for all ranks, as replicas are equal; they reduce as threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.data.characters import CharacterModel, load_characters, sequences
+from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.schemes.report import StepResult
+from horovod_oktopk.selection.accumulator import NumpyAccumulator
+from horovod_oktopk.transport.counting import CountingTransport
+from tests.support.threads import ThreadTransport, run_ranks
+
+Vector = NDArray[np.float32]
+
+
+class Ranks:
+    """An algorithm and an accumulator on each of the ranks."""
+
+    def __init__(self, options: Scheme, size: int, n: int) -> None:
+        self.k = options.k_of(n)
+        self._accumulators = [NumpyAccumulator(n) for _ in range(size)]
+        self._algorithms = [options.algorithm() for _ in range(size)]
+
+    def accumulated(self, gradients: list[Vector]) -> list[Vector]:
+        """Return each rank's residual + gradient, before `reduce` selects from it."""
+        return [acc.residual + gradient for acc, gradient in zip(self._accumulators, gradients, strict=True)]
+
+    def reduce(self, gradients: list[Vector]) -> list[StepResult]:
+        """Take one step; return each rank's result."""
+        def program(inner: ThreadTransport) -> StepResult:
+            acc = self._accumulators[inner.rank]
+            finite = acc.accumulate([(0, gradients[inner.rank])])
+            found = self._algorithms[inner.rank].reduce(acc, self.k, finite, CountingTransport(inner))
+            acc.commit(found.contributed, found.remainder)
+            return found
+
+        return run_ranks(len(self._accumulators), program, timeout=120.0)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step. accumulated: what each rank selects from; results: each rank's; beside: of the other schemes."""
+
+    k: int
+    gradients: list[Vector]
+    accumulated: list[Vector]
+    results: list[StepResult]
+    beside: list[list[StepResult]]
+
+
+def train(options: Scheme, size: int, hidden: int, steps: Iterable[object], *others: Scheme) -> Iterator[Step]:
+    """Train an LSTM on characters with Adam, 4 sequences for each rank and step; yield the steps.
+
+    others: schemes that reduce the same gradients, with residuals of their own, and move no parameter.
+    """
+    torch.manual_seed(1)
+    text, characters = load_characters()
+    model, data = CharacterModel(characters, hidden), sequences(text, 64)
+    parameters = list(model.parameters())
+    optimizer, lengths = torch.optim.Adam(parameters, 0.002), [each.numel() for each in parameters]
+    ranks, *beside = [Ranks(each, size, sum(lengths)) for each in (options, *others)]
+    for _ in steps:
+        gradients = [gradient(model, data[torch.randint(len(data), (4,))]) for _ in range(size)]
+        accumulated, results = ranks.accumulated(gradients), ranks.reduce(gradients)
+        mean = torch.from_numpy(dense(results[0].update, sum(lengths)) / size)
+        for parameter, part in zip(parameters, mean.split(lengths), strict=True):
+            parameter.grad = part.view_as(parameter)
+        optimizer.step()
+        yield Step(ranks.k, gradients, accumulated, results, [each.reduce(gradients) for each in beside])
+
+
+def gradient(model: nn.Module, samples: torch.Tensor) -> Vector:
+    """Return the gradient of one rank's batch, as a flat vector."""
+    loss = functional.cross_entropy(model(samples[:, :-1]).flatten(0, 1), samples[:, 1:].flatten())
+    return torch.cat([each.flatten() for each in torch.autograd.grad(loss, list(model.parameters()))]).numpy()
+
+
+def dense(update: Any, n: int) -> Vector:
+    """Return all n elements of a sparse vector."""
+    values = np.zeros(n, np.float32)
+    values[update.indices] = update.values
+    return values
+
+
+def passing(values: Vector, threshold: float) -> int:
+    """Return how many magnitudes reach the threshold."""
+    return int(np.count_nonzero(np.abs(values) >= np.float32(threshold)))

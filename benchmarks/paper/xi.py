@@ -1,0 +1,45 @@
+"""ξ of Assumption 1 (Ok-Topk, Figure 5): ‖Topk(Σ acc) − Topk(Σ Topk(acc))‖ / ‖Σ gradient‖, at every step.
+
+1/P and the learning rate cancel. The second vector is the update that the package applies.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.output import BLUE, GREY, ORANGE, draw_lines
+from benchmarks.paper.data_parallel import Step, dense, train
+from horovod_oktopk import OkTopk
+from horovod_oktopk.kernels import KERNELS
+
+
+def measure(progress: Any, ranks: int = 8, steps: int = 400, hidden: int = 256) -> dict[str, Any]:
+    """Return ξ by step, by density."""
+    found = {f"{density:.0%}": [of_step(step) for step in train(
+        OkTopk(density=density), ranks, hidden, progress(range(steps), f"xi, {density:.0%}"))]
+        for density in (0.01, 0.02)}
+    return {"ranks": ranks, "xi": found}
+
+
+def of_step(step: Step) -> float:
+    total = np.sum(step.accumulated, axis=0)
+    wanted = np.where(np.abs(total) >= np.float32(KERNELS.kth_magnitude(total, step.k)), total, 0)
+    distance = np.linalg.norm(wanted - dense(step.results[0].update, len(total)))
+    return float(distance / np.linalg.norm(np.sum(step.gradients, axis=0)))
+
+
+def rows(found: dict[str, Any]) -> list[list[str]]:
+    return [["Density", "Mean of the steps", "Mean of the last half", "Largest", "Ranks"],
+            *([density, f"{np.mean(values):.2f}", f"{np.mean(values[len(values) // 2:]):.2f}", f"{max(values):.2f}",
+               str(found["ranks"])] for density, values in found["xi"].items())]
+
+
+def plot(found: dict[str, Any], path: Path) -> None:
+    lines = {f"density {density}": (range(1, len(values) + 1), values, {"color": color, "linewidth": 1})
+             for (density, values), color in zip(found["xi"].items(), (BLUE, ORANGE), strict=True)}
+    last = max(len(values) for values in found["xi"].values())
+    lines["P, the number of ranks"] = (1, last), [found["ranks"]] * 2, {"color": GREY, "linestyle": "--"}
+    draw_lines(path, lines, xlabel="step", ylabel="ξ of Assumption 1", ylim=(0, None))
