@@ -115,9 +115,12 @@ def band(axes: Any, places: Sequence[float], columns: Sequence[Sequence[float]],
                       alpha=0.12, linewidth=0)
 
 
-def draw_lines(path: Path, lines: Mapping[str, tuple[Sequence[float], Sequence[float], Mapping[str, Any]]],
-               **labels: Any) -> None:
-    """Write a picture of lines. lines: places, values and style, by label. labels: of the axes, as `Axes.set` takes.
+Line = tuple[Sequence[float], Sequence[float], Mapping[str, Any]]
+"""Places, values and style."""
+
+
+def draw_lines(path: Path, lines: Mapping[str, Line], **labels: Any) -> None:
+    """Write a picture of lines, by their labels. labels: of the axes, as `Axes.set` takes them.
 
     On a logarithmic x-axis the ticks are the places of the first line.
     """

@@ -6,13 +6,14 @@ is best for it, found with the first seed and length.
 
 from __future__ import annotations
 
+import math
 import statistics
 from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.pytorch_ranks import train_on_threads
 from benchmarks.accuracy.pytorch_text import make, make_text_parser
-from benchmarks.output import BLUE, GREY, ORANGE, draw_lines
+from benchmarks.output import BLUE, GREY, ORANGE, Line, draw_lines
 
 SMALL = "--hidden 64 --sequence 16 --batch-size 32 --threads 4"
 METHODS = {"dense": ("none", GREY), "OkTopk, density 1 %": ("oktopk --density 0.01", ORANGE),
@@ -25,7 +26,8 @@ def measure(progress: Any, seeds: int = 2, rates: tuple[float, ...] = RATES, len
     """Return the rate of each method, and the validation losses of the seeds, by method, by epochs."""
     def train(name: str, rate: float, epochs: int, seed: int) -> float:
         line = f"{small} --compression {METHODS[name][0]} --lr {rate} --epochs {epochs} --seed {seed}"
-        return float(train_on_threads(make, make_text_parser().parse_args(line.split()))["validation_loss"])
+        loss = train_on_threads(make, make_text_parser().parse_args(line.split()))["validation_loss"]
+        return float(loss) if math.isfinite(loss) else math.inf
 
     tried = {name: {rate: train(name, rate, lengths[0], 1) for rate in rates} for name in progress(METHODS, "rates")}
     best = {name: min(losses, key=losses.__getitem__) for name, losses in tried.items()}
@@ -50,7 +52,8 @@ def _shown(values: list[float], dense: list[float]) -> str:
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    lines = {name: ([int(epochs) for epochs in losses], [statistics.fmean(each) for each in losses.values()],
-                    {"marker": "o", "color": METHODS[name][1]}) for name, losses in found["losses"].items()}
+    lines: dict[str, Line] = {
+        name: ([int(epochs) for epochs in losses], [statistics.fmean(each) for each in losses.values()],
+               {"marker": "o", "color": METHODS[name][1]}) for name, losses in found["losses"].items()}
     draw_lines(path, lines, xlabel="epochs of the whole training", ylabel="validation loss (nats per character)",
                xscale="log")

@@ -27,23 +27,19 @@ class Ranks:
 
     def __init__(self, options: Scheme, size: int, n: int) -> None:
         self.k = options.k_of(n)
-        self._accumulators = [NumpyAccumulator(n) for _ in range(size)]
+        self.accumulators = [NumpyAccumulator(n) for _ in range(size)]
         self._algorithms = [options.algorithm() for _ in range(size)]
-
-    def accumulated(self, gradients: list[Vector]) -> list[Vector]:
-        """Return each rank's residual + gradient, before `reduce` selects from it."""
-        return [acc.residual + gradient for acc, gradient in zip(self._accumulators, gradients, strict=True)]
 
     def reduce(self, gradients: list[Vector]) -> list[StepResult]:
         """Take one step; return each rank's result."""
         def program(inner: ThreadTransport) -> StepResult:
-            acc = self._accumulators[inner.rank]
+            acc = self.accumulators[inner.rank]
             finite = acc.accumulate([(0, gradients[inner.rank])])
             found = self._algorithms[inner.rank].reduce(acc, self.k, finite, CountingTransport(inner))
             acc.commit(found.contributed, found.remainder)
             return found
 
-        return run_ranks(len(self._accumulators), program, timeout=120.0)
+        return run_ranks(len(self.accumulators), program, timeout=120.0)
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,8 @@ def train(options: Scheme, size: int, hidden: int, steps: Iterable[object], *oth
     ranks, *beside = [Ranks(each, size, sum(lengths)) for each in (options, *others)]
     for _ in steps:
         gradients = [gradient(model, data[torch.randint(len(data), (4,))]) for _ in range(size)]
-        accumulated, results = ranks.accumulated(gradients), ranks.reduce(gradients)
+        accumulated = [acc.residual + each for acc, each in zip(ranks.accumulators, gradients, strict=True)]
+        results = ranks.reduce(gradients)
         mean = torch.from_numpy(dense(results[0].update, sum(lengths)) / size)
         for parameter, part in zip(parameters, mean.split(lengths), strict=True):
             parameter.grad = part.view_as(parameter)

@@ -10,19 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.output import BLUE, GREY, ORANGE, draw_lines
+from benchmarks.output import BLUE, GREY, ORANGE, Line, draw_lines
 from benchmarks.paper.data_parallel import train
 from horovod_oktopk import OkTopk, TopkA
 from horovod_oktopk.vectors.sparse import sum_of
-
-SCHEMES = {"TopkA": TopkA, "OkTopk": OkTopk}
 
 
 def measure(progress: Any, ranks: int = 32, steps: int = 40, hidden: int = 256) -> dict[str, Any]:
     """Return the mean fill-in of the last half of the steps, by scheme and density, by number of ranks."""
     sizes, found = [2**power for power in range(1, ranks.bit_length())], {}
-    for title, options in {f"{name}, density {density:.0%}": scheme(density=density)
-                           for name, scheme in SCHEMES.items() for density in (0.01, 0.02)}.items():
+    for options in [scheme(density=density) for scheme in (TopkA, OkTopk) for density in (0.01, 0.02)]:
+        title = f"{type(options).__name__}, density {options.density:.0%}"
         counts = [[len(sum_of([each.selected for each in step.results[:size]])) / step.k  # type: ignore[misc]
                    for size in sizes] for step in train(options, ranks, hidden, progress(range(steps), title))]
         found[title] = dict(zip(map(str, sizes), np.mean(counts[steps // 2:], axis=0).tolist(), strict=True))
@@ -36,9 +34,10 @@ def rows(found: dict[str, Any]) -> list[list[str]]:
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    lines = {title: ([int(size) for size in values], list(values.values()),
-                     {"marker": "o", "color": BLUE if "TopkA" in title else ORANGE,
-                      "linestyle": "-" if "1%" in title else "--"}) for title, values in found["fill_in"].items()}
+    lines: dict[str, Line] = {
+        title: ([int(size) for size in values], list(values.values()),
+                {"marker": "o", "color": BLUE if "TopkA" in title else ORANGE,
+                 "linestyle": "-" if "1%" in title else "--"}) for title, values in found["fill_in"].items()}
     sizes = next(iter(lines.values()))[0]
     lines["if no index is common"] = sizes, sizes, {"color": GREY, "linestyle": ":"}
     draw_lines(path, lines, xlabel="ranks", ylabel="elements of the sum / k", xscale="log", yscale="log")

@@ -1,4 +1,4 @@
-"""Elements selected, over k (Ok-Topk, Figure 6), at every step of one training with exact selection.
+"""Elements selected, over k (Ok-Topk, Figure 6), at every step of one training at density 1 %.
 
 Every rule but GaussianK's first estimate has residuals of its own.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.output import BLUE, GREEN, ORANGE, RED, VIOLET, draw_lines
+from benchmarks.output import BLUE, GREEN, ORANGE, RED, VIOLET, Line, draw_lines
 from benchmarks.paper.data_parallel import Step, Vector, passing, train
 from horovod_oktopk import GaussianK, OkTopk
 from horovod_oktopk.kernels import KERNELS
@@ -20,17 +20,15 @@ from horovod_oktopk.vectors.sparse import SparseVector, sum_of
 
 COLORS = {"OkTopk": BLUE, "OkTopk, reuse": GREEN, "the paper's reuse": RED, "GaussianK": VIOLET,
           "GaussianK's first estimate": ORANGE}
-INTERVAL = 32
-"""τ′ of the paper, and the package's default."""
+INTERVAL = 32  # τ′ of the paper, and the package's default
 
 
 class PaperReuse:
     """The paper's rule: both thresholds are evaluated every INTERVAL steps, and reused in between, unguarded."""
 
-    def __init__(self) -> None:
-        self._residuals: Any = 0
-        self._local: list[float] = []
-        self._global, self._steps = 0.0, 0
+    _residuals: Any = 0
+    _local: Any = ()
+    _global, _steps = 0.0, 0
 
     def counts(self, gradients: list[Vector], k: int) -> tuple[float, int]:
         """Take a step. Return how many elements the mean rank selects, and how many are kept of the sum."""
@@ -49,17 +47,16 @@ class PaperReuse:
         return float(np.mean([len(mine) for mine in chosen])), len(kept)
 
 
-def measure(progress: Any, ranks: int = 8, steps: int = 400, hidden: int = 256, density: float = 0.01,
-            ) -> dict[str, Any]:
+def measure(progress: Any, ranks: int = 8, steps: int = 400, hidden: int = 256) -> dict[str, Any]:
     """Return the elements selected over k: local (of the mean rank) and global, by rule, by step."""
-    found: dict[str, Any] = {"ranks": ranks, "density": density, "local": {}, "global": {}}
+    found: dict[str, Any] = {"ranks": ranks, "local": {}, "global": {}}
     paper = PaperReuse()
-    for step in train(OkTopk(density=density), ranks, hidden, progress(range(steps), "selected"),
-                      OkTopk(density=density, selection="reuse"), GaussianK(density=density)):
+    for step in train(OkTopk(), ranks, hidden, progress(range(steps), "selected"), OkTopk(selection="reuse"),
+                      GaussianK()):
         reuse, gaussian = step.beside
         counts = {"OkTopk": _counts(step.results), "OkTopk, reuse": _counts(reuse),
                   "the paper's reuse": paper.counts(step.gradients, step.k),
-                  "GaussianK": _counts(gaussian)[:1], "GaussianK's first estimate": (_estimate(step, density),)}
+                  "GaussianK": _counts(gaussian)[:1], "GaussianK's first estimate": (_estimate(step),)}
         for rule, sides in counts.items():
             for side, count in zip(("local", "global"), sides, strict=False):
                 found[side].setdefault(rule, []).append(count / step.k)
@@ -70,8 +67,8 @@ def _counts(results: list[StepResult]) -> tuple[float, ...]:
     return float(np.mean([each.report.local_selected for each in results])), results[0].report.global_selected
 
 
-def _estimate(step: Step, density: float) -> float:
-    return float(np.mean([passing(acc, gaussian_threshold(float(acc.mean()), float(acc.std()), density))
+def _estimate(step: Step) -> float:
+    return float(np.mean([passing(acc, gaussian_threshold(float(acc.mean()), float(acc.std()), step.k / len(acc)))
                           for acc in step.accumulated]))
 
 
@@ -87,6 +84,7 @@ def _deviation(values: list[float]) -> str:
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    lines = {f"{rule}, {side}": (range(1, len(values) + 1), values, {"color": COLORS[rule], "linestyle": style})
-             for side, style in (("local", "-"), ("global", ":")) for rule, values in found[side].items()}
+    lines: dict[str, Line] = {
+        f"{rule}, {side}": (range(1, len(values) + 1), values, {"color": COLORS[rule], "linestyle": style})
+        for side, style in (("local", "-"), ("global", ":")) for rule, values in found[side].items()}
     draw_lines(path, lines, xlabel="step", ylabel="elements selected / k", yscale="log")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.output import BLUE, GREY, ORANGE, draw_lines
+from benchmarks.output import BLUE, GREY, ORANGE, Line, draw_lines
 from benchmarks.paper.data_parallel import Step, dense, train
 from horovod_oktopk import OkTopk
 from horovod_oktopk.kernels import KERNELS
@@ -32,14 +32,13 @@ def of_step(step: Step) -> float:
 
 
 def rows(found: dict[str, Any]) -> list[list[str]]:
-    return [["Density", "Mean of the steps", "Mean of the last half", "Largest", "Ranks"],
-            *([density, f"{np.mean(values):.2f}", f"{np.mean(values[len(values) // 2:]):.2f}", f"{max(values):.2f}",
-               str(found["ranks"])] for density, values in found["xi"].items())]
+    return [["Density", "Mean of the steps", "Mean of the last half", "Largest"], *(
+        [density, f"{np.mean(values):.2f}", f"{np.mean(values[len(values) // 2:]):.2f}", f"{max(values):.2f}"]
+        for density, values in found["xi"].items())]
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    lines = {f"density {density}": (range(1, len(values) + 1), values, {"color": color, "linewidth": 1})
-             for (density, values), color in zip(found["xi"].items(), (BLUE, ORANGE), strict=True)}
-    last = max(len(values) for values in found["xi"].values())
-    lines["P, the number of ranks"] = (1, last), [found["ranks"]] * 2, {"color": GREY, "linestyle": "--"}
+    lines: dict[str, Line] = {f"density {density}": (range(1, len(values) + 1), values, {"color": color})
+                              for (density, values), color in zip(found["xi"].items(), (BLUE, ORANGE), strict=True)}
+    lines["P, the number of ranks"] = (1, len(found["xi"]["1%"])), [found["ranks"]] * 2, {"color": GREY}
     draw_lines(path, lines, xlabel="step", ylabel="ξ of Assumption 1", ylim=(0, None))
