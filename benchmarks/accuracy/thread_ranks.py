@@ -21,7 +21,8 @@ from horovod_oktopk import Dense
 from horovod_oktopk.schemes.dense import DenseSum
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.torch.device import mode_of
-from horovod_oktopk.torch.tensors import DenseGradients, OwnGradients, TorchLayout, scaled_learning_rates
+from horovod_oktopk.torch.hyperparameters import scaled_learning_rates
+from horovod_oktopk.torch.tensors import DenseGradients, OwnGradients, TorchLayout
 from horovod_oktopk.transport.base import Transport
 from tests.support.ranks import ThreadRanks
 

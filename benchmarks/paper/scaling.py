@@ -19,8 +19,8 @@ from benchmarks.cluster.hosts import in_words
 SCHEMES = ("Dense", "TopkA", "TopkDSA", "GTopk", "GaussianK", "OkTopk", "StepAhead(OkTopk)")
 
 
-def measure(progress: Any, hosts: Sequence[int] = (2, 4, 8, 16), schemes: Sequence[str] = SCHEMES, rate: str = "1gbit",
-            model: str = "vgg16", warm_up: int = 2, steps: int = 2) -> dict[str, Any]:
+def measure(progress: Any, hosts: Sequence[int] = (2, 4, 8, 16), schemes: Sequence[str] = SCHEMES,
+            rate: str = "1gbit", model: str = "vgg16", warm_up: int = 2, steps: int = 2) -> dict[str, Any]:
     """Return seconds of a step and of its parts, by number of hosts and scheme."""
     results: list[dict[str, Any]] = []
     for count in progress(hosts, "scaling"):

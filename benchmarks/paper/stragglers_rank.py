@@ -17,7 +17,8 @@ from benchmarks.data.digits import split_digits
 BATCH, RATE = 16, 0.2
 
 
-def measure(policy: Any, scheme: str, seeds: list[int], steps: int, skew: float, density: float) -> list[dict[str, float]]:
+def measure(policy: Any, scheme: str, seeds: list[int], steps: int, skew: float,
+            density: float) -> list[dict[str, float]]:
     """Return what a method reaches with each seed. skew: seconds between two ranks, and of the base."""
     hvd.init()
     torch.set_num_threads(1)

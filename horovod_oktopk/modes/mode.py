@@ -16,7 +16,7 @@ from ..kernels import KERNELS, NATIVE, SLOW
 from ..phases.agreement import NOW, Attendance, digest_of, roll_call
 from ..schemes.base import Scheme
 from ..schemes.report import StepReport
-from ..state.records import Stateful
+from ..state.records import Record, Stateful
 from ..transport.base import Membership, Ranks
 from ..transport.connect import connect
 from ..transport.counting import CountingTransport
@@ -37,7 +37,7 @@ Piece = tuple[int, Any]
 class Gradients:
     """This rank's gradients of one step, as the flat vector of a layout.
 
-    All have `all_finite`. Those that stay this rank's own have `elements`; those to be replaced, `pieces` and `write`.
+    All have `all_finite`. Gradients that stay this rank's own have `elements`; others `pieces` and `write`.
     clearable: False if the pieces must not be written.
     """
 
@@ -106,6 +106,11 @@ class Reduction(Stateful):
         self.algorithm.step += 1
         n = self.layout.n
         return StepReport(self.algorithm.step, n, n, n, finite, local_selected=n, global_selected=n)
+
+    def alone_record(self) -> Record:
+        """Return the record of the only rank, which has nothing that it has not sent."""
+        own = self.record_of(np.zeros(self.layout.n, self.layout.dtype), {"step": self.algorithm.step}, 1.0)
+        return {**own, "shared": None, "steps": 0, "noise": None}
 
     @property
     def transport(self) -> CountingTransport:

@@ -280,7 +280,8 @@ def refuse_replicas() -> None:
     """Raise PluginError inside a strategy of tf.distribute that makes or reduces replicas by itself."""
     strategy = tf.distribute.get_strategy()
     if tf.distribute.has_strategy() and not isinstance(strategy, tf.distribute.OneDeviceStrategy):
-        name = next((name for name in dir(tf.distribute) if getattr(tf.distribute, name) is type(strategy)), "Strategy")
+        kinds = vars(tf.distribute).items()
+        name = next((name for name, kind in kinds if kind is type(strategy)), type(strategy).__name__)
         raise PluginError(f"tf.distribute.{name} makes replicas, and reduces their gradients, by "
                           "itself, and Horovod reduces between processes: start one process for each device "
                           "(horovodrun -np), and leave the strategy out")

@@ -115,7 +115,7 @@ class Run:
 
     def _take_local_steps(self, scaled: bool) -> Any:
         """Take as many of the optimizer's own steps as the mode says: one, none, or one for each round."""
-        mode = self._ready() if self.kind.acts_at_step else self.mode
+        mode = self._laid_out() if self.kind.acts_at_step else self.mode
         if mode is None:  # skip_synchronize() before any synchronize()
             return self.local()
         if not mode.is_started:
@@ -138,7 +138,7 @@ class Run:
                 return
             self.parameters.reduce_all(self._host_set, self._sparse_as_dense)
         else:
-            mode = self._ready()
+            mode = self._laid_out()
             for p in self._excluded:
                 if p.grad is None:
                     p.grad = without_rows(p)
@@ -173,12 +173,6 @@ class Run:
             if p.grad is not None:
                 values_of(p.grad).mul_(inverse)
 
-    def _ready(self) -> Mode:
-        """Return the mode for a step; it tells the other ranks this rank's learning rates."""
-        mode = self._laid_out()
-        mode.tell_rates(rates_of(self.optimizer))
-        return mode
-
     # Which parameters.
 
     def _laid_out(self) -> Mode:
@@ -191,11 +185,9 @@ class Run:
                 return mode
         known = {*self.layout.parameters, *self._excluded} if mode is not None else set()
         trained = [p for p in present if p.requires_grad or p in known]
-        self._present, self._frozen = present, [p for p in present if p not in set(trained)]
-        if mode is not None and known == set(trained):
+        self._present, self._frozen = present, [p for p in present if not (p.requires_grad or p in known)]
+        if mode is not None and (known == set(trained) or not self._join(mode, trained, known)):
             return mode
-        if mode is not None:
-            self._join(mode, [*self.parameters.by_name([p for p in trained if p not in known])])
         self.mode = self._make_mode(trained)
         if mode is not None:
             self._waiting = [extended(each, self.layout) for each in mode.records()]
@@ -204,12 +196,18 @@ class Run:
             self._waiting = []
         return self.mode
 
-    def _join(self, mode: Mode, names: Sequence[str]) -> None:
-        """Meet the other ranks, which are to go on with the same parameters; some may have gone, and none joined."""
-        if mode.has_rounds:
+    def _join(self, mode: Mode, trained: Sequence[torch.Tensor], known: set[torch.Tensor]) -> bool:
+        """Meet the other ranks, which are to go on with the same parameters; return True if a new mode is needed.
+
+        Rounds go on with fewer parameters, and not with more.
+        """
+        names = [*self.parameters.by_name([p for p in trained if p not in known])]
+        if mode.has_rounds and names:
             mode.refuse_step(JOINED.format(name=names[0]))
-        mode.meet(JOINING.format(names=", ".join(names) or "fewer"))
-        mode.suspend()
+        if not mode.has_rounds:
+            mode.meet(JOINING.format(names=", ".join(names) or "fewer"))
+            mode.suspend()
+        return not mode.has_rounds
 
     def _make_mode(self, parameters: Sequence[torch.Tensor]) -> Mode:
         if not self.kind.reads_memory:
@@ -228,6 +226,8 @@ class Run:
         return mode
 
     def _check_unchanged(self, mode: Mode) -> None:
+        """Refuse a step of parameters that have changed; tell the other ranks the learning rates."""
+        mode.tell_rates(rates_of(self.optimizer))
         message = self.layout.changed(strides=mode.reads_memory)
         if message is not None:
             mode.refuse_step(message)

@@ -16,7 +16,6 @@ While an exchange is under way only the program itself moves p: whatever it does
 from __future__ import annotations
 
 import logging
-import math
 import sys
 import warnings
 import weakref
@@ -24,8 +23,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import ClassVar, NoReturn
-
-import numpy as np
 
 from ...errors import NonFiniteError, PluginError
 from ...schemes.base import Unit
@@ -38,7 +35,7 @@ from ...vectors.sparse import Layout, Values
 from ..mode import Gradients, Mode
 from ..options import StepAhead
 from .model import Exchange, Model
-from .pace import SUMS, GradientNoise, coefficient_of, sample
+from .pace import SUMS, GradientNoise, coefficient_of, gain_of, sample
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -98,11 +95,11 @@ class StepAheadMode(Mode):
         self.algorithm.samples = SUMS
         self._noise = GradientNoise()
         self._sample: Values | None = None  # that this rank tells of its gradient; None if the step is not measured
-        gain = "measured" if options.gain == "auto" and normalizes else f"{self._gain_among_ranks:g}"
+        gain = "measured" if options.gain == "auto" and normalizes else f"{gain_of(options.gain, 1.0):g}"
         self.title = f"StepAhead({type(options.scheme).__name__}), gain {gain}"
         self._model = Model(accumulator, replica)
         self._exchange = Exchange(self, self._model)
-        self._rank = 0
+        self._rank, self._workers = 0, 1
         self._steps = 0  # of the optimizer, since the last exchange began
         self._share: Record | None = None  # of a state that was loaded, for the next start
         _live.add(self)
@@ -110,13 +107,7 @@ class StepAheadMode(Mode):
     @property
     def gain(self) -> float:  # type: ignore[override]
         """A factor on the optimizer's steps, but not on those of decoupled weight decay."""
-        return 1.0 if self.is_alone else self._gain_among_ranks
-
-    @property
-    def _gain_among_ranks(self) -> float:
-        if self.options.gain == "auto":
-            return math.sqrt(self._noise.ratio) if self._normalizes else 1.0
-        return 1.0 if self.options.gain is None else float(self.options.gain)
+        return 1.0 if self.is_alone else gain_of(self.options.gain, self._noise.ratio if self._normalizes else 1.0)
 
     @property
     def copies(self) -> int:  # type: ignore[override]
@@ -128,10 +119,6 @@ class StepAheadMode(Mode):
         if copies is None:
             raise PluginError(NEEDS_ALL_RANKS)
         return copies
-
-    @property
-    def _workers(self) -> int:
-        return self.ranks.membership().size // self.copies
 
     @property
     def holds_own(self) -> bool:  # type: ignore[override]
@@ -162,9 +149,6 @@ class StepAheadMode(Mode):
         is_measured = steps and is_due and self.layout.n and self._workers > 1
         self._sample = sample(gradients.elements, self.layout.n, self.algorithm.step) if is_measured else None
         return int(steps)
-
-    def _coefficient(self) -> float:
-        return 1.0 if self.is_alone else coefficient_of(self.options.ahead, self._workers, self._normalizes)
 
     def _begin_alone(self, gradients: Gradients, scaled: bool) -> int:
         """Return the number of local steps on the only rank, whose own parameters are those that all ranks share."""
@@ -222,8 +206,9 @@ class StepAheadMode(Mode):
     def start(self) -> None:
         """Take the model's parameters as w; if a state was loaded, set p to w - residual. On this rank alone."""
         self._model.start(self.copies)
-        self._rank, self._steps = self.ranks.membership().rank, 0
-        self.coefficient = self._coefficient()
+        self._rank, size, _ = self.ranks.membership()
+        self._workers, self._steps = size // self.copies, 0
+        self.coefficient = coefficient_of(self.options.ahead, self._workers, self._normalizes)
         self.is_started, self._has_agreed = True, False
         share, self._share, self._is_suspended = self._share, None, False
         self._was_loaded = share is not None
@@ -255,7 +240,8 @@ class StepAheadMode(Mode):
         is_new, everyone = not self.is_current, super().connect(said)
         if adopts or not is_new:  # whoever does something else is connected now
             self.check_agreement(said)
-        self.coefficient = self._coefficient()
+        self._workers = self.ranks.membership().size // self.copies
+        self.coefficient = coefficient_of(self.options.ahead, self._workers, self._normalizes)
         has_adopted = adopts and self._model.adopt(everyone)
         if has_adopted:
             self.start()
@@ -324,7 +310,7 @@ class StepAheadMode(Mode):
         has the same bits.
         """
         if not self.is_started:
-            return self._share or (self._record_alone() if self.is_alone and self.report is not None else None)
+            return self._share or (self.alone_record() if self.is_alone and self.report is not None else None)
         model = self._model
         was_swapped = model.is_swapped
         if was_swapped:
@@ -338,11 +324,6 @@ class StepAheadMode(Mode):
         own = self.record_of(residual, counters, self.coefficient, model.copies)
         # "shared": a digest of w, by which a restored state knows its parameters.
         return {**own, "shared": model.digest, "steps": self._steps, "noise": asdict(self._noise)}
-
-    def _record_alone(self) -> Record:
-        """Return the record of the only rank, which has sent all."""
-        own = self.record_of(np.zeros(self.layout.n, self.layout.dtype), {"step": self.algorithm.step}, 1.0)
-        return {**own, "shared": None, "steps": 0, "noise": None}
 
     def take(self, share: Record) -> None:
         """Take a share, for when `shared` ends or the next step begins."""

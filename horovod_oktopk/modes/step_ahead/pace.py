@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -113,11 +114,17 @@ def elements_of_rows(rows: Indices, values: Values, wanted: Indices) -> Values:
     return found
 
 
-def coefficient_of(ahead: float | None, workers: int, normalizes: bool) -> float:
-    """Return λ, which is `ahead` if that is given. normalizes: True if the optimizer normalizes its gradients.
+def gain_of(gain: float | Literal["auto"] | None, ratio: float) -> float:
+    """Return the gain: the option's number, 1 for None, and for "auto" the root of the ratio; see GradientNoise."""
+    return math.sqrt(ratio) if gain == "auto" else 1.0 if gain is None else float(gain)
 
-    If so, noise makes a rank's steps no shorter, and more of w - p is noise.
+
+def coefficient_of(ahead: float | None, workers: int, normalizes: bool) -> float:
+    """Return λ, which is `ahead` if that is given; and 1 for one worker, which is ahead of nobody.
+
+    normalizes: True if the optimizer normalizes its gradients. If so, noise makes a rank's steps no shorter, and more
+    of w - p is noise.
     """
-    if ahead is not None:
+    if ahead is not None and workers > 1:
         return float(ahead)
     return 1 / math.sqrt(workers) if normalizes else 1 / math.sqrt(math.sqrt(workers))
