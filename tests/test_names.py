@@ -16,7 +16,8 @@ from horovod_oktopk.transport.horovod import check_horovod
 TORCH = {"horovod.common.elastic.State.__init__", "horovod.torch.DistributedOptimizer", "horovod.torch.join",
          "horovod.torch.mpi_ops.join", "horovod.torch.optimizer.DistributedOptimizer",
          "torch.amp.grad_scaler.GradScaler.unscale_"}
-TENSORFLOW = {"horovod._keras.create_distributed_optimizer", "horovod.common.elastic.State.__init__",
+TENSORFLOW = {"horovod._keras.create_distributed_optimizer", "horovod._keras.load_model",
+              "horovod.common.elastic.State.__init__",
               "horovod.tensorflow.DistributedGradientTape", "horovod.tensorflow.DistributedOptimizer",
               "horovod.tensorflow.join", "horovod.tensorflow.mpi_ops.join"}
 KERAS_3 = {f"keras.src.optimizers.loss_scale_optimizer.LossScaleOptimizer.{method}"

@@ -78,12 +78,19 @@ pathlib.Path(sys.argv[1], f"rank-{hvd.rank()}").write_text(horovod_oktopk.__file
 # What is built: the source distribution from a copy of the tree, and the wheel from the source distribution.
 
 @pytest.fixture(scope="module")
-def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the tree, with its links, and without what was built in it."""
+    tree = tmp_path_factory.mktemp("checkout") / "tree"
+    built = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "*.so", "build", "dist", "runs", "site")
+    shutil.copytree(ROOT, tree, symlinks=True, ignore=built)
+    return tree
+
+
+@pytest.fixture(scope="module")
+def sdist(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the source distribution, unpacked."""
     folder = tmp_path_factory.mktemp("sdist")
-    built = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "*.so", "build", "dist", "runs", "site")
-    shutil.copytree(ROOT, folder / "tree", ignore=built)
-    succeed("-c", "from setuptools import build_meta; build_meta.build_sdist('..')", cwd=folder / "tree")
+    succeed("-c", f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})", cwd=checkout)
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as file:
         file.extractall(folder, filter="data")
@@ -116,11 +123,62 @@ def only_numpy(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> str
     return os.pathsep.join([str(installed), str(folder)])
 
 
+@pytest.fixture(scope="module")
+def used_checkout(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return a checkout from which the package was installed, not in editable mode, and the folder of that."""
+    folder = tmp_path_factory.mktemp("from_checkout")
+    succeed("-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", "--target", folder, ".",
+            cwd=checkout)
+    return checkout, folder
+
+
+WHERE = """
+import horovod_oktopk.torch, horovod_oktopk.tensorflow.keras
+from horovod_oktopk.kernels import KERNELS
+print(horovod_oktopk.torch.__file__, KERNELS.name)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["inside", "outside"])
+def test_the_package_is_whole_in_its_checkout_and_outside(used_checkout: tuple[Path, Path], tmp_path: Path,
+                                                          place: str) -> None:
+    """Inside, Python takes the checkout's own folder; outside, what was installed."""
+    checkout, folder = used_checkout
+    cwd, used = (checkout, checkout) if place == "inside" else (tmp_path, folder)
+    (cwd / "train.py").write_text(WHERE)
+    expected = f"{used / 'horovod_oktopk' / 'torch' / '__init__.py'} C++"
+    for command in (["train.py"], ["-c", WHERE]):
+        assert succeed(*command, cwd=cwd, PYTHONPATH=str(folder)).splitlines()[-1] == expected
+    said = succeed("-m", "horovod_oktopk", "check", cwd=cwd, PYTHONPATH=str(folder))
+    assert "[X] Kernels: C++" in said
+    assert said.splitlines()[-1] == "OkTopk can be used here."
+    version = succeed(folder / "bin" / "horovod-oktopk", "--version", cwd=cwd, PYTHONPATH=str(folder))
+    assert version == f"horovod_oktopk {horovod_oktopk.__version__}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["inside", "outside"])
+def test_mypy_finds_the_package_in_its_checkout_and_outside(used_checkout: tuple[Path, Path], tmp_path: Path,
+                                                            place: str) -> None:
+    checkout, folder = used_checkout
+    program = "from horovod_oktopk.torch import OkTopk\nreveal_type(OkTopk().density)\n"
+    done = run("-m", "mypy", "--config-file=", "--follow-imports=silent", "-c", program,
+               cwd=checkout if place == "inside" else tmp_path, MYPYPATH="" if place == "inside" else str(folder))
+    assert 'Revealed type is "builtins.float"' in done.stdout, done.stdout + done.stderr
+
+
+def test_the_sources_cannot_be_imported_twice() -> None:
+    done = run("-c", "import integrations.torch", cwd=ROOT)
+    assert "import horovod_oktopk.torch" in done.stderr.splitlines()[-1]
+
+
 @pytest.mark.slow
 def test_the_source_distribution_has_sources_tests_and_licences(sdist: Path) -> None:
     for name in ("LICENSE", "NOTICE", "CITATION.cff", "horovod_oktopk/kernels/native/bindings.cpp",
-                 "horovod_oktopk/kernels/native/common.hpp", "tests/conftest.py", "benchmarks/__init__.py",
-                 "examples/minimal_pytorch.py", "scripts/environment.sh", "requirements/environment.txt"):
+                 "horovod_oktopk/kernels/native/common.hpp", "horovod_oktopk/torch/plugin.py", "tests/conftest.py",
+                 "benchmarks/__init__.py", "examples/minimal_pytorch.py", "scripts/environment.sh",
+                 "requirements/environment.txt"):
         assert (sdist / name).is_file(), name
     assert not (sdist / "docs" / "images").exists()
 

@@ -52,6 +52,20 @@ def check_callbacks_before_the_broadcast_see_what_all_ranks_share() -> None:
         assert_equal_everywhere(hvd, weights(model))
 
 
+class FewerSteps(keras.callbacks.Callback):
+    """As Horovod's UpdateBatchStateCallback does after a reset."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.params["steps"] = 2
+
+
+def check_an_epoch_may_have_more_batches_than_keras_says() -> None:
+    model = compiled(make_model(), distribute(AHEAD))
+    fit(model, [broadcast(), FewerSteps()])
+    assert step_report(model).step == 8
+    assert_equal_everywhere(hvd, weights(model))
+
+
 def check_own_parameters_that_are_put_back_at_the_end_are_told() -> None:
     """Keras does not know the length of an epoch here, so a callback before the broadcast sees a rank's own."""
     needs_ranks(hvd)

@@ -97,6 +97,10 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         self._leave()
         resume(self.model)
 
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        """Go on, if the epoch has more batches than Keras' params say: Horovod's elastic callbacks lower the number."""
+        self._between.close()
+
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Give the model the shared parameters after an epoch's last batch, for callbacks before this one as well."""
         if self._is_first_batch:
