@@ -98,7 +98,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         resume(self.model)
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Go on, if the epoch has more batches than Keras' params say: Horovod's elastic callbacks lower the number."""
+        """Go on, if an epoch has more batches than Keras says: Horovod's elastic callbacks lower that number."""
         self._between.close()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
