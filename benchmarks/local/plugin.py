@@ -2,8 +2,8 @@
 
     python -m benchmarks.local.plugin --json runs/plugin.json --plot runs/plugin.png
 
-One rank, one core, the parameters of VGG-16; real Horovod. From all gradients computed to all gradients
-reduced: the time a training step gets longer by. Each framework runs in processes of its own, in turns.
+One rank, which selects as several do; one core, the parameters of VGG-16; real Horovod. From all gradients computed
+to all gradients reduced: the time a training step gets longer by. Each framework runs in its own processes, in turns.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import numpy as np
 from benchmarks import launch
 from benchmarks.data.gradients import Gradients
 from benchmarks.local.step import pin_to_one_core
+from horovod_oktopk.modes.mode import Reduction
 from horovod_oktopk.schemes.report import StepReport
 
 WIDTHS = (64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
@@ -85,6 +86,7 @@ def tensorflow(density: float) -> Framework:
 def measure(framework: str, density: float, steps: int, warm_up: int, seed: int) -> dict[str, Any]:
     """Return the milliseconds of every step by phase, and MiB."""
     pin_to_one_core()
+    Reduction.is_alone = False  # type: ignore[method-assign, assignment]  # one rank selects as several do
     load, reduce = {"pytorch": pytorch, "tensorflow": tensorflow}[framework](density)
     shapes = vgg16_shapes()
     n = sum(int(np.prod(shape)) for shape in shapes)

@@ -37,7 +37,8 @@ Piece = tuple[int, Any]
 class Gradients:
     """This rank's gradients of one step, as the flat vector of a layout.
 
-    All have `all_finite`. Gradients that stay this rank's own have `elements`; others `pieces` and `write`.
+    All have `all_finite`. Those that stay this rank's own have `elements`, too; those to be replaced, `pieces` and
+    `write`.
     clearable: False if the pieces must not be written.
     """
 

@@ -20,7 +20,7 @@ ONLY = dict.fromkeys(("partial", "step_ahead"), ("optimizer", "keras", "core")) 
 """Modules whose scenarios are not for all kinds."""
 WHERE_RANKS_MATTER = ("sparse.", "hosts.", "transport.", "state.a_resumed",
                       "features.a_rank_outside", "partial.nothing", "step_ahead.every_", "step_ahead.dense",
-                      "step_ahead.one_rank_alone", "step_ahead.a_worker", "step_ahead_hosts.")
+                      "one_rank.", "step_ahead.one_rank_alone", "step_ahead.a_worker", "step_ahead_hosts.")
 """Scenarios that depend most on the network, or on how many ranks there are, by the beginnings of their names.
 
 The core runs all on 1, 2, 3, 5 and 8 ranks.

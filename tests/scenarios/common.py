@@ -37,6 +37,15 @@ def needs_ranks(hvd: Any, least: int = 2) -> None:
     needs(hvd.size() >= least, f"{least} ranks")
 
 
+def needs_one_rank(hvd: Any) -> None:
+    needs(hvd.size() == 1, "one rank alone")
+
+
+def k_of(hvd: Any, density: float) -> int:
+    """Return the number of elements that a step selects: all on one rank, where nothing is compressed."""
+    return round(density * N) if hvd.size() > 1 else N
+
+
 def gradients(step: int, rank: int, dtype: Any = np.float32, shapes: Mapping[str, tuple[int, ...]] | None = None,
               ) -> dict[str, np.ndarray]:
     """Return integers, so that sums are exact in any order."""

@@ -12,7 +12,6 @@ import numpy as np
 from horovod_oktopk import Dense, OkTopk, OptionError, Partial, PluginError, TransportError
 from horovod_oktopk.phases.exchange import oktopk_bound
 from tests.scenarios.common import (
-    N,
     assert_conserved,
     assert_equal_everywhere,
     assert_options_must_agree,
@@ -20,6 +19,7 @@ from tests.scenarios.common import (
     flat,
     gradients,
     is_last,
+    k_of,
     needs_ranks,
     raised_everywhere,
     shared_folder,
@@ -143,13 +143,13 @@ def check_a_density_that_changes(kind: Kind) -> None:
         trainer.set_density(0.3)
     for step in delays(hvd, STEPS):
         if kind.name != "keras" and step == 1:
-            assert trainer.report().k in (round(0.3 * N), round(0.1 * N)), "0.1 if the others are far ahead"
+            assert trainer.report().k in (k_of(hvd, 0.3), k_of(hvd, 0.1)), "0.1 if the others are far ahead"
         if step == STEPS // 2:
             trainer.set_density(0.1)
         trainer.step(gradients(step, hvd.rank()))
     trainer.synchronize_replicas()
     trainer.step(gradients(STEPS, hvd.rank()))
-    assert trainer.report().k == round(0.1 * N)
+    assert trainer.report().k == k_of(hvd, 0.1)
     trainer.synchronize_replicas()
     assert_conserved(hvd, trainer, total(hvd, *range(STEPS + 1)))
 

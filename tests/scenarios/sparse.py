@@ -20,6 +20,7 @@ from tests.scenarios.common import (
     gradients,
     host_sizes,
     is_last,
+    needs_ranks,
     take_steps,
     total,
 )
@@ -31,7 +32,10 @@ from tests.support.simulation import simulate
 
 def assert_equals_the_oracle(kind: Kind, options: OkTopk, steps: list[tuple[float | None, int, int]],
                              dtype: str = "float32") -> Trainer:
-    """Compare with the oracle. steps: density set before the step, elements selected, and kept of the sum."""
+    """Compare with the oracle. steps: density set before the step, elements selected, and kept of the sum.
+
+    On one rank all are selected and kept.
+    """
     rank, size = kind.hvd.rank(), kind.hvd.size()
     trainer = kind(options, dtype=dtype, op=kind.hvd.Sum)
     residuals, expected = np.zeros((size, N)), np.zeros(N)
@@ -39,7 +43,7 @@ def assert_equals_the_oracle(kind: Kind, options: OkTopk, steps: list[tuple[floa
         if density is not None:
             trainer.set_density(density)
         trainer.step(gradients(step, rank, dtype))
-        kept = min(global_k, size * k)
+        k, kept = (k, min(global_k, size * k)) if size > 1 else (N, N)
         residuals += [flat(gradients(step, each)) for each in range(size)]
         update, applied, sent = oracle_step(residuals, k, kept)
         residuals[np.array(sent) & applied] = 0
@@ -100,6 +104,7 @@ def check_gives_the_same_bits_as_the_core_alone(kind: Kind) -> None:
     those of one rank. On hosts values are rounded to four bits for one step alone: who keeps what was rounded away
     depends on the ranks' shares.
     """
+    needs_ranks(kind.hvd)
     size = kind.hvd.size()
     for name, length in [*((name, 1) for name in BITS), *itertools.product(ON_HOSTS, host_sizes(size))]:
         steps = 1 if length > 1 and "log4" in name else 8  # so many that regions and thresholds are worked out anew
@@ -114,9 +119,10 @@ def check_gives_the_same_bits_as_the_core_alone(kind: Kind) -> None:
 
 
 def check_every_scheme_undoes_nan_and_conserves(kind: Kind) -> None:
-    """Also where a host is one worker."""
+    """Also where a host is one worker. On one rank alone the plain optimizer gets the gradient as it is."""
+    size = kind.hvd.size()
     on_hosts = {f"{length} ranks a host": OkTopk(density=0.1, hierarchical=length)
-                for length in host_sizes(kind.hvd.size())}
+                for length in host_sizes(size)}
     for name, options in (SCHEMES | on_hosts).items():
         trainer = kind(options, op=kind.hvd.Sum)
         for step in range(4):
@@ -127,7 +133,7 @@ def check_every_scheme_undoes_nan_and_conserves(kind: Kind) -> None:
                 if is_last(kind.hvd):
                     grads["c.scale"][1, 1, 1] = np.nan if step == 1 else np.inf
                 trainer.step(grads)
-                assert not np.isfinite(flat(trainer.values())).any(), name
+                assert np.isfinite(flat(trainer.values())).sum() == (0 if size > 1 else N - 1), name
                 assert not trainer.report().finite, name
                 assert trainer.residual().tobytes() == before.tobytes(), name
                 trainer.assign(values)
@@ -135,6 +141,7 @@ def check_every_scheme_undoes_nan_and_conserves(kind: Kind) -> None:
 
 
 def check_plain_class_takes_the_defaults(kind: Kind) -> None:
+    needs_ranks(kind.hvd)
     trainer = kind(OkTopk)
     trainer.step(gradients(0, kind.hvd.rank()))
     report = trainer.report()
@@ -151,7 +158,7 @@ def check_conservation_and_bounded_volume_over_a_run(kind: Kind) -> None:
         assert 0 < report.local_selected <= report.k
         sent, _ = report.payload_bytes()
         assert sent <= 4 * 6 * report.k * (kind.hvd.size() - 1) / kind.hvd.size()
-    assert sum(everywhere(kind.hvd, np.abs(trainer.residual()).max())) > 0
+    assert any(everywhere(kind.hvd, trainer.residual().any())) == (kind.hvd.size() > 1)
     assert_conserved(kind.hvd, trainer, total(kind.hvd, *range(12)))
 
 
@@ -161,10 +168,11 @@ def check_half_precision_overflow_of_the_sum_is_undone(kind: Kind) -> None:
     overflows = kind.hvd.size() > 1
     assert bool(np.isfinite(trainer.values()["w"]).all()) != overflows
     assert trainer.report().finite != overflows
-    assert int((trainer.residual() == 0).sum()) == (8 if overflows else 2)
+    assert not trainer.residual().any(), "before the step there was none; one rank alone sends all"
 
 
 def check_report(kind: Kind) -> None:
+    needs_ranks(kind.hvd)
     trainer = kind(OkTopk(density=0.1))
     assert trainer.report() is None
     trainer.step(gradients(0, kind.hvd.rank()))
@@ -174,7 +182,7 @@ def check_report(kind: Kind) -> None:
     assert figures["oktopk/local_selected"] == report.local_selected > 0
     assert {"accumulate", "select", "agree", "write_back"} <= set(report.phases)
     assert report.bytes_sent == sum(traffic.bytes_sent for traffic in report.phases.values())
-    assert (report.bytes_sent > 0) == (kind.hvd.size() > 1)
+    assert report.bytes_sent > 0
     totals = everywhere(kind.hvd, (report.bytes_sent, report.bytes_received))
     assert sum(sent for sent, _ in totals) == sum(received for _, received in totals)
 

@@ -21,6 +21,7 @@ from tests.scenarios.common import (
     gradients,
     host_sizes,
     is_last,
+    k_of,
     logged,
     needs,
     needs_ranks,
@@ -101,6 +102,7 @@ def check_every_step_is_the_oracles(kind: Kind) -> None:
     """Frameworks and many ranks need more time, and have a part of the options. Who looks at w applies what is under
     way, so one run looks after every step, and another at the end alone. Where a host is one worker, Horovod averages
     gradients over its ranks."""
+    needs_ranks(kind.hvd)
     rank, size = kind.hvd.rank(), kind.hvd.size()
     atol = 1e-6 if kind.name == "keras" else 1e-12  # a learning rate of Keras is float32
     options = list(itertools.product((None, 0.5, 1), (1, 3), (True, False), (None, "auto")))
@@ -146,7 +148,7 @@ def check_every_scheme_shares_or_holds_what_was_moved(kind: Kind) -> None:
         for step in range(9):
             trainer.step(gradients(step, kind.hvd.rank()))
             assert_equal_everywhere(kind.hvd, trainer.values())
-        assert trainer.report().step == 9 // options.local_steps
+        assert trainer.report().step == 9 // (options.local_steps if kind.hvd.size() > 1 else 1)
         values, residuals = flat(trainer.values()), np.array(everywhere(kind.hvd, trainer.residual()))
         assert np.abs(values).max() > 0
         by_host = residuals.reshape(-1, length, N)
@@ -238,6 +240,7 @@ def check_what_ranks_change_differently_is_told_everywhere(kind: Kind) -> None:
 def check_a_worker_whose_gradient_is_not_finite_skips_its_own_step_alone(kind: Kind) -> None:
     """With all ranks of its host, as these have one gradient; and its momentum stays finite."""
     hvd = kind.hvd
+    needs_ranks(hvd)
     for length in lengths(kind):
         trainer = kind(on_hosts(length, StepAhead(OkTopk(density=1.0, value_dtype=None), ahead=1, overlap=False)),
                        momentum=0.5)
@@ -258,6 +261,7 @@ def check_a_worker_whose_gradient_is_not_finite_skips_its_own_step_alone(kind: K
 def check_parameters_that_are_not_finite_are_told_everywhere(kind: Kind) -> None:
     """And what ranks share stays. A finite gradient overflows."""
     hvd = kind.hvd
+    needs_ranks(hvd)
     for length, overlap in itertools.product(lengths(kind), (True, False)):
         trainer = kind(on_hosts(length, overlap=overlap), lr=1e6)
         before = train(kind, trainer, range(2))
@@ -281,7 +285,7 @@ def check_the_density_is_set(kind: Kind) -> None:
         trainer.set_density(density)
         train(kind, trainer, range(step, step + 1))
         seen.append(trainer.report().k)
-    assert seen == [round(each * N) for each in (0.1, 0.5, 0.2, 0.1)]
+    assert seen == [k_of(kind.hvd, each) for each in (0.1, 0.5, 0.2, 0.1)]
 
 
 def check_a_rank_outside_the_process_set_trains_alone(kind: Kind) -> None:
@@ -311,6 +315,7 @@ def check_an_optimizer_that_normalizes_takes_longer_steps_on_all_ranks_alike(kin
 
 
 def check_a_gain_is_a_factor_of_the_learning_rate(kind: Kind) -> None:
+    needs_ranks(kind.hvd)
     found = []
     for gain, rate in ((2.0, 0.25), (None, 0.5)):
         trainer = kind(replace(ALONE, gain=gain), lr=rate)

@@ -30,3 +30,16 @@ class ThreadRanks(Ranks):
 
     def mpi_rank(self) -> int | str:
         return NOT_ON_MPI
+
+
+class ElasticRanks(ThreadRanks):
+    """Ranks of an elastic job, each of which may be left alone, and meet the others again."""
+
+    is_alone = False
+
+    def become(self, is_alone: bool) -> None:
+        self.is_alone = is_alone
+        self.resets += 1
+
+    def membership(self) -> Membership:
+        return Membership(0, 1, self.resets) if self.is_alone else super().membership()

@@ -13,11 +13,11 @@ KINDS = {
     Job("tensorflow", "mpi", 2, quick=True): ("function",),
     Job("tensorflow", "mpi", 2): ("keras",),
     Job("tensorflow", "gloo", 2): ("keras",),
-    Job("tensorflow", "mpi", 1): ("tape",),
+    Job("tensorflow", "mpi", 1): ("tape", "function", "keras"),
     Job("tensorflow", "mpi", 2, keras="tf_keras"): ("keras",),
     Job("tensorflow", "mpi", 4): ("keras",),
 }
-"""Kinds of training by job: all of them everywhere would take too long."""
+"""Kinds of training by job: all of them everywhere would take too long. On one rank, all have what is its own."""
 ALONE = ("keras_callbacks.", "keras_fit.fit_reduces", "partial.eager_steps", "step_ahead_models.fit_shows",
          "step_ahead_saving.")
 """Scenarios of TensorFlow alone that run on one rank."""
@@ -51,7 +51,9 @@ def belongs(job: Job, name: str) -> bool:
     if job.keras == "tf_keras":
         return name.startswith(UNDER_TF_KERAS)
     if name.endswith("]"):
-        return job.size == 1 or job.quick or name.startswith(("partial.", "step_ahead."))
+        if job.size == 1:
+            return name.endswith("[tape]") or name.startswith("one_rank.")
+        return job.quick or name.startswith(("partial.", "step_ahead."))
     if job.size == 2:
         return job.quick == (name.startswith(QUICK) or not name.startswith(NOT_QUICK))
     return job.size > 1 or name.startswith(ALONE)
