@@ -11,13 +11,14 @@ import pytest
 
 from tests.launch import Finished, horovodrun
 
+pytestmark = pytest.mark.timeout(600)
 EVERY = pytest.mark.parametrize(("keras", "compression"), list(product(("keras3", "tf_keras"),
                                                                        ("oktopk", "step-ahead"))))
 
 
 def run(program: str, keras: str, folder: Path, *arguments: str) -> Finished:
     """Run a program on two ranks; assert that it ends well."""
-    job = horovodrun("mpi", 2, "-m", f"tests.programs.{program}", str(folder), *arguments, extra=environment(keras))
+    job = horovodrun("mpi", 2, "-m", f"tests.programs.{program}", str(folder), *arguments, extra=environment(keras), timeout=500)
     assert job.returncode == 0, job.output[-5000:]
     return job
 
@@ -55,10 +56,12 @@ def test_the_advanced_program_follows_its_schedules_and_goes_on_from_a_checkpoin
 @EVERY
 def test_the_elastic_program_goes_on_with_a_worker_that_joins(keras: str, compression: str, tmp_path: Path) -> None:
     hosts = tmp_path / "hosts.sh"
-    hosts.write_text(f"#!/bin/sh\n[ -e {tmp_path}/joined ] && echo localhost:3 || echo localhost:2\n")
+    hosts.write_text(f"#!/bin/sh\n[ -e {tmp_path}/joined ] && echo localhost:2 || echo localhost:1\n"
+                     "echo 127.0.0.1:1\n")  # horovodrun waits for a second host
     hosts.chmod(0o755)
-    job = horovodrun("gloo", 2, "-m", "tests.programs.keras_elastic", str(tmp_path), compression, timeout=270,
-                     flags=("--min-np", "2", "--max-np", "3", "--host-discovery-script", str(hosts)),
+    job = horovodrun("gloo", 2, "-m", "tests.programs.keras_elastic", str(tmp_path), compression, timeout=500,
+                     flags=("--min-np", "2", "--max-np", "3", "--gloo-timeout-seconds", "120",  # to import TensorFlow
+                            "--host-discovery-script", str(hosts)),
                      extra=environment(keras))
     assert (tmp_path / "outcome.json").exists(), job.output[-5000:]
     outcome = json.loads((tmp_path / "outcome.json").read_text())

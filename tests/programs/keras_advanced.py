@@ -46,7 +46,8 @@ def make_model() -> object:
     return model
 
 
-if resume_from_epoch and hvd.rank() == 0:
+# OkTopk: all ranks load the file, not rank 0 alone: Keras 3 gives a loaded model's variables other names.
+if resume_from_epoch:
     model = hvd_keras.load_model(folder / f"checkpoint-{resume_from_epoch}.keras", compression=compression)
 else:
     model = make_model()

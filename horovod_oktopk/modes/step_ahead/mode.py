@@ -257,6 +257,8 @@ class StepAheadMode(Mode):
         self._exchange.drop()
         self._model.take_back()
         self.suspend()
+        if self._share is not None:  # its regions are those of the ranks before
+            self._share = self._share | {"algorithm": {"step": self._share["algorithm"]["step"]}}
         super().forget_ranks()
 
     def suspend(self) -> None:

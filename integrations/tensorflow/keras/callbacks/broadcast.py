@@ -87,6 +87,8 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
             if trains_local:
                 runs.kind.check("local")
             runs.adopts = True
+            for run in runs.present().values():  # as the runs of workers that join an elastic job will
+                run.mode.adopts |= not run.mode.is_current
         optimizer, variables = self.model.optimizer, trained_by(self.model)
         # A model may say that it is built, though its layers have no variables yet.
         if self.model.built and variables and is_distributed(optimizer) and not getattr(optimizer, "built", False):
