@@ -18,7 +18,8 @@ EVERY = pytest.mark.parametrize(("keras", "compression"), list(product(("keras3"
 
 def run(program: str, keras: str, folder: Path, *arguments: str) -> Finished:
     """Run a program on two ranks; assert that it ends well."""
-    job = horovodrun("mpi", 2, "-m", f"tests.programs.{program}", str(folder), *arguments, extra=environment(keras), timeout=500)
+    job = horovodrun("mpi", 2, "-m", f"tests.programs.{program}", str(folder), *arguments, timeout=500,
+                     extra=environment(keras))
     assert job.returncode == 0, job.output[-5000:]
     return job
 

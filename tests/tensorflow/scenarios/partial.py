@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 import horovod.tensorflow as hvd
@@ -11,7 +12,16 @@ import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import AgreementError, Dense, OkTopk, Partial
 from horovod_oktopk.tensorflow import step_report, synchronize_replicas
 from tests.scenarios.common import assert_equal_everywhere, everywhere, needs_ranks, raised_everywhere
-from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_model, refusal, weights
+from tests.tensorflow.scenarios.common import (
+    broadcast,
+    compiled,
+    distribute,
+    fit,
+    keras,
+    make_model,
+    refusal,
+    weights,
+)
 
 EPOCHS = 4
 
@@ -95,3 +105,16 @@ def check_eager_steps_and_a_report() -> None:
     report = step_report(model)
     assert report.rounds == 0 or len(report.active) == hvd.size()
     assert "write_back" in report.phases
+
+
+def check_momentum_is_corrected_at_no_batch_of_a_rank() -> None:
+    """Rounds come at other batches on each rank, and replicas would differ."""
+    make = functools.partial(hvd_keras.callbacks.LearningRateWarmupCallback, 0.1, warmup_epochs=1)
+    for optimizer, correction in ((keras.optimizers.SGD(0.1, momentum=0.9), True), (keras.optimizers.SGD(0.1), True),
+                                  (keras.optimizers.SGD(0.1, momentum=0.9), False)):
+        model = compiled(make_model(), distribute(Partial(OkTopk(density=0.1)), optimizer))
+        train = functools.partial(fit, model, [broadcast(), make(momentum_correction=correction)])
+        if correction and optimizer.momentum:
+            assert "give momentum_correction=False" in refusal(train)
+        else:
+            train()
