@@ -1,7 +1,7 @@
-# `make demo` and `make test` build the environment on their first run; later runs find it ready.
+# `make demo` builds a small environment on its first run, `make test` and the others the full one; later runs find it ready.
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help environment demo demo-tensorflow test test-rest test-all lint docs docs-serve bench cluster-bench clean
+.PHONY: help environment demo-environment demo demo-tensorflow test test-rest test-all lint docs docs-serve bench cluster-bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -9,7 +9,10 @@ help:  ## Show this list
 environment:  ## Build .venv: pinned packages, Open MPI, and Horovod compiled from source
 	@scripts/environment.sh
 
-demo: environment  ## Train on handwritten digits with 4 ranks: dense, OkTopk and StepAhead; and compare
+demo-environment:
+	@scripts/environment.sh demo
+
+demo: demo-environment  ## Train on handwritten digits with 4 ranks: dense, OkTopk and StepAhead; and compare
 	@$(BIN)/python -m benchmarks.accuracy.demo
 
 demo-tensorflow: environment  ## Train a Keras model in the same way, with TensorFlow

