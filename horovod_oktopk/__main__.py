@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,15 +29,20 @@ try:
 except ImportError:
     import horovod.tensorflow
     library = glob.glob(os.path.dirname(horovod.tensorflow.__file__) + "/mpi_lib*.so")[0]
+theirs, text, number = ctypes.CDLL(library), ctypes.create_string_buffer(8192), ctypes.c_int()
+theirs.MPI_Get_library_version(text, ctypes.byref(number))
+print("horovod:", *text.value.decode().splitlines()[0].split(",")[0].split(), flush=True)
 from mpi4py import MPI
-theirs, flag = ctypes.CDLL(library), ctypes.c_int()
-print(MPI.Get_library_version().split(",")[0])
-theirs.MPI_Initialized(ctypes.byref(flag))
-print(flag.value)
+print("mpi4py:", *MPI.Get_library_version().splitlines()[0].split(",")[0].split())
+theirs.MPI_Initialized(ctypes.byref(number))
+print("shared:", number.value)
 """
-"""A program that starts MPI through mpi4py, and asks Horovod's libmpi if it has been started."""
+"""A program that tells the MPI libraries of Horovod and mpi4py, starts the latter, and asks the former if it runs."""
 LAUNCHER = "OMPI_COMM_", "OMPI_UNIVERSE_", "OMPI_MCA_orte_", "OMPI_MCA_ess", "PMIX_", "PMI_"
 """Beginnings of a launcher's variables, which would make the probe one of its ranks."""
+OWN_MPI = ("put the mpirun of Horovod's MPI first on PATH, then pip install --no-binary mpi4py --force-reinstall "
+           "mpi4py; until then Horovod's own collectives carry the messages")
+"""The remedy for an mpi4py that does not run on Horovod's MPI library."""
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
@@ -57,7 +63,7 @@ def check_horovod() -> str:
     require(find_spec("horovod"), "not installed: install Horovod 0.28.1, built for your framework "
                                   "(HOROVOD_WITH_PYTORCH=1, HOROVOD_WITH_TENSORFLOW=1)")
     version = metadata.version("horovod")
-    require(version.startswith("0.28"), f"found {version}, supported is 0.28: pip install 'horovod>=0.28.1,<0.29'")
+    require(version.startswith("0.28"), f"found {version}, supported is 0.28: build 0.28.1 as docs/install.md tells")
     return version
 
 
@@ -73,11 +79,24 @@ def check_tensorflow() -> str:
 
 
 def check_mpi() -> str:
-    """Start MPI in a process of its own, as starting MPI may end the process that does it."""
     require(find_spec("horovod"), "Horovod is not installed")
     require(horovod_says("mpi_built"),
             "Horovod was built without MPI: build it with HOROVOD_WITH_MPI=1, or run on Gloo")
-    require(find_spec("mpi4py"), "mpi4py is not installed: pip install mpi4py, or run on Gloo")
+    require(find_spec("mpi4py"), "mpi4py is not installed: pip install mpi4py; "
+                                 "until then Horovod's own collectives carry the messages")
+    found, complaint = probe_mpi()
+    theirs = found.get("horovod", "a library that does not load")
+    require("shared" in found, f"mpi4py does not start ({complaint}), Horovod runs on {theirs}: {OWN_MPI}")
+    require(found["shared"] == "1", f"mpi4py runs on {found['mpi4py']}, Horovod on {theirs}: {OWN_MPI}")
+    old_launcher = "; start jobs with mpirun: horovodrun needs Open MPI 4" if theirs.startswith("Open MPI v5") else ""
+    return f"{theirs}, mpi4py {metadata.version('mpi4py')}{old_launcher}"
+
+
+def probe_mpi() -> tuple[dict[str, str], str]:
+    """Start MPI in a process of its own, as starting MPI may end the process that does it.
+
+    Return what MPI_PROBE says, as far as it came, and the last line of its errors.
+    """
     mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     require(mpirun, "mpirun was not found beside Python or on PATH: install the MPI of Horovod, or run on Gloo")
     variables = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER)} | ROOT
@@ -87,18 +106,15 @@ def check_mpi() -> str:
     except subprocess.TimeoutExpired:
         raise MissingError("starting MPI took more than 60 s; "
                            "try: mpirun -np 1 python -c 'from mpi4py import MPI'") from None
-    lines = probe.stdout.splitlines()[-2:]  # TensorFlow and Horovod may have printed before
-    last = probe.stderr.strip("-\n ").splitlines()[-1:] or ["it ended without a message"]
-    require(probe.returncode == 0,
-            f"mpi4py does not start ({last[0]}): install it for the MPI that Horovod was built with")
-    require(lines[1] == "1", f"mpi4py runs on {lines[0]}, Horovod on another: install mpi4py for the MPI of Horovod")
-    return f"{lines[0]}, mpi4py {metadata.version('mpi4py')}"
+    # TensorFlow and Horovod print, too.
+    found = dict(re.findall(r"^(horovod|mpi4py|shared): (.+)$", probe.stdout, re.MULTILINE))
+    return found, (probe.stderr.strip("-\n ").splitlines()[-1:] or ["it ended without a message"])[0]
 
 
 def check_gloo() -> str:
     require(find_spec("horovod"), "Horovod is not installed")
     require(horovod_says("gloo_built"),
-            "Horovod was built without Gloo: build it with HOROVOD_WITH_GLOO=1, or run on MPI")
+            "Horovod was built without Gloo: run on MPI, or build it with HOROVOD_WITH_GLOO=1")
     return "through Horovod's own alltoall and allgather"
 
 
@@ -144,7 +160,9 @@ def check() -> int:
                 opening = (str(error).splitlines() or ["no message"])[0]
                 found, works[name] = f"{type(error).__name__}: {opening}", False
             print(f"    [{'X' if works[name] else ' '}] {name}: {found}")
-    can_act = works["Horovod"] and (works["PyTorch"] or works["TensorFlow"]) and (works["MPI"] or works["Gloo"])
+    # On MPI without mpi4py Horovod's own collectives serve.
+    transport = works["MPI"] or works["Gloo"] or horovod_says("mpi_built")
+    can_act = works["Horovod"] and (works["PyTorch"] or works["TensorFlow"]) and transport
     print("OkTopk can be used here." if can_act else "OkTopk cannot be used here.")
     return 0 if can_act else 1
 

@@ -12,6 +12,7 @@
 #   PYTHON          the Python 3.11 to use             (default: python3.11, then python3)
 #   XDG_CACHE_HOME  where the Horovod wheels are kept  (default: ~/.cache)
 set -euo pipefail
+shopt -s inherit_errexit
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 VENV=.venv
@@ -85,7 +86,7 @@ build_horovod() {
     logged env PATH="$bin:$PATH" MAKEFLAGS="-j$(nproc)" HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \
         HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 \
         "HOROVOD_WITHOUT_${framework^^}=" "HOROVOD_WITH_${framework^^}=1" \
-        "$bin/pip" wheel --no-deps --no-build-isolation --wheel-dir "$work/wheel" "$work/source"
+        "$bin/pip" wheel --no-deps --no-build-isolation --no-cache-dir --wheel-dir "$work/wheel" "$work/source"
 }
 
 # Sees to the wheel for this framework in the cache; prints its path.
