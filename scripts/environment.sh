@@ -96,7 +96,7 @@ cached_wheel() {
     if compgen -G "$cached/horovod-*.whl" >/dev/null; then
         say "Horovod for $1 comes from the cache: $cached" >&2
     else
-        say "compiling Horovod with MPI and Gloo for $1 (some minutes; log: $LOG)" >&2
+        say "compiling Horovod with MPI and Gloo for $1 (several minutes on 2 cores; log: $LOG)" >&2
         work=$(mktemp -d)
         build_horovod "$1" "$work"
         mkdir -p "$CACHE"
