@@ -7,7 +7,9 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,9 @@ import torch
 from benchmarks.accuracy import convergence, pytorch_text
 from benchmarks.faults.jobs import Ended, faults_of
 from benchmarks.faults.plans import Plan
-from benchmarks.paper import rounds, stragglers
+from benchmarks.paper import age, data_parallel, figures, fill_in, rounds, selected, stragglers, xi
 from benchmarks.paper.simulated_links import Crossing, LinkLog, LinkTransport, Way
+from horovod_oktopk import OkTopk
 from horovod_oktopk.phases.agreement import FEW_RANKS
 from horovod_oktopk.phases.exchange import oktopk_bound
 from horovod_oktopk.selection.sketches import sketch_shape
@@ -279,3 +282,63 @@ def test_training_with_stragglers_is_no_faster_than_its_delays(tmp_path: Path) -
     assert [row[:2] for row in stragglers.rows(found)[1:]] == [["OkTopk", policy] for policy in stragglers.POLICIES]
     stragglers.plot(found, tmp_path / "out.png")
     assert (tmp_path / "out.png").stat().st_size > 0
+
+
+SMALL = {"ranks": 4, "steps": 6, "hidden": 8}
+
+
+def test_xi_is_zero_if_all_is_sent_and_lower_at_a_higher_density() -> None:
+    found = xi.measure(quietly, **SMALL)["xi"]
+    assert set(found) == {"1%", "2%"}
+    assert all(0 < high < low for low, high in zip(found["1%"], found["2%"], strict=True))
+    everything = next(data_parallel.train(OkTopk(density=1.0), 4, 8, range(1)))
+    assert xi.of_step(everything) < 1e-6
+
+
+def test_oktopk_selects_k_and_the_papers_rule_more_while_residuals_fill() -> None:
+    found = selected.measure(quietly, **SMALL)
+    for rule in ("OkTopk", "OkTopk, reuse"):
+        assert found["local"][rule] == [1.0] * 6
+    assert found["global"]["OkTopk"] == [1.0] * 6
+    assert all(0.75 <= share <= 1.25 for share in found["global"]["OkTopk, reuse"])
+    assert all(0.75 < share <= 1 for share in found["local"]["GaussianK"])
+    first, *others = found["local"]["the paper's reuse"]
+    assert first == 1 < min(others)
+
+
+def test_a_threshold_lets_more_pass_the_older_it_is() -> None:
+    found = age.measure(quietly, **SMALL)
+    assert list(found["local"]) == list(found["global"]) == ["1", "2", "4"]
+    assert [len(values) for values in found["local"].values()] == [5, 4, 2]
+    assert 1 < found["local"]["1"][-1] < found["local"]["2"][-1] < found["local"]["4"][-1]
+
+
+def test_the_fill_in_lies_between_one_and_the_number_of_ranks() -> None:
+    found = fill_in.measure(quietly, **SMALL)["fill_in"]
+    assert len(found) == 4
+    for by_ranks in found.values():
+        assert 1 < by_ranks["2"] < 2
+        assert by_ranks["2"] < by_ranks["4"] < 4
+
+
+def test_parts_are_tabled_and_drawn_and_leave_what_others_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                capsys: pytest.CaptureFixture[str]) -> None:
+    small = {"xi": SMALL, "selected": SMALL, "age": SMALL, "fill_in": SMALL, "convergence": {
+        "seeds": 1, "rates": (1.0,), "lengths": (1,), "small": "--hidden 6 --sequence 64 --batch-size 128"}}
+    assert set(small) == set(figures.PARTS)
+    for name, options in small.items():
+        part: Any = figures.PARTS[name]
+        monkeypatch.setitem(figures.PARTS, name, SimpleNamespace(
+            measure=partial(part.measure, **options), rows=part.rows, plot=part.plot))
+    figures.main(["xi", "convergence", "--output", str(tmp_path)])
+    figures.main(["selected", "age", "fill_in", "--output", str(tmp_path)])
+    found = json.loads((tmp_path / "data" / "paper.json").read_text())
+    assert set(found) == set(small)
+    assert all(loss[0] < 4.63 for by_epochs in found["convergence"]["losses"].values() for loss in by_epochs.values())
+    assert {path.name for path in (tmp_path / "images").iterdir()} == {f"paper_{name}.png" for name in small}
+    capsys.readouterr()
+    figures.main(["xi", "--show", "--output", str(tmp_path)])
+    assert capsys.readouterr().out == f"\nxi\n\n{figures.markdown(xi.rows(found['xi']))}\n"
+    with pytest.raises(SystemExit):
+        figures.main(["eta", "--output", str(tmp_path)])
+    assert "got eta" in capsys.readouterr().err

@@ -30,17 +30,16 @@ def measure(progress: Any, ranks: int = 8, steps: int = 400, hidden: int = 256) 
             passed = [passing(*each) for each in zip(step.accumulated, local, strict=True)]
             found["local"].setdefault(str(age), []).append(float(np.mean(passed)) / step.k)
             found["global"].setdefault(str(age), []).append(passing(total.values, global_) / step.k)
-        reports = [each.report for each in step.results]
-        before.append(([each.local_threshold for each in reports], reports[0].global_threshold))
+        thresholds = [each.report.local_threshold for each in step.results]
+        before.append((thresholds, step.results[0].report.global_threshold))
     return found
 
 
 def deviations(found: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Return the mean deviation from k in percent: of all steps and of the last half, by age."""
-    halves = {"all steps": 0, "last half": -(found["steps"] // 2)}
-    return {f"{side}, {part}": {age: 100 * float(np.mean(np.abs(np.array(values[first:]) - 1)))
-                                for age, values in found[side].items()}
-            for side in ("local", "global") for part, first in halves.items()}
+    return {f"{side}, {part}": {age: 100 * float(np.mean(np.abs(np.array(values[-last:]) - 1)))
+                                for age, values in found[side].items()} for side in ("local", "global")
+            for part, last in (("all steps", found["steps"]), ("last half", found["steps"] // 2))}
 
 
 def rows(found: dict[str, Any]) -> list[list[str]]:

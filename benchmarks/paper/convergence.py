@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,16 @@ from benchmarks.accuracy.pytorch_ranks import train_on_threads
 from benchmarks.accuracy.pytorch_text import make, make_text_parser
 from benchmarks.output import BLUE, GREY, ORANGE, Line, draw_lines
 
-SMALL = "--hidden 64 --sequence 16 --batch-size 32 --threads 4"
 METHODS = {"dense": ("none", GREY), "OkTopk, density 1 %": ("oktopk --density 0.01", ORANGE),
            "OkTopk, density 2 %": ("oktopk --density 0.02", BLUE)}
-RATES, LENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0), (1, 3, 10)
 
 
-def measure(progress: Any, seeds: int = 2, rates: tuple[float, ...] = RATES, lengths: tuple[int, ...] = LENGTHS,
-            small: str = SMALL) -> dict[str, Any]:
+def measure(progress: Any, seeds: int = 2, rates: Sequence[float] = (0.25, 0.5, 1.0, 2.0, 4.0),
+            lengths: Sequence[int] = (1, 3, 10), small: str = "--hidden 64 --sequence 16 --batch-size 32",
+            ) -> dict[str, Any]:
     """Return the rate of each method, and the validation losses of the seeds, by method, by epochs."""
     def train(name: str, rate: float, epochs: int, seed: int) -> float:
-        line = f"{small} --compression {METHODS[name][0]} --lr {rate} --epochs {epochs} --seed {seed}"
+        line = f"{small} --threads 4 --compression {METHODS[name][0]} --lr {rate} --epochs {epochs} --seed {seed}"
         loss = train_on_threads(make, make_text_parser().parse_args(line.split()))["validation_loss"]
         return float(loss) if math.isfinite(loss) else math.inf
 

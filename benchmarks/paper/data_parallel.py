@@ -56,20 +56,20 @@ class Step:
 def train(options: Scheme, size: int, hidden: int, steps: Iterable[object], *others: Scheme) -> Iterator[Step]:
     """Train an LSTM on characters with Adam, 4 sequences for each rank and step; yield the steps.
 
-    others: schemes that reduce the same gradients, with residuals of their own, and move no parameter.
+    others: schemes that reduce the same gradients, and move no parameter.
     """
     torch.manual_seed(1)
     text, characters = load_characters()
     model, data = CharacterModel(characters, hidden), sequences(text, 64)
-    parameters = list(model.parameters())
-    optimizer, lengths = torch.optim.Adam(parameters, 0.002), [each.numel() for each in parameters]
+    lengths = [each.numel() for each in model.parameters()]
+    optimizer = torch.optim.Adam(model.parameters(), 0.002)
     ranks, *beside = [Ranks(each, size, sum(lengths)) for each in (options, *others)]
     for _ in steps:
         gradients = [gradient(model, data[torch.randint(len(data), (4,))]) for _ in range(size)]
         accumulated = [acc.residual + each for acc, each in zip(ranks.accumulators, gradients, strict=True)]
         results = ranks.reduce(gradients)
         mean = torch.from_numpy(dense(results[0].update, sum(lengths)) / size)
-        for parameter, part in zip(parameters, mean.split(lengths), strict=True):
+        for parameter, part in zip(model.parameters(), mean.split(lengths), strict=True):
             parameter.grad = part.view_as(parameter)
         optimizer.step()
         yield Step(ranks.k, gradients, accumulated, results, [each.reduce(gradients) for each in beside])

@@ -21,19 +21,17 @@ from tqdm import tqdm
 from benchmarks.output import write_json
 from benchmarks.paper import age, convergence, fill_in, selected, xi
 
-Found = dict[str, Any]
-
 
 class Part(Protocol):
     """One figure or claim. found: what is measured, as JSON can hold it."""
 
-    def measure(self, progress: Any) -> Found:
+    def measure(self, progress: Any) -> dict[str, Any]:
         """Measure. progress(items, title): the items, in a progress bar."""
 
-    def rows(self, found: Found) -> list[list[str]]:
+    def rows(self, found: dict[str, Any]) -> list[list[str]]:
         """Return a table; its first row is the header."""
 
-    def plot(self, found: Found, path: Path) -> None:
+    def plot(self, found: dict[str, Any], path: Path) -> None:
         """Draw a picture."""
 
 

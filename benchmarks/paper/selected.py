@@ -20,11 +20,10 @@ from horovod_oktopk.vectors.sparse import SparseVector, sum_of
 
 COLORS = {"OkTopk": BLUE, "OkTopk, reuse": GREEN, "the paper's reuse": RED, "GaussianK": VIOLET,
           "GaussianK's first estimate": ORANGE}
-INTERVAL = 32  # τ′ of the paper, and the package's default
 
 
 class PaperReuse:
-    """The paper's rule: both thresholds are evaluated every INTERVAL steps, and reused in between, unguarded."""
+    """The paper's rule: both thresholds are evaluated every 32 steps, and reused in between, unguarded."""
 
     _residuals: Any = 0
     _local: Any = ()
@@ -33,7 +32,7 @@ class PaperReuse:
     def counts(self, gradients: list[Vector], k: int) -> tuple[float, int]:
         """Take a step. Return how many elements the mean rank selects, and how many are kept of the sum."""
         self._residuals = self._residuals + np.array(gradients)
-        is_due, self._steps = self._steps % INTERVAL == 0, self._steps + 1
+        is_due, self._steps = self._steps % 32 == 0, self._steps + 1
         if is_due:
             self._local = [KERNELS.kth_magnitude(acc, k) for acc in self._residuals]
         chosen = [SparseVector(found := np.flatnonzero(np.abs(acc) >= np.float32(threshold)), acc[found])
@@ -54,10 +53,9 @@ def measure(progress: Any, ranks: int = 8, steps: int = 400, hidden: int = 256) 
     for step in train(OkTopk(), ranks, hidden, progress(range(steps), "selected"), OkTopk(selection="reuse"),
                       GaussianK()):
         reuse, gaussian = step.beside
-        counts = {"OkTopk": _counts(step.results), "OkTopk, reuse": _counts(reuse),
-                  "the paper's reuse": paper.counts(step.gradients, step.k),
-                  "GaussianK": _counts(gaussian)[:1], "GaussianK's first estimate": (_estimate(step),)}
-        for rule, sides in counts.items():
+        counts = (_counts(step.results), _counts(reuse), paper.counts(step.gradients, step.k), _counts(gaussian)[:1],
+                  (_estimate(step),))
+        for rule, sides in zip(COLORS, counts, strict=True):
             for side, count in zip(("local", "global"), sides, strict=False):
                 found[side].setdefault(rule, []).append(count / step.k)
     return found
@@ -74,13 +72,9 @@ def _estimate(step: Step) -> float:
 
 def rows(found: dict[str, Any]) -> list[list[str]]:
     return [["Selected / k", "Least", "Most", "Mean deviation from k", "Of the last half"],
-            *([f"{rule}, {side}", f"{min(values):.2f}", f"{max(values):.2f}", _deviation(values),
-               _deviation(values[len(values) // 2:])]
+            *([f"{rule}, {side}", f"{min(values):.2f}", f"{max(values):.2f}",
+               *(f"{np.mean(np.abs(np.array(part) - 1)):.1%}" for part in (values, values[len(values) // 2:]))]
               for side in ("local", "global") for rule, values in found[side].items())]
-
-
-def _deviation(values: list[float]) -> str:
-    return f"{np.mean(np.abs(np.array(values) - 1)):.1%}"
 
 
 def plot(found: dict[str, Any], path: Path) -> None:

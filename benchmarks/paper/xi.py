@@ -27,8 +27,8 @@ def measure(progress: Any, ranks: int = 8, steps: int = 400, hidden: int = 256) 
 def of_step(step: Step) -> float:
     total = np.sum(step.accumulated, axis=0)
     wanted = np.where(np.abs(total) >= np.float32(KERNELS.kth_magnitude(total, step.k)), total, 0)
-    distance = np.linalg.norm(wanted - dense(step.results[0].update, len(total)))
-    return float(distance / np.linalg.norm(np.sum(step.gradients, axis=0)))
+    difference = wanted - dense(step.results[0].update, len(total))
+    return float(np.linalg.norm(difference) / np.linalg.norm(np.sum(step.gradients, axis=0)))
 
 
 def rows(found: dict[str, Any]) -> list[list[str]]:
