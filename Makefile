@@ -1,7 +1,11 @@
 # `make demo` builds a small environment on its first run, `make test` and the others the full one; later runs find it ready.
 BIN := .venv/bin
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
 .PHONY: help environment demo-environment demo demo-tensorflow test test-rest test-all lint docs docs-serve bench cluster-bench clean
+=======
+.PHONY: help environment demo demo-tensorflow test test-rest test-all lint docs docs-serve bench cluster-bench figures clean
+>>>>>>> 58297c4 (Algorithm: lower bound, fill-in, Assumption 1 and Theorem 4.1, eager-SGD and Theorem 6.3)
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -47,6 +51,9 @@ bench: environment  ## Measure the cost of a step without the network, of the co
 cluster-bench: environment  ## Measure allreduces and training on network namespaces at 1 Gbit/s (needs root, iproute2)
 	@$(BIN)/python -m benchmarks.cluster.compare
 	@$(BIN)/python -m benchmarks.cluster.training
+
+figures: environment  ## Measure the papers' figures again: tables, docs/data/paper.json and docs/images/paper_*.png
+	@$(BIN)/python -m benchmarks.paper.figures
 
 clean:  ## Remove the environment and everything that was built (the cached Horovod wheel stays)
 	rm -rf .venv .docs-venv site build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.*

@@ -18,8 +18,9 @@ from typing import Any, Protocol
 import torch
 from tqdm import tqdm
 
+from benchmarks.launch import end_cleanly_on_sigterm
 from benchmarks.output import write_json
-from benchmarks.paper import age, convergence, fill_in, selected, xi
+from benchmarks.paper import age, balance, convergence, fill_in, rounds, scaling, selected, stragglers, xi
 
 
 class Part(Protocol):
@@ -35,7 +36,9 @@ class Part(Protocol):
         """Draw a picture."""
 
 
-PARTS: dict[str, Part] = {"xi": xi, "selected": selected, "age": age, "fill_in": fill_in, "convergence": convergence}
+PARTS: dict[str, Part] = {"xi": xi, "selected": selected, "age": age, "fill_in": fill_in, "convergence": convergence,
+                          "rounds": rounds, "stragglers": stragglers, "balance": balance, "scaling": scaling}
+"""Those from `rounds` on start jobs; `balance` and `scaling` need root and iproute2, for hosts of their own."""
 
 
 def markdown(rows: list[list[str]]) -> str:
@@ -53,6 +56,7 @@ def main(line: list[str] | None = None) -> None:
     if unknown:
         parser.error(f"parts are {', '.join(PARTS)}; got {', '.join(unknown)}")
     torch.set_num_threads(1)
+    end_cleanly_on_sigterm()
     path = arguments.output / "data" / "paper.json"
     for name in arguments.parts or PARTS:
         known = json.loads(path.read_text()) if path.exists() else {}
