@@ -1,11 +1,7 @@
 # `make demo` builds a small environment on its first run, `make test` and the others the full one; later runs find it ready.
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help environment demo-environment demo demo-tensorflow test test-rest test-all lint docs docs-serve bench cluster-bench clean
-=======
-.PHONY: help environment demo demo-tensorflow test test-rest test-all lint docs docs-serve bench cluster-bench figures clean
->>>>>>> 58297c4 (Algorithm: lower bound, fill-in, Assumption 1 and Theorem 4.1, eager-SGD and Theorem 6.3)
+.PHONY: help environment demo-environment demo demo-tensorflow test test-rest test-all lint docs docs-serve bench cluster-bench figures clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
