@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,10 +169,11 @@ class Watchdog:
         whom they share other transports have, and so on: (P - 1) / (members - 1) meetings reach every rank.
         """
         meetings = {id(each): -(-(self._size - 1) // (len(each.members) - 1)) for each in present}
-        for number in range(max(meetings.values(), default=0)):
-            for each in present:
-                if number < meetings[id(each)]:
-                    each.meet()
+        with suppress(RuntimeError):  # a rank that comes out of its last meeting ends Horovod: all have stopped then
+            for number in range(max(meetings.values(), default=0)):
+                for each in present:
+                    if number < meetings[id(each)]:
+                        each.meet()
 
     def _shut(self, each: Watched, ended: int, reason: str) -> None:
         """Close the gate now, unless another of its ranks has ended, whose own message says after which operation."""
