@@ -24,7 +24,8 @@ JOBS = {
     Job("torch", "mpi", 2, kernels="numpy"): SPARSE,
     Job("torch", "gloo", 2): [name for name in NETWORK if not name.startswith(OVER_MPI_ALONE)],
     Job("torch", "mpi", 1): [name for name in ALL if name.startswith((*WHERE_RANKS_MATTER, "features.", "hooks."))],
-    Job("torch", "mpi", 4): [name for name in ALL if name.startswith((*WHERE_RANKS_MATTER, "partial.", "overlapping_sets."))],
+    Job("torch", "mpi", 4): [name for name in ALL
+                             if name.startswith((*WHERE_RANKS_MATTER, "partial.", "overlapping_sets."))],
 }
 """Scenarios by job. Three ranks of Gloo on two cores take a hundred times as long as two, now and then: elastic jobs
 of test_failures.py have them."""
