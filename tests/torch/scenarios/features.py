@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from horovod_oktopk import AgreementError, PluginError
 from horovod_oktopk.torch import OkTopk, Partial, StepAhead, set_density, step_report, synchronize_replicas
-from tests.scenarios.common import DENSE, N, is_last, needs, needs_ranks
+from tests.scenarios.common import DENSE, is_last, k_of, needs, needs_ranks
 from tests.torch.scenarios.common import (
     Params,
     assert_equal_everywhere,
@@ -191,6 +191,7 @@ def check_sparse_gradients() -> None:
 
 def check_nan_in_a_sparse_gradient_alone_undoes_the_step() -> None:
     """NaN skips the step whole: what the dense gradients would have sent must stay in the residual."""
+    needs_ranks(hvd)
     params = {"table": torch.nn.Parameter(torch.ones(20, 3)), **parameters(shapes={"a": (4,), "b": (4,)})}
     optimizer = distribute(params, OkTopk(density=0.5))
 
@@ -211,6 +212,20 @@ def check_nan_in_a_sparse_gradient_alone_undoes_the_step() -> None:
     step(1.0)
     assert step_report(optimizer).finite
     assert step_report(optimizer).step == 3
+
+
+def check_nan_in_a_sparse_gradient_alone_skips_the_step_of_a_scaler() -> None:
+    params = {"table": torch.nn.Parameter(torch.ones(20, 3)), **parameters(shapes={"a": (4,)})}
+    optimizer, scaler = distribute(params, OkTopk(density=0.5)), torch.amp.GradScaler("cpu", init_scale=4.0)
+    for poison, moves in ((1.0, True), (float("nan"), False), (1.0, True)):
+        before = {name: p.detach().clone() for name, p in params.items()}
+        optimizer.zero_grad()
+        rows = torch.nn.functional.embedding(torch.tensor([1, 2]), params["table"], sparse=True)
+        loss = (poison if is_last(hvd) else 1.0) * rows.sum() + loss_with(params, {"a": torch.arange(1.0, 5.0)})
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert all(torch.equal(p, before[name]) != moves for name, p in params.items()), poison
 
 
 def table_and_other(**arguments: Any) -> tuple[torch.nn.Embedding, torch.nn.Parameter, Any]:
@@ -337,11 +352,12 @@ def check_a_density_that_is_set_before_the_step_is_for_that_step() -> None:
         backward(params, gradients(step))
         set_density(optimizer, density)
         optimizer.step()
-        assert step_report(optimizer).k == round(density * N), step
+        assert step_report(optimizer).k == k_of(hvd, density), step
 
 
 def phases_that_are_missing(compression: Any, **options: Any) -> set[str]:
-    """Return the phases that are missing in the profile of a step."""
+    """Return the phases that are missing in the profile of a step; one rank alone has none."""
+    needs_ranks(hvd)
     params, optimizer = made(compression)
     take_steps(optimizer, params, 0)
     with profile(activities=[ProfilerActivity.CPU], **options) as profiler:
