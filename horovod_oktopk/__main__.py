@@ -22,6 +22,13 @@ from .schemes.base import check_integer
 from .schemes.oktopk import OkTopk
 from .transport.connect import connect
 
+MPI4PY_PROBE = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+print("mpi4py:", *MPI.Get_library_version().splitlines()[0].split(",")[0].split())
+"""
+"""A program that tells mpi4py's MPI library. It loads no other, whose functions mpi4py could call instead."""
 MPI_PROBE = """
 import ctypes, glob, os
 try:
@@ -33,16 +40,16 @@ theirs, text, number = ctypes.CDLL(library), ctypes.create_string_buffer(8192), 
 theirs.MPI_Get_library_version(text, ctypes.byref(number))
 print("horovod:", *text.value.decode().splitlines()[0].split(",")[0].split(), flush=True)
 from mpi4py import MPI
-print("mpi4py:", *MPI.Get_library_version().splitlines()[0].split(",")[0].split())
 theirs.MPI_Initialized(ctypes.byref(number))
 print("shared:", number.value)
 """
-"""A program that tells the MPI libraries of Horovod and mpi4py, starts the latter, and asks the former if it runs."""
+"""A program that tells Horovod's MPI library, starts MPI through mpi4py, and asks Horovod's if it runs."""
 LAUNCHER = "OMPI_COMM_", "OMPI_UNIVERSE_", "OMPI_MCA_orte_", "OMPI_MCA_ess", "PMIX_", "PMI_"
 """Beginnings of a launcher's variables, which would make the probe one of its ranks."""
 OWN_MPI = ("put the mpirun of Horovod's MPI first on PATH, then pip install --no-binary mpi4py --force-reinstall "
-           "mpi4py; until then Horovod's own collectives carry the messages")
+           "mpi4py; or pip uninstall mpi4py, and Horovod's own collectives carry the messages")
 """The remedy for an mpi4py that does not run on Horovod's MPI library."""
+TRY_MPI = "try: mpirun -np 1 python -c 'from mpi4py import MPI'"
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
@@ -84,31 +91,33 @@ def check_mpi() -> str:
             "Horovod was built without MPI: build it with HOROVOD_WITH_MPI=1, or run on Gloo")
     require(find_spec("mpi4py"), "mpi4py is not installed: pip install mpi4py; "
                                  "until then Horovod's own collectives carry the messages")
-    found, complaint = probe_mpi()
-    theirs = found.get("horovod", "a library that does not load")
-    require("shared" in found, f"mpi4py does not start ({complaint}), Horovod runs on {theirs}: {OWN_MPI}")
-    require(found["shared"] == "1", f"mpi4py runs on {found['mpi4py']}, Horovod on {theirs}: {OWN_MPI}")
-    old_launcher = "; start jobs with mpirun: horovodrun needs Open MPI 4" if theirs.startswith("Open MPI v5") else ""
-    return f"{theirs}, mpi4py {metadata.version('mpi4py')}{old_launcher}"
-
-
-def probe_mpi() -> tuple[dict[str, str], str]:
-    """Start MPI in a process of its own, as starting MPI may end the process that does it.
-
-    Return what MPI_PROBE says, as far as it came, and the last line of its errors.
-    """
+    own, complaint = run_probe(MPI4PY_PROBE)
+    mine = own.get("mpi4py", f"none that loads ({complaint})")
     mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     require(mpirun, "mpirun was not found beside Python or on PATH: install the MPI of Horovod, or run on Gloo")
+    found, complaint = run_probe(MPI_PROBE, str(mpirun), "-np", "1")
+    theirs = found.get("horovod", mine)
+    require("shared" in found or mine != theirs, f"MPI does not start ({complaint}); {TRY_MPI}")
+    require(found.get("shared") == "1", f"mpi4py runs on {mine}, Horovod on {theirs}: {OWN_MPI}")
+    by_mpirun = "; start jobs with mpirun: horovodrun needs Open MPI 4" if theirs.startswith("Open MPI v5") else ""
+    return f"{theirs}, mpi4py {metadata.version('mpi4py')}{by_mpirun}"
+
+
+def run_probe(program: str, *launcher: str) -> tuple[dict[str, str], str]:
+    """Run a probe in a process of its own, as starting MPI may end the process that does it.
+
+    Return what the probe says, as far as it came, and its exception or the last line of its errors.
+    """
     variables = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER)} | ROOT
     try:
-        probe = subprocess.run([str(mpirun), "-np", "1", sys.executable, "-c", MPI_PROBE], capture_output=True,
-                               text=True, timeout=60, env=variables, check=False)
+        probe = subprocess.run([*launcher, sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
+                               env=variables, check=False)
     except subprocess.TimeoutExpired:
-        raise MissingError("starting MPI took more than 60 s; "
-                           "try: mpirun -np 1 python -c 'from mpi4py import MPI'") from None
-    # TensorFlow and Horovod print, too.
+        raise MissingError(f"starting MPI took more than 60 s; {TRY_MPI}") from None
+    # TensorFlow and Horovod print, too; and after an exception, mpirun.
     found = dict(re.findall(r"^(horovod|mpi4py|shared): (.+)$", probe.stdout, re.MULTILINE))
-    return found, (probe.stderr.strip("-\n ").splitlines()[-1:] or ["it ended without a message"])[0]
+    raised = re.findall(r"^\w*Error: .+", probe.stderr, re.MULTILINE)
+    return found, ([*probe.stderr.strip("-\n ").splitlines()[-1:], *raised] or ["it ended without a message"])[-1]
 
 
 def check_gloo() -> str:
