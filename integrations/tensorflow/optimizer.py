@@ -33,6 +33,8 @@ OWN = ("the model holds rank {rank}'s own parameters now, ahead of those that al
        "and hvd_keras.callbacks.SharedParameters(callback) around another callback in the middle of one")
 NO_CALLBACK = ("model.fit has shown this rank's own parameters to validation and callbacks, and not those that all "
                "ranks share: give it hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0), first in the list")
+STOCK = ("Horovod's own DistributedOptimizer reduces nothing under Keras 3, and each rank would train for itself: give "
+         "model.compile hvd_keras.DistributedOptimizer(optimizer), or one with a compression")
 CONFIGURED = ("a configuration of the optimizer was asked for while the model holds this rank's own parameters. If "
               "the model is saved now, write: with shared_parameters(model): ...")
 
@@ -233,6 +235,13 @@ def is_distributed(optimizer: Any) -> bool:
     """Return True for a distributed optimizer, ours or stock Horovod's, or loss scaling around it."""
     both = (optimizer, getattr(optimizer, "inner_optimizer", None))
     return any(isinstance(each, Distributed) or hasattr(each, "_allreduce_grads") for each in both)
+
+
+def refuse_stock(optimizers: Sequence[Any]) -> None:
+    """Raise PluginError for an optimizer that stock Horovod has distributed, if Keras 3 never lets it reduce."""
+    for each in optimizers:
+        if KERAS_3 and is_distributed(each) and not isinstance(getattr(each, "inner_optimizer", each), Distributed):
+            raise PluginError(STOCK)
 
 
 def distribute(optimizer: Any, options: Any, dense: Any, op: Any, sparse_as_dense: bool, passes: int,

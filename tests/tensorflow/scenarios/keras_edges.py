@@ -181,6 +181,12 @@ def check_ranks_with_different_rates_are_told_once() -> None:
         assert len([line for line in lines if "different learning rates at step 5" in line]) == 1, lines
 
 
+def check_stock_horovods_optimizer_is_refused_where_it_reduces_nothing() -> None:
+    needs(KERAS_3, "Keras 3")
+    model = compiled(make_model(), stock_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    assert "reduces nothing under Keras 3" in refusal(lambda: fit(model, [broadcast()]))
+
+
 def check_stock_horovods_callback_is_told_from_this_packages() -> None:
     needs_ranks(hvd)
     needs(KERAS_3, "Keras 3")

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from horovod_oktopk.errors import AgreementError, OptionError
 from horovod_oktopk.modes.api import shared_parameters, synchronize_replicas
-from horovod_oktopk.tensorflow.optimizer import is_distributed
+from horovod_oktopk.tensorflow.optimizer import is_distributed, refuse_stock
 from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of
 from horovod_oktopk.tensorflow.state import check_alike, meet, resume, suspend
 from horovod_oktopk.tensorflow.variables import is_variable, optimizers_of, tensor_of, trained_by, variables_in
@@ -50,7 +50,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
             of batches.
         OptionError: A local variable is no variable.
         PluginError: When training begins: a local variable is trained with `StepAhead` or `Partial`, which keep the
-            parameters of all ranks alike.
+            parameters of all ranks alike; or Horovod's own optimizer is used under Keras 3, which reduces nothing.
 
     Examples:
         >>> hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
@@ -81,6 +81,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         self._sent: set[Any] = set()
         self._is_first_batch = self._fits = True
         self._leave()
+        refuse_stock(optimizers_of(self.model))
         suspend(self.model)
         trains_local = not self._local.isdisjoint(v.ref() for v in trained_by(self.model))
         for runs in all_runs_of(self.model):
