@@ -33,8 +33,8 @@ OWN = ("the model holds rank {rank}'s own parameters now, ahead of those that al
        "and hvd_keras.callbacks.SharedParameters(callback) around another callback in the middle of one")
 NO_CALLBACK = ("model.fit has shown this rank's own parameters to validation and callbacks, and not those that all "
                "ranks share: give it hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0), first in the list")
-STOCK = ("Horovod's own DistributedOptimizer reduces nothing under Keras 3, and each rank would train for itself: give "
-         "model.compile hvd_keras.DistributedOptimizer(optimizer), or one with a compression")
+STOCK = ("Horovod's own DistributedOptimizer reduces nothing under Keras 3, and each rank would train for itself: "
+         "give model.compile hvd_keras.DistributedOptimizer(optimizer), or one with a compression")
 CONFIGURED = ("a configuration of the optimizer was asked for while the model holds this rank's own parameters. If "
               "the model is saved now, write: with shared_parameters(model): ...")
 
