@@ -122,7 +122,7 @@ Line = tuple[Sequence[float], Sequence[float], Mapping[str, Any]]
 def draw_lines(path: Path, lines: Mapping[str, Line], **labels: Any) -> None:
     """Write a picture of lines, by their labels. labels: of the axes, as `Axes.set` takes them.
 
-    On a logarithmic x-axis the ticks are the places of the first line.
+    On a logarithmic x-axis the ticks are the places of the first line; on a y-axis 1, 2, 5, 10 and so on.
     """
     figure, axes = load_pyplot().subplots(figsize=(7, 4), layout="constrained")
     for label, (places, values, style) in lines.items():
@@ -132,6 +132,8 @@ def draw_lines(path: Path, lines: Mapping[str, Line], **labels: Any) -> None:
         places = next(iter(lines.values()))[0]
         axes.set_xticks(places, [f"{place:,}" for place in places])
         axes.xaxis.set_minor_locator(load_pyplot().NullLocator())
+    if labels.get("yscale") == "log":
+        axes.yaxis.set_major_locator(load_pyplot().LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.legend(frameon=False, fontsize=9)
     save(figure, path)

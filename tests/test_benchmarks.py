@@ -289,8 +289,8 @@ SMALL = {"ranks": 4, "steps": 6, "hidden": 8}
 
 def test_xi_is_zero_if_all_is_sent_and_lower_at_a_higher_density() -> None:
     found = xi.measure(quietly, **SMALL)["xi"]
-    assert set(found) == {"1%", "2%"}
-    assert all(0 < high < low for low, high in zip(found["1%"], found["2%"], strict=True))
+    assert set(found) == {"1 %", "2 %"}
+    assert all(0 < high < low for low, high in zip(found["1 %"], found["2 %"], strict=True))
     everything = next(data_parallel.train(OkTopk(density=1.0), 4, 8, range(1)))
     assert xi.of_step(everything) < 1e-6
 

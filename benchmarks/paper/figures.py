@@ -38,7 +38,7 @@ class Part(Protocol):
 
 PARTS: dict[str, Part] = {"xi": xi, "selected": selected, "age": age, "fill_in": fill_in, "convergence": convergence,
                           "rounds": rounds, "stragglers": stragglers, "balance": balance, "scaling": scaling}
-"""Those from `rounds` on start jobs; `balance` and `scaling` need root and iproute2, for hosts of their own."""
+"""Parts from `rounds` on start jobs; `balance` and `scaling` need root and iproute2, for hosts of their own."""
 
 
 def markdown(rows: list[list[str]]) -> str:

@@ -18,7 +18,7 @@ from horovod_oktopk.kernels import KERNELS
 
 def measure(progress: Any, ranks: int = 8, steps: int = 400, hidden: int = 256) -> dict[str, Any]:
     """Return ξ by step, by density."""
-    found = {f"{density:.0%}": [of_step(step) for step in train(
+    found = {f"{100 * density:g} %": [of_step(step) for step in train(
         OkTopk(density=density), ranks, hidden, progress(range(steps), f"xi, {density:.0%}"))]
         for density in (0.01, 0.02)}
     return {"ranks": ranks, "xi": found}
@@ -40,5 +40,5 @@ def rows(found: dict[str, Any]) -> list[list[str]]:
 def plot(found: dict[str, Any], path: Path) -> None:
     lines: dict[str, Line] = {f"density {density}": (range(1, len(values) + 1), values, {"color": color})
                               for (density, values), color in zip(found["xi"].items(), (BLUE, ORANGE), strict=True)}
-    lines["P, the number of ranks"] = (1, len(found["xi"]["1%"])), [found["ranks"]] * 2, {"color": GREY}
+    lines["P, the number of ranks"] = (1, len(found["xi"]["1 %"])), [found["ranks"]] * 2, {"color": GREY}
     draw_lines(path, lines, xlabel="step", ylabel="ξ of Assumption 1", ylim=(0, None))
