@@ -14,5 +14,5 @@ cd "$FOLDER"
 sed -i 's/CMAKE_CXX_STANDARD 14/CMAKE_CXX_STANDARD 17/' CMakeLists.txt horovod/torch/CMakeLists.txt
 # Horovod's operations for XLA exist on GPUs only. Elsewhere this file only includes headers, which TensorFlow 2.19 moved.
 sed -i 's/^#if TENSORFLOW_VERSION/#if HAVE_GPU \&\& TENSORFLOW_VERSION/' horovod/tensorflow/xla_mpi_ops.cc
-# No debug information: it takes a third of the time to compile, and nine tenths of the size.
+# No debug information, which is most of the size of the libraries.
 sed -i 's/"-O2" "-O3" CMAKE_CXX_FLAGS/"-O2 -g" "-O3" CMAKE_CXX_FLAGS/' CMakeLists.txt
