@@ -23,7 +23,7 @@ from tests.scenarios.common import DENSE, everywhere, flat, raised_everywhere, s
 from tests.tensorflow.scenarios.common import broadcast, compiled, distribute, fit, keras, make_model, weights
 
 BATCHES = 4
-"""Of an epoch of `fit`."""
+"""Number of batches of an epoch of `fit`."""
 MODES = (OkTopk(density=0.1), StepAhead(OkTopk(density=0.1)))
 
 
@@ -237,7 +237,7 @@ def check_broadcasts_cause_no_warnings_of_retracing() -> None:
 
 
 class Interrupted(Exception):
-    """What a callback raises in the middle of an epoch."""
+    """An error that a callback raises in the middle of an epoch."""
 
 
 class Interrupt(keras.callbacks.Callback):

@@ -53,7 +53,7 @@ def check_callbacks_before_the_broadcast_see_what_all_ranks_share() -> None:
 
 
 class FewerSteps(keras.callbacks.Callback):
-    """As Horovod's UpdateBatchStateCallback does after a reset."""
+    """Changes what Horovod's UpdateBatchStateCallback does after a reset: the number of steps."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.params["steps"] = 2
@@ -157,7 +157,7 @@ def check_the_factory_has_horovods_arguments() -> None:
 
 
 def check_iterations_count_passes() -> None:
-    """As stock Horovod's do: a schedule of the learning rate is the same in both Kerases."""
+    """Check it, as schedules of the learning rate read them: they are the same in both Kerases, as in stock."""
     model = compiled(make_model(), distribute(DENSE, backward_passes_per_step=4))
     fit(model, [broadcast()])
     assert int(model.optimizer.iterations.numpy()) == 8

@@ -108,7 +108,7 @@ def check_eager_steps_and_a_report() -> None:
 
 
 def check_momentum_is_corrected_at_no_batch_of_a_rank() -> None:
-    """As rounds come at other batches on each rank, replicas would differ."""
+    """Check it: rounds come at other batches on each rank, and replicas would differ."""
     make = functools.partial(hvd_keras.callbacks.LearningRateWarmupCallback, 0.1, warmup_epochs=1)
     for optimizer, correction in ((keras.optimizers.SGD(0.1, momentum=0.9), True), (keras.optimizers.SGD(0.1), True),
                                   (keras.optimizers.SGD(0.1, momentum=0.9), False)):
