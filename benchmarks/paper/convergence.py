@@ -40,7 +40,7 @@ def measure(progress: Any, seeds: int = 2, rates: Sequence[float] = (0.25, 0.5, 
 
 def rows(found: dict[str, Any]) -> list[list[str]]:
     dense = found["losses"]["dense"]
-    return [["Loss", "Rate", *(f"{epochs} epochs" for epochs in dense)],
+    return [["Loss", "Rate", *(f"epochs: {epochs}" for epochs in dense)],
             *([name, f"{found['rates'][name]:g}", *(_shown(losses[epochs], dense[epochs]) for epochs in losses)]
               for name, losses in found["losses"].items())]
 
