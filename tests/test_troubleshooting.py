@@ -30,14 +30,16 @@ WITHOUT = {
         "an index lies outside of the array", "the indices must ascend", "a message of …", "a message's … indices",
         "the ranks are in different", "Horovod calls this"),
     "a part of another message, which says what to do": (
-        "an integer of at least", "stay as they are", "residuals …: …", "rank … has waited for … s for ranks"),
+        "an integer of at least", "stay as they are", "residuals …: …", "none that loads",
+        "rank … has waited for … s for ranks"),
     "what is filled in says what to do, or the log beside it": (
         "…; its … should take …, and takes …", "the rounds of Partial could not be ended", "in the middle of a step",
-        "no state for these parameters could be", "using Horovod's collectives, not MPI", "HorovodAllreduce failed"),
+        "no state for these parameters could be", "starting MPI took more", "the kernels are NumPy's",
+        "using Horovod's collectives, not MPI", "HorovodAllreduce failed"),
     "a name shared with a message": ("Partial(…", "StepAhead(…", "… of shape", "gather the state (gather"),
     "stock Horovod or Python says it in the same words": (
         "gradient_predivide_factor not supported", "backward_passes_per_step must be", "named_parameters should be",
-        "Parameter names in named_parameters", "named_parameters was specified", "module … has no"),
+        "Parameter names in named_parameters", "named_parameters was specified"),
 }
 """By the reason, beginnings of messages without a remedy."""
 

@@ -25,7 +25,7 @@ from ..vectors.sparse import DenseVector, Indices, Layout, SparseVector, Values
 logger = logging.getLogger("horovod_oktopk")
 
 OTHER_RATES = ("the ranks have different learning rates at step %d: replicas drift apart, or with StepAhead the "
-               "moves of one rank count less than those of another. Let all ranks set the same: a scheduler that "
+               "moves of one rank count less than those of another. Set the same on all ranks: a scheduler that "
                "follows a metric needs its mean over the ranks (hvd.allreduce; in Keras MetricAverageCallback before "
                "it)")
 

@@ -52,7 +52,8 @@ JOINED = ("'{name}' has come to the optimizer, or was unfrozen, after its first 
           "all parameters that are trained")
 JOINING = "go on with other parameters than before: {names}"
 NEVER_STEPPED = ("gradients were cleared %d times, and optimizer.step() was never called: only step() exchanges "
-                 "anything, and other methods (first_step and second_step, say) train each rank for itself")
+                 "anything, and other methods (first_step and second_step, say) train each rank for itself. Call "
+                 "step()")
 CLEARED = 100
 """Calls of zero_grad before the first step, after which a warning says that nothing is exchanged."""
 OUTSIDE = ("optimizer.state_dict() outside of shared_parameters(optimizer): there the model holds rank %d's own "

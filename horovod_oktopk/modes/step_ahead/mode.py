@@ -208,7 +208,8 @@ class StepAheadMode(Mode):
         self._model.start(self.copies)
         self._rank, size, _ = self.ranks.membership()
         self._workers, self._steps = size // self.copies, 0
-        self.coefficient = coefficient_of(self.options.ahead, self._workers, self._normalizes)
+        self.coefficient = coefficient_of(None if self.is_alone else self.options.ahead, self._workers,
+                                          self._normalizes)
         self.is_started, self._has_agreed = True, False
         share, self._share, self._is_suspended = self._share, None, False
         self._was_loaded = share is not None
@@ -241,7 +242,8 @@ class StepAheadMode(Mode):
         if adopts or not is_new:  # whoever does something else is connected now
             self.check_agreement(said)
         self._workers = self.ranks.membership().size // self.copies
-        self.coefficient = coefficient_of(self.options.ahead, self._workers, self._normalizes)
+        self.coefficient = coefficient_of(None if self.is_alone else self.options.ahead, self._workers,
+                                          self._normalizes)
         has_adopted = adopts and self._model.adopt(everyone)
         if has_adopted:
             self.start()

@@ -120,11 +120,11 @@ def gain_of(gain: float | Literal["auto"] | None, ratio: float) -> float:
 
 
 def coefficient_of(ahead: float | None, workers: int, normalizes: bool) -> float:
-    """Return λ, which is `ahead` if that is given; and 1 for one worker, which is ahead of nobody.
+    """Return λ, which is `ahead` if that is given.
 
     normalizes: True if the optimizer normalizes its gradients. If so, noise makes a rank's steps no shorter, and more
     of w - p is noise.
     """
-    if ahead is not None and workers > 1:
+    if ahead is not None:
         return float(ahead)
     return 1 / math.sqrt(workers) if normalizes else 1 / math.sqrt(math.sqrt(workers))

@@ -1,4 +1,4 @@
-"""Where programs of Keras differ from the usual one: other orders of callbacks, models, shards and arguments."""
+"""Programs of Keras that differ from the usual one: other orders of callbacks, models, shards and arguments."""
 
 from __future__ import annotations
 

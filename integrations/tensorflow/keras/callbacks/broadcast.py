@@ -69,7 +69,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
     def register_local_var(self, var: Any) -> None:
         """Leave a variable of the model each rank's own."""
         if not is_variable(var):
-            raise OptionError(f"local variables are those of the model or of its layers; got {var!r}")
+            raise OptionError(f"local_variables takes variables of the model or of its layers; got {var!r}")
         self._local.add(tensor_of(var).ref())
 
     def set_model(self, model: Any) -> None:

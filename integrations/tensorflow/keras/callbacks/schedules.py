@@ -58,7 +58,7 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
                  steps_per_epoch: int | None = None) -> None:
         super().__init__()
         if initial_lr is None:
-            raise OptionError("initial_lr is the learning rate that is multiplied, a number; got None")
+            raise OptionError("initial_lr must be a number, the learning rate that is multiplied; got None")
         self.initial_lr, self.steps_per_epoch = initial_lr, steps_per_epoch
         self.start_epoch, self.end_epoch = start_epoch, end_epoch
         self._multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
