@@ -84,7 +84,7 @@ def check_fit_shows_what_ranks_share_in_validation_and_callbacks_and_at_the_end(
         assert_equal_everywhere(hvd, weights(saved[3]))
         everywhere(hvd, "read")
     assert batches.begun == 1
-    batches_of_an_epoch = [*[hvd.size() == 1] * 3, True]  # from the last one on, callbacks before the broadcast see it
+    batches_of_an_epoch = [*[hvd.size() == 1] * 3, True]  # after the last one, for callbacks before the broadcast
     assert watch.seen == {"training": batches_of_an_epoch * 3, "validation": [True] * 3, "epoch's end": [True] * 3,
                           "training's end": [True]}
     assert np.array_equal(own(model), own(saved[2]))
