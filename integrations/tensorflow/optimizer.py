@@ -14,9 +14,9 @@ from horovod.tensorflow.gradient_aggregation_eager import LocalGradientAggregati
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.step_ahead.pace import normalizes
 from horovod_oktopk.tensorflow import amp
-from horovod_oktopk.tensorflow.private import KERAS_3, built_with, eagerly, learning_rate_of
+from horovod_oktopk.tensorflow.private import KERAS_3, built_with, learning_rate_of
 from horovod_oktopk.tensorflow.registry import Runs
-from horovod_oktopk.tensorflow.run import Local, Run, and_then
+from horovod_oktopk.tensorflow.run import NO_RATE, Local, Run, and_then
 from horovod_oktopk.tensorflow.state import suspend
 from horovod_oktopk.tensorflow.tape import are_reduced, reduced_but_local
 from horovod_oktopk.tensorflow.tensors import with_scale, without_scale
@@ -224,11 +224,10 @@ def _rate_of(optimizer: Any) -> tf.Variable | None:
     return rate if isinstance(rate, tf.Variable) else None
 
 
-def _rates_of(kept: weakref.ref[Any]) -> list[float]:
-    """Return the learning rate of an optimizer, if it is a variable; a schedule is the same on all ranks."""
+def _rate_to_tell(kept: weakref.ref[Any]) -> tf.Tensor:
+    """Return the learning rate, if it is a variable; else 0, as a schedule is the same on all ranks."""
     rate = tensor_of(learning_rate_of(kept()))
-    with eagerly():
-        return [float(rate.numpy())] if isinstance(rate, tf.Variable) else []
+    return tf.cast(rate, tf.float64) if isinstance(rate, tf.Variable) else NO_RATE()
 
 
 def is_distributed(optimizer: Any) -> bool:
@@ -255,7 +254,7 @@ def distribute(optimizer: Any, options: Any, dense: Any, op: Any, sparse_as_dens
         # With Keras' own accumulation of gradients a step sees one batch's, and not what is added up.
         is_normalizing = normalizes(type(optimizer)) and not getattr(optimizer, "gradient_accumulation_steps", None)
         runs = Runs(options, op, process_set, sparse_as_dense, is_normalizing,
-                    partial(_rates_of, weakref.ref(optimizer)))
+                    partial(_rate_to_tell, weakref.ref(optimizer)))
         reduce = runs.reduce
     optimizer.oktopk = Steps(runs, reduce, process_set, passes, average_passes, scale_local_gradients,
                              sparse_as_dense)

@@ -19,7 +19,7 @@ from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.make import kind_of, with_scheme
 from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.state import gather
-from horovod_oktopk.tensorflow.run import Local, Refusal, Run, check_place
+from horovod_oktopk.tensorflow.run import NO_RATE, Local, Refusal, Run, check_place
 from horovod_oktopk.tensorflow.tensors import is_dense, ranks_of, signature_of
 from horovod_oktopk.tensorflow.variables import check_variables, key_of, optimizers_of, tensor_of, trained_by
 
@@ -35,18 +35,18 @@ JOINED = ("StepAhead has no place for variables that join others after the first
 class Runs:
     """The runs of one optimizer, or of all tapes of a kind: one for each list of variables.
 
-    normalizes: True if the optimizer normalizes its gradients. rates: returns its learning rates.
+    normalizes: True if the optimizer normalizes its gradients. rate: returns its learning rate.
     """
 
     def __init__(self, options: Any, op: Any, process_set: Any, sparse_as_dense: bool,
-                 normalizes: bool = False, rates: Callable[[], list[float]] = list) -> None:
+                 normalizes: bool = False, rate: Callable[[], Any] = NO_RATE) -> None:
         self.kind = kind_of(options)
         self.scheme: Scheme = getattr(options, "scheme", options)
         """With the present density."""
         self.adopts = False
         """See Mode.adopts; for the runs to come."""
         self._options, self._op, self._process_set = options, op, process_set
-        self._sparse_as_dense, self._normalizes, self._rates = sparse_as_dense, normalizes, rates
+        self._sparse_as_dense, self._normalizes, self._rate = sparse_as_dense, normalizes, rate
         self._by_key: dict[tuple[int, ...], Run] = {}
         """By the identities of the variables, with which the runs go."""
         self._host_set: Any = False  # not asked for yet
@@ -165,7 +165,7 @@ class Runs:
 
     def _add(self, key: tuple[int, ...], variables: Sequence[Any], gradients: Sequence[Any]) -> Run:
         options = with_scheme(self._options, self.scheme)
-        run = Run(options, self._op, self._process_set, variables, gradients, self._normalizes, self._rates)
+        run = Run(options, self._op, self._process_set, variables, gradients, self._normalizes, self._rate)
         run.mode.adopts = self.adopts
         for before in runs_over(variables):  # of an optimizer that has had these: the model holds w then
             before.mode.suspend()

@@ -45,6 +45,8 @@ Local = Callable[[list[Any]], object]
 """Applies gradients, one for each variable, by the plain optimizer."""
 Refusal = tuple[str, Signature]
 """The reason why gradients are refused, and their signature."""
+NO_RATE = partial(tf.constant, 0.0, tf.float64)
+"""Makes the learning rate that is told where there is none."""
 NAME = "HorovodAllreduce_oktopk"
 """The operations' name, by which elastic training knows a failed collective."""
 GONE = ("a graph reduces gradients for an optimizer, or for variables of a tape, that are gone: keep the optimizer "
@@ -54,13 +56,13 @@ GONE = ("a graph reduces gradients for an optimizer, or for variables of a tape,
 class Run:
     """The mode of one list of variables, on this rank.
 
-    gradients: of the first step. normalizes: True if the optimizer normalizes its gradients. rates: returns its
-    learning rates.
+    gradients: of the first step. normalizes: True if the optimizer normalizes its gradients. rate: returns its
+    learning rate.
     Only a mode that acts at an optimizer's step holds the variables, as the optimizer does; that of a tape must not.
     """
 
     def __init__(self, options: Any, op: Any, process_set: Any, variables: Sequence[Any], gradients: Sequence[Any],
-                 normalizes: bool, rates: Callable[[], list[float]] = list) -> None:
+                 normalizes: bool, rate: Callable[[], tf.Tensor] = NO_RATE) -> None:
         kind = kind_of(options)
         self.signature = signature_of(variables, gradients)
         self.tensors = [tensor_of(v) for v in variables] if kind.acts_at_step else []
@@ -78,7 +80,7 @@ class Run:
         self.take_state: Callable[[Mode], None] | None = None
         """Loads a state. It is called once, on all ranks, when the next step is taken."""
         self._density = getattr(options, "density", None)
-        self._process_set, self._rates = process_set, rates
+        self._process_set, self._rate = process_set, rate
         self._dense = [is_dense(g) for g in gradients]
         if kind.reads_memory:
             with tf.init_scope():
@@ -100,17 +102,18 @@ class Run:
         density: from here on, if the caller asks for another than at the step before. refusal: the reason why the
         step cannot be taken; then PluginError is raised, and the ranks that do take it raise AgreementError.
         """
-        return call(self._reduce, [all_finite(slices), *gradients], [g.dtype for g in gradients],
+        return call(self._reduce, [self._rate(), all_finite(slices), *gradients], [g.dtype for g in gradients],
                     [g.shape for g in gradients], given=(density, refusal))
 
-    def _reduce(self, density: float | None, refusal: Refusal | None, finite: Array, *arrays: Array) -> list[Array]:
+    def _reduce(self, density: float | None, refusal: Refusal | None, rate: Array, finite: Array,
+                *arrays: Array) -> list[Array]:
         if refusal:
             self.mode.refuse_step(*refusal)
         if density is not None and density != self._density:  # else `set_density` holds
             self.mode.set_density(density)
             self._density = density
         self._load()
-        self.mode.tell_rates(self._rates())
+        self.mode.tell_rates([float(rate)])
         gradients = DenseArrays(self._layout, arrays, self._lender)
         self.mode.reduce(gradients, bool(finite))
         return gradients.written
@@ -124,17 +127,17 @@ class Run:
         checks_overflow: True if `local` looks for overflow by itself, and is to be called in any case.
         """
         form = form_of(variables, gradients, self.tensors)
-        [count] = call(self._begin, [all_finite(gradients), *inputs_of(gradients)], [tf.int32], [()], self._touched,
-                       given=(form,))
+        [count] = call(self._begin, [self._rate(), all_finite(gradients), *inputs_of(gradients)], [tf.int32], [()],
+                       self._touched, given=(form,))
         if checks_overflow:
             local(list(gradients))
         else:
             repeat(count, lambda _: local(list(gradients)), at_most_once=True)
         call(self._end, [], touched=self._touched)
 
-    def _begin(self, form: Form, finite: Array, *inputs: Array) -> list[Array]:
+    def _begin(self, form: Form, rate: Array, finite: Array, *inputs: Array) -> list[Array]:
         self.resume()
-        self.mode.tell_rates(self._rates())
+        self.mode.tell_rates([float(rate)])
         count = self.mode.begin(OwnArrays(self._layout, form, inputs, bool(finite)))
         self.factor.assign(self.mode.coefficient * self.mode.gain)
         self.gain.assign(self.mode.gain)
