@@ -325,7 +325,7 @@ def test_parts_are_tabled_and_drawn_and_leave_what_others_found(tmp_path: Path, 
                                                                 capsys: pytest.CaptureFixture[str]) -> None:
     small = {"xi": SMALL, "selected": SMALL, "age": SMALL, "fill_in": SMALL, "convergence": {
         "seeds": 1, "rates": (1.0,), "lengths": (1,), "small": "--hidden 6 --sequence 64 --batch-size 128"}}
-    assert set(small) == set(figures.PARTS)
+    assert set(small) < set(figures.PARTS), "the others start jobs, and have tests of their own"
     for name, options in small.items():
         part: Any = figures.PARTS[name]
         monkeypatch.setitem(figures.PARTS, name, SimpleNamespace(
