@@ -9,7 +9,8 @@ import pytest
 from horovod_oktopk.transport import stalls
 
 
-def test_a_call_that_waits_for_long_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_that_waits_for_long_is_told(monkeypatch: pytest.MonkeyPatch,
+                                            caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "0.05")
     monkeypatch.setattr(stalls, "LOOK", 0.01)
     stalls._watch.cache_clear()
