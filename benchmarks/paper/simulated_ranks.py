@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 from benchmarks.paper.simulated_links import Crossing, LinkLog, LinkTransport
 from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.transport.base import Bytes, Counts
-from horovod_oktopk.vectors.sparse import Indices, SparseVector, Values
+from horovod_oktopk.selection.accumulator import Accumulator
+from horovod_oktopk.transport.base import Bytes, Counts, Transport
+from horovod_oktopk.vectors.sparse import SparseVector, Values
 from tests.support.threads import ThreadTransport, run_ranks
 
 T = TypeVar("T")
 
 
-class TopAccumulator:
+class TopAccumulator(Accumulator):
     """An Accumulator of which only the largest elements are known; the others count as zero.
 
     Every step brings its own elements, so there is no residual to keep.
@@ -33,11 +34,10 @@ class TopAccumulator:
         self.expected = np.inf
         self._held = SparseVector.empty(self.dtype)
 
-    def accumulate(self, pieces: Iterable[tuple[int, SparseVector]], scale: float = 1.0,  # noqa: ARG002
-                   clear: bool = False) -> bool:  # noqa: ARG002
-        """Set acc to the one piece, which starts at 0."""
-        ((_, self._held),) = pieces
-        return bool(np.isfinite(self._held.values).all())
+    def accumulate(self, gradient: SparseVector) -> bool:
+        """Set acc to the gradient; return True if it is finite."""
+        self._held = gradient
+        return bool(np.isfinite(gradient.values).all())
 
     def expect(self, threshold: float, limit: int) -> None:  # noqa: ARG002
         """Let the elements go, once the selection is done: of a thousand ranks they are some gigabytes."""
@@ -57,14 +57,8 @@ class TopAccumulator:
     def moments(self) -> tuple[float, float]:
         raise NotImplementedError("the other elements are not known")
 
-    def commit(self, contributed: Indices) -> None:
-        """Do nothing: no residual is kept."""
-
-    def read_residual(self) -> Values:
-        raise NotImplementedError("nothing is kept")
-
-    def load_residual(self, values: Values) -> None:
-        raise NotImplementedError("nothing is kept")
+    def values(self) -> Values:
+        raise NotImplementedError("the other elements are not known")
 
 
 @dataclass(frozen=True)
@@ -119,7 +113,7 @@ class PopularElements:
         return SparseVector(indices[ascending], values[ascending])
 
 
-class TakeTurns:
+class TakeTurns(Transport):
     """A transport around a ThreadTransport, with which one rank computes at a time: temporaries of one, not of P."""
 
     def __init__(self, inner: ThreadTransport, turn: threading.Lock) -> None:
@@ -132,8 +126,8 @@ class TakeTurns:
     def alltoall(self, rows: Counts) -> Counts:
         return self._wait(lambda: self._inner.alltoall(rows))
 
-    def allreduce(self, counts: Counts) -> Counts:
-        return self._wait(lambda: self._inner.allreduce(counts))
+    def allreduce(self, values: Values) -> Values:
+        return self._wait(lambda: self._inner.allreduce(values))
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
                  ) -> Iterator[list[tuple[int, Bytes]]]:
@@ -167,10 +161,10 @@ def simulate(options: Scheme, size: int, gradients: PopularElements, steps: int,
         found = []
         with turn:
             transport, algorithm = LinkTransport(TakeTurns(inner, turn), LinkLog()), options.algorithm()
-            accumulator: Any = TopAccumulator(gradients.n)  # Ok-Topk asks for no more of one
+            accumulator = TopAccumulator(gradients.n)
             for step in range(steps):
                 transport.reset()
-                finite = accumulator.accumulate([(0, gradients.draw(inner.rank, step))])
+                finite = accumulator.accumulate(gradients.draw(inner.rank, step))
                 report = algorithm.reduce(accumulator, gradients.k, finite, transport, whole=gradients.n).report
                 found.append(RankStep(report, transport.log.crossings))
                 advance()

@@ -13,16 +13,16 @@ from ..selection.parameter_accumulator import ParameterAccumulator, Replica
 from ..transport.base import Ranks
 from ..transport.mpi.ending import leave
 from ..vectors.sparse import Layout
-from .gradients import GradientMode
+from .gradient_mode import GradientMode
 from .mode import Mode
 from .options import Partial, StepAhead
 from .partial.mode import PartialMode, end_all
 from .step_ahead.mode import StepAheadMode, close_all
 
 
-def kind_of(options: Any) -> type[Mode]:
+def kind_of(options: Any) -> type[Mode[Any]]:
     """Return the class of the options' mode."""
-    kinds: dict[type, type[Mode]] = {StepAhead: StepAheadMode, Partial: PartialMode}
+    kinds: dict[type, type[Mode[Any]]] = {StepAhead: StepAheadMode, Partial: PartialMode}
     return kinds.get(type(options), GradientMode)
 
 
@@ -34,7 +34,7 @@ def with_scheme(options: Any, scheme: Scheme) -> Any:
 def make_mode(options: Any, average: bool, layout: Layout, ranks: Ranks,
               of_gradients: Callable[[], ResidualAccumulator],
               of_parameters: Callable[[], tuple[ParameterAccumulator, Replica]], *, normalizes: bool = False,
-              settings: Sequence[str] = (), signature: Sequence[str] | None = None) -> Mode:
+              settings: Sequence[str] = (), signature: Sequence[str] | None = None) -> Mode[Any]:
     """Return the mode of these options on this rank.
 
     of_gradients: makes the accumulator of the gradients. of_parameters: makes the accumulator of the

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import pairwise
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, Generic, NoReturn, TypeVar
 
 import numpy as np
 
@@ -20,56 +19,18 @@ from ..state.records import Record, Stateful
 from ..transport.base import Membership, Ranks
 from ..transport.connect import connect
 from ..transport.counting import CountingTransport
-from ..vectors.sparse import DenseVector, Indices, Layout, SparseVector, Values
+from ..vectors.sparse import Layout
+from .gradients import Gradients
 
 logger = logging.getLogger("horovod_oktopk")
+
+Theirs = TypeVar("Theirs", bound=Gradients)
+"""The gradients that a mode works on."""
 
 OTHER_RATES = ("the ranks have different learning rates at step %d: replicas drift apart, or with StepAhead the "
                "moves of one rank count less than those of another. Set the same on all ranks: a scheduler that "
                "follows a metric needs its mean over the ranks (hvd.allreduce; in Keras MetricAverageCallback before "
                "it)")
-
-Update = SparseVector | DenseVector
-Piece = tuple[int, Any]
-"""An offset and a flat array on the accumulator's device."""
-
-
-class Gradients:
-    """This rank's gradients of one step, as the flat vector of a layout.
-
-    All have `all_finite`. Those that stay this rank's own have `elements`, too; those to be replaced, `pieces` and
-    `write`.
-    clearable: False if the pieces must not be written.
-    """
-
-    clearable: ClassVar[bool] = True
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-
-    def pieces(self) -> Iterable[Piece]:
-        """Return the gradients. If they are clearable, the caller leaves zeros in a piece of the layout's dtype."""
-        raise NotImplementedError
-
-    def write(self, update: Update | None, cleared: bool) -> None:
-        """Write an update over the gradients; NaN for None. cleared: contiguous pieces hold zeros."""
-        raise NotImplementedError
-
-    def elements(self, places: Indices) -> Values:
-        """Return the elements at these places of the flat vector: int64, ascending; a place may come twice."""
-        offsets = self.layout.offsets
-        cuts = np.searchsorted(places, offsets)
-        found = [self.elements_of(part, places[first:last] - offsets[part])
-                 for part, (first, last) in enumerate(pairwise(cuts.tolist())) if first < last]
-        return np.concatenate([*found, np.empty(0)])
-
-    def elements_of(self, part: int, places: Indices) -> Values:
-        """Return the elements at these places of the layout's part of this number."""
-        raise NotImplementedError
-
-    def all_finite(self) -> bool:
-        """Return True if all elements are finite."""
-        raise NotImplementedError
 
 
 class Reduction(Stateful):
@@ -211,7 +172,7 @@ def _ranks_of(transport: CountingTransport) -> str:
     return f"{size} ranks{where} over {transport.route}" if size > 1 else "1 rank, so nothing is compressed"
 
 
-class Mode(Reduction):
+class Mode(Reduction, Generic[Theirs]):
     """The exchange of one optimizer's results, around its steps, on this rank.
 
     A step, on all ranks alike:
@@ -245,7 +206,7 @@ class Mode(Reduction):
     adopts = False
     """True if rank 0's parameters are taken at the first step if a rank has others, in place of a local step."""
 
-    def reduce(self, gradients: Gradients, others_finite: bool = True) -> None:
+    def reduce(self, gradients: Theirs, others_finite: bool = True) -> None:
         """Replace the gradients by their mean or sum over the ranks; by NaN if one is not finite on some rank.
 
         others_finite: False if anything that this rank reduces by other means in this step (sparse gradients) is not
@@ -253,14 +214,14 @@ class Mode(Reduction):
         """
 
     @abstractmethod
-    def begin(self, gradients: Gradients, settings: Sequence[float] = (), scaled: bool = False) -> int:
+    def begin(self, gradients: Theirs, settings: Sequence[float] = (), scaled: bool = False) -> int:
         """Return how many steps of the optimizer follow.
 
         settings: hyperparameters that travel with the gradients. scaled: True if a loss scaler takes the step; then
         none follows if a gradient was not finite.
         """
 
-    def prepare(self, gradients: Gradients) -> Sequence[float]:  # noqa: ARG002
+    def prepare(self, gradients: Theirs) -> Sequence[float]:  # noqa: ARG002
         """Write the gradients of the optimizer's next step; return its hyperparameters, if they are not its own."""
         return ()
 

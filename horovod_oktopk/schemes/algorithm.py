@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -83,7 +84,7 @@ class Step:
         return StepResult(update, contributed, self.report, remainder, self.selected)
 
 
-class Algorithm:
+class Algorithm(ABC):
     """A sparse allreduce of one flat vector over the steps; one object on each rank.
 
     A scheme gives `exchange`, and anything else that differs: its selection, its counts for the roll call, and
@@ -196,9 +197,9 @@ class Algorithm:
         """Return the most elements of the sum that are kept, if each of `size` ranks selects k of n: all."""
         return min(n, k * size)
 
+    @abstractmethod
     def exchange(self, step: Step) -> StepResult:
         """Return the result with the update; if a worker is a host, with that of this rank's share."""
-        raise NotImplementedError
 
     def select(self, step: Step) -> SparseVector:
         """Return this rank's selection; an empty one if its acc is not finite."""

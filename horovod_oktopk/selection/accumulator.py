@@ -6,11 +6,12 @@ swapping them. So a step that must not count (NaN, overflow) is undone by not co
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,7 @@ Sum = tuple[int, NDArray[Any], Sequence[Values], Sequence[Values]]
 """An offset; a piece of the gradient; the summands before and after it, in order, of the accumulator's dtype."""
 
 
-class Accumulator(Protocol):
+class Accumulator(ABC):
     """A vector of n elements on any device, from which a step selects: the algorithms' view."""
 
     n: int
@@ -50,31 +51,37 @@ class Accumulator(Protocol):
     expected: float
     """The threshold of the last `expect`; infinity before the first."""
 
+    @abstractmethod
     def expect(self, threshold: float, limit: int) -> None:
         """Hint that `select` will ask for about this threshold or more, from the next `accumulate` on.
 
         Elements that pass, up to limit, may then be collected in the pass that accumulates.
         """
 
+    @abstractmethod
     def select(self, threshold: float, limit: int) -> SparseVector | None:
         """Return the non-zero elements of acc with magnitude >= threshold; None if there are more than limit.
 
         Valid until the next `accumulate`, which may write into the same memory.
         """
 
+    @abstractmethod
     def sample(self, stride: int) -> Values:
         """Return the magnitudes of every stride-th element of acc, on the host."""
 
+    @abstractmethod
     def moments(self) -> tuple[float, float]:
         """Return mean and standard deviation of acc."""
 
+    @abstractmethod
     def values(self) -> Values:
         """Return acc itself, on the host: shape (n,), to be read before the commit."""
 
 
-class ResidualAccumulator(Accumulator, Protocol):
+class ResidualAccumulator(Accumulator):
     """acc = residual + gradient. One step: accumulate, select, commit."""
 
+    @abstractmethod
     def accumulate(self, pieces: Iterable[tuple[int, Any]], clear: bool = False) -> bool:
         """Set acc = residual + gradient; return True if every element of acc is finite.
 
@@ -82,12 +89,15 @@ class ResidualAccumulator(Accumulator, Protocol):
         clear: leaves zeros in pieces of the accumulator's own dtype, for the update to be written there.
         """
 
+    @abstractmethod
     def commit(self, contributed: Indices | slice, remainder: SparseVector | None = None) -> None:
         """Set residual = acc, but zero at the indices that contributed to the update, plus the remainder."""
 
+    @abstractmethod
     def read_residual(self) -> Values:
         """Return a copy of the residual, on the host."""
 
+    @abstractmethod
     def load_residual(self, values: Values) -> None:
         """Set the residual to these values."""
 
@@ -119,7 +129,7 @@ def converted(piece: NDArray[Any], dtype: Any, clear: bool) -> Iterator[tuple[in
             chunk.fill(0)
 
 
-class CollectingAccumulator:
+class CollectingAccumulator(Accumulator):
     """An Accumulator's `expect`, `select` and `moments`; see there. A derived class gives `_collect` and `_chunks`.
 
     kernels: the loops over the elements; in C++ if that was built.
@@ -161,8 +171,9 @@ class CollectingAccumulator:
             found.append(_collected(buffer).copy())
         return concatenate(found, self.dtype)
 
+    @abstractmethod
     def _collect(self, start: int, stop: int, threshold: float, buffer: CandidateBuffer) -> object:
-        raise NotImplementedError
+        """Collect the elements of acc[start:stop] with magnitude >= threshold into the buffer."""
 
     def moments(self) -> tuple[float, float]:
         total = squares = 0.0  # of chunks, which are summed in the dtype itself: enough for an estimate
@@ -172,8 +183,9 @@ class CollectingAccumulator:
         mean = total / self.n
         return mean, float(np.sqrt(max(0.0, squares / self.n - mean**2)))
 
+    @abstractmethod
     def _chunks(self) -> Iterator[Values]:
-        raise NotImplementedError
+        """Return acc in chunks, in order."""
 
 
 class NumpyAccumulator(CollectingAccumulator, ResidualAccumulator):
@@ -241,8 +253,16 @@ class NumpyAccumulator(CollectingAccumulator, ResidualAccumulator):
         return buffer
 
 
-class EmptyAccumulator(CollectingAccumulator):
+class EmptyAccumulator(Accumulator):
     """The accumulator of a rank that contributes nothing to a reduction in which it takes part."""
+
+    expected = np.inf
+
+    def __init__(self, n: int, dtype: Any = np.float32) -> None:
+        self.n, self.dtype = n, np.dtype(dtype)
+
+    def expect(self, threshold: float, limit: int) -> None:
+        """Do nothing: no threshold finds anything."""
 
     def select(self, threshold: float, limit: int) -> SparseVector:  # noqa: ARG002
         return SparseVector.empty(self.dtype)
@@ -250,8 +270,8 @@ class EmptyAccumulator(CollectingAccumulator):
     def sample(self, stride: int) -> Values:  # noqa: ARG002
         return np.empty(0, self.dtype)
 
-    def _chunks(self) -> Iterator[Values]:
-        return iter(())
+    def moments(self) -> tuple[float, float]:
+        return 0.0, 0.0
 
     def values(self) -> Values:
         return np.zeros(self.n, self.dtype)

@@ -6,8 +6,9 @@ element and writes none.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from ..vectors.sparse import DenseVector, Layout, SparseVector, Values
 from .accumulator import Accumulator, CollectingAccumulator, Pieces, between
 
 
-class ParameterAccumulator(Accumulator, Protocol):
+class ParameterAccumulator(Accumulator):
     """acc = w - p. One step: accumulate, select, release, and later commit. Nothing may change p before `release`."""
 
     shared: Any
@@ -29,6 +30,7 @@ class ParameterAccumulator(Accumulator, Protocol):
         for offset, piece in pieces:
             self.shared[offset:offset + len(piece)] = piece
 
+    @abstractmethod
     def accumulate(self, pieces: Pieces) -> bool:
         """Read acc = w - p; return True if all of it is finite."""
 
@@ -36,15 +38,19 @@ class ParameterAccumulator(Accumulator, Protocol):
         """Release the pieces: a framework may copy a piece that is still held when it writes there."""
         self._pieces = ()
 
+    @abstractmethod
     def commit(self, update: SparseVector | DenseVector) -> None:
         """Set w to w - update."""
 
+    @abstractmethod
     def read_shared(self) -> Values:
         """Return w on the host; not to be changed."""
 
+    @abstractmethod
     def minus(self, values: Values) -> Any:
         """Return w - values on the accumulator's device, in memory of its own. values: on the host."""
 
+    @abstractmethod
     def part(self, start: int, stop: int) -> ParameterAccumulator:
         """Return an accumulator of w[start:stop], in the same memory; it takes pieces from `between`."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,7 @@ Hierarchical = bool | int
 """True if each host is one worker; or the number of consecutive ranks that count as a host."""
 
 
-class Transport(Protocol):
+class Transport(ABC):
     """Blocking communication among `size` ranks. All ranks call the same methods in the same order.
 
     Every method raises TransportError if another rank failed or does not answer.
@@ -40,18 +41,22 @@ class Transport(Protocol):
     concurrent: bool
     """True if calls may run on a thread of their own, beside whatever else this process sends."""
 
+    @abstractmethod
     def allgather(self, row: Counts) -> Counts:
         """Return the short rows of all ranks: int64, shape (P, m). row: int64, the same shape (m,) on every rank."""
 
+    @abstractmethod
     def allreduce(self, values: Values) -> Values:
         """Return the element-wise sum of arrays of the same shape and dtype on every rank; all get the same bits."""
 
+    @abstractmethod
     def alltoall(self, rows: Counts) -> Counts:
         """Send a short row to each rank; return the rows for this rank, by source.
 
         rows: int64, the same shape (P, m) on every rank.
         """
 
+    @abstractmethod
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
                  ) -> Iterator[list[tuple[int, Bytes]]]:
         """Send messages point to point, in batches; yield a batch's (source, message) pairs as it arrives.
@@ -61,16 +66,26 @@ class Transport(Protocol):
         iterator.
         """
 
+    @abstractmethod
     def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
         """Return the messages (uint8) of all ranks, in rank order. sizes: their bytes, known to all ranks."""
 
+    def signals(self) -> Signals | None:
+        """Return signals to the same ranks; None if this transport has none."""
+        return None
 
-class Signals(Protocol):
+    def abort(self) -> None:
+        """End all processes of the job with an error, where the transport can."""
+
+
+class Signals(ABC):
     """Numbers that ranks send each other unasked, from any thread, beside what a Transport carries."""
 
+    @abstractmethod
     def send(self, to: int, number: int) -> None:
         """Send a number of 64 bits, without waiting. to: another rank, or this one."""
 
+    @abstractmethod
     def receive(self, timeout: float) -> int | None:
         """Return the next number, from any rank; None if none came within `timeout` seconds. Called by one thread."""
 
@@ -84,7 +99,7 @@ class Membership(NamedTuple):
     """The number of times that elastic training has begun anew in this process."""
 
 
-class Ranks(Protocol):
+class Ranks(ABC):
     """The ranks that reduce together; one object for each reduction, on each rank.
 
     base: the library; one object for all reductions of a rank.
@@ -98,27 +113,33 @@ class Ranks(Protocol):
     yield_cpu: bool
 
     @property
+    @abstractmethod
     def takes_part(self) -> bool:
         """True if this process is one of the ranks; otherwise it trains for itself."""
 
+    @abstractmethod
     def membership(self) -> Membership:
         """Return this rank's present place. Called at every step."""
 
+    @abstractmethod
     def host(self) -> tuple[int, int | None]:
         """Return the number of the host's first rank in the whole job, and how many ranks the host has.
 
         The latter is None if these ranks are a part of the job.
         """
 
+    @abstractmethod
     def divide(self, groups: Iterable[Counts]) -> None:
         """Prepare transports among some of the ranks. Collective.
 
         groups: ranks' numbers, the same groups on every rank. Raise PluginError if the division is impossible.
         """
 
+    @abstractmethod
     def transport(self, channel: int | str, members: Counts | None = None) -> Transport:
         """Return a transport over the library's own collectives: among all ranks, or among a group after `divide`."""
 
+    @abstractmethod
     def mpi_rank(self) -> int | str:
         """Return this process's number in MPI.COMM_WORLD; or the reason, in words, why MPI cannot be used.
 

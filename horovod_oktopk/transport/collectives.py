@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import Bytes, Counts, Transport, Values
+from .base import Bytes, Counts, Signals, Transport, Values
 from .mpi import ending
 from .stalls import noticed
 
@@ -85,7 +85,7 @@ class AloneTransport(CollectivesTransport):
         return values.copy()
 
 
-class AloneSignals:
+class AloneSignals(Signals):
     """The numbers that a single rank sends itself; see Signals."""
 
     def __init__(self) -> None:

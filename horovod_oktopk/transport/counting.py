@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .base import Bytes, Counts, Transport, Values, alltoall_rounds
+from .base import Bytes, Counts, Signals, Transport, Values, alltoall_rounds
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -66,7 +66,7 @@ class Log:
 
 
 @dataclass
-class CountingTransport:
+class CountingTransport(Transport):
     """A transport that counts what another one sends and receives.
 
     Messages are counted as they are, and a collective as its bandwidth-optimal algorithm: an allgather as a ring (a
@@ -149,6 +149,12 @@ class CountingTransport:
         total, after = int(sizes.sum()), int(sizes[(self.rank + 1) % self.size])
         self._count(total - after, total - len(message), self.size - 1)
         return self.inner.allgatherv(message, sizes)
+
+    def signals(self) -> Signals | None:
+        return self.inner.signals()
+
+    def abort(self) -> None:
+        self.inner.abort()
 
     def _count(self, sent: int, received: int, messages: int, messages_received: int | None = None) -> None:
         traffic = self.traffic

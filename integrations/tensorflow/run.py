@@ -72,12 +72,12 @@ class Run:
         self._layout = layout
         self._lender: LendingAccumulator | None = None
         overlaps = kind.acts_at_step and getattr(options, "overlap", True)
-        self.mode: Mode = make_mode(
+        self.mode: Mode[Any] = make_mode(
             options, op == hvd.Average, layout, ranks_of(process_set, kind.acts_at_step, overlaps), self._lending,
             lambda: (NumpyParameterAccumulator(layout.n, layout.dtype), VariableReplica(layout, self.tensors)),
             normalizes=normalizes, settings=["learning_rate"], signature=self.signature)
         self.mode.belongs_to(self)
-        self.take_state: Callable[[Mode], None] | None = None
+        self.take_state: Callable[[Mode[Any]], None] | None = None
         """Loads a state. It is called once, on all ranks, when the next step is taken."""
         self._density = getattr(options, "density", None)
         self._process_set, self._rate = process_set, rate

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 
-from horovod_oktopk.modes.mode import Gradients, Piece, Update
+from horovod_oktopk.modes.gradients import LocalGradients, Piece, ReducedGradients, Update
 from horovod_oktopk.modes.step_ahead.pace import elements_of_rows
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.tensorflow.private import eagerly
@@ -113,7 +113,7 @@ def inputs_of(gradients: Sequence[Any]) -> list[tf.Tensor]:
         (gradient.indices, gradient.values) if isinstance(gradient, tf.IndexedSlices) else (gradient,))]
 
 
-class DenseArrays(Gradients):
+class DenseArrays(ReducedGradients):
     """Dense gradients of all variables of a layout. lender: of memory for the update, if there is one."""
 
     clearable = False  # TensorFlow's own memory
@@ -157,7 +157,7 @@ class DenseArrays(Gradients):
             scatter(memory.reshape(-1), part)
 
 
-class OwnArrays(Gradients):
+class OwnArrays(LocalGradients):
     """Gradients of some variables of a layout: the arrays of `inputs_of`. finite: True if all elements are."""
 
     def __init__(self, layout: Layout, form: Form, inputs: Sequence[Array], finite: bool) -> None:

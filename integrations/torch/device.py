@@ -5,6 +5,7 @@ In host memory the core's classes serve; on a CUDA (or any other) device only wh
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,13 @@ from numpy.typing import NDArray
 from horovod_oktopk.modes.make import make_mode
 from horovod_oktopk.modes.mode import Mode
 from horovod_oktopk.modes.step_ahead.pace import normalizes
-from horovod_oktopk.selection.accumulator import NumpyAccumulator, Pieces, ResidualAccumulator, keep_freed_memory
+from horovod_oktopk.selection.accumulator import (
+    Accumulator,
+    NumpyAccumulator,
+    Pieces,
+    ResidualAccumulator,
+    keep_freed_memory,
+)
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator, ParameterAccumulator, Replica
 from horovod_oktopk.torch.tensors import TorchLayout, are_finite
 from horovod_oktopk.transport.base import Ranks
@@ -26,7 +33,7 @@ CHUNK = 1 << 24
 
 
 def mode_of(options: Any, average: bool, layout: TorchLayout, ranks: Ranks, optimizer: type,
-            settings: Sequence[str]) -> Mode:
+            settings: Sequence[str]) -> Mode[Any]:
     """Return the mode of an optimizer of this class. settings: names of its hyperparameters."""
     n, dtype, device = layout.n, layout.dtype, layout.device
     on_host = device.type == "cpu"
@@ -43,7 +50,7 @@ def mode_of(options: Any, average: bool, layout: TorchLayout, ranks: Ranks, opti
                      settings=settings)
 
 
-class DeviceVector:
+class DeviceVector(Accumulator):
     """The part of an accumulator that steps select from, on one device; the same bits as in host memory.
 
     A derived class gives `_chunks`. n: the number of elements. dtype: float32 or float64.
@@ -56,8 +63,9 @@ class DeviceVector:
         self.expected = np.inf
         self._nothing = torch.zeros(0, dtype=getattr(torch, self.dtype.name), device=device)
 
+    @abstractmethod
     def _chunks(self) -> Iterator[tuple[int, torch.Tensor]]:
-        raise NotImplementedError
+        """Return the (offset, chunk) pairs of acc, in order."""
 
     def expect(self, threshold: float, limit: int) -> None:  # noqa: ARG002 - selecting is a pass of its own here
         self.expected = threshold
@@ -130,7 +138,7 @@ class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
 
     def __init__(self, n: int, dtype: Any, device: torch.device, shared: torch.Tensor | None = None) -> None:
         super().__init__(n, dtype, device)
-        self.shared = self._nothing.new_zeros(n) if shared is None else shared
+        self.shared: torch.Tensor = self._nothing.new_zeros(n) if shared is None else shared
 
     def accumulate(self, pieces: Pieces) -> bool:
         self._pieces = pieces

@@ -75,7 +75,7 @@ class Run:
         self.kind = kind_of(options)
         self.ranks = ranks_of(process_set, self.kind.acts_at_step,
                               self.kind.acts_at_step and getattr(options, "overlap", True))
-        self.mode: Mode | None = None
+        self.mode: Mode[Any] | None = None
         self.layout: TorchLayout  # the mode's
         self.reduces = True  # but inside skip_synchronize
         self.parameters = Parameters(optimizer, names, op)
@@ -176,7 +176,7 @@ class Run:
 
     # Which parameters.
 
-    def _laid_out(self) -> Mode:
+    def _laid_out(self) -> Mode[Any]:
         """Return the mode of the parameters that are trained: a new one at first, and if others are trained now."""
         mode, present = self.mode, self.parameters.all()
         if mode is not None:
@@ -197,7 +197,7 @@ class Run:
             self._waiting = []
         return self.mode
 
-    def _join(self, mode: Mode, trained: Sequence[torch.Tensor], known: set[torch.Tensor]) -> bool:
+    def _join(self, mode: Mode[Any], trained: Sequence[torch.Tensor], known: set[torch.Tensor]) -> bool:
         """Meet the other ranks, which are to go on with the same parameters; return True if a new mode is needed.
 
         Rounds go on with fewer parameters, and not with more.
@@ -210,7 +210,7 @@ class Run:
             mode.suspend()
         return not mode.has_rounds
 
-    def _make_mode(self, parameters: Sequence[torch.Tensor]) -> Mode:
+    def _make_mode(self, parameters: Sequence[torch.Tensor]) -> Mode[Any]:
         if not self.kind.reads_memory:
             sparse = {*self._excluded} & {*parameters}
             sparse |= {p for p in parameters if p.grad is not None and p.grad.is_sparse and not self._sparse_as_dense}
@@ -226,7 +226,7 @@ class Run:
         self.layout = layout
         return mode
 
-    def _check_unchanged(self, mode: Mode) -> None:
+    def _check_unchanged(self, mode: Mode[Any]) -> None:
         """Refuse a step of parameters that have changed; tell the other ranks the learning rates."""
         mode.tell_rates(rates_of(self.optimizer))
         message = self.layout.changed(strides=mode.reads_memory)

@@ -12,7 +12,7 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.modes.mode import Gradients, Update
+from horovod_oktopk.modes.gradients import LocalGradients, ReducedGradients, Update
 from horovod_oktopk.modes.step_ahead.pace import elements_of_rows
 from horovod_oktopk.torch.private import rows_of, values_of
 from horovod_oktopk.transport.collectives import HorovodTransport
@@ -116,7 +116,7 @@ def _write(out: torch.Tensor, part: SparseVector, zero: bool) -> None:
         out[torch.unravel_index(indices, out.shape)] = values.to(out.dtype)
 
 
-class OwnGradients(Gradients):
+class OwnGradients(LocalGradients):
     """This rank's `p.grad` of a layout's parameters, which stay as they are; a missing one is zero."""
 
     layout: TorchLayout
@@ -140,7 +140,7 @@ class OwnGradients(Gradients):
         return are_finite(lambda: [values_of(p.grad) for p in self.layout.parameters if p.grad is not None])
 
 
-class DenseGradients(OwnGradients):
+class DenseGradients(OwnGradients, ReducedGradients):
     """The same as dense tensors, over which an update is written: it becomes `p.grad`.
 
     A gradient that came sparse becomes so again. in_host_memory: True if pieces are copied from a device.

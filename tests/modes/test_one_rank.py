@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from horovod_oktopk import OkTopk, StepAhead
-from horovod_oktopk.modes.gradients import GradientMode
+from horovod_oktopk.modes.gradient_mode import GradientMode
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.vectors.sparse import Layout
 from tests.modes.step_ahead.test_reducer import Worker, moves

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from horovod_oktopk.modes.mode import Gradients, Piece, Update
-from horovod_oktopk.vectors.sparse import DenseVector, Indices, Values
+from horovod_oktopk.modes.gradients import LocalGradients, Piece, ReducedGradients, Update
+from horovod_oktopk.vectors.sparse import DenseVector, Indices, Layout, Values
 
 
-class FlatGradients(Gradients):
+class FlatGradients(LocalGradients, ReducedGradients):
     """Gradients of shape (n,). pieces: arrays that are read, if not this one.
 
     update: the last one written; until then, the gradients themselves.
@@ -19,6 +19,7 @@ class FlatGradients(Gradients):
     clearable = False
 
     def __init__(self, values: Values, pieces: Iterable[Piece] | None = None) -> None:
+        super().__init__(Layout([("all", values.shape, values.dtype.name)]))
         self.values, self._pieces = values, pieces
         self.update: Update | None = DenseVector(values)
 
@@ -36,7 +37,7 @@ class FlatGradients(Gradients):
         dense[self.update.indices] = self.update.values
         return dense
 
-    def elements(self, places: Indices) -> Values:
+    def elements_of(self, part: int, places: Indices) -> Values:
         found: Values = self.values[places]
         return found
 

@@ -10,7 +10,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from horovod_oktopk.errors import TransportError
-from horovod_oktopk.transport.base import MESSAGES_IN_FLIGHT, Bytes, Counts, Values, rotated_batches
+from horovod_oktopk.transport.base import (
+    MESSAGES_IN_FLIGHT,
+    Bytes,
+    Counts,
+    Signals,
+    Transport,
+    Values,
+    rotated_batches,
+)
 
 T = TypeVar("T")
 
@@ -78,7 +86,7 @@ class ThreadWorld:
             gate.release()
 
 
-class ThreadTransport:
+class ThreadTransport(Transport):
     """One rank's end of a ThreadWorld."""
 
     concurrent = True
@@ -133,7 +141,7 @@ class ThreadTransport:
         return messages
 
 
-class ThreadSignals:
+class ThreadSignals(Signals):
     """One rank's end of a ThreadWorld's signals."""
 
     def __init__(self, world: ThreadWorld, rank: int) -> None:

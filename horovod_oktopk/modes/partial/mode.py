@@ -29,8 +29,8 @@ from ...transport.connect import barrier
 from ...transport.counting import Traffic
 from ...transport.mpi.ending import StallLimits, leave, unhappy_end
 from ...vectors.sparse import Indices, Layout, SparseVector, Values, sum_of
-from ..gradients import GradientMode
-from ..mode import Gradients, Piece, Update
+from ..gradient_mode import GradientMode
+from ..gradients import Piece, ReducedGradients, Update
 from ..options import NEEDS_MPI, Partial
 from .rounds import PartialAllreduce, Round
 from .states import Presence
@@ -122,10 +122,10 @@ class PartialMode(GradientMode):
         self._accumulating = Traffic()
         self._to_apply: deque[tuple[Update, tuple[float, ...]]] = deque()  # with the settings of their rounds
 
-    def reduce(self, gradients: Gradients, others_finite: bool = True) -> None:
+    def reduce(self, gradients: ReducedGradients, others_finite: bool = True) -> None:
         """Do nothing: rounds reduce."""
 
-    def begin(self, gradients: Gradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
+    def begin(self, gradients: ReducedGradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
         """Hand in this rank's gradients; return the number of rounds since the last step.
 
         Raise PluginError if there is no MPI, or if another mode has taken a step since; AgreementError if the
@@ -144,7 +144,7 @@ class PartialMode(GradientMode):
         self._take_note(allreduce.arrive(contribute))
         return len(self._to_apply)
 
-    def prepare(self, gradients: Gradients) -> Sequence[float]:
+    def prepare(self, gradients: ReducedGradients) -> Sequence[float]:
         update, settings = self._to_apply.popleft()
         start = time.perf_counter()
         gradients.write(update, cleared=False)
@@ -191,12 +191,12 @@ class PartialMode(GradientMode):
         """Connect the ranks, and hold a first roll call. Collective."""
         if self._allreduce is None:
             transport = self.connect()
-            signals = getattr(transport.inner, "signals", None)
+            signals = transport.signals()
             if signals is None:
                 raise PluginError(NEEDS_MPI)
             options, limits = self.partial, StallLimits.of_horovod()
             transport.reset()
-            self._allreduce = PartialAllreduce(options.policy, self._run, transport, signals(), 1 + self._settings,
+            self._allreduce = PartialAllreduce(options.policy, self._run, transport, signals, 1 + self._settings,
                                                options.seed, options.max_staleness,
                                                limits.patience(options.timeout), limits.patience(math.inf),
                                                functools.partial(remove, self))
@@ -294,4 +294,4 @@ def end_all() -> None:
         except Exception:
             logger.exception("the rounds of Partial could not be ended on all ranks together, so the job is ended")
             sys.stderr.flush()
-            getattr(each.transport.inner, "abort", lambda: None)()
+            each.transport.abort()

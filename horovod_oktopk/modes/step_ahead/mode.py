@@ -32,7 +32,8 @@ from ...transport.base import Ranks
 from ...transport.counting import CountingTransport
 from ...transport.mpi.ending import unhappy_end
 from ...vectors.sparse import Layout, Values
-from ..mode import Gradients, Mode
+from ..gradients import LocalGradients
+from ..mode import Mode
 from ..options import StepAhead
 from .model import Exchange, Model
 from .pace import SUMS, GradientNoise, coefficient_of, gain_of, sample
@@ -68,7 +69,7 @@ LAST_EXCHANGE = 60.0
 """Seconds for which a rank that shuts Horovod down waits for the exchange under way."""
 
 
-class StepAheadMode(Mode):
+class StepAheadMode(Mode[LocalGradients]):
     """The shared parameters w of one model, and the exchanges of w - p; one object on each rank.
 
     average: True if the ranks' moves are averaged, False if summed. accumulator: holds w.
@@ -126,7 +127,7 @@ class StepAheadMode(Mode):
 
     # A step.
 
-    def begin(self, gradients: Gradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
+    def begin(self, gradients: LocalGradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
         """Return 1; or 0 if this rank's gradients are not finite, and it joins the exchange without a local step.
 
         Raise the error of the exchange under way, if any.
@@ -150,7 +151,7 @@ class StepAheadMode(Mode):
         self._sample = sample(gradients.elements, self.layout.n, self.algorithm.step) if is_measured else None
         return int(steps)
 
-    def _begin_alone(self, gradients: Gradients, scaled: bool) -> int:
+    def _begin_alone(self, gradients: LocalGradients, scaled: bool) -> int:
         """Return the number of local steps on the only rank, whose own parameters are those that all ranks share."""
         self.connect()
         self.resume()

@@ -28,7 +28,8 @@ from ...selection.parameter_accumulator import ParameterAccumulator, Replica
 from ...transport.base import Transport, broadcast
 from ...transport.counting import CountingTransport, Hosts
 from ...vectors.sparse import DenseVector, SparseVector, Values
-from ..mode import Reduction, Update
+from ..gradients import Update
+from ..mode import Reduction
 
 SAME_ON_HOST = ("one of the parameters, which all ranks of a host must change alike with hierarchical (change "
                 "gradients after optimizer.synchronize() only, and call hvd.broadcast_optimizer_state)")

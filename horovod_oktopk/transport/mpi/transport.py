@@ -17,7 +17,17 @@ import numpy as np
 from mpi4py import MPI
 
 from ...errors import TransportError
-from ..base import DIRECT_RANKS, MESSAGES_IN_FLIGHT, Bytes, Counts, Values, alltoall_rounds, rotated_batches
+from ..base import (
+    DIRECT_RANKS,
+    MESSAGES_IN_FLIGHT,
+    Bytes,
+    Counts,
+    Signals,
+    Transport,
+    Values,
+    alltoall_rounds,
+    rotated_batches,
+)
 from .gate import Gate
 
 logger = logging.getLogger("horovod_oktopk")
@@ -32,7 +42,7 @@ Waiting inside MPI would keep a core busy.
 """
 
 
-class MPITransport:
+class MPITransport(Transport):
     """An intra-communicator of our own, so that no message meets another library's.
 
     comm: an mpi4py communicator. Its error handler is set to raise, as mpi4py's default is.
@@ -213,7 +223,7 @@ class Control:
         MPI.Request.Waitall(self._flying)
 
 
-class MPISignals:
+class MPISignals(Signals):
     """Signals beside what a transport of the same communicator carries; MPI must run with MPI_THREAD_MULTIPLE."""
 
     def __init__(self, comm: Any, gate: Gate) -> None:

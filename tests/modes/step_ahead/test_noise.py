@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk import AgreementError, OkTopk, StepAhead
-from horovod_oktopk.modes.mode import Gradients
+from horovod_oktopk.modes.gradients import LocalGradients
 from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
 from horovod_oktopk.modes.step_ahead.pace import (
     SAMPLES,
@@ -248,7 +248,7 @@ def test_elements_are_gathered_from_the_part_that_has_them(lengths, seed):
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     wanted = np.sort(np.random.default_rng(seed).integers(max(offsets[-1], 1), size=9))[:9 * offsets[-1]]
     mine = SimpleNamespace(layout=SimpleNamespace(offsets=offsets), elements_of=lambda part, at: offsets[part] + at)
-    assert Gradients.elements(mine, wanted).tolist() == wanted.tolist()
+    assert LocalGradients.elements(mine, wanted).tolist() == wanted.tolist()
 
 
 @pytest.mark.parametrize(("size", "ahead", "expected"), [

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from horovod_oktopk import AgreementError, OkTopk, OptionError, PluginError, TransportError
-from horovod_oktopk.modes.gradients import GradientMode
+from horovod_oktopk.modes.gradient_mode import GradientMode
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.state import gather
 from horovod_oktopk.vectors.sparse import Layout
