@@ -19,7 +19,7 @@ from . import __version__, advise
 from .errors import OptionError
 from .kernels import KERNELS, NATIVE, SLOW
 from .schemes.base import check_integer
-from .schemes.oktopk import OkTopk
+from .schemes.oktopk_options import OkTopk
 from .transport.connect import connect
 
 MPI4PY_PROBE = """
@@ -216,7 +216,7 @@ def _measure() -> tuple[int, int, advise.Network]:
     if hvd.size() == 1:
         raise OptionError("--measure needs several ranks: use horovodrun -np P python -m horovod_oktopk advise ...")
     ranks = importlib.import_module(f"{__package__}.{name}.tensors").ranks_of(hvd.global_process_set)
-    return hvd.size(), hvd.rank(), advise.measure_network(connect(ranks, "auto"))
+    return hvd.size(), hvd.rank(), advise.measure_network(connect(ranks, "auto").transport)
 
 
 def main() -> int:

@@ -13,9 +13,9 @@ import numpy as np
 
 from .errors import OptionError
 from .kernels import KERNELS
-from .phases import exchange
+from .phases import volume
 from .schemes.base import Unit
-from .schemes.oktopk import OkTopk
+from .schemes.oktopk_options import OkTopk
 from .selection.accumulator import NumpyAccumulator
 from .selection.local_top_k import local_top_k
 from .transport.base import Transport, batch_length
@@ -146,7 +146,7 @@ def predict(n: int, size: int, options: OkTopk, network: Network, selection_seco
 def predict_dense(n: int, size: int, network: Network) -> Prediction:
     """Predict a dense allreduce, with the words of a ring and the messages of trees."""
     latency = 2 * network.latency * ceil(log2(size))
-    return Prediction("dense", exchange.dense_volume(n, size), latency, 0.0, network.bandwidth)
+    return Prediction("dense", volume.dense_volume(n, size), latency, 0.0, network.bandwidth)
 
 
 def _oktopk_words(n: int, size: int, options: OkTopk, unit: Unit) -> float:
@@ -157,7 +157,7 @@ def _oktopk_words(n: int, size: int, options: OkTopk, unit: Unit) -> float:
     codec, k = WireCodec(np.dtype(np.float32), options.wire_dtype(unit)), options.k_of(n)
     counts = k, options.global_k_of(k, n, size, unit)
     selected, kept = (codec.size(count, n) / (2 * WORD) for count in counts)
-    return exchange.oktopk_bound(selected, size, kept)
+    return volume.oktopk_bound(selected, size, kept)
 
 
 def report(n: int, size: int, options: OkTopk, network: Network, selection_seconds: float) -> str:

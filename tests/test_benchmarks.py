@@ -23,7 +23,7 @@ from benchmarks.paper import age, data_parallel, figures, fill_in, rounds, selec
 from benchmarks.paper.simulated_links import Crossing, LinkLog, LinkTransport, Way
 from horovod_oktopk import OkTopk
 from horovod_oktopk.phases.agreement import FEW_RANKS
-from horovod_oktopk.phases.exchange import oktopk_bound
+from horovod_oktopk.phases.volume import oktopk_bound
 from horovod_oktopk.selection.sketches import sketch_shape
 from horovod_oktopk.transport.base import alltoall_rounds
 from horovod_oktopk.vectors.wire import WireCodec

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from horovod_oktopk.phases.exchange import dense_volume
+from horovod_oktopk.phases.volume import dense_volume
 from horovod_oktopk.schemes.report import StepReport
 
 WARM_UP_STEPS = 5

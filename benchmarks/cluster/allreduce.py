@@ -20,12 +20,17 @@ from mpi4py import MPI
 from benchmarks import launch
 from benchmarks.data.gradients import Gradients, Recorded, Source
 from horovod_oktopk import GaussianK, GTopk, OkTopk, TopkA, TopkDSA
+from horovod_oktopk.hosts.sums import HostAccumulator
+from horovod_oktopk.hosts.worker import worker_of
 from horovod_oktopk.kernels import KERNELS
-from horovod_oktopk.modes.host_sums import HostAccumulator
+from horovod_oktopk.phases.agreement import Attendance
+from horovod_oktopk.schemes.algorithm import Memory
 from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.schemes.step import reduce
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
-from horovod_oktopk.transport.counting import CountingTransport, on_hosts
+from horovod_oktopk.transport.connect import Connection
+from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.transport.mpi.transport import MPITransport
 from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
 
@@ -66,37 +71,39 @@ DENSE: dict[str, Callable[[], Reduce]] = {"Horovod dense": horovod_dense, "MPI d
 
 
 def sparse(scheme: str, n: int, density: float) -> Reduce:
-    transport = (hosts_transport() if "hierarchical" in scheme
-                 else CountingTransport(MPITransport(MPI.COMM_WORLD.Dup())))
-    return reduction(SPARSE[scheme](density=density), n, transport)
+    return reduction(SPARSE[scheme](density=density), n, connected("hierarchical" in scheme))
 
 
-def reduction(options: Scheme, n: int, transport: CountingTransport) -> Callable[[Vector], StepReport]:
-    algorithm, hosts, k = options.algorithm(), transport.hosts, options.k_of(n)
-    accumulator = NumpyAccumulator(n) if hosts is None else HostAccumulator(n, np.float32, lambda: hosts)
+def reduction(options: Scheme, n: int, connection: Connection) -> Callable[[Vector], StepReport]:
+    worker, transport, k = worker_of(options.algorithm(), connection), connection.transport, options.k_of(n)
+    accumulator = (NumpyAccumulator(n) if connection.grid is None
+                   else HostAccumulator(n, np.float32, lambda: worker.hosts))
+    memory = Memory()
 
-    def reduce(gradient: Vector) -> StepReport:
+    def reduce_in_place(gradient: Vector) -> StepReport:
+        nonlocal memory
         transport.reset()
-        algorithm.agree_on_host(k, transport)
+        worker.agree(Attendance("", k, memory.step))
         with transport.phase("accumulate"):
             finite = accumulator.accumulate([(0, gradient)], clear=True)
-        result = algorithm.reduce(accumulator, k, finite, transport, whole=n)
-        assert result.update is not None
+        outcome = reduce(worker.algorithm, accumulator, Attendance("", k, finite=finite), memory, transport, n)
+        memory, result = outcome.memory, outcome.result
+        assert result is not None
         with transport.phase("write_back"):
             accumulator.commit(result.contributed, result.remainder)
             write(result.update, gradient)
-        return result.report
+        return outcome.report
 
-    return reduce
+    return reduce_in_place
 
 
-def hosts_transport() -> CountingTransport:
-    """Connect the hosts, each of which is one worker. Ranks of a host follow one another; all have equally many."""
-    everyone, per_host = MPI.COMM_WORLD.Dup(), int(os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"])
-    host, local = divmod(everyone.rank, per_host)
-    grid = np.arange(everyone.size).reshape(-1, per_host)
-    across, within = everyone.Split(local, host), everyone.Split(host, local)
-    return on_hosts(MPITransport(everyone), MPITransport(across), MPITransport(within), grid)
+def connected(hierarchical: bool = False) -> Connection:
+    """Connect all ranks. hierarchical: each host is one worker; hosts have equally many ranks, one after another."""
+    everyone, grid = MPI.COMM_WORLD.Dup(), None
+    if hierarchical:
+        grid = np.arange(everyone.size).reshape(-1, int(os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"]))
+    return Connection(CountingTransport(MPITransport(everyone)), lambda members: MPITransport(
+        everyone.Create_group(everyone.group.Incl(members.tolist()))), grid)
 
 
 def write(update: SparseVector | DenseVector, gradient: Vector) -> None:

@@ -25,6 +25,9 @@ from benchmarks import output
 from benchmarks.local.step import COLORS, PHASES, SPARSIFICATION, WITH_TOPK, sparsify_with_topk, summary
 from benchmarks.output import GREY
 from horovod_oktopk import OkTopk
+from horovod_oktopk.phases.agreement import Attendance
+from horovod_oktopk.schemes.algorithm import Memory
+from horovod_oktopk.schemes.step import reduce
 from horovod_oktopk.torch.device import TorchAccumulator
 from horovod_oktopk.torch.tensors import DenseGradients, TorchLayout
 from horovod_oktopk.transport.collectives import AloneTransport
@@ -75,7 +78,7 @@ class DeviceStep:
         for p, gradient in zip(self.layout.parameters, self.gradients, strict=True):
             p.grad = gradient
         self.acc = TorchAccumulator(n, np.float32, device.device)
-        self.algorithm = options.algorithm()
+        self.algorithm, self.memory = options.algorithm(), Memory()
         self.transport = CountingTransport(AloneTransport())
 
     def run(self) -> dict[str, float]:
@@ -86,15 +89,16 @@ class DeviceStep:
         times = [self.device.now()]
         finite = self.acc.accumulate(pieces, clear=True)
         times.append(self.device.now())
-        result = self.algorithm.reduce(self.acc, self.k, finite, self.transport)
+        outcome = reduce(self.algorithm, self.acc, Attendance("", self.k, finite=finite), self.memory, self.transport)
         times.append(self.device.now())
-        assert result.update is not None
+        self.memory, result = outcome.memory, outcome.result
+        assert result is not None
         self.acc.commit(result.contributed, result.remainder)
         gradients.write(result.update, cleared=True)
         times.append(self.device.now())
-        accumulate, reduce, write = (stop - start for start, stop in pairwise(times))
+        accumulate, exchange, write = (stop - start for start, stop in pairwise(times))
         select = self.transport.phases["select"].seconds
-        return dict(zip(PHASES, (accumulate, select, reduce - select, write), strict=True))
+        return dict(zip(PHASES, (accumulate, select, exchange - select, write), strict=True))
 
 
 def others_of(step: DeviceStep) -> dict[str, Callable[[], object]]:

@@ -33,7 +33,9 @@ from benchmarks.output import BLUE, GREEN, GREY, ORANGE, VIOLET
 from horovod_oktopk import OkTopk
 from horovod_oktopk.kernels import KERNELS, Kernels, NumpyKernels
 from horovod_oktopk.modes.step_ahead.model import local_change
-from horovod_oktopk.schemes import algorithm
+from horovod_oktopk.phases.agreement import Attendance
+from horovod_oktopk.schemes import step as steps_of_schemes
+from horovod_oktopk.schemes.algorithm import Memory
 from horovod_oktopk.selection import global_top_k, local_top_k
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
@@ -62,19 +64,22 @@ class Step:
         self.k = options.k_of(n)
         self.kernels = kernels
         self.acc = NumpyAccumulator(n, kernels=kernels)
-        self.algorithm = options.algorithm()
+        self.algorithm, self.memory = options.algorithm(), Memory()
         self.transport = CountingTransport(AloneTransport())
 
     def run(self, gradient: Gradient) -> dict[str, float]:
         """Reduce the gradient in place. Return the seconds by phase."""
         sparse.KERNELS = global_top_k.KERNELS = local_top_k.KERNELS = self.kernels  # type: ignore[attr-defined]
-        algorithm.WireCodec = partial(WireCodec, kernels=self.kernels)  # type: ignore[assignment, misc, attr-defined]
+        steps_of_schemes.WireCodec = partial(WireCodec, kernels=self.kernels)  # type: ignore[assignment, misc, attr-defined]
         self.transport.reset()
         times = [time.perf_counter()]
         finite = self.acc.accumulate([(0, gradient)], clear=True)
         times.append(time.perf_counter())
-        result = self.algorithm.reduce(self.acc, self.k, finite, self.transport)
+        said = Attendance("", self.k, finite=finite)
+        outcome = steps_of_schemes.reduce(self.algorithm, self.acc, said, self.memory, self.transport)
         times.append(time.perf_counter())
+        self.memory, result = outcome.memory, outcome.result
+        assert result is not None
         assert isinstance(result.update, SparseVector)
         self.acc.commit(result.contributed, result.remainder)
         write_back(result.update, gradient)
@@ -94,27 +99,29 @@ class AheadStep:
         self.acc = NumpyParameterAccumulator(n)
         self.p = np.zeros(n, np.float32)
         self.acc.start([(0, self.p)])
-        self.algorithm = options.algorithm()
+        self.algorithm, self.memory = options.algorithm(), Memory()
         self.transport = CountingTransport(AloneTransport())
 
     def run(self, gradient: Gradient) -> dict[str, float]:
         """Move the parameters, untimed, and exchange the move. Return the seconds by phase."""
         sparse.KERNELS = global_top_k.KERNELS = local_top_k.KERNELS = self.kernels  # type: ignore[attr-defined]
-        algorithm.WireCodec = WireCodec  # type: ignore[misc, attr-defined]
+        steps_of_schemes.WireCodec = WireCodec  # type: ignore[misc, attr-defined]
         self.p -= gradient
         self.transport.reset()
         times = [time.perf_counter()]
         finite = self.acc.accumulate([(0, self.p)])
         times.append(time.perf_counter())
-        begun = self.algorithm.begin(self.acc, self.k, finite, self.transport)
+        said = Attendance("", self.k, finite=finite)
+        begun = steps_of_schemes.begin(self.algorithm, self.acc, said, self.memory, self.transport)
         times.append(time.perf_counter())
-        result = self.algorithm.complete(begun)
+        outcome = steps_of_schemes.complete(begun)
         times.append(time.perf_counter())
-        assert result.update is not None
+        self.memory, result = outcome.memory, outcome.result
+        assert result is not None
         update = result.update.divided(1.0)
         self.acc.commit(update)
         delta = local_change(update, result)
-        self.kernels.add(self.p, delta.indices, delta.values)  # type: ignore[union-attr]
+        self.kernels.add(self.p, delta.indices, delta.values)
         times.append(time.perf_counter())
         seconds = [stop - start for start, stop in pairwise(times)]
         return dict(zip(PHASES, seconds, strict=True))

@@ -24,7 +24,7 @@ def measure(progress: Any, ranks: int = 8, steps: int = 400, hidden: int = 256) 
     found: dict[str, Any] = {"ranks": ranks, "steps": steps, "local": {}, "global": {}}
     before: deque[tuple[list[float], float]] = deque(maxlen=max(AGES))
     for step in train(OkTopk(), ranks, hidden, progress(range(steps), "age")):
-        total: Any = sum_of([each.selected for each in step.results])  # type: ignore[misc]
+        total: Any = sum_of([each.result.selected for each in step.results])  # type: ignore[misc]
         for age in (age for age in AGES if age <= len(before)):
             local, global_ = before[-age]
             passed = [passing(*each) for each in zip(step.accumulated, local, strict=True)]

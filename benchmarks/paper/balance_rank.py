@@ -12,17 +12,16 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from benchmarks import launch
-from benchmarks.cluster.allreduce import reduction
+from benchmarks.cluster.allreduce import connected, reduction
 from horovod_oktopk import OkTopk
 from horovod_oktopk.phases.agreement import tell
-from horovod_oktopk.phases.exchange import Division, divide
+from horovod_oktopk.phases.division import Division
+from horovod_oktopk.phases.link import Link
 from horovod_oktopk.phases.regions import count_by_region
-from horovod_oktopk.schemes.algorithm import Step
+from horovod_oktopk.schemes.algorithm import Call, Memory
 from horovod_oktopk.schemes.base import Unit
 from horovod_oktopk.schemes.oktopk import OkTopkAllreduce
-from horovod_oktopk.transport.counting import CountingTransport
-from horovod_oktopk.transport.mpi.transport import MPITransport
-from horovod_oktopk.vectors.sparse import Indices
+from horovod_oktopk.selection.selection import Selection
 
 PARTS = {"split": ("agree", "split_and_reduce"), "gather": ("balance", "allgatherv")}
 """Phases by part of the exchange. The cost of a repartition is in "agree"."""
@@ -34,20 +33,21 @@ class NaiveAllreduce(OkTopkAllreduce):
 
     balance_trigger = math.inf
 
-    def _divide(self, selected: Indices, step: Step) -> Division:
-        size, counts = step.transport.size, step.counts
-        if not step.call.in_sync:
-            self.boundaries = np.arange(size + 1) * step.n // size
-            _, counts = tell(np.empty(0, np.uint32), count_by_region(selected, self.boundaries), step.transport)
-        assert self.boundaries is not None
-        return divide(self.boundaries, selected, counts, step.transport, rotates=False)
+    def _regions(self, mine: Selection, call: Call, memory: Memory, link: Link) -> Division:  # noqa: ARG002
+        boundaries = np.arange(link.size + 1) * call.n // link.size
+        sent = count_by_region(mine.sent.indices, boundaries)
+        with link.phase("agree"):
+            _, counts = tell(np.empty(0, np.uint32), sent, link.transport)
+        return Division(boundaries, sent, counts[:, link.rank], load_sent=counts.sum(axis=1),
+                        load_received=counts.sum(axis=0))
 
 
 class Naive(OkTopk):
     """The options of NaiveAllreduce."""
 
     def algorithm(self, unit: Unit = "gradients") -> OkTopkAllreduce:
-        return NaiveAllreduce(self, unit)
+        return NaiveAllreduce(self.global_k_of, self.wire_dtype(unit), False, self.threshold_interval,
+                              self.region_interval)
 
 
 SPLITS = {"balanced": OkTopk, "naive": Naive}
@@ -72,8 +72,7 @@ def measure(case: str, n: int, density: float, warm_up: int, steps: int) -> list
 
 def take_steps(options: OkTopk, case: str, n: int, warm_up: int, steps: int) -> dict[str, float]:
     comm, gradient, figures = MPI.COMM_WORLD, np.empty(n, np.float32), []
-    transport = CountingTransport(MPITransport(comm.Dup()))
-    reduce, random = reduction(options, n, transport), np.random.default_rng([1, comm.rank])
+    reduce, random = reduction(options, n, connected()), np.random.default_rng([1, comm.rank])
     for _ in range(warm_up + steps):
         fill(gradient, case, options.k_of(n), random)
         comm.Barrier()

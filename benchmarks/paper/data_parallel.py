@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +13,11 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.data.characters import CharacterModel, load_characters, sequences
+from horovod_oktopk.phases.agreement import Attendance
+from horovod_oktopk.schemes.algorithm import Memory, Result
 from horovod_oktopk.schemes.base import Scheme
-from horovod_oktopk.schemes.report import StepResult
+from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.schemes.step import reduce
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport
 from tests.support.threads import ThreadTransport, run_ranks
@@ -22,22 +25,31 @@ from tests.support.threads import ThreadTransport, run_ranks
 Vector = NDArray[np.float32]
 
 
+class Reduced(NamedTuple):
+    """One rank's report and result of a step."""
+
+    report: StepReport
+    result: Result
+
+
 class Ranks:
-    """An algorithm and an accumulator on each of the ranks."""
+    """A scheme's ranks: an accumulator and a memory each."""
 
     def __init__(self, options: Scheme, size: int, n: int) -> None:
         self.k = options.k_of(n)
         self.accumulators = [NumpyAccumulator(n) for _ in range(size)]
-        self._algorithms = [options.algorithm() for _ in range(size)]
+        self._algorithm, self._memories = options.algorithm(), [Memory()] * size
 
-    def reduce(self, gradients: list[Vector]) -> list[StepResult]:
-        """Take one step; return each rank's result."""
-        def program(inner: ThreadTransport) -> StepResult:
-            acc = self.accumulators[inner.rank]
-            finite = acc.accumulate([(0, gradients[inner.rank])])
-            found = self._algorithms[inner.rank].reduce(acc, self.k, finite, CountingTransport(inner))
-            acc.commit(found.contributed, found.remainder)
-            return found
+    def reduce(self, gradients: list[Vector]) -> list[Reduced]:
+        """Take one step; return each rank's report and result."""
+        def program(inner: ThreadTransport) -> Reduced:
+            rank, acc = inner.rank, self.accumulators[inner.rank]
+            said = Attendance("", self.k, finite=acc.accumulate([(0, gradients[rank])]))
+            outcome = reduce(self._algorithm, acc, said, self._memories[rank], CountingTransport(inner))
+            assert outcome.result is not None
+            self._memories[rank] = outcome.memory
+            acc.commit(outcome.result.contributed, outcome.result.remainder)
+            return Reduced(outcome.report, outcome.result)
 
         return run_ranks(len(self.accumulators), program, timeout=120.0)
 
@@ -49,8 +61,8 @@ class Step:
     k: int
     gradients: list[Vector]
     accumulated: list[Vector]
-    results: list[StepResult]
-    beside: list[list[StepResult]]
+    results: list[Reduced]
+    beside: list[list[Reduced]]
 
 
 def train(options: Scheme, size: int, hidden: int, steps: Iterable[object], *others: Scheme) -> Iterator[Step]:
@@ -68,7 +80,7 @@ def train(options: Scheme, size: int, hidden: int, steps: Iterable[object], *oth
         gradients = [gradient(model, data[torch.randint(len(data), (4,))]) for _ in range(size)]
         accumulated = [acc.residual + each for acc, each in zip(ranks.accumulators, gradients, strict=True)]
         results = ranks.reduce(gradients)
-        mean = torch.from_numpy(dense(results[0].update, sum(lengths)) / size)
+        mean = torch.from_numpy(dense(results[0].result.update, sum(lengths)) / size)
         for parameter, part in zip(model.parameters(), mean.split(lengths), strict=True):
             parameter.grad = part.view_as(parameter)
         optimizer.step()

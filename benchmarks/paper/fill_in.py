@@ -21,7 +21,7 @@ def measure(progress: Any, ranks: int = 32, steps: int = 40, hidden: int = 256) 
     sizes, found = [2**power for power in range(1, ranks.bit_length())], {}
     for options in [scheme(density=density) for scheme in (TopkA, OkTopk) for density in (0.01, 0.02)]:
         title = f"{type(options).__name__}, density {100 * options.density:g} %"
-        counts = [[len(sum_of([each.selected for each in step.results[:size]])) / step.k  # type: ignore[misc]
+        counts = [[len(sum_of([each.result.selected for each in step.results[:size]])) / step.k  # type: ignore[misc]
                    for size in sizes] for step in train(options, ranks, hidden, progress(range(steps), title))]
         found[title] = dict(zip(map(str, sizes), np.mean(counts[steps // 2:], axis=0).tolist(), strict=True))
     return {"fill_in": found}

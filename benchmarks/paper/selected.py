@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.output import BLUE, GREEN, ORANGE, RED, VIOLET, Line, draw_lines
-from benchmarks.paper.data_parallel import Step, Vector, passing, train
+from benchmarks.paper.data_parallel import Reduced, Step, Vector, passing, train
 from horovod_oktopk import GaussianK, OkTopk
 from horovod_oktopk.kernels import KERNELS
-from horovod_oktopk.schemes.report import StepResult
-from horovod_oktopk.schemes.topka import gaussian_threshold
+from horovod_oktopk.schemes.gaussiank import gaussian_threshold
 from horovod_oktopk.vectors.sparse import SparseVector, sum_of
 
 COLORS = {"OkTopk": BLUE, "OkTopk, reuse": GREEN, "the paper's reuse": RED, "GaussianK": VIOLET,
@@ -61,7 +60,7 @@ def measure(progress: Any, ranks: int = 8, steps: int = 400, hidden: int = 256) 
     return found
 
 
-def _counts(results: list[StepResult]) -> tuple[float, ...]:
+def _counts(results: list[Reduced]) -> tuple[float, ...]:
     return float(np.mean([each.report.local_selected for each in results])), results[0].report.global_selected
 
 

@@ -12,8 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.paper.simulated_links import Crossing, LinkLog, LinkTransport
+from horovod_oktopk.phases.agreement import Attendance
+from horovod_oktopk.schemes.algorithm import Memory
 from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.schemes.step import reduce
 from horovod_oktopk.selection.accumulator import Accumulator
 from horovod_oktopk.transport.base import Bytes, Counts, Transport
 from horovod_oktopk.vectors.sparse import SparseVector, Values
@@ -34,10 +37,9 @@ class TopAccumulator(Accumulator):
         self.expected = np.inf
         self._held = SparseVector.empty(self.dtype)
 
-    def accumulate(self, gradient: SparseVector) -> bool:
-        """Set acc to the gradient; return True if it is finite."""
+    def accumulate(self, gradient: SparseVector) -> None:
+        """Set acc to the gradient."""
         self._held = gradient
-        return bool(np.isfinite(gradient.values).all())
 
     def expect(self, threshold: float, limit: int) -> None:  # noqa: ARG002
         """Let the elements go, once the selection is done: of a thousand ranks they are some gigabytes."""
@@ -161,12 +163,13 @@ def simulate(options: Scheme, size: int, gradients: PopularElements, steps: int,
         found = []
         with turn:
             transport, algorithm = LinkTransport(TakeTurns(inner, turn), LinkLog()), options.algorithm()
-            accumulator = TopAccumulator(gradients.n)
+            accumulator, memory = TopAccumulator(gradients.n), Memory()
             for step in range(steps):
                 transport.reset()
-                finite = accumulator.accumulate(gradients.draw(inner.rank, step))
-                report = algorithm.reduce(accumulator, gradients.k, finite, transport, whole=gradients.n).report
-                found.append(RankStep(report, transport.log.crossings))
+                accumulator.accumulate(gradients.draw(inner.rank, step))
+                outcome = reduce(algorithm, accumulator, Attendance("", gradients.k), memory, transport)
+                memory = outcome.memory
+                found.append(RankStep(outcome.report, transport.log.crossings))
                 advance()
         return found
 

@@ -35,7 +35,7 @@ from benchmarks.paper.simulation_plots import plot
 from horovod_oktopk import GTopk, OkTopk, TopkA, TopkDSA
 from horovod_oktopk.advise import Network, parse_bandwidth, parse_latency, predict_dense
 from horovod_oktopk.errors import OptionError
-from horovod_oktopk.phases.exchange import oktopk_bound
+from horovod_oktopk.phases.volume import oktopk_bound
 from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.vectors.wire import WORD
 

@@ -27,7 +27,7 @@ def measure(progress: Any, ranks: int = 8, steps: int = 400, hidden: int = 256) 
 def of_step(step: Step) -> float:
     total = np.sum(step.accumulated, axis=0)
     wanted = np.where(np.abs(total) >= np.float32(KERNELS.kth_magnitude(total, step.k)), total, 0)
-    difference = wanted - dense(step.results[0].update, len(total))
+    difference = wanted - dense(step.results[0].result.update, len(total))
     return float(np.linalg.norm(difference) / np.linalg.norm(np.sum(step.gradients, axis=0)))
 
 

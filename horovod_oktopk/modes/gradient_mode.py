@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ..errors import PluginError
+from ..hosts.sums import HostAccumulator
+from ..schemes.algorithm import EVERYTHING, Memory, Result
 from ..schemes.base import Scheme
-from ..schemes.report import EVERYTHING, StepResult
+from ..schemes.step import Outcome, reduce
 from ..selection.accumulator import Accumulator, ResidualAccumulator
 from ..state.records import Record
 from ..transport.base import Ranks
 from ..vectors.sparse import DenseVector, Layout, Values
 from .gradients import ReducedGradients, Update
-from .host_sums import HostAccumulator
 from .mode import Mode
 
 
@@ -32,61 +33,54 @@ class GradientMode(Mode[ReducedGradients]):
         super().__init__(options, layout, ranks)
         self.title, self._average = type(options).__name__, average
         self._signature = layout.describe() if signature is None else signature
-        self._before: dict[str, Any] | None = None  # the algorithm's state, while a step is under way
         self._owes = False  # a residual of several ranks, on one that may be alone now
         self.accumulator: ResidualAccumulator = (
-            HostAccumulator(layout.n, layout.dtype, lambda: self.transport.hosts) if options.hierarchical
+            HostAccumulator(layout.n, layout.dtype, lambda: self.worker.hosts) if options.hierarchical
             else make_accumulator())
 
     # A step.
 
     def reduce(self, gradients: ReducedGradients, others_finite: bool = True) -> None:
         self.connect()
-        self._undo()  # a step that has failed
         if self.is_alone and not self._owes:
             self.report = self.alone_report(gradients.all_finite() and others_finite)
             return
-        self._before = self.algorithm.state()
         transport = self.open()
-        self.algorithm.agree_on_host(self.k, transport)
+        self.worker.agree(self.said())
         with transport.phase("accumulate"):
             finite = self.accumulator.accumulate(gradients.pieces(), clear=gradients.clearable)
-        result = self._reduced(self.accumulator, finite and others_finite)
-        self._note(result.report)
-        update = self._commit_or_undo(result, self.accumulator.commit)
-        with self.writing(result.report):
+        outcome = self._reduced(self.accumulator, finite and others_finite)
+        self._note(outcome.report)
+        update = self._committed(outcome, self.accumulator.commit)
+        with self.writing(outcome.report):
             gradients.write(update, gradients.clearable)
 
     def begin(self, gradients: ReducedGradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
         return 0 if scaled and self.report is not None and not self.report.finite else 1
 
-    def _reduced(self, acc: Accumulator, finite: bool) -> StepResult:
-        """Return the result of a step; on one rank everything, as that is the sum."""
+    def _reduced(self, acc: Accumulator, finite: bool) -> Outcome:
+        """Return the outcome of a step; on one rank everything, as that is the sum."""
         if not self.is_alone:
-            return self.algorithm.reduce(acc, self.k, finite, self.transport, whole=self.layout.n)
-        report = self.alone_report(finite)
-        report.phases = self.transport.phases
+            return reduce(self.worker.algorithm, acc, self.said(finite), self.memory, self.transport, self.layout.n)
+        before, report = self.memory, self.alone_report(finite)
+        after, self.memory, report.phases = self.memory, before, self.transport.phases
         if not finite:
-            return StepResult(None, EVERYTHING, report, not_finite=(0,))
-        return StepResult(DenseVector(acc.values().copy()), EVERYTHING, report)
+            return Outcome(report, after, not_finite=(0,))
+        own = DenseVector(acc.values().copy())
+        return Outcome(report, after, Result(own, EVERYTHING, after, own))
 
-    def _commit_or_undo(self, result: StepResult, commit: Callable[..., None]) -> Update | None:
-        with self.writing(result.report):
-            update = result.update
-            if update is not None and self._average:
-                update = update.divided(self.transport.everyone.size)
-            if update is None or not self.layout.representable(update):
-                self._undo()
-                result.report.finite = False
+    def _committed(self, outcome: Outcome, commit: Callable[..., None]) -> Update | None:
+        """Return the update, and commit what contributed to it; or None, and nothing has changed."""
+        with self.writing(outcome.report):
+            result, update = outcome.result, None
+            if result is not None:
+                update = result.update.divided(self.transport.size) if self._average else result.update
+            if result is None or update is None or not self.layout.representable(update):
+                outcome.report.finite = False
                 return None
-            self._before, self._owes = None, False
+            self.memory, self._owes = outcome.memory, False
             commit(result.contributed, result.remainder)
         return update
-
-    def _undo(self) -> None:
-        if self._before is not None:
-            self.algorithm.load_state(self._before)
-            self._before = None
 
     def refuse_step(self, message: str, signature: Sequence[str] | None = None) -> NoReturn:
         self.connect()
@@ -102,11 +96,10 @@ class GradientMode(Mode[ReducedGradients]):
 
     def record(self) -> Record:
         """Return this rank's residual and counters, as of the last finished step."""
-        return self.record_of(self.read_residual(), self._before or self.algorithm.state())
+        return self.record_of(self.read_residual(), self.memory.record())
 
     def take(self, share: Record) -> None:
-        self._before = None
-        self.algorithm.resume(share["algorithm"])
+        self.memory = Memory.from_record(share["algorithm"])
         residual, scale = share["residual"], share["residual_scale"]  # a loss scale, in files of earlier versions
         self.accumulator.load_residual(residual / residual.dtype.type(scale) if scale else residual)
         self._owes = bool(residual.any())
@@ -114,7 +107,7 @@ class GradientMode(Mode[ReducedGradients]):
     # The ranks.
 
     def forget_ranks(self) -> None:
-        self._before, self._owes = None, True
+        self._owes = True
         super().forget_ranks()
 
     @property

@@ -6,20 +6,24 @@ import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import ClassVar, Generic, NoReturn, TypeVar
 
 import numpy as np
 
 from ..errors import PluginError, TransportError
+from ..hosts.worker import Worker, worker_of
 from ..kernels import KERNELS, NATIVE, SLOW
 from ..phases.agreement import NOW, Attendance, digest_of, roll_call
+from ..schemes.algorithm import Memory
 from ..schemes.base import Scheme
 from ..schemes.report import StepReport
+from ..selection.selection import Selection
 from ..state.records import Record, Stateful
 from ..transport.base import Membership, Ranks
-from ..transport.connect import connect
+from ..transport.connect import Connection, connect
 from ..transport.counting import CountingTransport
-from ..vectors.sparse import Layout
+from ..vectors.sparse import Layout, SparseVector, Values
 from .gradients import Gradients
 
 logger = logging.getLogger("horovod_oktopk")
@@ -41,15 +45,18 @@ class Reduction(Stateful):
 
     title: str
     """The name of the compression, for the log."""
+    samples: ClassVar[int] = 0
+    """Length of the sample that every roll call has."""
     _has_warned = False
     _rates = 0
 
     def __init__(self, scheme: Scheme, layout: Layout, ranks: Ranks) -> None:
         self.scheme, self.layout, self.ranks = scheme, layout, ranks
-        self.algorithm = scheme.algorithm(self.unit)
+        self.memory = Memory()
+        self.worker = Worker(scheme.algorithm(self.unit))
         self.report: StepReport | None = None
         """Report of the last step; None before the first."""
-        self._described: Scheme | None = None
+        self._described: tuple[Scheme, str] | None = None  # and its description, which is long
         self._transport: CountingTransport | None = None
         self._membership: Membership | None = None
 
@@ -65,18 +72,18 @@ class Reduction(Stateful):
 
     def alone_report(self, finite: bool) -> StepReport:
         """Return the report of a step of the only rank, which keeps all elements; count the step."""
-        self.algorithm.step += 1
+        self.memory = replace(self.memory, step=self.memory.step + 1)
         n = self.layout.n
-        return StepReport(self.algorithm.step, n, n, n, finite, local_selected=n, global_selected=n)
+        return StepReport(self.memory.step, n, n, n, finite, local_selected=n, global_selected=n)
 
     def alone_record(self) -> Record:
         """Return the record of the only rank, which has nothing that it has not sent."""
-        own = self.record_of(np.zeros(self.layout.n, self.layout.dtype), {"step": self.algorithm.step}, 1.0)
+        own = self.record_of(np.zeros(self.layout.n, self.layout.dtype), {"step": self.memory.step}, 1.0)
         return {**own, "shared": None, "steps": 0, "noise": None}
 
     @property
     def transport(self) -> CountingTransport:
-        """The transport of a step, to the present workers; after `connect`."""
+        """The transport to all ranks; after `connect`."""
         assert self._transport is not None
         return self._transport
 
@@ -93,7 +100,7 @@ class Reduction(Stateful):
 
     def forget_ranks(self) -> None:
         """Forget all that depends on the ranks."""
-        self.algorithm.forget()
+        self.memory = self.memory.forgotten()
 
     def connect(self, said: str | None = None) -> CountingTransport:
         """Return the transport to all ranks. A new one begins with a roll call, so that differences show at once.
@@ -105,19 +112,20 @@ class Reduction(Stateful):
         self.reset_if_membership_changed()
         if self._transport is None:
             self._membership = rank, size, _ = self.ranks.membership()
-            transport = connect(self.ranks, self.scheme.transport, self.scheme.hierarchical)
-            everyone = transport.everyone
-            if (everyone.rank, everyone.size) != (rank, size):
+            connection = connect(self.ranks, self.scheme.transport, self.scheme.hierarchical)
+            transport = connection.transport
+            if (transport.rank, transport.size) != (rank, size):
                 raise TransportError(f"Horovod calls this rank {rank} of {size}; the transport calls it "
-                                     f"{everyone.rank} of {everyone.size}")
-            roll_call(Attendance(said or self.description, self.k, step=0), everyone)
+                                     f"{transport.rank} of {transport.size}")
+            roll_call(Attendance(said or self.description, self.k), transport)
+            self.worker = worker_of(self.scheme.algorithm(self.unit), connection)
             self._transport = transport
             if rank == 0:
                 logger.info("%s: n = %s in %d tensors, k = %s; %s; kernels in %s", self.title, f"{self.layout.n:,}",
-                            len(self.layout.entries), f"{self.k:,}", _ranks_of(transport), KERNELS.name)
+                            len(self.layout.entries), f"{self.k:,}", _ranks_of(connection), KERNELS.name)
                 if NATIVE is None:
                     logger.warning("the kernels are NumPy's, and %s", SLOW)
-        return self._transport.everyone
+        return self._transport
 
     @property
     @abstractmethod
@@ -131,12 +139,21 @@ class Reduction(Stateful):
 
     def check_agreement(self, description: str) -> None:
         """Hold a roll call alone, after `connect`. Collective."""
-        self.algorithm.check_agreement(description, self.k, self.transport)
+        algorithm, transport = self.worker.algorithm, self.transport
+        nothing = Selection.of(SparseVector.empty(np.float32), 0.0)
+        said = replace(self.said(), description=description)
+        self.worker.agree(said)
+        roll_call(replace(said, counts=algorithm.counts(nothing, 0, Memory(), transport.size)), transport)
+
+    def said(self, finite: bool = True, sample: Values | None = None) -> Attendance:
+        """Return what this rank says in a step's roll call. sample: its measurements, NaN if there are none."""
+        if self._described is None or self._described[0] is not self.scheme:
+            self._described = self.scheme, self.description
+        sample = np.full(self.samples, np.nan, np.float32) if sample is None else sample
+        return Attendance(self._described[1], self.k, self.memory.step, finite, sample=sample, rates=self._rates)
 
     def open(self) -> CountingTransport:
-        """Return the transport for a step, which counts anew; the step's roll call has the present description."""
-        self.describe()
-        self.algorithm.rates = self._rates
+        """Return the transport for a step, which counts anew."""
         self.transport.reset()
         return self.transport
 
@@ -151,11 +168,6 @@ class Reduction(Stateful):
             self._has_warned = True
             logger.warning(OTHER_RATES, report.step)
 
-    def describe(self) -> None:
-        """Give the algorithm the description of the present scheme; no roll call may be under way."""
-        if self.scheme is not self._described:
-            self.algorithm.description, self._described = self.description, self.scheme
-
     @contextmanager
     def writing(self, report: StepReport) -> Iterator[None]:
         """Count and time the block as a step's write-back; then the report shares nothing with the transport."""
@@ -165,11 +177,12 @@ class Reduction(Stateful):
         self.transport.reset()
 
 
-def _ranks_of(transport: CountingTransport) -> str:
-    hosts = transport.hosts
-    where = "" if hosts is None else f" on {len(hosts.grid)} hosts, each of which is one worker,"
-    size = transport.everyone.size
-    return f"{size} ranks{where} over {transport.route}" if size > 1 else "1 rank, so nothing is compressed"
+def _ranks_of(connection: Connection) -> str:
+    size, grid = connection.transport.size, connection.grid
+    where = "" if grid is None else f" on {len(grid)} hosts, each of which is one worker,"
+    if size == 1:
+        return "1 rank, so nothing is compressed"
+    return f"{size} ranks{where} over {connection.transport.route}"
 
 
 class Mode(Reduction, Generic[Theirs]):

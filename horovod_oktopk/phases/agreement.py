@@ -58,7 +58,7 @@ class Attendance:
 
     description: str
     k: int
-    step: int
+    step: int = 0
     finite: bool = True
     is_complete: bool = False
     counts: Counts = field(default_factory=lambda: np.empty(0, np.int64))

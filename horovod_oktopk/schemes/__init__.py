@@ -9,9 +9,12 @@ from typing import Any
 from ..errors import OptionError
 from .base import Compression, Scheme
 from .dense import Dense, DenseSum
-from .gtopk import GTopk, warmup_density
-from .oktopk import OkTopk
-from .topka import GaussianK, TopkA, TopkDSA
+from .gaussiank import GaussianK
+from .gtopk import GTopk
+from .oktopk_options import OkTopk
+from .topka import TopkA
+from .topkdsa import TopkDSA
+from .warmup import warmup_density
 
 __all__ = ["Dense", "GTopk", "GaussianK", "OkTopk", "TopkA", "TopkDSA", "warmup_density"]
 

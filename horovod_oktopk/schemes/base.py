@@ -38,13 +38,12 @@ class Compression:
 class Scheme(Compression):
     """The options of a scheme. Options compare by identity.
 
-    The options density and transport are explained in `OkTopk`.
+    The options density, transport and hierarchical are explained in `OkTopk`.
 
     Raises:
         OptionError: A value is not allowed.
     """
 
-    serves_hosts: ClassVar[bool] = False
     reduces: ClassVar[type[Algorithm]]
     """The algorithm, if it has no options."""
 
@@ -58,9 +57,6 @@ class Scheme(Compression):
         check_real("density", self.density, "in (0, 1]", lambda x: 0 < x <= 1)
         if not isinstance(self.hierarchical, bool):
             check_integer("hierarchical", self.hierarchical, ", or True or False")
-        if self.hierarchical and not self.serves_hosts:
-            raise OptionError(f"hierarchical is an option of OkTopk alone; got {type(self).__name__}(hierarchical="
-                              f"{self.hierarchical!r}): leave it out")
         if self.transport not in get_args(TransportName):
             raise OptionError(f"transport must be one of {get_args(TransportName)}; got {self.transport!r}")
 

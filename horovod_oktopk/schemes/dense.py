@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from ..errors import OptionError
+from ..phases.link import Link
+from ..selection.accumulator import Accumulator
+from ..selection.selection import Selection
 from ..transport.base import Counts
-from ..vectors.sparse import DenseVector, SparseVector, Values
-from .algorithm import NOTHING, Algorithm, Step
+from ..vectors.sparse import DenseVector, SparseVector
+from .algorithm import EVERYTHING, NOTHING, Algorithm, Call, Memory, Result
 from .base import Scheme
-from .report import EVERYTHING, StepResult
 
 
 class Dense:
@@ -36,20 +38,17 @@ class Dense:
 class DenseAllreduce(Algorithm):
     """u = Σ acc. A rank sends 2n(P-1)/P words."""
 
-    _values: Values
+    def select(self, acc: Accumulator, k: int) -> Selection:  # noqa: ARG002
+        return replace(Selection.of(SparseVector.empty(acc.dtype), 0.0), dense=acc.values())
 
-    def select(self, step: Step) -> SparseVector:
-        self._values = step.acc.values()
-        return SparseVector.empty(step.acc.dtype)
-
-    def counts(self, selected: SparseVector, n: int, size: int) -> Counts:  # noqa: ARG002
+    def counts(self, mine: Selection, n: int, memory: Memory, size: int) -> Counts:  # noqa: ARG002
         return NOTHING
 
-    def exchange(self, step: Step) -> StepResult:
-        with step.phase("allreduce"):
-            total = DenseVector(step.transport.allreduce(self._values))
-        step.report.local_selected = step.report.global_selected = step.n
-        return StepResult(total, EVERYTHING, step.report, selected=DenseVector(self._values))
+    def exchange(self, mine: Selection, call: Call, memory: Memory, link: Link) -> Result:  # noqa: ARG002
+        assert mine.dense is not None
+        with link.phase("allreduce"):
+            total = DenseVector(link.transport.allreduce(mine.dense))
+        return Result(total, EVERYTHING, Memory(call.t), DenseVector(mine.dense))
 
 
 @dataclass(frozen=True, eq=False)

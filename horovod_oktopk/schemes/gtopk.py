@@ -8,7 +8,7 @@ in one bit each: their elements stay in the residual, so nothing is lost.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,48 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError, WireError
+from ..phases.link import Link
 from ..selection.local_top_k import top_k
+from ..selection.selection import Selection
 from ..transport.base import Bytes, Transport
 from ..vectors.sparse import Indices, SparseVector, sum_of
 from ..vectors.wire import WORD, WireCodec
-from .algorithm import Algorithm, Step
-from .base import Scheme, Unit, check_integer
-from .report import StepResult
+from .algorithm import Algorithm, Call, Memory, Result
+from .base import Scheme, Unit
 from .topka import TopkAAllreduce
-
-WARM_UP = (0.25, 0.0725, 0.015, 0.004)
-"""Densities of the paper for the first four epochs; its final density is 0.1 %."""
-
-
-def warmup_density(epoch: int, densities: Sequence[float] = WARM_UP) -> float | None:
-    """Return the density of an epoch, for `set_density`: more in the first epochs, as gTop-k has it.
-
-    Args:
-        epoch: the epoch that trains next, from 0.
-        densities: those of the first epochs. The paper's, 25 %, 7.25 %, 1.5 % and 0.4 %, suit a final density of less
-            than that.
-
-    Returns:
-        The density; None after the first epochs, for the density of the options.
-
-    Raises:
-        OptionError: The epoch is no integer of at least 0.
-
-    Examples:
-        >>> for epoch in range(epochs):
-        ...     set_density(optimizer, warmup_density(epoch, [0.25, 0.1, 0.03]))
-        ...     train(epoch)
-    """
-    check_integer("epoch", epoch, least=0)
-    return densities[epoch] if epoch < len(densities) else None
 
 
 @dataclass(frozen=True, eq=False)
 class GTopk(Scheme):
     """gTop-k (Shi et al., ICDCS 2019): the top-k of sums, merged along a tree.
 
-    The root of the tree sends and receives 4k⌈log₂ P⌉ words. The options density and transport
-    are explained in `OkTopk`.
+    The root of the tree sends and receives 4k⌈log₂ P⌉ words. The options density, transport and
+    hierarchical are explained in `OkTopk`.
 
     Args:
         collective: `"tree"` (the paper's Algorithm 4), or `"allgather"` (Algorithm 2, the naive one: the top-k of the
@@ -93,14 +68,14 @@ class NaiveGTopkAllreduce(TopkAAllreduce):
 class GTopkAllreduce(Algorithm):
     """Algorithm 3 over a binomial tree, for any P. A rank sends or receives at most 4k log2 P words, rounded up."""
 
-    def exchange(self, step: Step) -> StepResult:
-        codec = PaddedCodec(WireCodec(step.acc.dtype), step.k, step.n)
-        with step.phase("reduce_tree"):
-            merged, dropped = _merge(step.selected, codec, step.transport)
-        with step.phase("broadcast_tree"):
-            update, lost = _broadcast(merged, dropped, codec, step.transport)
-        sent = update.compress(~lost)
-        return step.result(update, step.selected.indices[step.selected.positions_in(sent)])
+    def exchange(self, mine: Selection, call: Call, memory: Memory, link: Link) -> Result:  # noqa: ARG002
+        codec = PaddedCodec(link.codec, max(call.kept, int(call.lengths.max())), call.n)
+        with link.phase("reduce_tree"):
+            merged, dropped = _merge(mine.sent, call.kept, codec, link.transport)
+        with link.phase("broadcast_tree"):
+            update, lost = _broadcast(merged, dropped, codec, link.transport)
+        reached = mine.sent.positions_in(update.compress(~lost))
+        return Result(update, mine.sent.indices[reached], Memory(call.t), mine.elements)
 
     def global_k(self, k: int, n: int, size: int) -> int:  # noqa: ARG002
         return k
@@ -147,16 +122,16 @@ def _padded(message: Bytes, size: int) -> Bytes:
     return np.concatenate([message, np.zeros(size - len(message), np.uint8)])
 
 
-def _merge(selection: SparseVector, codec: PaddedCodec, transport: Transport,
+def _merge(selection: SparseVector, k: int, codec: PaddedCodec, transport: Transport,
            ) -> tuple[SparseVector, dict[int, Indices]]:
-    """Merge selections up the tree; also return this rank's dropped indices, by the partner's distance."""
+    """Merge selections up the tree, to k elements; also return the indices dropped here, by a partner's distance."""
     merged, dropped = selection, {}
     for distance in tree_distances(transport.size):
         children, parents = _partners(distance, transport)
         outgoing = {parent: codec.encode(merged) for parent in parents}
         for message in _swap(outgoing, dict.fromkeys(children, codec.size), transport):
             total = sum_of([merged, codec.decode(message)])
-            merged = nonzero_top_k(total, codec.k)
+            merged = nonzero_top_k(total, k)
             dropped[distance] = np.setdiff1d(total.indices, merged.indices, assume_unique=True)
     return merged, dropped
 

@@ -1,14 +1,12 @@
-"""The result of one step of a scheme, for the owner of the accumulator, and its report, which is always kept."""
+"""The report of one step, which is always kept."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, NoReturn
+from typing import ClassVar
 
-from ..errors import PluginError
 from ..transport.counting import Phase, Traffic
-from ..vectors.sparse import DenseVector, Indices, SparseVector
 
 
 @dataclass
@@ -97,29 +95,3 @@ class StepReport:
         for name, traffic in self.phases.items():
             figures |= {f"{name}/{key}": value for key, value in vars(traffic).items()}
         return {f"{prefix}/{name}": float(value) for name, value in figures.items()}
-
-    def write(self, *_: object, **__: object) -> NoReturn:
-        """Raise PluginError: a loop over `scalars()` writes to any logger."""
-        raise PluginError("StepReport.write is no more; use report.scalars(): for name, value in "
-                          "report.scalars().items(): writer.add_scalar(name, value, report.step)")
-
-
-EVERYTHING = slice(None)
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """The outcome of one step on one rank."""
-
-    update: SparseVector | DenseVector | None
-    """The sparse sum, the same bits on every rank; None if some rank's gradient was not finite."""
-    contributed: Indices | slice
-    """Indices of this rank's acc that contributed to the update; EVERYTHING if all did."""
-    report: StepReport
-    remainder: SparseVector | None = None
-    """Rounding errors of the sent values, for this rank's residual; None if values were sent exactly."""
-    selected: SparseVector | DenseVector | None = None
-    """The elements that this rank has selected of its acc; None if nothing was reduced."""
-
-    not_finite: tuple[int, ...] = ()
-    """The ranks whose acc was not finite."""

@@ -10,9 +10,7 @@ all large magnitudes, a radix search takes over: four (float64: eight) allreduce
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +18,7 @@ from ..kernels import KERNELS
 from ..transport.base import Bytes, Counts, Transport, allgather_rows
 from ..vectors.sparse import Bits, SparseVector, from_bits, to_bits
 from .local_top_k import top_k
+from .selection import Selection
 from .sketches import Bracket, Sketches, first_places, sketch, sketch_shape
 
 DIGIT_BITS = 8
@@ -33,102 +32,90 @@ threshold is reused.
 """
 
 
-class GlobalThreshold:
-    """The global threshold, equal on all ranks; value: the last step's, None before the first.
+GUARD = 0.25
+"""The share of k that a reused threshold's selection may deviate by."""
 
-    ends: the range of the magnitudes selected last, known to all ranks too: from the threshold to the
-        largest. If all were selected, from the least local threshold: smaller sums are few, as terms have to cancel.
+Kept = tuple[Selection, Counts]
+"""This rank's part of the elements that are kept of a sum, and the length of every rank's part: int64, shape (P,)."""
+
+
+def global_top_k(sums: SparseVector, k: int, order: Counts, transport: Transport, floor: float = 0.0) -> Kept:
+    """Select the exact global top-k. Collective.
+
+    Args:
+        sums: the reduced elements of this rank's region.
+        k: number of elements to keep, the same on all ranks; none if 0.
+        order: the owners in the order of their regions. Ties go to the lower index.
+        transport: to all ranks.
+        floor: the threshold of this rank's own selection.
     """
+    if k == 0:
+        return Selection.of(sums[:0], 0.0), np.zeros(transport.size, np.int64)
+    sums = sums.compress(sums.values != 0)
+    entries, step = sketch_shape(k, transport.size)
+    top, reach = sums, step * entries  # further down no sketch reaches
+    if len(sums) > reach:
+        top = sums.passing(KERNELS.kth_magnitude(sums.values, reach))
+    ascending = KERNELS.sorted(to_bits(top.values))
+    steps = np.full(transport.size, step)
+    mine = sketch(ascending, step, entries - 1, int(first_places(steps)[transport.rank]))
+    rows = allgather_rows(np.concatenate([to_bits(np.array([floor], sums.values.dtype)), mine]), transport)
+    bits, above, equal = (_kth_by_sketches(ascending, Sketches(rows[:, 1], rows[:, 2:], steps), k, transport)
+                          or radix_kth_magnitude(to_bits(sums.values), k, transport))
+    quotas = _quotas(equal, k - int(above.sum()), order)
+    threshold = from_bits(bits, sums.values.dtype)
+    chosen = sums.passing(threshold)
+    surplus = np.flatnonzero(np.abs(chosen.values) == threshold)[quotas[transport.rank]:]
+    return _selection(chosen.without(surplus), threshold, rows[:, 0], rows[:, 1]), above + quotas
 
-    guard = 0.25
-    """The share of k that a reused threshold's selection may deviate by."""
 
-    def __init__(self) -> None:
-        self.value: float | None = None
-        self.ends = 0.0, 0.0
+def all_sums(sums: SparseVector, transport: Transport, floor: float = 0.0) -> Kept:
+    """Select everything, for a k that all sums together cannot exceed; see `global_top_k`. Collective."""
+    sums = sums.compress(sums.values != 0)
+    mine = to_bits(np.array([floor, np.abs(sums.values).max(initial=0)], sums.values.dtype))
+    rows = allgather_rows(np.append(mine, mine.dtype.type(len(sums))), transport)
+    return _selection(sums, 0.0, rows[:, 0], rows[:, 1]), rows[:, 2].astype(np.int64)
 
-    def select(self, reduced: SparseVector, k: int, region_order: Counts, transport: Transport,
-               local_threshold: float = 0.0, weight: float | None = None) -> tuple[SparseVector, Counts]:
-        """Select this rank's part of the exact global top-k; also return the length of every rank's part. Collective.
 
-        region_order: the owners in the order of their regions; ties go to the lower index.
-        local_threshold: the threshold of this rank's own selection. weight: this rank's probable share of the top-k,
-        as a multiple of the mean rank's; every rank gives its own, or None if all have about as much. The rank's
-        sketch reaches further in proportion.
-        """
-        reduced = reduced.compress(reduced.values != 0)
-        entries, step = sketch_shape(k, transport.size)
-        if weight is not None:
-            step = max(1, math.ceil(step * weight))
-        top, reach = reduced, step * entries  # further down no sketch reaches
-        if len(reduced) > reach:
-            top = reduced.passing(KERNELS.kth_magnitude(reduced.values, reach))
-        ascending = KERNELS.sorted(to_bits(top.values))
-        floor = to_bits(np.array([local_threshold], reduced.values.dtype))
-        first = int(first_places(np.full(transport.size, step))[transport.rank])
-        mine = np.concatenate([floor, sketch(ascending, step, entries - 1, first)])
-        rows = allgather_rows(mine if weight is None else np.append(mine, mine.dtype.type(step)), transport)
-        steps = np.full(transport.size, step) if weight is None else rows[:, -1].astype(np.int64)
-        sketches = Sketches(rows[:, 1], rows[:, 2:entries], steps)
-        threshold, above, equal = (_kth_by_sketches(ascending, sketches, k, transport)
-                                   or radix_kth_magnitude(to_bits(reduced.values), k, transport))
-        quotas = _quotas(equal, k - int(above.sum()), region_order)
-        self.value = from_bits(threshold, reduced.values.dtype)
-        self._note_ends(rows[:, 0], rows[:, 1], reduced.values.dtype)
-        chosen = reduced.passing(self.value)
-        surplus = np.flatnonzero(np.abs(chosen.values) == self.value)[quotas[transport.rank]:]
-        return chosen.without(surplus), above + quotas
+def top_k_by_reuse(threshold: float, sums: SparseVector, k: int, order: Counts, fits: Callable[[Counts], bool],
+                   transport: Transport, floor: float = 0.0) -> Kept:
+    """Select by the last threshold; all, if there are at most k elements. Collective.
 
-    def select_all(self, reduced: SparseVector, transport: Transport,
-                   local_threshold: float = 0.0) -> tuple[SparseVector, Counts]:
-        """Select everything, for a k that all sums together cannot exceed. Return as `select` does. Collective."""
-        reduced = reduced.compress(reduced.values != 0)
-        self.value = 0.0
-        dtype = reduced.values.dtype
-        mine = to_bits(np.array([local_threshold, np.abs(reduced.values).max(initial=0)], dtype))
-        rows = allgather_rows(np.append(mine, mine.dtype.type(len(reduced))), transport)
-        self._note_ends(rows[:, 0], rows[:, 1], dtype)
-        return reduced, rows[:, 2].astype(np.int64)
+    If the last threshold selects less than (1 - GUARD) k, more than (1 + GUARD) k, or more than fits the promised
+    volume, sketches decide. They come with the sizes that are gathered anyway, and tell each rank's number to
+    send: k elements in all, less k/(16 P) at most, near the exact top-k, without another message.
+    threshold: the last one. fits: returns True for sizes, by rank, that keep to the volume. The other arguments are
+    `global_top_k`'s.
+    """
+    sums = sums.compress(sums.values != 0)
+    magnitudes = np.abs(sums.values)
+    passes = magnitudes >= magnitudes.dtype.type(threshold)
+    step = max(1, -(-k // (SKETCH // 4 * transport.size)))
+    mine = sketch(KERNELS.sorted(to_bits(magnitudes)), step, 1 + SKETCH)
+    counts = np.array([len(sums), passes.sum(), to_bits(np.array([floor], magnitudes.dtype))[0]], np.int64)
+    rows = transport.allgather(np.concatenate([counts, mine.astype(np.int64)]))
+    lengths, sizes, floors, largest, sketches = *rows[:, :4].T, rows[:, 4:]
+    if lengths.sum() <= k:
+        return _selection(sums, 0.0, floors, largest), lengths
+    if abs(int(sizes.sum()) - k) <= GUARD * k and fits(sizes):
+        return _selection(sums.compress(passes), threshold, floors, largest), sizes
+    taken = _take_from_sketches(sketches, k // step)
+    if k < step or not taken.any() or taken.max() == SKETCH:
+        return global_top_k(sums, k, order, transport, floor)
+    last = sketches[np.arange(len(taken)), taken - 1][taken > 0].min()
+    chosen = top_k(sums, int(taken[transport.rank]) * step)
+    return _selection(chosen, from_bits(int(last), magnitudes.dtype), floors, largest), taken * step
 
-    def select_again(self, reduced: SparseVector, k: int, region_order: Counts, fits: Callable[[Counts], bool],
-                     transport: Transport, local_threshold: float = 0.0) -> tuple[SparseVector, Counts]:
-        """Select by the last threshold; all, if there are at most k elements. Return as `select` does. Collective.
 
-        If the last threshold selects less than (1 - guard) k, more than (1 + guard) k, or more than fits the promised
-        volume, sketches decide. They come with the sizes that are gathered anyway, and tell each rank's number to
-        send: k elements in all, less k/(16 P) at most, near the exact top-k, without another message.
-        """
-        assert self.value is not None
-        reduced = reduced.compress(reduced.values != 0)
-        magnitudes = np.abs(reduced.values)
-        passes = magnitudes >= magnitudes.dtype.type(self.value)
-        step = -(-k // (SKETCH // 4 * transport.size))
-        mine = sketch(KERNELS.sorted(to_bits(magnitudes)), step, 1 + SKETCH)
-        floor = to_bits(np.array([local_threshold], magnitudes.dtype))
-        counts = np.array([len(reduced), passes.sum()])
-        rows = transport.allgather(np.concatenate([counts, floor.astype(np.int64), mine.astype(np.int64)]))
-        lengths, sizes, floors, largest, sketches = *rows[:, :4].T, rows[:, 4:]
-        keeps_all = lengths.sum() <= k
-        if keeps_all:
-            self.value = 0.0
-        self._note_ends(floors, largest, magnitudes.dtype)
-        if keeps_all:
-            return reduced, lengths
-        if abs(int(sizes.sum()) - k) <= self.guard * k and fits(sizes):
-            return reduced.compress(passes), sizes
-        taken = _take_from_sketches(sketches, k // step)
-        if k < step or not taken.any() or taken.max() == SKETCH:
-            return self.select(reduced, k, region_order, transport, local_threshold)
-        last = sketches[np.arange(len(taken)), taken - 1][taken > 0].min()
-        self.value = from_bits(int(last), magnitudes.dtype)
-        self._note_ends(floors, largest, magnitudes.dtype)
-        return top_k(reduced, int(taken[transport.rank]) * step), taken * step
+def _selection(chosen: SparseVector, threshold: float, floors: Bits, largest: Bits) -> Selection:
+    """Return what is kept, with ends that all ranks know: the smallest and the largest magnitude kept anywhere.
 
-    def _note_ends(self, local_thresholds: Bits, largest: Bits, dtype: Any) -> None:
-        """Note the ends, after `value` is known. The arguments: of all ranks."""
-        known = local_thresholds[local_thresholds > 0]
-        least = from_bits(int(known.min()), dtype) if len(known) else 0.0
-        self.ends = self.value or least, from_bits(int(largest.max()), dtype)
+    If all sums are kept, the smallest is approximated by the least local threshold (floors: of all ranks): smaller
+    sums are few, as terms have to cancel. largest: the largest sum of every rank.
+    """
+    dtype, known = chosen.values.dtype, floors[floors > 0]
+    least = from_bits(int(known.min()), dtype) if len(known) else 0.0
+    return Selection.of(chosen, threshold, (threshold or least, from_bits(int(largest.max()), dtype)))
 
 
 def _kth_by_sketches(ascending: Bits, sketches: Sketches, k: int,
@@ -151,6 +138,7 @@ def _kth_by_sketches(ascending: Bits, sketches: Sketches, k: int,
         return _kth_by_counts(ascending[start:stop], len(ascending) - stop, k, transport)
     likely = sketches.likely(k, certain)
     found = likely and _kth_between(ascending, likely, k, transport)
+    # A magnitude of 0 says that the k-th lies below the likely range: the certain one has it.
     return found if found and found[0] else _kth_between(ascending, certain, k, transport)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from ..errors import AgreementError, PluginError
 from .base import NOT_ON_MPI, Counts, Hierarchical, Ranks, Transport, TransportName
 from .collectives import AloneTransport
-from .counting import CountingTransport, explain_timeline, on_hosts
+from .counting import CountingTransport, explain_timeline
 from .mpi import ending
 
 if TYPE_CHECKING:  # mpi4py is imported only where MPI runs
@@ -30,10 +31,21 @@ NO_ELASTIC = ("hierarchical cannot be used in an elastic job: with process sets,
               "of them fails (its issue 4021). Leave it out")
 
 
-def connect(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical = False) -> CountingTransport:
-    """Return the transport of this rank. Collective. Connect one reduction at a time.
+@dataclass(frozen=True)
+class Connection:
+    """The transport to all ranks, and the way to some of them."""
 
-    hierarchical: see Scheme. If set, the transport is that of a step in which each host is one worker.
+    transport: CountingTransport
+    join: Callable[[Counts], Transport] = field(default=lambda _: AloneTransport())
+    """Makes the transport among some of the ranks, by their numbers. Collective on these."""
+    grid: Counts | None = None
+    """The ranks' numbers, shape (hosts, ranks of a host); None if each rank is a worker."""
+
+
+def connect(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical = False) -> Connection:
+    """Return the connection of this rank. Collective. Connect one reduction at a time.
+
+    hierarchical: see Scheme.
     Raise PluginError if MPI is asked for and cannot be used, or hosts have different numbers of ranks. Raise
     AgreementError if the ranks' choices differ. All ranks raise the same error.
     """
@@ -41,14 +53,15 @@ def connect(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical = Fa
     if rank == 0:
         explain_timeline()
     if size == 1:
-        return CountingTransport(AloneTransport())
+        return Connection(CountingTransport(AloneTransport()))
     (mpi_ranks, channels, yields), grid = introduce(ranks, choice, hierarchical)
     channel = int(channels.max())  # a rank may have made more of them
     if (mpi_ranks >= 0).all():
         make = partial(_mpi_transport, channel=channel, yield_cpu=bool(yields.any()))
         everyone = make(mpi_ranks, meet=partial(barrier, ranks, f"end.{channel}"))
-        return _joined(everyone, grid, lambda group: make(mpi_ranks[group], meet=lambda: None, parent=everyone),
-                       "MPI", everyone.gate.held)
+        step = nullcontext if grid is None else everyone.gate.held
+        return Connection(CountingTransport(everyone, step=step, route="MPI"),
+                          lambda group: make(mpi_ranks[group], meet=lambda: None, parent=everyone), grid)
     reason = ranks.mpi_rank()
     reason = reason if isinstance(reason, str) else "another rank cannot use MPI (see its warning)"
     if choice == "mpi":
@@ -58,8 +71,8 @@ def connect(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical = Fa
     why = "the options say so" if choice == "horovod" else reason
     if grid is not None:
         ranks.divide([*grid.T, *grid])
-    return _joined(ranks.transport(channel), grid, lambda group: ranks.transport(f"{channel}.hosts", group),
-                   f"Horovod's collectives, as {why}")
+    return Connection(CountingTransport(ranks.transport(channel), route=f"Horovod's collectives, as {why}"),
+                      lambda group: ranks.transport(f"{channel}.hosts", group), grid)
 
 
 def introduce(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical) -> tuple[Counts, Counts | None]:
@@ -102,17 +115,6 @@ def barrier(ranks: Ranks, name: str = "barrier") -> None:
     The first rank to go on may shut down Horovod, and MPI with it. No MPI call is under way by then.
     """
     ranks.transport(name).allgather(np.zeros(1, np.int64))
-
-
-def _joined(everyone: Transport, grid: Counts | None, join: Callable[[Counts], Transport], route: str,
-            step: Callable[[], AbstractContextManager[None]] = nullcontext) -> CountingTransport:
-    """Return the transport of a step. join: makes the transport among some of the ranks; collective on these."""
-    if grid is None:
-        return CountingTransport(everyone, route=route)
-    host, local = np.argwhere(grid == everyone.rank)[0]
-    across, within = (join(members) if len(members) > 1 else AloneTransport()
-                      for members in (grid[:, local], grid[host]))
-    return on_hosts(everyone, across, within, grid, step, route)
 
 
 def _check_equal(what: str, by_rank: list[Any]) -> None:

@@ -11,8 +11,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import astuple, dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-
 from .base import Bytes, Counts, Signals, Transport, Values, alltoall_rounds
 
 logger = logging.getLogger("horovod_oktopk")
@@ -73,7 +71,6 @@ class CountingTransport(Transport):
     rank sends every block but that of the rank after it), an alltoall as MPITransport's, an allreduce as
     reduce-scatter and allgather.
 
-    hosts: the other ranks of a job in which each host is one worker; see Hosts.
     step: a context that a step is taken in. A rank that ends tells everyone; a rank inside the context ends its step
     first.
     route: in words, the network that carries the messages, and why.
@@ -81,23 +78,17 @@ class CountingTransport(Transport):
 
     inner: Transport
     log: Log = field(default_factory=Log)
-    hosts: Hosts | None = None
     step: Callable[[], AbstractContextManager[None]] = nullcontext
     route: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
         self.rank = self.inner.rank
         self.size = self.inner.size
-        self.concurrent: bool = (self.inner if self.hosts is None else self.hosts.everyone).concurrent
+        self.concurrent: bool = self.inner.concurrent
 
     @property
     def phases(self) -> dict[str, Traffic]:
         return self.log.phases
-
-    @property
-    def everyone(self) -> CountingTransport:
-        """All ranks of the job."""
-        return self if self.hosts is None else self.hosts.everyone
 
     def reset(self) -> None:
         """Start a new count."""
@@ -162,33 +153,3 @@ class CountingTransport(Transport):
         traffic.bytes_received += received
         traffic.messages_sent += messages
         traffic.messages_received += messages if messages_received is None else messages_received
-
-
-@dataclass(frozen=True)
-class Hosts:
-    """The ranks of a job in which each host is one worker, and divides its elements among its ranks.
-
-    The transport of a step joins the ranks that have the same share on all hosts, one of each host.
-    everyone: all ranks. within: those of this host. grid: int64, shape (hosts, ranks of a host): everyone's numbers.
-    """
-
-    everyone: CountingTransport
-    within: CountingTransport
-    grid: Counts
-
-    def bounds(self, n: int) -> Counts:
-        """Return the bounds of the shares of n elements: offsets from 0 to n, shape (ranks of a host + 1,)."""
-        return n * np.arange(self.within.size + 1) // self.within.size
-
-    @property
-    def group(self) -> Counts:
-        """The ranks that have the same share as this one, by host."""
-        return self.grid[:, self.within.rank]
-
-
-def on_hosts(everyone: Transport, across: Transport, within: Transport, grid: Counts,
-             step: Callable[[], AbstractContextManager[None]] = nullcontext, route: str = "") -> CountingTransport:
-    """Return the transport of a step in which each host is one worker; all its messages are counted together."""
-    log = Log()
-    hosts = Hosts(CountingTransport(everyone, log), CountingTransport(within, log), grid)
-    return CountingTransport(across, log, hosts, step, route=route)

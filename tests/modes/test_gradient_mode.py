@@ -140,19 +140,18 @@ def test_a_step_that_failed_leaves_no_trace(monkeypatch):
         reducers = [make(transport), make(transport)]
         for reducer in reducers:
             take_steps(reducer, transport.rank, range(3))
-        before, algorithm = reducers[0].algorithm.state(), reducers[0].algorithm
+        before, algorithm = reducers[0].memory.record(), reducers[0].worker.algorithm
 
         def fail(*_: Any, **__: Any) -> None:
-            algorithm.boundaries = None  # what a step has changed before it fails
             raise TransportError("cut off")
 
         with monkeypatch.context() as patch:
-            patch.setattr(algorithm, "reduce", fail)
+            patch.setattr(algorithm, "exchange", fail)
             with pytest.raises(TransportError, match="cut off"):
                 take_step(reducers[0], np.ones(N, np.float32))
         recorded = reducers[0].record()["algorithm"]
         updates = [take_step(reducer, np.ones(N, np.float32)) for reducer in reducers]
-        return recorded == before, np.array_equal(*updates), reducers[0].algorithm.state()["step"]
+        return recorded == before, np.array_equal(*updates), reducers[0].memory.step
 
     assert on_ranks(2, program) == [(True, True, 4)] * 2
 
@@ -179,10 +178,10 @@ def test_where_elastic_training_begins_anew_what_depends_on_the_ranks_is_forgott
         take_steps(reducer, transport.rank, range(2))
         held = reducer.read_residual()
         reducer.reset_if_membership_changed()
-        before = reducer.algorithm.boundaries
+        before = reducer.memory.boundaries
         reducer.ranks.resets = 1  # with the same rank and size
         reducer.reset_if_membership_changed()
-        after = reducer.algorithm.boundaries
+        after = reducer.memory.boundaries
         take_steps(reducer, transport.rank, range(1))
         return before is not None, after is None, bool(held.any()), reducer.report.step
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,8 @@ from horovod_oktopk import OkTopk
 from horovod_oktopk.errors import AgreementError
 from horovod_oktopk.phases import agreement
 from horovod_oktopk.phases.agreement import Attendance, roll_call
+from horovod_oktopk.schemes.algorithm import Memory
+from horovod_oktopk.schemes.step import reduce
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport
 from tests.support.threads import run_ranks
@@ -25,11 +29,10 @@ def messages(describe, k_of, size=3):
     """Return by rank the message of the error when all reduce together; None if there is no error."""
     def program(transport):
         acc = NumpyAccumulator(N)
-        scheme = OkTopk().algorithm()
-        scheme.description = describe(transport.rank)
         finite = acc.accumulate([(0, np.arange(N, dtype=np.float32))])
+        said = Attendance(describe(transport.rank), k_of(transport.rank), finite=finite)
         try:
-            scheme.reduce(acc, k_of(transport.rank), finite, CountingTransport(transport))
+            reduce(OkTopk().algorithm(), acc, said, Memory(), CountingTransport(transport))
         except AgreementError as error:
             return str(error)
         return None
@@ -94,7 +97,7 @@ def test_a_newcomer_takes_the_step_of_rank_0_and_all_re_evaluate(newcomer):
 def test_ranks_at_different_steps_reduce_exactly_as_thresholds_are_exact():
     case = Case("normal", 200, 20, 3, 4, seed=4)
     ranks = settle(case, 2)
-    ranks[2].scheme.step = 17
+    ranks[2].memory = replace(ranks[2].memory, step=17)
     records = advance(ranks, case.gradients()[2:3], case.k)[0]
     update, _, _ = oracle_step([record.acc for record in records], case.k)
     assert same_bits(dense(records[0].update, case.n), update)
@@ -105,8 +108,8 @@ def test_ranks_that_hold_the_state_of_different_steps_re_evaluate_together():
     """Checkpoints of different age lead to this: each rank by itself would reuse what it holds."""
     case = Case("steady", 200, 20, 3, 4, seed=4)
     ranks = settle(case, 2, selection="reuse", threshold_interval=100, region_interval=100)
-    ranks[2].scheme.step = 17
-    before = ranks[0].scheme.global_.value
+    ranks[2].memory = replace(ranks[2].memory, step=17)
+    before = ranks[0].memory.threshold
     run = advance(ranks, case.gradients()[2:3], case.k)
     assert_lawful(run, case.k)
     assert all(record.report.repartitioned and record.report.global_threshold != before for record in run[0])

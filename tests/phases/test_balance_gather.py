@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk.phases.exchange import BalancePlan, SparseTransport, needs_balance
+from horovod_oktopk.phases.balance import BalancePlan, needs_balance
+from horovod_oktopk.phases.link import Link
 from horovod_oktopk.phases.regions import Regions
+from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.vectors.sparse import SparseVector, concatenate
 from horovod_oktopk.vectors.wire import WireCodec
 from tests.support.threads import run_ranks
@@ -68,9 +70,9 @@ def test_balanced_shares_are_the_same_elements_in_the_same_order(sizes, rotation
     def program(transport):
         position = (transport.rank - rotation) % size
         chosen = everything[plan.before[position]:plan.before[position + 1]]
-        ranks = SparseTransport(transport, WireCodec("float32"))
+        ranks = Link(CountingTransport(transport), WireCodec("float32"))
         routes = plan.routes(Regions(boundaries, sizes, sizes, rotation), transport.rank)
-        return position, concatenate(ranks.exchange(chosen, *routes), "float32")
+        return position, concatenate(ranks.send_and_receive(chosen, *routes), "float32")
 
     shares = dict(run_ranks(size, program, timeout=10))
     assert [len(shares[position]) for position in range(size)] == np.diff(plan.after).tolist()

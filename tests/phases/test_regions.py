@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk.phases.exchange import divide
+from horovod_oktopk.phases.division import divide
 from horovod_oktopk.phases.regions import owner_rotation
 from tests.support.threads import run_ranks
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk.phases.exchange import BalancePlan, plan_split
+from horovod_oktopk.phases.balance import BalancePlan
 from horovod_oktopk.phases.regions import Regions, count_by_region
+from horovod_oktopk.phases.split import plan_split
 
 SELECTIONS = st.integers(1, 6).flatmap(lambda size: st.tuples(
     st.lists(st.sets(st.integers(0, 39)).map(sorted), min_size=size, max_size=size),

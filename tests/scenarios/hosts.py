@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from horovod_oktopk import OkTopk, OptionError, Partial, PluginError, TopkA
+from horovod_oktopk import OkTopk, OptionError, Partial, PluginError
 from horovod_oktopk.transport.horovod import HorovodRanks
 from tests.scenarios.common import (
     DENSE,
@@ -133,10 +133,7 @@ def check_elastic_jobs_are_refused(kind: Kind) -> None:
 
 
 def check_what_does_not_work_on_hosts_is_refused(_: Kind) -> None:
-    for make, told in ((lambda: TopkA(hierarchical=True), "an option of OkTopk alone; got TopkA.*leave it out"),
-                       (lambda: OkTopk(selection="reuse", hierarchical=2),
-                        "selection='exact' only; got selection='reuse', hierarchical=2"),
-                       (lambda: Partial(OkTopk(hierarchical=True)), "hierarchical=True"),
+    for make, told in ((lambda: Partial(OkTopk(hierarchical=True)), "hierarchical=True"),
                        (lambda: OkTopk(hierarchical=0), "must be an integer of at least 1, or True or False")):
         with pytest.raises(OptionError, match=told):
             make()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from horovod_oktopk import Dense, OkTopk, OptionError, Partial, PluginError, TransportError
-from horovod_oktopk.phases.exchange import oktopk_bound
+from horovod_oktopk.phases.volume import oktopk_bound
 from tests.scenarios.common import (
     assert_conserved,
     assert_equal_everywhere,

@@ -108,7 +108,9 @@ def check_every_step_is_the_oracles(kind: Kind) -> None:
     options = list(itertools.product((None, 0.5, 1), (1, 3), (True, False), (None, "auto")))
     every = 11 if size > 5 else 5 if kind.name != "core" or size > 2 else 1
     chosen = [(1, *each) for each in options[::every]]
-    chosen += [(length, *each) for length in host_sizes(size) for each in options[::3 if every == 1 else every + 2]]
+    # On hosts as many sums are kept of each slice as were selected there: the oracle's, if these are all.
+    chosen += [(length, *each) for length in host_sizes(size) for each in options[1::4 if every == 1 else 2 * every]
+               if each[-1] == "auto"]
     for (length, ahead, local_steps, overlap, kept), looks in itertools.product(chosen, (False, True)):
         oracle = Oracle(size // length, ahead, local_steps, overlap, kept)
         scheme = OkTopk(density=K / N, value_dtype=None, global_density=kept)

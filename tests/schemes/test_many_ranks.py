@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from horovod_oktopk import OkTopk
 from horovod_oktopk.phases import agreement
-from horovod_oktopk.phases.exchange import oktopk_bound
+from horovod_oktopk.phases.volume import oktopk_bound
 
 from ..support.gradients import Case, cases, each_adversarial
 from ..support.schemes import EXACT, SCHEMES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,15 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk.errors import AgreementError, WireError
+from horovod_oktopk.modes.gradient_mode import GradientMode
+from horovod_oktopk.schemes.gaussiank import gaussian_threshold
 from horovod_oktopk.schemes.gtopk import PaddedCodec, tree_distances
-from horovod_oktopk.schemes.topka import gaussian_threshold
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
-from horovod_oktopk.transport.counting import CountingTransport
-from horovod_oktopk.vectors.sparse import SparseVector
+from horovod_oktopk.vectors.sparse import Layout, SparseVector
 from horovod_oktopk.vectors.wire import WireCodec
 
+from ..support.flat_gradients import FlatGradients
 from ..support.gradients import Case, cases, each_adversarial
 from ..support.oracle import rank_order_sum, topk_mask
+from ..support.ranks import ThreadRanks
 from ..support.schemes import EXACT
 from ..support.simulation import dense, simulate
 from ..support.threads import run_ranks
@@ -160,13 +163,15 @@ def test_gaussiank_selects_more_than_three_quarters_of_k_and_at_most_k(case, see
 def test_a_rank_that_differs_or_refuses_its_step_is_an_error_on_all(name, refuses):
     """A roll call alone meets that of a step: the others, who take theirs, hear why."""
     def program(transport):
-        scheme, acc, counting = EXACT[name].algorithm(), NumpyAccumulator(10), CountingTransport(transport)
-        acc.accumulate([(0, np.ones(10, np.float32))])
-        action = partial(scheme.reduce, acc, 2, True, counting)
+        options, gradient = replace(EXACT[name], density=0.2), np.ones(10, np.float32)
+        mode = GradientMode(options, True, Layout([("w", (10,), "float32")]), lambda: NumpyAccumulator(10),
+                            ThreadRanks(transport), ["sparse: no"])
+        mode.reduce(FlatGradients(gradient))
         if transport.rank == 1 and refuses:
-            action = partial(scheme.check_agreement, "sparse: yes", 2, counting)
-        elif transport.rank == 1:
-            scheme.description = "sparse: yes"
+            action = partial(mode.refuse_step, "no", ["sparse: yes"])
+        else:
+            mode._described = options, "sparse: yes" if transport.rank == 1 else mode.description
+            action = partial(mode.reduce, FlatGradients(gradient))
         with pytest.raises(AgreementError, match="sparse: yes"):
             action()
 

@@ -1,4 +1,4 @@
-"""state and load_state: a resumed run has the bits of one that never stopped; forget drops what may be stale."""
+"""Memory: a resumed run has the bits of one that never stopped; `forgotten` drops what may be stale."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 
 import numpy as np
 import pytest
+
+from horovod_oktopk.schemes.algorithm import Memory
 
 from ..support.gradients import Case
 from ..support.schemes import SCHEMES
@@ -26,7 +28,7 @@ def test_a_resumed_run_has_the_same_bits(case, make, stop):
     ranks, resumed = (new_ranks(case.size, case.n, make=make) for _ in range(2))
     before = advance(ranks, gradients[:stop], case.k) if stop else []
     for old, new in zip(ranks, resumed, strict=True):
-        new.scheme.load_state(json.loads(json.dumps(old.scheme.state())))
+        new.memory = Memory.from_record(json.loads(json.dumps(old.memory.record())))
         new.accumulator.load_residual(old.accumulator.read_residual())
     found, expected = before + advance(resumed, gradients[stop:], case.k), simulate(gradients, case.k, make=make)
     assert same_runs(found, expected)
@@ -47,7 +49,7 @@ def test_ranks_that_forget_are_re_evaluated_with_all_others(forgetful):
     ranks = new_ranks(CASE.size, CASE.n, **OPTIONS)
     advance(ranks, CASE.gradients()[:5], CASE.k)
     for rank in forgetful:
-        ranks[rank].scheme.forget()
+        ranks[rank].memory = ranks[rank].memory.forgotten()
     run = advance(ranks, CASE.gradients()[5:], CASE.k)
     assert_lawful(run, CASE.k)
     assert all(record.report.repartitioned and record.report.global_selected == CASE.k for record in run[0])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from horovod_oktopk.kernels import NumpyKernels
-from horovod_oktopk.schemes.report import EVERYTHING
+from horovod_oktopk.schemes.algorithm import EVERYTHING
 from horovod_oktopk.selection.accumulator import CHUNK, NumpyAccumulator
 from horovod_oktopk.selection.local_top_k import local_top_k
 from horovod_oktopk.vectors.sparse import SparseVector

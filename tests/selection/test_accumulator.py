@@ -12,6 +12,7 @@ from horovod_oktopk import OkTopk
 from horovod_oktopk.kernels import NATIVE, NumpyKernels
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport
+from tests.support.simulation import Rank
 from tests.support.threads import ThreadTransport, ThreadWorld
 
 from .accumulators import PROGRAMS, normal
@@ -26,14 +27,13 @@ def test_conformance(program, kernels):
 
 def peaks(n, k, steps):
     """Return the largest number of bytes allocated at once, in each step of one rank."""
-    acc, scheme = NumpyAccumulator(n), OkTopk().algorithm()
+    rank = Rank(OkTopk().algorithm(), NumpyAccumulator(n))
     transport = CountingTransport(ThreadTransport(ThreadWorld(1), 0))
     found = []
     for step in range(steps):
         gradient = normal(n, step)
         tracemalloc.start()
-        finite = acc.accumulate([(0, gradient)])
-        acc.commit(scheme.reduce(acc, k, finite, transport).contributed)
+        rank.reduce(gradient, k, transport)
         found.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     return found

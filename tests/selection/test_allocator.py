@@ -13,19 +13,17 @@ import numpy as np
 from horovod_oktopk import OkTopk
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport
+from tests.support.simulation import Rank
 from tests.support.threads import ThreadTransport, ThreadWorld
 
 n, options = 3_000_000, OkTopk(density=0.05)
-acc, scheme = NumpyAccumulator(n), options.algorithm()
+rank = Rank(options.algorithm(), NumpyAccumulator(n))
 transport = CountingTransport(ThreadTransport(ThreadWorld(1), 0))
 gradient = np.random.default_rng(0).standard_normal(n, np.float32)
 for step in range(12):
     if step == 4:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    finite = acc.accumulate([(0, gradient)])
-    reduction = scheme.reduce(acc, options.k_of(n), finite, transport)
-    acc.commit(reduction.contributed)
-    del reduction
+    rank.reduce(gradient, options.k_of(n), transport)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from horovod_oktopk.selection.global_top_k import GlobalThreshold, radix_kth_magnitude
+from horovod_oktopk.selection.global_top_k import all_sums, global_top_k, radix_kth_magnitude, top_k_by_reuse
 from horovod_oktopk.selection.sketches import first_places, sketch_shape
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.vectors.sparse import SparseVector, from_bits, to_bits
@@ -56,22 +56,21 @@ def test_the_radix_search_gives_zero_for_fewer_than_k_values():
     assert radix([np.ones(3, np.float32), np.empty(0, np.float32)], 4) == [0.0, 0.0]
 
 
-def select(parts, k, region_order=None, weights=None):
+def select(parts, k, region_order=None):
     """Return (indices selected, sizes, threshold, traffic) on every rank."""
     order = np.arange(len(parts)) if region_order is None else np.array(region_order)
 
     def program(transport):
-        threshold, counting = GlobalThreshold(), CountingTransport(transport)
-        weight = weights and weights[transport.rank]
-        chosen, sizes = threshold.select(parts[transport.rank], k, order, counting, weight=weight)
-        return chosen.indices.tolist(), sizes.tolist(), threshold.value, counting.traffic
+        counting = CountingTransport(transport)
+        kept, sizes = global_top_k(parts[transport.rank], k, order, counting)
+        return kept.elements.indices.tolist(), sizes.tolist(), kept.threshold, counting.traffic
 
     return run_ranks(len(parts), program, timeout=10)
 
 
-def assert_selects(values, size, k, messages=None, weights=None):
+def assert_selects(values, size, k, messages=None):
     """Assert that the k largest magnitudes are selected. messages: to each other rank. Return the bytes sent."""
-    found = select(on_ranks(values, size), k, weights=weights)
+    found = select(on_ranks(values, size), k)
     for indices, sizes, threshold, traffic in found:
         assert (sum(sizes), threshold) == (k, np.sort(np.abs(values))[-k])
         assert len(indices) in sizes
@@ -87,10 +86,8 @@ def on_ranks(values, size):
 def select_again(parts, k, value, fits=lambda sizes: True):
     """Return (indices selected, sizes, threshold) on every rank; the threshold `value` may be reused."""
     def program(transport):
-        threshold = GlobalThreshold()
-        threshold.value = value
-        chosen, sizes = threshold.select_again(parts[transport.rank], k, np.arange(len(parts)), fits, transport)
-        return chosen.indices.tolist(), sizes.tolist(), threshold.value
+        kept, sizes = top_k_by_reuse(value, parts[transport.rank], k, np.arange(len(parts)), fits, transport)
+        return kept.elements.indices.tolist(), sizes.tolist(), kept.threshold
 
     return run_ranks(len(parts), program, timeout=10)
 
@@ -121,11 +118,10 @@ def test_all_ranks_know_the_ends_of_what_was_selected(dtype, size, k, seed):
     parts = on_ranks(values, size)
 
     def program(transport):
-        threshold, found = GlobalThreshold(), []
-        for select in (threshold.select, lambda *rest: threshold.select_again(*rest[:3], lambda _: True, rest[3])):
-            chosen, _ = select(parts[transport.rank], k, np.arange(size), transport)
-            found.append((threshold.ends, np.abs(chosen.values).tolist()))
-        return found
+        mine, order = parts[transport.rank], np.arange(size)
+        exact, _ = global_top_k(mine, k, order, transport)
+        again, _ = top_k_by_reuse(exact.threshold, mine, k, order, lambda _: True, transport)
+        return [(kept.ends, np.abs(kept.elements.values).tolist()) for kept in (exact, again)]
 
     for by_rank in zip(*run_ranks(size, program, timeout=10), strict=True):
         assert len({ends for ends, _ in by_rank}) == 1
@@ -135,20 +131,20 @@ def test_all_ranks_know_the_ends_of_what_was_selected(dtype, size, k, seed):
         assert lowest == (min(chosen) if k < 40 else 0) or lowest == min(chosen)
 
 
-@pytest.mark.parametrize("select", ["select", "select_again", "select_all"])
+@pytest.mark.parametrize("select", ["exact", "reuse", "all"])
 def test_where_all_is_selected_the_ends_begin_with_the_least_local_threshold(select):
     parts, floors = regions([5, 0.1, 3, 2], [0, 1]), [4.0, 0.0, 2.0]
 
     def program(transport):
-        threshold, floor = GlobalThreshold(), floors[transport.rank]
-        threshold.value, mine = 1.0, parts[transport.rank] if transport.rank < 2 else SparseVector.empty(np.float32)
-        if select == "select":
-            threshold.select(mine, 10, np.arange(3), transport, floor)
-        elif select == "select_again":
-            threshold.select_again(mine, 10, np.arange(3), lambda _: True, transport, floor)
+        floor = floors[transport.rank]
+        mine = parts[transport.rank] if transport.rank < 2 else SparseVector.empty(np.float32)
+        if select == "exact":
+            kept, _ = global_top_k(mine, 10, np.arange(3), transport, floor)
+        elif select == "reuse":
+            kept, _ = top_k_by_reuse(1.0, mine, 10, np.arange(3), lambda _: True, transport, floor)
         else:
-            threshold.select_all(mine, transport, floor)
-        return threshold.ends
+            kept, _ = all_sums(mine, transport, floor)
+        return kept.ends
 
     assert run_ranks(3, program, timeout=10) == [(2.0, 5.0)] * 3
 
@@ -261,15 +257,9 @@ def test_where_a_sketch_is_too_short_all_re_evaluate_exactly():
         assert (sizes, threshold) == ([640] + [0] * 7, 1360.0)
 
 
-def test_sketches_reach_where_most_is_expected():
-    assert_selects(ONE_RANK, EIGHT, 800, messages=2, weights=[8.0, *[0.01] * 7])
-
-
-@example(weights=[0.0] * 8, k=800)
-@given(weights=st.lists(st.floats(0, 8), min_size=8, max_size=8), k=st.sampled_from([1, 10, 800, 7999]))
-def test_the_threshold_is_exact_whatever_is_expected(weights, k):
-    for values in (NORMAL, ONE_RANK):
-        assert_selects(values, EIGHT, k, weights=weights)
+def test_of_no_elements_nothing_is_kept_and_nothing_is_sent():
+    for indices, sizes, threshold, traffic in select(on_ranks(NORMAL, EIGHT), 0):
+        assert (indices, sizes, threshold, traffic.messages_sent) == ([], [0] * EIGHT, 0.0, 0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -16,7 +16,7 @@ import pytest
 from horovod_oktopk import OkTopk, OptionError
 from horovod_oktopk.state import gather
 from horovod_oktopk.state.archive import HOST
-from tests.modes.test_gradients import make, on_ranks, take_step, take_steps
+from tests.modes.test_gradient_mode import make, on_ranks, take_step, take_steps
 from tests.support.full_disk import room_for
 
 WIDE = [("a", (50, 2), "float64"), ("b", (3,), "float64")]

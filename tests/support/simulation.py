@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 
 from horovod_oktopk import OkTopk
+from horovod_oktopk.phases.agreement import Attendance
+from horovod_oktopk.schemes.algorithm import NOTHING, Algorithm, Memory
 from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.schemes.step import Outcome, reduce
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.vectors.sparse import SparseVector
@@ -32,19 +35,27 @@ class Record:
 class Rank:
     """One rank of a simulated training run; a run may stop, and go on from here."""
 
-    scheme: Any
+    scheme: Algorithm
     accumulator: NumpyAccumulator
+    memory: Memory = field(default_factory=Memory)
     records: list[Record] = field(default_factory=list)
+
+    def reduce(self, gradient: np.ndarray, k: int, transport: CountingTransport) -> Outcome:
+        """Take one step, as a mode does."""
+        finite = self.accumulator.accumulate([(0, gradient)])
+        outcome = reduce(self.scheme, self.accumulator, Attendance("", k, finite=finite), self.memory, transport)
+        self.memory, result = outcome.memory, outcome.result
+        if result is not None:
+            self.accumulator.commit(result.contributed, result.remainder)
+        return outcome
 
     def step(self, gradient: np.ndarray, k: int, transport: CountingTransport) -> Record:
         transport.reset()
         acc = self.accumulator.residual + gradient
-        finite = self.accumulator.accumulate([(0, gradient)])
-        outcome = self.scheme.reduce(self.accumulator, k, finite, transport)
-        if outcome.update is not None:
-            self.accumulator.commit(outcome.contributed, outcome.remainder)
-        self.records.append(Record(acc, self.accumulator.residual.copy(), outcome.update, outcome.contributed,
-                                   outcome.report))
+        outcome = self.reduce(gradient, k, transport)
+        result = outcome.result
+        self.records.append(Record(acc, self.accumulator.residual.copy(), result and result.update,
+                                   NOTHING if result is None else result.contributed, outcome.report))
         return self.records[-1]
 
 

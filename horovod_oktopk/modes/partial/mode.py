@@ -233,13 +233,11 @@ class PartialMode(GradientMode):
         """Run a round. The update is None if some rank's gradient was not finite: then residuals are unchanged."""
         if settings[0] != self.scheme.density:
             super().set_density(settings[0])
-        self.describe()
-        self._before = self.algorithm.state()
-        result = self._reduced(self._pending.for_round(contributes), self._pending.is_finite or not contributes)
-        update = self._commit_or_undo(result, self._pending.commit)  # what follows belongs to the next round
+        outcome = self._reduced(self._pending.for_round(contributes), self._pending.is_finite or not contributes)
+        update = self._committed(outcome, self._pending.commit)  # what follows belongs to the next round
         if contributes:
             self._pending.is_finite = True
-        return update, result.report
+        return update, outcome.report
 
     # The state: what is pending counts as residual.
 

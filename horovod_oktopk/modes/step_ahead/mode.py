@@ -25,6 +25,7 @@ from dataclasses import asdict
 from typing import ClassVar, NoReturn
 
 from ...errors import NonFiniteError, PluginError
+from ...schemes.algorithm import Memory
 from ...schemes.base import Unit
 from ...selection.parameter_accumulator import ParameterAccumulator, Replica
 from ...state.records import Record
@@ -82,6 +83,7 @@ class StepAheadMode(Mode[LocalGradients]):
         "local": "a local variable cannot be used with StepAhead, which shares all of the optimizer's: give local "
                  "layers an optimizer of their own"}
     unit: Unit = "parameters"
+    samples = SUMS
 
     def __init__(self, options: StepAhead, average: bool, layout: Layout, accumulator: ParameterAccumulator,
                  replica: Replica, ranks: Ranks, normalizes: bool = False) -> None:
@@ -93,7 +95,6 @@ class StepAheadMode(Mode[LocalGradients]):
         super().__init__(options.scheme, layout, ranks)
         self.options, self._normalizes, self.adds = options, normalizes, not average
         self.is_started = self._has_agreed = self._was_shared = self._was_loaded = self._is_suspended = False
-        self.algorithm.samples = SUMS
         self._noise = GradientNoise()
         self._sample: Values | None = None  # that this rank tells of its gradient; None if the step is not measured
         gain = "measured" if options.gain == "auto" and normalizes else f"{gain_of(options.gain, 1.0):g}"
@@ -148,7 +149,7 @@ class StepAheadMode(Mode[LocalGradients]):
             log = logger.info if has_adopted else logger.warning
             log(ADOPTED if has_adopted else SKIPPED, self._rank)
         is_measured = steps and is_due and self.layout.n and self._workers > 1
-        self._sample = sample(gradients.elements, self.layout.n, self.algorithm.step) if is_measured else None
+        self._sample = sample(gradients.elements, self.layout.n, self.memory.step) if is_measured else None
         return int(steps)
 
     def _begin_alone(self, gradients: LocalGradients, scaled: bool) -> int:
@@ -179,16 +180,17 @@ class StepAheadMode(Mode[LocalGradients]):
         outcome = self._exchange.take()
         if outcome is None:
             return
-        result, measured, moves = outcome
-        if measured is not None:
-            self._noise.take(measured)
-        report = result.report
+        reduced, moves = outcome
+        if reduced.measured is not None:
+            self._noise.take(reduced.measured)
+        report = reduced.report
         self._note(report)
         report.gain, report.noise_ratio, report.noise_scale = self.gain, self._noise.ratio, self._noise.scale
-        if result.update is None:
-            raise NonFiniteError(NOT_FINITE.format(ranks=list(result.not_finite)))
+        if reduced.result is None:
+            raise NonFiniteError(NOT_FINITE.format(ranks=list(reduced.not_finite)))
         if moves is None:  # on all ranks alike
             raise NonFiniteError(OVERFLOW)
+        self.memory = reduced.memory
         with self.writing(report):
             self._model.apply(*moves)
 
@@ -219,10 +221,7 @@ class StepAheadMode(Mode[LocalGradients]):
         if share["shared"] not in (None, self._model.digest):
             warnings.warn(OTHER_PARAMETERS, stacklevel=2)
             return
-        self.algorithm.forget()
-        self.algorithm.step = share["algorithm"]["step"]
-        if "own" in share["algorithm"]:  # not of another number of ranks
-            self.algorithm.load_state(share["algorithm"]["own"])
+        self.memory = Memory.from_record(share["algorithm"])
         self._steps, self._model.copies = share["steps"], share["copies"]
         if share["noise"] is not None:  # of an earlier version
             self._noise = GradientNoise(**share["noise"])
@@ -250,8 +249,8 @@ class StepAheadMode(Mode[LocalGradients]):
             self.start()
         self._has_agreed = True
         self._noise.become_alike(everyone, self._workers)
-        if self.transport.hosts is not None:
-            self._model.become_alike(self.transport.hosts, self.adds, self._was_loaded)
+        if self.worker.hosts is not None:
+            self._model.become_alike(self.worker.hosts.within, self.adds, self._was_loaded)
         self._was_loaded = False
         return has_adopted
 
@@ -325,8 +324,7 @@ class StepAheadMode(Mode[LocalGradients]):
         model.look_again()
         if was_swapped:
             model.swap()
-        counters = {"step": self.algorithm.step, "own": self.algorithm.state()}
-        own = self.record_of(residual, counters, self.coefficient, model.copies)
+        own = self.record_of(residual, self.memory.record(), self.coefficient, model.copies)
         # "shared": a digest of w, by which a restored state knows its parameters.
         return {**own, "shared": model.digest, "steps": self._steps, "noise": asdict(self._noise)}
 

@@ -18,28 +18,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...hosts.worker import Worker
 from ...kernels import KERNELS
-from ...phases.agreement import Measured
-from ...phases.exchange import whole_update
-from ...schemes.algorithm import Algorithm, Step
-from ...schemes.report import StepResult
-from ...selection.accumulator import Pieces, between
+from ...schemes.algorithm import Result
+from ...schemes.step import Begun, Outcome, begin, complete
+from ...selection.accumulator import Pieces
 from ...selection.parameter_accumulator import ParameterAccumulator, Replica
 from ...transport.base import Transport, broadcast
-from ...transport.counting import CountingTransport, Hosts
 from ...vectors.sparse import DenseVector, SparseVector, Values
 from ..gradients import Update
 from ..mode import Reduction
 
-SAME_ON_HOST = ("one of the parameters, which all ranks of a host must change alike with hierarchical (change "
-                "gradients after optimizer.synchronize() only, and call hvd.broadcast_optimizer_state)")
 PUT_TOGETHER = ("the state was saved with other hosts: what the ranks of this host had not sent was combined. They "
                 "take the same steps now, so make their optimizer state (momentum, moments) the same: "
                 "call hvd.broadcast_optimizer_state(optimizer, root_rank=0)")
-ROUNDING = 1e-3
-"""Largest difference between parameters of the ranks of a host, relative to the largest; saving them rounds."""
-SAMPLES = 64
-"""Number of parameters that are compared on a host before each exchange."""
 
 
 class Model:
@@ -53,7 +45,6 @@ class Model:
         self.copies = 1
         """Number of consecutive ranks that have this rank's residual."""
         self._accumulator, self._replica = accumulator, replica
-        self._share: tuple[int, ParameterAccumulator] | None = None  # where it begins, and w - p there
         self.anticipated: SparseVector | None = None
         """The vector by which p goes back before an exchange is applied; to be None if p is set anew before."""
 
@@ -70,26 +61,17 @@ class Model:
 
     # A step.
 
-    def read(self, algorithm: Algorithm, k: int, transport: CountingTransport) -> tuple[ParameterAccumulator, bool,
-                                                                                        bool]:
-        """Return this rank's part of w - p; True if the part is finite; True if all of the host's parts are.
+    def pieces(self) -> Pieces:
+        """Return the parameters as they lie in memory, to be read until they change."""
+        return self._replica.pieces()
+
+    def read(self, worker: Worker, pieces: Pieces) -> tuple[ParameterAccumulator, bool]:
+        """Return this rank's part of w - p, and True if it is finite.
 
         Only the accumulator holds the parameters' memory afterwards, until the accumulator is released.
         """
-        pieces, acc, hosts = self._replica.pieces(), self._accumulator, transport.hosts
-        if hosts is None:
-            with transport.phase("accumulate"):
-                finite = acc.accumulate(pieces)
-            return acc, finite, finite
-        start, stop = hosts.bounds(acc.n)[hosts.within.rank:hosts.within.rank + 2].tolist()
-        if self._share is None or (self._share[0], self._share[1].n) != (start, stop - start):
-            self._share = start, acc.part(start, stop)
-        acc = self._share[1]
-        with transport.phase("accumulate"):
-            finite = acc.accumulate(list(between(pieces, start, stop)))
-        all_finite = algorithm.agree_on_host(k, transport, finite=finite)
-        _check_alike(pieces, algorithm, k, transport, hosts)
-        return acc, finite, all_finite
+        acc, own = worker.part(self._accumulator, pieces)
+        return acc, acc.accumulate(own)
 
     def anticipate(self, selected: SparseVector, coefficient: float) -> None:
         """Move p, until the exchange is applied, as if all ranks had selected the same as this one.
@@ -134,12 +116,12 @@ class Model:
 
     # The ranks.
 
-    def become_alike(self, hosts: Hosts, adds: bool, was_loaded: bool) -> None:
+    def become_alike(self, within: Transport, adds: bool, was_loaded: bool) -> None:
         """Give the ranks of a host one residual: that of all of them, if a state of another shape was loaded.
 
-        adds: True if residuals are added up, and not averaged. Collective on the host.
+        within: to the ranks of the host. adds: True if residuals are added up, and not averaged. Collective there.
         """
-        size, within = hosts.within.size, hosts.within
+        size = within.size
         if not within.allgather(np.array([was_loaded], np.int64)).any():
             return
         residual = self._residual()
@@ -173,36 +155,8 @@ class Model:
         self.digest = hashlib.blake2b(values.view(np.uint8).data, digest_size=8).hexdigest()
 
 
-def _check_alike(pieces: Pieces, algorithm: Algorithm, k: int, transport: CountingTransport, hosts: Hosts) -> None:
-    """Compare samples of p on the host. Raise AgreementError on the ranks of all hosts if samples differ."""
-    mine = _samples_of(pieces, algorithm.step)
-    with transport.phase("host_agree"):
-        rows = hosts.within.allgather(mine.view(np.int64)).view(np.float64)
-    tolerance = ROUNDING * np.abs(rows).max(initial=0, where=np.isfinite(rows))
-    differ = (np.abs(rows - rows[0]) > tolerance).any(axis=0)  # what is not finite is the roll call's concern
-    if differ.any():
-        said = f"{SAME_ON_HOST}: {mine[np.argmax(differ)]:.6g}\n{algorithm.description}"
-        algorithm.agree_on_host(k, transport, said)
-
-
-def _samples_of(pieces: Pieces, number: int) -> NDArray[np.float64]:
-    """Return some of the parameters, from all over, others at each number: shape (SAMPLES,), padded with zeros."""
-    each = max(1, SAMPLES // max(1, len(pieces)))
-    found: list[float] = []
-    for _, piece in _every(pieces, SAMPLES, number):
-        found += _every(piece, each, number).tolist()
-    return np.array([*found, *[0.0] * SAMPLES][:SAMPLES])
-
-
-def _every(items: Any, most: int, number: int) -> Any:
-    """Return at most `most` items at equal distances; the number shifts the first of them."""
-    step = max(1, -(-len(items) // most))
-    return items[number % step::step]
-
-
-Outcome = tuple[StepResult, Measured | None, tuple[Update, Update] | None]
-"""An exchange's result; the measurements that all ranks have told of their gradients; and the vectors to subtract
-from w, and to add to p, or None if the step was not taken."""
+Moves = tuple[Update, Update]
+"""The vectors to subtract from w, and to add to p."""
 
 
 class Exchange:
@@ -211,7 +165,7 @@ class Exchange:
     def __init__(self, reduction: Reduction, model: Model) -> None:
         self._reduction, self._model = reduction, model
         self._thread: ThreadPoolExecutor | None = None
-        self._under_way: Future[Outcome] | None = None
+        self._under_way: Future[tuple[Outcome, Moves | None]] | None = None
 
     def begin(self, coefficient: float, sample: Values | None, anticipate: bool) -> None:
         """Read and select w - p, and begin to communicate: in a thread, if the transport can be used there.
@@ -219,25 +173,29 @@ class Exchange:
         sample: the measurements of the gradient, if any. anticipate: move p until the exchange is applied; see Model.
         """
         reduction, transport = self._reduction, self._reduction.open()
-        algorithm, k, n = reduction.algorithm, reduction.k, reduction.layout.n
-        acc, finite, all_finite = self._model.read(algorithm, k, transport)
-        step = algorithm.begin(acc, k, finite, transport, whole=n)
-        if sample is not None:
-            step.sample = sample
+        worker, said, pieces = reduction.worker, reduction.said(sample=sample), self._model.pieces()
+        with transport.phase("accumulate"):
+            acc, finite = self._model.read(worker, pieces)
+        said = replace(said, finite=finite)
+        all_finite = worker.agree(said)
+        worker.check_alike(pieces, said)
+        begun = begin(worker.algorithm, acc, said, reduction.memory, transport, reduction.layout.n)
+        del pieces
         acc.release()
-        if all_finite:
-            algorithm.select_together(step)
-            if anticipate:
-                self._model.anticipate(_whole(step.selected, transport.hosts, n), coefficient)
-        run = partial(_complete, algorithm, step, coefficient * (1 if reduction.adds else transport.size))
+        if all_finite and anticipate:
+            self._model.anticipate(worker.gather(begun.mine.elements, reduction.layout.n), coefficient)
+        workers = 1 if reduction.adds else worker.algorithm.workers(transport)
+        run = partial(_complete, worker, begun, coefficient * workers)
         if transport.concurrent:
             self._thread = self._thread or ThreadPoolExecutor(1, "horovod_oktopk")
             self._under_way = self._thread.submit(run)
         else:
             self._under_way = _done(run)
 
-    def take(self) -> Outcome | None:
+    def take(self) -> tuple[Outcome, Moves | None] | None:
         """Wait for the exchange under way, if any; return its outcome, which the caller applies, or raise its error.
+
+        The moves are None if the step does not count.
 
         p is as it was before the exchange was anticipated.
         """
@@ -260,8 +218,8 @@ class Exchange:
             wait_for([self._under_way], timeout)
 
 
-def _done(run: Callable[[], Outcome]) -> Future[Outcome]:
-    future: Future[Outcome] = Future()
+def _done(run: Callable[[], tuple[Outcome, Moves | None]]) -> Future[tuple[Outcome, Moves | None]]:
+    future: Future[tuple[Outcome, Moves | None]] = Future()
     try:
         future.set_result(run())
     except Exception as error:
@@ -269,40 +227,27 @@ def _done(run: Callable[[], Outcome]) -> Future[Outcome]:
     return future
 
 
-def _complete(algorithm: Algorithm, step: Step, divisor: float) -> Outcome:
-    """Complete the exchange of a step that has begun. divisor: the number to divide a sum by for w."""
-    hosts, n = step.transport.hosts, step.report.n
-    with step.transport.step():
-        result = algorithm.complete(step)
-        told = replace(result, selected=None), step.call.measured
-        if result.update is None or not np.isfinite(result.update.values).all():
-            return *told, None
+def _complete(worker: Worker, begun: Begun, divisor: float) -> tuple[Outcome, Moves | None]:
+    """Complete the exchange of a step that has begun; return its moves, if it counts.
+
+    divisor: the number to divide a sum by for w.
+    """
+    with begun.transport.step():
+        outcome = complete(begun)
+        result, n = outcome.result, begun.report.n
+        if result is None or not np.isfinite(result.update.values).all():
+            return outcome, None
         update = result.update.divided(divisor)
-        if hosts is None:
-            return *told, (update, local_change(update, result))
-        assert isinstance(update, SparseVector)
-        start, stop = hosts.bounds(n)[hosts.within.rank:hosts.within.rank + 2].tolist()
-        part = slice(*np.searchsorted(update.indices, [start, stop]).tolist())
-        change = local_change(SparseVector(update.indices[part] - start, update.values[part]), result)
-        assert isinstance(change, SparseVector)
-        return *told, (update, _whole(change, hosts, n))
+        change = local_change(worker.own(update, n), result)
+        return outcome, (update, worker.gather(change, n))
 
 
-def _whole(vector: SparseVector, hosts: Hosts | None, n: int) -> SparseVector:
-    """Return the vector of all shares of n elements; each rank of a host gives that of its own share."""
-    if hosts is None:
-        return vector
-    with hosts.within.phase("host_gather"):
-        return whole_update(vector, hosts.bounds(n), hosts.within)
-
-
-def local_change(update: Update, result: StepResult) -> Update:
+def local_change(update: Update, result: Result) -> Any:
     """Return the change of p: minus the update, plus this rank's contribution to the update.
 
     All indices that contributed, and all that rounding left over, are indices of the update.
     """
     sent, contributed = result.selected, result.contributed
-    assert sent is not None
     if isinstance(update, DenseVector):
         return DenseVector(sent.values - update.values)
     assert isinstance(sent, SparseVector)

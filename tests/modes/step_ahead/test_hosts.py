@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_oktopk import AgreementError, OkTopk, StepAhead
+from horovod_oktopk import AgreementError, GaussianK, GTopk, OkTopk, StepAhead, TopkA, TopkDSA
 from horovod_oktopk.state import gather
 from tests.support.simulation import same_bits
 from tests.support.threads import run_ranks
@@ -17,7 +17,6 @@ from tests.support.threads import run_ranks
 from .test_reducer import ZEROS, Worker, moves
 
 EXACT = OkTopk(density=0.05, region_interval=5, value_dtype=None)
-SCHEMES = [EXACT, OkTopk(density=0.05, value_dtype=None, global_density=None)]
 SHAPES = [(1, 3), (2, 2), (3, 2), (2, 3)]
 
 
@@ -38,15 +37,29 @@ def run(hosts: int, ranks_per_host: int, scheme: Any, steps: int = 12, **options
 
 
 @pytest.mark.parametrize(("hosts", "ranks_per_host"), SHAPES)
-@pytest.mark.parametrize("scheme", SCHEMES, ids=["all sums", "k sums"])
 @pytest.mark.parametrize("options", [{}, {"overlap": False}, {"local_steps": 3, "ahead": 0.7}], ids=str)
-def test_the_bits_are_those_of_one_rank_a_host(hosts, ranks_per_host, scheme, options):
+def test_where_all_sums_are_kept_the_bits_are_those_of_one_rank_a_host(hosts, ranks_per_host, options):
     """One host: those of a host of two ranks, as one rank alone compresses nothing."""
-    flat = run(hosts, 1 if hosts > 1 else 2, scheme, **options)
-    for rank, found in enumerate(run(hosts, ranks_per_host, scheme, **options)):
+    flat = run(hosts, 1 if hosts > 1 else 2, EXACT, **options)
+    for rank, found in enumerate(run(hosts, ranks_per_host, EXACT, **options)):
         for (w, p, _), (expected_w, expected_p, _) in zip(found, flat[rank // ranks_per_host], strict=True):
             assert same_bits(w, expected_w)
             assert same_bits(p, expected_p)
+
+
+@pytest.mark.parametrize(("hosts", "ranks_per_host"), SHAPES)
+@pytest.mark.parametrize("scheme", [
+    OkTopk(density=0.05, global_density=None), OkTopk(density=0.05, selection="reuse", global_density=0.1),
+    TopkA(density=0.05), TopkDSA(density=0.05), GTopk(density=0.05), GaussianK(density=0.05)], ids=repr)
+def test_with_every_scheme_the_ranks_of_a_host_stay_alike(hosts, ranks_per_host, scheme):
+    by_rank = run(hosts, ranks_per_host, scheme)
+    for rank, found in enumerate(by_rank):
+        first = by_rank[rank - rank % ranks_per_host]
+        for (w, p, report), (first_w, first_p, _), (shared, _, _) in zip(found, first, by_rank[0], strict=True):
+            assert same_bits(w, first_w)
+            assert same_bits(p, first_p)
+            assert same_bits(w, shared)
+            assert report is None or report.local_selected > 0
 
 
 def test_nothing_but_agreement_leaves_the_host():

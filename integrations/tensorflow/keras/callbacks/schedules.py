@@ -10,7 +10,7 @@ import tensorflow as tf
 from horovod_oktopk.errors import OptionError, PluginError
 from horovod_oktopk.modes.api import set_density
 from horovod_oktopk.schemes import warmup_density
-from horovod_oktopk.schemes.gtopk import WARM_UP
+from horovod_oktopk.schemes.warmup import WARM_UP
 from horovod_oktopk.tensorflow.keras.callbacks.broadcast import Logs
 from horovod_oktopk.tensorflow.private import sums_up_steps, velocities
 from horovod_oktopk.tensorflow.registry import all_runs_of

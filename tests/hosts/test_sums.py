@@ -1,4 +1,4 @@
-"""The ranks of a host add up their gradients share by share, and keep a share each."""
+"""The ranks of a host add up their gradients slice by slice, and keep a slice each."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk.modes import host_sums
-from horovod_oktopk.modes.host_sums import HostAccumulator
+from horovod_oktopk.hosts import sums
+from horovod_oktopk.hosts.hosts import Hosts
+from horovod_oktopk.hosts.sums import HostAccumulator
 from horovod_oktopk.selection import accumulator
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
-from horovod_oktopk.transport.counting import on_hosts
+from horovod_oktopk.transport.counting import CountingTransport
 from tests.support.threads import ThreadTransport, ThreadWorld, run_ranks
 
 
 def of_one_host(n, transport, dtype=np.float32):
     """Return the accumulator of a rank; all ranks are on one host."""
     alone = ThreadTransport(ThreadWorld(1), 0)
-    hosts = on_hosts(transport, alone, transport, np.arange(transport.size)[None]).hosts
+    hosts = Hosts(CountingTransport(transport), CountingTransport(alone))
     return HostAccumulator(n, dtype, lambda: hosts)
 
 
@@ -32,7 +33,7 @@ def in_pieces(vector, cuts):
 @given(size=st.integers(1, 4), n=st.integers(1, 60), cuts=st.lists(st.integers(0, 60), max_size=4),
        smallest=st.sampled_from([1, 7, 100]), chunk=st.sampled_from([2, 100]), shares=st.booleans(),
        dtype=st.sampled_from(["float16", "float32"]))
-def test_a_rank_has_the_sum_of_its_share(size, n, cuts, smallest, chunk, shares, dtype):
+def test_a_rank_has_the_sum_of_its_slice(size, n, cuts, smallest, chunk, shares, dtype):
     gradients = np.random.default_rng(n).integers(-50, 50, (2, size, n)).astype(dtype)
     cuts = sorted(min(cut, n) for cut in cuts)
 
@@ -47,17 +48,17 @@ def test_a_rank_has_the_sum_of_its_share(size, n, cuts, smallest, chunk, shares,
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_sums, "SMALLEST", smallest)
+        patch.setattr(sums, "SMALLEST", smallest)
         patch.setattr(accumulator, "CHUNK", chunk)
         if not shares:
-            patch.setattr(host_sums, "shared_memory", lambda *_: None)
+            patch.setattr(sums, "shared_memory", lambda *_: None)
         by_rank = run_ranks(size, program)
     bounds = n * np.arange(size + 1) // size
-    sums = np.cumsum(gradients.astype(np.float32).sum(axis=1), axis=0)
+    expected = np.cumsum(gradients.astype(np.float32).sum(axis=1), axis=0)
     for rank, found in enumerate(by_rank):
         for step, residual in enumerate(found):
             mine = slice(bounds[rank], bounds[rank + 1])
-            assert np.array_equal(residual[mine], sums[step][mine])
+            assert np.array_equal(residual[mine], expected[step][mine])
             residual[mine] = 0
             assert not residual.any()
 
@@ -72,9 +73,9 @@ def test_the_bits_are_those_of_a_rank_that_was_given_the_sum(shares, dtype, monk
     for step in gradients.astype(kept):
         expected.accumulate([(0, step[0] + step[1] + step[2] + step[3])])
         expected.commit(np.empty(0, np.int64))
-    monkeypatch.setattr(host_sums, "SMALLEST", 300)
+    monkeypatch.setattr(sums, "SMALLEST", 300)
     if not shares:
-        monkeypatch.setattr(host_sums, "shared_memory", lambda *_: None)
+        monkeypatch.setattr(sums, "shared_memory", lambda *_: None)
 
     def program(transport):
         acc = of_one_host(1001, transport, kept)
@@ -100,10 +101,10 @@ def test_gradients_with_gaps_and_of_other_dtypes(dtype, cleared):
     assert sum(run_ranks(3, program)).tolist() == [3] * 40
 
 
-def test_what_ranks_lay_out_takes_a_quarter_of_the_memory_of_a_share(monkeypatch):
+def test_what_ranks_lay_out_takes_a_quarter_of_the_memory_of_a_slice(monkeypatch):
     lengths = []
-    monkeypatch.setattr(host_sums, "SMALLEST", 1)
-    monkeypatch.setattr(host_sums, "shared_memory", lambda length, within: lengths.append(length))
+    monkeypatch.setattr(sums, "SMALLEST", 1)
+    monkeypatch.setattr(sums, "shared_memory", lambda length, within: lengths.append(length))
 
     def program(transport):
         of_one_host(9600, transport).accumulate([(0, np.ones(9600, np.float32))])

@@ -10,7 +10,7 @@ import pytest
 
 from horovod_oktopk import AgreementError, OkTopk
 from horovod_oktopk.state import gather
-from tests.modes.test_gradients import OPTIONS, N, make, on_ranks, take_step, take_steps
+from tests.modes.test_gradient_mode import OPTIONS, N, make, on_ranks, take_step, take_steps
 
 ON_HOSTS = OkTopk(density=0.1, region_interval=5, hierarchical=2)
 

@@ -1,18 +1,14 @@
-"""The sum of the vectors of a host's ranks, if each host is one worker: every rank gets the sum of its share.
+"""The sum of the vectors of a host's ranks, if each host is one worker: every rank gets the sum of its slice.
 
-A rank keeps 1/L of the residual that it would keep as a worker of its own, and selects from that share.
+A rank keeps 1/L of the residual that it would keep as a worker of its own, and selects from that slice.
 
-The sum is made in rounds. In each, every rank lays out its elements of a part of all shares, and adds up the elements
-that the others have laid out for its own share.
+The sum is made in rounds. In each, every rank lays out its elements of a part of all slices, and adds up the elements
+that the others have laid out for its own slice.
 """
 
 from __future__ import annotations
 
-import logging
-import mmap
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -21,16 +17,12 @@ from numpy.typing import NDArray
 
 from ..kernels import KERNELS, CandidateBuffer
 from ..selection.accumulator import NumpyAccumulator, Pieces, Sum, between, converted
-from ..transport.base import Bytes, Transport
-from ..transport.counting import Hosts
 from ..vectors.sparse import Indices, SparseVector, Values
-
-logger = logging.getLogger("horovod_oktopk")
+from .hosts import Hosts
+from .memory import shared_memory
 
 SMALLEST = 1 << 20
 """Elements that a rank lays out for the others at a time, at least; more of long vectors, see HostSum."""
-TOKEN = 16
-"""Bytes at the beginning of each rank's shared memory, by which other ranks recognize it."""
 
 
 class HostSum:
@@ -47,7 +39,7 @@ class HostSum:
     def __init__(self, whole: int, dtype: Any, hosts: Hosts) -> None:
         self._within, self._dtype = hosts.within, np.dtype(dtype)
         self.bounds: list[int] = hosts.bounds(whole).tolist()
-        """Bounds of the shares: offsets from 0 to whole."""
+        """Bounds of the slices: offsets from 0 to whole."""
         size = hosts.within.size
         self._longest = max(stop - start for start, stop in pairwise(self.bounds))
         self._length = max(1, min(self._longest, max(SMALLEST, -(-whole // (4 * size))) // max(1, size - 1)))
@@ -62,7 +54,7 @@ class HostSum:
 
     def of(self, pieces: Iterable[tuple[int, NDArray[Any]]], rest: Values | None = None,
            clear: bool = False) -> Iterator[Sum]:
-        """Yield this rank's share of the sum, in order, as summands to add up. Collective.
+        """Yield this rank's slice of the sum, in order, as summands to add up. Collective.
 
         An item is valid until the next is asked for. Summands are in the ranks' order.
         pieces: (offset, array) pairs that together cover this rank's vector, in ascending order.
@@ -73,7 +65,7 @@ class HostSum:
         own = self._within.rank
         for first in range(0, self._longest, self._length):
             ranges = [(min(start + first, stop), min(start + first + self._length, stop))
-                      for start, stop in pairwise(self.bounds)]  # to be summed of each share
+                      for start, stop in pairwise(self.bounds)]  # to be summed of each slice
             with self._within.phase("host_sum"):
                 for rank, (start, stop) in enumerate(ranges):
                     if rank != own:
@@ -88,11 +80,10 @@ class HostSum:
 
     def _write(self, pieces: Pieces, start: int, stop: int, summand: Values | None, out: Values,
                clear: bool) -> None:
-        """Set out to summand (or 0) + elements from start to stop, which are needed no more.
+        """Copy elements (plus the summand, if any) into a box, and zero them.
 
-        Copying past the cache, and clearing elements just read, costs much less than a copy and zeros. So the
-        kernel's pass is used even if there is nothing to add. It then adds the elements 0 times, which reads nothing
-        more, and makes NaN of infinity: neither is finite.
+        The kernel that adds streams past the cache, which costs much less than a copy and zeros, so it makes plain
+        copies, too: factor 0.0 switches its first argument off. It makes NaN of infinity: neither is finite.
         """
         for at, part in between(pieces, start, stop):
             for offset, gradient in converted(part, self._dtype, clear):
@@ -126,40 +117,40 @@ class HostSum:
 
 
 class HostAccumulator(NumpyAccumulator):
-    """A ResidualAccumulator of a share of the `whole` vector, which takes gradients of the whole.
+    """A ResidualAccumulator of a slice of the `whole` vector, which takes gradients of the whole.
 
     hosts: called at every step, as elastic training changes the hosts; returns None if each rank is a host of its
-    own, and keeps all elements. The share is taken in the first step; until then n is 0. `read_residual` returns the
-    whole, with zeros outside of the share. `load_residual` takes any vector: values outside of the share are added to
-    this rank's next gradient, and so come to the rank of their share.
+    own, and keeps all elements. The slice is known from the first step on; until then n is 0. `read_residual` returns
+    the whole, with zeros outside of the slice. `load_residual` takes any vector: values outside of the slice are
+    added to this rank's next gradient, and so come to the rank of their slice.
     """
 
     def __init__(self, whole: int, dtype: Any, hosts: Callable[[], Hosts | None]) -> None:
         self.whole = whole
         self._hosts = hosts
-        self._known: object = False  # the hosts whose share is taken, or None; False before the first step
+        self._known: object = False  # the hosts of the slice, or None; False before the first step
         self._sum: HostSum | None = None
-        self._share = slice(0, 0)
+        self._slice = slice(0, 0)
         self._outside: Values | None = None  # until it is committed
         super().__init__(0, dtype)
 
     def accumulate(self, pieces: Iterable[tuple[int, NDArray[Any]]], clear: bool = False) -> bool:
         hosts = self._hosts()
         if hosts is not self._known:
-            self._take_share(hosts)
+            self._move_to(hosts)
         if self._sum is None:
             return super().accumulate(pieces, clear)
         return self._add_sums(self._sum.of(pieces, self._outside, clear), clear)
 
-    def _take_share(self, hosts: Hosts | None) -> None:
-        """Take this rank's share of these hosts. The residual stays, and comes to the ranks of its shares."""
+    def _move_to(self, hosts: Hosts | None) -> None:
+        """Hold this rank's slice on these hosts. The residual stays, and comes to the ranks of its slices."""
         residual, self._known = self.read_residual(), hosts
         if hosts is None:
-            self._sum, self._share = None, slice(0, self.whole)
+            self._sum, self._slice = None, slice(0, self.whole)
         else:
             self._sum = HostSum(self.whole, self.dtype, hosts)
-            self._share = slice(*self._sum.bounds[hosts.within.rank:hosts.within.rank + 2])
-        super().__init__(self._share.stop - self._share.start, self.dtype)
+            self._slice = hosts.slice_of(self.whole)
+        super().__init__(self._slice.stop - self._slice.start, self.dtype)
         self.load_residual(residual)
 
     def commit(self, contributed: Indices | slice, remainder: SparseVector | None = None) -> None:
@@ -168,54 +159,11 @@ class HostAccumulator(NumpyAccumulator):
 
     def read_residual(self) -> Values:
         residual = np.zeros(self.whole, self.dtype) if self._outside is None else self._outside.copy()
-        residual[self._share] = self.residual
+        residual[self._slice] = self.residual
         return residual
 
     def load_residual(self, values: Values) -> None:
         outside: Values = np.array(values, self.dtype)
-        super().load_residual(outside[self._share])
-        outside[self._share] = 0
+        super().load_residual(outside[self._slice])
+        outside[self._slice] = 0
         self._outside = outside if outside.any() else None
-
-
-# Memory that the ranks of a host share, so that one reads what another has written without a message.
-
-def shared_memory(length: int, within: Transport) -> list[Bytes] | None:
-    """Return `length` bytes of memory of each rank, by rank, which all of them can read and write. Collective.
-
-    Return None on all ranks if they cannot share memory: they are on several machines or in several containers, or
-    there is not enough. The memory has no name, and is free as soon as no process uses it.
-    """
-    descriptor, token = _create(TOKEN + length), os.urandom(TOKEN)
-    if descriptor is not None:
-        os.pwrite(descriptor, token, 0)
-    mine = np.array([-1 if descriptor is None else descriptor, os.getpid(), *np.frombuffer(token, np.int64)])
-    rows = within.allgather(mine)
-    found = [_open(int(number), int(process), row.tobytes(), TOKEN + length) for (number, process, *_), row
-             in zip(rows, rows[:, 2:], strict=True)]
-    worked = within.allgather(np.array([all(memory is not None for memory in found)], np.int64))
-    if descriptor is not None:
-        os.close(descriptor)
-    memories = [memory[TOKEN:] for memory in found if memory is not None]
-    return memories if worked.all() else None
-
-
-def _create(length: int) -> int | None:
-    descriptor = None
-    try:
-        descriptor = os.memfd_create("horovod_oktopk")
-        os.posix_fallocate(descriptor, 0, length)  # what is not there is found now, and not when it is written to
-    except (AttributeError, OSError) as error:  # or not Linux
-        logger.debug("no shared memory: %s", error)
-        if descriptor is not None:
-            os.close(descriptor)
-        return None
-    return descriptor
-
-
-def _open(descriptor: int, process: int, token: bytes, length: int) -> Bytes | None:
-    with suppress(OSError, ValueError), open(f"/proc/{process}/fd/{descriptor}", "r+b") as file:
-        memory = np.frombuffer(mmap.mmap(file.fileno(), length), np.uint8)
-        if memory[:TOKEN].tobytes() == token:
-            return memory
-    return None

@@ -1,0 +1,82 @@
+"""Any scheme where each host is one worker: a host selects together, and each of its ranks exchanges a slice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..phases.agreement import tell
+from ..phases.link import Link
+from ..schemes.algorithm import NOTHING, Algorithm, Call, Memory, Result
+from ..selection.accumulator import Accumulator
+from ..selection.global_top_k import global_top_k
+from ..selection.selection import Selection
+from ..transport.base import Counts, Transport
+from ..vectors.sparse import SparseVector
+from .hosts import Hosts
+
+
+class OnHosts(Algorithm):
+    """A scheme among hosts. inner: the scheme's algorithm, which each rank runs for its slice.
+
+    A host selects exactly k elements, as one rank would. Of its slice a rank exchanges what the host has selected
+    there, with the ranks that hold the same slice on the other hosts, and keeps as many elements of the sum as the
+    slice has of all that hosts have selected. `select` is collective on the host, `exchange` among all ranks.
+    """
+
+    def __init__(self, inner: Algorithm, hosts: Hosts) -> None:
+        self._inner, self._hosts, self.value_dtype = inner, hosts, inner.value_dtype
+
+    def select(self, acc: Accumulator, k: int) -> Selection:
+        """Return the part of the host's exact top-k that lies in this rank's slice."""
+        within, mine = self._hosts.within, self._inner.select(acc, max(1, min(k, acc.n)))
+        with within.phase("host_select"):
+            joint, _ = global_top_k(mine.elements, k, np.arange(within.size), within)
+        return Selection.of(joint.elements, joint.ends[0], joint.ends)
+
+    def exchange(self, mine: Selection, call: Call, memory: Memory, link: Link) -> Result:
+        across = replace(link, transport=self._hosts.across)
+        with link.phase("agree"):
+            mine_call = self._call_of_slice(mine, call, memory, across)
+        result = self._inner.exchange(mine, mine_call, memory, across)
+        assert isinstance(result.update, SparseVector)
+        return replace(result, update=self._hosts.gather(result.update, call.n))
+
+    def _call_of_slice(self, mine: Selection, call: Call, memory: Memory, across: Link) -> Call:
+        """Tell the ranks with the same slice how much each host has selected of it; return what all know of it."""
+        within, n = self._hosts.within, self._slice_length(call.n)
+        counts = self._inner.counts(mine, n, memory, across.size)
+        told, counts = tell(np.array([len(mine)], np.uint32), counts, across.transport)
+        lengths = told[:, 0].astype(np.int64)
+        kept = apportioned(call.kept, within.allgather(np.array([lengths.sum()]))[:, 0])[within.rank]
+        return replace(call, n=n, k=call.k * kept / call.kept, kept=int(kept), counts=counts, lengths=lengths)
+
+    def _slice_length(self, n: int) -> int:
+        own = self._hosts.slice_of(n)
+        return int(own.stop - own.start)
+
+    def counts(self, mine: Selection, n: int, memory: Memory, size: int) -> Counts:  # noqa: ARG002
+        """Return nothing: ranks with the same slice tell each other."""
+        return NOTHING
+
+    def global_k(self, k: int, n: int, size: int) -> int:
+        return self._inner.global_k(k, n, size)
+
+    def workers(self, transport: Transport) -> int:  # noqa: ARG002
+        return self._hosts.across.size
+
+
+def apportioned(total: int, weights: Counts) -> Counts:
+    """Return whole numbers in proportion to the weights, whose sum is `total`, or that of the weights if it is less.
+
+    Largest remainders are rounded up; the lower index first (Hamilton's method).
+    """
+    whole = int(weights.sum())
+    if total >= whole:
+        return weights
+    numbers = total * weights // whole
+    missing = total - int(numbers.sum())
+    by_remainder = np.argsort(-(total * weights % whole), kind="stable")
+    numbers[by_remainder[:missing]] += 1
+    return numbers

@@ -1,0 +1,66 @@
+"""The ranks of a job in which each host is one worker, and divides its elements among its ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..transport.base import Counts
+from ..transport.collectives import AloneTransport
+from ..transport.connect import Connection
+from ..transport.counting import CountingTransport
+from ..vectors.sparse import SparseVector, concatenate
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """One rank's place. Each rank of a host holds a slice of the host's elements.
+
+    within: the ranks of this host. across: the ranks with the same slice on all hosts, one of each host.
+    """
+
+    within: CountingTransport
+    across: CountingTransport
+
+    def bounds(self, n: int) -> Counts:
+        """Return the bounds of the slices of n elements: offsets from 0 to n, shape (ranks of a host + 1,)."""
+        return n * np.arange(self.within.size + 1) // self.within.size
+
+    def slice_of(self, n: int) -> slice:
+        """Return this rank's slice of n elements."""
+        start, stop = self.bounds(n)[self.within.rank:self.within.rank + 2].tolist()
+        return slice(start, stop)
+
+    def gather(self, own: SparseVector, n: int) -> SparseVector:
+        """Return the vector of n elements of which each rank of the host has its slice. Collective on the host.
+
+        own: with indices within the slice.
+        """
+        dtype = own.values.dtype
+        offset = np.dtype(np.uint32)  # vectors are shorter than 2**32
+        mine = np.concatenate([own.values.view(np.uint8), own.indices.astype(offset).view(np.uint8)])
+        with self.within.phase("host_gather"):
+            lengths = self.within.allgather(np.array([mine.nbytes]))[:, 0]
+            messages = self.within.allgatherv(mine, lengths)
+            parts = []
+            for start, message in zip(self.bounds(n)[:-1], messages, strict=True):
+                part = message.copy()  # aligned
+                length = len(part) // (dtype.itemsize + offset.itemsize) * dtype.itemsize
+                indices = part[length:].view(offset).astype(np.int64) + start
+                parts.append(SparseVector(indices, part[:length].view(dtype)))
+            return concatenate(parts, dtype)
+
+
+def hosts_of(connection: Connection) -> Hosts | None:
+    """Connect the ranks of this host, and those with the same slice; None if each rank is a worker. Collective.
+
+    All their messages are counted with those to all ranks.
+    """
+    everyone, grid = connection.transport, connection.grid
+    if grid is None:
+        return None
+    host, local = np.argwhere(grid == everyone.rank)[0]
+    across, within = (CountingTransport(connection.join(members) if len(members) > 1 else AloneTransport(),
+                                        everyone.log) for members in (grid[:, local], grid[host]))
+    return Hosts(within, across)

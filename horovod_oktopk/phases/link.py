@@ -1,0 +1,70 @@
+"""One rank's link to the others: a transport, with the format of sparse vectors on it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..selection.selection import Selection
+from ..transport.counting import CountingTransport, Phase
+from ..vectors.sparse import SparseVector
+from ..vectors.wire import Extent, WireCodec
+
+Route = Sequence[tuple[int, Extent]]
+"""The (rank, extent) of messages to, or from, the ranks, this rank among them; in the order of their elements."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A transport of sparse vectors. Messages are encoded and decoded here alone: a phase has vectors and plans."""
+
+    transport: CountingTransport
+    codec: WireCodec
+
+    @property
+    def rank(self) -> int:
+        return self.transport.rank
+
+    @property
+    def size(self) -> int:
+        return self.transport.size
+
+    def phase(self, name: Phase) -> AbstractContextManager[None]:
+        """Count and time the block under this name."""
+        return self.transport.phase(name)
+
+    def carrying(self, selection: Selection) -> tuple[Link, Selection]:
+        """Return the link whose format suits a selection, and the selection with the values that arrive."""
+        codec = self.codec.spanning(*selection.ends)
+        return replace(self, codec=codec), selection.rounded(codec)
+
+    def send_and_receive(self, vector: SparseVector, sent: Route, received: Route) -> list[SparseVector]:
+        """Send every rank its part of a vector; return the parts for this one, in the order of `received`.
+
+        sent: extents of consecutive parts of the vector. Empty parts do not travel, and this rank's own part is not
+        encoded.
+        """
+        own, ends = self.rank, np.cumsum([0, *(extent.length for _, extent in sent)]).tolist()
+        parts = {rank: vector[start:stop] for (rank, _), (start, stop)
+                 in zip(sent, itertools.pairwise(ends), strict=True)}
+        outgoing = {rank: self.codec.encode(parts[rank], extent.start, extent.stop)
+                    for rank, extent in sent if rank != own and extent.length}
+        extents = {rank: extent for rank, extent in received if rank != own and extent.length}
+        incoming = {rank: self.codec.size(extent.length, extent.span) for rank, extent in extents.items()}
+        arrived = {own: parts[own]}
+        for batch in self.transport.exchange(outgoing, incoming):
+            arrived.update((rank, self.codec.decode(message, *extents[rank])) for rank, message in batch)
+        nothing = SparseVector.empty(self.codec.dtype)
+        return [arrived.get(rank, nothing) for rank, _ in received]
+
+    def allgatherv(self, vector: SparseVector, received: Route) -> list[SparseVector]:
+        """Return all ranks' vectors, in the order of `received`, which holds every rank."""
+        extents = dict(received)
+        sizes = np.array([self.codec.size(extents[rank].length, extents[rank].span) for rank in range(len(extents))])
+        mine = extents[self.rank]
+        messages = self.transport.allgatherv(self.codec.encode(vector, mine.start, mine.stop), sizes)
+        return [self.codec.decode(messages[rank], *extent) for rank, extent in received]

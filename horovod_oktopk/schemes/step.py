@@ -1,0 +1,91 @@
+"""The way through a step, the same for every scheme: select, hold the roll call, exchange."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..phases.agreement import Attendance, Measured, roll_call
+from ..phases.link import Link
+from ..selection.accumulator import Accumulator, EmptyAccumulator
+from ..selection.selection import Selection
+from ..transport.counting import CountingTransport
+from ..vectors.wire import WireCodec
+from .algorithm import Algorithm, Call, Memory, Result
+from .report import StepReport
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A step that has selected, and has not met the other workers yet."""
+
+    algorithm: Algorithm
+    mine: Selection
+    said: Attendance
+    memory: Memory
+    transport: CountingTransport
+    report: StepReport
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one step on one rank. The caller commits it to its accumulator, or drops it."""
+
+    report: StepReport
+    memory: Memory
+    """The memory for the next step, if this one counts."""
+    result: Result | None = None
+    """None if some rank's gradient was not finite."""
+    not_finite: tuple[int, ...] = ()
+    """The ranks whose acc was not finite."""
+    measured: Measured | None = None
+    """The measurements of all ranks, see `agreement.Attendance`."""
+
+
+def begin(algorithm: Algorithm, acc: Accumulator, said: Attendance, memory: Memory, transport: CountingTransport,
+          n: int | None = None) -> Begun:
+    """Begin a step with the part that reads acc: select.
+
+    said: what this rank says in the roll call; its counts, step and memory are added here. n: number of the worker's
+    elements, if acc has a part of them.
+    """
+    n, k = acc.n if n is None else n, said.k
+    memory = memory.of(algorithm.workers(transport))
+    given = acc if said.finite and acc.n else EmptyAccumulator(acc.n, acc.dtype)  # a part may be empty
+    with transport.phase("select"):
+        mine = algorithm.select(given, max(1, min(k, n)))
+    report = StepReport(memory.step + 1, n, min(k, n), algorithm.global_k(k, n, algorithm.workers(transport)),
+                        local_selected=len(mine), local_threshold=mine.threshold, phases=transport.phases)
+    said = replace(said, step=memory.step, is_complete=memory.is_complete)
+    return Begun(algorithm, mine, said, memory, transport, report)
+
+
+def complete(begun: Begun) -> Outcome:
+    """Complete a step with the part that communicates, within `transport.step`. Collective.
+
+    Raise AgreementError or TransportError, on every rank.
+    """
+    algorithm, mine, memory, transport = begun.algorithm, begun.mine, begun.memory, begun.transport
+    report, size = begun.report, algorithm.workers(transport)
+    with transport.phase("agree"):
+        told = replace(begun.said, counts=algorithm.counts(mine, report.n, memory, transport.size))
+        heard = roll_call(told, transport)
+    report.step, report.same_rates, report.finite = heard.step + 1, heard.same_rates, heard.finite
+    if not heard.finite:
+        return Outcome(report, memory, not_finite=heard.not_finite)
+    link, mine = Link(transport, WireCodec(mine.dtype, algorithm.value_dtype)).carrying(mine)
+    call = Call(report.step, heard.in_sync, heard.counts, report.n, told.k, report.global_k, np.full(size, told.k))
+    result = algorithm.exchange(mine, call, memory, link)
+    report.local_selected, report.global_selected = len(result.selected), len(result.update)
+    report.global_threshold = result.memory.threshold or 0.0
+    report.repartitioned, report.balanced = result.repartitioned, result.balanced
+    return Outcome(report, result.memory, result, measured=heard.measured)
+
+
+def reduce(algorithm: Algorithm, acc: Accumulator, said: Attendance, memory: Memory, transport: CountingTransport,
+           n: int | None = None) -> Outcome:
+    """Take one step. Collective. The arguments and errors are those of `begin` and `complete`."""
+    begun = begin(algorithm, acc, said, memory, transport, n)
+    with transport.step():
+        return complete(begun)

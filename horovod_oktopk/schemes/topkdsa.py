@@ -1,0 +1,80 @@
+"""TopkDSA, SparCML's dynamic sparse allreduce: split, reduce, gather; dense if smaller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..phases.agreement import counts_for
+from ..phases.link import Link
+from ..phases.regions import Regions, count_by_region
+from ..phases.split import split_and_reduce
+from ..selection.selection import Selection
+from ..transport.base import Bytes, Counts
+from ..vectors.sparse import Indices, SparseVector, concatenate
+from .algorithm import Algorithm, Call, Memory, Result
+from .base import Scheme
+
+
+class TopkDSAAllreduce(Algorithm):
+    """u = Σ Topk(acc), summed by regions of n/P elements. A rank sends 4k(P-1)/P to (2k + n)(P-1)/P words."""
+
+    def counts(self, mine: Selection, n: int, memory: Memory, size: int) -> Counts:  # noqa: ARG002
+        """Return the number of selected elements of each region."""
+        return count_by_region(mine.elements.indices, equal_regions(n, size))
+
+    def exchange(self, mine: Selection, call: Call, memory: Memory, link: Link) -> Result:  # noqa: ARG002
+        boundaries = equal_regions(call.n, link.size)
+        sent = count_by_region(mine.sent.indices, boundaries)
+        regions = Regions(boundaries, sent, counts_for(call.counts, link.rank))
+        reduced = split_and_reduce(mine.sent, regions, link)
+        with link.phase("agree"):
+            sizes_by_region = link.transport.allgather(np.array([len(reduced)], np.int64)).ravel()
+        with link.phase("allgatherv"):
+            update = allgather_smaller(reduced, sizes_by_region, regions, link)
+        return Result(update, mine.sent.indices, Memory(call.t), mine.elements)
+
+
+@dataclass(frozen=True, eq=False)
+class TopkDSA(Scheme):
+    """SparCML (Renggli et al., SC 2019): u = Σ Topk(residual + gradient), summed by regions, sparse or dense.
+
+    A rank sends 4k(P−1)/P to (2k + n)(P−1)/P words: more if the ranks' selections differ more. The options
+    density, transport and hierarchical are explained in `OkTopk`.
+
+    Examples:
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=TopkDSA(density=0.01))
+    """
+
+    reduces = TopkDSAAllreduce
+
+
+def equal_regions(n: int, size: int) -> Indices:
+    """Return the boundaries of P regions of equal length: int64, shape (P + 1,)."""
+    return (np.arange(size + 1, dtype=np.int64) * n) // size
+
+
+def allgather_smaller(reduced: SparseVector, sizes_by_region: Counts, regions: Regions, link: Link) -> SparseVector:
+    """Gather all regions, each sparse or as all of its values, whichever takes fewer bytes. Collective."""
+    codec, extents = link.codec, regions.extents(sizes_by_region)
+    sparse_bytes = np.array([codec.size(extent.length, extent.span) for extent in extents])
+    dense_bytes = np.diff(regions.boundaries) * reduced.values.dtype.itemsize
+    is_dense = dense_bytes < sparse_bytes
+    _, start, stop = extents[link.rank]
+    if is_dense[link.rank]:
+        values = np.zeros(stop - start, codec.dtype)
+        values[reduced.indices - start] = reduced.values
+        message = values.view(np.uint8)
+    else:
+        message = codec.encode(reduced, start, stop)
+    messages = link.transport.allgatherv(message, np.where(is_dense, dense_bytes, sparse_bytes))
+    return concatenate([_from_dense(message, codec.dtype, extent.start) if dense else codec.decode(message, *extent)
+                        for message, extent, dense in zip(messages, extents, is_dense, strict=True)], codec.dtype)
+
+
+def _from_dense(message: Bytes, dtype: Any, start: int) -> SparseVector:
+    values = message.copy().view(dtype)
+    indices = np.flatnonzero(values)
+    return SparseVector(indices + start, values[indices])

@@ -1,0 +1,59 @@
+"""A selection: the elements that a rank has chosen to send, with what all need to know of their magnitudes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..vectors.sparse import Indices, SparseVector, Values, sum_of
+from ..vectors.wire import WireCodec
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Elements of one rank's vector, or of the sum.
+
+    elements: the elements, with their exact values. sent: the same with the values that arrive.
+    threshold: the magnitude that they pass; 0 if all non-zero elements are selected.
+    ends: the (lowest, largest) magnitude that occurs; 0 as the lowest: it is not known.
+    """
+
+    elements: SparseVector
+    sent: SparseVector
+    threshold: float
+    ends: tuple[float, float]
+    dense: Values | None = None
+    """All values of the vector, in place of elements, where all are sent."""
+
+    @staticmethod
+    def of(elements: SparseVector, threshold: float, ends: tuple[float, float] | None = None) -> Selection:
+        """Return a selection whose values are sent unchanged. ends: from the threshold up, if not given."""
+        ends = ends or (threshold, float(np.abs(elements.values).max(initial=0)))
+        return Selection(elements, elements, threshold, ends)
+
+    @property
+    def dtype(self) -> Any:
+        return self.elements.values.dtype
+
+    def __len__(self) -> int:
+        return len(self.elements)
+
+    def rounded(self, codec: WireCodec) -> Selection:
+        """Return the selection as the codec sends it."""
+        return replace(self, sent=codec.round(self.elements))
+
+    def lost(self) -> SparseVector:
+        """Return what rounding took from the elements."""
+        return self.elements.minus(self.sent)
+
+
+def remainder(mine: Selection, reached: Indices, kept: Selection) -> SparseVector | None:
+    """Return this rank's rounding errors, of what it sent (the elements at `reached`) and of the sums that it keeps.
+
+    None if values are sent unchanged: also where a sum has overflowed, see `WireCodec.spanning`.
+    """
+    if kept.sent is kept.elements:
+        return None
+    return sum_of([mine.lost().take(reached), kept.lost()])
