@@ -36,6 +36,7 @@ from ...vectors.sparse import Layout, Values
 from ..gradients import LocalGradients
 from ..mode import Mode
 from ..options import StepAhead
+from .life import Event, Life, after
 from .model import Exchange, Model
 from .pace import SUMS, GradientNoise, coefficient_of, gain_of, sample
 
@@ -94,7 +95,7 @@ class StepAheadMode(Mode[LocalGradients]):
                 raise PluginError(SEVERAL.format(name=name, dtype=dtype, first=layout.entries[0]))
         super().__init__(options.scheme, layout, ranks)
         self.options, self._normalizes, self.adds = options, normalizes, not average
-        self.is_started = self._has_agreed = self._was_shared = self._was_loaded = self._is_suspended = False
+        self.life = Life.NEW
         self._noise = GradientNoise()
         self._sample: Values | None = None  # that this rank tells of its gradient; None if the step is not measured
         gain = "measured" if options.gain == "auto" and normalizes else f"{gain_of(options.gain, 1.0):g}"
@@ -103,7 +104,8 @@ class StepAheadMode(Mode[LocalGradients]):
         self._exchange = Exchange(self, self._model)
         self._rank, self._workers = 0, 1
         self._steps = 0  # of the optimizer, since the last exchange began
-        self._share: Record | None = None  # of a state that was loaded, for the next start
+        self._saved: Record | None = None  # which waits while the life is LOADED or SUSPENDED
+        self._never_shared = True
         _live.add(self)
 
     @property
@@ -123,8 +125,15 @@ class StepAheadMode(Mode[LocalGradients]):
         return copies
 
     @property
+    def is_started(self) -> bool:  # type: ignore[override]
+        return self.life.is_started
+
+    @property
     def holds_own(self) -> bool:  # type: ignore[override]
-        return self.is_started and not self._model.is_swapped
+        return self.life.is_started and not self.life.is_shown
+
+    def _pass(self, event: Event) -> None:
+        self.life = after(self.life, event)
 
     # A step.
 
@@ -133,14 +142,14 @@ class StepAheadMode(Mode[LocalGradients]):
 
         Raise the error of the exchange under way, if any.
         """
-        if self._model.is_swapped:
+        if self.life.is_shown:
             raise PluginError(INSIDE)
         self.reset_if_membership_changed()
         if self.is_alone:
             return self._begin_alone(gradients, scaled)
         if not self.is_started:
             self.start()
-        has_adopted = not self._has_agreed and self._agree()
+        has_adopted = not self.life.has_agreed and self._agree()
         is_due = self._steps + 1 >= self.options.local_steps
         if is_due:
             self.catch_up()
@@ -156,7 +165,8 @@ class StepAheadMode(Mode[LocalGradients]):
         """Return the number of local steps on the only rank, whose own parameters are those that all ranks share."""
         self.connect()
         self.resume()
-        self.is_started, self.coefficient = False, 1.0
+        self._pass(Event.RESET)
+        self.coefficient = 1.0
         finite = gradients.all_finite()
         self.report = self.alone_report(finite)
         return int(finite or not scaled)
@@ -213,21 +223,22 @@ class StepAheadMode(Mode[LocalGradients]):
         self._workers, self._steps = size // self.copies, 0
         self.coefficient = coefficient_of(None if self.is_alone else self.options.ahead, self._workers,
                                           self._normalizes)
-        self.is_started, self._has_agreed = True, False
-        share, self._share, self._is_suspended = self._share, None, False
-        self._was_loaded = share is not None
-        if share is None:
-            return
-        if share["shared"] not in (None, self._model.digest):
+        self._pass(Event.START)
+        saved, self._saved = self._saved, None
+        if saved is not None and saved["shared"] not in (None, self._model.digest):
             warnings.warn(OTHER_PARAMETERS, stacklevel=2)
-            return
-        self.memory = Memory.from_record(share["algorithm"])
-        self._steps, self._model.copies = share["steps"], share["copies"]
-        if share["noise"] is not None:  # of an earlier version
-            self._noise = GradientNoise(**share["noise"])
-        residual, saved = share["residual"], share["residual_scale"]
-        if saved and saved != self.coefficient:
-            residual = residual * residual.dtype.type(self.coefficient / saved)
+        elif saved is not None:
+            self._restore(saved)
+
+    def _restore(self, saved: Record) -> None:
+        """Set p to w - the residual of a saved state, and go on with its counters."""
+        self.memory = Memory.from_record(saved["algorithm"])
+        self._steps, self._model.copies = saved["steps"], saved["copies"]
+        if saved["noise"] is not None:  # of a rank that was alone
+            self._noise = GradientNoise(**saved["noise"])
+        residual, coefficient = saved["residual"], saved["residual_scale"]
+        if coefficient and coefficient != self.coefficient:
+            residual = residual * residual.dtype.type(self.coefficient / coefficient)
         self._model.set_residual(residual)
 
     def _agree(self) -> bool:
@@ -247,11 +258,10 @@ class StepAheadMode(Mode[LocalGradients]):
         has_adopted = adopts and self._model.adopt(everyone)
         if has_adopted:
             self.start()
-        self._has_agreed = True
         self._noise.become_alike(everyone, self._workers)
         if self.worker.hosts is not None:
-            self._model.become_alike(self.worker.hosts.within, self.adds, self._was_loaded)
-        self._was_loaded = False
+            self._model.become_alike(self.worker.hosts.within, self.adds, self.life is Life.RESTORED)
+        self._pass(Event.AGREE)
         return has_adopted
 
     def forget_ranks(self) -> None:
@@ -259,18 +269,18 @@ class StepAheadMode(Mode[LocalGradients]):
         self._exchange.drop()
         self._model.take_back()
         self.suspend()
-        if self._share is not None:  # its regions are those of the ranks before
-            self._share = self._share | {"algorithm": {"step": self._share["algorithm"]["step"]}}
+        if self._saved is not None:  # its regions are those of the ranks before
+            self._saved = self._saved | {"algorithm": {"step": self._saved["algorithm"]["step"]}}
         super().forget_ranks()
 
     def suspend(self) -> None:
         """Put w into the model until the next step begins anew; keep what this rank has not sent."""
-        if self.is_started:
-            share = self.record()
-            if not self._model.is_swapped:
+        if self.life.is_started:
+            saved = self.record()
+            if not self.life.is_shown:
                 self._model.swap()
-            self.is_started = self._model.is_swapped = False
-            self._share, self._is_suspended = share, True
+            self._saved = saved
+            self._pass(Event.SUSPEND)
 
     @contextmanager
     def shared(self) -> Iterator[None]:
@@ -279,30 +289,39 @@ class StepAheadMode(Mode[LocalGradients]):
         A state may be loaded inside, and the model's w with it: then p is w - residual at the end. If the program
         changes w inside, it must do so on all ranks alike. The next step checks this.
         """
-        self._was_shared = True
-        model = self._model
-        if model.is_swapped:
+        self._never_shared = False
+        if self.life.is_shown:
             yield
             return
-        waiting, before = self._share, 0
-        if self.is_started:
-            self.catch_up()
-            before = model.checksum()
-            model.swap()
+        waiting = self._saved
+        before = self._show() if self.life.is_started else 0
         try:
             yield
         finally:
-            if model.is_swapped and not sys.is_finalizing():  # if it was left open, its tensors may be gone by then
-                model.swap()
-                if model.checksum() != before:
-                    model.look_again()
-                    self._has_agreed = False
-        if self._share is not waiting and not self._is_suspended:
-            self.resume()
+            if self.life.is_shown and not sys.is_finalizing():  # if it was left open, its tensors may be gone by then
+                self._hide(before)
+        if self._saved is not waiting and self.life is Life.LOADED:
+            self.start()
+
+    def _show(self) -> int:
+        """Put w into the model. Return its checksum."""
+        self.catch_up()
+        before = self._model.checksum()
+        self._model.swap()
+        self._pass(Event.SHOW)
+        return before
+
+    def _hide(self, before: int) -> None:
+        """Put p into the model. before: the checksum of w when it was shown."""
+        self._model.swap()
+        self._pass(Event.HIDE)
+        if self._model.checksum() != before:
+            self._model.look_again()
+            self._pass(Event.CHANGE)
 
     def resume(self) -> None:
         """Continue from a suspended or loaded state before the next step: the model holds p = w - residual again."""
-        if self._share is not None:
+        if self._saved is not None:
             self.start()
 
     # The state.
@@ -313,16 +332,15 @@ class StepAheadMode(Mode[LocalGradients]):
         The exchange under way is applied, and p becomes w - residual, as it will be after loading. So a resumed run
         has the same bits.
         """
-        if not self.is_started:
-            return self._share or (self.alone_record() if self.is_alone and self.report is not None else None)
-        model = self._model
-        was_swapped = model.is_swapped
-        if was_swapped:
+        if not self.life.is_started:
+            return self._saved or (self.alone_record() if self.is_alone and self.report is not None else None)
+        model, is_shown = self._model, self.life.is_shown
+        if is_shown:
             model.swap()
         self.catch_up()
         residual = model.take_residual()
         model.look_again()
-        if was_swapped:
+        if is_shown:
             model.swap()
         own = self.record_of(residual, self.memory.record(), self.coefficient, model.copies)
         # "shared": a digest of w, by which a restored state knows its parameters.
@@ -332,8 +350,8 @@ class StepAheadMode(Mode[LocalGradients]):
         """Take a share, for when `shared` ends or the next step begins."""
         self._exchange.drop()  # the state is of another step
         self._model.anticipated = None
-        self.is_started = self._model.is_swapped = self._is_suspended = False
-        self._share = {"shared": None, "steps": 0, "copies": 1, "noise": None, **share}
+        self._pass(Event.LOAD)
+        self._saved = {"shared": None, "steps": 0, "copies": 1, "noise": None, **share}
 
     # The ranks.
 
@@ -353,9 +371,9 @@ class StepAheadMode(Mode[LocalGradients]):
     def close(self) -> None:
         """Wait for the exchange under way, and leave it; call this before Horovod is shut down."""
         self._exchange.wait(LAST_EXCHANGE)
-        never_shared = self.is_started and self.report is not None and not self._was_shared
-        if never_shared and self._rank == 0 and unhappy_end() is None:
-            self._was_shared = True  # told once
+        has_stepped = self.life.is_started and self.report is not None
+        if has_stepped and self._never_shared and self._rank == 0 and unhappy_end() is None:
+            self._never_shared = False  # told once
             logger.warning(NEVER_SHARED)
 
 

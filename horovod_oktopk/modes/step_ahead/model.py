@@ -38,8 +38,6 @@ class Model:
     """One rank's w and p. accumulator: holds w. replica: gives access to p, in the model."""
 
     def __init__(self, accumulator: ParameterAccumulator, replica: Replica) -> None:
-        self.is_swapped = False
-        """True while the model holds w."""
         self.digest = ""
         """A short text that differs if one bit of w does; as of `start` or `look_again`."""
         self.copies = 1
@@ -52,12 +50,11 @@ class Model:
         """Take p as w. copies: number of ranks that have the same residual."""
         self._accumulator.start(self._replica.pieces())
         self.look_again()
-        self.copies, self.is_swapped = copies, False
+        self.copies = copies
 
     def swap(self) -> None:
         """Swap w and p: the model holds the other one."""
         self._replica.swap(self._accumulator.shared)
-        self.is_swapped = not self.is_swapped
 
     # A step.
 
