@@ -60,7 +60,7 @@ class Event(Enum):
     LOAD = auto()
     """A saved state was given."""
     SUSPEND = auto()
-    """What this rank has not sent is put aside, and the model holds w."""
+    """This rank's unsent moves are put aside, and the model holds w."""
     RESET = auto()
     """The rank has become the only one, which needs no w."""
 
