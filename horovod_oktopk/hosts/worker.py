@@ -13,6 +13,7 @@ from ..phases.agreement import Attendance, roll_call
 from ..schemes.algorithm import Algorithm
 from ..selection.accumulator import Pieces, between
 from ..selection.parameter_accumulator import ParameterAccumulator
+from ..transport.base import Transport
 from ..transport.connect import Connection
 from ..transport.counting import CountingTransport
 from ..vectors.sparse import SparseVector
@@ -31,6 +32,9 @@ class Worker:
     """A rank that is a worker by itself."""
 
     hosts: Hosts | None = None
+    """The hosts, if each of them is a worker."""
+    within: Transport | None = None
+    """To the other ranks of this worker, if there are any."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
@@ -65,6 +69,7 @@ class HostWorker(Worker):
     def __init__(self, algorithm: Algorithm, hosts: Hosts, everyone: CountingTransport) -> None:
         super().__init__(OnHosts(algorithm, hosts))
         self.hosts: Hosts = hosts
+        self.within: Transport = hosts.within
         self._everyone = everyone
         self._part: tuple[slice, ParameterAccumulator] | None = None
 

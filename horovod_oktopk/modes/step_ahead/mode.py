@@ -36,7 +36,7 @@ from ...vectors.sparse import Layout, Values
 from ..gradients import LocalGradients
 from ..mode import Mode
 from ..options import StepAhead
-from .life import Event, Life, after
+from .life import Event, Life
 from .model import Exchange, Model
 from .pace import SUMS, GradientNoise, coefficient_of, gain_of, sample
 
@@ -95,7 +95,6 @@ class StepAheadMode(Mode[LocalGradients]):
                 raise PluginError(SEVERAL.format(name=name, dtype=dtype, first=layout.entries[0]))
         super().__init__(options.scheme, layout, ranks)
         self.options, self._normalizes, self.adds = options, normalizes, not average
-        self.life = Life.NEW
         self._noise = GradientNoise()
         self._sample: Values | None = None  # that this rank tells of its gradient; None if the step is not measured
         gain = "measured" if options.gain == "auto" and normalizes else f"{gain_of(options.gain, 1.0):g}"
@@ -126,14 +125,11 @@ class StepAheadMode(Mode[LocalGradients]):
 
     @property
     def is_started(self) -> bool:  # type: ignore[override]
-        return self.life.is_started
+        return self._model.life.is_started
 
     @property
     def holds_own(self) -> bool:  # type: ignore[override]
-        return self.life.is_started and not self.life.is_shown
-
-    def _pass(self, event: Event) -> None:
-        self.life = after(self.life, event)
+        return self.is_started and not self._model.life.is_shown
 
     # A step.
 
@@ -142,14 +138,19 @@ class StepAheadMode(Mode[LocalGradients]):
 
         Raise the error of the exchange under way, if any.
         """
-        if self.life.is_shown:
+        if self._model.life.is_shown:
             raise PluginError(INSIDE)
         self.reset_if_membership_changed()
-        if self.is_alone:
-            return self._begin_alone(gradients, scaled)
+        if self.is_alone:  # this rank's own parameters are those that all ranks share
+            self.connect()
+            self.resume()
+            self._model.passes(Event.RESET)
+            self.coefficient, finite = 1.0, gradients.all_finite()
+            self.report = self.alone_report(finite)
+            return int(finite or not scaled)
         if not self.is_started:
             self.start()
-        has_adopted = not self.life.has_agreed and self._agree()
+        has_adopted = not self._model.life.has_agreed and self._agree()
         is_due = self._steps + 1 >= self.options.local_steps
         if is_due:
             self.catch_up()
@@ -160,16 +161,6 @@ class StepAheadMode(Mode[LocalGradients]):
         is_measured = steps and is_due and self.layout.n and self._workers > 1
         self._sample = sample(gradients.elements, self.layout.n, self.memory.step) if is_measured else None
         return int(steps)
-
-    def _begin_alone(self, gradients: LocalGradients, scaled: bool) -> int:
-        """Return the number of local steps on the only rank, whose own parameters are those that all ranks share."""
-        self.connect()
-        self.resume()
-        self._pass(Event.RESET)
-        self.coefficient = 1.0
-        finite = gradients.all_finite()
-        self.report = self.alone_report(finite)
-        return int(finite or not scaled)
 
     def end(self) -> None:
         """Begin an exchange after the local step, if one is due."""
@@ -223,15 +214,12 @@ class StepAheadMode(Mode[LocalGradients]):
         self._workers, self._steps = size // self.copies, 0
         self.coefficient = coefficient_of(None if self.is_alone else self.options.ahead, self._workers,
                                           self._normalizes)
-        self._pass(Event.START)
         saved, self._saved = self._saved, None
-        if saved is not None and saved["shared"] not in (None, self._model.digest):
+        if saved is None:
+            return
+        if saved["shared"] not in (None, self._model.digest):
             warnings.warn(OTHER_PARAMETERS, stacklevel=2)
-        elif saved is not None:
-            self._restore(saved)
-
-    def _restore(self, saved: Record) -> None:
-        """Set p to w - the residual of a saved state, and go on with its counters."""
+            return
         self.memory = Memory.from_record(saved["algorithm"])
         self._steps, self._model.copies = saved["steps"], saved["copies"]
         if saved["noise"] is not None:  # of a rank that was alone
@@ -259,9 +247,9 @@ class StepAheadMode(Mode[LocalGradients]):
         if has_adopted:
             self.start()
         self._noise.become_alike(everyone, self._workers)
-        if self.worker.hosts is not None:
-            self._model.become_alike(self.worker.hosts.within, self.adds, self.life is Life.RESTORED)
-        self._pass(Event.AGREE)
+        if self.worker.within is not None:
+            self._model.become_alike(self.worker.within, self.adds)
+        self._model.passes(Event.AGREE)
         return has_adopted
 
     def forget_ranks(self) -> None:
@@ -275,12 +263,9 @@ class StepAheadMode(Mode[LocalGradients]):
 
     def suspend(self) -> None:
         """Put w into the model until the next step begins anew; keep what this rank has not sent."""
-        if self.life.is_started:
-            saved = self.record()
-            if not self.life.is_shown:
-                self._model.swap()
-            self._saved = saved
-            self._pass(Event.SUSPEND)
+        if self.is_started:
+            self._saved = self.record()
+            self._model.suspend()
 
     @contextmanager
     def shared(self) -> Iterator[None]:
@@ -290,34 +275,21 @@ class StepAheadMode(Mode[LocalGradients]):
         changes w inside, it must do so on all ranks alike. The next step checks this.
         """
         self._never_shared = False
-        if self.life.is_shown:
+        model = self._model
+        if model.life.is_shown:
             yield
             return
-        waiting = self._saved
-        before = self._show() if self.life.is_started else 0
+        waiting, before = self._saved, 0
+        if self.is_started:
+            self.catch_up()
+            before = model.show()
         try:
             yield
         finally:
-            if self.life.is_shown and not sys.is_finalizing():  # if it was left open, its tensors may be gone by then
-                self._hide(before)
-        if self._saved is not waiting and self.life is Life.LOADED:
+            if model.life.is_shown and not sys.is_finalizing():  # if left open, its tensors may be gone by then
+                model.hide(before)
+        if self._saved is not waiting and model.life is Life.LOADED:
             self.start()
-
-    def _show(self) -> int:
-        """Put w into the model. Return its checksum."""
-        self.catch_up()
-        before = self._model.checksum()
-        self._model.swap()
-        self._pass(Event.SHOW)
-        return before
-
-    def _hide(self, before: int) -> None:
-        """Put p into the model. before: the checksum of w when it was shown."""
-        self._model.swap()
-        self._pass(Event.HIDE)
-        if self._model.checksum() != before:
-            self._model.look_again()
-            self._pass(Event.CHANGE)
 
     def resume(self) -> None:
         """Continue from a suspended or loaded state before the next step: the model holds p = w - residual again."""
@@ -332,9 +304,9 @@ class StepAheadMode(Mode[LocalGradients]):
         The exchange under way is applied, and p becomes w - residual, as it will be after loading. So a resumed run
         has the same bits.
         """
-        if not self.life.is_started:
+        if not self.is_started:
             return self._saved or (self.alone_record() if self.is_alone and self.report is not None else None)
-        model, is_shown = self._model, self.life.is_shown
+        model, is_shown = self._model, self._model.life.is_shown
         if is_shown:
             model.swap()
         self.catch_up()
@@ -350,7 +322,7 @@ class StepAheadMode(Mode[LocalGradients]):
         """Take a share, for when `shared` ends or the next step begins."""
         self._exchange.drop()  # the state is of another step
         self._model.anticipated = None
-        self._pass(Event.LOAD)
+        self._model.passes(Event.LOAD)
         self._saved = {"shared": None, "steps": 0, "copies": 1, "noise": None, **share}
 
     # The ranks.
@@ -371,7 +343,7 @@ class StepAheadMode(Mode[LocalGradients]):
     def close(self) -> None:
         """Wait for the exchange under way, and leave it; call this before Horovod is shut down."""
         self._exchange.wait(LAST_EXCHANGE)
-        has_stepped = self.life.is_started and self.report is not None
+        has_stepped = self.is_started and self.report is not None
         if has_stepped and self._never_shared and self._rank == 0 and unhappy_end() is None:
             self._never_shared = False  # told once
             logger.warning(NEVER_SHARED)

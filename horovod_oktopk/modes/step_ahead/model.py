@@ -28,6 +28,7 @@ from ...transport.base import Transport, broadcast
 from ...vectors.sparse import DenseVector, SparseVector, Values
 from ..gradients import Update
 from ..mode import Reduction
+from .life import Event, Life, after
 
 PUT_TOGETHER = ("the state was saved with other hosts: what the ranks of this host had not sent was combined. They "
                 "take the same steps now, so make their optimizer state (momentum, moments) the same: "
@@ -38,6 +39,7 @@ class Model:
     """One rank's w and p. accumulator: holds w. replica: gives access to p, in the model."""
 
     def __init__(self, accumulator: ParameterAccumulator, replica: Replica) -> None:
+        self.life = Life.NEW
         self.digest = ""
         """A short text that differs if one bit of w does; as of `start` or `look_again`."""
         self.copies = 1
@@ -46,11 +48,37 @@ class Model:
         self.anticipated: SparseVector | None = None
         """The vector by which p goes back before an exchange is applied; to be None if p is set anew before."""
 
+    def passes(self, event: Event) -> None:
+        """Pass on to the state that follows an event."""
+        self.life = after(self.life, event)
+
     def start(self, copies: int) -> None:
         """Take p as w. copies: number of ranks that have the same residual."""
         self._accumulator.start(self._replica.pieces())
         self.look_again()
         self.copies = copies
+        self.passes(Event.START)
+
+    def show(self) -> int:
+        """Put w into the model, in place of p. Return a checksum of w."""
+        checksum = self._checksum()
+        self.swap()
+        self.passes(Event.SHOW)
+        return checksum
+
+    def hide(self, before: int) -> None:
+        """Put p into the model, in place of w. before: the checksum of w when it was shown."""
+        self.swap()
+        self.passes(Event.HIDE)
+        if self._checksum() != before:
+            self.look_again()
+            self.passes(Event.CHANGE)
+
+    def suspend(self) -> None:
+        """Put w into the model, and forget p."""
+        if not self.life.is_shown:
+            self.swap()
+        self.passes(Event.SUSPEND)
 
     def swap(self) -> None:
         """Swap w and p: the model holds the other one."""
@@ -113,13 +141,13 @@ class Model:
 
     # The ranks.
 
-    def become_alike(self, within: Transport, adds: bool, was_loaded: bool) -> None:
-        """Give the ranks of a host one residual: that of all of them, if a state of another shape was loaded.
+    def become_alike(self, within: Transport, adds: bool) -> None:
+        """Give the ranks of a worker one residual: that of all of them, if a state of another shape was loaded.
 
-        within: to the ranks of the host. adds: True if residuals are added up, and not averaged. Collective there.
+        within: to the ranks of the worker. adds: True if residuals are added up, and not averaged. Collective there.
         """
         size = within.size
-        if not within.allgather(np.array([was_loaded], np.int64)).any():
+        if not within.allgather(np.array([self.life is Life.RESTORED], np.int64)).any():
             return
         residual = self._residual()
         mine = np.array([self.copies, zlib.crc32(residual.data)])
@@ -142,7 +170,7 @@ class Model:
         self._replica.assign(first)
         return True
 
-    def checksum(self) -> int:
+    def _checksum(self) -> int:
         """Return a number that almost certainly differs if w does; faster than a digest."""
         return zlib.crc32(self._accumulator.read_shared().data)
 
