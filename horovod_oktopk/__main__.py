@@ -178,9 +178,9 @@ def check() -> int:
 
 def add_advise(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parameters", type=int, required=True, help="n, gradient elements of the model")
-    parser.add_argument("--density", type=float, default=0.01, help="share of them that is selected (0.01)")
+    parser.add_argument("--density", type=float, default=0.01, help="fraction of them that is selected (0.01)")
     parser.add_argument("--global-density", type=float,
-                        help="share that is kept of the sum (OkTopk: the density; StepAhead: 32 times that)")
+                        help="fraction that is kept of the sum (OkTopk: the density; StepAhead: 32 times that)")
     parser.add_argument("--ranks", type=int, help="P, each alone on its link; with hierarchical the number of hosts")
     parser.add_argument("--bandwidth", help="of a rank's link in each direction, with its unit: 10gbit, 940mbit/s")
     parser.add_argument("--latency", default="50us", help="of one message, with its unit: 50us, 0.1ms (50us)")

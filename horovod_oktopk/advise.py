@@ -102,7 +102,7 @@ def _ring_seconds(transport: Transport, length: int, repeats: int) -> float:
     message, times = np.zeros(length, np.uint8), []
     for _ in range(1 + repeats):
         start = time.perf_counter()
-        list(transport.exchange({after: message}, {before: length}))
+        list(transport.send_and_receive({after: message}, {before: length}))
         times.append(time.perf_counter() - start)
     return statistics.median(times[1:])  # the first one sets up connections
 

@@ -112,7 +112,7 @@ def test_messages_that_fly_at_once_have_one_latency(simulation: dict[str, Any]) 
     (lambda transport: transport.allgather(np.zeros(2, np.int64)), (3, 3), (5, 5)),
     (lambda transport: transport.allreduce(np.zeros(6, np.int64)), (6, 6), (10, 10)),
     (lambda transport: transport.alltoall(np.zeros((6, 1), np.int64)), (1, 5), (1, 5)),
-    (lambda transport: list(transport.exchange({(transport.rank + 1) % 6: np.zeros(4, np.uint8)},
+    (lambda transport: list(transport.send_and_receive({(transport.rank + 1) % 6: np.zeros(4, np.uint8)},
                                                {(transport.rank - 1) % 6: 4})), (1, 1), (1, 1))])
 def test_rounds_and_messages_are_noted_as_of_trees_and_of_rings(call: Any, tree: tuple[int, int],
                                                                 ring: tuple[int, int]) -> None:

@@ -73,11 +73,11 @@ class LinkTransport(CountingTransport):
         self._gathers(1)
         return super().allgatherv(message, sizes)
 
-    def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
-                 ) -> Iterator[list[tuple[int, Bytes]]]:
+    def send_and_receive(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
+                         ) -> Iterator[list[tuple[int, Bytes]]]:
         messages = max(len(outgoing), len(incoming))
         self._both(-(-messages // batch_length(self.size)), messages)
-        return super().exchange(outgoing, incoming)
+        return super().send_and_receive(outgoing, incoming)
 
     def _gathers(self, times: int) -> None:
         """Note the messages of `times` allgathers, a round each."""

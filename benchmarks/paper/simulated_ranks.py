@@ -131,9 +131,9 @@ class TakeTurns(Transport):
     def allreduce(self, values: Values) -> Values:
         return self._wait(lambda: self._inner.allreduce(values))
 
-    def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
-                 ) -> Iterator[list[tuple[int, Bytes]]]:
-        yield from self._wait(lambda: list(self._inner.exchange(outgoing, incoming)))
+    def send_and_receive(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
+                         ) -> Iterator[list[tuple[int, Bytes]]]:
+        yield from self._wait(lambda: list(self._inner.send_and_receive(outgoing, incoming)))
 
     def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
         return self._wait(lambda: self._inner.allgatherv(message, sizes))

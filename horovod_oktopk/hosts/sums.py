@@ -113,7 +113,7 @@ class HostSum:
         outgoing = {rank: self._box(own, rank, lengths[rank]).view(np.uint8) for rank in others if lengths[rank]}
         incoming = {rank: lengths[own] * self._dtype.itemsize for rank in others if lengths[own]}
         return {rank: message.view(self._dtype)
-                for batch in within.exchange(outgoing, incoming) for rank, message in batch}
+                for batch in within.send_and_receive(outgoing, incoming) for rank, message in batch}
 
 
 class HostAccumulator(NumpyAccumulator):

@@ -18,7 +18,7 @@ class Owner(Protocol):
         """Return the last report of each exchange; of one that has made no step, none."""
 
     def set_density(self, density: float | None) -> None:
-        """Select another share from the next step on."""
+        """Select another fraction from the next step on."""
 
     def synchronize_replicas(self) -> None:
         """Make replicas equal, if they may differ. Collective."""
@@ -82,13 +82,13 @@ def step_report(target: Any) -> StepReport | None:
 
 
 def set_density(target: Any, density: float | None) -> None:
-    """Select another share of the elements, from the next step on.
+    """Select another fraction of the elements, from the next step on.
 
     All ranks must set it before the same step.
 
     Args:
         target: an optimizer or a model; for gradients of a tape, the model, or the list of variables.
-        density: the share, in (0, 1]; None: that of the options again.
+        density: the fraction, in (0, 1]; None: that of the options again.
 
     Raises:
         PluginError: Nothing was made with `compression=OkTopk(...)`.

@@ -98,9 +98,9 @@ class GradientMode(Mode[ReducedGradients]):
         """Return this rank's residual and counters, as of the last finished step."""
         return self.record_of(self.read_residual(), self.memory.record())
 
-    def take(self, share: Record) -> None:
-        self.memory = Memory.from_record(share["algorithm"])
-        residual, scale = share["residual"], share["residual_scale"]  # a loss scale, in files of earlier versions
+    def restore(self, record: Record) -> None:
+        self.memory = Memory.from_record(record["algorithm"])
+        residual, scale = record["residual"], record["residual_scale"]  # a loss scale, in files of earlier versions
         self.accumulator.load_residual(residual / residual.dtype.type(scale) if scale else residual)
         self._owes = bool(residual.any())
 

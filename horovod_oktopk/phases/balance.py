@@ -31,10 +31,10 @@ def balance_and_allgatherv(kept: SparseVector, sizes: Counts, balances: bool, re
 
 
 class BalancePlan:
-    """A plan of equal shares of the global top-k.
+    """A plan of equal blocks of the global top-k.
 
     sizes: int64, shape (P,): each position's number of elements. Positions count the owners in the order of their
-    regions, so that blocks joined by position ascend. before, after: offsets of the shares then: shape (P + 1,).
+    regions, so that blocks joined by position ascend. before, after: offsets of the blocks then: shape (P + 1,).
     """
 
     def __init__(self, sizes: Counts) -> None:
@@ -52,13 +52,13 @@ class BalancePlan:
         return elements
 
     def extents(self, boundaries: Indices) -> list[Extent]:
-        """Return the extent of every position's share after balancing, within the regions that it comes from."""
+        """Return the extent of every position's block after balancing, within the regions that it comes from."""
         first = np.searchsorted(self.before, self.after[:-1], side="right") - 1
         last = np.searchsorted(self.before, self.after[1:], side="left")
         starts = boundaries[first.clip(0, len(first) - 1)]
         stops = boundaries[np.maximum(last, first + 1).clip(0, len(first))]
-        shares = np.diff(self.after)
-        return [Extent(*each) for each in zip(shares.tolist(), starts.tolist(), stops.tolist(), strict=True)]
+        blocks = np.diff(self.after)
+        return [Extent(*each) for each in zip(blocks.tolist(), starts.tolist(), stops.tolist(), strict=True)]
 
     def routes(self, regions: Regions, rank: int) -> tuple[Route, Route]:
         """Return the messages that a rank sends, and those that it receives, both ordered by position."""

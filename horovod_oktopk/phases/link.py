@@ -56,7 +56,7 @@ class Link:
         extents = {rank: extent for rank, extent in received if rank != own and extent.length}
         incoming = {rank: self.codec.size(extent.length, extent.span) for rank, extent in extents.items()}
         arrived = {own: parts[own]}
-        for batch in self.transport.exchange(outgoing, incoming):
+        for batch in self.transport.send_and_receive(outgoing, incoming):
             arrived.update((rank, self.codec.decode(message, *extents[rank])) for rank, message in batch)
         nothing = SparseVector.empty(self.codec.dtype)
         return [arrived.get(rank, nothing) for rank, _ in received]

@@ -20,7 +20,7 @@ from ..vectors.wire import Extent
 SAMPLES = 64
 """Quantiles that each rank contributes to a cut."""
 SLACK = 1 / 32
-"""Largest distance of a cut from its place, as a share of a region's mean weight; or one element for each rank,
+"""Largest distance of a cut from its place, as a fraction of a region's mean weight; or one element for each rank,
 if that is more, as all ranks may hold the same index.
 """
 TRUSTED = 4

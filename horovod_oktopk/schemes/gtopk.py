@@ -161,4 +161,4 @@ def _partners(distance: int, transport: Transport) -> tuple[list[int], list[int]
 
 def _swap(outgoing: Mapping[int, Bytes], incoming: Mapping[int, int], transport: Transport) -> list[Bytes]:
     """Swap messages in one round. Collective, as a transport may use a collective for it."""
-    return [message for batch in transport.exchange(outgoing, incoming) for _, message in batch]
+    return [message for batch in transport.send_and_receive(outgoing, incoming) for _, message in batch]

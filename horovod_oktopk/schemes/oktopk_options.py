@@ -22,13 +22,13 @@ class OkTopk(Scheme):
     """Ok-Topk (Li and Hoefler, PPoPP 2022): u = Topk(Σ Topk(residual + gradient)) in at most 6k(P−1)/P words.
 
     Args:
-        density: share of the elements that a rank selects at a step, in (0, 1]: k = max(1, round(density · n)), over
-            all parameters together.
-        global_density: share of the elements that is kept of the sum, in (0, 1]: k′ = max(1, round(global_density ·
-            n)), and at most P·k. None: as many as each rank selects. 1.0: all that was sent, without a global
-            selection. `"auto"`: in `StepAhead` all that up to 32 ranks select, elsewhere as many as each. More is
-            better for accuracy, above all on many ranks, and costs words: at most (2k + 4k′)(P−1)/P if k′ ≥ k. If the
-            density is changed later, k′ keeps its ratio to k.
+        density: fraction of the elements that a rank selects at a step, in (0, 1]: k = max(1, round(density · n)),
+            over all parameters together.
+        global_density: fraction of the elements that is kept of the sum, in (0, 1]: k′ = max(1,
+            round(global_density · n)), and at most P·k. None: as many as each rank selects. 1.0: all that was sent,
+            without a global selection. `"auto"`: in `StepAhead` all that up to 32 ranks select, elsewhere as many as
+            each. More is better for accuracy, above all on many ranks, and costs words: at most (2k + 4k′)(P−1)/P if
+            k′ ≥ k. If the density is changed later, k′ keeps its ratio to k.
         selection: `"exact"`: the global top-k is exact at every step, as the local one always is. `"reuse"`: the
             paper's way, which reuses the global threshold between evaluations, and saves one short message.
         value_dtype: `"bfloat16"`: values travel in 16 bits. `"log4"`: in 4, a sign and one of eight magnitudes. None:

@@ -99,7 +99,7 @@ def top_k_by_reuse(threshold: float, sums: SparseVector, k: int, order: Counts, 
         return _selection(sums, 0.0, floors, largest), lengths
     if abs(int(sizes.sum()) - k) <= GUARD * k and fits(sizes):
         return _selection(sums.compress(passes), threshold, floors, largest), sizes
-    taken = _take_from_sketches(sketches, k // step)
+    taken = _largest_of_sketches(sketches, k // step)
     if k < step or not taken.any() or taken.max() == SKETCH:
         return global_top_k(sums, k, order, transport, floor)
     last = sketches[np.arange(len(taken)), taken - 1][taken > 0].min()
@@ -234,7 +234,7 @@ def _quotas(equal: Counts, ties: int, region_order: Counts) -> Counts:
     return quotas
 
 
-def _take_from_sketches(sketches: Counts, wanted: int) -> Counts:
+def _largest_of_sketches(sketches: Counts, wanted: int) -> Counts:
     """Return how many entries of each sketch are among the `wanted` largest of all: int64, shape (P,).
 
     Entries are bits of magnitudes, which have the order of the magnitudes. Ties go to the lower rank.

@@ -19,7 +19,7 @@ from ..errors import OptionError, PluginError, TransportError
 from ..transport.base import CHUNK, Transport
 from ..vectors.sparse import Values
 from .archive import PathLike, Reader, Writer
-from .records import Record, Stateful, parameters_of, share_of
+from .records import Record, Stateful, parameters_of, record_for
 
 RAISED = {"OptionError": OptionError, "PluginError": PluginError, "OSError": OSError}
 
@@ -76,7 +76,7 @@ def read_marks(path: PathLike) -> dict[str, Any]:
 
 
 def load(mode: Stateful, index: int, path: PathLike, optimizer: int = 0, taken: set[int] | None = None) -> None:
-    """Give every rank its share of the state of an optimizer's mode. Collective.
+    """Give every rank its part of the state of an optimizer's mode. Collective.
 
     The state is that of the same parameters, or else the index-th. taken: the states that other modes have taken,
     to which this one is added. If the file has no other, the mode stays as it is, with a warning.
@@ -99,17 +99,17 @@ def load(mode: Stateful, index: int, path: PathLike, optimizer: int = 0, taken: 
         with _together(transport, doing):
             memory = np.empty(0 if reader else mode.layout.n, mode.layout.dtype)
         for rank in (*range(1, transport.size), 0):  # rank 0's last: it holds no more than one beside its own
-            share: Record = {}
+            record: Record = {}
             with _together(transport, doing), _naming(path):
                 if saved is not None:
-                    share = share_of(mode, saved, rank, transport.size)
-                    memory = share["residual"]
-            plain = _tell(transport, {**share, "residual": None})
+                    record = record_for(mode, saved, rank, transport.size)
+                    memory = record["residual"]
+            plain = _tell(transport, {**record, "residual": None})
             _move(transport, 0, rank, memory)
             if transport.rank == rank:
                 mine = {**plain, "residual": memory}
         with _together(transport, doing):
-            mode.take(mine)
+            mode.restore(mine)
     finally:
         if reader is not None:
             reader.close()
@@ -207,6 +207,6 @@ def _move(transport: Transport, source: int, destination: int, memory: Values) -
         part = data[start:start + CHUNK]
         outgoing = {destination: part} if transport.rank == source else {}
         incoming = {source: len(part)} if transport.rank == destination else {}
-        for batch in transport.exchange(outgoing, incoming):
+        for batch in transport.send_and_receive(outgoing, incoming):
             for _, message in batch:
                 part[:] = message

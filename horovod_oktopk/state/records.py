@@ -89,9 +89,9 @@ def residual_of(saved: Record, dtype: Any) -> Values:
     return residual
 
 
-def share_of(mode: Stateful, records: Sequence[Record], rank: int, size: int, process: str | None = None,
+def record_for(mode: Stateful, records: Sequence[Record], rank: int, size: int, process: str | None = None,
              ) -> Record:
-    """Return a rank's share of the records: its own; or, of another number of ranks, those equal to it modulo P.
+    """Return a rank's part of the records: its own; or, of another number of ranks, those equal to it modulo P.
 
     process: the rank's; a lone record of the same process is its own, whatever its rank was, as elastic training
     renumbers ranks. The algorithm's state is whole only for the same rank.
@@ -231,12 +231,12 @@ class Stateful(ABC):
         return [] if own is None else [own]
 
     def load(self, records: Sequence[Record]) -> None:
-        """Load this rank's share of the records that `record` returned on these or other ranks; none starts anew.
+        """Load this rank's part of the records that `record` returned on these or other ranks; none starts anew.
 
         If residuals are moves of parameters, the model is to hold the parameters that were shared by then.
         """
-        self.take(share_of(self, records, *self.ranks.membership()[:2], process=THIS_PROCESS))
+        self.restore(record_for(self, records, *self.ranks.membership()[:2], process=THIS_PROCESS))
 
     @abstractmethod
-    def take(self, share: Record) -> None:
-        """Restore this rank's share of a saved state, as `share_of` returned it."""
+    def restore(self, record: Record) -> None:
+        """Restore this rank's record of a saved state, as `record_for` returned it."""

@@ -57,8 +57,8 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
-                 ) -> Iterator[list[tuple[int, Bytes]]]:
+    def send_and_receive(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
+                         ) -> Iterator[list[tuple[int, Bytes]]]:
         """Send messages point to point, in batches; yield a batch's (source, message) pairs as it arrives.
 
         outgoing: message (uint8) by destination; incoming: number of bytes by source, each a multiple of 4.

@@ -47,8 +47,8 @@ class CollectivesTransport(Transport):
     def allreduce(self, values: Values) -> Values:
         return self._allreduce(np.ascontiguousarray(values))
 
-    def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
-                 ) -> Iterator[list[tuple[int, Bytes]]]:
+    def send_and_receive(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
+                         ) -> Iterator[list[tuple[int, Bytes]]]:
         """Exchange all messages in one batch; their lengths must be multiples of 4 bytes."""
         splits = np.array([len(outgoing.get(to, ())) // WORD for to in range(self.size)], np.int32)
         joined = np.concatenate([np.empty(0, np.uint8), *(outgoing[to] for to in sorted(outgoing))])

@@ -127,14 +127,14 @@ class CountingTransport(Transport):
         return self.inner.alltoall(rows)
 
     def allreduce(self, values: Values) -> Values:
-        share = 2 * values.nbytes * (self.size - 1) // self.size
-        self._count(share, share, 2 * (self.size - 1))
+        moved = 2 * values.nbytes * (self.size - 1) // self.size
+        self._count(moved, moved, 2 * (self.size - 1))
         return self.inner.allreduce(values)
 
-    def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
-                 ) -> Iterator[list[tuple[int, Bytes]]]:
+    def send_and_receive(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
+                         ) -> Iterator[list[tuple[int, Bytes]]]:
         self._count(sum(map(len, outgoing.values())), sum(incoming.values()), len(outgoing), len(incoming))
-        return self.inner.exchange(outgoing, incoming)
+        return self.inner.send_and_receive(outgoing, incoming)
 
     def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
         total, after = int(sizes.sum()), int(sizes[(self.rank + 1) % self.size])

@@ -59,7 +59,7 @@ class Steps:
         self._is_inside = False  # in a step, or while that is traced
         self.present: Run | None = None  # whose step that is, if it takes a part of the learning rate
 
-    def take(self, gradients: Sequence[Any], variables: Sequence[Any], local: Local, *, scale: Any = None,
+    def apply(self, gradients: Sequence[Any], variables: Sequence[Any], local: Local, *, scale: Any = None,
              checks_overflow: bool = False, all_variables: Sequence[Any] | None = None, rate: Any = None,
              skip: Callable[[], object] = lambda: None) -> None:
         """Take a step: reduce the gradients, as the mode has it, and call `local` as often as it says.
@@ -191,7 +191,7 @@ class Distributed:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
     def oktopk_apply(self, *args: Any, **kwargs: Any) -> Any:
-        return _take(self, self, getattr(super(), APPLY), *args, **kwargs)
+        return _apply(self, self, getattr(super(), APPLY), *args, **kwargs)
 
 
 APPLY = "apply" if KERAS_3 else "apply_gradients"
@@ -284,13 +284,13 @@ def _wrap_scaled(apply: Callable[..., Any]) -> Any:
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(self.inner_optimizer, Distributed):
             return apply(self, *args, **kwargs)
-        return _take(self, self.inner_optimizer, partial(apply, self), *args, **kwargs)
+        return _apply(self, self.inner_optimizer, partial(apply, self), *args, **kwargs)
 
     return wrapped
 
 
 if KERAS_3:
-    def _take(asked: Any, inner: Any, update: Callable[..., Any], grads: Sequence[Any],
+    def _apply(asked: Any, inner: Any, update: Callable[..., Any], grads: Sequence[Any],
               trainable_variables: Any = None) -> None:
         """Take a distributed step of an optimizer.
 
@@ -299,12 +299,12 @@ if KERAS_3:
         variables = built_with(asked) if trainable_variables is None else list(trainable_variables)
         if not asked.built:
             asked.build(variables)
-        inner.oktopk.take(list(grads), variables, lambda given: update(given, variables), scale=amp.scale_of(asked),
+        inner.oktopk.apply(list(grads), variables, lambda given: update(given, variables), scale=amp.scale_of(asked),
                           checks_overflow=asked is not inner, all_variables=built_with(asked), rate=_rate_of(inner),
                           skip=lambda: tensor_of(inner.iterations).assign_add(1))
         amp.forget(asked)
 else:
-    def _take(asked: Any, inner: Any, update: Callable[..., Any], grads_and_vars: Any,  # type: ignore[misc]
+    def _apply(asked: Any, inner: Any, update: Callable[..., Any], grads_and_vars: Any,  # type: ignore[misc]
               *args: Any, **kwargs: Any) -> Any:
         """Take a distributed step; see above. A scaler of tf-keras has taken its scale out already."""
         pairs = list(grads_and_vars)
@@ -312,7 +312,7 @@ else:
         if pairs:
             with tf.init_scope():
                 asked.build(variables)
-        inner.oktopk.take([gradient for gradient, _ in pairs], variables,
+        inner.oktopk.apply([gradient for gradient, _ in pairs], variables,
                           lambda given: update(list(zip(given, variables, strict=True)), *args, **kwargs),
                           checks_overflow=asked is not inner, rate=_rate_of(inner),
                           skip=lambda: asked.iterations.assign_add(1))

@@ -260,6 +260,6 @@ class WaitingState:
 
     def hand_to(self, run: Run, key: tuple[int, ...]) -> None:
         if self.variables is None or (key and {id(ref()) for ref in self.variables}.issuperset(key)):
-            run.take_state = partial(gather.load, index=self.handed, path=self.path, optimizer=self.number,
+            run.load_state_now = partial(gather.load, index=self.handed, path=self.path, optimizer=self.number,
                                      taken=self.taken)
             self.handed += 1

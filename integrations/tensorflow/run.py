@@ -77,7 +77,7 @@ class Run:
             lambda: (NumpyParameterAccumulator(layout.n, layout.dtype), VariableReplica(layout, self.tensors)),
             normalizes=normalizes, settings=["learning_rate"], signature=self.signature)
         self.mode.belongs_to(self)
-        self.take_state: Callable[[Mode[Any]], None] | None = None
+        self.load_state_now: Callable[[Mode[Any]], None] | None = None
         """Loads a state. It is called once, on all ranks, when the next step is taken."""
         self._density = getattr(options, "density", None)
         self._process_set, self._rate = process_set, rate
@@ -153,8 +153,8 @@ class Run:
         self.mode.resume()
 
     def _load(self) -> None:
-        if self.take_state is not None:
-            take, self.take_state = self.take_state, None
+        if self.load_state_now is not None:
+            take, self.load_state_now = self.load_state_now, None
             take(self.mode)
 
     # Rounds.

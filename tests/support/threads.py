@@ -122,8 +122,8 @@ class ThreadTransport(Transport):
         total: Values = np.sum(self._world.swap(self.rank, values.copy()), axis=0)
         return total
 
-    def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
-                 ) -> Iterator[list[tuple[int, Bytes]]]:
+    def send_and_receive(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
+                         ) -> Iterator[list[tuple[int, Bytes]]]:
         mailboxes = self._world.swap(self.rank, {to: message.copy() for to, message in outgoing.items()})
         for batch in rotated_batches(self.rank, self.size, self.messages_in_flight):
             arrived = [(source, mailboxes[source].get(self.rank, NOTHING)) for _, source in batch]

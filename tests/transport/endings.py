@@ -68,7 +68,7 @@ def whoever_waits_for_a_message_is_told(world: Any) -> None:
         gather(transport, 1)
         incoming = {0: 1000}
         if transport.rank:
-            assert told(lambda: list(transport.exchange({}, incoming))) == "rank 0 has ended"
+            assert told(lambda: list(transport.send_and_receive({}, incoming))) == "rank 0 has ended"
 
 
 def what_all_have_begun_is_ended(world: Any) -> None:
@@ -77,10 +77,10 @@ def what_all_have_begun_is_ended(world: Any) -> None:
         gather(transport, 1)
         message = np.arange(100, dtype=np.uint8)
         if transport.rank == 0:
-            list(transport.exchange(dict.fromkeys(range(1, transport.size), message), {}))
+            list(transport.send_and_receive(dict.fromkeys(range(1, transport.size), message), {}))
         else:
             time.sleep(0.5)
-            ((source, came),) = (pair for batch in transport.exchange({}, {0: 100}) for pair in batch)
+            ((source, came),) = (pair for batch in transport.send_and_receive({}, {0: 100}) for pair in batch)
             assert source == 0
             assert np.array_equal(came, message)
 
@@ -91,7 +91,7 @@ def an_exchange_that_was_given_up_holds_nobody(world: Any) -> None:
         gather(transport, 1)
         after, before = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
         transport.messages_in_flight = 1
-        given_up = transport.exchange({after: np.zeros(8, np.uint8)}, {before: 8})
+        given_up = transport.send_and_receive({after: np.zeros(8, np.uint8)}, {before: 8})
         if transport.rank == 0:
             next(given_up)
         else:
@@ -176,10 +176,10 @@ def what_is_under_way_keeps_its_memory(world: Any) -> None:
             assert not any(other.any() for other in others), "MPI has written into memory that others have"
         else:
             if world.rank == last:
-                list(transport.exchange({0: np.ones(16 if fails else 8, np.uint8)}, {}))
+                list(transport.send_and_receive({0: np.ones(16 if fails else 8, np.uint8)}, {}))
             side.barrier()
             if world.rank == late:
-                list(transport.exchange({0: np.full(length, 7, np.uint8)}, {}))
+                list(transport.send_and_receive({0: np.full(length, 7, np.uint8)}, {}))
                 side.send(None, 0)
         side.barrier()
 
@@ -187,9 +187,9 @@ def what_is_under_way_keeps_its_memory(world: Any) -> None:
 def _leave_in_the_middle(transport: Any, incoming: dict[int, int], fails: bool) -> None:
     transport.messages_in_flight = 1
     if fails:  # a message is longer than what was expected
-        assert "MPI failed" in told(lambda: list(transport.exchange({}, incoming)))
+        assert "MPI failed" in told(lambda: list(transport.send_and_receive({}, incoming)))
         return
-    for _ in transport.exchange({}, incoming):
+    for _ in transport.send_and_receive({}, incoming):
         break
 
 

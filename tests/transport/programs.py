@@ -29,7 +29,7 @@ def _exchange(transport: Transport, words: Callable[[int, int], int], messages_i
     rank, others = transport.rank, [rank for rank in range(transport.size) if rank != transport.rank]
     outgoing = {to: _message(rank, to, 4 * words(rank, to), salt) for to in others if words(rank, to)}
     incoming = {source: 4 * words(source, rank) for source in others if words(source, rank)}
-    came = [pair for batch in transport.exchange(outgoing, incoming) for pair in batch]
+    came = [pair for batch in transport.send_and_receive(outgoing, incoming) for pair in batch]
     assert sorted(source for source, _ in came) == sorted(incoming), "each source answers once"
     for source, message in came:
         assert message.dtype == np.uint8

@@ -69,7 +69,7 @@ def test_an_allgatherv_of_other_sizes_than_announced_is_refused():
 def test_an_exchange_of_other_sizes_than_expected_is_refused(sent, expected):
     def program(transport):
         outgoing = {1: np.zeros(sent, np.uint8)} if transport.rank == 0 and sent else {}
-        list(transport.exchange(outgoing, {0: expected} if transport.rank and expected else {}))
+        list(transport.send_and_receive(outgoing, {0: expected} if transport.rank and expected else {}))
 
     with pytest.raises(TransportError, match=f"rank 0 sent {sent} bytes to rank 1, which expected {expected}"):
         run_ranks(2, program, timeout=5)

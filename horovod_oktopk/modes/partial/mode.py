@@ -141,7 +141,7 @@ class PartialMode(GradientMode):
         newest = next((each for each in reversed([*_running]) if each.ranks.base is self.ranks.base), self)
         if newest is not self:  # none is running where the rounds have ended: `arrive` says why
             raise PluginError(ONE_AT_A_TIME)
-        self._take_note(allreduce.arrive(contribute))
+        self._note_rounds(allreduce.arrive(contribute))
         return len(self._to_apply)
 
     def prepare(self, gradients: ReducedGradients) -> Sequence[float]:
@@ -157,7 +157,7 @@ class PartialMode(GradientMode):
         for rounds in self.start().synchronize(for_good):
             before = len(self._to_apply)
             if rounds:
-                self._take_note(rounds)
+                self._note_rounds(rounds)
             yield len(self._to_apply) - before
 
     def refuse_step(self, message: str, signature: Sequence[str] | None = None) -> NoReturn:  # noqa: ARG002
@@ -206,7 +206,7 @@ class PartialMode(GradientMode):
             _running[self] = None
         return self._allreduce
 
-    def _take_note(self, rounds: Sequence[Round]) -> None:
+    def _note_rounds(self, rounds: Sequence[Round]) -> None:
         ran = [(each, *each.outcome) for each in rounds if each.outcome is not None]
         reports = [report for *_, report in ran]
         last = reports[-1] if reports else self.report
@@ -252,12 +252,12 @@ class PartialMode(GradientMode):
         with self._allreduce.paused():
             return super().record()
 
-    def take(self, share: Record) -> None:
+    def restore(self, record: Record) -> None:
         """Raise PluginError once rounds run: other ranks would go on with this rank's earlier contribution."""
         if self._allreduce is not None:
             raise PluginError("with Partial a state is to be loaded before the first step: load it into a new "
                               "optimizer, on all ranks")
-        super().take(share)
+        super().restore(record)
 
 
 # The end.

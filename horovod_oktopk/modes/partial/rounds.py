@@ -110,7 +110,7 @@ class PartialAllreduce:
                 if not self._wait_for(lambda: self.state.may_take, self._timeout):
                     self._do(self.state.overdue())
                     self._wait_for(lambda: self.state.may_take)
-                rounds = self._take()
+                rounds = self._new_rounds()
         self._last_return = time.monotonic()
         return rounds
 
@@ -131,7 +131,7 @@ class PartialAllreduce:
         while self.state.activity != Activity.COMPUTING:
             with self._changed:
                 self._wait_for(lambda: bool(self._rounds or self.state.activity == Activity.SYNCHRONIZED), BREATH)
-                rounds = self._take()
+                rounds = self._new_rounds()
             last = time.monotonic() if rounds else last
             if time.monotonic() > last + self._patience:
                 raise TransportError(ALONE % (self._transport.rank, self._patience))
@@ -175,7 +175,7 @@ class PartialAllreduce:
                     self._signals.send(rank, action.number)
         self._changed.notify_all()
 
-    def _take(self) -> list[Round]:
+    def _new_rounds(self) -> list[Round]:
         before = self.state.taken
         self._do(self.state.took())
         count = self.state.taken - before

@@ -178,12 +178,12 @@ class StepAheadMode(Mode[LocalGradients]):
 
         Raise AgreementError, NonFiniteError or TransportError if the exchange did.
         """
-        outcome = self._exchange.take()
+        outcome = self._exchange.finish()
         if outcome is None:
             return
         reduced, moves = outcome
         if reduced.measured is not None:
-            self._noise.take(reduced.measured)
+            self._noise.note(reduced.measured)
         report = reduced.report
         self._note(report)
         report.gain, report.noise_ratio, report.noise_scale = self.gain, self._noise.ratio, self._noise.scale
@@ -310,7 +310,7 @@ class StepAheadMode(Mode[LocalGradients]):
         if is_shown:
             model.swap()
         self.catch_up()
-        residual = model.take_residual()
+        residual = model.settled_residual()
         model.look_again()
         if is_shown:
             model.swap()
@@ -318,12 +318,12 @@ class StepAheadMode(Mode[LocalGradients]):
         # "shared": a digest of w, by which a restored state knows its parameters.
         return {**own, "shared": model.digest, "steps": self._steps, "noise": asdict(self._noise)}
 
-    def take(self, share: Record) -> None:
+    def restore(self, record: Record) -> None:
         """Take a share, for when `shared` ends or the next step begins."""
         self._exchange.drop()  # the state is of another step
         self._model.anticipated = None
         self._model.passes(Event.LOAD)
-        self._saved = {"shared": None, "steps": 0, "copies": 1, "noise": None, **share}
+        self._saved = {"shared": None, "steps": 0, "copies": 1, "noise": None, **record}
 
     # The ranks.
 

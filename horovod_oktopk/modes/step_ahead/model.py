@@ -1,6 +1,6 @@
 """The two sets of parameters of one model, w, which all ranks share, and p, this rank's own; and their exchanges.
 
-If a host is one worker, each of its ranks reads a share of w - p, and all are to have the same p.
+If a host is one worker, each of its ranks reads a slice of w - p, and all are to have the same p.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Model:
 
     # The residual.
 
-    def take_residual(self) -> Values:
+    def settled_residual(self) -> Values:
         """Return w - p, in the order of indices; set p to w - (w - p), which rounds p, as a resumed run has it."""
         residual = self._residual()
         self._replica.assign(self._accumulator.minus(residual))
@@ -217,7 +217,7 @@ class Exchange:
         else:
             self._under_way = _done(run)
 
-    def take(self) -> tuple[Outcome, Moves | None] | None:
+    def finish(self) -> tuple[Outcome, Moves | None] | None:
         """Wait for the exchange under way, if any; return its outcome, which the caller applies, or raise its error.
 
         The moves are None if the step does not count.
@@ -238,7 +238,7 @@ class Exchange:
         self._under_way = None
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until the exchange has ended, or for `timeout` seconds at most. `take` is still to be called."""
+        """Wait until the exchange has ended, or for `timeout` seconds at most. `finish` is still to be called."""
         if self._under_way is not None:
             wait_for([self._under_way], timeout)
 

@@ -73,7 +73,7 @@ class GradientNoise:
         first, own, mean = transport.allgather(row.view(np.int64))[0].view(np.float64).tolist()
         self.workers, self.own, self.mean = (workers, own, mean) if first == workers else (workers, 0.0, 0.0)
 
-    def take(self, measured: Measured) -> None:
+    def note(self, measured: Measured) -> None:
         """Take the measurements of all ranks at one step; skip the step if some rank had none."""
         own = measured.squares / measured.size
         mean = float(np.square(measured.total / measured.size).sum())

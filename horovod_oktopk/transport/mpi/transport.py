@@ -35,8 +35,8 @@ logger = logging.getLogger("horovod_oktopk")
 TAG, SIGNAL, CONTROL, WAKE = 1, 2, 3, 4
 SPIN, NAP = 5e-5, 1e-4
 """Seconds for which a transport with yield_cpu polls without a pause, and then between two polls."""
-SHORTEST, LONGEST, SHARE = 5e-4, 1e-2, 0.005
-"""Seconds between two looks for a signal, at least and at most, and the share of the time since the last signal.
+SHORTEST, LONGEST, FRACTION = 5e-4, 1e-2, 0.005
+"""Seconds between two looks for a signal, at least and at most, and the fraction of the time since the last signal.
 
 Waiting inside MPI would keep a core busy.
 """
@@ -48,8 +48,8 @@ class MPITransport(Transport):
     comm: an mpi4py communicator. Its error handler is set to raise, as mpi4py's default is.
     yield_cpu: waits without keeping a core busy, for a thread that runs beside one that computes.
     channel: tells the transport from others of the same ranks.
-    `allgather`, `alltoall` and `exchange`, in which ranks may wait for one another, wait for requests, and can be
-    woken. Within a step all ranks are there. So `allreduce` and `allgatherv` are MPI's own, which cannot be woken.
+    `allgather`, `alltoall` and `send_and_receive`, in which ranks may wait for one another, wait for requests, and
+    can be woken. Within a step all ranks are there. So `allreduce` and `allgatherv` are MPI's own, which cannot be.
     """
 
     concurrent = True
@@ -127,8 +127,8 @@ class MPITransport(Transport):
             self._call("allreduce", np.ascontiguousarray(values), total)
         return total
 
-    def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
-                 ) -> Iterator[list[tuple[int, Bytes]]]:
+    def send_and_receive(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
+                         ) -> Iterator[list[tuple[int, Bytes]]]:
         posted: list[Any] = []
         flying: tuple[list[Any], list[tuple[int, Bytes]]] | None = None
         try:
@@ -259,7 +259,7 @@ class MPISignals(Signals):
             now = time.monotonic()
             if now > start + timeout:
                 return None
-            time.sleep(min(max(SHORTEST, SHARE * (now - self._last)), LONGEST))
+            time.sleep(min(max(SHORTEST, FRACTION * (now - self._last)), LONGEST))
 
 
 @contextmanager

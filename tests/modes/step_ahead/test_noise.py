@@ -203,7 +203,7 @@ def test_on_another_number_of_ranks_it_is_measured_anew():
         sample = np.full(SUMS, 1 - 2 * transport.rank, np.float32)
         measured = roll_call(Attendance("", 1, 0, sample=sample), transport).measured
         assert measured is not None
-        noise.take(measured)
+        noise.note(measured)
         return noise.ratio, noise.scale
 
     assert run_ranks(2, program) == [(2.0, np.inf)] * 2, "the ranks cancel: nothing but noise"
