@@ -11,7 +11,7 @@ a few elements lie in a wide region, plain uint32 are shorter, and used.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import isfinite
 from typing import Any, Literal, NamedTuple
 
@@ -186,7 +186,7 @@ class WireCodec:
                             f"this one has {len(message)}")
         low_bits, low_words, _ = _index_words(count, stop - start)
         split = WORD * self._values.words(count)
-        values, words = (part.copy().view(np.uint32) for part in (message[:split], message[split:]))  # aligned
+        values, words = message[:split].copy().view(np.uint32), message[split:].copy().view(np.uint32)  # aligned
         indices = (_plain_indices(words, start, stop) if low_bits == WORD_BITS
                    else self.kernels.unpack_indices(words, count, start, stop, low_bits, low_words))
         if len(indices) != count:
@@ -198,14 +198,15 @@ class WireCodec:
         return FORMATS[self.value_dtype](self.dtype, self.kernels, self.ends)
 
 
+@lru_cache(maxsize=1024)  # both ends ask several times for each message
 def _index_words(count: int, span: int) -> tuple[int, int, int]:
     """Return (lower bits of each index, words that hold them, words that hold the upper parts).
 
     32 lower bits and nothing else are plain indices.
     """
     low_bits = max((span // max(count, 1)).bit_length() - 1, 0)
-    upper_bits = count + (max(span, 1) - 1 >> low_bits)
-    low_words, upper_words = (-(-bits // WORD_BITS) for bits in (count * low_bits, upper_bits))
+    low_words = -(-count * low_bits // WORD_BITS)
+    upper_words = -(-(count + (max(span, 1) - 1 >> low_bits)) // WORD_BITS)
     if low_words + upper_words >= count:
         return WORD_BITS, count, 0
     return low_bits, low_words, upper_words
