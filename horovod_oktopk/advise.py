@@ -41,7 +41,7 @@ See docs/guides/accuracy.md and docs/benchmarks.md."""
 
 @dataclass(frozen=True)
 class Network:
-    """A network. latency: α, seconds for a message. bandwidth: bits per second of one rank, in each direction."""
+    """A network. Its latency α is in seconds a message, its bandwidth in bits per second of a rank, each way."""
 
     latency: float
     bandwidth: float
@@ -109,7 +109,7 @@ def _ring_seconds(transport: Transport, length: int, repeats: int) -> float:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One scheme's step. words: sent by a rank, as coded. latency, sparsification: seconds. bandwidth: bits/s."""
+    """One scheme's step. A rank sends the words, as coded. Times are in seconds, the bandwidth is in bits/s."""
 
     scheme: str
     words: float
@@ -130,7 +130,7 @@ def predict(n: int, size: int, options: OkTopk, network: Network, selection_seco
     """Predict dense, OkTopk and StepAhead(OkTopk), whose exchange is not assumed to be hidden here.
 
     Words are those of Table 1 (Li and Hoefler, 2022), at the upper end of an interval.
-    selection_seconds: of accumulating, selecting and writing back n elements.
+    The selection includes accumulating and writing back n elements.
 
     Messages are those of four collectives, in which each rank tells each (the roll call, two for the global
     threshold, the allgather of the update), and of phase 1: one to each rank, of which several fly at once.

@@ -18,7 +18,7 @@ from .hosts import Hosts
 
 
 class OnHosts(Algorithm):
-    """A scheme among hosts. inner: the scheme's algorithm, which each rank runs for its slice.
+    """A scheme among hosts. Each rank runs `inner`, the scheme's algorithm, for its slice.
 
     A host selects exactly k elements, as one rank would. Of its slice a rank exchanges what the host has selected
     there, with the ranks that hold the same slice on the other hosts, and keeps as many elements of the sum as the

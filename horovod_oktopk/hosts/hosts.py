@@ -17,7 +17,7 @@ from ..vectors.sparse import SparseVector, concatenate
 class Hosts:
     """One rank's place. Each rank of a host holds a slice of the host's elements.
 
-    within: the ranks of this host. across: the ranks with the same slice on all hosts, one of each host.
+    `within` connects the ranks of this host, `across` those with the same slice on all hosts, one of each host.
     """
 
     within: CountingTransport
@@ -35,7 +35,7 @@ class Hosts:
     def gather(self, own: SparseVector, n: int) -> SparseVector:
         """Return the vector of n elements of which each rank of the host has its slice. Collective on the host.
 
-        own: with indices within the slice.
+        The indices of `own` count from the beginning of the slice.
         """
         dtype = own.values.dtype
         offset = np.dtype(np.uint32)  # vectors are shorter than 2**32

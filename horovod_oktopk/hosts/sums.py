@@ -57,9 +57,8 @@ class HostSum:
         """Yield this rank's slice of the sum, in order, as summands to add up. Collective.
 
         An item is valid until the next is asked for. Summands are in the ranks' order.
-        pieces: (offset, array) pairs that together cover this rank's vector, in ascending order.
-        rest: added to them, shape (whole,).
-        clear: leaves zeros in the parts that are sent of pieces of the sum's dtype.
+        The pieces, (offset, array) pairs in ascending order, together cover this rank's vector. `rest`, of shape
+        (whole,), is added to them. `clear` leaves zeros in the parts that are sent of pieces of the sum's dtype.
         """
         parts = list(pieces)
         own = self._within.rank
@@ -99,7 +98,7 @@ class HostSum:
     def _swap(self, lengths: Sequence[int]) -> dict[int, Values]:
         """Return the elements that the others have laid out for this rank, by rank; valid until the next round's.
 
-        lengths: the number of elements that were laid out for each rank. Nothing comes if that is 0 here.
+        The lengths are the numbers of elements that were laid out for each rank. Nothing comes if that is 0 here.
         """
         within, own = self._within, self._within.rank
         others = [rank for rank in range(within.size) if rank != own]
@@ -119,10 +118,10 @@ class HostSum:
 class HostAccumulator(NumpyAccumulator):
     """A ResidualAccumulator of a slice of the `whole` vector, which takes gradients of the whole.
 
-    hosts: called at every step, as elastic training changes the hosts; returns None if each rank is a host of its
-    own, and keeps all elements. The slice is known from the first step on; until then n is 0. `read_residual` returns
-    the whole, with zeros outside of the slice. `load_residual` takes any vector: values outside of the slice are
-    added to this rank's next gradient, and so come to the rank of their slice.
+    `hosts` is called at every step, as elastic training changes the hosts; it returns None if each rank is a host of
+    its own, and keeps all elements. The slice is known from the first step on; until then n is 0. `read_residual`
+    returns the whole, with zeros outside of the slice. `load_residual` takes any vector: values outside of the slice
+    are added to this rank's next gradient, and so come to the rank of their slice.
     """
 
     def __init__(self, whole: int, dtype: Any, hosts: Callable[[], Hosts | None]) -> None:

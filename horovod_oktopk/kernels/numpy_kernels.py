@@ -64,10 +64,10 @@ class NumpyKernels:
                         before: Sequence[Array] = (), after: Sequence[Array] = ()) -> bool:
         """Set out = scale * residual + sum; collect elements that pass; return True if all of out is finite.
 
-        sum: of the arrays before the gradient, the gradient, and the arrays after it, added up in this order.
-        All arrays: float32 or float64, one dtype, contiguous, one length. first: the index of their first element.
-        stream: a hint, that out need not stay in the cache. clear: the gradient is zero afterwards, which costs least
-        while it is in the cache.
+        The sum is of the arrays before the gradient, the gradient, and the arrays after it, added up in this order.
+        All arrays are float32 or float64, of one dtype and one length, and contiguous; `first` is the index of their
+        first element. `stream` is a hint that out need not stay in the cache. `clear` zeroes the gradient, which
+        costs least while it is in the cache.
         """
         finite = True
         with np.errstate(over="ignore", invalid="ignore"):
@@ -119,7 +119,7 @@ class NumpyKernels:
         out[indices] += values
 
     def scatter(self, out: Array, indices: Integers, values: Array, zero: bool = False) -> None:
-        """Set out = 0, except out[indices] = values. zero: True if out is zero already.
+        """Set out = 0, except out[indices] = values; `zero` tells that out is zero already.
 
         Raise IndexError if the indices do not ascend within out, which then is unchanged.
         """
@@ -184,7 +184,7 @@ class NumpyKernels:
         return offsets + start if valid else np.empty(0, np.int64)
 
     def to_half(self, values: Array) -> HalfBits:
-        """Return the nearest bfloat16 numbers, never infinite, ties to even. values: float32 or float64, finite."""
+        """Return the bfloat16 numbers nearest to finite float32 or float64 values; never infinite, ties to even."""
         limit = np.finfo(np.float32).max
         singles = values.clip(-limit, limit).astype(np.float32, copy=False)
         bits = np.ascontiguousarray(singles).view(np.uint32)
@@ -200,7 +200,7 @@ class NumpyKernels:
         """Return codes of 4 bits, eight to a word, lowest bits first; zeros past the end.
 
         A code is the number of the level that is nearest to the magnitude, plus 8 for negative values. Ties go to
-        the larger level. levels: float32, shape (LEVELS,), ascending from 0 or more, finite.
+        the larger level. The levels, float32 of shape (LEVELS,), are finite, and ascend from 0 or more.
         """
         middles = (levels[1:].astype(np.float64) + levels[:-1]) / 2
         codes = np.zeros(-(-len(values) // 8) * 8, np.uint8)

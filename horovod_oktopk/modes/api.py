@@ -31,14 +31,14 @@ _finders: list[tuple[Callable[[Any], Iterable[Owner] | None], str]] = []
 
 
 def find_by(find: Callable[[Any], Iterable[Owner] | None], kinds: str) -> None:
-    """Have a function tell the owners of a target; it returns None for what is none of its kinds. kinds: in words."""
+    """Have a function tell the owners of a target; it returns None for what is none of these kinds."""
     _finders.append((find, kinds))
 
 
 def _owners(function: str, *targets: Any) -> list[Owner]:
     """Return the owners of the targets, and of those in lists and tuples; each once.
 
-    function: what was called with the targets. Raise PluginError for a target of no known kind.
+    Raise PluginError, which names the function that was called with them, for a target of no known kind.
     """
     found: dict[Owner, None] = {}
     for target in targets:

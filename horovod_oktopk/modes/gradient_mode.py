@@ -21,8 +21,8 @@ from .mode import Mode
 class GradientMode(Mode[ReducedGradients]):
     """The reduction of one layout's gradients over the ranks; one object on each rank.
 
-    average: True if the sum is divided by the number of ranks. make_accumulator: makes one of n elements.
-    signature: lines that must be equal on all ranks, "name: value"; the layout's description if not given.
+    If `average`, the sum is divided by the number of ranks. `make_accumulator` makes an accumulator of n elements.
+    The lines of `signature`, "name: value", must be equal on all ranks; they default to the layout's description.
     """
 
     acts_at_step = False

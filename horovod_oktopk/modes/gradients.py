@@ -46,7 +46,7 @@ class LocalGradients(Gradients):
 class ReducedGradients(Gradients):
     """Gradients that a mode replaces by what all ranks have reduced them to.
 
-    clearable: False if the pieces must not be written.
+    The pieces must not be written if `clearable` is False.
     """
 
     clearable: ClassVar[bool] = True
@@ -57,4 +57,4 @@ class ReducedGradients(Gradients):
 
     @abstractmethod
     def write(self, update: Update | None, cleared: bool) -> None:
-        """Write an update over the gradients; NaN for None. cleared: contiguous pieces hold zeros."""
+        """Write an update over the gradients; NaN for None. Contiguous pieces hold zeros if `cleared`."""

@@ -37,9 +37,9 @@ def make_mode(options: Any, average: bool, layout: Layout, ranks: Ranks,
               settings: Sequence[str] = (), signature: Sequence[str] | None = None) -> Mode[Any]:
     """Return the mode of these options on this rank.
 
-    of_gradients: makes the accumulator of the gradients. of_parameters: makes the accumulator of the
-    parameters and the replica that gives access to them. settings: names of the settings, such as the learning rate,
-    that are sent with each round. The classes of the modes describe the other arguments.
+    `of_gradients` makes the accumulator of the gradients, `of_parameters` that of the parameters and the replica
+    that gives access to them. `settings` names the settings, such as the learning rate, that are sent with each
+    round. The classes of the modes describe the other arguments.
     """
     if isinstance(options, StepAhead):
         return StepAheadMode(options, average, layout, *of_parameters(), ranks, normalizes)

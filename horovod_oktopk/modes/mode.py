@@ -105,7 +105,7 @@ class Reduction(Stateful):
     def connect(self, said: str | None = None) -> CountingTransport:
         """Return the transport to all ranks. A new one begins with a roll call, so that differences show at once.
 
-        said: this rank's description, if it is not `description`. Collective.
+        This rank says `said` there, by default its `description`. Collective.
         Raise AgreementError if the ranks differ, TransportError if Horovod and the transport number the ranks
         differently.
         """
@@ -146,7 +146,7 @@ class Reduction(Stateful):
         roll_call(replace(said, counts=algorithm.counts(nothing, 0, Memory(), transport.size)), transport)
 
     def said(self, finite: bool = True, sample: Values | None = None) -> Attendance:
-        """Return what this rank says in a step's roll call. sample: its measurements, NaN if there are none."""
+        """Return what this rank says in a step's roll call. Its sample is NaN if it has measured nothing."""
         if self._described is None or self._described[0] is not self.scheme:
             self._described = self.scheme, self.description
         sample = np.full(self.samples, np.nan, np.float32) if sample is None else sample
@@ -199,9 +199,9 @@ class Mode(Reduction, Generic[Theirs]):
     Gradients are in true units: a program that scales a loss divides before. Methods that communicate raise
     AgreementError or TransportError, on all ranks.
 
-    acts_at_step: gradients stay this rank's own until `begin`; otherwise `reduce` comes before it.
-    reads_memory: parameters are read as they lie in memory.
-    refused: features that a program must not use, and the advice.
+    If it `acts_at_step`, gradients stay this rank's own until `begin`; otherwise `reduce` comes before it. If it
+    `reads_memory`, parameters are read as they lie in memory. `refused` holds features that a program must not use,
+    and the advice.
     """
 
     acts_at_step: ClassVar[bool] = True
@@ -222,16 +222,16 @@ class Mode(Reduction, Generic[Theirs]):
     def reduce(self, gradients: Theirs, others_finite: bool = True) -> None:
         """Replace the gradients by their mean or sum over the ranks; by NaN if one is not finite on some rank.
 
-        others_finite: False if anything that this rank reduces by other means in this step (sparse gradients) is not
-        finite.
+        `others_finite` is False if anything that this rank reduces by other means in this step (sparse gradients) is
+        not finite.
         """
 
     @abstractmethod
     def begin(self, gradients: Theirs, settings: Sequence[float] = (), scaled: bool = False) -> int:
         """Return how many steps of the optimizer follow.
 
-        settings: hyperparameters that travel with the gradients. scaled: True if a loss scaler takes the step; then
-        none follows if a gradient was not finite.
+        The settings are hyperparameters that travel with the gradients. A loss scaler takes the step if it is
+        `scaled`; then none follows if a gradient was not finite.
         """
 
     def prepare(self, gradients: Theirs) -> Sequence[float]:  # noqa: ARG002
@@ -244,7 +244,7 @@ class Mode(Reduction, Generic[Theirs]):
     def synchronize(self, for_good: bool = False) -> Iterator[int]:  # noqa: ARG002
         """Yield how many steps of the optimizer follow, until all ranks have seen the same rounds. Collective.
 
-        for_good: this rank takes no more steps, and `close` follows.
+        If `for_good`, this rank takes no more steps, and `close` follows.
         """
         return iter(())
 
@@ -264,11 +264,11 @@ class Mode(Reduction, Generic[Theirs]):
     def refuse_step(self, message: str, signature: Sequence[str] | None = None) -> NoReturn:
         """Raise PluginError for a step that cannot be taken; the ranks that do take it raise AgreementError.
 
-        signature: lines on the gradients at hand; by default those of the layout, and the message.
+        The signature has lines on the gradients at hand; by default they are those of the layout, and the message.
         """
 
     def set_density(self, density: float | None) -> None:
-        """Select another fraction of the elements from the next step on; None: that of the options again.
+        """Select another fraction of the elements from the next step on; None stands for that of the options.
 
         Raise OptionError for a density that is not allowed.
         """

@@ -48,12 +48,14 @@ class Measured(NamedTuple):
 class Attendance:
     """One rank's entry in the roll call.
 
-    description: everything that must be equal on all ranks, one "name: value" a line; so must k.
-    step: its step counter. finite: True if its accumulator is. is_complete: True if the rank remembers all of the
-    steps before that a step could need (thresholds, boundaries).
-    counts: int64: the numbers that others need of its selection: one number for all of them, or one for each rank.
-    sample: float32, shape (m,), the same m on all ranks: its measurements, for `RollCall.measured`.
-    rates: a digest of its learning rates, of 16 bits; see `digest_of`.
+    Args:
+        description: everything that must be equal on all ranks, one "name: value" a line; so must k.
+        step: its step counter.
+        finite: True if its accumulator is.
+        is_complete: True if the rank remembers all of earlier steps that a step could need (thresholds, boundaries).
+        counts: int64, the numbers that others need of its selection: one for all of them, or one for each rank.
+        sample: float32, shape (m,), the same m on all ranks: its measurements, for `RollCall.measured`.
+        rates: a digest of its learning rates, of 16 bits; see `digest_of`.
     """
 
     description: str
@@ -141,9 +143,9 @@ def _rows(mine: Attendance, transport: Transport) -> tuple[Words, Counts, Values
 def tell(row: Words, counts: Counts, transport: Transport) -> tuple[Words, Counts]:
     """Return every rank's row, shape (P, length); and counts for this rank, or all: int64, shape (P, m). Collective.
 
-    counts: one number for all ranks, or one for each. On up to FEW_RANKS ranks all are told, m = P, so that every
-    rank knows what the others will send. On more, a rank is told those for itself, m = 1, as P² numbers would outgrow
-    the k elements.
+    `counts` holds one number for all ranks, or one for each. On up to FEW_RANKS ranks all are told, m = P, so that
+    every rank knows what the others will send. On more, a rank is told those for itself, m = 1, as P² numbers would
+    outgrow the k elements.
     """
     words, length = counts.astype(np.uint32), len(row)
     if len(counts) <= 1 or transport.size <= FEW_RANKS:

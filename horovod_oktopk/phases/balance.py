@@ -17,7 +17,7 @@ def balance_and_allgatherv(kept: SparseVector, sizes: Counts, balances: bool, re
                            ) -> SparseVector:
     """Return the elements that all ranks keep. Collective.
 
-    sizes: int64, shape (P,): elements that are kept, by region. balances: True if blocks are made equal before.
+    The sizes, int64 of shape (P,), count the kept elements, by region. `balances` makes the blocks equal before.
     """
     extents = regions.extents(sizes)
     if balances:
@@ -33,8 +33,8 @@ def balance_and_allgatherv(kept: SparseVector, sizes: Counts, balances: bool, re
 class BalancePlan:
     """A plan of equal blocks of the global top-k.
 
-    sizes: int64, shape (P,): each position's number of elements. Positions count the owners in the order of their
-    regions, so that blocks joined by position ascend. before, after: offsets of the blocks then: shape (P + 1,).
+    The sizes, int64 of shape (P,), count each position's elements. Positions count the owners in the order of their
+    regions, so that blocks joined by position ascend. `before` and `after` are blocks' offsets then, shape (P + 1,).
     """
 
     def __init__(self, sizes: Counts) -> None:

@@ -19,8 +19,8 @@ Words = NDArray[np.float64]
 class Division(Regions):
     """Regions with the load of their owners, and what keeps to the bound beside it.
 
-    load_sent, load_received: int64, shape (P,): elements that every rank sends to others, and receives, in phase 1.
-    All ranks know all the numbers, so they decide alike. is_new: True if the index space was cut anew.
+    The loads, int64 of shape (P,), count the elements that every rank sends to others, and receives, in phase 1.
+    All ranks know all the numbers, so they decide alike. `is_new` tells that the index space was cut anew.
     """
 
     load_sent: Counts
@@ -51,9 +51,9 @@ def divide(boundaries: Indices, indices: Indices, counts: Counts, transport: Tra
            ) -> Division:
     """Return the regions of a step, with their load.
 
-    indices: this rank's selection, ascending. counts: the result of `agreement.tell` for all ranks' counts by region.
-    If these are all counts, the owners are those who keep most elements on their rank. Otherwise rank j owns region
-    j, and the load is gathered: two words of each rank.
+    The indices, ascending, are this rank's selection; `agreement.tell` returned `counts` of all ranks' counts by
+    region. If these are all counts, the owners are those who keep most elements on their rank. Otherwise rank j owns
+    region j, and the load is gathered: two words of each rank.
     """
     rank, mine = transport.rank, count_by_region(indices, boundaries)
     if counts.shape[1] == transport.size:

@@ -45,8 +45,8 @@ class Link:
     def send_and_receive(self, vector: SparseVector, sent: Route, received: Route) -> list[SparseVector]:
         """Send every rank its part of a vector; return the parts for this one, in the order of `received`.
 
-        sent: extents of consecutive parts of the vector. Empty parts do not travel, and this rank's own part is not
-        encoded.
+        `sent` holds the extents of consecutive parts of the vector. Empty parts do not travel, and this rank's own
+        part is not encoded.
         """
         own, ends = self.rank, np.cumsum([0, *(extent.length for _, extent in sent)]).tolist()
         parts = {rank: vector[start:stop] for (rank, _), (start, stop)

@@ -31,9 +31,9 @@ TRUSTED = 4
 class Regions:
     """The regions of one step, their owners, and what this rank sends and receives there.
 
-    boundaries: int64, shape (P + 1,): offsets from 0 to n; equal on all ranks.
-    sent: int64, shape (P,): this rank's elements by region. received: every rank's in this rank's region.
-    rotation: rank (j + rotation) mod P owns region j.
+    The boundaries, int64 of shape (P + 1,), are offsets from 0 to n, equal on all ranks. `sent`, int64 of shape (P,),
+    counts this rank's elements by region, and `received` every rank's in this rank's region.
+    Rank (j + rotation) mod P owns region j.
     """
 
     boundaries: Indices
@@ -54,7 +54,7 @@ class Regions:
         return Extent(count, int(self.boundaries[region]), int(self.boundaries[region + 1]))
 
     def extents(self, sizes: Counts) -> list[Extent]:
-        """Return the extent of one message for each region. sizes: the number of elements, by region."""
+        """Return the extent of one message for each region, from the number of its elements."""
         return [self.extent(region, count) for region, count in enumerate(sizes.tolist())]
 
 
@@ -66,7 +66,7 @@ def count_by_region(indices: Indices, boundaries: Indices) -> Counts:
 def owner_rotation(counts: Counts) -> int:
     """Return the r for which rank (j + r) mod P owning region j keeps most elements at home; the least on a tie.
 
-    counts: int64, shape (P, P): elements of rank i in region j. Some rotation keeps at least 1/P of
+    The counts, int64 of shape (P, P), are of rank i's elements in region j. Some rotation keeps at least 1/P of
     all, so ranks send 2k(P-1)/P words on average, which the paper takes for granted.
     """
     size = len(counts)
@@ -78,7 +78,7 @@ def owner_rotation(counts: Counts) -> int:
 def space_repartition(indices: Indices, n: int, transport: Transport) -> Indices:
     """Return boundaries that balance all ranks' local top-k. Collective.
 
-    No region is more than a sixteenth, or 2P, above the mean. indices: int64, ascending: this rank's local top-k.
+    No region is more than a sixteenth, or 2P, above the mean. The indices, int64, ascend: this rank's local top-k.
     Return int64, shape (P + 1,): offsets from 0 to n, the same on every rank. A rank tells 65 words, and then 2P in
     each round of counting: one round, if the samples suffice.
     """
@@ -107,8 +107,8 @@ def local_quantiles(indices: Indices, rank: int, size: int) -> NDArray[np.uint32
 class Distribution:
     """An estimate of the places of all ranks' elements.
 
-    rows: local_quantiles of every rank, shape (P, SAMPLES + 1). positions: int64, strictly ascending.
-    below: float64: about how many elements lie below each.
+    The rows are local_quantiles of every rank, shape (P, SAMPLES + 1). The positions, int64, ascend strictly, and
+    `below`, float64, tells about how many elements lie below each.
     """
 
     def __init__(self, rows: NDArray[np.uint32], n: int) -> None:
@@ -132,7 +132,7 @@ def corrected(found: Distribution, indices: Indices, transport: Transport) -> In
     """Return the cuts, each moved until it lies within SLACK of its place, by counting elements below. Collective.
 
     A cut moves by what the samples say of its surroundings. If they mislead it, it moves between the nearest
-    positions that are known to lie below and above. indices: this rank's.
+    positions that are known to lie below and above. The indices are this rank's.
     """
     targets = found.total * np.arange(1, transport.size) / transport.size  # elements that are to lie below each cut
     cuts = found.at(targets)

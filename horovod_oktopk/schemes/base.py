@@ -92,7 +92,7 @@ def elements(density: float, n: int) -> int:
 
 
 def check_integer(name: str, value: Any, otherwise: str = "", least: int = 1) -> None:
-    """Raise OptionError if the value is no integer of at least `least`. otherwise: other allowed values, in words."""
+    """Raise OptionError if the value is no integer of at least `least`; `otherwise` says what else is allowed."""
     allowed = f"an integer of at least {least}{otherwise}"
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise OptionError(f"{name} must be {allowed}; got {value!r} of type {type(value).__name__}")
@@ -101,7 +101,7 @@ def check_integer(name: str, value: Any, otherwise: str = "", least: int = 1) ->
 
 
 def check_real(name: str, value: Any, allowed: str, is_allowed: Callable[[float], bool]) -> None:
-    """Raise OptionError if the value is no finite number, or not allowed. allowed: the allowed values, in words."""
+    """Raise OptionError if the value is no finite number, or not allowed; `allowed` says in words which are."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise OptionError(f"{name} must be a number {allowed}; got {value!r} of type {type(value).__name__}")
     if not isfinite(value) or not is_allowed(value):

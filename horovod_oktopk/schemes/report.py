@@ -84,7 +84,7 @@ class StepReport:
     def scalars(self, prefix: str = "oktopk") -> dict[str, float]:
         """Return all figures by name: a plain dictionary, as Weights & Biases, MLflow and others take it.
 
-        prefix: the beginning of every name, before a slash.
+        Every name begins with the prefix and a slash.
         """
         figures: dict[str, float] = {name: getattr(self, name) for name in self.FIGURES}
         if self.rounds != 1 or self.active:

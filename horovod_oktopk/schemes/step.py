@@ -47,8 +47,8 @@ def begin(algorithm: Algorithm, acc: Accumulator, said: Attendance, memory: Memo
           n: int | None = None) -> Begun:
     """Begin a step with the part that reads acc: select.
 
-    said: what this rank says in the roll call; its counts, step and memory are added here. n: number of the worker's
-    elements, if acc has a part of them.
+    `said` is what this rank says in the roll call; its counts, step and memory are added here. `n` is the number of
+    the worker's elements, if acc has a part of them.
     """
     n, k = acc.n if n is None else n, said.k
     memory = memory.of(algorithm.workers(transport))

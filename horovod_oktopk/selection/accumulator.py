@@ -85,8 +85,8 @@ class ResidualAccumulator(Accumulator):
     def accumulate(self, pieces: Iterable[tuple[int, Any]], clear: bool = False) -> bool:
         """Set acc = residual + gradient; return True if every element of acc is finite.
 
-        pieces: (offset, array) pairs that together cover [0, n).
-        clear: leaves zeros in pieces of the accumulator's own dtype, for the update to be written there.
+        The pieces are (offset, array) pairs that together cover [0, n).
+        `clear` leaves zeros in pieces of the accumulator's own dtype, for the update to be written there.
         """
 
     @abstractmethod
@@ -116,8 +116,7 @@ def between(pieces: Pieces, start: int, stop: int) -> Iterator[tuple[int, Any]]:
 def converted(piece: NDArray[Any], dtype: Any, clear: bool) -> Iterator[tuple[int, Values]]:
     """Yield (offset, contiguous array of this dtype): the piece itself, if possible; otherwise copies of its chunks.
 
-    clear: True if a piece of this dtype is to be zero afterwards; the caller clears an array that is the piece
-    itself.
+    If `clear`, a piece of this dtype is to be zero afterwards; the caller clears an array that is the piece itself.
     """
     if piece.dtype == dtype and piece.flags.c_contiguous:
         yield 0, piece
@@ -132,7 +131,7 @@ def converted(piece: NDArray[Any], dtype: Any, clear: bool) -> Iterator[tuple[in
 class CollectingAccumulator(Accumulator):
     """An Accumulator's `expect`, `select` and `moments`; see there. A derived class gives `_collect` and `_chunks`.
 
-    kernels: the loops over the elements; in C++ if that was built.
+    The kernels are the loops over the elements, in C++ if that was built.
     """
 
     def __init__(self, n: int, dtype: Any = np.float32, kernels: Kernels = KERNELS) -> None:
@@ -200,7 +199,7 @@ class NumpyAccumulator(CollectingAccumulator, ResidualAccumulator):
         return self._add_sums(((offset, piece, (), ()) for offset, piece in pieces), clear)
 
     def _add_sums(self, sums: Iterable[Sum], clear: bool) -> bool:
-        """Accumulate sums instead of pieces. clear: clears the piece of each sum."""
+        """Accumulate sums instead of pieces; `clear` clears the piece of each sum."""
         self._candidates.count, self._bound = 0, None
         finite = ascending = True
         done = 0

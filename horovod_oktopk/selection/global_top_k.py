@@ -84,8 +84,7 @@ def top_k_by_reuse(threshold: float, sums: SparseVector, k: int, order: Counts, 
     If the last threshold selects less than (1 - GUARD) k, more than (1 + GUARD) k, or more than fits the promised
     volume, sketches decide. They come with the sizes that are gathered anyway, and tell each rank's number to
     send: k elements in all, less k/(16 P) at most, near the exact top-k, without another message.
-    threshold: the last one. fits: returns True for sizes, by rank, that keep to the volume. The other arguments are
-    `global_top_k`'s.
+    `fits` returns True for sizes, by rank, that keep to the volume. The other arguments are `global_top_k`'s.
     """
     sums = sums.compress(sums.values != 0)
     magnitudes = np.abs(sums.values)
@@ -110,8 +109,8 @@ def top_k_by_reuse(threshold: float, sums: SparseVector, k: int, order: Counts, 
 def _selection(chosen: SparseVector, threshold: float, floors: Bits, largest: Bits) -> Selection:
     """Return what is kept, with ends that all ranks know: the smallest and the largest magnitude kept anywhere.
 
-    If all sums are kept, the smallest is approximated by the least local threshold (floors: of all ranks): smaller
-    sums are few, as terms have to cancel. largest: the largest sum of every rank.
+    If all sums are kept, the smallest is approximated by the least of the floors, all ranks' local thresholds:
+    smaller sums are few, as terms have to cancel. `largest` holds the largest sum of every rank.
     """
     dtype, known = chosen.values.dtype, floors[floors > 0]
     least = from_bits(int(known.min()), dtype) if len(known) else 0.0
@@ -122,7 +121,7 @@ def _kth_by_sketches(ascending: Bits, sketches: Sketches, k: int,
                      transport: Transport) -> tuple[int, Counts, Counts] | None:
     """Return the k-th magnitude, and how many elements of each rank exceed and equal it: int64, shape (P,) each.
 
-    ascending: this rank's largest magnitudes. The magnitude is 0 if there are fewer than k. Return None if the
+    `ascending` holds this rank's largest magnitudes. The magnitude is 0 if there are fewer than k. Return None if the
     sketches do not tell, on all ranks alike.
     """
     certain = sketches.bracket(k)
@@ -179,8 +178,8 @@ def _kth_by_counts(between: Bits, larger: np.int64, k: int,
                    transport: Transport) -> tuple[int, Counts, Counts] | None:
     """Find the k-th magnitude by counting equal ones; None if too few are equal. Return as `_kth_by_sketches`.
 
-    between: this rank's magnitudes in the range that holds the k-th of all, unless there are fewer. larger: the
-    number of this rank's magnitudes above the range.
+    `between` holds this rank's magnitudes in the range that holds the k-th of all, unless there are fewer. `larger`
+    is the number of this rank's magnitudes above the range.
     """
     mine = np.stack([part.astype(between.dtype) for part in np.unique(between, return_counts=True)])
     above, lengths = transport.allgather(np.array([larger, mine.shape[1]])).T
@@ -199,7 +198,7 @@ def _kth_by_counts(between: Bits, larger: np.int64, k: int,
 def radix_kth_magnitude(bits: Bits, k: int, transport: Transport) -> tuple[int, Counts, Counts]:
     """Find the exact k-th largest of all ranks' magnitudes. Return as `_kth_by_sketches`. Collective.
 
-    bits: this rank's, none of them 0.
+    The bits are this rank's, and none of them is 0.
     """
     threshold = _radix_search(bits, k, transport)
     above, equal = transport.allgather(np.array([(bits > threshold).sum(), (bits == threshold).sum()], np.int64)).T

@@ -48,7 +48,7 @@ class ParameterAccumulator(Accumulator):
 
     @abstractmethod
     def minus(self, values: Values) -> Any:
-        """Return w - values on the accumulator's device, in memory of its own. values: on the host."""
+        """Return w - values on the accumulator's device, in memory of its own. The values are on the host."""
 
     @abstractmethod
     def part(self, start: int, stop: int) -> ParameterAccumulator:
@@ -112,7 +112,7 @@ class NumpyParameterAccumulator(CollectingAccumulator, ParameterAccumulator):
 class Replica:
     """The parameters of one model on this rank, in a layout's order; here in host memory.
 
-    read: returns the parameters as flat arrays on the accumulator's device, in place if possible.
+    `read` returns the parameters as flat arrays on the accumulator's device, in place if possible.
     """
 
     def __init__(self, layout: Layout, read: Callable[[], list[Any]]) -> None:

@@ -15,9 +15,9 @@ from ..vectors.wire import WireCodec
 class Selection:
     """Elements of one rank's vector, or of the sum.
 
-    elements: the elements, with their exact values. sent: the same with the values that arrive.
-    threshold: the magnitude that they pass; 0 if all non-zero elements are selected.
-    ends: the (lowest, largest) magnitude that occurs; 0 as the lowest: it is not known.
+    The elements have their exact values; `sent` has the values that arrive.
+    The threshold is the magnitude that they pass; 0 if all non-zero elements are selected.
+    The ends are the lowest and the largest magnitude that occur; the lowest is 0 if it is not known.
     """
 
     elements: SparseVector
@@ -29,7 +29,7 @@ class Selection:
 
     @staticmethod
     def of(elements: SparseVector, threshold: float, ends: tuple[float, float] | None = None) -> Selection:
-        """Return a selection whose values are sent unchanged. ends: from the threshold up, if not given."""
+        """Return a selection whose values are sent unchanged; the ends go from the threshold up, if not given."""
         ends = ends or (threshold, float(np.abs(elements.values).max(initial=0)))
         return Selection(elements, elements, threshold, ends)
 

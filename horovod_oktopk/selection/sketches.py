@@ -68,7 +68,7 @@ def sketch(ascending: Bits, step: int, entries: int, first: int | None = None) -
 class Bracket:
     """A range lowest <= k-th magnitude < limit, for certain or probably.
 
-    at_most: most elements of each rank in the range, as surely, int64, shape (P,).
+    Each rank has `at_most` elements in the range, as surely: int64, shape (P,).
     """
 
     lowest: int
@@ -80,8 +80,8 @@ class Bracket:
 class Sketches:
     """The sketches of all ranks.
 
-    largest: their largest magnitudes, shape (P,). entries: shape (P, m); entry j is the (first + j * step)-th largest
-    of the rank's, or 0. steps: int64, shape (P,).
+    `largest` holds their largest magnitudes, shape (P,). The entries have shape (P, m); entry j is the
+    (first + j * step)-th largest of the rank's, or 0. The steps are int64, shape (P,).
     """
 
     largest: Bits

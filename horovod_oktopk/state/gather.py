@@ -27,7 +27,7 @@ RAISED = {"OptionError": OptionError, "PluginError": PluginError, "OSError": OSE
 def save(modes: Sequence[Stateful], path: PathLike, optimizers: Sequence[int] = (), **marks: Any) -> None:
     """Write the state of all ranks' modes. Collective.
 
-    optimizers: the number of each mode's optimizer; if not given, one has them all. marks: plain values,
+    `optimizers` holds the number of each mode's optimizer; if not given, one has them all. The marks are plain values
     to be stored beside the state. The file appears whole or not at all.
     Raise the same error on all ranks if one cannot do its part: OSError if the file cannot be written,
     OptionError if marks are not plain values. Then nothing is left behind, and training may go on.
@@ -59,7 +59,7 @@ def save(modes: Sequence[Stateful], path: PathLike, optimizers: Sequence[int] = 
 def records(mode: Stateful, doing: str) -> list[Record]:
     """Return the records of all ranks on rank 0, by rank; on other ranks this rank's own. Collective.
 
-    doing: in words, for the ranks that do something else.
+    Ranks that do something else are told in words what this is `doing`.
     """
     try:
         everyone = _of_all_ranks(mode, mode.meet(doing), doing)
@@ -78,8 +78,8 @@ def read_marks(path: PathLike) -> dict[str, Any]:
 def load(mode: Stateful, index: int, path: PathLike, optimizer: int = 0, taken: set[int] | None = None) -> None:
     """Give every rank its part of the state of an optimizer's mode. Collective.
 
-    The state is that of the same parameters, or else the index-th. taken: the states that other modes have taken,
-    to which this one is added. If the file has no other, the mode stays as it is, with a warning.
+    The state is that of the same parameters, or else the index-th. It is added to `taken`, the states that other
+    modes have taken. If the file has no other, the mode stays as it is, with a warning.
     Raise OptionError on every rank if the first one cannot read the file, or if it is of another model. Then no rank
     has taken anything.
     """
@@ -157,7 +157,7 @@ def _together(transport: Transport, doing: str) -> Iterator[None]:
     """Run the block, which does not communicate, on this rank; go on once all ranks have succeeded. Collective.
 
     Otherwise the others would wait for its messages for ever, or confuse them with those of its next step.
-    doing: in words, after "could not".
+    `doing` is in words that follow "could not".
     Raise the error of the first rank that has failed, with the same text on all ranks: an OptionError or PluginError
     as it is, an OSError with the same errno, and a PluginError for anything else.
     """
@@ -199,7 +199,7 @@ def _gather(transport: Transport, value: Any) -> list[Any]:
 
 
 def _move(transport: Transport, source: int, destination: int, memory: Values) -> None:
-    """Move one rank's residual into the memory of another. Collective. memory: of one shape and dtype on both."""
+    """Move one rank's residual into another's memory, which has one shape and dtype on both. Collective."""
     if source == destination:
         return
     data = memory.view(np.uint8)

@@ -93,8 +93,8 @@ def record_for(mode: Stateful, records: Sequence[Record], rank: int, size: int, 
              ) -> Record:
     """Return a rank's part of the records: its own; or, of another number of ranks, those equal to it modulo P.
 
-    process: the rank's; a lone record of the same process is its own, whatever its rank was, as elastic training
-    renumbers ranks. The algorithm's state is whole only for the same rank.
+    A lone record of the rank's process is its own, whatever its rank was, as elastic training renumbers ranks.
+    The algorithm's state is whole only for the same rank.
     If one rank of those that are to have the same residual had it, any of theirs will do. If residuals are added up,
     and another number of ranks had the same, each gets its part.
     Raise OptionError if a record is of another model.
@@ -192,8 +192,8 @@ def _warn(records: Sequence[Record], size: int) -> None:
 class Stateful(ABC):
     """The state of one optimizer's exchange on this rank: a residual and counters, for checkpoints and elastic jobs.
 
-    unit: the residual's. copies: number of consecutive ranks that have the same residual. adds: True if workers'
-    residuals are added up; False if they are averaged over the ranks.
+    The unit is the residual's, which is the same on `copies` consecutive ranks. If `adds`, workers' residuals are
+    added up; otherwise they are averaged over the ranks.
     """
 
     layout: Layout
@@ -206,8 +206,8 @@ class Stateful(ABC):
     def meet(self, doing: str) -> CountingTransport:
         """Meet the other ranks for something together, and return the transport to them, until `leave`. Collective.
 
-        doing: in words. All ranks raise AgreementError if one takes a step or does something else, and would wait in
-        vain.
+        `doing` names it in words. All ranks raise AgreementError if one takes a step or does something else, and
+        would wait in vain.
         """
 
     def leave(self) -> None:
@@ -219,7 +219,7 @@ class Stateful(ABC):
 
     def record_of(self, residual: Values, algorithm: dict[str, Any], residual_scale: float | None = None,
                   copies: int = 1) -> Record:
-        """Return a record of this rank. copies: number of consecutive ranks that have this residual."""
+        """Return a record of this rank, whose residual is that of `copies` consecutive ranks."""
         rank, size, _ = self.ranks.membership()
         return {"unit": self.unit, "rank": rank, "size": size, "process": THIS_PROCESS, "copies": copies,
                 "parameters": parameters_of(self.layout), "residual": residual, "residual_scale": residual_scale,

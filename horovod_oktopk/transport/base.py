@@ -43,7 +43,7 @@ class Transport(ABC):
 
     @abstractmethod
     def allgather(self, row: Counts) -> Counts:
-        """Return the short rows of all ranks: int64, shape (P, m). row: int64, the same shape (m,) on every rank."""
+        """Return all ranks' short rows: int64, shape (P, m). The row is int64, of the same shape (m,) on each."""
 
     @abstractmethod
     def allreduce(self, values: Values) -> Values:
@@ -53,7 +53,7 @@ class Transport(ABC):
     def alltoall(self, rows: Counts) -> Counts:
         """Send a short row to each rank; return the rows for this rank, by source.
 
-        rows: int64, the same shape (P, m) on every rank.
+        The rows are int64, of the same shape (P, m) on every rank.
         """
 
     @abstractmethod
@@ -61,14 +61,14 @@ class Transport(ABC):
                          ) -> Iterator[list[tuple[int, Bytes]]]:
         """Send messages point to point, in batches; yield a batch's (source, message) pairs as it arrives.
 
-        outgoing: message (uint8) by destination; incoming: number of bytes by source, each a multiple of 4.
+        `outgoing` holds messages (uint8) by destination, `incoming` numbers of bytes by source, each a multiple of 4.
         Neither holds this rank, nor empty messages. A transport may use a single batch. The caller must exhaust the
         iterator.
         """
 
     @abstractmethod
     def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
-        """Return the messages (uint8) of all ranks, in rank order. sizes: their bytes, known to all ranks."""
+        """Return the messages (uint8) of all ranks, in rank order. All ranks know their sizes, in bytes."""
 
     def signals(self) -> Signals | None:
         """Return signals to the same ranks; None if this transport has none."""
@@ -83,7 +83,7 @@ class Signals(ABC):
 
     @abstractmethod
     def send(self, to: int, number: int) -> None:
-        """Send a number of 64 bits, without waiting. to: another rank, or this one."""
+        """Send a number of 64 bits to another rank, or to this one, without waiting."""
 
     @abstractmethod
     def receive(self, timeout: float) -> int | None:
@@ -102,10 +102,9 @@ class Membership(NamedTuple):
 class Ranks(ABC):
     """The ranks that reduce together; one object for each reduction, on each rank.
 
-    base: the library; one object for all reductions of a rank.
-    channel: separates the messages of reductions that may run at the same time, in orders that differ by rank.
-        Each such reduction has a number of its own, in the order in which the ranks make them; all others have 0.
-    yield_cpu: see MPITransport.
+    `base` is the library, one object for all reductions of a rank. See MPITransport for `yield_cpu`. `channel`
+    separates the messages of reductions that may run at the same time, in orders that differ by rank: each such
+    reduction has a number of its own, in the order in which the ranks make them; all others have 0.
     """
 
     base: object
@@ -132,7 +131,7 @@ class Ranks(ABC):
     def divide(self, groups: Iterable[Counts]) -> None:
         """Prepare transports among some of the ranks. Collective.
 
-        groups: ranks' numbers, the same groups on every rank. Raise PluginError if the division is impossible.
+        The groups are of ranks' numbers, the same on every rank. Raise PluginError if the division is impossible.
         """
 
     @abstractmethod
@@ -166,12 +165,12 @@ def alltoall_rounds(size: int, direct_ranks: int = DIRECT_RANKS) -> tuple[tuple[
 
 
 def allgather_rows(row: NDArray[Any], transport: Transport) -> NDArray[Any]:
-    """Return the short rows of all ranks, of any dtype: shape (P, m). row: shape (m,)."""
+    """Return the short rows of all ranks, shape (P, m), of any dtype. Each rank's own has shape (m,)."""
     return transport.allgather(_whole_words(row)).view(row.dtype)[:, :len(row)]
 
 
 def broadcast(values: NDArray[Any], transport: Transport) -> NDArray[Any]:
-    """Return rank 0's array on all ranks. values: the same shape (n,) and dtype on every rank."""
+    """Return rank 0's array on all ranks. The values have the same shape (n,) and dtype on every rank."""
     message, found = values.view(np.uint8), np.empty(len(values), values.dtype)
     for start in range(0, len(message), CHUNK):
         part = message[start:start + CHUNK]
@@ -183,7 +182,7 @@ def broadcast(values: NDArray[Any], transport: Transport) -> NDArray[Any]:
 
 
 def alltoall_rows(rows: NDArray[Any], transport: Transport) -> NDArray[Any]:
-    """Send a short row of any dtype to each rank; return the rows for this rank, by source. rows: shape (P, m)."""
+    """Send a short row of any dtype to each rank; return those for this rank, by source. Both have shape (P, m)."""
     return transport.alltoall(_whole_words(rows)).view(rows.dtype)[:, :rows.shape[1]]
 
 

@@ -33,7 +33,7 @@ class CollectivesTransport(Transport):
     def _alltoall(self, values: NDArray[Any], splits: NDArray[np.int32]) -> NDArray[Any]:
         """Send values to every rank; return the values for this rank.
 
-        values: those for rank 0, then those for rank 1, and so on. splits: the number for each rank.
+        The values for rank 0 come first, then those for rank 1, and so on; `splits` has the number for each rank.
         """
 
     def allgather(self, row: Counts) -> Counts:
@@ -105,9 +105,9 @@ class HorovodTransport(CollectivesTransport):
     """A framework's Horovod over one process set.
 
     Calls of a channel follow one another, so one name serves for each kind.
-    hvd: horovod.torch or horovod.tensorflow. to_tensor: returns an array as a tensor, on the host. around: returns a
-    context for a call. failures: what a call may raise. The first of these is raised in place of any, for elastic
-    training to catch it.
+    `hvd` is horovod.torch or horovod.tensorflow. `to_tensor` returns an array as a tensor, on the host. `around`
+    returns a context for a call. A call may raise any of `failures`. The first of these is raised in place of any,
+    for elastic training to catch it.
     """
 
     hvd: ClassVar[Any]

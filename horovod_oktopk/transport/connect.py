@@ -45,9 +45,8 @@ class Connection:
 def connect(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical = False) -> Connection:
     """Return the connection of this rank. Collective. Connect one reduction at a time.
 
-    hierarchical: see Scheme.
-    Raise PluginError if MPI is asked for and cannot be used, or hosts have different numbers of ranks. Raise
-    AgreementError if the ranks' choices differ. All ranks raise the same error.
+    See Scheme for `hierarchical`. Raise PluginError if MPI is asked for and cannot be used, or hosts have different
+    numbers of ranks. Raise AgreementError if the ranks' choices differ. All ranks raise the same error.
     """
     rank, size, _ = ranks.membership()
     if rank == 0:
@@ -96,7 +95,7 @@ def introduce(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical) -
 def grid_of(hierarchical: Hierarchical, first: Counts) -> Counts | None:
     """Return the ranks' numbers, shape (hosts, ranks of a host); None if each rank is a host of its own.
 
-    first: by rank, the number of the first rank of its host.
+    `first` holds, by rank, the number of the first rank of its host.
     Raise PluginError if hosts have different numbers of ranks.
     """
     ranks = np.arange(len(first))
@@ -130,7 +129,7 @@ def _mpi_transport(world_ranks: Counts, channel: int, yield_cpu: bool, meet: Cal
                    parent: MPITransport | None = None) -> MPITransport:
     """Return the transport of these world ranks and channel: no message meets another's, or Horovod's.
 
-    parent: the transport of all ranks, if these are some of them. Each rank is in at most two such groups.
+    The parent is the transport of all ranks, if these are some of them. Each rank is in at most two such groups.
     """
     members = tuple(world_ranks.tolist())
     key = members, channel, yield_cpu, parent

@@ -71,9 +71,8 @@ class CountingTransport(Transport):
     rank sends every block but that of the rank after it), an alltoall as MPITransport's, an allreduce as
     reduce-scatter and allgather.
 
-    step: a context that a step is taken in. A rank that ends tells everyone; a rank inside the context ends its step
-    first.
-    route: in words, the network that carries the messages, and why.
+    A step is taken in the context `step`. A rank that ends tells everyone; a rank inside the context ends its step
+    first. `route` tells in words which network carries the messages, and why.
     """
 
     inner: Transport

@@ -29,7 +29,7 @@ NO_SETS = ("hierarchical needs Horovod's process sets for the ranks of each host
 class HorovodRanks(Ranks):
     """The ranks of one process set, as they are at present: elastic training changes them.
 
-    transport: the transport over the framework's collectives. own_channel: True if the reduction may run at the same
+    The transport is that over the framework's collectives. `own_channel` tells that the reduction may run at the same
     time as others.
     """
 
@@ -132,7 +132,7 @@ def _own_class(plain: type) -> type:
 def extend_elastic(base: Any, state: type, mixin: type[ElasticState]) -> None:
     """Wrap the constructor of all elastic states, so that each gets a class of its own: its mixin, then its class.
 
-    base: horovod.common.elastic.State, which is wrapped once. state: the class of states that get this mixin; all
+    `base` is horovod.common.elastic.State, which is wrapped once. States of the class `state` get this mixin; all
     others get ElasticState alone.
     """
     _mixins.append((state, mixin))
@@ -160,7 +160,7 @@ ADVICE = "this version of horovod_oktopk supports Horovod 0.28: install horovod=
 def what_is_missing(error: ModuleNotFoundError, package: str, framework: str, variable: str) -> ModuleNotFoundError:
     """Return the error to raise if a framework or Horovod is not there; the error itself, if it is another module.
 
-    variable: the one with which Horovod is built for the framework.
+    The variable is the one with which Horovod is built for the framework.
     """
     if error.name not in ("torch", "tensorflow", "horovod"):
         return error
@@ -171,7 +171,7 @@ def what_is_missing(error: ModuleNotFoundError, package: str, framework: str, va
 def check_horovod(version: str, signatures: Mapping[Callable[..., Any], list[str]]) -> None:
     """Raise PluginError if this Horovod is not the known version. Warn if its autotuning is on.
 
-    signatures: the parameters that each function of Horovod is expected to take.
+    The signatures are the parameters that each function of Horovod is expected to take.
     """
     if not version.startswith("0.28"):
         raise PluginError(f"{ADVICE}; found {version}")
@@ -185,7 +185,7 @@ def check_horovod(version: str, signatures: Mapping[Callable[..., Any], list[str
 
 
 def check_arguments(hvd: Any, op: Any, predivide: float = 1.0) -> None:
-    """Raise PluginError if op cannot be served, and ValueError as Horovod does. hvd: a framework's Horovod."""
+    """Raise PluginError if op cannot be served, and ValueError as `hvd`, a framework's Horovod, does."""
     if op not in (hvd.Average, hvd.Sum):
         raise PluginError(f"with a sparse compression op must be hvd.Average or hvd.Sum; got op={op!r}"
                           + (" (Adasum)" if op == hvd.Adasum else ""))

@@ -27,7 +27,7 @@ _waiting: dict[int, tuple[float, str]] = {}
 def noticed(who: str) -> Iterator[None]:
     """Log a warning if the block takes longer than Horovod's limit for stalls, and again after each such time.
 
-    who: the rank that waits, in words.
+    `who` names the rank that waits, in words.
     """
     _watch()
     thread = threading.get_ident()

@@ -28,8 +28,8 @@ MAX_ELEMENTS = 2**32
 class SparseVector:
     """A vector of length n, of which only the non-zero elements are kept.
 
-    indices: int64, shape (m,), strictly ascending, each in [0, n).
-    values: float32 or float64, shape (m,), in the unit of the gradient.
+    The indices are int64, shape (m,), strictly ascending, each in [0, n).
+    The values are float32 or float64, shape (m,), in the unit of the gradient.
     """
 
     indices: Indices
@@ -84,7 +84,7 @@ class SparseVector:
 
 @dataclass(frozen=True)
 class DenseVector:
-    """All n elements of a vector, for a dense step. values: float32 or float64, shape (n,)."""
+    """All n elements of a vector, for a dense step. The values are float32 or float64, shape (n,)."""
 
     values: Values
 
@@ -122,9 +122,8 @@ def from_bits(bits: int, dtype: Any) -> float:
 class Layout:
     """The flat view over gradients, in the given order.
 
-    entries: name, shape and dtype's name of each.
-    n: elements in all. offsets: int64, shape (number of gradients + 1,). dtype: the residual's: float64 if
-    any gradient is, float32 otherwise.
+    The entries are the name, shape and dtype's name of each. There are n elements in all. The offsets are int64,
+    shape (number of gradients + 1,). The dtype is the residual's: float64 if any gradient is, float32 otherwise.
     Raise OptionError for a dtype other than DTYPES, and for too many elements.
     """
 
@@ -172,7 +171,7 @@ class Layout:
 def scatter(out: NDArray[Any], part: SparseVector, zero: bool = False) -> None:
     """Write a gradient's part of the update over the gradient, flat and contiguous, in its dtype.
 
-    zero: True if the gradient is zero already, if its dtype is the update's.
+    `zero` tells that the gradient is zero already, if its dtype is the update's.
     """
     if out.dtype == part.values.dtype:
         KERNELS.scatter(out, part.indices, part.values, zero)

@@ -40,7 +40,7 @@ FEW = 2
 class Plain:
     """A format of values on the wire, here as they are in memory; the other formats derive from it.
 
-    dtype: of values in memory, float32 or float64. They are finite, of shape (m,). ends: see WireCodec.
+    Values in memory are of the dtype, float32 or float64; they are finite, of shape (m,). See WireCodec for `ends`.
     """
 
     dtype: Any
@@ -114,9 +114,9 @@ FORMATS: dict[ValueDtype | None, type[Plain]] = {None: Plain, "bfloat16": Halves
 
 
 def levels_between(ends: HalfBits) -> NDArray[np.float32]:
-    """Return the levels, ascending: float32, shape (8,). ends: lowest and largest, bfloat16 as bits, shape (2,).
+    """Return the levels, ascending: float32, shape (8,). The ends, lowest and largest, are bfloat16 bits, shape (2,).
 
-    If the lowest is 0, the first level is 0, and the others lie within 8 octaves below the largest.
+    If the lowest end is 0, the first level is 0, and the others lie within 8 octaves below the largest.
     """
     lowest, largest = ends.astype(np.int64)
     first, count = (lowest, LEVELS) if lowest else (max(largest - DEPTH, 0), LEVELS - 1)
@@ -140,8 +140,8 @@ class Extent(NamedTuple):
 class WireCodec:
     """The format of sparse vectors of one dtype, the same on all ranks.
 
-    dtype: of the values in memory, float32 or float64. value_dtype: of those on the wire; None: the same.
-    ends: for "log4", of the magnitudes that are written. A message holds them: its reader need not know them.
+    The values have `dtype` in memory, float32 or float64, and `value_dtype` on the wire; None means the same.
+    The ends, for "log4", are of the magnitudes that are written. A message holds them: its reader need not know them.
     """
 
     dtype: Any

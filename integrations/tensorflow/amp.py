@@ -54,7 +54,7 @@ def marking(scale_loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def scale_of_loss(loss: Any) -> Scale:
-    """Return the scale by which a loss was multiplied; None if it is unscaled. loss: a tensor, or several.
+    """Return the scale by which a loss, a tensor or several, was multiplied; None if it is unscaled.
 
     The mark serves once. Raise PluginError for something that was computed from scaled losses (a part, a sum): the
     scale of its gradients is not known.

@@ -42,8 +42,8 @@ CONFIGURED = ("a configuration of the optimizer was asked for while the model ho
 class Steps:
     """The steps of one distributed optimizer. It belongs to the optimizer, and does not hold it.
 
-    runs: None with one of Horovod's own compressions. reduce: reduces gradients of variables, before a step.
-    passes: gradients of so many passes are added up; average: and divided by their number.
+    `runs` is None with one of Horovod's own compressions. `reduce` reduces gradients of variables, before a step.
+    The gradients of `passes` passes are added up, and divided by their number if `average`.
     """
 
     def __init__(self, runs: Runs | None, reduce: Callable[[Sequence[Any], Sequence[Any]], list[Any]],
@@ -64,9 +64,9 @@ class Steps:
              skip: Callable[[], object] = lambda: None) -> None:
         """Take a step: reduce the gradients, as the mode has it, and call `local` as often as it says.
 
-        scale: the loss scale that the gradients hold. checks_overflow: True if `local` looks for overflow by itself.
-        all_variables: all that the optimizer was built with. rate: the learning rate, if it is a variable.
-        skip: is called in a pass whose gradients are only added up.
+        The gradients hold the loss scale `scale`; `local` looks for overflow by itself if `checks_overflow`. The
+        optimizer was built with `all_variables`; `rate` is its learning rate, if that is a variable. `skip` is called
+        in a pass whose gradients are only added up.
         """
         refuse_overwritten(variables)
         kind = None if self.runs is None else self.runs.kind
@@ -245,7 +245,7 @@ def refuse_stock(optimizers: Sequence[Any]) -> None:
 
 def distribute(optimizer: Any, options: Any, dense: Any, op: Any, sparse_as_dense: bool, passes: int,
                average_passes: bool, process_set: Any, scale_local_gradients: bool) -> None:
-    """Give an optimizer a class of its own, whose steps are distributed. dense: Horovod's function, if no options."""
+    """Give an optimizer a class of its own, whose steps are distributed; `dense` reduces if there are no options."""
     runs = None
     if options is None:
         def reduce(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -294,7 +294,7 @@ if KERAS_3:
               trainable_variables: Any = None) -> None:
         """Take a distributed step of an optimizer.
 
-        asked: it, or the scaler around it, as which it is to be applied. update: the plain method of that.
+        `asked` is it, or the scaler around it, as which it is to be applied; `update` is the plain method of that.
         """
         variables = built_with(asked) if trainable_variables is None else list(trainable_variables)
         if not asked.built:

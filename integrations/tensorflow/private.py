@@ -44,7 +44,7 @@ def is_compiled_by_xla() -> bool:
 
 
 def dense_allreduce(*options: Any) -> Any:
-    """Return stock Horovod's function that reduces gradients of tf.Variables. options: see DistributedOptimizer."""
+    """Return stock Horovod's function that reduces gradients of tf.Variables, by DistributedOptimizer's options."""
     return hvd._make_allreduce_grads_fn("DistributedOptimizer", *options)
 
 

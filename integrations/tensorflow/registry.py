@@ -35,7 +35,7 @@ JOINED = ("StepAhead has no place for variables that join others after the first
 class Runs:
     """The runs of one optimizer, or of all tapes of a kind: one for each list of variables.
 
-    normalizes: True if the optimizer normalizes its gradients. rate: returns its learning rate.
+    `normalizes` is True if the optimizer normalizes its gradients. `rate` returns its learning rate.
     """
 
     def __init__(self, options: Any, op: Any, process_set: Any, sparse_as_dense: bool,
@@ -249,7 +249,7 @@ def in_use() -> bool:
 class WaitingState:
     """A file for the runs of an optimizer, or those of tapes over some variables.
 
-    number: of the optimizer among those of the target. taken: what of the file is taken, on rank 0.
+    `number` is the optimizer's among those of the target. `taken` is what of the file is taken, on rank 0.
     """
 
     path: Any

@@ -56,8 +56,8 @@ GONE = ("a graph reduces gradients for an optimizer, or for variables of a tape,
 class Run:
     """The mode of one list of variables, on this rank.
 
-    gradients: of the first step. normalizes: True if the optimizer normalizes its gradients. rate: returns its
-    learning rate.
+    The gradients are those of the first step. `normalizes` is True if the optimizer normalizes its gradients. `rate`
+    returns its learning rate.
     Only a mode that acts at an optimizer's step holds the variables, as the optimizer does; that of a tape must not.
     """
 
@@ -99,7 +99,7 @@ class Run:
                density: float | None, refusal: Refusal | None) -> list[tf.Tensor]:
         """Return the reduced dense gradients: all NaN if one is not finite on some rank, or one of the slices.
 
-        density: from here on, if the caller asks for another than at the step before. refusal: the reason why the
+        The density holds from here on, if the caller asks for another than at the step before. A refusal is why the
         step cannot be taken; then PluginError is raised, and the ranks that do take it raise AgreementError.
         """
         return call(self._reduce, [self._rate(), all_finite(slices), *gradients], [g.dtype for g in gradients],
@@ -124,7 +124,7 @@ class Run:
              checks_overflow: bool = False) -> None:
         """Take the local steps that follow from this rank's gradients: none, or one.
 
-        checks_overflow: True if `local` looks for overflow by itself, and is to be called in any case.
+        If `checks_overflow`, `local` looks for overflow by itself, and is to be called in any case.
         """
         form = form_of(variables, gradients, self.tensors)
         [count] = call(self._begin, [self._rate(), all_finite(gradients), *inputs_of(gradients)], [tf.int32], [()],
@@ -162,7 +162,7 @@ class Run:
     def step_in_rounds(self, gradients: Sequence[Any], rate: tf.Variable | None, local: Local) -> None:
         """Hand in the gradients; take a local step for each round since the last call.
 
-        rate: the learning rate, which a round sets.
+        A round sets the learning rate.
         """
         mine = tf.constant(0.0, tf.float64) if rate is None else tf.cast(rate, tf.float64)
         [count] = call(self._hand_in, [mine, *(g for g in gradients if is_dense(g))], [tf.int32], [()])
@@ -220,8 +220,8 @@ def call(method: Callable[..., Sequence[Array]], inputs: Sequence[tf.Tensor], dt
          given: Sequence[Any] = ()) -> list[tf.Tensor]:
     """Call an object's method with the tensors' values, as arrays, now or when the graph runs; return its results.
 
-    touched: variables that the method reads or writes; a graph runs it in order with whatever else touches them.
-    given: arguments before the arrays. TensorFlow never drops a graph, which must not keep the object alive then.
+    The method reads or writes `touched`; a graph runs it in order with whatever else touches these variables. It gets
+    `given` before the arrays. TensorFlow never drops a graph, which must not keep the object alive then.
     """
     if tf.executing_eagerly():
         return [tf.convert_to_tensor(result) for result in method(*given, *map(np.asarray, inputs))]

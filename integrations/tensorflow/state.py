@@ -112,7 +112,7 @@ def _runs_of(targets: Sequence[Any]) -> list[Run]:
 
 
 def meet(target: Any, doing: str) -> None:
-    """Tell the other ranks that this one takes no step now. Collective. doing: "average metrics", say.
+    """Tell the other ranks that this one takes no step now, and what it does ("average metrics"). Collective.
 
     Raise AgreementError, on all ranks, if some take a step or do something else. With `Partial` ranks may take
     different numbers of steps, and meet in `synchronize_replicas`.

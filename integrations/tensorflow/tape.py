@@ -55,7 +55,7 @@ class DistributedTape:
 
 def distribute(tape: tf.GradientTape, runs: Runs, density: float, process_set: Any,
                scale_local_gradients: bool) -> None:
-    """Give a tape a class of its own, which reduces the gradients. density: the share that this tape selects."""
+    """Give a tape a class of its own, which reduces the gradients. This tape selects the share `density`."""
     plain = next(cls for cls in type(tape).__mro__ if not issubclass(cls, DistributedTape))
     tape.__class__ = type(plain.__name__, (DistributedTape, plain), {"__module__": plain.__module__})
     tape._local_sources = set()
@@ -73,7 +73,7 @@ def reduced_but_local(reduce: Any, gradients: Sequence[Any], variables: Sequence
                       divide_by: Any) -> list[Any]:
     """Return the gradients, reduced but for those of local variables.
 
-    divide_by: the process set by whose size those are divided; None: not at all.
+    Those are divided by the size of the process set `divide_by`, if there is one.
     """
     is_local = [tensor_of(variable).ref() in local for variable in variables]
     shared = [index for index, each in enumerate(is_local) if not each]

@@ -101,7 +101,7 @@ Form = dict[int, bool]
 
 
 def form_of(variables: Sequence[Any], gradients: Sequence[Any], layout_of: Sequence[Any]) -> Form:
-    """Return the form of gradients. layout_of: the variables of the layout."""
+    """Return the form of gradients. The layout is that of the variables `layout_of`."""
     part_of = {key: part for part, key in enumerate(key_of(layout_of))}
     return {part_of[key]: isinstance(gradient, tf.IndexedSlices)
             for key, gradient in zip(key_of(variables), gradients, strict=True) if gradient is not None}
@@ -114,7 +114,7 @@ def inputs_of(gradients: Sequence[Any]) -> list[tf.Tensor]:
 
 
 class DenseArrays(ReducedGradients):
-    """Dense gradients of all variables of a layout. lender: of memory for the update, if there is one."""
+    """Dense gradients of all variables of a layout. The lender, if there is one, lends memory for the update."""
 
     clearable = False  # TensorFlow's own memory
 
@@ -158,7 +158,7 @@ class DenseArrays(ReducedGradients):
 
 
 class OwnArrays(LocalGradients):
-    """Gradients of some variables of a layout: the arrays of `inputs_of`. finite: True if all elements are."""
+    """Gradients of some variables of a layout: the arrays of `inputs_of`. `finite` is True if all elements are."""
 
     def __init__(self, layout: Layout, form: Form, inputs: Sequence[Array], finite: bool) -> None:
         super().__init__(layout)

@@ -48,7 +48,7 @@ def trained_by(target: Any) -> list[Any]:
 
 
 def variables_in(target: Any, name: str = "variables") -> list[Any]:
-    """Return the variables of a model, layer or optimizer, or those in a list. name: of the attribute."""
+    """Return the variables of a model, layer or optimizer, in the attribute of this name, or those in a list."""
     if isinstance(target, list | tuple):
         return list(target)
     try:

@@ -34,7 +34,7 @@ CHUNK = 1 << 24
 
 def mode_of(options: Any, average: bool, layout: TorchLayout, ranks: Ranks, optimizer: type,
             settings: Sequence[str]) -> Mode[Any]:
-    """Return the mode of an optimizer of this class. settings: names of its hyperparameters."""
+    """Return the mode of an optimizer of this class. `settings` names its hyperparameters."""
     n, dtype, device = layout.n, layout.dtype, layout.device
     on_host = device.type == "cpu"
 
@@ -53,7 +53,7 @@ def mode_of(options: Any, average: bool, layout: TorchLayout, ranks: Ranks, opti
 class DeviceVector(Accumulator):
     """The part of an accumulator that steps select from, on one device; the same bits as in host memory.
 
-    A derived class gives `_chunks`. n: the number of elements. dtype: float32 or float64.
+    A derived class gives `_chunks`. There are n elements; the dtype is float32 or float64.
     """
 
     def __init__(self, n: int, dtype: Any, device: torch.device) -> None:

@@ -43,7 +43,7 @@ class Hyperparameters:
                 for index, key, place in self._places]
 
     def set_to(self, values: Sequence[float]) -> AbstractContextManager[None]:
-        """Return a context whose plain steps have these values; none: the numbers stay as they are."""
+        """Return a context whose plain steps have these values; without any, the numbers stay as they are."""
         def change() -> Callable[[], None]:
             mine = self.read()
             self._write(values)
@@ -112,7 +112,7 @@ def _put_back(given: Sequence[tuple[dict[str, Any], str, Any]]) -> None:
 def in_plain_step(optimizer: torch.optim.Optimizer, change: Callable[[], Callable[[], None]]) -> Iterator[None]:
     """Have numbers changed while plain steps run inside: after the hooks before a step, before those after it.
 
-    change: changes the numbers, and returns a function that changes them back.
+    `change` changes the numbers, and returns a function that changes them back.
     """
     undo: list[Callable[[], None]] = []
     depth = 0  # a plain step may call its base's, which PyTorch surrounds with hooks as well

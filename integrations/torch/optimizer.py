@@ -63,8 +63,8 @@ OUTSIDE = ("optimizer.state_dict() outside of shared_parameters(optimizer): ther
 class Run:
     """The part of a distributed optimizer that belongs to this rank, beside the plain class.
 
-    names: of the parameters. local: the optimizer's own step. mode: None before the first step, which tells what the
-    gradients are like.
+    The names are the parameters', and `local` is the optimizer's own step. `mode` is None before the first step,
+    which tells what the gradients are like.
     """
 
     def __init__(self, optimizer: Any, local: Callable[..., Any], options: Any, names: Mapping[torch.Tensor, str],
@@ -291,7 +291,7 @@ class Run:
             self.mode.load(records)
 
     def gathered(self, doing: str) -> list[Record]:
-        """Return the states of all ranks on rank 0, this rank's own elsewhere. Collective. doing: in words."""
+        """Return the states of all ranks on rank 0, this rank's own elsewhere. `doing` says why. Collective."""
         if not self.ranks.takes_part:
             return self.records()
         if self.mode is not None:

@@ -46,7 +46,7 @@ def values_of(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def come_first(optimizer: torch.optim.Optimizer, hook: Any) -> None:
-    """Have a hook that runs after steps run before all others. hook: its handle."""
+    """Have the hook of this handle, which runs after steps, run before all others."""
     optimizer._optimizer_step_post_hooks.move_to_end(hook.id, last=False)  # type: ignore[attr-defined]
 
 

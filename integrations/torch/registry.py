@@ -63,7 +63,7 @@ def runs_over(parameters: Iterable[torch.Tensor]) -> list[Run]:
 def hand_over(parameters: Iterable[torch.Tensor], run: Run | None = None) -> None:
     """Suspend StepAhead optimizers that train one of these parameters, which would hold each rank's own otherwise.
 
-    run: whose the parameters are, and which is left alone; None: an optimizer that is not ours.
+    The parameters are those of `run`, which is left alone, or of an optimizer that is not ours if that is None.
     """
     for other in runs_over(parameters):
         if other is not run:

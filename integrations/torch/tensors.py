@@ -56,7 +56,7 @@ class TorchLayout(Layout):
     def changed(self, strides: bool = True) -> str | None:
         """Return a message on a parameter whose dtype, device or shape has changed, as by `model.half()`, or None.
 
-        strides: True if it must lie in memory as it did when this was laid out.
+        If `strides`, it must lie in memory as it did when this was laid out.
         """
         for (name, *_), p, then in zip(self.entries, self.parameters, self._kinds, strict=True):
             now = _kind(p)
@@ -143,7 +143,7 @@ class OwnGradients(LocalGradients):
 class DenseGradients(OwnGradients, ReducedGradients):
     """The same as dense tensors, over which an update is written: it becomes `p.grad`.
 
-    A gradient that came sparse becomes so again. in_host_memory: True if pieces are copied from a device.
+    A gradient that came sparse becomes so again. Pieces are copied from a device if `in_host_memory`.
     """
 
     def __init__(self, layout: TorchLayout, in_host_memory: bool = False) -> None:
@@ -185,7 +185,7 @@ class DenseGradients(OwnGradients, ReducedGradients):
 
 
 def are_finite(parts: Callable[[], Iterable[torch.Tensor]]) -> bool:
-    """Return True if all elements are finite. parts: returns the tensors, once more if need be."""
+    """Return True if all elements are finite. `parts` returns the tensors, once more if need be."""
     sums = [part.sum(dtype=torch.float64 if part.dtype is torch.float64 else torch.float32) for part in parts()]
     # A sum is finite only if its terms are; it may overflow though they are.
     return not sums or bool(torch.isfinite(torch.stack([each.to(sums[0]) for each in sums]).sum())) or all(

@@ -48,7 +48,7 @@ IN_STEP_ONLY = ("with Partial the gradients are handed in by the optimizer's ste
 class Pending:
     """Residual + gradients of one rank. `accumulator` holds them from `hand_in` until a round commits them.
 
-    is_finite: True if all gradients were since this rank last contributed.
+    `is_finite` is True if all gradients were since this rank last contributed.
     """
 
     def __init__(self, accumulator: ResidualAccumulator, layout: Layout) -> None:
@@ -73,7 +73,7 @@ class Pending:
         return self._accumulator if self._contributes else self._nothing
 
     def commit(self, contributed: Indices | slice, remainder: SparseVector | None) -> None:
-        """Commit a round. remainder: rounding errors of this rank's selection, and of sums that it rounded."""
+        """Commit a round. The remainder holds rounding errors of this rank's selection, and of sums it rounded."""
         if remainder is not None and len(remainder):
             self._remainders.append(remainder)
         if self._contributes:
@@ -92,8 +92,8 @@ class Pending:
 class PartialMode(GradientMode):
     """The reduction of the gradients of one layout in partial rounds; one object on each rank.
 
+    `settings` names the numbers that every rank gives with its gradients; a round uses those of one rank.
     The other arguments are GradientMode's.
-    settings: names of the numbers that every rank gives with its gradients; a round uses those of one rank.
     """
 
     acts_at_step = has_rounds = True

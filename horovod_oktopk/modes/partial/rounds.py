@@ -56,13 +56,14 @@ class Round:
 
 
 class PartialAllreduce:
-    """Rounds of one reduction among the ranks; one object on each rank. policy, seed, and so on: see Partial.
+    """Rounds of one reduction among the ranks; one object on each rank. `Partial` describes policy, seed, and so on.
 
-    run: reduces once over the transport, in this object's thread. Its arguments: True if this rank contributes, and
-        the round's settings. All ranks run each round, in the same order.
-    settings: number of values that each rank gives with a contribution.
-    patience: seconds without any round for which `synchronize` waits for the other ranks.
-    when_over: called in the thread when no round follows: some ranks have exited, and no rank goes on.
+    Args:
+        run: reduces once over the transport, in this object's thread. It gets True if this rank contributes, and the
+            round's settings. All ranks run each round, in the same order.
+        settings: number of values that each rank gives with a contribution.
+        patience: seconds without any round for which `synchronize` waits for the other ranks.
+        when_over: called in the thread when no round follows: some ranks have exited, and no rank goes on.
     """
 
     def __init__(self, policy: Policy, run: Callable[[bool, tuple[float, ...]], Any], transport: Transport,
@@ -92,11 +93,11 @@ class PartialAllreduce:
     def arrive(self, contribute: Callable[[], Sequence[float]]) -> list[Round]:
         """Hand in this rank's values; return all rounds that this rank has not seen, in order.
 
-        contribute: makes this rank's values ready for the next `run`, and returns its settings; called while no round
-        reads them. There is one round for a step. A rank is late if its step's round has begun without it. A late
-        rank takes the rounds that there are, perhaps none, and its values wait for the next round. Any other rank
-        waits for its round, and starts the round if the policy says so. Raise the error of a round; TransportError if
-        ranks have exited.
+        `contribute` makes this rank's values ready for the next `run`, and returns its settings; it is called while
+        no round reads them. There is one round for a step. A rank is late if its step's round has begun without it. A
+        late rank takes the rounds that there are, perhaps none, and its values wait for the next round. Any other
+        rank waits for its round, and starts the round if the policy says so. Raise the error of a round;
+        TransportError if ranks have exited.
         """
         busy = time.monotonic() - self._last_return
         with self._changed:
@@ -118,8 +119,8 @@ class PartialAllreduce:
         """Serve rounds until all ranks are here; yield the rounds that this rank has not seen, as they end.
 
         Then all ranks have the same rounds, and all values handed in have been in a round. The caller must exhaust
-        the iterator. for_good: this rank exits, and `end` follows. Ranks that still train get an error at their next
-        call, instead of waiting.
+        the iterator. If `for_good`, this rank exits, and `end` follows. Ranks that still train get an error at their
+        next call, instead of waiting.
         """
         with self._changed:
             if for_good and self.state.exited:  # so nothing has come since

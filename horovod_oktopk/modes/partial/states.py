@@ -174,7 +174,7 @@ class RankState:
         return after._released()
 
     def synchronizes(self, exits: bool) -> Transition:
-        """Let the program wait for all ranks; one more round tells them. exits: it will hand in no more gradients."""
+        """Let the program wait for all ranks; one more round tells them. If it exits, no gradients follow."""
         after = replace(self, activity=Activity.EXITING if exits else Activity.SYNCHRONIZING)
         return after._released() if self.service == Service.HELD else (after, (self._activation(),))
 
@@ -194,7 +194,7 @@ class RankState:
         return self._begun(Presence.GIVEN_UP)
 
     def ended(self, activities: Sequence[Activity]) -> Transition:
-        """Take note that the round has ended. activities: of all ranks, as they were when the round began."""
+        """Take note that the round has ended. The activities are all ranks', as they were when the round began."""
         assert self.is_running
         training = tuple(rank for rank, activity in enumerate(activities) if activity.goes_on)
         after = replace(self, service=Service.IDLE, finished=self.finished + 1, training=training or None)
@@ -207,7 +207,7 @@ class RankState:
     # Steps that events have in common.
 
     def _after_step(self, rounds: int) -> RankState:
-        """Count one step, for which there is one round. rounds: the number that this step has taken."""
+        """Count one step, for which there is one round, and which has taken this number of rounds."""
         if self.training is not None and len(self.training) < self.size:  # who was ahead may be gone
             return replace(self, ahead=0)
         return replace(self, ahead=min(max(0, self.ahead + rounds - 1), self.max_staleness))

@@ -74,8 +74,8 @@ LAST_EXCHANGE = 60.0
 class StepAheadMode(Mode[LocalGradients]):
     """The shared parameters w of one model, and the exchanges of w - p; one object on each rank.
 
-    average: True if the ranks' moves are averaged, False if summed. accumulator: holds w.
-    normalizes: True if the optimizer normalizes its gradients, as Adam does.
+    The ranks' moves are averaged if `average`, and summed otherwise. The accumulator holds w.
+    `normalizes` is True if the optimizer normalizes its gradients, as Adam does.
     Raise PluginError for parameters in 16 bits, or of several dtypes.
     """
 

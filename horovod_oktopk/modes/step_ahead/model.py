@@ -36,7 +36,7 @@ PUT_TOGETHER = ("the state was saved with other hosts: what the ranks of this ho
 
 
 class Model:
-    """One rank's w and p. accumulator: holds w. replica: gives access to p, in the model."""
+    """One rank's w and p. The accumulator holds w; the replica gives access to p, in the model."""
 
     def __init__(self, accumulator: ParameterAccumulator, replica: Replica) -> None:
         self.life = Life.NEW
@@ -53,7 +53,7 @@ class Model:
         self.life = after(self.life, event)
 
     def start(self, copies: int) -> None:
-        """Take p as w. copies: number of ranks that have the same residual."""
+        """Take p as w. This number of ranks have the same residual."""
         self._accumulator.start(self._replica.pieces())
         self.look_again()
         self.copies = copies
@@ -67,7 +67,7 @@ class Model:
         return checksum
 
     def hide(self, before: int) -> None:
-        """Put p into the model, in place of w. before: the checksum of w when it was shown."""
+        """Put p into the model, in place of w, whose checksum was `before` when it was shown."""
         self.swap()
         self.passes(Event.HIDE)
         if self._checksum() != before:
@@ -144,7 +144,7 @@ class Model:
     def become_alike(self, within: Transport, adds: bool) -> None:
         """Give the ranks of a worker one residual: that of all of them, if a state of another shape was loaded.
 
-        within: to the ranks of the worker. adds: True if residuals are added up, and not averaged. Collective there.
+        `within` leads to the worker's ranks. Residuals are added up if `adds`, or else averaged. Collective there.
         """
         size = within.size
         if not within.allgather(np.array([self.life is Life.RESTORED], np.int64)).any():
@@ -195,7 +195,7 @@ class Exchange:
     def begin(self, coefficient: float, sample: Values | None, anticipate: bool) -> None:
         """Read and select w - p, and begin to communicate: in a thread, if the transport can be used there.
 
-        sample: the measurements of the gradient, if any. anticipate: move p until the exchange is applied; see Model.
+        The sample has the gradient's measurements. If `anticipate`, p moves until the exchange is applied; see Model.
         """
         reduction, transport = self._reduction, self._reduction.open()
         worker, said, pieces = reduction.worker, reduction.said(sample=sample), self._model.pieces()
@@ -255,7 +255,7 @@ def _done(run: Callable[[], tuple[Outcome, Moves | None]]) -> Future[tuple[Outco
 def _complete(worker: Worker, begun: Begun, divisor: float) -> tuple[Outcome, Moves | None]:
     """Complete the exchange of a step that has begun; return its moves, if it counts.
 
-    divisor: the number to divide a sum by for w.
+    For w, a sum is divided by `divisor`.
     """
     with begun.transport.step():
         outcome = complete(begun)

@@ -66,8 +66,8 @@ class GradientNoise:
     def become_alike(self, transport: Transport, workers: int) -> None:
         """Take rank 0's means on all ranks, as a rank that joins an elastic job has none. Collective.
 
-        workers: the number of workers that have gradients of their own: the ranks, or the hosts. If the means are of
-        another number of workers, begin anew.
+        `workers` is the number of workers that have gradients of their own: the ranks, or the hosts. If the means are
+        of another number of workers, begin anew.
         """
         row = np.array([self.workers, self.own, self.mean])
         first, own, mean = transport.allgather(row.view(np.int64))[0].view(np.float64).tolist()
@@ -103,8 +103,8 @@ class GradientNoise:
 def elements_of_rows(rows: Indices, values: Values, wanted: Indices) -> Values:
     """Return elements of a gradient of which only some rows are given: float64, as many as `wanted`.
 
-    rows: int64, shape (r,), a row may come several times, and its values are added up; values: shape (r, ...);
-    wanted: places in the whole gradient, flat.
+    The rows are int64, of shape (r,); a row may come several times, and its values, of shape (r, ...), are added up.
+    The wanted places are those in the whole gradient, flat.
     """
     values = values.reshape(len(rows), math.prod(values.shape[1:]))
     row, column = np.divmod(wanted, max(1, values.shape[1]))
@@ -122,8 +122,7 @@ def gain_of(gain: float | Literal["auto"] | None, ratio: float) -> float:
 def coefficient_of(ahead: float | None, workers: int, normalizes: bool) -> float:
     """Return λ, which is `ahead` if that is given.
 
-    normalizes: True if the optimizer normalizes its gradients. If so, noise makes a rank's steps no shorter, and more
-    of w - p is noise.
+    If the optimizer normalizes its gradients, noise makes a rank's steps no shorter, and more of w - p is noise.
     """
     if ahead is not None:
         return float(ahead)

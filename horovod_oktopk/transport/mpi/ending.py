@@ -25,7 +25,7 @@ LEFT = ("a rank has left the job: it was killed, has ended early or by an error,
 
 
 class StallLimits(NamedTuple):
-    """Horovod's settings. warning, shutdown: seconds, 0 for never."""
+    """Horovod's settings, in seconds; 0 is never."""
 
     warning: float
     shutdown: float
@@ -57,7 +57,7 @@ def watchdog(world_rank: int, world_size: int) -> Watchdog:
 def leave(reason: str) -> None:
     """End this process's communication. Call it before Horovod is shut down.
 
-    reason: the text that the others get about this rank: "has ended".
+    The reason is the text that the others get about this rank: "has ended".
     """
     if _watchdog is not None:
         _watchdog.stop(reason)

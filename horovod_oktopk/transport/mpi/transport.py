@@ -45,9 +45,9 @@ Waiting inside MPI would keep a core busy.
 class MPITransport(Transport):
     """An intra-communicator of our own, so that no message meets another library's.
 
-    comm: an mpi4py communicator. Its error handler is set to raise, as mpi4py's default is.
-    yield_cpu: waits without keeping a core busy, for a thread that runs beside one that computes.
-    channel: tells the transport from others of the same ranks.
+    `comm` is an mpi4py communicator. Its error handler is set to raise, as mpi4py's default is.
+    `yield_cpu` waits without keeping a core busy, for a thread that runs beside one that computes.
+    `channel` tells the transport from others of the same ranks.
     `allgather`, `alltoall` and `send_and_receive`, in which ranks may wait for one another, wait for requests, and
     can be woken. Within a step all ranks are there. So `allreduce` and `allgatherv` are MPI's own, which cannot be.
     """
@@ -183,7 +183,7 @@ class MPITransport(Transport):
 
     def _post(self, batch: list[tuple[int, int]], outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
               posted: list[Any]) -> tuple[list[Any], list[tuple[int, Bytes]]]:
-        """Begin a batch. posted: gets every request as soon as there is one, as the next may fail."""
+        """Begin a batch; `posted` gets every request as soon as there is one, as the next may fail."""
         arrivals = [(source, np.empty(incoming[source], np.uint8)) for _, source in batch if source in incoming]
         with _errors(), self.gate.inside():
             before = len(posted)

@@ -44,9 +44,9 @@ NO_ANSWER = ("this rank ends the whole job, as another rank does not answer, and
 class Watched:
     """One transport, and what is known of its other ranks.
 
-    members: world ranks, by rank. meet: waits for all of them by Horovod's collectives.
-    parent: the transport of more ranks, if these are some of them, working on the same steps. Steps begun there are
-    ended here.
+    The members are world ranks, by rank. `meet` waits for all of them by Horovod's collectives.
+    The parent is the transport of more ranks, if these are some of them, working on the same steps. Steps begun there
+    are ended here.
     """
 
     transport: MPITransport
@@ -72,7 +72,7 @@ class Watched:
 
 
 class Watchdog:
-    """The watching thread of this process. rank: its world rank. size: the number of ranks of the job."""
+    """The watching thread of this process, which has this world rank, in a job of `size` ranks."""
 
     def __init__(self, rank: int, size: int, limits: StallLimits) -> None:
         self._rank, self._size = rank, size
@@ -96,7 +96,7 @@ class Watchdog:
         """End this process's use of MPI; return when no other process uses it either.
 
         End the job if some process does not stop within Horovod's limit for stalls, if there is one.
-        reason: the text for the others: "has ended".
+        The reason is the text for the others: "has ended".
         """
         self._end = self._end or (self._rank, f"rank {self._rank} {reason}")
         limit = self._limits.shutdown
