@@ -168,11 +168,12 @@ class Watchdog:
         A rank that comes out of a meeting knows that its members have stopped; out of the next one, that those with
         whom they share other transports have, and so on: (P - 1) / (members - 1) meetings reach every rank.
         """
-        meetings = {id(each): -(-(self._size - 1) // (len(each.members) - 1)) for each in present}
+        meetings = {id(each): -(-(self._size - 1) // (len(each.members) - 1)) for each in present
+                    if len(each.members) > 1}
         with suppress(RuntimeError):  # a rank that comes out of its last meeting ends Horovod: all have stopped then
             for number in range(max(meetings.values(), default=0)):
                 for each in present:
-                    if number < meetings[id(each)]:
+                    if number < meetings.get(id(each), 0):
                         each.meet()
 
     def _shut(self, each: Watched, ended: int, reason: str) -> None:
