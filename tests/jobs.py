@@ -41,7 +41,7 @@ class Job:
         return "-".join([self.backend, str(self.size), *others])
 
     def run(self, scenarios: Iterable[str], worker: str = "", extra: Mapping[str, str] | None = None,
-            timeout: float = 540) -> dict[str, Outcome]:
+            timeout: float = 1500) -> dict[str, Outcome]:
         """Launch the job for these scenarios; return the outcome of each, and of the job: ENDED.
 
         worker: the program, if not that of the kernels; extra: environment of the ranks.

@@ -62,7 +62,7 @@ def belongs(job: Job, name: str) -> bool:
 JOBS = {job: [name for name in names("tensorflow", kinds) if belongs(job, name)] for job, kinds in KINDS.items()}
 
 
-@pytest.mark.timeout(660)  # the first of a job waits for all of them
+@pytest.mark.timeout(1560)  # the first of a job waits for all of them
 @cases(JOBS)
 def test_scenario(job: Job, scenario: str, run_scenario: Callable[[Job, str], None]) -> None:
     run_scenario(job, scenario)

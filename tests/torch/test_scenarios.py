@@ -31,7 +31,7 @@ JOBS = {
 of test_failures.py have them."""
 
 
-@pytest.mark.timeout(660)  # the first of a job waits for all of them
+@pytest.mark.timeout(1560)  # the first of a job waits for all of them
 @cases(JOBS)
 def test_scenario(job: Job, scenario: str, run_scenario: Callable[[Job, str], None]) -> None:
     run_scenario(job, scenario)
