@@ -18,7 +18,7 @@ from pathlib import Path
 from . import __version__, advise
 from .errors import OptionError
 from .kernels import KERNELS, NATIVE, SLOW
-from .schemes.base import check_integer
+from .schemes.base import DEFAULT_DENSITY, check_integer
 from .schemes.oktopk_options import OkTopk
 from .transport.connect import connect
 
@@ -178,7 +178,8 @@ def check() -> int:
 
 def add_advise(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parameters", type=int, required=True, help="n, gradient elements of the model")
-    parser.add_argument("--density", type=float, default=0.01, help="fraction of them that is selected (0.01)")
+    parser.add_argument("--density", type=float, default=DEFAULT_DENSITY,
+                        help=f"fraction of them that is selected ({DEFAULT_DENSITY})")
     parser.add_argument("--global-density", type=float,
                         help="fraction that is kept of the sum (OkTopk: the density; StepAhead: 32 times that)")
     parser.add_argument("--ranks", type=int, help="P, each alone on its link; with hierarchical the number of hosts")

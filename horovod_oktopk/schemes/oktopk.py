@@ -23,7 +23,7 @@ from .algorithm import Algorithm, Call, Memory, Result
 
 
 class OkTopkAllreduce(Algorithm):
-    """Algorithm 1. Lines 2 to 4 are `select`, which is exact at every step.
+    """Algorithm 1: `exchange` has lines 5 to 15. Lines 2 to 4 are `Algorithm.select`, exact at every step.
 
     Args:
         global_k: returns k' for (k, n, P); see `Algorithm.global_k`.
@@ -44,9 +44,9 @@ class OkTopkAllreduce(Algorithm):
     def exchange(self, mine: Selection, call: Call, memory: Memory, link: Link) -> Result:
         regions = self._regions(mine, call, memory, link)  # lines 5-7
         sums = split_and_reduce(mine.sent, regions, link)  # line 8
-        kept, sizes, link = self._keep(sums, mine, call, memory, regions, link)  # lines 9-12
-        balances = self._balances(sizes, call, regions)
-        update = balance_and_allgatherv(kept.sent, sizes, balances, regions, link)  # line 13
+        kept, sizes_by_region, link = self._keep(sums, mine, call, memory, regions, link)  # lines 9-12
+        balances = self._balances(sizes_by_region, call, regions)
+        update = balance_and_allgatherv(kept.sent, sizes_by_region, balances, regions, link)  # line 13
         reached = mine.sent.positions_in(update)  # line 14
         remembered = Memory(call.t, regions.boundaries, kept.threshold)
         return Result(update, mine.sent.indices[reached], remembered, mine.elements,  # line 15
@@ -59,7 +59,7 @@ class OkTopkAllreduce(Algorithm):
             if call.in_sync and not _is_due(call.t, self.region_interval):
                 assert memory.boundaries is not None
                 regions = divide(memory.boundaries, indices, call.counts, transport)
-                if regions.fits_regions(call.k, oktopk_bound(call.k, link.size)):
+                if regions.fits_regions(call.k, oktopk_bound(call.k, link.size)):  # whatever is kept of the sum
                     return regions
             boundaries = space_repartition(indices, call.n, transport)
             _, counts = tell(np.empty(0, np.uint32), count_by_region(indices, boundaries), transport)
@@ -67,19 +67,23 @@ class OkTopkAllreduce(Algorithm):
 
     def _keep(self, sums: SparseVector, mine: Selection, call: Call, memory: Memory, regions: Division, link: Link,
               ) -> tuple[Selection, Counts, Link]:
-        """Return what this rank keeps of its sums, the elements kept of each region, and the link for them."""
+        """Return what this rank keeps of its sums, how many are kept of each region, and the link that carries them.
+
+        The link's format is fitted to the magnitudes that are kept, of which sums of 4 bits have other ones.
+        """
         transport, floor = link.transport, mine.threshold
         with link.phase("global_select"):
-            if call.kept >= min(call.n, call.lengths.sum()):
-                kept, sizes = all_sums(sums, transport, floor)
+            if call.kept >= min(call.n, call.lengths.sum()):  # there cannot be more sums
+                kept, sizes_by_rank = all_sums(sums, transport, floor)
             elif self.reuses and call.in_sync and not _is_due(call.t, self.threshold_interval):
                 assert memory.threshold is not None
                 fits = partial(regions.fits, words_by_rank=allowed_words(call))
-                kept, sizes = top_k_by_reuse(memory.threshold, sums, call.kept, regions.order, fits, transport, floor)
+                kept, sizes_by_rank = top_k_by_reuse(
+                    memory.threshold, sums, call.kept, regions.order, fits, transport, floor)
             else:
-                kept, sizes = global_top_k(sums, call.kept, regions.order, transport, floor)
+                kept, sizes_by_rank = global_top_k(sums, call.kept, regions.order, transport, floor)
             link, kept = link.carrying(kept)
-            return kept, sizes[regions.order], link
+            return kept, sizes_by_rank[regions.order], link
 
     def _balances(self, sizes_by_region: Counts, call: Call, regions: Division) -> bool:
         """Return True if blocks are made equal before they are gathered: if they are uneven, and within the bound."""
@@ -97,9 +101,11 @@ class OkTopkAllreduce(Algorithm):
 
 
 def allowed_words(call: Call) -> Words:
-    """Return the words that each rank may send: Equation 3, where a rank has selected as many as the mean one.
+    """Return the words that each rank may send, by Equation 3.
 
-    A rank that has selected more may send these, too, and one that has selected fewer must not fill up.
+    Of 2(k + 2k')(P-1)/P words up to 2k are for phase 1, if a rank has selected k elements. The rest is for phase 2,
+    the same for every rank. So a rank that has selected `lengths` elements, of the slice of a host say, may send
+    2 lengths + rest.
     """
     words: Words = 2 * call.lengths + (oktopk_bound(call.k, len(call.lengths), call.kept) - 2 * call.k)
     return words

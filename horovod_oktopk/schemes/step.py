@@ -69,13 +69,14 @@ def complete(begun: Begun) -> Outcome:
     algorithm, mine, memory, transport = begun.algorithm, begun.mine, begun.memory, begun.transport
     report, size = begun.report, algorithm.workers(transport)
     with transport.phase("agree"):
-        told = replace(begun.said, counts=algorithm.counts(mine, report.n, memory, transport.size))
-        heard = roll_call(told, transport)
+        said = replace(begun.said, counts=algorithm.counts(mine, report.n, memory, transport.size))
+        heard = roll_call(said, transport)
     report.step, report.same_rates, report.finite = heard.step + 1, heard.same_rates, heard.finite
     if not heard.finite:
         return Outcome(report, memory, not_finite=heard.not_finite)
     link, mine = Link(transport, WireCodec(mine.dtype, algorithm.value_dtype)).carrying(mine)
-    call = Call(report.step, heard.in_sync, heard.counts, report.n, told.k, report.global_k, np.full(size, told.k))
+    call = Call(t=report.step, in_sync=heard.in_sync, counts=heard.counts, n=report.n, k=said.k, kept=report.global_k,
+                lengths=np.full(size, said.k))
     result = algorithm.exchange(mine, call, memory, link)
     report.local_selected, report.global_selected = len(result.selected), len(result.update)
     report.global_threshold = result.memory.threshold or 0.0

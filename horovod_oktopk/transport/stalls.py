@@ -1,15 +1,15 @@
-"""Notice of a call that has waited for long in a library's collective, of which the library itself tells little."""
+"""The seconds of a stall, and notice of a call that waits for long in a library's collective."""
 
 from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from .mpi.ending import StallLimits
+from typing import NamedTuple
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -21,6 +21,25 @@ STALLED = ("stalled: %s has waited for %.0f s for other ranks to come to a reduc
            "the variable if such waits are normal; HOROVOD_STALL_SHUTDOWN_TIME_SECONDS ends a job that waits")
 _waiting: dict[int, tuple[float, str]] = {}
 """By thread: since when it waits, by time.monotonic, and who waits, in words."""
+
+
+class StallLimits(NamedTuple):
+    """Horovod's settings, in seconds; 0 is never."""
+
+    warning: float
+    shutdown: float
+
+    @classmethod
+    def of_horovod(cls) -> StallLimits:
+        """Read the variables that Horovod and `horovodrun` know."""
+        if os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0"):
+            return cls(0.0, 0.0)
+        return cls(float(os.environ.get("HOROVOD_STALL_CHECK_TIME_SECONDS") or 60),
+                   float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 0))
+
+    def patience(self, timeout: float) -> float:
+        """Return the seconds after which to end a wait that would otherwise end after `timeout`."""
+        return min(timeout, self.shutdown or timeout)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from horovod_oktopk.state.records import Record, extended
 from horovod_oktopk.torch.device import mode_of
 from horovod_oktopk.torch.hyperparameters import Hyperparameters, rates_of, scaled_learning_rates
 from horovod_oktopk.torch.private import values_of
-from horovod_oktopk.torch.registry import hand_over
+from horovod_oktopk.torch.registry import suspend_others
 from horovod_oktopk.torch.tensors import (
     DenseGradients,
     OwnGradients,
@@ -120,7 +120,7 @@ class Run:
         if mode is None:  # skip_synchronize() before any synchronize()
             return self.local()
         if not mode.is_started:
-            hand_over(self.parameters.all(), self)
+            suspend_others(self.parameters.all(), self)
         settings = self._hyperparameters.read() if mode.has_rounds else ()
         gradients = DenseGradients(self.layout) if mode.has_rounds else OwnGradients(self.layout)
         result = None

@@ -11,7 +11,7 @@ import torch
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.torch.optimizer import Run
 from horovod_oktopk.torch.private import SUPPORTS_SCALING
-from horovod_oktopk.torch.registry import RUN, add, hand_over
+from horovod_oktopk.torch.registry import RUN, add, suspend_others
 
 COPIED = ("a copy of a distributed optimizer is not distributed: give it to hvd.DistributedOptimizer(optimizer, "
           "named_parameters=..., compression=...), with the copied model's names, before its first step")
@@ -125,5 +125,5 @@ def distribute(optimizer: Any, options: Any, names: Mapping[torch.Tensor, str], 
     local = vars(optimizer).pop("step", None) or plain.step.__get__(optimizer)
     run = Run(optimizer, local, options, names, op, sparse_as_dense, process_set)
     optimizer.__class__ = _class_of(plain)
-    hand_over(run.parameters.all())
+    suspend_others(run.parameters.all())
     add(optimizer, run)

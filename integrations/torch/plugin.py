@@ -22,7 +22,7 @@ from horovod_oktopk.schemes import as_options
 from horovod_oktopk.torch.optimizer import UNSCALE_FIRST
 from horovod_oktopk.torch.own_class import distribute, plain_class
 from horovod_oktopk.torch.private import library, span
-from horovod_oktopk.torch.registry import hand_over, is_in_use, owners_of, run_of
+from horovod_oktopk.torch.registry import is_in_use, owners_of, run_of, suspend_others
 from horovod_oktopk.torch.state import ElasticTorchState, attach_state
 from horovod_oktopk.transport.counting import show_phases
 from horovod_oktopk.transport.horovod import check_arguments, check_horovod, extend_elastic, refuse_join
@@ -69,7 +69,7 @@ def _wrap_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
             raise PluginError(TWICE)
         if options is None:
             made = factory(*args, **kwargs)
-            hand_over([p for group in made.param_groups for p in group["params"]])
+            suspend_others([p for group in made.param_groups for p in group["params"]])
             return made
         check_arguments(hvd, given["op"], given["gradient_predivide_factor"])
         _refuse(optimizer, options)

@@ -60,8 +60,8 @@ def runs_over(parameters: Iterable[torch.Tensor]) -> list[Run]:
             if any(p in wanted for group in each.param_groups for p in group["params"])]
 
 
-def hand_over(parameters: Iterable[torch.Tensor], run: Run | None = None) -> None:
-    """Suspend StepAhead optimizers that train one of these parameters, which would hold each rank's own otherwise.
+def suspend_others(parameters: Iterable[torch.Tensor], run: Run | None = None) -> None:
+    """Suspend the other StepAhead optimizers of these parameters, which hold this rank's own values between steps.
 
     The parameters are those of `run`, which is left alone, or of an optimizer that is not ours if that is None.
     """

@@ -103,12 +103,13 @@ def _memory_of(gradient: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(gradient) if is_expanded else gradient
 
 
-def _write(out: torch.Tensor, part: SparseVector, zero: bool) -> None:
+def _write(out: torch.Tensor, part: SparseVector, is_zero: bool) -> None:
+    """Set a tensor to the elements of a part of a vector. It `is_zero` if it holds zeros already."""
     if out.device.type == "cpu" and out.dtype in (torch.float32, torch.float64) and out.is_contiguous():
-        scatter(out.view(-1).numpy(), part, zero)
+        scatter(out.view(-1).numpy(), part, is_zero)
         return
     indices, values = torch.from_numpy(part.indices).to(out.device), torch.from_numpy(part.values).to(out.device)
-    if not zero:
+    if not is_zero:
         out.zero_()
     if out.is_contiguous():
         out.view(-1)[indices] = values.to(out.dtype)

@@ -288,7 +288,7 @@ class StepAheadMode(Mode[LocalGradients]):
         finally:
             if model.life.is_shown and not sys.is_finalizing():  # if left open, its tensors may be gone by then
                 model.hide(before)
-        if self._saved is not waiting and model.life is Life.LOADED:
+        if self._saved is not waiting and model.life is Life.LOADED:  # a state was loaded inside, and the model's w
             self.start()
 
     def resume(self) -> None:

@@ -42,10 +42,10 @@ def normalizes(optimizer: type) -> bool:
 
 
 def sample(gather: Callable[[Indices], Values], n: int, step: int) -> Values:
-    """Return the sums that a rank tells of its gradient at this step: float32, shape (SUMS,).
+    """Return sums over a rank's gradient at this step, for the roll call: float32, shape (SUMS,).
 
-    Random elements with random signs, the same on all ranks, are added up. So the expected square of a sum is the sum
-    of the elements' squares.
+    Random elements with random signs, the same on all ranks, are added up: the expected square of a sum is the sum of
+    these elements' squares. From the ranks' sums, and their sum, follows how noisy one rank's gradient is.
     """
     random = np.random.default_rng((n, step))
     signs = 2.0 * random.integers(2, size=SAMPLES) - 1

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import atexit
 import functools
-import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+from ..stalls import StallLimits
 
 if TYPE_CHECKING:  # mpi4py is imported only where MPI runs
     from .watchdog import Watchdog
@@ -22,25 +23,6 @@ _exit_status: object = None
 """The last argument of `sys.exit`."""
 LEFT = ("a rank has left the job: it was killed, has ended early or by an error, or has called hvd.shutdown(); the "
         "launcher's output tells which. Look for the first traceback there")
-
-
-class StallLimits(NamedTuple):
-    """Horovod's settings, in seconds; 0 is never."""
-
-    warning: float
-    shutdown: float
-
-    @classmethod
-    def of_horovod(cls) -> StallLimits:
-        """Read the variables that Horovod and `horovodrun` know."""
-        if os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0"):
-            return cls(0.0, 0.0)
-        return cls(float(os.environ.get("HOROVOD_STALL_CHECK_TIME_SECONDS") or 60),
-                   float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 0))
-
-    def patience(self, timeout: float) -> float:
-        """Return the seconds after which to end a wait that would otherwise end after `timeout`."""
-        return min(timeout, self.shutdown or timeout)
 
 
 def watchdog(world_rank: int, world_size: int) -> Watchdog:

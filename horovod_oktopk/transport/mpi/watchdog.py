@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from .ending import StallLimits
+from ..stalls import StallLimits
 from .transport import MPITransport
 
 logger = logging.getLogger("horovod_oktopk")
