@@ -23,8 +23,8 @@ test: environment  ## Run the quick tests, of every part of the package (tests/R
 	@$(BIN)/python -m pytest -m "not slow and launches"
 
 test-rest: environment  ## Run the tests that `make test` leaves out
-	@$(BIN)/python -m pytest -m "slow and not launches" --numprocesses 3 --dist loadgroup
-	@$(BIN)/python -m pytest -m "slow and launches"
+	@$(BIN)/python -m pytest -m "slow and not launches" --numprocesses 3 --dist loadgroup --durations 15
+	@$(BIN)/python -m pytest -m "slow and launches" --durations 25
 
 test-all: environment  ## Run all tests, and print the lines of the package that were run
 	@$(BIN)/python -m pytest --cov --cov-config pyproject.toml
