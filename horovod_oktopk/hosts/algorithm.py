@@ -37,20 +37,23 @@ class OnHosts(Algorithm):
 
     def exchange(self, mine: Selection, call: Call, memory: Memory, link: Link) -> Result:
         across = replace(link, transport=self._hosts.across)
-        with link.phase("agree"):
-            mine_call = self._call_of_slice(mine, call, memory, across)
-        result = self._inner.exchange(mine, mine_call, memory, across)
+        result = self._inner.exchange(mine, self._call_of_slice(mine, call, memory, across), memory, across)
         assert isinstance(result.update, SparseVector)
         return replace(result, update=self._hosts.gather(result.update, call.n))
 
     def _call_of_slice(self, mine: Selection, call: Call, memory: Memory, across: Link) -> Call:
-        """Tell the ranks with the same slice how much each host has selected of it; return what all know of it."""
+        """Return the call of this slice, once its ranks have told how much each host has selected there.
+
+        k' is apportioned to the slices by what all hosts have selected of each, and k in the same proportion.
+        """
         within, n = self._hosts.within, self._slice_length(call.n)
         counts = self._inner.counts(mine, n, memory, across.size)
-        told, counts = tell(np.array([len(mine)], np.uint32), counts, across.transport)
+        with across.phase("agree"):
+            told, counts = tell(np.array([len(mine)], np.uint32), counts, across.transport)
         lengths = told[:, 0].astype(np.int64)
-        kept = apportioned(call.kept, within.allgather(np.array([lengths.sum()]))[:, 0])[within.rank]
-        return replace(call, n=n, k=call.k * kept / call.kept, kept=int(kept), counts=counts, lengths=lengths)
+        with within.phase("host_agree"):
+            kept = apportioned(call.kept, within.allgather(np.array([lengths.sum()]))[:, 0])[within.rank]
+        return replace(call, n=n, k=call.k * kept / max(1, call.kept), kept=int(kept), counts=counts, lengths=lengths)
 
     def _slice_length(self, n: int) -> int:
         own = self._hosts.slice_of(n)

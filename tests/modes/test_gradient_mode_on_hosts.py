@@ -77,3 +77,11 @@ def test_who_the_ranks_are_may_change():
 
     found = on_ranks(4, program)
     assert np.array_equal(found[0][0] + sum(residual for _, residual in found), given.sum(axis=(0, 1)))
+
+
+@pytest.mark.filterwarnings("error")  # of a division by zero
+def test_a_vector_without_elements_is_reduced():
+    def program(transport):
+        return len(take_step(make(transport, [], options=ON_HOSTS), np.empty(0)))
+
+    assert on_ranks(4, program) == [0] * 4

@@ -187,7 +187,7 @@ class StepAheadMode(Mode[LocalGradients]):
         report = reduced.report
         self._note(report)
         report.gain, report.noise_ratio, report.noise_scale = self.gain, self._noise.ratio, self._noise.scale
-        if reduced.result is None:
+        if reduced.not_finite:
             raise NonFiniteError(NOT_FINITE.format(ranks=list(reduced.not_finite)))
         if moves is None:  # on all ranks alike
             raise NonFiniteError(OVERFLOW)

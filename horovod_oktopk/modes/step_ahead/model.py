@@ -261,10 +261,10 @@ def _complete(worker: Worker, begun: Begun, divisor: float) -> tuple[Outcome, Mo
         outcome = complete(begun)
         result, n = outcome.result, begun.report.n
         if result is None or not np.isfinite(result.update.values).all():
-            return outcome, None
+            return replace(outcome, result=None), None
         update = result.update.divided(divisor)
         change = local_change(worker.own(update, n), result)
-        return outcome, (update, worker.gather(change, n))
+        return replace(outcome, result=None), (update, worker.gather(change, n))  # it may have n elements
 
 
 def local_change(update: Update, result: Result) -> Any:
