@@ -209,14 +209,15 @@ def run_advise(arguments: argparse.Namespace) -> int:
 
 
 def _measure() -> tuple[int, int, advise.Network]:
-    name = next((name for name in ("torch", "tensorflow") if find_spec(name) is not None), None)
+    places = {"torch": "torch.horovod", "tensorflow": "tensorflow.tensors"}
+    name = next((name for name in places if find_spec(name) is not None), None)
     if name is None:
         raise OptionError("--measure needs PyTorch or TensorFlow, with Horovod: install one (docs/install.md)")
     hvd = importlib.import_module(f"horovod.{name}")
     hvd.init()
     if hvd.size() == 1:
         raise OptionError("--measure needs several ranks: use horovodrun -np P python -m horovod_oktopk advise ...")
-    ranks = importlib.import_module(f"{__package__}.{name}.tensors").ranks_of(hvd.global_process_set)
+    ranks = importlib.import_module(f"{__package__}.{places[name]}").ranks_of(hvd.global_process_set)
     return hvd.size(), hvd.rank(), advise.measure_network(connect(ranks, "auto").transport)
 
 

@@ -20,9 +20,9 @@ from benchmarks.accuracy.pytorch_training import Distributed
 from horovod_oktopk import Dense
 from horovod_oktopk.schemes.dense import DenseSum
 from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.torch.device import mode_of
-from horovod_oktopk.torch.hyperparameters import scaled_learning_rates
-from horovod_oktopk.torch.tensors import DenseGradients, OwnGradients, TorchLayout
+from horovod_oktopk.torch_base.device import mode_of
+from horovod_oktopk.torch_base.hyperparameters import scaled_learning_rates
+from horovod_oktopk.torch_base.tensors import DenseGradients, OwnGradients, TorchLayout
 from horovod_oktopk.transport.base import Transport
 from tests.support.ranks import ThreadRanks
 

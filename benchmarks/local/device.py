@@ -28,8 +28,8 @@ from horovod_oktopk import OkTopk
 from horovod_oktopk.phases.agreement import Attendance
 from horovod_oktopk.schemes.algorithm import Memory
 from horovod_oktopk.schemes.step import reduce
-from horovod_oktopk.torch.device import TorchAccumulator
-from horovod_oktopk.torch.tensors import DenseGradients, TorchLayout
+from horovod_oktopk.torch_base.device import TorchAccumulator
+from horovod_oktopk.torch_base.tensors import DenseGradients, TorchLayout
 from horovod_oktopk.transport.collectives import AloneTransport
 from horovod_oktopk.transport.counting import CountingTransport
 

@@ -1,19 +1,16 @@
-"""A library's collectives as a Transport, for Gloo and NCCL builds of Horovod and elastic jobs; those of one rank."""
+"""Three collectives of a library as a Transport; those of one rank."""
 
 from __future__ import annotations
 
 import queue
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .base import Bytes, Counts, Signals, Transport, Values
-from .mpi import ending
-from .stalls import noticed
 
 WORD = 4
 
@@ -99,41 +96,3 @@ class AloneSignals(Signals):
             return self._sent.get(timeout=timeout)
         except queue.Empty:
             return None
-
-
-class HorovodTransport(CollectivesTransport):
-    """A framework's Horovod over one process set.
-
-    Calls of a channel follow one another, so one name serves for each kind.
-    `hvd` is horovod.torch or horovod.tensorflow. `to_tensor` returns an array as a tensor, on the host. `around`
-    returns a context for a call. A call may raise any of `failures`. The first of these is raised in place of any,
-    for elastic training to catch it.
-    """
-
-    hvd: ClassVar[Any]
-    to_tensor: ClassVar[Any]
-    around: ClassVar[Any] = nullcontext
-    failures: ClassVar[tuple[type[Exception], ...]]
-
-    def __init__(self, process_set: Any, channel: int | str) -> None:
-        self.rank, self.size = int(process_set.rank()), int(process_set.size())
-        self._set, self._name = process_set, f"horovod_oktopk.{channel}"
-
-    def _allgather(self, values: NDArray[Any]) -> NDArray[Any]:
-        return self._call("allgather", values)
-
-    def _allreduce(self, values: NDArray[Any]) -> NDArray[Any]:
-        return self._call("allreduce", values, op=self.hvd.Sum)
-
-    def _alltoall(self, values: NDArray[Any], splits: NDArray[np.int32]) -> NDArray[Any]:
-        return self._call("alltoall", values, splits)
-
-    def _call(self, kind: str, *arrays: NDArray[Any], **options: Any) -> NDArray[Any]:
-        """Call one of Horovod's collectives. A failure says that a rank has left the job, where it has."""
-        try:
-            with self.around(), noticed(f"rank {self.rank} of {self.size}"):
-                found = getattr(self.hvd, kind)(*map(self.to_tensor, arrays), name=f"{self._name}.{kind}",
-                                                process_set=self._set, **options)
-                return np.asarray(found[0] if kind == "alltoall" else found)  # an alltoall gives its splits, too
-        except self.failures as error:
-            raise self.failures[0](ending.explain(error)) from error

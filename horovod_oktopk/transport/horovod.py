@@ -1,8 +1,7 @@
-"""The ranks of a process set of Horovod, its elastic states, and checks before an integration takes its place."""
+"""The ranks of a process set of Horovod, and its collectives for NCCL and Gloo; checks of an integration."""
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import inspect
 import itertools
@@ -10,20 +9,62 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import PluginError
 from .base import NOT_ON_MPI, Counts, Hierarchical, Membership, Ranks, TransportName
-from .collectives import HorovodTransport
+from .collectives import CollectivesTransport
 from .connect import introduce
+from .mpi import ending
+from .stalls import noticed
 
 logger = logging.getLogger("horovod_oktopk")
 
 NO_SETS = ("hierarchical needs Horovod's process sets for the ranks of each host, and for those that have the same "
            "place on all hosts; missing are {missing}. Call hvd.init(process_sets=\"dynamic\"), and give the "
            "optimizer no process set")
+
+
+class HorovodTransport(CollectivesTransport):
+    """A framework's Horovod over one process set.
+
+    Calls of a channel follow one another, so one name serves for each kind.
+    `hvd` is horovod.torch or horovod.tensorflow. `to_tensor` returns an array as a tensor, on the host. `around`
+    returns a context for a call. A call may raise any of `failures`. The first of these is raised in place of any,
+    for elastic training to catch it.
+    """
+
+    hvd: ClassVar[Any]
+    to_tensor: ClassVar[Any]
+    around: ClassVar[Any] = nullcontext
+    failures: ClassVar[tuple[type[Exception], ...]]
+
+    def __init__(self, process_set: Any, channel: int | str) -> None:
+        self.rank, self.size = int(process_set.rank()), int(process_set.size())
+        self._set, self._name = process_set, f"horovod_oktopk.{channel}"
+
+    def _allgather(self, values: NDArray[Any]) -> NDArray[Any]:
+        return self._call("allgather", values)
+
+    def _allreduce(self, values: NDArray[Any]) -> NDArray[Any]:
+        return self._call("allreduce", values, op=self.hvd.Sum)
+
+    def _alltoall(self, values: NDArray[Any], splits: NDArray[np.int32]) -> NDArray[Any]:
+        return self._call("alltoall", values, splits)
+
+    def _call(self, kind: str, *arrays: NDArray[Any], **options: Any) -> NDArray[Any]:
+        """Call one of Horovod's collectives. A failure says that a rank has left the job, where it has."""
+        try:
+            with self.around(), noticed(f"rank {self.rank} of {self.size}"):
+                found = getattr(self.hvd, kind)(*map(self.to_tensor, arrays), name=f"{self._name}.{kind}",
+                                                process_set=self._set, **options)
+                return np.asarray(found[0] if kind == "alltoall" else found)  # an alltoall gives its splits, too
+        except self.failures as error:
+            raise self.failures[0](ending.explain(error)) from error
 
 
 class HorovodRanks(Ranks):
@@ -108,49 +149,6 @@ class HorovodRanks(Ranks):
 
 
 _channels: defaultdict[int, Iterator[int]] = defaultdict(lambda: itertools.count(1))
-
-_mixins: list[tuple[type, type]] = []
-
-
-class ElasticState:
-    """The mixin of any elastic state of Horovod. It counts how often ranks may have changed."""
-
-    def on_reset(self) -> None:
-        HorovodRanks.resets += 1
-        super().on_reset()  # type: ignore[misc]
-
-    def _when_made(self) -> None:
-        """Save anew what the constructor has saved before the state had its class; nothing here."""
-
-
-@functools.cache
-def _own_class(plain: type) -> type:
-    mixin = next((mixin for state, mixin in _mixins if issubclass(plain, state)), ElasticState)
-    return type(plain.__name__, (mixin, plain), {"__module__": plain.__module__})
-
-
-def extend_elastic(base: Any, state: type, mixin: type[ElasticState]) -> None:
-    """Wrap the constructor of all elastic states, so that each gets a class of its own: its mixin, then its class.
-
-    `base` is horovod.common.elastic.State, which is wrapped once. States of the class `state` get this mixin; all
-    others get ElasticState alone.
-    """
-    _mixins.append((state, mixin))
-    _own_class.cache_clear()  # a class may have been made of a state whose mixin was not known
-    make = base.__init__
-    if hasattr(make, "_oktopk_installed"):
-        return
-
-    @functools.wraps(make)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
-        if not isinstance(self, ElasticState):
-            self.__class__ = _own_class(type(self))  # type: ignore[arg-type]
-        self._when_made()
-
-    wrapped._oktopk_installed = True  # type: ignore[attr-defined]
-    base.__init__ = wrapped
-
 
 NEEDED = ("{package} needs {framework}, and Horovod 0.28.1 built for it ({variable}=1); '{missing}' is not "
           "installed. Install it as docs/install.md says. `python -m horovod_oktopk check` says what is there")

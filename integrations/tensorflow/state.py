@@ -25,7 +25,7 @@ from horovod_oktopk.tensorflow import registry
 from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, runs_by_optimizer, runs_over
 from horovod_oktopk.tensorflow.run import Run
 from horovod_oktopk.tensorflow.variables import is_variable, tensor_of, trained_by, variables_in
-from horovod_oktopk.transport.horovod import ElasticState, extend_elastic
+from horovod_oktopk.transport.elastic import ElasticState, extend_elastic
 
 PathLike = str | os.PathLike[str]
 NONE_YET = ("no gradient of these variables has been reduced with compression=OkTopk(...) yet: call set_density "

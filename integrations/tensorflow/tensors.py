@@ -18,8 +18,7 @@ from horovod_oktopk.modes.step_ahead.pace import elements_of_rows
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.tensorflow.private import eagerly
 from horovod_oktopk.tensorflow.variables import Array, key_of, name_of
-from horovod_oktopk.transport.collectives import HorovodTransport
-from horovod_oktopk.transport.horovod import HorovodRanks
+from horovod_oktopk.transport.horovod import HorovodRanks, HorovodTransport
 from horovod_oktopk.vectors.sparse import Indices, Layout, Values, scatter
 
 

@@ -13,7 +13,7 @@ try:
 except ModuleNotFoundError as error:
     raise what_is_missing(error, __name__, "PyTorch", "HOROVOD_WITH_PYTORCH") from error
 
-from horovod_oktopk.torch.state import gather_state_dict
+from horovod_oktopk.torch_base.state import gather_state_dict
 
 plugin.install()
 

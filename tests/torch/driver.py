@@ -12,7 +12,7 @@ import torch
 from horovod_oktopk import PluginError
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.torch import gather_state_dict, set_density, shared_parameters, step_report, synchronize_replicas
-from horovod_oktopk.torch.tensors import TorchTransport
+from horovod_oktopk.torch.horovod import TorchTransport
 from tests.scenarios import SETS
 from tests.scenarios.common import SHAPES
 from tests.scenarios.driver import Gradients

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from horovod_oktopk.torch import Dense, Partial, synchronize_replicas
-from horovod_oktopk.torch.registry import run_of
+from horovod_oktopk.torch_base.registry import run_of
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ import torch
 
 from horovod_oktopk.selection.local_top_k import local_top_k
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
-from horovod_oktopk.torch.device import DeviceReplica, TorchAccumulator, TorchParameterAccumulator
-from horovod_oktopk.torch.tensors import DenseGradients, TorchLayout
+from horovod_oktopk.torch_base.device import DeviceReplica, TorchAccumulator, TorchParameterAccumulator
+from horovod_oktopk.torch_base.tensors import DenseGradients, TorchLayout
 from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
 from tests.selection.accumulators import PROGRAMS
 
@@ -39,7 +39,7 @@ def test_bfloat16_gradients_are_accumulated_in_float32(device: str) -> None:
 def test_parameters_have_the_same_bits_as_with_numpy_over_steps(device: str, dtype: type,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     n, k = 50_000, 700
-    monkeypatch.setattr("horovod_oktopk.torch.device.CHUNK", 7001)
+    monkeypatch.setattr("horovod_oktopk.torch_base.device.CHUNK", 7001)
     ours = TorchParameterAccumulator(n, dtype, torch.device(device))
     reference, rng, cuts = NumpyParameterAccumulator(n, dtype), np.random.default_rng(0), [5, 400, 30_000]
     p = rng.standard_normal(n).astype(dtype)

@@ -11,7 +11,7 @@ import torch
 from horovod_oktopk.errors import PluginError
 
 if TYPE_CHECKING:  # it imports this module
-    from horovod_oktopk.torch.optimizer import Run
+    from horovod_oktopk.torch_base.optimizer import Run
 
 RUN = "_oktopk_run"
 _optimizers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
@@ -40,7 +40,7 @@ def own_run_of(optimizer: Any) -> Run:
     """Return the run of an optimizer of ours. Raise PluginError for any other."""
     run = run_of(optimizer)
     if run is None:
-        raise PluginError(f"{type(optimizer).__name__} was not made by hvd.DistributedOptimizer(..., "
+        raise PluginError(f"{type(optimizer).__name__} was not made by DistributedOptimizer(..., "
                           "compression=OkTopk(...)): give the optimizer that this has returned")
     return run
 

@@ -1,8 +1,8 @@
-"""Residuals and counters in `state_dict` and elastic jobs.
+"""Residuals and counters in `state_dict`.
 
 The entry in a state_dict is a list with one record for each rank that it holds: `optimizer.state_dict()` holds this
-rank's own, `gather_state_dict` all of them. It never lies in `optimizer.state`, which Horovod overwrites
-with rank 0's. With StepAhead an elastic TorchState saves and broadcasts what all ranks share.
+rank's own, `gather_state_dict` all of them. It never lies in `optimizer.state`, which broadcasts overwrite with
+rank 0's.
 """
 
 from __future__ import annotations
@@ -13,11 +13,8 @@ from typing import Any
 import torch
 
 from horovod_oktopk.errors import OptionError
-from horovod_oktopk.modes.api import shared_parameters
 from horovod_oktopk.state.records import check_records, residual_of
-from horovod_oktopk.torch.private import trained_by
-from horovod_oktopk.torch.registry import own_run_of, owners_of
-from horovod_oktopk.transport.horovod import ElasticState
+from horovod_oktopk.torch_base.registry import own_run_of
 
 KEY = "horovod_oktopk"
 LOST = ("the state has no residual of this package, as one that torch.distributed.checkpoint has made or a plain "
@@ -61,7 +58,7 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
     Examples:
         >>> state = gather_state_dict(optimizer)
-        >>> if hvd.rank() == 0:
+        >>> if rank == 0:
         ...     torch.save(state, path)
     """
     run = own_run_of(optimizer)
@@ -81,19 +78,3 @@ def _to_numpy(record: dict[str, Any]) -> dict[str, Any]:
         raise OptionError(f"the state is damaged: the residual of rank {record['rank']} must be a tensor of float32 "
                           f"or float64; got {came}")
     return {**record, "residual": residual.cpu().numpy()}
-
-
-class ElasticTorchState(ElasticState):
-    """The mixin of a TorchState: it saves and sends what all ranks share."""
-
-    def save(self) -> None:
-        """Save the shared parameters, and this rank's residuals."""
-        with shared_parameters(*trained_by(self)):
-            super().save()  # type: ignore[misc]
-
-    def sync(self) -> None:
-        """Give a rank that joins the shared parameters, and no residual; the others' residuals stay."""
-        for each in trained_by(self):
-            for run in owners_of(each) or ():
-                run.suspend()
-        super().sync()  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""One optimizer's gradients, laid out flat, and its parameters; NumPy over Horovod's collectives."""
+"""One optimizer's gradients, laid out flat, and its parameters."""
 
 from __future__ import annotations
 
@@ -6,34 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 import torch
-from horovod.common.exceptions import HorovodInternalError
 
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.gradients import LocalGradients, ReducedGradients, Update
 from horovod_oktopk.modes.step_ahead.pace import elements_of_rows
-from horovod_oktopk.torch.private import rows_of, values_of
-from horovod_oktopk.transport.collectives import HorovodTransport
-from horovod_oktopk.transport.horovod import HorovodRanks
+from horovod_oktopk.torch_base.peers import Peers
+from horovod_oktopk.torch_base.private import rows_of, values_of
 from horovod_oktopk.vectors.sparse import Indices, Layout, SparseVector, Values, scatter
 
 CHANGED = ("'{name}' is {now} now, and was {then} at the first step: convert or move the model before the first "
            "step, or a copy of it (copy.deepcopy)")
-
-
-class TorchTransport(HorovodTransport):
-    """See HorovodTransport."""
-
-    hvd, concurrent = hvd, True
-    to_tensor = staticmethod(torch.from_numpy)
-    failures = (HorovodInternalError,)
-
-
-def ranks_of(process_set: Any, own_channel: bool = False, yield_cpu: bool = False) -> HorovodRanks:
-    """Return the ranks of a process set; see HorovodRanks and Ranks."""
-    return HorovodRanks(process_set, TorchTransport, own_channel, yield_cpu)
 
 
 class TorchLayout(Layout):
@@ -202,8 +186,8 @@ def without_rows(p: torch.Tensor) -> torch.Tensor:
 class Parameters:
     """The parameters of one optimizer, by their names, which fix the order on all ranks."""
 
-    def __init__(self, optimizer: Any, names: Mapping[torch.Tensor, str], op: Any) -> None:
-        self._optimizer, self._names, self._op = optimizer, names, op
+    def __init__(self, optimizer: Any, names: Mapping[torch.Tensor, str]) -> None:
+        self._optimizer, self._names = optimizer, names
 
     def all(self) -> list[torch.Tensor]:
         """Return all parameters, in the order of the optimizer's groups."""
@@ -217,15 +201,14 @@ class Parameters:
         named = {self.name_of(p): p for p in parameters}
         return {name: named[name] for name in sorted(named)}
 
-    def reduce_sparse(self, parameters: Sequence[torch.Tensor], process_set: Any) -> None:
-        """Reduce the sparse gradients of these parameters by Horovod, in this order. Collective."""
-        handles = [hvd.sparse_allreduce_async(p.grad, name=self.name_of(p), op=self._op, process_set=process_set)
-                   for p in parameters]
-        for p, handle in zip(parameters, handles, strict=True):
-            p.grad = handle()
+    def reduce_sparse(self, parameters: Sequence[torch.Tensor], peers: Peers, average: bool) -> None:
+        """Reduce the sparse gradients of these parameters by the library, in this order. Collective."""
+        gradients = {self.name_of(p): p.grad for p in parameters if p.grad is not None}
+        for p, gradient in zip(parameters, peers.reduce_sparse(gradients, average), strict=True):
+            p.grad = gradient
 
-    def reduce_all(self, process_set: Any, sparse_as_dense: bool) -> None:
-        """Reduce the gradients of all trained parameters by Horovod; a missing one is zero. Collective."""
+    def reduce_all(self, peers: Peers, average: bool, sparse_as_dense: bool) -> None:
+        """Reduce the gradients of all trained parameters by the library; a missing one is zero. Collective."""
         trained = [p for p in self.by_name(self.all()).values() if p.requires_grad]
         for p in trained:
             if p.grad is None:
@@ -235,8 +218,8 @@ class Parameters:
         sparse = [p for p in trained if p.grad is not None and p.grad.is_sparse]
         dense = [p.grad for p in trained if p.grad is not None and not p.grad.is_sparse]
         if dense:
-            hvd.grouped_allreduce_(dense, op=self._op, name="horovod_oktopk.host", process_set=process_set)
-        self.reduce_sparse(sparse, process_set)
+            peers.reduce(dense, average)
+        self.reduce_sparse(sparse, peers, average)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from functools import cached_property
 from operator import is_
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 
 from horovod_oktopk.errors import PluginError
@@ -20,17 +19,17 @@ from horovod_oktopk.schemes.base import Scheme
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state import gather
 from horovod_oktopk.state.records import Record, extended
-from horovod_oktopk.torch.device import mode_of
-from horovod_oktopk.torch.hyperparameters import Hyperparameters, rates_of, scaled_learning_rates
-from horovod_oktopk.torch.private import values_of
-from horovod_oktopk.torch.registry import suspend_others
-from horovod_oktopk.torch.tensors import (
+from horovod_oktopk.torch_base.device import mode_of
+from horovod_oktopk.torch_base.hyperparameters import Hyperparameters, rates_of, scaled_learning_rates
+from horovod_oktopk.torch_base.peers import MakePeers, Peers
+from horovod_oktopk.torch_base.private import values_of
+from horovod_oktopk.torch_base.registry import suspend_others
+from horovod_oktopk.torch_base.tensors import (
     DenseGradients,
     OwnGradients,
     Parameters,
     TorchLayout,
     are_finite,
-    ranks_of,
     without_rows,
     without_scaler,
 )
@@ -48,7 +47,7 @@ TWICE = ("optimizer.step() called without optimizer.skip_synchronize() context a
 DENSE_NOW = ("the gradient of '{name}' was sparse at the first step and is dense now; what is sparse at first must "
              "stay so. Give sparse_as_dense=True")
 JOINED = ("'{name}' has come to the optimizer, or was unfrozen, after its first step, which Partial cannot follow: "
-          "the ranks would go on with gradients of their own. Give hvd.DistributedOptimizer a new plain optimizer of "
+          "the ranks would go on with gradients of their own. Give DistributedOptimizer a new plain optimizer of "
           "all parameters that are trained")
 JOINING = "go on with other parameters than before: {names}"
 NEVER_STEPPED = ("gradients were cleared %d times, and optimizer.step() was never called: only step() exchanges "
@@ -68,19 +67,19 @@ class Run:
     """
 
     def __init__(self, optimizer: Any, local: Callable[..., Any], options: Any, names: Mapping[torch.Tensor, str],
-                 op: Any, sparse_as_dense: bool, process_set: Any) -> None:
-        self.optimizer, self.local, self.op = optimizer, local, op
+                 average: bool, sparse_as_dense: bool, make_peers: MakePeers) -> None:
+        self.optimizer, self.local, self._average = optimizer, local, average
         self.scheme: Scheme = getattr(options, "scheme", options)
         """With the present density."""
         self.kind = kind_of(options)
-        self.ranks = ranks_of(process_set, self.kind.acts_at_step,
-                              self.kind.acts_at_step and getattr(options, "overlap", True))
+        self.peers = make_peers(self.kind.acts_at_step, self.kind.acts_at_step and getattr(options, "overlap", True))
+        self.ranks = self.peers.ranks
         self.mode: Mode[Any] | None = None
         self.layout: TorchLayout  # the mode's
         self.reduces = True  # but inside skip_synchronize
-        self.parameters = Parameters(optimizer, names, op)
+        self.parameters = Parameters(optimizer, names)
         self._options, self._sparse_as_dense = options, sparse_as_dense
-        self._excluded: list[torch.Tensor] = []  # whose gradients Horovod reduces itself, as they are sparse
+        self._excluded: list[torch.Tensor] = []  # whose gradients the library reduces itself, as they are sparse
         self._present: list[torch.Tensor] = []  # all of the optimizer's, as of the last step; see `_laid_out`
         self._frozen: list[torch.Tensor] = []  # those of them that were not trained
         self._has_stepped, self._cleared = False, 0  # how often gradients were cleared before the first step
@@ -135,9 +134,9 @@ class Run:
         """Reduce the gradients, if the mode does so before the step; over a host's ranks if hosts are its workers."""
         self._reduced = None
         if self.kind.acts_at_step:
-            if self._host_set is None:
+            if self._host is None:
                 return
-            self.parameters.reduce_all(self._host_set, self._sparse_as_dense)
+            self.parameters.reduce_all(self._host, self._average, self._sparse_as_dense)
         else:
             mode = self._laid_out()
             for p in self._excluded:
@@ -147,14 +146,14 @@ class Run:
                     mode.refuse_step(DENSE_NOW.format(name=self.parameters.name_of(p)))
             mode.reduce(DenseGradients(self.layout, bool(self.scheme.hierarchical)),
                         are_finite(lambda: (values_of(p.grad) for p in self._excluded if p.grad is not None)))
-            self.parameters.reduce_sparse(self._excluded, self.ranks.process_set)
+            self.parameters.reduce_sparse(self._excluded, self.peers, self._average)
         self._reduced = next((p.grad for p in self.parameters.all() if p.grad is not None), None)
 
     @cached_property
-    def _host_set(self) -> Any:
-        """Horovod's process set of a host that is one worker; None if a worker is a rank. Collective at first."""
+    def _host(self) -> Peers | None:
+        """The ranks of a host that is one worker; None if a worker is a rank. Collective at first."""
         scheme = self.scheme
-        return self.ranks.host_set(scheme.transport, scheme.hierarchical) if scheme.hierarchical else None
+        return self.peers.on_host(scheme.transport, scheme.hierarchical) if scheme.hierarchical else None
 
     @property
     def is_reduced(self) -> bool:
@@ -220,7 +219,7 @@ class Run:
             parameters = [p for p in parameters if p not in sparse]
         self._hyperparameters = Hyperparameters(self.optimizer)
         layout = TorchLayout(self.parameters.by_name(parameters))
-        mode = mode_of(with_scheme(self._options, self.scheme), self.op == hvd.Average, layout, self.ranks,
+        mode = mode_of(with_scheme(self._options, self.scheme), self._average, layout, self.ranks,
                        type(self.optimizer), self._hyperparameters.names)
         mode.belongs_to(self)
         self.layout = layout
@@ -259,8 +258,7 @@ class Run:
         for p, gradient in kept.items():
             p.grad = gradient
         if mode.drifts and self.layout.parameters:
-            hvd.grouped_allreduce_([p.data for p in self.layout.parameters], op=hvd.Average,
-                                   name="horovod_oktopk.models", process_set=self.ranks.process_set)
+            self.peers.reduce([p.data for p in self.layout.parameters], average=True)
 
     @contextmanager
     def shared(self) -> Iterator[None]:
@@ -296,8 +294,6 @@ class Run:
             return self.records()
         if self.mode is not None:
             return gather.records(self.mode, doing)
-        own, process_set = self.ranks.membership().rank, self.ranks.process_set
-        everyone = [hvd.broadcast_object(self._waiting, root, "horovod_oktopk.waiting", process_set)
-                    for root in process_set.ranks or range(hvd.size())]
-        found = {each["rank"]: each for records in everyone for each in records}
+        own = self.ranks.membership().rank
+        found = {each["rank"]: each for records in self.peers.objects(self._waiting) for each in records}
         return [each for rank, each in sorted(found.items()) if rank == own or own == 0]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from horovod_oktopk.errors import OptionError
-from horovod_oktopk.torch.private import come_first
+from horovod_oktopk.torch_base.private import come_first
 
 NO_RATE = ("{name} has no learning rate (lr) to be multiplied by StepAhead's coefficient and gain, {factor:g}; got "
            "{rate!r}: give StepAhead(..., ahead=1, gain=None)")

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.torch.optimizer import Run
-from horovod_oktopk.torch.private import SUPPORTS_SCALING
-from horovod_oktopk.torch.registry import RUN, add, suspend_others
+from horovod_oktopk.torch_base.optimizer import Run
+from horovod_oktopk.torch_base.peers import MakePeers
+from horovod_oktopk.torch_base.private import SUPPORTS_SCALING
+from horovod_oktopk.torch_base.registry import RUN, add, suspend_others
 
-COPIED = ("a copy of a distributed optimizer is not distributed: give it to hvd.DistributedOptimizer(optimizer, "
+COPIED = ("a copy of a distributed optimizer is not distributed: give it to DistributedOptimizer(optimizer, "
           "named_parameters=..., compression=...), with the copied model's names, before its first step")
 PLAIN = "_oktopk_plain"
 """An attribute of a distributed optimizer's class: the class that it had before."""
@@ -24,8 +25,6 @@ class _Distributed(torch.optim.Optimizer):
 
     They are copied there, as Horovod asks the next class for the plain step; see `_StateOnly`.
     """
-
-    __module__ = "horovod.torch.optimizer"  # so that hvd.broadcast_optimizer_state takes the plain step
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a distributed step. A closure is evaluated once, before it, and its loss is returned."""
@@ -48,7 +47,7 @@ class _Distributed(torch.optim.Optimizer):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return what a copy is made of; it takes no steps, as it has no run."""
-        return _as_copied, (plain_class(type(self)),), self.__getstate__()
+        return _as_copied, (plain_class(type(self)), type(self).__module__), self.__getstate__()
 
     def synchronize(self) -> None:
         """Reduce the gradients now, to be clipped; the step follows inside skip_synchronize()."""
@@ -96,17 +95,17 @@ def plain_class(cls: type) -> Any:
     return getattr(cls, PLAIN, cls)
 
 
-def _class_of(plain: type) -> Any:
-    """Return a new class for one distributed optimizer."""
+def _class_of(plain: type, module: str) -> Any:
+    """Return a new class for one distributed optimizer, which says that it is of this module."""
     shared = {"__module__": plain.__module__, PLAIN: plain}
     between = type(plain.__name__, (plain,), {**shared, "step": _StateOnly.step})
-    return type(plain.__name__, (between,), {**shared, **vars(_Distributed), "__doc__": plain.__doc__,
-                                             SUPPORTS_SCALING: True})
+    return type(plain.__name__, (between,), {**shared, **vars(_Distributed), "__module__": module,
+                                             "__doc__": plain.__doc__, SUPPORTS_SCALING: True})
 
 
-def _as_copied(plain: type) -> Any:
+def _as_copied(plain: type, module: str) -> Any:
     """Return what a copy of a distributed optimizer begins as; its state follows."""
-    cls = _class_of(plain)
+    cls = _class_of(plain, module)
     return cls.__new__(cls)
 
 
@@ -117,13 +116,13 @@ def _run(optimizer: Any) -> Run:
     return run
 
 
-def distribute(optimizer: Any, options: Any, names: Mapping[torch.Tensor, str], op: Any, sparse_as_dense: bool,
-               process_set: Any) -> None:
+def distribute(optimizer: Any, options: Any, names: Mapping[torch.Tensor, str], average: bool, sparse_as_dense: bool,
+               make_peers: MakePeers, module: str) -> None:
     """Give the optimizer a class of its own, whose steps are distributed."""
     plain = plain_class(type(optimizer))
     # What a scheduler or Accelerate has put on the object is its own step.
     local = vars(optimizer).pop("step", None) or plain.step.__get__(optimizer)
-    run = Run(optimizer, local, options, names, op, sparse_as_dense, process_set)
-    optimizer.__class__ = _class_of(plain)
+    run = Run(optimizer, local, options, names, average, sparse_as_dense, make_peers)
+    optimizer.__class__ = _class_of(plain, module)
     suspend_others(run.parameters.all())
     add(optimizer, run)

@@ -1,0 +1,104 @@
+"""The making of a distributed optimizer: its checks, and what is changed in PyTorch for all of them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.modes.api import find_by
+from horovod_oktopk.modes.make import kind_of
+from horovod_oktopk.torch_base.optimizer import UNSCALE_FIRST
+from horovod_oktopk.torch_base.own_class import distribute, plain_class
+from horovod_oktopk.torch_base.peers import MakePeers
+from horovod_oktopk.torch_base.private import span
+from horovod_oktopk.torch_base.registry import owners_of, run_of
+from horovod_oktopk.torch_base.state import attach_state
+from horovod_oktopk.transport.counting import show_phases
+
+TWICE = ("DistributedOptimizer was given an optimizer that it has made itself, which is distributed already: give it "
+         "the plain optimizer, once")
+LBFGS = ("LBFGS cannot be used: it compares the gradients of several closures with how far its own moves have led. "
+         "Here the gradients are either not reduced, or other ranks' moves come between: take another optimizer")
+CLOSURE = ("{name} cannot be used: its step() cannot go without a closure, or its work is in first_step() and "
+           "second_step(), which exchange nothing, so that each rank would train for itself. Take another optimizer")
+MOVES = ("{name} cannot be used with StepAhead: its eval() and train() move the parameters by a state that is each "
+         "rank's own: use OkTopk alone, with which all ranks have the same state")
+META = ("'{name}' is on the meta device, and has no values: give the model memory first, by "
+        "model.to_empty(device=...) or by loading it, and make the optimizer of it after that")
+
+
+@functools.cache  # once in a process
+def install() -> None:
+    """Have GradScaler, profilers and the functions between steps know distributed optimizers."""
+    torch.amp.GradScaler.unscale_ = _wrap_unscale(torch.amp.GradScaler.unscale_)  # type: ignore[method-assign]
+    show_phases(span)
+    find_by(owners_of, "optimizers, models (torch.nn.Module)")
+
+
+def make(optimizer: torch.optim.Optimizer, options: Any, named_parameters: Any, average: bool, sparse_as_dense: bool,
+         make_peers: MakePeers, module: str) -> None:
+    """Distribute the steps of a plain optimizer, which stays the same object; its class says it is of this module.
+
+    Raise PluginError, or ValueError as stock Horovod does, for what cannot be distributed.
+    """
+    refuse_ours(optimizer)
+    _refuse(optimizer, options)
+    distribute(optimizer, options, _names(optimizer, named_parameters), average, sparse_as_dense, make_peers, module)
+    attach_state(optimizer)
+
+
+def refuse_ours(optimizer: Any) -> None:
+    """Raise PluginError for an optimizer that is distributed already."""
+    if run_of(optimizer) is not None:
+        raise PluginError(TWICE)
+
+
+def _refuse(optimizer: torch.optim.Optimizer, options: Any) -> None:
+    """Raise PluginError for an optimizer whose work cannot be distributed by its step()."""
+    plain = plain_class(type(optimizer))
+    if issubclass(plain, torch.optim.LBFGS):
+        raise PluginError(LBFGS)
+    closure = inspect.signature(plain.step).parameters.get("closure")
+    if (closure is not None and closure.default is inspect.Parameter.empty) or (
+            hasattr(plain, "first_step") and hasattr(plain, "second_step")):
+        raise PluginError(CLOSURE.format(name=plain.__name__))
+    if kind_of(options).reads_memory and hasattr(plain, "eval") and hasattr(plain, "train"):
+        raise PluginError(MOVES.format(name=plain.__name__))
+
+
+def _wrap_unscale(unscale: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(unscale)
+    def wrapped(self: Any, optimizer: Any) -> None:
+        run = run_of(optimizer)
+        if run is not None and run.is_reduced and self.is_enabled():
+            raise PluginError(UNSCALE_FIRST)
+        unscale(self, optimizer)
+
+    return wrapped
+
+
+def _names(optimizer: torch.optim.Optimizer, given: Any) -> dict[torch.Tensor, str]:
+    """Return the parameters' names, as stock Horovod makes and checks them. Raise ValueError as it does."""
+    parameters = [(f"allreduce.noname.{i}.{j}", p) for i, group in enumerate(optimizer.param_groups)
+                  for j, p in enumerate(group["params"])]
+    named = parameters if given is None else list(given)
+    if not all(isinstance(each, tuple) for each in named):
+        raise ValueError("named_parameters should be a sequence of tuples (name, parameter), usually produced by "
+                         "model.named_parameters().")
+    twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
+    if twice:
+        raise ValueError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(twice)}")
+    names = {p: name for name, p in named}
+    empty = next((names.get(p, name) for name, p in parameters if p.is_meta), None)
+    if empty is not None:
+        raise PluginError(META.format(name=empty))
+    missing = sum(p not in names for _, p in parameters)
+    if missing:
+        raise ValueError(f"named_parameters was specified, but {missing} parameters of the optimizer were not named")
+    return names

@@ -1,0 +1,42 @@
+"""The private names of other packages that this integration needs; it uses no others.
+
+SEEN has the versions in which they were seen, NAMES what a test looks for when one changes.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.autograd import profiler
+
+SEEN = {"torch": "2.13"}
+NAMES = (
+    "torch:Tensor._indices",
+    "torch:Tensor._values",
+    "torch.autograd.profiler:_is_profiler_enabled",
+)
+"""Modules and what is in them. Of objects: `_optimizer_step_post_hooks`."""
+SUPPORTS_SCALING = "_step_supports_amp_scaling"
+"""An attribute of fused optimizers: GradScaler then calls `step` whatever it has found."""
+
+
+def rows_of(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the rows of a sparse gradient: int64, shape (m,); a row may come twice."""
+    return gradient._indices()[0]
+
+
+def values_of(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the values of a sparse gradient, by its rows; all of a dense one."""
+    return gradient._values() if gradient.is_sparse else gradient
+
+
+def come_first(optimizer: torch.optim.Optimizer, hook: Any) -> None:
+    """Have the hook of this handle, which runs after steps, run before all others."""
+    optimizer._optimizer_step_post_hooks.move_to_end(hook.id, last=False)  # type: ignore[attr-defined]
+
+
+def span(name: str) -> AbstractContextManager[Any]:
+    """Return a range of this name, if a profiler is on; without one, record_function would still take 10 µs."""
+    return profiler.record_function(name) if profiler._is_profiler_enabled else nullcontext()
