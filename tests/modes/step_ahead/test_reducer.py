@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from horovod_oktopk import NonFiniteError, OkTopk, OptionError, PluginError, StepAhead
 from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator, Replica
+from horovod_oktopk.transport.mpi import ending
 from horovod_oktopk.vectors.sparse import Layout
 from tests.support.flat_gradients import FlatGradients
 from tests.support.ranks import ThreadRanks
@@ -182,3 +184,18 @@ def test_a_program_that_never_looked_at_what_is_shared_is_told_at_its_end(steps,
 
     run_ranks(2, program)
     assert [record.message[:30] for record in caplog.records] == ["shared_parameters was never en"] * told
+
+
+@pytest.mark.parametrize("ends", [lambda patch: patch.setattr(sys, "last_value", ValueError(), raising=False),
+                                  lambda patch: patch.setattr(ending, "_exit_status", 3)], ids=["raising", "exiting"])
+def test_a_program_that_has_failed_is_not_told_that_it_never_looked(ends, caplog, monkeypatch):
+    """Python keeps the exception that ends a program in `sys.last_value`."""
+    def program(transport):
+        worker = Worker(transport)
+        for step in range(2):
+            worker.step(moves(step, 1)[0])
+        worker.reducer.close()
+
+    ends(monkeypatch)
+    run_ranks(2, program)
+    assert not caplog.records
