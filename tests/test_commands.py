@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk import OkTopk, OptionError, advise
+from horovod_oktopk import __main__ as commands
 from tests.launch import ROOT, environment, horovodrun
 from tests.support.threads import run_ranks
 
@@ -149,6 +150,42 @@ def test_the_network_of_a_job_is_measured(backend):
 def check(**variables):
     return subprocess.run([sys.executable, "-m", "horovod_oktopk", "check"], env=environment() | variables,
                           capture_output=True, text=True, timeout=240, check=False)
+
+
+FOUR, FIVE, MPICH = "Open MPI v4.1.6", "Open MPI v5.0.8", "MPICH Version: 5.0.0"
+
+
+def pretend(monkeypatch, built, theirs=FOUR, mine=None):
+    """Have check find a Horovod with these transports and MPI library; `mine` is mpi4py's, if it is another."""
+    monkeypatch.setattr(commands, "horovod_says", lambda question: question in built)
+    monkeypatch.setattr(commands.shutil, "which", lambda *_, **__: "mpirun")
+    probes = {commands.MPI4PY_PROBE: {"mpi4py": mine or theirs},
+              commands.MPI_PROBE: {"horovod": theirs, "shared": "0" if mine else "1"}}
+    monkeypatch.setattr(commands, "run_probe", lambda program, *_: (probes[program], ""))
+
+
+@pytest.mark.parametrize(("library", "hint"), [(FOUR, False), (FIVE, True), (MPICH, False)])
+def test_the_mpi_library_is_named_and_what_starts_jobs_on_open_mpi_5(library, hint, monkeypatch):
+    pretend(monkeypatch, ["mpi_built"], library)
+    assert commands.check_mpi().startswith(f"{library}, mpi4py ")
+    assert ("start jobs with mpirun: horovodrun needs Open MPI 4" in commands.check_mpi()) == hint
+
+
+def test_mpich_under_horovod_and_open_mpi_5_under_mpi4py_are_both_named(monkeypatch):
+    pretend(monkeypatch, ["mpi_built"], MPICH, FIVE)
+    with pytest.raises(commands.MissingError, match=f"mpi4py runs on {FIVE}, Horovod on {MPICH}: put the mpirun"):
+        commands.check_mpi()
+
+
+@pytest.mark.parametrize(("built", "works"), [(["mpi_built"], True), ([], False)])
+def test_a_horovod_without_gloo_is_named_and_mpi_serves(built, works, monkeypatch, capsys):
+    pretend(monkeypatch, built)
+    for section, part in (("Integrations", {"PyTorch": str, "TensorFlow": str}), ("Devices", {})):
+        monkeypatch.setitem(commands.SECTIONS, section, part)
+    assert commands.check() == (not works)
+    printed = capsys.readouterr().out
+    assert "    [ ] Gloo: Horovod was built without Gloo: run on MPI, or build it with HOROVOD_WITH_GLOO=1" in printed
+    assert printed.endswith(f"OkTopk {'can' if works else 'cannot'} be used here.\n")
 
 
 @pytest.mark.launches
