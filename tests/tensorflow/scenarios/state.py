@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import tensorflow as tf
 from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
-from horovod_oktopk import OptionError
+from horovod_oktopk import AgreementError, OptionError
 from horovod_oktopk.tensorflow import OkTopk, StepAhead, load_state, save_state, step_report
 from horovod_oktopk.tensorflow.private import KERAS_3
 from horovod_oktopk.tensorflow.registry import each_run_of
@@ -23,6 +24,8 @@ from tests.scenarios.common import (
     flat,
     gradients,
     logged,
+    needs,
+    needs_ranks,
     raised_everywhere,
     shared_folder,
 )
@@ -124,6 +127,42 @@ def check_a_saved_model_resumes_with_the_same_bits() -> None:
         assert_equal_everywhere(hvd, weights(loaded))
         if name != "saved_model":  # in which tf-keras keeps no momentum
             assert np.array_equal(flat(weights(loaded)), flat(weights(model)))
+
+
+def check_a_model_that_rank_0_alone_loads_is_refused_on_all_ranks() -> None:
+    """Keras 3 gives a loaded model's variables names of their own."""
+    needs(KERAS_3, "Keras 3")
+    needs_ranks(hvd)
+
+    def resume(options: Any, path: Path) -> None:
+        model = fresh_model(options)
+        if hvd.rank() == 0:
+            model.save(path)
+            model = hvd_keras.load_model(path, compression=options)
+        train(model, range(1), [broadcast()])
+
+    for options in (OPTIONS, StepAhead(OPTIONS)):
+        with shared_folder(hvd) as folder:
+            for message in raised_everywhere(hvd, AgreementError, partial(resume, options, folder / "model.keras")):
+                assert "ranks disagree on options or parameters (names" in message
+
+
+def check_what_rank_0_alone_restores_into_its_model_is_everywhere() -> None:
+    for options in (OPTIONS, StepAhead(OPTIONS)):
+        with shared_folder(hvd) as folder:
+            trained = fresh_model(options)
+            train(trained, range(3), [broadcast()])
+            resumed = compiled(make_model(seed=2 + hvd.rank()), distribute(options, keras.optimizers.SGD(0.1, 0.5)))
+            if hvd.rank() == 0:
+                path = tf.train.Checkpoint(model=trained).write(str(folder / "checkpoint"))
+                tf.train.Checkpoint(model=resumed).read(path)
+            found: list[Any] = []
+            train(resumed, range(3, 5), [broadcast(), keras.callbacks.LambdaCallback(
+                on_epoch_begin=lambda epoch, logs, m=resumed, found=found: found.append(flat(weights(m))))])
+            starts = everywhere(hvd, np.array_equal(found[0], flat(weights(trained))))
+        assert starts == [True] * hvd.size()
+        assert everywhere(hvd, int(resumed.optimizer.iterations.numpy())) == [5] * hvd.size()
+        assert_equal_everywhere(hvd, weights(resumed))
 
 
 @keras.utils.register_keras_serializable("tests", "Own")
