@@ -16,3 +16,35 @@ sed -i 's/CMAKE_CXX_STANDARD 14/CMAKE_CXX_STANDARD 17/' CMakeLists.txt horovod/t
 sed -i 's/^#if TENSORFLOW_VERSION/#if HAVE_GPU \&\& TENSORFLOW_VERSION/' horovod/tensorflow/xla_mpi_ops.cc
 # No debug information, which is most of the size of the libraries.
 sed -i 's/"-O2" "-O3" CMAKE_CXX_FLAGS/"-O2 -g" "-O3" CMAKE_CXX_FLAGS/' CMakeLists.txt
+
+# PyTorch is imported once, not seven times: each import takes 4 seconds of processor time, before anything is compiled.
+cat >cmake/Modules/pytorch.py <<'PYTHON'
+import contextlib, io
+with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    import torch
+    from torch.utils import cpp_extension
+    cuda = torch.version.cuda is not None and cpp_extension.CUDA_HOME is not None
+    rocm = torch.version.hip is not None and cpp_extension.ROCM_HOME is not None
+    extension = (cpp_extension.CUDAExtension if cuda or rocm else cpp_extension.CppExtension)('', [])
+for name, value in {
+    'Pytorch_VERSION': torch.__version__, 'Pytorch_CXX11': torch.compiled_with_cxx11_abi(),
+    'Pytorch_CUDA': cuda, 'Pytorch_ROCM': rocm,
+    'Pytorch_INCLUDE_DIRS': ';'.join(extension.include_dirs),
+    'Pytorch_LIBRARY_DIRS': ';'.join(extension.library_dirs), '_Pytorch_LIBRARIES': ';'.join(extension.libraries),
+}.items():
+    print(f'set({name} "{value}")')
+PYTHON
+sed -i -e '/^execute_process/,/OUTPUT_STRIP_TRAILING_WHITESPACE)/d' \
+    -e '/^include(FindPackageHandle/i execute_process(COMMAND ${PY_EXE} ${CMAKE_CURRENT_LIST_DIR}/pytorch.py OUTPUT_VARIABLE _Pytorch_FOUND)' \
+    -e '/^include(FindPackageHandle/i cmake_language(EVAL CODE "${_Pytorch_FOUND}")' cmake/Modules/FindPytorch.cmake
+# Files that include the same headers are compiled together, in 190 seconds of processor time rather than 425. Those of PyTorch stay apart from Horovod's: both define LOG.
+# In Gloo allreduce.cc stays alone, for a name of its own that another file uses differently.
+cat >>horovod/torch/CMakeLists.txt <<'CMAKE'
+set_source_files_properties(${SOURCES} PROPERTIES UNITY_GROUP common)
+set_source_files_properties(${PYTORCH_SOURCES} PROPERTIES UNITY_GROUP torch)
+set_target_properties(${PYTORCH_TARGET_LIB} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+CMAKE
+cat >>third_party/gloo/gloo/CMakeLists.txt <<'CMAKE'
+set_source_files_properties("${CMAKE_CURRENT_SOURCE_DIR}/allreduce.cc" PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+set_target_properties(gloo PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+CMAKE
