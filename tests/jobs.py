@@ -1,4 +1,4 @@
-"""Jobs: one launch of `horovodrun` in which many scenarios run, each of them a test of its own."""
+"""Jobs: one launch of `horovodrun`, or torchrun, in which many scenarios run, each of them a test of its own."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.launch import horovodrun
+from tests.launch import horovodrun, torchrun
 from tests.worker import FAILED, HUNG, RUNNING, Outcome
 
 ENDED = "ended"
@@ -23,7 +24,7 @@ SCENARIOS: dict[Job, list[str]] = {}
 
 @dataclass(frozen=True)
 class Job:
-    """A framework, the network, and the number of ranks.
+    """A framework, the network (mpi or gloo) or torchrun, and the number of ranks.
 
     quick: whether `make test` has it. keras: "keras3" or "tf_keras"; kernels: "c++" or "numpy".
     """
@@ -50,9 +51,9 @@ class Job:
         worker = worker or ("tests.numpy_worker" if self.kernels == "numpy" else "tests.worker")
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder, "report.json")
-            ended = horovodrun(self.backend, self.size, "-m", worker, self.framework, str(report), *scenarios,
-                               timeout=timeout,
-                               extra={"TF_USE_LEGACY_KERAS": str(int(self.keras == "tf_keras")), **(extra or {})})
+            launch = torchrun if self.backend == "torchrun" else partial(horovodrun, self.backend)
+            ended = launch(self.size, "-m", worker, self.framework, str(report), *scenarios, timeout=timeout,
+                           extra={"TF_USE_LEGACY_KERAS": str(int(self.keras == "tf_keras")), **(extra or {})})
             found: dict[str, Outcome] = json.loads(report.read_text()) if report.exists() else {}
         before, hung, stacks = ended.output.partition(HUNG)
         _, failed, trace = before.rpartition(FAILED)  # on one rank, for which the others wait

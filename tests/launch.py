@@ -1,4 +1,4 @@
-"""Starts real jobs of Horovod."""
+"""Starts real jobs, of Horovod and of torchrun."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +45,19 @@ def horovodrun(backend: str, size: int, *command: str, timeout: float = 240, fla
     hosts = () if flags else ("-H", f"localhost:{size}")
     line = [*START, sys.executable, "-m", "tests.horovodrun", "-np", str(size), *hosts, f"--{backend}", *flags,
             sys.executable, *command]
+    return run(line, timeout, extra)
+
+
+def torchrun(size: int, *command: str, timeout: float = 240, flags: tuple[str, ...] = (),
+             extra: Mapping[str, str] | None = None) -> Finished:
+    """Run `python command...` on `size` ranks of this machine."""
+    line = [*START, sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size),
+            *flags, *command]
+    return run(line, timeout, extra)
+
+
+def run(line: Sequence[str], timeout: float, extra: Mapping[str, str] | None) -> Finished:
+    """Run a launcher; end it and its ranks after this many seconds."""
     with subprocess.Popen(line, env={**environment(), **(extra or {})}, cwd=ROOT, text=True, start_new_session=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as job:
         try:

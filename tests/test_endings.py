@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from horovod_oktopk.transport.mpi import ending
+from horovod_oktopk.transport.ending import LEFT
+from horovod_oktopk.transport.horovod import explain
 from tests.launch import Finished, horovodrun
 
 WAYS = {"normal": "has come to the end of its program", "exiting with 3": "has ended by sys.exit(3)",
@@ -107,5 +108,5 @@ def test_where_horovod_is_started_again_over_mpi_its_own_error_ends_the_job() ->
 
 def test_over_horovods_collectives_an_error_says_that_a_rank_has_left() -> None:
     text = "Horovod has been shut down. This was caused by ..."
-    assert ending.explain(OSError(text)) == f"{ending.LEFT}. {text}"
-    assert ending.explain(OSError("cut off")) == "cut off"
+    assert explain(OSError(text)) == f"{LEFT}. {text}"
+    assert explain(OSError("cut off")) == "cut off"

@@ -14,7 +14,7 @@ import pytest
 import horovod_oktopk
 
 PACKAGE = Path(horovod_oktopk.__file__).parent
-UNIMPORTED = ("torch", "tensorflow", "__main__", "transport.mpi")
+UNIMPORTED = ("torch", "distributed", "tensorflow", "__main__", "transport.mpi")
 """Parts that need a framework or MPI, or that run when they are imported; their sources are read all the same."""
 HOOKS = {"Mode.belongs_to", "Mode.close", "Mode.end", "Mode.reduce", "Mode.resume",
          "Mode.suspend", "Stateful.leave", "Transport.abort"}

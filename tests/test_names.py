@@ -41,7 +41,7 @@ def test_importing_the_plugin_changes_these_names_and_no_others(framework, legac
     assert set(json.loads(run(["-m", "tests.wrapped_names", framework], legacy))) == expected
 
 
-@pytest.mark.parametrize("framework", ["torch", "torch_base", "tensorflow"])
+@pytest.mark.parametrize("framework", ["torch", "torch_base", "distributed", "tensorflow"])
 def test_private_names_of_other_packages_are_there(framework):
     private = importlib.import_module(f"horovod_oktopk.{framework}.private")
     missing = []
@@ -54,6 +54,7 @@ def test_private_names_of_other_packages_are_there(framework):
     assert not missing, f"seen in {private.SEEN}; these are gone: {missing}"
     objects = {"torch": lambda: importlib.import_module("horovod.torch.elastic").TorchState()._handlers,
                "torch_base": lambda: private.torch.optim.SGD([private.torch.ones(1)])._optimizer_step_post_hooks,
+               "distributed": lambda: None,  # DDP needs a process group: see tests/distributed/scenarios/ddp.py
                "tensorflow": lambda: private.tf.keras.optimizers.SGD()._trainable_variables}
     objects[framework]()
 

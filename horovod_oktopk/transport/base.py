@@ -6,6 +6,7 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,7 +25,6 @@ a second round costs less.
 """
 CHUNK = 1 << 28
 """Bytes in one message: MPI counts in 32 bits."""
-NOT_ON_MPI = "Horovod does not run on MPI (start the job with `horovodrun --mpi`)"
 TransportName = Literal["auto", "mpi", "horovod"]
 Hierarchical = bool | int
 """True if each host is one worker; or the number of consecutive ranks that count as a host."""
@@ -99,6 +99,14 @@ class Membership(NamedTuple):
     """The number of times that elastic training has begun anew in this process."""
 
 
+@dataclass(frozen=True)
+class NoMPI:
+    """The reason, in words, why MPI cannot be used. `warns`: that it could be, if something were set right."""
+
+    why: str
+    warns: bool = True
+
+
 class Ranks(ABC):
     """The ranks that reduce together; one object for each reduction, on each rank.
 
@@ -108,6 +116,8 @@ class Ranks(ABC):
     """
 
     base: object
+    collectives: str
+    """The library's own collectives, in words for the log."""
     channel: int
     yield_cpu: bool
 
@@ -139,11 +149,8 @@ class Ranks(ABC):
         """Return a transport over the library's own collectives: among all ranks, or among a group after `divide`."""
 
     @abstractmethod
-    def mpi_rank(self) -> int | str:
-        """Return this process's number in MPI.COMM_WORLD; or the reason, in words, why MPI cannot be used.
-
-        If the library has not started MPI, the reason is NOT_ON_MPI.
-        """
+    def mpi_rank(self) -> int | NoMPI:
+        """Return this process's number in MPI.COMM_WORLD, or the reason why MPI cannot be used."""
 
 
 @functools.lru_cache(maxsize=16)

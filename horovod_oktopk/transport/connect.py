@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import AgreementError, PluginError
-from .base import NOT_ON_MPI, Counts, Hierarchical, Ranks, Transport, TransportName
+from .base import Counts, Hierarchical, NoMPI, Ranks, Transport, TransportName
 from .collectives import AloneTransport
 from .counting import CountingTransport, explain_timeline
-from .mpi import ending
+from .mpi.ending import watchdog
 
 if TYPE_CHECKING:  # mpi4py is imported only where MPI runs
     from .mpi.transport import MPITransport
@@ -62,15 +62,15 @@ def connect(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical = Fa
         return Connection(CountingTransport(everyone, step=step, route="MPI"),
                           lambda group: make(mpi_ranks[group], meet=lambda: None, parent=everyone), grid)
     reason = ranks.mpi_rank()
-    reason = reason if isinstance(reason, str) else "another rank cannot use MPI (see its warning)"
+    reason = reason if isinstance(reason, NoMPI) else NoMPI("another rank cannot use MPI (see its warning)")
     if choice == "mpi":
-        raise PluginError(f"transport='mpi' cannot be used: {reason}. Or use transport='horovod' or 'auto'")
-    if choice == "auto" and reason != NOT_ON_MPI:
-        logger.warning("using Horovod's collectives, not MPI: %s", reason)
-    why = "the options say so" if choice == "horovod" else reason
+        raise PluginError(f"transport='mpi' cannot be used: {reason.why}. Or use transport='horovod' or 'auto'")
+    if choice == "auto" and reason.warns:
+        logger.warning("using %s, not MPI: %s", ranks.collectives, reason.why)
+    why = "the options say so" if choice == "horovod" else reason.why
     if grid is not None:
         ranks.divide([*grid.T, *grid])
-    return Connection(CountingTransport(ranks.transport(channel), route=f"Horovod's collectives, as {why}"),
+    return Connection(CountingTransport(ranks.transport(channel), route=f"{ranks.collectives}, as {why}"),
                       lambda group: ranks.transport(f"{channel}.hosts", group), grid)
 
 
@@ -84,7 +84,7 @@ def introduce(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical) -
     if hierarchical and os.environ.get("HOROVOD_ELASTIC") == "1":  # on all ranks
         raise PluginError(NO_ELASTIC)
     mpi_rank = -1 if choice == "horovod" else ranks.mpi_rank()
-    mine = [-1 if isinstance(mpi_rank, str) else mpi_rank, ranks.channel, ranks.yield_cpu, CHOICES.index(choice),
+    mine = [-1 if isinstance(mpi_rank, NoMPI) else mpi_rank, ranks.channel, ranks.yield_cpu, CHOICES.index(choice),
             -1 if hierarchical is True else int(hierarchical), ranks.host()[0]]
     rows = ranks.transport(0).allgather(np.array(mine, np.int64)).T
     _check_equal("transports", [CHOICES[code] for code in rows[3]])
@@ -139,6 +139,6 @@ def _mpi_transport(world_ranks: Counts, channel: int, yield_cpu: bool, meet: Cal
         from .mpi.transport import MPITransport
         group = MPI.COMM_WORLD.group.Incl(list(members))
         transport = MPITransport(MPI.COMM_WORLD.Create_group(group, channel), yield_cpu, channel)
-        ending.watchdog(int(MPI.COMM_WORLD.rank), int(MPI.COMM_WORLD.size)).watch(transport, members, meet, parent)
+        watchdog(int(MPI.COMM_WORLD.rank), int(MPI.COMM_WORLD.size)).watch(transport, members, meet, parent)
         _mpi_transports[key] = transport
     return _mpi_transports[key]

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PluginError
-from .base import NOT_ON_MPI, Counts, Hierarchical, Membership, Ranks, TransportName
+from .base import Counts, Hierarchical, Membership, NoMPI, Ranks, TransportName
 from .collectives import CollectivesTransport
 from .connect import introduce
-from .mpi import ending
-from .stalls import noticed
+from .ending import LEFT
+from .stalls import StallWarning, noticed
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -59,12 +59,17 @@ class HorovodTransport(CollectivesTransport):
     def _call(self, kind: str, *arrays: NDArray[Any], **options: Any) -> NDArray[Any]:
         """Call one of Horovod's collectives. A failure says that a rank has left the job, where it has."""
         try:
-            with self.around(), noticed(f"rank {self.rank} of {self.size}"):
+            with self.around(), noticed(StallWarning(f"rank {self.rank} of {self.size}").look):
                 found = getattr(self.hvd, kind)(*map(self.to_tensor, arrays), name=f"{self._name}.{kind}",
                                                 process_set=self._set, **options)
                 return np.asarray(found[0] if kind == "alltoall" else found)  # an alltoall gives its splits, too
         except self.failures as error:
-            raise self.failures[0](ending.explain(error)) from error
+            raise self.failures[0](explain(error)) from error
+
+
+def explain(error: Exception) -> str:
+    """Return the text of a failure of Horovod's collectives, preceded by the cause if a rank has left the job."""
+    return f"{LEFT}. {error}" if "Horovod has been shut down" in str(error) else str(error)
 
 
 class HorovodRanks(Ranks):
@@ -76,6 +81,8 @@ class HorovodRanks(Ranks):
 
     resets: ClassVar[int] = 0
     """The number of resets of an elastic job: ranks may have changed, even if this rank's number stays."""
+
+    collectives = "Horovod's collectives"
 
     def __init__(self, process_set: Any, transport: type[HorovodTransport],
                  own_channel: bool = False, yield_cpu: bool = False) -> None:
@@ -128,18 +135,18 @@ class HorovodRanks(Ranks):
         self.divide(grid)
         return next(each for ranks, each in self._sets.items() if self.hvd.rank() in ranks)
 
-    def mpi_rank(self) -> int | str:
+    def mpi_rank(self) -> int | NoMPI:
         if not self.hvd.mpi_enabled():
-            return NOT_ON_MPI
+            return NoMPI("Horovod does not run on MPI (start the job with `horovodrun --mpi`)", warns=False)
         if os.environ.get("HOROVOD_MPI_THREADS_DISABLE") == "1" or not self.hvd.mpi_threads_supported():
-            return "MPI runs without MPI_THREAD_MULTIPLE (unset HOROVOD_MPI_THREADS_DISABLE)"
+            return NoMPI("MPI runs without MPI_THREAD_MULTIPLE (unset HOROVOD_MPI_THREADS_DISABLE)")
         if importlib.util.find_spec("mpi4py") is None:
-            return "mpi4py is not installed (pip install mpi4py)"
+            return NoMPI("mpi4py is not installed (pip install mpi4py)")
         import mpi4py
         mpi4py.rc.initialize = mpi4py.rc.finalize = False  # Horovod has started MPI, and ends it
         from mpi4py import MPI
         if not MPI.Is_initialized():
-            return "mpi4py has loaded another MPI library than Horovod; rebuild one of the two"
+            return NoMPI("mpi4py has loaded another MPI library than Horovod; rebuild one of the two")
         return int(MPI.COMM_WORLD.rank)
 
     def _set_of(self, ranks: tuple[int, ...], number: int) -> Any:

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -19,8 +19,8 @@ STALLED = ("stalled: %s has waited for %.0f s for other ranks to come to a reduc
            "HOROVOD_STALL_CHECK_TIME_SECONDS is %g. All ranks must take the same number of steps: a rank that leaves "
            "one out by its own judgement keeps the others waiting. See where the ranks stand (py-spy dump), or raise "
            "the variable if such waits are normal; HOROVOD_STALL_SHUTDOWN_TIME_SECONDS ends a job that waits")
-_waiting: dict[int, tuple[float, str]] = {}
-"""By thread: since when it waits, by time.monotonic, and who waits, in words."""
+_waiting: dict[int, tuple[float, Callable[[float], None]]] = {}
+"""By thread: since when it waits, by time.monotonic, and what looks at it."""
 
 
 class StallLimits(NamedTuple):
@@ -42,15 +42,28 @@ class StallLimits(NamedTuple):
         return min(timeout, self.shutdown or timeout)
 
 
-@contextmanager
-def noticed(who: str) -> Iterator[None]:
-    """Log a warning if the block takes longer than Horovod's limit for stalls, and again after each such time.
+class StallWarning:
+    """Warnings of one call that waits in Horovod: after its limit for stalls, and again after each such time.
 
     `who` names the rank that waits, in words.
     """
+
+    def __init__(self, who: str) -> None:
+        self._who, self._limit, self._told = who, StallLimits.of_horovod().warning, 0.0
+
+    def look(self, waited: float) -> None:
+        """Warn if it is time to; `waited` is in seconds."""
+        if self._limit and waited > self._told + self._limit:
+            self._told = waited
+            logger.warning(STALLED, self._who, waited, self._limit)
+
+
+@contextmanager
+def noticed(look: Callable[[float], None]) -> Iterator[None]:
+    """Have `look` called while the block runs, about every LOOK seconds, with the seconds that it has run."""
     _watch()
     thread = threading.get_ident()
-    _waiting[thread] = time.monotonic(), who
+    _waiting[thread] = time.monotonic(), look
     try:
         yield
     finally:
@@ -59,19 +72,11 @@ def noticed(who: str) -> Iterator[None]:
 
 @functools.cache  # once in a process
 def _watch() -> None:
-    limit = StallLimits.of_horovod().warning
-    if limit:
-        threading.Thread(target=_look, args=(limit,), name="horovod_oktopk.stalls", daemon=True).start()
+    threading.Thread(target=_look_at_all, name="horovod_oktopk.stalls", daemon=True).start()
 
 
-def _look(limit: float) -> None:
-    told: dict[tuple[int, float], float] = {}  # by thread and beginning: the seconds of the last warning
+def _look_at_all() -> None:
     while True:
         time.sleep(LOOK)
-        present = [(thread, since, who) for thread, (since, who) in _waiting.copy().items()]
-        told = {(thread, since): told.get((thread, since), 0.0) for thread, since, _ in present}
-        for thread, since, who in present:
-            waited = time.monotonic() - since
-            if waited > told[thread, since] + limit:
-                told[thread, since] = waited
-                logger.warning(STALLED, who, waited, limit)
+        for since, look in _waiting.copy().values():
+            look(time.monotonic() - since)

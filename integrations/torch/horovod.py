@@ -48,9 +48,12 @@ class HorovodPeers(Peers):
         return [hvd.broadcast_object(value, root, "horovod_oktopk.objects", self._set)
                 for root in self._set.ranks or range(hvd.size())]
 
-    def on_host(self, choice: TransportName, hierarchical: Hierarchical) -> Peers | None:
+    def on_host(self, choice: TransportName, hierarchical: Hierarchical) -> HorovodPeers | None:
         found = self.ranks.host_set(choice, hierarchical)
         return None if found is None else HorovodPeers(found)
+
+    def check(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Do nothing: hvd.DistributedOptimizer refuses an optimizer that it has made itself."""
 
 
 def _op(average: bool) -> Any:

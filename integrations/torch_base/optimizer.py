@@ -21,7 +21,7 @@ from horovod_oktopk.state import gather
 from horovod_oktopk.state.records import Record, extended
 from horovod_oktopk.torch_base.device import mode_of
 from horovod_oktopk.torch_base.hyperparameters import Hyperparameters, rates_of, scaled_learning_rates
-from horovod_oktopk.torch_base.peers import MakePeers, Peers
+from horovod_oktopk.torch_base.peers import MakePeers, Reducer
 from horovod_oktopk.torch_base.private import values_of
 from horovod_oktopk.torch_base.registry import suspend_others
 from horovod_oktopk.torch_base.tensors import (
@@ -150,7 +150,7 @@ class Run:
         self._reduced = next((p.grad for p in self.parameters.all() if p.grad is not None), None)
 
     @cached_property
-    def _host(self) -> Peers | None:
+    def _host(self) -> Reducer | None:
         """The ranks of a host that is one worker; None if a worker is a rank. Collective at first."""
         scheme = self.scheme
         return self.peers.on_host(scheme.transport, scheme.hierarchical) if scheme.hierarchical else None
@@ -217,6 +217,7 @@ class Run:
                 self.kind.check("sparse")
             self._excluded = list(self.parameters.by_name(list(sparse)).values())
             parameters = [p for p in parameters if p not in sparse]
+        self.peers.check(parameters)
         self._hyperparameters = Hyperparameters(self.optimizer)
         layout = TorchLayout(self.parameters.by_name(parameters))
         mode = mode_of(with_scheme(self._options, self.scheme), self._average, layout, self.ranks,

@@ -11,32 +11,37 @@ import torch
 from horovod_oktopk.transport.base import Hierarchical, Ranks, TransportName
 
 
-class Peers(ABC):
-    """The ranks, for what a mode exchanges, and the library's own collectives, for everything else.
+class Reducer(ABC):
+    """Sums of tensors over some ranks, by the library's own collectives. Tensors may lie on a device."""
 
-    All but `ranks` are collective, and block. Tensors may lie on a device.
-    """
+    @abstractmethod
+    def reduce(self, tensors: Sequence[torch.Tensor], average: bool) -> None:
+        """Replace dense tensors by their means over the ranks, or by their sums, in place. Collective."""
+
+    @abstractmethod
+    def reduce_sparse(self, named: Mapping[str, torch.Tensor], average: bool) -> list[torch.Tensor]:
+        """Return the means, or the sums, of sparse tensors, with the same names on all ranks. Collective."""
+
+
+class Peers(Reducer):
+    """The ranks: for what a mode exchanges, and for everything else."""
 
     ranks: Ranks
 
     @abstractmethod
-    def reduce(self, tensors: Sequence[torch.Tensor], average: bool) -> None:
-        """Replace dense tensors by their means over the ranks, or by their sums, in place."""
-
-    @abstractmethod
-    def reduce_sparse(self, named: Mapping[str, torch.Tensor], average: bool) -> list[torch.Tensor]:
-        """Return the means, or the sums, of sparse tensors, which have the same names on all ranks."""
-
-    @abstractmethod
     def objects(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, in the ranks' order."""
+        """Return the values of all ranks, in the ranks' order. Collective."""
 
     @abstractmethod
-    def on_host(self, choice: TransportName, hierarchical: Hierarchical) -> Peers | None:
-        """Return the ranks of this host, or None if this rank is alone there.
+    def on_host(self, choice: TransportName, hierarchical: Hierarchical) -> Reducer | None:
+        """Return the ranks of this host; None if each rank is a worker of its own. Collective.
 
         Raise as `connect` does, and PluginError if the hosts' ranks cannot be told apart.
         """
+
+    @abstractmethod
+    def check(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Raise PluginError if somebody else reduces the gradients of one of these parameters."""
 
 
 MakePeers = Callable[[bool, bool], Peers]

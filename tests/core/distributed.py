@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from horovod_oktopk.transport.base import NOT_ON_MPI, Counts, Membership, Ranks
+from horovod_oktopk.transport.base import Counts, Membership, NoMPI, Ranks
 from horovod_oktopk.transport.collectives import CollectivesTransport
 from tests.core.digests import CASES, digest_on
 from tests.core.driver import Kind
@@ -81,8 +81,8 @@ class DistributedRanks(Ranks):
             self._groups[channel] = dist.new_group()
         return GroupTransport(self._groups[channel])
 
-    def mpi_rank(self) -> int | str:
-        return NOT_ON_MPI
+    def mpi_rank(self) -> NoMPI:
+        return NoMPI("there is none", warns=False)
 
 
 class DistributedHvd(Hvd):

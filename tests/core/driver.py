@@ -33,6 +33,7 @@ class Kind:
     """See tests.scenarios.driver."""
 
     name = "core"
+    route = "threads, as there is none"
     saves_together = runs_partial = True
     op_error = PluginError
     make_ranks: Any = CoreRanks

@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-KINDS = {"torch": ("optimizer",), "tensorflow": ("tape", "function", "keras"), "core": ("core",)}
+KINDS = {"torch": ("optimizer",), "tensorflow": ("tape", "function", "keras"), "core": ("core",),
+         "distributed": ("optimizer",)}
+FOLDERS = {"distributed": ("torch", "distributed")}
+"""Folders of tests/ with the scenarios of a framework, if not that of its name alone."""
 ONLY = dict.fromkeys(("partial", "step_ahead"), ("optimizer", "keras", "core")) | {
     "transport": ("optimizer", "function", "keras")}
 """Modules whose scenarios are not for all kinds."""
@@ -25,6 +28,8 @@ WHERE_RANKS_MATTER = ("sparse.", "hosts.", "transport.", "state.a_resumed",
 
 The core runs all on 1, 2, 3, 5 and 8 ranks.
 """
+SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "WORLD_SIZE")
+"""Variables with the number of ranks: of Horovod over Gloo, of mpirun, of torchrun."""
 SETS: list[Any] = []
 """Two process sets that divide the ranks, where there are several."""
 
@@ -39,8 +44,9 @@ def _checks(folder: Path) -> Iterator[tuple[str, str, bool]]:
 
 def _found(framework: str) -> Iterator[tuple[str, str, str, str | None]]:
     """Yield name, module, function and kind of every scenario, in a fixed order."""
-    for package, folder in (("tests.scenarios", HERE),
-                            (f"tests.{framework}.scenarios", HERE.parent / framework / "scenarios")):
+    own = [(f"tests.{each}.scenarios", HERE.parent / each / "scenarios")
+           for each in FOLDERS.get(framework, (framework,))]
+    for package, folder in (("tests.scenarios", HERE), *own):
         for module, function, takes_kind in _checks(folder):
             name = f"{module}.{function.removeprefix('check_')}"
             kinds = [kind for kind in KINDS[framework] if kind in ONLY.get(module, KINDS[framework])]
@@ -70,7 +76,7 @@ def loaded(framework: str) -> dict[str, tuple[Callable[..., None], str | None]]:
 def process_sets(hvd: Any) -> list[Any]:
     """Return two process sets that divide the ranks, for hvd.init."""
     import os
-    size = int(os.environ.get("HOROVOD_SIZE") or os.environ["OMPI_COMM_WORLD_SIZE"])
+    size = int(next(os.environ[name] for name in SIZES if name in os.environ))
     if size > 1:
         SETS.extend([hvd.ProcessSet(list(range(size - 1))), hvd.ProcessSet([size - 1])])
     return SETS

@@ -57,6 +57,8 @@ class Kind(Protocol):
     """Two process sets that divide the ranks, where there are several."""
     collectives: Any
     """The framework's HorovodTransport."""
+    route: str
+    """What carries the messages where MPI does not, as the log says it."""
     runs_partial: bool
     """True if partial rounds work in this job."""
     saves_together: bool

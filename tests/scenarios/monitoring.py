@@ -22,7 +22,7 @@ def check_one_line_of_the_log_says_what_is_reduced_and_over_what(kind: Kind) -> 
     elif hvd.mpi_enabled():
         route = f"{hvd.size()} ranks over MPI"
     else:
-        route = f"{hvd.size()} ranks over Horovod's collectives, as Horovod does not run on MPI"
+        route = f"{hvd.size()} ranks over {kind.route}"
     line = f"OkTopk: n = {N} in {len(SHAPES)} tensors, k = 7; {route}"
     assert len(found) == (hvd.rank() == 0), messages
     assert all(message.startswith(line) and message.endswith(f"; kernels in {KERNELS.name}") for message in found)

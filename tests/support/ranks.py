@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from horovod_oktopk.transport.base import NOT_ON_MPI, Counts, Membership, Ranks
+from horovod_oktopk.transport.base import Counts, Membership, NoMPI, Ranks
 
 
 class ThreadRanks(Ranks):
     """All ranks of a ThreadWorld. base: one object on each rank; the transport, if not given."""
 
-    yield_cpu, takes_part = False, True
+    yield_cpu, takes_part, collectives = False, True, "threads"
 
     def __init__(self, transport: Any, channel: int = 0, base: Any = None) -> None:
         self._transport, self.channel, self.base, self.resets = transport, channel, base or transport, 0
@@ -28,8 +28,8 @@ class ThreadRanks(Ranks):
     def transport(self, channel: int | str, members: Counts | None = None) -> Any:
         return self._transport if members is None else self._transport.group(members.tolist(), str(channel))
 
-    def mpi_rank(self) -> int | str:
-        return NOT_ON_MPI
+    def mpi_rank(self) -> NoMPI:
+        return NoMPI("there is none", warns=False)
 
 
 class ElasticRanks(ThreadRanks):

@@ -53,6 +53,8 @@ SUPPORTS = {"tape": TAPE, "function": TAPE,
 class Kind:
     """See tests.scenarios.driver."""
 
+    route = "Horovod's collectives, as Horovod does not run on MPI"
+
     hvd = hvd
     sets = SETS
     collectives = TensorFlowTransport

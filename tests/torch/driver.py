@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 
 from horovod_oktopk import PluginError
 from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.torch import gather_state_dict, set_density, shared_parameters, step_report, synchronize_replicas
-from horovod_oktopk.torch.horovod import TorchTransport
 from tests.scenarios import SETS
 from tests.scenarios.common import SHAPES
 from tests.scenarios.driver import Gradients
+from tests.torch.library import (
+    gather_state_dict,
+    hvd,
+    set_density,
+    shared_parameters,
+    step_report,
+    synchronize_replicas,
+)
 
 
 def start(process_sets: list[Any]) -> None:
@@ -35,7 +40,12 @@ class Kind:
     op_error = PluginError
     sets = SETS
     saves_together = False
-    collectives = TorchTransport
+    route = "Horovod's collectives, as Horovod does not run on MPI"
+
+    @property
+    def collectives(self) -> Any:
+        from horovod_oktopk.torch.horovod import TorchTransport
+        return TorchTransport
 
     def __init__(self, name: str) -> None:
         self.name = name

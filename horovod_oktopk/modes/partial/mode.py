@@ -27,7 +27,8 @@ from ...state.records import Record
 from ...transport.base import Ranks
 from ...transport.connect import barrier
 from ...transport.counting import Traffic
-from ...transport.mpi.ending import leave, unhappy_end
+from ...transport.ending import unhappy_end
+from ...transport.mpi.ending import leave
 from ...transport.stalls import StallLimits
 from ...vectors.sparse import Indices, Layout, SparseVector, Values, sum_of
 from ..gradient_mode import GradientMode

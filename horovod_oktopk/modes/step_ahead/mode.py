@@ -31,7 +31,7 @@ from ...selection.parameter_accumulator import ParameterAccumulator, Replica
 from ...state.records import Record
 from ...transport.base import Ranks
 from ...transport.counting import CountingTransport
-from ...transport.mpi.ending import unhappy_end
+from ...transport.ending import note_status, unhappy_end
 from ...vectors.sparse import Layout, Values
 from ..gradients import LocalGradients
 from ..mode import Mode
@@ -105,6 +105,7 @@ class StepAheadMode(Mode[LocalGradients]):
         self._steps = 0  # of the optimizer, since the last exchange began
         self._saved: Record | None = None  # which waits while the life is LOADED or SUSPENDED
         self._never_shared = True
+        note_status()
         _live.add(self)
 
     @property

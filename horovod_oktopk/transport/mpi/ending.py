@@ -1,28 +1,17 @@
-"""Notice of a rank's end before it shuts Horovod down: the others get an error, and none hangs.
-
-Over MPI the watchdogs tell each other which rank has ended. Horovod's own collectives fail by themselves, without
-notice.
-"""
+"""Notice of a rank's end before it shuts Horovod down: watchdogs tell each other which rank has ended, and how."""
 
 from __future__ import annotations
 
 import atexit
-import functools
-import sys
-import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from ..ending import EARLY, note_status, unhappy_end
 from ..stalls import StallLimits
 
 if TYPE_CHECKING:  # mpi4py is imported only where MPI runs
     from .watchdog import Watchdog
 
 _watchdog: Watchdog | None = None
-_exit_status: object = None
-"""The last argument of `sys.exit`."""
-LEFT = ("a rank has left the job: it was killed, has ended early or by an error, or has called hvd.shutdown(); the "
-        "launcher's output tells which. Look for the first traceback there")
 
 
 def watchdog(world_rank: int, world_size: int) -> Watchdog:
@@ -32,7 +21,7 @@ def watchdog(world_rank: int, world_size: int) -> Watchdog:
         from .watchdog import Watchdog
         _watchdog = Watchdog(world_rank, world_size, StallLimits.of_horovod())
         atexit.register(_leave_at_exit)  # after hvd.init, so before Horovod's own shutdown
-        sys.exit = _noting_status(sys.exit)
+        note_status()
     return _watchdog
 
 
@@ -45,34 +34,5 @@ def leave(reason: str) -> None:
         _watchdog.stop(reason)
 
 
-def unhappy_end() -> str | None:
-    """Return how this process ends, in words for the other ranks, if it ends by an error; None if all is well."""
-    error = sys.exc_info()[1] or getattr(sys, "last_value", None)  # also in whose handling it ends
-    if error is not None and not isinstance(error, SystemExit):
-        return f"has ended with {type(error).__name__}: {str(error)[:300]}"
-    return f"has ended by sys.exit({_exit_status!r}): let all ranks end together" if _exit_status else None
-
-
-def explain(error: Exception) -> str:
-    """Return the text of a failure of Horovod's collectives, preceded by the cause if a rank has left the job."""
-    return f"{LEFT}. {error}" if "Horovod has been shut down" in str(error) else str(error)
-
-
 def _leave_at_exit() -> None:
-    leave(unhappy_end() or "has come to the end of its program, or has left it, while others go on: all ranks must "
-                           "take the same number of steps")
-
-
-def _noting_status(leave_program: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
-    """Wrap sys.exit to keep its status, which Python does not tell when the process ends.
-
-    `raise SystemExit` goes unnoticed.
-    """
-    @functools.wraps(leave_program)
-    def wrapped(status: object = None, /) -> NoReturn:
-        global _exit_status
-        if threading.current_thread() is threading.main_thread():
-            _exit_status = status
-        leave_program(status)
-
-    return wrapped
+    leave(unhappy_end() or EARLY)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 
 from horovod_oktopk import AgreementError, PluginError
-from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters, step_report
 from tests.scenarios.common import is_last, needs_ranks
+from tests.torch.library import OkTopk, StepAhead, hvd, shared_parameters, step_report
 from tests.torch.scenarios.common import assert_equal_everywhere, flat, raised_everywhere
 from tests.torch.scenarios.step_ahead import assert_shared_is_equal, made, shared_of, train, trained
 

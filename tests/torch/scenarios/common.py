@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 
 from tests.scenarios import common
+from tests.torch.library import hvd
 
 Params = dict[str, torch.nn.Parameter]
 raised_everywhere = partial(common.raised_everywhere, hvd)

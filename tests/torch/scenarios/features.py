@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from horovod_oktopk import AgreementError, PluginError
-from horovod_oktopk.torch import OkTopk, Partial, StepAhead, set_density, step_report, synchronize_replicas
 from tests.scenarios.common import DENSE, is_last, k_of, needs, needs_ranks
+from tests.torch.library import OkTopk, Partial, StepAhead, hvd, set_density, step_report, synchronize_replicas
 from tests.torch.scenarios.common import (
     Params,
     assert_equal_everywhere,

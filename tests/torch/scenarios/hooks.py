@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 
-from horovod_oktopk.torch import OkTopk, Partial, StepAhead, shared_parameters, synchronize_replicas
 from tests.scenarios.common import logged, needs, needs_ranks
+from tests.torch.library import OkTopk, Partial, StepAhead, hvd, shared_parameters, synchronize_replicas
 from tests.torch.scenarios.common import descend, distribute, flat, gradients, loss_with, parameters
 
 STEPS = 10

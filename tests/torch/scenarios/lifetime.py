@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 
-from horovod_oktopk.torch import OkTopk, Partial, StepAhead, synchronize_replicas
 from tests.scenarios.common import needs
 from tests.scenarios.leaks import assert_nothing_stays
+from tests.torch.library import OkTopk, Partial, StepAhead, hvd, synchronize_replicas
 from tests.torch.scenarios.common import descend, distribute
 
 SEVERAL = 40  # they cost little here, and a thread that ends may leave one only now and then

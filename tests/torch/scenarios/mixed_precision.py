@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 
 from horovod_oktopk import PluginError
-from horovod_oktopk.torch import OkTopk
+from tests.torch.library import OkTopk, hvd
 from tests.torch.scenarios.common import (
     Params,
     assert_equal_everywhere,

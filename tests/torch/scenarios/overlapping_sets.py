@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import horovod.torch as hvd
 import torch
 
-from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters
 from tests.scenarios.common import needs_ranks
+from tests.torch.library import OkTopk, StepAhead, hvd, shared_parameters
 from tests.torch.scenarios.common import descend, distribute, everywhere, flat
 
 

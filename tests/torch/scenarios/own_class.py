@@ -8,14 +8,13 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 import pytest
 import torch
 
 from horovod_oktopk import PluginError
-from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters
 from tests.scenarios.common import DENSE, logged
+from tests.torch.library import OkTopk, StepAhead, hvd, shared_parameters
 from tests.torch.scenarios.common import (
     assert_equal_everywhere,
     backward,

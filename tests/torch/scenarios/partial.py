@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 
 from horovod_oktopk import Dense, OkTopk, Partial, PluginError
-from horovod_oktopk.torch import synchronize_replicas
+from tests.torch.library import hvd, synchronize_replicas
 from tests.torch.scenarios.common import assert_equal_everywhere, descend, distribute, raised_everywhere
 
 

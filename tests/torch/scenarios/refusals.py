@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import horovod.torch as hvd
 import torch
 
 from horovod_oktopk import OptionError, PluginError
-from horovod_oktopk.torch import OkTopk, StepAhead, step_report
 from tests.scenarios.common import DENSE, needs_ranks
+from tests.torch.library import OkTopk, StepAhead, hvd, step_report
 from tests.torch.scenarios.common import distribute, parameters, raised_everywhere, take_steps
 
 

@@ -7,15 +7,14 @@ import warnings
 from functools import partial
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 
 from horovod_oktopk import OptionError
-from horovod_oktopk.torch import OkTopk, StepAhead, gather_state_dict, step_report
 from tests.scenarios.common import assert_disagreement, is_last, needs_ranks, shared_folder
 from tests.scenarios.state import OPTIONS
 from tests.support.full_disk import room_for
+from tests.torch.library import OkTopk, StepAhead, gather_state_dict, hvd, step_report
 from tests.torch.scenarios.common import (
     Params,
     distribute,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 
-from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters, step_report
 from tests.scenarios.common import assert_disagreement, is_last
+from tests.torch.library import OkTopk, StepAhead, hvd, shared_parameters, step_report
 from tests.torch.scenarios.common import assert_equal_everywhere, descend, distribute, flat
 
 OPTIONS = StepAhead(OkTopk(density=0.05))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 
-from horovod_oktopk.torch import Dense, StepAhead, step_report
 from tests.scenarios.step_ahead import ALONE
+from tests.torch.library import Dense, StepAhead, hvd, step_report
 from tests.torch.scenarios.common import assert_equal_everywhere, descend, distribute, flat
 from tests.torch.scenarios.step_ahead import (
     OPTIONS,

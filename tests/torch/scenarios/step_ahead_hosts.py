@@ -6,13 +6,12 @@ import contextlib
 import copy
 from typing import Any
 
-import horovod.torch as hvd
 import pytest
 import torch
 
 from horovod_oktopk import AgreementError
-from horovod_oktopk.torch import OkTopk, StepAhead, shared_parameters
 from tests.scenarios.common import host_sizes, is_last, needs_ranks
+from tests.torch.library import OkTopk, StepAhead, hvd, shared_parameters
 from tests.torch.scenarios.common import assert_equal_everywhere, descend, flat, raised_everywhere
 from tests.torch.scenarios.step_ahead import (
     assert_shared_is_equal,

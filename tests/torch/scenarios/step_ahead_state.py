@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 
 from horovod_oktopk import OptionError, PluginError
-from horovod_oktopk.torch import OkTopk, StepAhead, gather_state_dict, shared_parameters
 from tests.scenarios.common import shared_folder
+from tests.torch.library import OkTopk, StepAhead, gather_state_dict, hvd, shared_parameters
 from tests.torch.scenarios.common import assert_equal_everywhere, descend, distribute, flat, raised_everywhere
 from tests.torch.scenarios.step_ahead import (
     OPTIONS,

@@ -6,15 +6,15 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 
 from horovod_oktopk import PluginError
-from horovod_oktopk.torch import (
+from tests.torch.library import (
     OkTopk,
     StepAhead,
     gather_state_dict,
+    hvd,
     set_density,
     shared_parameters,
     step_report,

@@ -1,0 +1,49 @@
+"""DistributedDataParallel, which reduces gradients itself: it is refused, unless it keeps quiet."""
+
+# No `from __future__ import annotations`: register_comm_hook compares the hook's annotations with classes.
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from horovod_oktopk.distributed.private import hooks_of
+from horovod_oktopk.errors import PluginError
+
+WRAPPED = ("the model is in DistributedDataParallel, which reduces whole gradients itself. Train the plain model: "
+           "the optimizer reduces. Or call leave_gradients(model) once, if something else needs the DDP model")
+SHARDED = ("the parameters are sharded ({kind}), so that each rank has others. Distributed optimizers of this "
+           "package are for data-parallel training, with the whole model on every rank")
+
+
+def local_gradients_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # noqa: ARG001
+    """Leave gradients as they are; a communication hook of DistributedDataParallel."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def leave_gradients(model: DistributedDataParallel) -> None:
+    """Have a model in DistributedDataParallel leave gradients to our optimizer, before its first backward pass.
+
+    Args:
+        model: in DistributedDataParallel, without a communication hook.
+
+    Examples:
+        >>> leave_gradients(ddp_model)
+        >>> optimizer = DistributedOptimizer(optimizer, ddp_model.module.named_parameters())
+    """
+    model.register_comm_hook(None, local_gradients_hook)
+
+
+def refuse_ddp(parameters: Sequence[torch.Tensor]) -> None:
+    """Raise PluginError if DDP reduces the gradients of one of these parameters, or if they are sharded."""
+    kind = next((type(p).__name__ for p in parameters if type(p).__name__ in ("DTensor", "FlatParameter")), None)
+    if kind is not None:
+        raise PluginError(SHARDED.format(kind=kind))
+    wanted = set(parameters)
+    for model in [each for each in gc.get_objects() if type(each) is DistributedDataParallel]:
+        if local_gradients_hook not in hooks_of(model) and any(p in wanted for p in model.parameters()):
+            raise PluginError(WRAPPED)

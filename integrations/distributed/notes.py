@@ -1,0 +1,96 @@
+"""What the ranks of a group tell each other in the job's store: how one has ended, and which one is waited for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from horovod_oktopk.errors import OptionError
+from horovod_oktopk.transport.ending import LEFT
+from horovod_oktopk.transport.stalls import noticed
+
+logger = logging.getLogger("horovod_oktopk")
+
+LOOK = 3.0
+"""Seconds for which a rank looks for the others' notes after a failure: they may end a little later."""
+PAUSE = 0.1
+"""Seconds between two looks."""
+ARRIVED = 1.0
+"""Seconds of waiting after which a rank notes that it has arrived: a step that waits for less notes nothing."""
+STALL_SECONDS = "OKTOPK_STALL_SECONDS"
+STALLED = ("stalled: ranks %s have waited for %.0f s for ranks %s to come to a reduction. All ranks must take the "
+           "same number of steps: a rank that leaves one out by its own judgement keeps the others waiting. See "
+           f"where the ranks stand (py-spy dump), or set {STALL_SECONDS} (now %g; 0: never) if such waits are normal")
+
+
+def stall_seconds() -> float:
+    """Return the seconds of waiting after which a warning follows, from the environment; 0 is never."""
+    given = os.environ.get(STALL_SECONDS, "60")
+    try:
+        return float(given)
+    except ValueError:
+        raise OptionError(f"{STALL_SECONDS} must be a number of seconds; got {given!r}") from None
+
+
+class Notes:
+    """The notes of one group. The store holds no other's keys; `rank` is this rank's number in the group."""
+
+    def __init__(self, store: Any, rank: int) -> None:
+        self.rank, self.stall_seconds = rank, stall_seconds()
+        self._store = store
+
+    def leave(self, how: str) -> None:
+        """Note how this rank has ended: "has ended with ..."."""
+        try:
+            self._store.set(f"ended.{self._store.add('ended', 1)}", f"rank {self.rank} {how}")
+        except RuntimeError:  # the process that has the store is gone, and whoever would read this, too
+            return
+
+    def explain(self, error: Exception) -> str:
+        """Return the text of a failure, after the notes of the ranks that have ended, as soon as there are any."""
+        until = time.monotonic() + LOOK
+        try:
+            while not (found := self._ended()) and time.monotonic() < until:
+                time.sleep(PAUSE)
+        except RuntimeError:
+            found = []
+        return f"{'; '.join(found) or LEFT}. {error}"
+
+    def _ended(self) -> list[str]:
+        return [self._store.get(f"ended.{number}").decode() for number in range(1, self._store.add("ended", 0) + 1)
+                if self._store.check([f"ended.{number}"])]
+
+    def waiting(self, name: str, members: Sequence[int]) -> AbstractContextManager[None]:
+        """Return a context for a call of this name, of these ranks: whoever is late is named."""
+        return noticed(Call(self, self._store, name, members).look)
+
+
+class Call:
+    """One collective call, on this rank. The first rank that waits names those that have not come."""
+
+    def __init__(self, notes: Notes, store: Any, name: str, members: Sequence[int]) -> None:
+        self._notes, self._store, self._name, self._members = notes, store, name, members
+        self._has_arrived, self._told = False, 0.0
+
+    def look(self, waited: float) -> None:
+        """Note that this rank has arrived; warn if it is time to. `waited` is in seconds."""
+        limit = self._notes.stall_seconds
+        try:
+            if limit and waited > min(ARRIVED, limit / 2) and not self._has_arrived:
+                self._store.set(f"{self._name}.{self._notes.rank}", "arrived")
+                self._has_arrived = True
+            if limit and waited > self._told + limit:
+                self._told = waited
+                self._warn(waited)
+        except RuntimeError:  # the store is gone: the call itself fails soon
+            return
+
+    def _warn(self, waited: float) -> None:
+        here = [rank for rank in self._members if self._store.check([f"{self._name}.{rank}"])]
+        missing = [rank for rank in self._members if rank not in here]
+        if self._notes.rank == here[0] and missing:
+            logger.warning(STALLED, here, waited, missing, self._notes.stall_seconds)

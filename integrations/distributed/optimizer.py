@@ -1,0 +1,122 @@
+"""Distributed optimizers under torchrun: the functions that programs call, in the words of horovod.torch."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from horovod_oktopk.distributed.groups import NO_GROUP
+from horovod_oktopk.distributed.peers import GroupPeers
+from horovod_oktopk.errors import OptionError, PluginError
+from horovod_oktopk.modes.options import Partial
+from horovod_oktopk.schemes import OkTopk, as_options
+from horovod_oktopk.torch_base import make
+from horovod_oktopk.torch_base.state import KEY
+
+NO_PARTIAL = ("Partial needs MPI, over which a rank can be asked for a round while it computes: start the job by "
+              "horovodrun --mpi, and use hvd.DistributedOptimizer")
+DENSE = ("DistributedOptimizer takes OkTopk(...) or other options of this package; got {given!r}. For dense "
+         "gradients use torch.nn.parallel.DistributedDataParallel")
+OP = "op must be dist.ReduceOp.AVG or dist.ReduceOp.SUM; got {op!r}"
+
+
+def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Any = None,  # noqa: N802
+                         compression: Any = OkTopk, *, op: Any = dist.ReduceOp.AVG, sparse_as_dense: bool = False,
+                         process_group: Any = None, broadcast: bool = True) -> torch.optim.Optimizer:
+    """Distribute the steps of a plain optimizer, whose model is not in DistributedDataParallel. Collective.
+
+    Args:
+        optimizer: of PyTorch, or any other whose `step` takes a step.
+        named_parameters: `model.named_parameters()`; without it parameters have numbers.
+        compression: options of this package, but for `Partial`.
+        op: `dist.ReduceOp.AVG` or `dist.ReduceOp.SUM`.
+        sparse_as_dense: whether sparse gradients are made dense, and reduced with the others.
+        process_group: the ranks; None is all ranks. On ranks outside of it, the optimizer trains for itself.
+        broadcast: whether rank 0's parameters are sent to the others now, as DistributedDataParallel does. Buffers
+            are not the optimizer's: call `broadcast_parameters(model)` if the model has some.
+
+    Returns:
+        The same optimizer: its `step` now exchanges what `compression` says.
+
+    Raises:
+        PluginError: torch.distributed has not been started, or this optimizer or compression cannot be distributed.
+        OptionError: An option is not allowed.
+        ValueError: Names are missing, or come twice.
+
+    Examples:
+        >>> dist.init_process_group("gloo")
+        >>> optimizer = DistributedOptimizer(optimizer, model.named_parameters(), OkTopk(density=0.01))
+    """
+    _check_started()
+    options = as_options(compression)
+    if options is None:
+        raise OptionError(DENSE.format(given=compression))
+    if isinstance(options, Partial):
+        raise PluginError(NO_PARTIAL)
+    if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
+        raise PluginError(OP.format(op=op))
+    make.make(optimizer, options, named_parameters, op == dist.ReduceOp.AVG, sparse_as_dense,
+              functools.partial(GroupPeers, process_group), __name__)
+    if broadcast:
+        _broadcast([p for group in optimizer.param_groups for p in group["params"]], 0, process_group)
+    return optimizer
+
+
+def broadcast_parameters(model: Any, root_rank: int = 0, process_group: Any = None) -> None:
+    """Give all ranks the parameters and buffers of one. Collective.
+
+    Args:
+        model: a module; or its `state_dict()`, or pairs of names and tensors, as for `hvd.broadcast_parameters`.
+        root_rank: the rank's number in the group.
+        process_group: the ranks; None is all ranks.
+
+    Examples:
+        >>> broadcast_parameters(model)
+    """
+    _check_started()
+    named = model.state_dict() if isinstance(model, torch.nn.Module) else model
+    pairs: Iterable[Any] = named.items() if isinstance(named, Mapping) else named
+    _broadcast([tensor for _, tensor in pairs if isinstance(tensor, torch.Tensor)], root_rank, process_group)
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0,
+                              process_group: Any = None) -> None:
+    """Give all ranks the state of one rank's optimizer: momentum, learning rates. Residuals stay each rank's own.
+
+    Args:
+        optimizer: plain or distributed.
+        root_rank: the rank's number in the group.
+        process_group: the ranks; None is all ranks. Collective on these.
+
+    Examples:
+        >>> broadcast_optimizer_state(optimizer)
+    """
+    _check_started()
+    peers = GroupPeers(process_group)
+    if not peers.ranks.takes_part:
+        return
+    mine = optimizer.state_dict()
+    own = {KEY: mine.pop(KEY)} if KEY in mine else {}
+    file = io.BytesIO()
+    if peers.ranks.membership().rank == root_rank:
+        torch.save(mine, file)
+    states = peers.objects(file.getvalue())
+    if peers.ranks.membership().rank != root_rank:
+        theirs = torch.load(io.BytesIO(states[root_rank]), map_location="cpu", weights_only=True)
+        optimizer.load_state_dict({**theirs, **own})
+
+
+def _broadcast(tensors: list[torch.Tensor], root: int, process_group: Any) -> None:
+    peers = GroupPeers(process_group)
+    if peers.ranks.takes_part and peers.ranks.membership().size > 1:
+        peers.broadcast(tensors, root)
+
+
+def _check_started() -> None:
+    if not dist.is_available() or not dist.is_initialized():
+        raise PluginError(NO_GROUP)

@@ -1,0 +1,100 @@
+"""The ranks of a process group, as PyTorch's optimizers see them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+
+from horovod_oktopk.distributed.ddp import refuse_ddp
+from horovod_oktopk.distributed.groups import GroupRanks, GroupTransport
+from horovod_oktopk.torch_base.peers import Peers, Reducer
+from horovod_oktopk.torch_base.private import values_of
+from horovod_oktopk.transport.base import Bytes, Hierarchical, TransportName
+from horovod_oktopk.transport.connect import introduce
+
+
+class Members(Reducer):
+    """Collectives of tensors, on any device, over the messages of some ranks; they travel in host memory."""
+
+    def __init__(self, transport: Callable[[], GroupTransport]) -> None:
+        self._transport = transport
+
+    def reduce(self, tensors: Sequence[torch.Tensor], average: bool) -> None:
+        """Replace dense tensors by their means or sums, in place: added up in float32, or in float64 if they are."""
+        transport = self._transport()
+        for wide, some in groupby(tensors, _wide):
+            group = list(some)
+            flat = torch.cat([tensor.detach().reshape(-1).to("cpu", wide) for tensor in group])
+            total = torch.from_numpy(transport.allreduce(flat.numpy()))
+            if average:
+                total /= transport.size
+            for tensor, part in zip(group, torch.split(total, [each.numel() for each in group]), strict=True):
+                tensor.copy_(part.view(tensor.shape))
+
+    def reduce_sparse(self, named: Mapping[str, torch.Tensor], average: bool) -> list[torch.Tensor]:
+        return [self._reduced(tensor, average) for tensor in named.values()]
+
+    def _reduced(self, tensor: torch.Tensor, average: bool) -> torch.Tensor:
+        transport = self._transport()
+        indices, values = tensor.coalesce().indices(), values_of(tensor.coalesce())
+        all_indices = torch.cat([each.view(len(indices), -1) for each in self._gathered(indices)], dim=1)
+        all_values = torch.cat([each.view(-1, *values.shape[1:]) for each in self._gathered(values)])
+        total = torch.sparse_coo_tensor(all_indices.to(tensor.device), all_values.to(tensor.device), tensor.shape)
+        return total / transport.size if average else total
+
+    def _gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return the elements of all ranks' tensors of this dtype, in the ranks' order."""
+        mine = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        return [torch.from_numpy(each.copy()).view(tensor.dtype) if len(each) else tensor.new_empty(0, device="cpu")
+                for each in self._messages(mine)]
+
+    def _messages(self, mine: Bytes) -> list[Bytes]:
+        transport = self._transport()
+        return transport.allgatherv(mine, transport.allgather(np.array([len(mine)]))[:, 0])
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], root: int) -> None:
+        """Replace tensors by those of the root, in place. Collective."""
+        transport = self._transport()
+        for tensor in tensors:
+            size = tensor.numel() * tensor.element_size()
+            sizes = np.where(np.arange(transport.size) == root, size, 0)
+            is_root = transport.rank == root
+            mine = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() if is_root and size else (
+                np.empty(0, np.uint8))
+            found = transport.allgatherv(mine, sizes)[root]
+            if size and not is_root:
+                tensor.detach().copy_(torch.from_numpy(found).view(tensor.dtype).view(tensor.shape))
+
+
+class GroupPeers(Members, Peers):
+    """The ranks of a process group; None is the group of all ranks. See Ranks for the other arguments."""
+
+    ranks: GroupRanks
+
+    def __init__(self, process_group: Any, own_channel: bool = False, yield_cpu: bool = False) -> None:
+        self.ranks = GroupRanks(process_group, own_channel, yield_cpu)
+        super().__init__(lambda: self.ranks.transport("tensors"))
+
+    def objects(self, value: Any) -> list[Any]:
+        return [pickle.loads(each.tobytes()) for each in self._messages(np.frombuffer(pickle.dumps(value), np.uint8))]
+
+    def on_host(self, choice: TransportName, hierarchical: Hierarchical) -> Members | None:
+        rank, size, _ = self.ranks.membership()
+        _, grid = introduce(self.ranks, choice, hierarchical) if size > 1 else (None, None)
+        if grid is None:
+            return None
+        (mine,) = (members for members in grid if rank in members)
+        return Members(lambda: self.ranks.transport("tensors", mine))
+
+
+    def check(self, parameters: Sequence[torch.Tensor]) -> None:
+        refuse_ddp(parameters)
+
+
+def _wide(tensor: torch.Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype is torch.float64 else torch.float32

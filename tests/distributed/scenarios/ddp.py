@@ -1,0 +1,53 @@
+"""A model in DistributedDataParallel: refused, or quiet."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from horovod_oktopk import PluginError
+from horovod_oktopk.distributed import DistributedOptimizer, OkTopk, StepAhead, leave_gradients, shared_parameters
+from tests.torch.library import hvd
+from tests.torch.scenarios.common import assert_equal_everywhere, flat, raised_everywhere
+
+OPTIONS = (OkTopk(density=0.1), StepAhead(OkTopk(density=0.1)))
+
+
+def model_of() -> torch.nn.Module:
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+
+
+def trained(compression: object, wrap: bool) -> dict[str, torch.Tensor]:
+    plain = model_of()
+    model = plain
+    if wrap:
+        model = DistributedDataParallel(plain)
+        leave_gradients(model)
+    optimizer = DistributedOptimizer(torch.optim.SGD(plain.parameters(), lr=0.1), plain.named_parameters(),
+                                     compression)
+    for step in range(6):
+        torch.manual_seed(10 * step + hvd.rank())
+        optimizer.zero_grad()
+        model(torch.randn(8, 6)).square().mean().backward()
+        optimizer.step()
+    with shared_parameters(optimizer):
+        return {name: p.detach().clone() for name, p in plain.named_parameters()}
+
+
+def check_a_model_in_ddp_is_refused_at_the_first_step() -> None:
+    for compression in OPTIONS:
+        model = DistributedDataParallel(model_of())
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(),
+                                         compression)
+        model(torch.randn(8, 6)).square().mean().backward()
+        (message,) = set(raised_everywhere(PluginError, optimizer.step))
+        assert "Train the plain model" in message
+        assert "leave_gradients" in message
+
+
+def check_a_model_in_ddp_that_leaves_gradients_gives_the_plain_models_bits() -> None:
+    for compression in OPTIONS:
+        ours, plain = trained(compression, wrap=True), trained(compression, wrap=False)
+        assert_equal_everywhere(ours.values())
+        assert (flat(ours) == flat(plain)).all()

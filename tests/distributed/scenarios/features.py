@@ -1,0 +1,98 @@
+"""Features of horovod_oktopk.distributed: broadcasts, groups, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+from horovod_oktopk import OptionError, Partial, PluginError
+from horovod_oktopk.distributed import (
+    Dense,
+    DistributedOptimizer,
+    OkTopk,
+    StepAhead,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    gather_state_dict,
+)
+from tests.scenarios.common import needs_ranks
+from tests.torch.library import hvd
+from tests.torch.scenarios.common import (
+    assert_equal_everywhere,
+    everywhere,
+    parameters,
+    raised_everywhere,
+    take_steps,
+)
+
+OPTIONS = OkTopk(density=0.1)
+
+
+def different_on_each_rank() -> torch.nn.Module:
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3)).double()
+    model(torch.randn(5, 4, dtype=torch.float64))
+    return model
+
+
+def check_neither_horovod_nor_mpi_is_imported() -> None:
+    assert not [name for name in sys.modules if name.partition(".")[0] in ("horovod", "mpi4py")]
+
+
+def check_the_optimizer_sends_rank_0s_parameters() -> None:
+    model = different_on_each_rank()
+    DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), OPTIONS)
+    assert_equal_everywhere(model.parameters())
+    if hvd.size() > 1:
+        assert len(set(everywhere(model[1].running_mean.sum().item()))) > 1, "buffers are the model's"
+        broadcast_parameters(model)
+        assert_equal_everywhere(model.state_dict().values())
+
+
+def check_parameters_of_another_root_and_as_pairs() -> None:
+    root = hvd.size() - 1
+    for pairs in (lambda model: model, lambda model: model.state_dict(),
+                  lambda model: list(model.named_parameters())):
+        model = different_on_each_rank()
+        mine = model[0].weight.sum().item()
+        broadcast_parameters(pairs(model), root_rank=root)
+        assert model[0].weight.sum().item() == everywhere(mine)[root]
+
+
+def check_a_broadcast_optimizer_state_leaves_residuals() -> None:
+    needs_ranks(hvd)
+    params = parameters()
+    optimizer = DistributedOptimizer(torch.optim.SGD(params.values(), lr=1.0, momentum=0.5), params.items(), OPTIONS)
+    take_steps(optimizer, params, 0, 1)
+    before = optimizer.state_dict()["horovod_oktopk"][0]["residual"]
+    optimizer.param_groups[0]["lr"] = 1.0 + hvd.rank()
+    broadcast_optimizer_state(optimizer)
+    assert everywhere(optimizer.param_groups[0]["lr"]) == [1.0] * hvd.size()
+    assert torch.equal(optimizer.state_dict()["horovod_oktopk"][0]["residual"], before)
+    assert len(optimizer.state) == len(params)
+
+
+def check_a_group_that_some_ranks_alone_have_made_disturbs_nobody() -> None:
+    """Count on no counter of PyTorch's, which ranks may have at different values."""
+    needs_ranks(hvd)
+    if hvd.rank() == 0:
+        dist.new_group([0], use_local_synchronization=True)
+    params = parameters()
+    optimizer = DistributedOptimizer(torch.optim.SGD(params.values(), lr=1.0), params.items(),
+                                     StepAhead(OkTopk(density=0.1, hierarchical=True)))
+    take_steps(optimizer, params, 0, 1, 2)
+    assert gather_state_dict(optimizer)["horovod_oktopk"]
+
+
+def check_what_is_not_for_torchrun_is_refused() -> None:
+    def make(compression: object, **arguments: object) -> object:
+        params = parameters()
+        return DistributedOptimizer(torch.optim.SGD(params.values(), lr=1.0), params.items(), compression,
+                                    **arguments)
+
+    assert "horovodrun --mpi" in raised_everywhere(PluginError, lambda: make(Partial(OPTIONS)))[0]
+    for dense in (Dense, Dense()):
+        assert "DistributedDataParallel" in raised_everywhere(OptionError, lambda given=dense: make(given))[0]
+    assert "ReduceOp.AVG" in raised_everywhere(PluginError, lambda: make(OPTIONS, op=dist.ReduceOp.MAX))[0]
