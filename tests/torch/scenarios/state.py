@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 from horovod_oktopk import OptionError
 from tests.scenarios.common import assert_disagreement, is_last, needs_ranks, shared_folder
@@ -17,6 +19,7 @@ from tests.support.full_disk import room_for
 from tests.torch.library import OkTopk, StepAhead, gather_state_dict, hvd, step_report
 from tests.torch.scenarios.common import (
     Params,
+    descend,
     distribute,
     everywhere,
     flat,
@@ -80,6 +83,26 @@ def check_a_checkpoint_of_rank_0_alone_is_not_multiplied() -> None:
     total = sum(everywhere(record_of(optimizer)["residual"].numpy()))
     assert np.array_equal(total, state["horovod_oktopk"][0]["residual"].numpy())
     assert any("gather_state_dict" in str(w.message) for w in caught) == (hvd.rank() > 0)
+
+
+def warns_of_a_loss(load: Callable[..., object], *arguments: Any) -> bool:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load(*arguments)
+    return any("no residual of this package" in str(w.message) for w in caught)
+
+
+def check_a_state_without_residuals_warns_if_there_is_one_to_lose() -> None:
+    for options in (OPTIONS, StepAhead(OPTIONS)):
+        model = torch.nn.Linear(9, 9)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer, fresh = (distribute(model, options) for _ in range(2))
+        descend(optimizer, model(torch.eye(9)).square().sum())
+        plain = torch.optim.SGD(model.parameters(), lr=1.0).state_dict()
+        assert warns_of_a_loss(set_optimizer_state_dict, model, optimizer, get_optimizer_state_dict(model, optimizer))
+        assert warns_of_a_loss(optimizer.load_state_dict, plain)
+        assert not warns_of_a_loss(optimizer.load_state_dict, optimizer.state_dict())
+        assert not warns_of_a_loss(fresh.load_state_dict, plain), "a fresh optimizer has no residual to lose"
 
 
 def check_what_was_loaded_is_gathered_before_the_first_step() -> None:
