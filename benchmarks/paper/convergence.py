@@ -20,7 +20,7 @@ METHODS = {"dense": ("none", GREY), "OkTopk, density 1 %": ("oktopk --density 0.
            "OkTopk, density 2 %": ("oktopk --density 0.02", BLUE)}
 
 
-def measure(progress: Any, seeds: int = 2, rates: Sequence[float] = (0.25, 0.5, 1.0, 2.0, 4.0),
+def measure(progress: Any, seeds: int = 3, rates: Sequence[float] = (0.25, 0.5, 1.0, 2.0, 4.0),
             lengths: Sequence[int] = (1, 3, 10), small: str = "--hidden 64 --sequence 16 --batch-size 32",
             ) -> dict[str, Any]:
     """Return the rate of each method, and the validation losses of the seeds, by method, by epochs."""
