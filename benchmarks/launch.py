@@ -36,6 +36,17 @@ def horovodrun(ranks: int, backend: str = "mpi") -> list[str]:
     return [str(BIN / "horovodrun"), "-np", str(ranks), "-H", f"localhost:{ranks}", f"--{backend}"]
 
 
+def torchrun(ranks: int) -> list[str]:
+    """Return the command line of torchrun for ranks of this machine; a program follows, without `python`."""
+    return [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(ranks)]
+
+
+def rank() -> int:
+    """Return this process's rank, as its launcher has told it; 0 if there is none."""
+    names = ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "RANK")
+    return int(next((os.environ[name] for name in names if name in os.environ), "0"))
+
+
 def run(command: Sequence[str], timeout: float) -> None:
     """Run the command to its end. Raise SystemExit if it fails, or takes more than `timeout` seconds."""
     line = " ".join(command)
@@ -65,7 +76,7 @@ def run_rank(measure: Callable[..., Any]) -> None:
     """Run one rank's part of `measured`."""
     folder = Path(sys.argv[1])
     results = measure(**json.loads((folder / SETTINGS).read_text()))
-    if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("HOROVOD_RANK")) == "0":
+    if rank() == 0:
         (folder / RESULTS).write_text(json.dumps(results))
 
 

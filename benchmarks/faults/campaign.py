@@ -3,7 +3,8 @@
     .venv/bin/python -m benchmarks.faults.campaign --jobs 200 --seed 1
     .venv/bin/python -m benchmarks.faults.campaign --jobs 20 --programs torch --faults kill freeze
 
-Real horovodrun jobs of 2 or 3 ranks. A plan is drawn for each by the seed: program, mode, network, fault, rank, time.
+Real jobs of 2 or 3 ranks, under horovodrun and torchrun. A plan is drawn for each by the seed: program, mode,
+network, fault, rank, time.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from tqdm import tqdm
 
 from benchmarks import launch, output
 from benchmarks.faults.jobs import Ended, faults_of, run
-from benchmarks.faults.plans import FAULTS, PROGRAMS, Plan, draw
-from benchmarks.output import BLUE, ORANGE
+from benchmarks.faults.plans import FAULTS, NETWORKS, PROGRAMS, Plan, draw
+from benchmarks.output import BLUE, GREY, ORANGE
 
 Row = dict[str, Any]
 
@@ -56,7 +57,7 @@ def _row(ended: Ended, reference: Ended | None) -> Row:
 
 
 def show(rows: list[Row], console: Console) -> None:
-    columns = [(program, network) for program in PROGRAMS for network in ("mpi", "gloo")
+    columns = [(program, network) for program in PROGRAMS for network in NETWORKS
                if any((row["program"], row["network"]) == (program, network) for row in rows)]
     table = output.make_table("Jobs that ended as promised, of all", ["one rank …"],
                               [f"{program}\n{network}" for program, network in columns])
@@ -80,11 +81,11 @@ def plot(rows: list[Row], path: Path) -> None:
     faults = [fault for fault in FAULTS if any(row["fault"] == fault for row in timed)]
     pyplot = output.load_pyplot()
     figure, axes = pyplot.subplots(figsize=(8, 3.6), layout="constrained")
-    for network, color, shift in (("mpi", BLUE, -0.12), ("gloo", ORANGE, 0.12)):
+    for network, color, shift in (("mpi", BLUE, -0.2), ("gloo", ORANGE, 0.0), ("torchrun", GREY, 0.2)):
         found = [(row["seconds"], faults.index(row["fault"]) + shift) for row in timed if row["network"] == network]
         if found:
             axes.scatter(*zip(*found, strict=True), s=16, alpha=0.6, color=color, linewidths=0,
-                         label={"mpi": "MPI", "gloo": "Gloo"}[network])
+                         label={"mpi": "MPI", "gloo": "Gloo", "torchrun": "torchrun"}[network])
     axes.set(xscale="log", xlabel="seconds from the fault to the end of the job",
              yticks=range(len(faults)), yticklabels=[f"a rank {FAULTS[fault]}" for fault in faults])
     axes.invert_yaxis()
@@ -97,7 +98,7 @@ def parse(arguments: Iterable[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=200, help="beside undisturbed ones, to be compared with")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
-    parser.add_argument("--networks", nargs="+", choices=["mpi", "gloo"], default=["mpi", "gloo"])
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=[name for name in FAULTS if name != "none"])
     parser.add_argument("--parallel", type=int, default=1, help="jobs at a time")
     parser.add_argument("--limit", type=float, default=240, help="seconds after which a job counts as hung")

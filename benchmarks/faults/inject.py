@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import resource
 import signal
@@ -27,6 +28,10 @@ class Injector:
         self._is_faulty = rank == plan.rank
         self._timer: threading.Timer | None = None
 
+    def density(self, usual: float) -> float:
+        """Return the density of this rank."""
+        return 2 * usual if self._is_faulty and self._plan.fault == "options" else usual
+
     @property
     def steps(self) -> int:
         """Steps of each of this rank's epochs."""
@@ -45,8 +50,12 @@ class Injector:
         if fault in ("kill", "pause", "freeze"):
             self._timer = threading.Timer(self._plan.delay, self._signal, [fault])
             self._timer.start()
-        elif fault in ("vanish", "raise", "exit"):
+        elif fault in ("vanish", "raise", "exit", "destroy"):
             self._note()
+            if fault == "destroy":
+                dist = importlib.import_module("torch.distributed")
+                dist.destroy_process_group()
+                return
             if fault == "vanish":
                 os._exit(3)
             if fault == "exit":

@@ -22,7 +22,7 @@ from benchmarks.faults.rank import PLAN
 BLAMED = re.compile(r"rank (\d+) has (?:come to the end|ended|called hvd\.shutdown)|for ranks \[([\d, ]+)\] to come")
 
 
-SILENT = ("none", "fewer", "nan")
+SILENT = ("none", "fewer", "nan", "options")
 """Faults of which no time is noted."""
 
 
@@ -50,7 +50,9 @@ def run(plan: Plan, limit: float) -> Ended:
     with tempfile.TemporaryDirectory(prefix="faults.") as name:
         folder = Path(name)
         (folder / PLAN).write_text(json.dumps(asdict(plan)))
-        command = [*launch.horovodrun(plan.ranks, plan.network), sys.executable, "-m", "benchmarks.faults.rank", name]
+        launcher = (launch.torchrun(plan.ranks) if plan.network == "torchrun"
+                    else [*launch.horovodrun(plan.ranks, plan.network), sys.executable])
+        command = [*launcher, "-m", "benchmarks.faults.rank", name]
         in_time = True
         with (folder / "output").open("w+") as output, subprocess.Popen(
                 command, env=_environment(plan), cwd=launch.ROOT, stdin=subprocess.DEVNULL, stdout=output,

@@ -11,16 +11,20 @@ FAULTS = {
     "none": "nothing", "kill": "is killed (SIGKILL)", "vanish": "ends without a word (os._exit)",
     "raise": "raises an exception", "exit": "calls sys.exit(3)", "fewer": "has fewer steps",
     "pause": "stands still for a while (SIGSTOP, SIGCONT)", "freeze": "stands still for ever (SIGSTOP)",
-    "disk": "has a full disk while it saves the state", "nan": "computes NaN in one step"}
+    "disk": "has a full disk while it saves the state", "nan": "computes NaN in one step",
+    "options": "has another density", "destroy": "calls dist.destroy_process_group in the middle"}
 """By name: what one rank does."""
 
 PROGRAMS = {"torch": ("gradients", "step-ahead", "partial"), "keras3": ("gradients", "step-ahead", "partial"),
             "tf-keras": ("gradients", "step-ahead"), "tape": ("gradients",)}
 """By name: the modes that it has. torch: a loop; keras3, tf-keras: model.fit; tape: a tf.function of TensorFlow."""
 
+NETWORKS = ("mpi", "gloo", "torchrun")
+"""Horovod over MPI or Gloo; or torch.distributed."""
+
 EPOCHS, STEPS = 2, 6
 STALL_SHUTDOWN = 15
-"""Seconds: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS where a rank stands still for ever."""
+"""Seconds after which a job ends where a rank stands still for ever: Horovod's, or torch.distributed's timeout."""
 PAUSE = 3.0
 
 
@@ -59,10 +63,16 @@ class Plan:
 
 
 def combinations(programs: list[str], networks: list[str], faults: list[str]) -> list[tuple[str, str, str, str]]:
-    """Return all combinations: program, mode, network, fault. Partial rounds need MPI."""
+    """Return all combinations that there are: program, mode, network, fault."""
     return [(program, mode, network, fault)
             for fault, program, network in product(faults, programs, networks)
-            for mode in PROGRAMS[program] if network == "mpi" or mode != "partial"]
+            for mode in PROGRAMS[program] if is_possible(program, mode, network, fault)]
+
+
+def is_possible(program: str, mode: str, network: str, fault: str) -> bool:
+    """Return True if there is such a job: rounds need MPI, torchrun starts PyTorch."""
+    return ((network == "mpi" or mode != "partial") and (network != "torchrun" or program == "torch")
+            and (fault != "options" or program == "torch") and (fault != "destroy" or network == "torchrun"))
 
 
 def draw(seed: int, programs: list[str], networks: list[str], faults: list[str]) -> Iterator[Plan]:

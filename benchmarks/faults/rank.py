@@ -5,10 +5,10 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import json
-import os
 import sys
 from pathlib import Path
 
+from benchmarks import launch
 from benchmarks.faults.inject import Injector
 from benchmarks.faults.plans import Plan
 
@@ -18,11 +18,10 @@ PLAN = "plan.json"
 def main() -> None:
     folder = Path(sys.argv[1])
     plan = Plan(**json.loads((folder / PLAN).read_text()))
-    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("HOROVOD_RANK", "0")))
+    rank = launch.rank()
     with (folder / f"crash.{rank}").open("w") as crash:  # empty, if no signal like SIGSEGV comes
         faulthandler.enable(crash)
         framework = "torch" if plan.program == "torch" else "tensorflow"
-        importlib.import_module(f"horovod.{framework}").init()
         program = importlib.import_module(f"benchmarks.faults.{framework}_program").Program(plan)
         try:
             saved = program.train(Injector(plan, rank, folder), folder / "state")

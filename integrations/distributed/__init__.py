@@ -1,6 +1,7 @@
 """Ok-Topk under torchrun: distributed optimizers over torch.distributed, without Horovod and MPI."""
 
 from horovod_oktopk.distributed.ddp import leave_gradients, local_gradients_hook
+from horovod_oktopk.distributed.hook import OkTopkState, oktopk_hook
 from horovod_oktopk.distributed.optimizer import DistributedOptimizer, broadcast_optimizer_state, broadcast_parameters
 from horovod_oktopk.modes.api import set_density, shared_parameters, step_report, synchronize_replicas
 from horovod_oktopk.modes.options import StepAhead
@@ -10,7 +11,7 @@ from horovod_oktopk.torch_base.state import gather_state_dict
 
 make.install()
 
-__all__ = ["Dense", "DistributedOptimizer", "GTopk", "GaussianK", "OkTopk", "StepAhead", "TopkA", "TopkDSA",
-           "broadcast_optimizer_state", "broadcast_parameters", "gather_state_dict", "leave_gradients",
-           "local_gradients_hook", "set_density", "shared_parameters", "step_report", "synchronize_replicas",
-           "warmup_density"]
+__all__ = ["Dense", "DistributedOptimizer", "GTopk", "GaussianK", "OkTopk", "OkTopkState", "StepAhead", "TopkA",
+           "TopkDSA", "broadcast_optimizer_state", "broadcast_parameters", "gather_state_dict", "leave_gradients",
+           "local_gradients_hook", "oktopk_hook", "set_density", "shared_parameters", "step_report",
+           "synchronize_replicas", "warmup_density"]

@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations`: register_comm_hook compares the hook's annotations with classes.
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +20,15 @@ SHARDED = ("the parameters are sharded ({kind}), so that each rank has others. D
 
 def local_gradients_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # noqa: ARG001
     """Leave gradients as they are; a communication hook of DistributedDataParallel."""
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    future.set_result(bucket.buffer())
+    buffer = bucket.buffer()
+    future = future_for(buffer)
+    future.set_result(buffer)
     return future
+
+
+def future_for(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """Return a future that can hold this tensor, or another on its device."""
+    return torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
 
 
 def leave_gradients(model: DistributedDataParallel) -> None:
@@ -43,7 +49,12 @@ def refuse_ddp(parameters: Sequence[torch.Tensor]) -> None:
     kind = next((type(p).__name__ for p in parameters if type(p).__name__ in ("DTensor", "FlatParameter")), None)
     if kind is not None:
         raise PluginError(SHARDED.format(kind=kind))
+    if any(local_gradients_hook not in hooks_of(model) for model in models_over(parameters)):
+        raise PluginError(WRAPPED)
+
+
+def models_over(parameters: Iterable[torch.Tensor]) -> list[DistributedDataParallel]:
+    """Return the models in DistributedDataParallel, of this process, that have one of these parameters."""
     wanted = set(parameters)
-    for model in [each for each in gc.get_objects() if type(each) is DistributedDataParallel]:
-        if local_gradients_hook not in hooks_of(model) and any(p in wanted for p in model.parameters()):
-            raise PluginError(WRAPPED)
+    return [each for each in gc.get_objects()
+            if type(each) is DistributedDataParallel and any(p in wanted for p in each.parameters())]

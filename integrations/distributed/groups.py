@@ -21,11 +21,12 @@ import torch
 import torch.distributed as dist
 
 from horovod_oktopk.distributed.notes import Notes
-from horovod_oktopk.distributed.private import default_store
+from horovod_oktopk.distributed.private import default_store, timeout_of
 from horovod_oktopk.errors import PluginError, TransportError
 from horovod_oktopk.modes.step_ahead.mode import close_all
 from horovod_oktopk.transport.base import Bytes, Counts, Membership, NoMPI, Ranks, Transport, Values
 from horovod_oktopk.transport.ending import EARLY, note_status, unhappy_end
+from horovod_oktopk.transport.stalls import noticed
 
 NO_GROUP = ("torch.distributed has not been started: call dist.init_process_group(\"gloo\") (or \"nccl\", or "
             "\"cpu:gloo,cuda:nccl\") first, and start the program by torchrun")
@@ -49,7 +50,7 @@ class Group:
         # A restart by torchrun keeps the store, with the addresses of ranks that are gone: this name is new.
         name = [uuid.uuid4().hex]
         dist.broadcast_object_list(name, dist.get_global_rank(process_group, 0), process_group)
-        self._store = dist.PrefixStore(f"horovod_oktopk/{name[0]}", store)
+        self._store, self._timeout = dist.PrefixStore(f"horovod_oktopk/{name[0]}", store), timeout_of(process_group)
         self.notes = Notes(self._store, self.rank)
         _leave_in_time()
         self.shared: dict[str, GroupTransport] = {}
@@ -62,7 +63,8 @@ class Group:
         members = range(self.size) if members is None else members
         name = f"{channel}/{'.'.join(map(str, members)) if len(members) < self.size else 'all'}"
         if name not in kept:
-            gloo = dist.ProcessGroupGloo(dist.PrefixStore(name, self._store), members.index(self.rank), len(members))
+            gloo = dist.ProcessGroupGloo(dist.PrefixStore(name, self._store), members.index(self.rank), len(members),
+                                         self._timeout)
             kept[name] = GroupTransport(gloo, self.notes, name, members)
         return kept[name]
 
@@ -129,11 +131,12 @@ class GroupTransport(Transport):
     def _wait(self, begin: Callable[[], Any]) -> None:
         """Make a call, and wait for its end. Raise TransportError that says who has ended, if it fails."""
         self._calls += 1
+        call = self._notes.call(f"{self._name}.{self._calls}", self._members)
         try:
-            with self._notes.waiting(f"{self._name}.{self._calls}", self._members):
+            with noticed(call.look):
                 begin().wait()
         except RuntimeError as error:
-            raise TransportError(self._notes.explain(error)) from error
+            raise TransportError(call.explain(error)) from error
 
 
 class GroupRanks(Ranks):

@@ -6,12 +6,10 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 from horovod_oktopk.errors import OptionError
 from horovod_oktopk.transport.ending import LEFT
-from horovod_oktopk.transport.stalls import noticed
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -25,6 +23,8 @@ STALL_SECONDS = "OKTOPK_STALL_SECONDS"
 STALLED = ("stalled: ranks %s have waited for %.0f s for ranks %s to come to a reduction. All ranks must take the "
            "same number of steps: a rank that leaves one out by its own judgement keeps the others waiting. See "
            f"where the ranks stand (py-spy dump), or set {STALL_SECONDS} (now %g; 0: never) if such waits are normal")
+LATE = ("ranks {missing} have not come to a reduction within the timeout of the process group "
+        "(dist.init_process_group(timeout=...)): they stand still, or take fewer steps")
 
 
 def stall_seconds() -> float:
@@ -50,23 +50,23 @@ class Notes:
         except RuntimeError:  # the process that has the store is gone, and whoever would read this, too
             return
 
-    def explain(self, error: Exception) -> str:
-        """Return the text of a failure, after the notes of the ranks that have ended, as soon as there are any."""
+    def ended(self) -> list[str]:
+        """Return how ranks have ended, in words, as soon as there is such a note; [] if none comes."""
         until = time.monotonic() + LOOK
         try:
-            while not (found := self._ended()) and time.monotonic() < until:
+            while not (found := self._found()) and time.monotonic() < until:
                 time.sleep(PAUSE)
         except RuntimeError:
-            found = []
-        return f"{'; '.join(found) or LEFT}. {error}"
+            return []
+        return found
 
-    def _ended(self) -> list[str]:
+    def _found(self) -> list[str]:
         return [self._store.get(f"ended.{number}").decode() for number in range(1, self._store.add("ended", 0) + 1)
                 if self._store.check([f"ended.{number}"])]
 
-    def waiting(self, name: str, members: Sequence[int]) -> AbstractContextManager[None]:
-        """Return a context for a call of this name, of these ranks: whoever is late is named."""
-        return noticed(Call(self, self._store, name, members).look)
+    def call(self, name: str, members: Sequence[int]) -> Call:
+        """Return what looks at a call of this name, of these ranks."""
+        return Call(self, self._store, name, members)
 
 
 class Call:
@@ -90,7 +90,17 @@ class Call:
             return
 
     def _warn(self, waited: float) -> None:
-        here = [rank for rank in self._members if self._store.check([f"{self._name}.{rank}"])]
-        missing = [rank for rank in self._members if rank not in here]
-        if self._notes.rank == here[0] and missing:
+        missing = self._missing()
+        here = [rank for rank in self._members if rank not in missing]
+        if missing and self._notes.rank == here[0]:
             logger.warning(STALLED, here, waited, missing, self._notes.stall_seconds)
+
+    def _missing(self) -> list[int]:
+        return [rank for rank in self._members if not self._store.check([f"{self._name}.{rank}"])]
+
+    def explain(self, error: Exception) -> str:
+        """Return the text of this call's failure, after its cause: ranks that have ended, or that have not come."""
+        found = "; ".join(self._notes.ended())
+        if not found and self._has_arrived and "Timed out" in str(error) and (missing := self._missing()):
+            found = LATE.format(missing=missing)
+        return f"{found or LEFT}. {error}"

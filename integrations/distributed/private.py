@@ -11,13 +11,20 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 SEEN = {"torch": "2.13"}
-NAMES = ("torch.distributed:distributed_c10d._get_default_store",)
-"""Modules and what is in them. Of objects: `_comm_hooks` of DistributedDataParallel."""
+NAMES = ("torch.distributed:distributed_c10d._get_default_store", "torch.distributed:ProcessGroup._get_backend",
+         "torch.distributed:ProcessGroup._device_types")
+"""Modules and what is in them. Of objects: `_comm_hooks` of DistributedDataParallel; `_timeout` of options."""
 
 
 def default_store() -> Any:
     """Return the store of the default process group; None if its backend has none."""
     return dist.distributed_c10d._get_default_store()
+
+
+def timeout_of(process_group: Any) -> Any:
+    """Return how long the operations of a process group may take, a timedelta."""
+    group = dist.group.WORLD if process_group is None else process_group
+    return group._get_backend(group._device_types[0]).options._timeout
 
 
 def hooks_of(model: DistributedDataParallel) -> list[Any]:

@@ -8,12 +8,13 @@ rank 0's.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 from horovod_oktopk.errors import OptionError
-from horovod_oktopk.state.records import check_records, residual_of
+from horovod_oktopk.state.records import Record, check_records, residual_of
 from horovod_oktopk.torch_base.registry import own_run_of
 
 KEY = "horovod_oktopk"
@@ -24,17 +25,12 @@ LOST = ("the state has no residual of this package, as one that torch.distribute
 def attach_state(optimizer: Any) -> None:
     """Make a distributed optimizer's state_dict carry the mode's state, and its load_state_dict take it."""
     def save(_optimizer: Any, state_dict: dict[str, Any]) -> None:
-        state_dict[KEY] = [_to_torch(record) for record in own_run_of(_optimizer).records()]
+        state_dict |= state_of(own_run_of(_optimizer).records())
 
     def load(_optimizer: Any, state_dict: dict[str, Any]) -> None:
         if KEY not in state_dict and own_run_of(_optimizer).mode is not None:
             warnings.warn(LOST, stacklevel=2)
-        saved = state_dict.get(KEY, [])
-        check_records(saved)
-        records = [_to_numpy(record) for record in saved]
-        for each in records:  # of all ranks, and before anything is taken: so all ranks refuse the same file
-            residual_of(each, each["residual"].dtype)
-        own_run_of(_optimizer).load_records(records)
+        own_run_of(_optimizer).load_records(records_of(state_dict))
 
     optimizer.register_state_dict_post_hook(save)
     optimizer.register_load_state_dict_pre_hook(load)
@@ -64,7 +60,22 @@ def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     run = own_run_of(optimizer)
     run.synchronize_replicas()
     everyone = run.gathered("gather the state (gather_state_dict)")
-    return {**optimizer.state_dict(), KEY: [_to_torch(record) for record in everyone]}
+    return {**optimizer.state_dict(), **state_of(everyone)}
+
+
+def state_of(records: Iterable[Record]) -> dict[str, Any]:
+    """Return records as a state_dict has them."""
+    return {KEY: [_to_torch(record) for record in records]}
+
+
+def records_of(state_dict: Mapping[str, Any]) -> list[Record]:
+    """Return the records of a state_dict, which may have none. Raise OptionError if one is damaged."""
+    saved = state_dict.get(KEY, [])
+    check_records(saved)
+    records = [_to_numpy(record) for record in saved]
+    for each in records:  # of all ranks, and before anything is taken: so all ranks refuse the same file
+        residual_of(each, each["residual"].dtype)
+    return records
 
 
 def _to_torch(record: dict[str, Any]) -> dict[str, Any]:

@@ -128,15 +128,21 @@ class OwnGradients(LocalGradients):
 class DenseGradients(OwnGradients, ReducedGradients):
     """The same as dense tensors, over which an update is written: it becomes `p.grad`.
 
-    A gradient that came sparse becomes so again. Pieces are copied from a device if `in_host_memory`.
+    A gradient that came sparse becomes so again. Pieces are copied from a device if `in_host_memory`. Other tensors,
+    in the layout's order, may be `given` in place of `p.grad`, which then stays as it is.
     """
 
-    def __init__(self, layout: TorchLayout, in_host_memory: bool = False) -> None:
+    def __init__(self, layout: TorchLayout, in_host_memory: bool = False,
+                 given: Sequence[torch.Tensor] | None = None) -> None:
         super().__init__(layout)
-        self._in_host_memory = in_host_memory
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad.detach() for p in layout.parameters]
+        self._in_host_memory, self._are_given = in_host_memory, given is not None
+        gradients = given if given is not None else [
+            torch.zeros_like(p) if p.grad is None else p.grad.detach() for p in layout.parameters]
         self._were_sparse = [gradient.is_sparse for gradient in gradients]
         self._tensors = [each.to_dense() if each.is_sparse else each for each in gradients]
+
+    def all_finite(self) -> bool:
+        return are_finite(lambda: self._tensors)
 
     def pieces(self) -> Iterator[tuple[int, Any]]:
         """Yield arrays in host memory, or tensors on a device; what is copied from there is cleared here."""
@@ -166,7 +172,8 @@ class DenseGradients(OwnGradients, ReducedGradients):
             else:
                 is_zero = cleared and out is tensor and out.is_contiguous()
                 _write(out, part, is_zero and out.dtype is self.layout.torch_dtype)
-            p.grad = out.to_sparse() if was_sparse else out
+            if not self._are_given:
+                p.grad = out.to_sparse() if was_sparse else out
 
 
 def are_finite(parts: Callable[[], Iterable[torch.Tensor]]) -> bool:

@@ -1,4 +1,4 @@
-"""The protocol Ranks over torch.distributed: a job without Horovod. One rank of it, under torchrun:
+"""The core alone over torch.distributed. One rank of a job, under torchrun:
 
     torchrun --nproc-per-node P -m tests.core.distributed NAME...
 
@@ -9,80 +9,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import torch
 import torch.distributed as dist
 
-from horovod_oktopk.transport.base import Counts, Membership, NoMPI, Ranks
-from horovod_oktopk.transport.collectives import CollectivesTransport
+from horovod_oktopk.distributed.groups import GroupRanks
 from tests.core.digests import CASES, digest_on
 from tests.core.driver import Kind
 from tests.core.world import Hvd, ProcessSet
-
-
-class GroupTransport(CollectivesTransport):
-    """The collectives of one process group of Gloo."""
-
-    concurrent = True
-
-    def __init__(self, group: Any) -> None:
-        self.rank, self.size, self._group = dist.get_rank(group), dist.get_world_size(group), group
-
-    def _allgather(self, values: np.ndarray) -> np.ndarray:
-        lengths = self._gathered(np.array([len(values)]), 1)
-        rows = self._gathered(values, int(max(row[0] for row in lengths)))
-        return np.concatenate([row[:length[0]] for row, length in zip(rows, lengths, strict=True)])
-
-    def _allreduce(self, values: np.ndarray) -> np.ndarray:
-        total = torch.from_numpy(values.copy())
-        dist.all_reduce(total, group=self._group)
-        return total.numpy()
-
-    def _alltoall(self, values: np.ndarray, splits: np.ndarray) -> np.ndarray:
-        came = np.stack(self._gathered(splits.astype(np.int64), self.size))[:, self.rank]
-        received = torch.empty(int(came.sum()), dtype=torch.from_numpy(values[:0]).dtype)
-        dist.all_to_all_single(received, torch.from_numpy(values.copy()), came.tolist(), splits.tolist(),
-                               group=self._group)
-        return received.numpy()
-
-    def _gathered(self, row: np.ndarray, length: int) -> list[np.ndarray]:
-        padded = torch.from_numpy(np.concatenate([row, np.zeros(length - len(row), row.dtype)]))
-        rows = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(rows, padded, group=self._group)
-        return [each.numpy() for each in rows]
-
-
-class DistributedRanks(Ranks):
-    """All ranks of the job. A channel has a group of its own, made on all ranks together."""
-
-    yield_cpu, takes_part, base = False, True, dist
-
-    def __init__(self, hvd: Hvd, process_set: ProcessSet, channel: int) -> None:
-        self.hvd, self.process_set, self.channel = hvd, process_set, channel
-        self._groups: dict[Any, Any] = {}
-
-    def membership(self) -> Membership:
-        return Membership(dist.get_rank(), dist.get_world_size(), 0)
-
-    def host(self) -> tuple[int, int | None]:
-        return 0, dist.get_world_size()
-
-    def divide(self, groups: Iterable[Counts]) -> None:
-        for members in groups:
-            self._groups[tuple(members.tolist())] = dist.new_group(members.tolist())
-
-    def transport(self, channel: int | str, members: Counts | None = None) -> CollectivesTransport:
-        if members is not None:
-            return GroupTransport(self._groups[tuple(members.tolist())])
-        if channel not in self._groups:
-            self._groups[channel] = dist.new_group()
-        return GroupTransport(self._groups[channel])
-
-    def mpi_rank(self) -> NoMPI:
-        return NoMPI("there is none", warns=False)
 
 
 class DistributedHvd(Hvd):
@@ -99,7 +34,8 @@ class DistributedHvd(Hvd):
 
 
 class DistributedKind(Kind):
-    make_ranks = DistributedRanks
+    def make_ranks(self, _hvd: Hvd, _process_set: ProcessSet, channel: int) -> GroupRanks:
+        return GroupRanks(None, own_channel=bool(channel))
 
 
 def main(names: Sequence[str]) -> None:

@@ -1,0 +1,139 @@
+"""A communication hook of DistributedDataParallel, which reduces gradients by a scheme of this package."""
+
+# No `from __future__ import annotations`: register_comm_hook compares the hook's annotations with classes.
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from horovod_oktopk.distributed.ddp import future_for, models_over
+from horovod_oktopk.distributed.groups import GroupRanks
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.modes.mode import Mode
+from horovod_oktopk.schemes import OkTopk, as_options
+from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.schemes.report import StepReport
+from horovod_oktopk.state import gather
+from horovod_oktopk.torch_base.device import mode_of
+from horovod_oktopk.torch_base.state import records_of, state_of
+from horovod_oktopk.torch_base.tensors import DenseGradients, TorchLayout
+
+GRADIENTS_ALONE = ("a communication hook reduces gradients, and takes a scheme such as OkTopk(...); got {given!r}. "
+                   "For StepAhead call leave_gradients(model), and give the optimizer to DistributedOptimizer")
+SPARSE = ("DistributedDataParallel has a bucket with a sparse gradient, which this hook cannot reduce: make the "
+          "embedding's gradients dense (sparse=False), or train the plain model with DistributedOptimizer")
+
+
+class OkTopkState:
+    """What `oktopk_hook` keeps between steps: this rank's residual, by parameter.
+
+    Args:
+        process_group: the ranks, as given to DistributedDataParallel; None is all ranks.
+        compression: a scheme, with its options.
+        named_parameters: `model.named_parameters()`; without it parameters have the order of the first backward pass.
+        scaler: the `torch.amp.GradScaler` by which the loss is multiplied; the residual is in true units.
+
+    Raises:
+        PluginError: The compression is StepAhead or Partial, or none of this package.
+    """
+
+    def __init__(self, process_group: Any = None, compression: Any = OkTopk,
+                 named_parameters: Iterable[tuple[str, torch.Tensor]] = (), scaler: Any = None) -> None:
+        options = as_options(compression)
+        if not isinstance(options, Scheme):
+            raise PluginError(GRADIENTS_ALONE.format(given=compression))
+        self._options, self._scaler = options, scaler
+        self._names = {p: name for name, p in named_parameters}
+        self._ranks = GroupRanks(process_group)
+        self._mode: Mode[Any] | None = None
+        self._layout: TorchLayout
+        self._loaded: list[Any] = []  # which waits for the first step
+        self._finds_unused = False
+        self._gradients: dict[torch.Tensor, torch.Tensor] = {}  # of this backward pass, by parameter
+        self._futures: list[tuple[torch.futures.Future[torch.Tensor], torch.Tensor]] = []
+
+    @property
+    def report(self) -> StepReport | None:
+        """The report of the last reduction; None before the first."""
+        return None if self._mode is None else self._mode.report
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the residuals of all ranks on rank 0, this rank's own on the others. Collective."""
+        records = self._loaded if self._mode is None else gather.records(self._mode, "gather the state (state_dict)")
+        return state_of(records)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take what `state_dict` has returned on rank 0, on these or other ranks."""
+        self._loaded = records_of(state)
+        if self._mode is not None:
+            self._mode.load(self._loaded)
+
+    def add(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Keep a bucket's gradients; reduce all with the last one."""
+        if bucket.index() == 0:  # also after a backward pass that has failed
+            self._gradients, self._futures = {}, []
+        buffer = bucket.buffer()
+        if buffer.is_sparse:
+            raise PluginError(SPARSE)
+        self._gradients |= dict(zip(bucket.parameters(), bucket.gradients(), strict=True))
+        future = future_for(buffer)
+        self._futures.append((future, buffer))
+        if bucket.is_last():
+            self._reduce()
+            for each, whole in self._futures:
+                each.set_result(whole)
+        return future
+
+    def _reduce(self) -> None:
+        mode, scale = self._mode_of_these(), 1.0
+        if self._scaler is not None and self._scaler.is_enabled():
+            scale = self._scaler.get_scale()
+        tensors = [self._gradients[p] for p in self._layout.parameters]
+        if scale != 1:
+            torch._foreach_mul_(tensors, 1 / scale)
+        mode.reduce(DenseGradients(self._layout, bool(self._options.hierarchical), tensors))
+        if scale != 1:
+            torch._foreach_mul_(tensors, scale)
+        if self._finds_unused:
+            self._write(tensors)
+
+    def _write(self, tensors: list[torch.Tensor]) -> None:
+        """Write gradients into `p.grad`: DDP does not, where no rank has used p, but its residual may be sent now."""
+        for p, tensor in zip(self._layout.parameters, tensors, strict=True):
+            if p.grad is None:
+                p.grad = tensor.clone()
+            elif p.grad.data_ptr() != tensor.data_ptr():
+                p.grad.copy_(tensor)
+
+    def _mode_of_these(self) -> Mode[Any]:
+        """Return the mode; made at the first step, as only then the parameters are known."""
+        if self._mode is None:
+            named = {self._names.get(p, f"{place:06d}"): p for place, p in enumerate(self._gradients)}
+            self._layout = TorchLayout({name: named[name] for name in sorted(named)})
+            self._finds_unused = any(model.find_unused_parameters or model.static_graph
+                                     for model in models_over(named.values()))
+            self._mode = mode_of(self._options, True, self._layout, self._ranks, torch.optim.SGD, ())
+            if self._loaded:
+                self._mode.load(self._loaded)
+        return self._mode
+
+
+def oktopk_hook(state: OkTopkState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Reduce the gradients of a model in DistributedDataParallel by a scheme of this package.
+
+    All buckets of a backward pass are reduced together, with the last one, by one selection over all parameters: the
+    bits are those of `DistributedOptimizer`. Its errors come out of `backward()`.
+
+    Args:
+        state: made with the scheme.
+        bucket: given by DistributedDataParallel.
+
+    Returns:
+        A future of the bucket's reduced gradients, shape (elements of the bucket,).
+
+    Examples:
+        >>> state = OkTopkState(compression=OkTopk(density=0.01), named_parameters=model.module.named_parameters())
+        >>> model.register_comm_hook(state, oktopk_hook)
+    """
+    return state.add(bucket)
