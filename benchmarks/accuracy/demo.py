@@ -68,18 +68,20 @@ def run_passing_output(command: list[str]) -> int:
     return process.returncode
 
 
-def train(name: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Run one training; return its results. Exit with the launcher's status if it fails."""
-    results = Path(tempfile.mkdtemp(dir=folder), "results.json")
+def train(arguments: argparse.Namespace, folder: Path) -> dict[str, dict[str, Any]]:
+    """Train by all methods, in turns in one job; return their results. Exit with its status if it fails."""
     _, program, methods = TRAINING[arguments.framework]
+    results = {name: folder / f"results{number}.json" for number, name in enumerate(methods)}
+    lines = folder / "lines.json"
+    lines.write_text(json.dumps([
+        [*given, "--density", str(arguments.density), "--seed", str(arguments.seed), "--json", str(results[name])]
+        for name, given in methods.items()]))
     command = [*launch.horovodrun(arguments.ranks, "gloo" if arguments.gloo else "mpi"), sys.executable, "-m",
-               program, *methods[name], "--density", str(arguments.density), "--seed", str(arguments.seed),
-               "--json", str(results)]
+               "benchmarks.accuracy.in_turns", program, str(lines)]
     status = run_passing_output(command)
-    if status or not results.exists():
-        sys.exit(f"demo: training by {name} failed (status {status}): {' '.join(command)}")
-    outcome: dict[str, Any] = json.loads(results.read_text())
-    return outcome
+    if status or not all(path.exists() for path in results.values()):
+        sys.exit(f"demo: a training failed (status {status}): {' '.join(command)}")
+    return {name: json.loads(path.read_text()) for name, path in results.items()}
 
 
 def show(framework: str, results: dict[str, dict[str, Any]], console: Console) -> None:
@@ -100,10 +102,9 @@ def show(framework: str, results: dict[str, dict[str, Any]], console: Console) -
 def main(line: list[str] | None = None) -> None:
     arguments = parse_arguments(line)
     console = Console()
-    framework, _, methods = TRAINING[arguments.framework]
     with tempfile.TemporaryDirectory() as folder:
-        results = {name: train(name, arguments, Path(folder)) for name in methods}
-    show(framework, results, console)
+        results = train(arguments, Path(folder))
+    show(TRAINING[arguments.framework][0], results, console)
     lost = {name: results["dense"]["accuracy"] - outcome["accuracy"] for name, outcome in results.items()}
     for name, points in lost.items():
         if points > TOLERATED:
