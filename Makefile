@@ -1,7 +1,7 @@
 # `make demo` builds a small environment on its first run, `make test` and the others the full one; later runs find it ready.
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help environment demo-environment demo demo-tensorflow test test-rest test-all lint docs docs-serve bench cluster-bench figures clean
+.PHONY: help environment demo-environment demo demo-torchrun demo-tensorflow test test-rest test-all lint docs docs-serve bench cluster-bench figures clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -14,6 +14,10 @@ demo-environment:
 
 demo: demo-environment  ## Train on handwritten digits with 4 ranks: dense, OkTopk and StepAhead; and compare
 	@$(BIN)/python -m benchmarks.accuracy.demo
+
+demo-torchrun:  ## The same without Horovod, MPI and a compiler: PyTorch alone, by torchrun
+	@scripts/environment.sh torchrun
+	@$(BIN)/python -m benchmarks.accuracy.demo --launcher torchrun
 
 demo-tensorflow: environment  ## Train a Keras model in the same way, with TensorFlow
 	@$(BIN)/python -m benchmarks.accuracy.demo --framework tensorflow

@@ -2,10 +2,11 @@
 # Builds an environment in .venv: pinned packages, Open MPI from its wheel, Horovod compiled with MPI
 # and Gloo, and this package in editable mode.
 #
-#   scripts/environment.sh demo   what `make demo` needs, Horovod for PyTorch: requirements/demo.txt
-#   scripts/environment.sh        that and everything else, Horovod for TensorFlow, too: requirements/environment.txt
+#   scripts/environment.sh torchrun   what `make demo-torchrun` needs, PyTorch: requirements/torchrun.txt
+#   scripts/environment.sh demo       that and Horovod for PyTorch: requirements/demo.txt
+#   scripts/environment.sh            that and everything else, Horovod for TensorFlow, too: requirements/environment.txt
 #
-# The second completes what the first has built. Idempotent: a run that finds its stamp does nothing. Horovod
+# Each stage completes what those before it have built. Idempotent: a run that finds its stamp does nothing. Horovod
 # is compiled for one framework at a time, and each wheel is kept in a per-user cache, keyed by everything that it
 # depends on: neither a later stage nor another checkout compiles it again.
 #
@@ -17,6 +18,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 VENV=.venv
 STAGE=${1:-environment}
+case $STAGE in
+    torchrun) STAGES=(torchrun) ;;
+    demo) STAGES=(torchrun demo) ;;
+    *) STAGES=(torchrun demo environment) ;;
+esac
 REQUIREMENTS=requirements/$STAGE.txt
 LOG=$VENV/environment.log
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/horovod_oktopk
@@ -44,8 +50,14 @@ require_tools() {
         || fail "the headers of $1 (Python.h) were not found. On Debian or Ubuntu: apt-get install python3.11-dev"
 }
 
-# What a stage pins; the requirements of the full environment begin with those of the demo.
-pins() { [[ $1 == demo ]] || cat requirements/environment.txt; cat requirements/demo.txt; }
+# What a stage pins: its own requirements, and those of the stages before it.
+pins() {
+    local stage
+    for stage in "${STAGES[@]}"; do
+        cat "requirements/$stage.txt"
+        if [[ $stage == "$1" ]]; then break; fi
+    done
+}
 
 # What a finished stage depends on; written to its stamp when all is done.
 fingerprint() {
@@ -139,26 +151,28 @@ is_ready() { [[ -f $VENV/$2.stamp && $(<"$VENV/$2.stamp") == "$(fingerprint "$1"
 
 main() {
     local python stage
-    [[ -f $REQUIREMENTS ]] || fail "expected demo, or environment, or nothing; got '$STAGE'"
+    [[ -f $REQUIREMENTS ]] || fail "expected torchrun, demo, environment, or nothing; got '$STAGE'"
     python=$(find_python)
     if is_ready "$python" "$STAGE"; then return; fi
-    require_tools "$python"
+    if [[ $STAGE != torchrun ]]; then require_tools "$python"; fi
     say "building the environment in $VENV with $("$python" -V)"
     [[ -x $VENV/bin/python ]] || "$python" -m venv "$VENV"
     rm -f "$VENV"/*.stamp
     : >"$LOG"
     say "installing the packages of $REQUIREMENTS"
     logged "$VENV/bin/python" -m pip install --disable-pip-version-check --no-compile -r "$REQUIREMENTS"
-    if [[ $STAGE != demo ]]; then  # which imports little
+    if [[ $STAGE == environment ]]; then  # demos import little of it
         # pip would compile on one core. Like pip, this goes on after files that are for later Pythons only.
         "$VENV/bin/python" -m compileall -q -j 0 "$VENV/lib" >>"$LOG" 2>&1 || true
     fi
     # The kernels are compiled on the core that Horovod leaves idle now and then.
     logged "$VENV/bin/python" -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e . &
-    install_horovod
+    if [[ $STAGE != torchrun ]]; then
+        install_horovod
+        "$VENV/bin/horovodrun" --check-build >>"$LOG" 2>&1 || fail "the built Horovod does not start; see $LOG"
+    fi
     wait $!
-    "$VENV/bin/horovodrun" --check-build >>"$LOG" 2>&1 || fail "the built Horovod does not start; see $LOG"
-    for stage in demo "$STAGE"; do  # whoever has everything has what the demo needs
+    for stage in "${STAGES[@]}"; do
         fingerprint "$python" "$stage" >"$VENV/$stage.stamp"
     done
     say "ready"

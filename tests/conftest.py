@@ -17,8 +17,8 @@ settings.load_profile("more" if os.environ.get("CI") == "true" else "quick")
 
 SLOW_FILES = ("test_benchmarks.py", "test_cluster.py", "test_examples.py", "test_programs.py")
 """Files whose tests start the programs beside the package."""
-LAUNCHES = {"torch", "tensorflow", "test_distributed.py", "test_examples.py", "test_jobs.py", "test_mpi.py",
-            "test_programs.py"}
+LAUNCHES = {"torch", "distributed", "tensorflow", "test_distributed.py", "test_examples.py", "test_jobs.py",
+            "test_mpi.py", "test_programs.py"}
 """Files and folders whose tests start jobs that mostly compute; the jobs of others mostly start, or wait."""
 
 

@@ -27,8 +27,9 @@ from tests.launch import horovodrun
 from tests.worker import Outcome
 
 DOCS = ROOT / "docs"
-MODULES = ["horovod_oktopk", "horovod_oktopk.torch", "horovod_oktopk.tensorflow", "horovod_oktopk.tensorflow.keras",
-           "horovod_oktopk.tensorflow.keras.callbacks", "horovod_oktopk.tensorflow.keras.elastic"]
+MODULES = ["horovod_oktopk", "horovod_oktopk.torch", "horovod_oktopk.distributed", "horovod_oktopk.tensorflow",
+           "horovod_oktopk.tensorflow.keras", "horovod_oktopk.tensorflow.keras.callbacks",
+           "horovod_oktopk.tensorflow.keras.elastic"]
 
 
 # Code.

@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import ROOT, Finished, horovodrun
+from tests.launch import ROOT, Finished, horovodrun, torchrun
 
 
 @pytest.mark.parametrize("name", ["minimal_pytorch", "minimal_keras", "minimal_tensorflow", "cnn_pytorch",
                                   "partial_pytorch"])
 def test_the_example_learns_the_digits(name: str) -> None:
     assert accuracy_of(horovodrun("mpi", 2, f"examples/{name}.py")) > 90
+
+
+def test_the_example_for_torchrun_learns_the_digits() -> None:
+    assert accuracy_of(torchrun(2, "examples/minimal_torchrun.py")) > 90
 
 
 def test_a_second_run_of_the_keras_example_goes_on_from_the_first(tmp_path: Path) -> None:

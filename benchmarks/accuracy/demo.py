@@ -1,6 +1,7 @@
-"""Training on handwritten digits with 4 ranks under horovodrun: dense and OkTopk, and StepAhead in PyTorch.
+"""Training on handwritten digits with 4 ranks: dense and OkTopk, and StepAhead in PyTorch.
 
     make demo
+    make demo-torchrun
     make demo-tensorflow
 
 Exits with status 1 if the test accuracy of one of them is more than one point below that of dense training.
@@ -33,6 +34,7 @@ TAG = re.compile(rb"\[\d+,\d+\]<std(?:out|err)>:")
 LONGEST_TAG = 24
 NOTICE = re.compile(rb"(?:WARNING: All log messages before absl|E0000 )[^\n]*\n")
 """Notices that TensorFlow prints in every process before it can be told to be quiet."""
+EPOCHS = 20
 TOLERATED = 0.01
 """Accuracy that may be lost."""
 
@@ -43,8 +45,12 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--density", type=float, default=0.01)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--gloo", action="store_true", help="run on Gloo instead of MPI")
-    return parser.parse_args(line)
+    parser.add_argument("--launcher", choices=["mpi", "gloo", "torchrun"], default="mpi",
+                        help="horovodrun over MPI or Gloo; or torchrun, without Horovod")
+    arguments = parser.parse_args(line)
+    if arguments.launcher == "torchrun" and arguments.framework != "pytorch":
+        parser.error("torchrun starts PyTorch: leave --framework out")
+    return arguments
 
 
 def run_passing_output(command: list[str]) -> int:
@@ -74,10 +80,12 @@ def train(arguments: argparse.Namespace, folder: Path) -> dict[str, dict[str, An
     results = {name: folder / f"results{number}.json" for number, name in enumerate(methods)}
     lines = folder / "lines.json"
     lines.write_text(json.dumps([
-        [*given, "--density", str(arguments.density), "--seed", str(arguments.seed), "--json", str(results[name])]
+        [*given, "--epochs", str(EPOCHS), "--density", str(arguments.density), "--seed", str(arguments.seed),
+         "--json", str(results[name])]
         for name, given in methods.items()]))
-    command = [*launch.horovodrun(arguments.ranks, "gloo" if arguments.gloo else "mpi"), sys.executable, "-m",
-               "benchmarks.accuracy.in_turns", program, str(lines)]
+    launcher = (launch.torchrun(arguments.ranks) if arguments.launcher == "torchrun"
+                else [*launch.horovodrun(arguments.ranks, arguments.launcher), sys.executable])
+    command = [*launcher, "-m", "benchmarks.accuracy.in_turns", program, str(lines)]
     status = run_passing_output(command)
     if status or not all(path.exists() for path in results.values()):
         sys.exit(f"demo: a training failed (status {status}): {' '.join(command)}")

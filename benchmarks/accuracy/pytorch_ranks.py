@@ -1,71 +1,24 @@
-"""Ranks of a training: in a Horovod job, as users have them, or as threads of one process."""
+"""Ranks of a training: in a job, as users have them, or as threads of one process."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import importlib
+import os
+from collections.abc import Callable
 from typing import Any
 
-import horovod.torch as hvd
 import torch
-from torch import nn
 
-from benchmarks.accuracy.pytorch_training import Distributed, Ranks, Setup, train
+from benchmarks.accuracy.pytorch_training import Ranks, Setup, train
 from benchmarks.accuracy.thread_ranks import ThreadJob
 from benchmarks.accuracy.training import Results, finish
-from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.torch import Dense, set_density, shared_parameters, step_report, synchronize_replicas
 from horovod_oktopk.transport.base import Transport
 from tests.support.threads import run_ranks
 
 Make = Callable[[Ranks, argparse.Namespace], Setup]
 LONGEST_STEP = 600.0
 """Seconds for which threads wait for each other."""
-
-
-class HorovodOptimizer:
-    """hvd.DistributedOptimizer; model and optimizer are the same on all ranks."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module, compression: Any) -> None:
-        self.optimizer: Any = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
-                                                       compression=compression)
-        self._is_dense = isinstance(compression, Dense)
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        hvd.broadcast_optimizer_state(self.optimizer, root_rank=0)
-
-    def zero_grad(self) -> None:
-        self.optimizer.zero_grad()
-
-    def step(self) -> None:
-        self.optimizer.step()
-
-    def report(self) -> StepReport | None:
-        return None if self._is_dense else step_report(self.optimizer)
-
-    def set_density(self, density: float | None) -> None:
-        set_density(self.optimizer, density)
-
-    @contextmanager
-    def shared(self) -> Iterator[None]:
-        synchronize_replicas(self.optimizer)  # with --partial: from here on all ranks have the same parameters
-        with shared_parameters(self.optimizer):
-            yield
-
-
-class HorovodRanks:
-    """Ranks of a Horovod job."""
-
-    rank, size, allgather_object = staticmethod(hvd.rank), staticmethod(hvd.size), staticmethod(hvd.allgather_object)
-
-    def own_randomness(self) -> AbstractContextManager[None]:
-        """Return a context that does nothing: a process has a random generator of its own."""
-        return nullcontext()
-
-    def distribute(self, optimizer: torch.optim.Optimizer, model: nn.Module, compression: Any,
-                   clip: float) -> Distributed:
-        assert not clip, "on threads only"
-        return HorovodOptimizer(optimizer, model, compression)
 
 
 def run(make: Make, shown: str, parser: argparse.ArgumentParser,
@@ -80,10 +33,16 @@ def run(make: Make, shown: str, parser: argparse.ArgumentParser,
     if arguments.threads:
         results = train_on_threads(make, arguments)
     else:
-        hvd.init()
-        results = _train(HorovodRanks(), make, arguments)
-    if arguments.threads or hvd.rank() == 0:
+        ranks = ranks_of_job()
+        results = _train(ranks, make, arguments)
+    if arguments.threads or ranks.rank() == 0:
         finish(results, shown.format(**results), arguments.json)
+
+
+def ranks_of_job() -> Any:
+    """Start, and return the ranks, of whatever has launched this process."""
+    name = "torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "horovod"
+    return importlib.import_module(f"benchmarks.accuracy.{name}_ranks").start()
 
 
 def train_on_threads(make: Make, arguments: argparse.Namespace) -> Results:

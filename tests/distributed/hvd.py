@@ -46,7 +46,7 @@ class Hvd:
     def __getattr__(self, name: str) -> Any:
         raise Skipped(f"needs hvd.{name}")
 
-    def init(self, process_sets: Sequence[ProcessSet]) -> None:
+    def init(self, process_sets: Sequence[ProcessSet] = ()) -> None:
         dist.init_process_group("gloo")
         for each in process_sets:
             each.group = dist.new_group(each.ranks)
