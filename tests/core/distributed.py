@@ -34,8 +34,10 @@ class DistributedHvd(Hvd):
 
 
 class DistributedKind(Kind):
-    def make_ranks(self, _hvd: Hvd, _process_set: ProcessSet, channel: int) -> GroupRanks:
-        return GroupRanks(None, own_channel=bool(channel))
+    def make_ranks(self, _hvd: Hvd, process_set: ProcessSet, channel: int) -> GroupRanks:
+        ranks = GroupRanks(None, own_channel=bool(channel))
+        ranks.process_set = process_set  # of which the driver asks
+        return ranks
 
 
 def main(names: Sequence[str]) -> None:
