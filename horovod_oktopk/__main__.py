@@ -53,6 +53,10 @@ TRY_MPI = "try: mpirun -np 1 python -c 'from mpi4py import MPI'"
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
+ALONE = ("--measure needs several ranks: use horovodrun -np P python -m horovod_oktopk advise ..., or torchrun "
+         "--nproc-per-node P -m horovod_oktopk advise ...")
+
+
 class MissingError(Exception):
     """A part that does not work here: why, and the remedy."""
 
@@ -127,6 +131,14 @@ def check_gloo() -> str:
     return "through Horovod's own alltoall and allgather"
 
 
+def check_torchrun() -> str:
+    require(find_spec("torch"), "PyTorch is not installed")
+    dist = importlib.import_module("torch.distributed")
+    require(dist.is_available() and dist.is_gloo_available(), "PyTorch was built without torch.distributed, or Gloo")
+    importlib.import_module(f"{__package__}.distributed")
+    return "Gloo, by torch.distributed: horovod_oktopk.distributed, which needs no Horovod"
+
+
 def check_cuda() -> str:
     require(find_spec("torch"), "PyTorch is not installed")
     require(importlib.import_module("torch").cuda.is_available(),
@@ -149,7 +161,7 @@ SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
                  "Kernels": check_kernels, "Horovod": check_horovod},
     "Integrations": {"PyTorch": lambda: check_integration("torch", "PyTorch", "HOROVOD_WITH_PYTORCH=1"),
                      "TensorFlow": check_tensorflow},
-    "Transports": {"MPI": check_mpi, "Gloo": check_gloo},
+    "Transports": {"MPI": check_mpi, "Gloo": check_gloo, "torchrun": check_torchrun},
     "Devices": {"CUDA": check_cuda},
 }
 """By section and part, functions that return a version or the like, or raise MissingError."""
@@ -171,8 +183,10 @@ def check() -> int:
             print(f"    [{'X' if works[name] else ' '}] {name}: {found}")
     # On MPI without mpi4py Horovod's own collectives serve.
     transport = works["MPI"] or works["Gloo"] or horovod_says("mpi_built")
-    can_act = works["Horovod"] and (works["PyTorch"] or works["TensorFlow"]) and transport
-    print("OkTopk can be used here." if can_act else "OkTopk cannot be used here.")
+    with_horovod = works["Horovod"] and (works["PyTorch"] or works["TensorFlow"]) and transport
+    by_torchrun = " with torchrun (horovod_oktopk.distributed), and not with Horovod" * (not with_horovod)
+    can_act = with_horovod or works["torchrun"]
+    print(f"OkTopk can be used here{by_torchrun}." if can_act else "OkTopk cannot be used here.")
     return 0 if can_act else 1
 
 
@@ -186,7 +200,7 @@ def add_advise(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bandwidth", help="of a rank's link in each direction, with its unit: 10gbit, 940mbit/s")
     parser.add_argument("--latency", default="50us", help="of one message, with its unit: 50us, 0.1ms (50us)")
     parser.add_argument("--measure", action="store_true",
-                        help="measure bandwidth and latency between the ranks of this job, under horovodrun")
+                        help="measure bandwidth and latency between the ranks, under horovodrun or torchrun")
 
 
 def run_advise(arguments: argparse.Namespace) -> int:
@@ -198,7 +212,7 @@ def run_advise(arguments: argparse.Namespace) -> int:
         size, rank, network = _measure()
     else:
         if arguments.ranks is None or arguments.bandwidth is None:
-            raise OptionError("give --ranks and --bandwidth, or --measure under horovodrun")
+            raise OptionError("give --ranks and --bandwidth, or --measure under horovodrun or torchrun")
         check_integer("--ranks", arguments.ranks)
         size, rank = arguments.ranks, 0
         network = advise.Network(advise.parse_latency(arguments.latency), advise.parse_bandwidth(arguments.bandwidth))
@@ -209,6 +223,8 @@ def run_advise(arguments: argparse.Namespace) -> int:
 
 
 def _measure() -> tuple[int, int, advise.Network]:
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return _measure_under_torchrun()
     places = {"torch": "torch.horovod", "tensorflow": "tensorflow.tensors"}
     name = next((name for name in places if find_spec(name) is not None), None)
     if name is None:
@@ -216,9 +232,18 @@ def _measure() -> tuple[int, int, advise.Network]:
     hvd = importlib.import_module(f"horovod.{name}")
     hvd.init()
     if hvd.size() == 1:
-        raise OptionError("--measure needs several ranks: use horovodrun -np P python -m horovod_oktopk advise ...")
+        raise OptionError(ALONE)
     ranks = importlib.import_module(f"{__package__}.{places[name]}").ranks_of(hvd.global_process_set)
     return hvd.size(), hvd.rank(), advise.measure_network(connect(ranks, "auto").transport)
+
+
+def _measure_under_torchrun() -> tuple[int, int, advise.Network]:
+    dist = importlib.import_module("torch.distributed")
+    dist.init_process_group("gloo")
+    if dist.get_world_size() == 1:
+        raise OptionError(ALONE)
+    ranks = importlib.import_module(f"{__package__}.distributed.groups").GroupRanks(None)
+    return dist.get_world_size(), dist.get_rank(), advise.measure_network(connect(ranks, "auto").transport)
 
 
 def main() -> int:

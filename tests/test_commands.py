@@ -177,15 +177,22 @@ def test_mpich_under_horovod_and_open_mpi_5_under_mpi4py_are_both_named(monkeypa
         commands.check_mpi()
 
 
-@pytest.mark.parametrize(("built", "works"), [(["mpi_built"], True), ([], False)])
-def test_a_horovod_without_gloo_is_named_and_mpi_serves(built, works, monkeypatch, capsys):
+def no_torchrun():
+    raise commands.MissingError("PyTorch is not installed")
+
+
+@pytest.mark.parametrize(("built", "torchrun", "verdict"), [
+    (["mpi_built"], str, "OkTopk can be used here.\n"), ([], no_torchrun, "OkTopk cannot be used here.\n"),
+    ([], str, "can be used here with torchrun (horovod_oktopk.distributed), and not with Horovod.\n")])
+def test_a_horovod_without_gloo_is_named_and_mpi_serves_or_torchrun(built, torchrun, verdict, monkeypatch, capsys):
     pretend(monkeypatch, built)
     for section, part in (("Integrations", {"PyTorch": str, "TensorFlow": str}), ("Devices", {})):
         monkeypatch.setitem(commands.SECTIONS, section, part)
-    assert commands.check() == (not works)
+    monkeypatch.setitem(commands.SECTIONS["Transports"], "torchrun", torchrun)
+    assert commands.check() == ("cannot" in verdict)
     printed = capsys.readouterr().out
     assert "    [ ] Gloo: Horovod was built without Gloo: run on MPI, or build it with HOROVOD_WITH_GLOO=1" in printed
-    assert printed.endswith(f"OkTopk {'can' if works else 'cannot'} be used here.\n")
+    assert printed.endswith(verdict)
 
 
 @pytest.mark.launches
