@@ -42,9 +42,12 @@ class Notes:
     def __init__(self, store: Any, rank: int) -> None:
         self.rank, self.stall_seconds = rank, stall_seconds()
         self._store = store
+        self._others_failed = False
 
     def leave(self, how: str) -> None:
-        """Note how this rank has ended: "has ended with ..."."""
+        """Note how this rank has ended: "has ended with ...". If it ends because of another rank, it is no cause."""
+        if self._others_failed:
+            return
         try:
             self._store.set(f"ended.{self._store.add('ended', 1)}", f"rank {self.rank} {how}")
         except RuntimeError:  # the process that has the store is gone, and whoever would read this, too
@@ -52,6 +55,7 @@ class Notes:
 
     def ended(self) -> list[str]:
         """Return how ranks have ended, in words, as soon as there is such a note; [] if none comes."""
+        self._others_failed = True
         until = time.monotonic() + LOOK
         try:
             while not (found := self._found()) and time.monotonic() < until:
