@@ -170,8 +170,9 @@ def report(n: int, size: int, options: OkTopk, network: Network, selection_secon
              f"{'scheme':<17} {'sent, at most':>16} {'communication':>15} {'sparsification':>15} {'together':>12}"]
     lines += [f"{p.scheme:<17} {p.words * WORD / 1e6:>13.2f} MB {1e3 * p.communication:>12.2f} ms "
               f"{1e3 * p.sparsification:>12.2f} ms {1e3 * p.seconds:>9.2f} ms" for p in predictions]
-    hidden = (f"StepAhead's communication is hidden behind the next step, if computing that takes at least "
-              f"{1e3 * ahead.communication:.2f} ms: then {1e3 * ahead.sparsification:.2f} ms remain of it.")
+    least, left = 1e3 * ahead.communication, 1e3 * ahead.sparsification
+    hidden = ("Over MPI and torchrun StepAhead's communication is hidden behind the next step, if computing that "
+              f"takes at least {least:.2f} ms: then {left:.2f} ms remain of it.")
     return "\n".join([*lines, "", _verdict(dense, sparse), hidden, "", ACCURACY])
 
 
@@ -182,8 +183,8 @@ def _verdict(dense: Prediction, sparse: list[Prediction]) -> str:
                 f"{1e3 * best.seconds:.2f} ms. Do not compress here.")
     crossing = max(_crossing(dense, p) for p in sparse)
     return (f"{best.scheme} is {dense.seconds / best.seconds:.1f} times faster than dense; dense wins from about "
-            f"{crossing:.3g} Gbit/s on. Horovod and DDP hide part of a dense allreduce behind the backward pass, and sparse "
-            "updates are not the dense ones: compare both in a training run of your own.")
+            f"{crossing:.3g} Gbit/s on. Horovod and DDP hide part of a dense allreduce behind the backward pass, and "
+            "sparse updates are not the dense ones: compare both in a training run of your own.")
 
 
 def _crossing(dense: Prediction, scheme: Prediction) -> float:

@@ -31,11 +31,11 @@ WITHOUT = {
         "the ranks are in different", "Horovod calls this"),
     "a part of another message, which says what to do": (
         "an integer of at least", "stay as they are", "residuals …: …", "none that loads",
-        "rank … has waited for … s for ranks"),
+        "rank … has waited for … s for ranks", "Horovod's collectives", "the options say so", "gather the state"),
     "what is filled in says what to do, or the log beside it": (
         "…; its … should take …, and takes …", "the rounds of Partial could not be ended", "in the middle of a step",
         "no state for these parameters could be", "starting MPI took more", "the kernels are NumPy's",
-        "using Horovod's collectives, not MPI", "HorovodAllreduce failed"),
+        "using …, not MPI", "HorovodAllreduce failed"),
     "a name shared with a message": ("Partial(…", "StepAhead(…", "… of shape"),
     "stock Horovod or Python says it in the same words": (
         "gradient_predivide_factor not supported", "backward_passes_per_step must be", "named_parameters should be",

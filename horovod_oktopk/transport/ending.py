@@ -1,4 +1,4 @@
-"""How this process ends, in words for the other ranks."""
+"""The end of this process, in words for the other ranks."""
 
 from __future__ import annotations
 

@@ -15,11 +15,19 @@ from horovod_oktopk.errors import PluginError
 WRAPPED = ("the model is in DistributedDataParallel, which reduces whole gradients itself. Train the plain model: "
            "the optimizer reduces. Or call leave_gradients(model) once, if something else needs the DDP model")
 SHARDED = ("the parameters are sharded ({kind}), so that each rank has others. Distributed optimizers of this "
-           "package are for data-parallel training, with the whole model on every rank")
+           "package are for data-parallel training: give them the whole model on every rank")
 
 
 def local_gradients_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # noqa: ARG001
-    """Leave gradients as they are; a communication hook of DistributedDataParallel."""
+    """Leave gradients as they are; a communication hook of DistributedDataParallel.
+
+    Args:
+        state: not used; None.
+        bucket: given by DistributedDataParallel.
+
+    Returns:
+        A future of the bucket's own gradients, shape (elements of the bucket,).
+    """
     buffer = bucket.buffer()
     future = future_for(buffer)
     future.set_result(buffer)

@@ -32,8 +32,8 @@ NO_GROUP = ("torch.distributed has not been started: call dist.init_process_grou
             "\"cpu:gloo,cuda:nccl\") first, and start the program by torchrun")
 NO_STORE = ("this process group has no store, by which the ranks of our own groups find each other (PyTorch's MPI "
             "backend has none): call dist.init_process_group(\"gloo\"), or \"nccl\"")
-ENDED = ("torch.distributed was ended (dist.destroy_process_group) while the optimizer was still in use: end it "
-         "after the last step")
+ENDED = ("torch.distributed was ended while the optimizer was still in use: call dist.destroy_process_group after "
+         "the last step")
 NO_MPI = NoMPI("torch.distributed has started this job, and not `horovodrun --mpi`", warns=False)
 SPREAD = 2
 """An allgather of padded messages receives at most this many times their bytes; more uneven ones are broadcast."""

@@ -26,7 +26,7 @@ SPARSE = ("DistributedDataParallel has a bucket with a sparse gradient, which th
 
 
 class OkTopkState:
-    """What `oktopk_hook` keeps between steps: this rank's residual, by parameter.
+    """The memory of `oktopk_hook` between steps: this rank's residual, by parameter.
 
     Args:
         process_group: the ranks, as given to DistributedDataParallel; None is all ranks.

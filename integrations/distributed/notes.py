@@ -1,4 +1,4 @@
-"""What the ranks of a group tell each other in the job's store: how one has ended, and which one is waited for."""
+"""Notes of the ranks of a group in the job's store: how one has ended, and which one is waited for."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Kind(Protocol):
     collectives: Any
     """The framework's HorovodTransport."""
     route: str
-    """What carries the messages where MPI does not, as the log says it."""
+    """The carrier of messages where MPI is none, as the log says it."""
     runs_partial: bool
     """True if partial rounds work in this job."""
     saves_together: bool

@@ -1,4 +1,4 @@
-"""What has started the ranks of this process: Horovod, or torchrun; and the plugin for it.
+"""The library that has started the ranks of this process, Horovod or torchrun, and the plugin for it.
 
 `hvd` has the names of horovod.torch, or as many of them as torch.distributed can serve.
 """
