@@ -14,6 +14,8 @@ from horovod_oktopk.errors import PluginError
 
 WRAPPED = ("the model is in DistributedDataParallel, which reduces whole gradients itself. Train the plain model: "
            "the optimizer reduces. Or call leave_gradients(model) once, if something else needs the DDP model")
+NOT_WRAPPED = ("leave_gradients takes a model in DistributedDataParallel; got {kind}. A plain model needs no call. "
+               "If a trainer should have wrapped it, see whether the trainer knows of all ranks of torchrun")
 SHARDED = ("the parameters are sharded ({kind}), so that each rank has others. Distributed optimizers of this "
            "package are for data-parallel training: give them the whole model on every rank")
 
@@ -45,10 +47,15 @@ def leave_gradients(model: DistributedDataParallel) -> None:
     Args:
         model: in DistributedDataParallel, without a communication hook.
 
+    Raises:
+        PluginError: The model is not in DistributedDataParallel.
+
     Examples:
         >>> leave_gradients(ddp_model)
         >>> optimizer = DistributedOptimizer(optimizer, ddp_model.module.named_parameters())
     """
+    if not isinstance(model, DistributedDataParallel):
+        raise PluginError(NOT_WRAPPED.format(kind=type(model).__name__))
     model.register_comm_hook(None, local_gradients_hook)
 
 

@@ -46,6 +46,11 @@ def check_a_model_in_ddp_is_refused_at_the_first_step() -> None:
         assert "leave_gradients" in message
 
 
+def check_a_plain_model_is_told_that_it_is_not_in_ddp() -> None:
+    (message,) = set(raised_everywhere(PluginError, lambda: leave_gradients(model_of())))
+    assert "got Sequential" in message
+
+
 def check_a_model_in_ddp_that_leaves_gradients_gives_the_plain_models_bits() -> None:
     for compression in OPTIONS:
         ours, plain = trained(compression, wrap=True), trained(compression, wrap=False)
