@@ -1,4 +1,7 @@
-"""The ways in which people start Horovod: each trains on two ranks, and comes to the same loss, to its last digit."""
+"""The ways in which people start Horovod: each trains on two ranks, and comes to the same loss, to its last digit.
+
+And trainers, under Horovod and under torchrun.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from functools import cache
 
 import pytest
 
-from tests.launch import BIN, ROOT, Finished, environment, horovodrun
+from tests.launch import BIN, ROOT, Finished, environment, horovodrun, torchrun
 
 DIGITS = "examples/launch_digits.py"
 HOROVODRUN = (str(BIN / "horovodrun"), "-np", "2", "-H", "localhost:2")
@@ -111,3 +114,22 @@ def test_the_trainer_learns_the_digits_and_keeps_replicas_equal(program: str, pa
     assert first == second
     assert first.keys() == {"accuracy", "loss"}
     assert float(first["accuracy"]) > 0.85
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "package"), [
+    ("torchrun_accelerate.py", "accelerate"),
+    ("torchrun_lightning.py", "lightning"),
+    ("torchrun_huggingface.py", "transformers"),
+])
+def test_the_trainer_under_torchrun_learns_the_digits_and_keeps_replicas_equal(program: str, package: str) -> None:
+    needs_module(package)
+    job = torchrun(2, f"examples/{program}", extra=OFFLINE)
+    assert job.returncode == 0, job.output
+    found = re.findall(r"rank (\d): test accuracy ([\d.]+)%, loss ([\d.e-]+)", job.output)
+    assert sorted(rank for rank, *_ in found) == ["0", "1"], job.output  # and not two jobs of one process
+    first, second = ((float(accuracy), float(loss)) for _, accuracy, loss in found)
+    assert first == second
+    assert first[0] > 90
+    if package == "transformers":  # its evaluation after the last epoch was of the shared parameters, too
+        assert float(re.findall(r"'eval_loss': '?([\d.e-]+)", job.output)[-1]) == pytest.approx(first[1], abs=1e-3)
