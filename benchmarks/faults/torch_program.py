@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from benchmarks.faults.plans import EPOCHS, STALL_SHUTDOWN, Plan
 from horovod_oktopk import OkTopk, Partial, StepAhead
 
 DENSITY = 0.05
-MODES = {"gradients": lambda scheme: scheme, "step-ahead": StepAhead, "partial": Partial}
+MODES: dict[str, Callable[[Any], Any]] = {"gradients": lambda scheme: scheme, "step-ahead": StepAhead,
+                                          "partial": Partial}
 
 
 class Program:
