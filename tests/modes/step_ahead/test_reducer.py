@@ -11,7 +11,7 @@ import pytest
 from horovod_oktopk import NonFiniteError, OkTopk, OptionError, PluginError, StepAhead
 from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator, Replica
-from horovod_oktopk.transport.mpi import ending
+from horovod_oktopk.transport import ending
 from horovod_oktopk.vectors.sparse import Layout
 from tests.support.flat_gradients import FlatGradients
 from tests.support.ranks import ThreadRanks
