@@ -14,7 +14,7 @@ from horovod_oktopk.state import gather
 from tests.support.simulation import same_bits
 from tests.support.threads import run_ranks
 
-from .test_reducer import ZEROS, Worker, moves
+from .test_mode import ZEROS, Worker, moves
 
 EXACT = OkTopk(density=0.05, region_interval=5, value_dtype=None)
 SHAPES = [(1, 3), (2, 2), (3, 2), (2, 3)]

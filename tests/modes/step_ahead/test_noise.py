@@ -27,7 +27,7 @@ from horovod_oktopk.phases.agreement import FEW_RANKS, Attendance, roll_call
 from tests.support.flat_gradients import FlatGradients
 from tests.support.threads import run_ranks
 
-from .test_reducer import Worker
+from .test_mode import Worker
 
 N = 2000
 OPTIONS = StepAhead(OkTopk(density=0.05))

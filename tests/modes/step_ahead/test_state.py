@@ -13,7 +13,7 @@ from horovod_oktopk import OkTopk, StepAhead, TopkA, TransportError
 from tests.support.simulation import same_bits
 from tests.support.threads import ThreadTransport, run_ranks
 
-from .test_reducer import ENTRIES, ZEROS, Worker, moves
+from .test_mode import ENTRIES, ZEROS, Worker, moves
 
 
 @pytest.mark.parametrize("inside", [True, False])
