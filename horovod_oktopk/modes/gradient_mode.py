@@ -13,7 +13,8 @@ from ..schemes.step import Outcome, reduce
 from ..selection.accumulator import Accumulator, ResidualAccumulator
 from ..state.records import Record
 from ..transport.base import Ranks
-from ..vectors.sparse import DenseVector, Layout, Values
+from ..vectors.layout import Layout
+from ..vectors.sparse import DenseVector, Values
 from .gradients import ReducedGradients, Update
 from .mode import Mode
 
@@ -100,9 +101,8 @@ class GradientMode(Mode[ReducedGradients]):
 
     def restore(self, record: Record) -> None:
         self.memory = Memory.from_record(record["algorithm"])
-        residual, scale = record["residual"], record["residual_scale"]  # a loss scale, in files of earlier versions
-        self.accumulator.load_residual(residual / residual.dtype.type(scale) if scale else residual)
-        self._owes = bool(residual.any())
+        self.accumulator.load_residual(record["residual"])
+        self._owes = bool(record["residual"].any())
 
     # The ranks.
 

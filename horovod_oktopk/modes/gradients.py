@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..vectors.sparse import DenseVector, Indices, Layout, SparseVector, Values
+from ..vectors.layout import Layout
+from ..vectors.sparse import DenseVector, Indices, SparseVector, Values
 
 Update = SparseVector | DenseVector
 Piece = tuple[int, Any]

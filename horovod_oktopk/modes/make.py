@@ -1,23 +1,22 @@
-"""The mode of a user's options, and the end of all modes: the one place that tells modes apart."""
+"""The mode of a user's options: the one place that tells modes apart."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..schemes.base import Scheme
 from ..selection.accumulator import ResidualAccumulator
-from ..selection.parameter_accumulator import ParameterAccumulator, Replica
+from ..selection.parameter_accumulator import ParameterAccumulator
+from ..selection.replica import Replica
 from ..transport.base import Ranks
-from ..transport.mpi.ending import leave
-from ..vectors.sparse import Layout
+from ..vectors.layout import Layout
 from .gradient_mode import GradientMode
 from .mode import Mode
 from .options import Partial, StepAhead
-from .partial.mode import PartialMode, end_all
-from .step_ahead.mode import StepAheadMode, close_all
+from .partial.mode import PartialMode
+from .step_ahead.mode import StepAheadMode
 
 
 def kind_of(options: Any) -> type[Mode[Any]]:
@@ -46,15 +45,3 @@ def make_mode(options: Any, average: bool, layout: Layout, ranks: Ranks,
     if isinstance(options, Partial):
         return PartialMode(options, average, layout, of_gradients, ranks, settings)
     return GradientMode(options, average, layout, of_gradients, ranks, signature)
-
-
-def wrap_shutdown(shutdown: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Horovod's shutdown, so that rounds, exchanges and messages of this process end first."""
-    @functools.wraps(shutdown)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        end_all()
-        close_all()
-        leave("has called hvd.shutdown(), while others go on: call it on all ranks, after the last step")
-        return shutdown(*args, **kwargs)
-
-    return wrapped

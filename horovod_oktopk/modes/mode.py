@@ -23,7 +23,8 @@ from ..state.records import Record, Stateful
 from ..transport.base import Membership, Ranks
 from ..transport.connect import Connection, connect
 from ..transport.counting import CountingTransport
-from ..vectors.sparse import Layout, SparseVector, Values
+from ..vectors.layout import Layout
+from ..vectors.sparse import SparseVector, Values
 from .gradients import Gradients
 
 logger = logging.getLogger("horovod_oktopk")

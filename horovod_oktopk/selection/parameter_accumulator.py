@@ -7,14 +7,14 @@ element and writes none.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels import CHUNK, KERNELS, CandidateBuffer, Kernels
-from ..vectors.sparse import DenseVector, Layout, SparseVector, Values
+from ..vectors.sparse import DenseVector, SparseVector, Values
 from .accumulator import Accumulator, CollectingAccumulator, Pieces, between
 
 
@@ -107,41 +107,3 @@ class NumpyParameterAccumulator(CollectingAccumulator, ParameterAccumulator):
 
     def part(self, start: int, stop: int) -> NumpyParameterAccumulator:
         return NumpyParameterAccumulator(stop - start, self.dtype, self._kernels, self.shared[start:stop])
-
-
-class Replica:
-    """The parameters of one model on this rank, in a layout's order; here in host memory.
-
-    `read` returns the parameters as flat arrays on the accumulator's device, in place if possible.
-    """
-
-    def __init__(self, layout: Layout, read: Callable[[], list[Any]]) -> None:
-        self._layout, self._read = layout, read
-
-    def pieces(self) -> Pieces:
-        """Return the parameters themselves: to be read until they change."""
-        return list(zip(self._layout.offsets[:-1].tolist(), self._read(), strict=True))
-
-    def add(self, delta: SparseVector | DenseVector) -> None:
-        """Add delta to p."""
-        for values, part in zip(self._read(), self._layout.parts(delta), strict=True):
-            KERNELS.add(values, part.indices, part.values)
-
-    def assign(self, values: Any) -> None:
-        """Set p to these values: a flat array of n on the accumulator's device."""
-        for offset, own in self.pieces():
-            own[:] = values[offset:offset + len(own)]
-
-    def swap(self, values: Any) -> None:
-        """Swap p and these values, parameter by parameter, in place."""
-        for offset, own in self.pieces():
-            part, before = values[offset:offset + len(own)], own.repeat(1)  # a copy, of tensors on a device too
-            own[:], part[:] = part, before
-
-    def logical(self, values: Values) -> Values:
-        """Reorder values from the order in memory (channels_last, say) to the order of indices; on the host."""
-        return values
-
-    def in_memory(self, values: Values) -> Values:
-        """Reorder values from the order of indices to the order in memory."""
-        return values

@@ -2,7 +2,7 @@
 
 A record holds `residual` (NumPy, shape (n,), or a function that reads it from a file) and, in plain numbers, strings
 and lists: `rank`, `size`, `process`, `parameters` (name and shape of each, in the residual's order),
-`residual_scale`, `unit`, `copies`, and the `algorithm`'s own state.
+`coefficient`, `unit`, `copies`, and the `algorithm`'s own state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from ..errors import OptionError
 from ..schemes.base import Unit
 from ..transport.base import Ranks
 from ..transport.counting import CountingTransport
-from ..vectors.sparse import Layout, Values
+from ..vectors.layout import Layout
+from ..vectors.sparse import Values
 
 Record = dict[str, Any]
 
@@ -63,7 +64,7 @@ def _are_parameters(value: Any) -> bool:
 _FORM: dict[str, Callable[[Any], bool]] = {
     "unit": lambda value: value in get_args(Unit), "rank": _is_count, "size": _is_count,
     "process": lambda value: isinstance(value, str), "parameters": _are_parameters, "residual": lambda _: True,
-    "residual_scale": lambda value: value is None or isinstance(value, int | float),
+    "coefficient": lambda value: value is None or isinstance(value, int | float),
     "algorithm": lambda value: isinstance(value, dict) and _is_count(value.get("step"))}
 """Check for each field of a record."""
 
@@ -126,7 +127,7 @@ def record_for(mode: Stateful, records: Sequence[Record], rank: int, size: int, 
                 np.add(residual, part / part.dtype.type(r.get("copies", 1) if mode.adds else 1), out=residual)
         if records:
             _warn(records, size)
-    own_fields = mode.record_of(residual, algorithm, first.get("residual_scale"), copies)
+    own_fields = mode.record_of(residual, algorithm, first.get("coefficient"), copies)
     return {**first, **own_fields, "rank": rank, "size": size}  # any other field is the same on all ranks
 
 
@@ -217,12 +218,12 @@ class Stateful(ABC):
     def record(self) -> Record | None:
         """Return this rank's residual (a copy, NumPy) and counters; None before the first step."""
 
-    def record_of(self, residual: Values, algorithm: dict[str, Any], residual_scale: float | None = None,
+    def record_of(self, residual: Values, algorithm: dict[str, Any], coefficient: float | None = None,
                   copies: int = 1) -> Record:
         """Return a record of this rank, whose residual is that of `copies` consecutive ranks."""
         rank, size, _ = self.ranks.membership()
         return {"unit": self.unit, "rank": rank, "size": size, "process": THIS_PROCESS, "copies": copies,
-                "parameters": parameters_of(self.layout), "residual": residual, "residual_scale": residual_scale,
+                "parameters": parameters_of(self.layout), "residual": residual, "coefficient": coefficient,
                 "algorithm": algorithm}
 
     def records(self) -> list[Record]:

@@ -13,13 +13,11 @@ import torch.distributed as dist
 from horovod_oktopk.distributed.groups import NO_GROUP
 from horovod_oktopk.distributed.peers import GroupPeers
 from horovod_oktopk.errors import OptionError, PluginError
-from horovod_oktopk.modes.options import Partial
+from horovod_oktopk.modes.make import kind_of
 from horovod_oktopk.schemes import OkTopk, as_options
 from horovod_oktopk.torch_base import make
 from horovod_oktopk.torch_base.state import KEY
 
-NO_PARTIAL = ("Partial needs MPI, over which a rank can be asked for a round while it computes: start the job by "
-              "horovodrun --mpi, and use hvd.DistributedOptimizer")
 DENSE = ("DistributedOptimizer takes OkTopk(...) or other options of this package; got {given!r}. For dense "
          "gradients use torch.nn.parallel.DistributedDataParallel")
 OP = "op must be dist.ReduceOp.AVG or dist.ReduceOp.SUM; got {op!r}"
@@ -56,8 +54,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Any
     options = as_options(compression)
     if options is None:
         raise OptionError(DENSE.format(given=compression))
-    if isinstance(options, Partial):
-        raise PluginError(NO_PARTIAL)
+    kind_of(options).check("torchrun")
     if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
         raise PluginError(OP.format(op=op))
     make.make(optimizer, options, named_parameters, op == dist.ReduceOp.AVG, sparse_as_dense,

@@ -17,7 +17,8 @@ import tensorflow as tf
 
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.api import find_by
-from horovod_oktopk.modes.make import kind_of, wrap_shutdown
+from horovod_oktopk.modes.ending import wrap_shutdown
+from horovod_oktopk.modes.make import kind_of
 from horovod_oktopk.schemes import as_options
 from horovod_oktopk.tensorflow import tape
 from horovod_oktopk.tensorflow.optimizer import distribute, is_distributed, wrap_scalers

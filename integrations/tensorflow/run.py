@@ -37,7 +37,7 @@ from horovod_oktopk.tensorflow.tensors import (
     signature_of,
 )
 from horovod_oktopk.tensorflow.variables import Array, VariableReplica, name_of, tensor_of
-from horovod_oktopk.vectors.sparse import Layout
+from horovod_oktopk.vectors.layout import Layout
 
 logger = logging.getLogger("horovod_oktopk")
 

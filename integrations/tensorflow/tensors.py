@@ -19,7 +19,8 @@ from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.tensorflow.private import eagerly
 from horovod_oktopk.tensorflow.variables import Array, key_of, name_of
 from horovod_oktopk.transport.horovod import HorovodRanks, HorovodTransport
-from horovod_oktopk.vectors.sparse import Indices, Layout, Values, scatter
+from horovod_oktopk.vectors.layout import Layout, scatter
+from horovod_oktopk.vectors.sparse import Indices, Values
 
 
 class TensorFlowTransport(HorovodTransport):

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.kernels import KERNELS
 from horovod_oktopk.selection.accumulator import Pieces
-from horovod_oktopk.selection.parameter_accumulator import Replica
+from horovod_oktopk.selection.replica import Replica
 from horovod_oktopk.tensorflow.private import all_layers, eagerly
-from horovod_oktopk.vectors.sparse import DenseVector, Layout, SparseVector, Values
+from horovod_oktopk.vectors.layout import Layout
+from horovod_oktopk.vectors.sparse import DenseVector, SparseVector, Values
 
 Array = NDArray[Any]
 

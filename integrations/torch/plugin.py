@@ -14,7 +14,7 @@ from horovod.common.elastic import State
 from horovod.torch.elastic.state import TorchState
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.modes.make import wrap_shutdown
+from horovod_oktopk.modes.ending import wrap_shutdown
 from horovod_oktopk.schemes import as_options
 from horovod_oktopk.torch.elastic import ElasticTorchState
 from horovod_oktopk.torch.horovod import HorovodPeers

@@ -14,7 +14,8 @@ from horovod_oktopk.modes.gradients import LocalGradients, ReducedGradients, Upd
 from horovod_oktopk.modes.step_ahead.pace import elements_of_rows
 from horovod_oktopk.torch_base.peers import Reducer
 from horovod_oktopk.torch_base.private import rows_of, values_of
-from horovod_oktopk.vectors.sparse import Indices, Layout, SparseVector, Values, scatter
+from horovod_oktopk.vectors.layout import Layout, scatter
+from horovod_oktopk.vectors.sparse import Indices, SparseVector, Values
 
 CHANGED = ("'{name}' is {now} now, and was {then} at the first step: convert or move the model before the first "
            "step, or a copy of it (copy.deepcopy)")

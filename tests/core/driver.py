@@ -17,11 +17,12 @@ from horovod_oktopk.modes.partial.mode import remove
 from horovod_oktopk.schemes.base import Compression
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
-from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator, Replica
+from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
+from horovod_oktopk.selection.replica import Replica
 from horovod_oktopk.state import gather
 from horovod_oktopk.transport.connect import introduce
 from horovod_oktopk.transport.horovod import check_arguments
-from horovod_oktopk.vectors.sparse import Layout
+from horovod_oktopk.vectors.layout import Layout
 from tests.core.world import CoreRanks, Hvd, ProcessSet
 from tests.scenarios.common import SHAPES
 from tests.scenarios.driver import Gradients
@@ -33,7 +34,7 @@ class Kind:
     """See tests.scenarios.driver."""
 
     name = "core"
-    route = "threads, as there is none"
+    route = "threads, as there is none (start the job with `horovodrun --mpi`)"
     saves_together = runs_partial = True
     op_error = PluginError
     make_ranks: Any = CoreRanks

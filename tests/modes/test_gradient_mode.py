@@ -15,7 +15,7 @@ from horovod_oktopk import AgreementError, OkTopk, OptionError, PluginError, Tra
 from horovod_oktopk.modes.gradient_mode import GradientMode
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.state import gather
-from horovod_oktopk.vectors.sparse import Layout
+from horovod_oktopk.vectors.layout import Layout
 from tests.support.flat_gradients import FlatGradients
 from tests.support.ranks import ThreadRanks
 from tests.support.threads import ThreadTransport

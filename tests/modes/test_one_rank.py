@@ -10,7 +10,7 @@ import pytest
 from horovod_oktopk import OkTopk, StepAhead
 from horovod_oktopk.modes.gradient_mode import GradientMode
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
-from horovod_oktopk.vectors.sparse import Layout
+from horovod_oktopk.vectors.layout import Layout
 from tests.modes.step_ahead.test_mode import Worker, moves
 from tests.modes.test_gradient_mode import ENTRIES, OPTIONS, N, take_step
 from tests.support.ranks import ElasticRanks

@@ -15,7 +15,8 @@ from horovod_oktopk.modes.gradient_mode import GradientMode
 from horovod_oktopk.schemes.gaussiank import gaussian_threshold
 from horovod_oktopk.schemes.gtopk import PaddedCodec, tree_distances
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
-from horovod_oktopk.vectors.sparse import Layout, SparseVector
+from horovod_oktopk.vectors.layout import Layout
+from horovod_oktopk.vectors.sparse import SparseVector
 from horovod_oktopk.vectors.wire import WireCodec
 
 from ..support.flat_gradients import FlatGradients

@@ -8,19 +8,17 @@ import subprocess
 import sys
 import warnings
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from horovod_oktopk import OkTopk, OptionError
+from horovod_oktopk import OptionError
 from horovod_oktopk.state import gather
 from horovod_oktopk.state.archive import HOST
-from tests.modes.test_gradient_mode import make, on_ranks, take_step, take_steps
+from tests.modes.test_gradient_mode import make, on_ranks, take_steps
 from tests.support.full_disk import room_for
 
 WIDE = [("a", (50, 2), "float64"), ("b", (3,), "float64")]
-OF_BEFORE = Path(__file__).parents[1] / "data" / "state_a"
 """A file of two ranks after 6 steps, written while a reduction had buckets; beside it their next 3 steps there."""
 OTHERS = [("c", (40,), "float32")]
 
@@ -253,25 +251,3 @@ def test_a_reduction_that_the_file_does_not_have_stays_as_it_is_and_others_find_
     assert [str(w.message) for w in caught if "has no state for the parameters that begin with 'c'" in str(w.message)]
     for mine, theirs in zip(held, found, strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
-
-
-@pytest.mark.filterwarnings("ignore:the checkpoint is of 2 ranks")
-@pytest.mark.parametrize("size", [2, 3])
-def test_training_goes_on_from_a_file_of_an_earlier_version(size):
-    expected = np.load(OF_BEFORE.with_suffix(".npz"))
-
-    def program(transport):
-        reducer = make(transport, options=OkTopk(density=0.1))
-        gather.load(reducer, 0, OF_BEFORE.with_suffix(".oktopk"))
-        held, rank = reducer.read_residual().copy(), transport.rank
-        if size == 2:
-            scales = (8.0, 2.0, 2.0)  # which gradients held when the file was written
-            updates = [scale * take_step(reducer, gradients[rank] / np.float32(scale))
-                       for gradients, scale in zip(expected["gradients"], scales, strict=True)]
-            assert np.stack(updates).astype(np.float32).tobytes() == expected["updates"].tobytes()
-            assert (2.0 * reducer.read_residual()).tobytes() == expected["residuals"][rank].tobytes()
-        return held
-
-    held = on_ranks(size, program)
-    assert np.array_equal(4.0 * sum(held), expected["held"].sum(0))
-    assert np.abs(held).max() > 0.25

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from horovod_oktopk.modes.gradients import LocalGradients, Piece, ReducedGradients, Update
-from horovod_oktopk.vectors.sparse import DenseVector, Indices, Layout, Values
+from horovod_oktopk.vectors.layout import Layout
+from horovod_oktopk.vectors.sparse import DenseVector, Indices, Values
 
 
 class FlatGradients(LocalGradients, ReducedGradients):

@@ -29,7 +29,7 @@ class ThreadRanks(Ranks):
         return self._transport if members is None else self._transport.group(members.tolist(), str(channel))
 
     def mpi_rank(self) -> NoMPI:
-        return NoMPI("there is none", warns=False)
+        return NoMPI("there is none (start the job with `horovodrun --mpi`)", warns=False)
 
 
 class ElasticRanks(ThreadRanks):

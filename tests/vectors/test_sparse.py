@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk.vectors.sparse import Layout, SparseVector, sum_of
+from horovod_oktopk.vectors.layout import Layout
+from horovod_oktopk.vectors.sparse import SparseVector, sum_of
 
 from ..support.oracle import rank_order_sum
 

@@ -30,7 +30,8 @@ from ...transport.counting import Traffic
 from ...transport.ending import unhappy_end
 from ...transport.mpi.ending import leave
 from ...transport.stalls import StallLimits
-from ...vectors.sparse import Indices, Layout, SparseVector, Values, sum_of
+from ...vectors.layout import Layout
+from ...vectors.sparse import Indices, SparseVector, Values, sum_of
 from ..gradient_mode import GradientMode
 from ..gradients import Piece, ReducedGradients, Update
 from ..options import NEEDS_MPI, Partial
@@ -103,6 +104,8 @@ class PartialMode(GradientMode):
         "closure": "step(closure) cannot be used with Partial, which applies several updates, or none: call step() "
                    "without one",
         "synchronize": IN_STEP_ONLY, "scaler": IN_STEP_ONLY,
+        "torchrun": "Partial needs MPI, over which a rank can be asked for a round while it computes: start the job "
+                    "by horovodrun --mpi, and use hvd.DistributedOptimizer",
         "sparse": "sparse gradients go by Horovod's own allgather, which waits for all ranks: give "
                   "sparse_as_dense=True with Partial",
         "local": "a local variable cannot be used with Partial, whose steps apply several updates, or none: give "

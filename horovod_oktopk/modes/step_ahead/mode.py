@@ -27,12 +27,14 @@ from typing import ClassVar, NoReturn
 from ...errors import NonFiniteError, PluginError
 from ...schemes.algorithm import Memory
 from ...schemes.base import Unit
-from ...selection.parameter_accumulator import ParameterAccumulator, Replica
+from ...selection.parameter_accumulator import ParameterAccumulator
+from ...selection.replica import Replica
 from ...state.records import Record
 from ...transport.base import Ranks
 from ...transport.counting import CountingTransport
 from ...transport.ending import note_status, unhappy_end
-from ...vectors.sparse import Layout, Values
+from ...vectors.layout import Layout
+from ...vectors.sparse import Values
 from ..gradients import LocalGradients
 from ..mode import Mode
 from ..options import StepAhead
@@ -225,7 +227,7 @@ class StepAheadMode(Mode[LocalGradients]):
         self._steps, self._model.copies = saved["steps"], saved["copies"]
         if saved["noise"] is not None:  # of a rank that was alone
             self._noise = GradientNoise(**saved["noise"])
-        residual, coefficient = saved["residual"], saved["residual_scale"]
+        residual, coefficient = saved["residual"], saved["coefficient"]
         if coefficient and coefficient != self.coefficient:
             residual = residual * residual.dtype.type(self.coefficient / coefficient)
         self._model.set_residual(residual)

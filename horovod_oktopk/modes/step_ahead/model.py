@@ -23,7 +23,8 @@ from ...kernels import KERNELS
 from ...schemes.algorithm import Result
 from ...schemes.step import Begun, Outcome, begin, complete
 from ...selection.accumulator import Pieces
-from ...selection.parameter_accumulator import ParameterAccumulator, Replica
+from ...selection.parameter_accumulator import ParameterAccumulator
+from ...selection.replica import Replica
 from ...transport.base import Transport, broadcast
 from ...vectors.sparse import DenseVector, SparseVector, Values
 from ..gradients import Update

@@ -11,7 +11,7 @@ from horovod_oktopk import OkTopk, Partial
 from horovod_oktopk.modes.partial.mode import PartialMode
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.transport.base import Transport
-from horovod_oktopk.vectors.sparse import Layout
+from horovod_oktopk.vectors.layout import Layout
 from tests.support.flat_gradients import FlatGradients
 from tests.support.ranks import ThreadRanks
 from tests.support.threads import run_ranks

@@ -10,9 +10,10 @@ import pytest
 
 from horovod_oktopk import NonFiniteError, OkTopk, OptionError, PluginError, StepAhead
 from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
-from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator, Replica
+from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
+from horovod_oktopk.selection.replica import Replica
 from horovod_oktopk.transport import ending
-from horovod_oktopk.vectors.sparse import Layout
+from horovod_oktopk.vectors.layout import Layout
 from tests.support.flat_gradients import FlatGradients
 from tests.support.ranks import ThreadRanks
 from tests.support.simulation import same_bits

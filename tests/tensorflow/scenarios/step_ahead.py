@@ -14,7 +14,8 @@ from horovod_oktopk import Dense, OkTopk, StepAhead
 from horovod_oktopk.tensorflow import shared_parameters, step_report
 from horovod_oktopk.tensorflow.private import KERAS_3
 from horovod_oktopk.tensorflow.variables import VariableReplica, tensor_of
-from horovod_oktopk.vectors.sparse import DenseVector, Layout, SparseVector
+from horovod_oktopk.vectors.layout import Layout
+from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
 from tests.scenarios.common import assert_equal_everywhere, everywhere, is_last, needs_ranks
 from tests.tensorflow.scenarios.common import compiled, distribute, fit, keras, make_data, make_model, variable_of
 from tests.tensorflow.scenarios.own_optimizers import Gan

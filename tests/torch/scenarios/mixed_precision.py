@@ -84,20 +84,6 @@ def check_overflow_on_one_rank_skips_the_step_on_all() -> None:
         assert np.array_equal(*results), "a skipped step left a trace"
 
 
-def check_the_loss_scale_of_an_earlier_versions_state_is_divided_out() -> None:
-    params, others = parameters(), parameters()
-    optimizer, other = distribute(params, OkTopk(density=0.1)), distribute(others, OkTopk(density=0.1))
-    take_steps(optimizer, params, 0)
-    record = record_of(optimizer)
-    scaled = {**record, "residual": 64.0 * record["residual"], "residual_scale": 64.0}
-    other.load_state_dict({**optimizer.state_dict(), "horovod_oktopk": [scaled]})
-    take_steps(optimizer, params, 1)
-    take_steps(other, others, 1)
-    first, second = (record_of(each)["residual"] for each in (optimizer, other))
-    assert torch.equal(first, second)
-    assert first.any()
-
-
 def check_orders_that_would_reduce_scales_or_clip_parts_are_refused() -> None:
     def stepped_alone(scaler: Any, optimizer: Any) -> None:
         optimizer.synchronize()
