@@ -37,8 +37,8 @@ def horovodrun(ranks: int, backend: str = "mpi") -> list[str]:
 
 
 def torchrun(ranks: int) -> list[str]:
-    """Return the command line of torchrun for ranks of this machine; a program follows, without `python`."""
-    return [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(ranks)]
+    """Return the command line of torchrun for ranks of this machine."""
+    return [str(BIN / "torchrun"), "--standalone", "--no-python", "--nproc-per-node", str(ranks)]
 
 
 def rank() -> int:

@@ -84,8 +84,8 @@ def train(arguments: argparse.Namespace, folder: Path) -> dict[str, dict[str, An
          "--json", str(results[name])]
         for name, given in methods.items()]))
     launcher = (launch.torchrun(arguments.ranks) if arguments.launcher == "torchrun"
-                else [*launch.horovodrun(arguments.ranks, arguments.launcher), sys.executable])
-    command = [*launcher, "-m", "benchmarks.accuracy.in_turns", program, str(lines)]
+                else launch.horovodrun(arguments.ranks, arguments.launcher))
+    command = [*launcher, sys.executable, "-m", "benchmarks.accuracy.in_turns", program, str(lines)]
     status = run_passing_output(command)
     if status or not all(path.exists() for path in results.values()):
         sys.exit(f"demo: a training failed (status {status}): {' '.join(command)}")

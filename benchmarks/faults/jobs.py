@@ -51,8 +51,8 @@ def run(plan: Plan, limit: float) -> Ended:
         folder = Path(name)
         (folder / PLAN).write_text(json.dumps(asdict(plan)))
         launcher = (launch.torchrun(plan.ranks) if plan.network == "torchrun"
-                    else [*launch.horovodrun(plan.ranks, plan.network), sys.executable])
-        command = [*launcher, "-m", "benchmarks.faults.rank", name]
+                    else launch.horovodrun(plan.ranks, plan.network))
+        command = [*launcher, sys.executable, "-m", "benchmarks.faults.rank", name]
         in_time = True
         with (folder / "output").open("w+") as output, subprocess.Popen(
                 command, env=_environment(plan), cwd=launch.ROOT, stdin=subprocess.DEVNULL, stdout=output,

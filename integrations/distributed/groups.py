@@ -131,7 +131,7 @@ class GroupTransport(Transport):
     def _wait(self, begin: Callable[[], Any]) -> None:
         """Make a call, and wait for its end. Raise TransportError that says who has ended, if it fails."""
         self._calls += 1
-        call = self._notes.call(f"{self._name}.{self._calls}", self._members)
+        call = self._notes.call(self._name, self._calls, self._members)
         try:
             with noticed(call.look):
                 begin().wait()

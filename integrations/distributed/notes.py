@@ -68,16 +68,17 @@ class Notes:
         return [self._store.get(f"ended.{number}").decode() for number in range(1, self._store.add("ended", 0) + 1)
                 if self._store.check([f"ended.{number}"])]
 
-    def call(self, name: str, members: Sequence[int]) -> Call:
-        """Return what looks at a call of this name, of these ranks."""
-        return Call(self, self._store, name, members)
+    def call(self, channel: str, number: int, members: Sequence[int]) -> Call:
+        """Return what looks at a channel's call of this number, of these ranks."""
+        return Call(self, self._store, channel, number, members)
 
 
 class Call:
     """One collective call, on this rank. The first rank that waits names those that have not come."""
 
-    def __init__(self, notes: Notes, store: Any, name: str, members: Sequence[int]) -> None:
-        self._notes, self._store, self._name, self._members = notes, store, name, members
+    def __init__(self, notes: Notes, store: Any, channel: str, number: int, members: Sequence[int]) -> None:
+        self._notes, self._store, self._members = notes, store, members
+        self._channel, self._number = channel, number
         self._has_arrived, self._told = False, 0.0
 
     def look(self, waited: float) -> None:
@@ -85,7 +86,7 @@ class Call:
         limit = self._notes.stall_seconds
         try:
             if limit and waited > min(ARRIVED, limit / 2) and not self._has_arrived:
-                self._store.set(f"{self._name}.{self._notes.rank}", "arrived")
+                self._store.set(f"{self._channel}.{self._notes.rank}", str(self._number))  # over the last one's
                 self._has_arrived = True
             if limit and waited > self._told + limit:
                 self._told = waited
@@ -100,7 +101,9 @@ class Call:
             logger.warning(STALLED, here, waited, missing, self._notes.stall_seconds)
 
     def _missing(self) -> list[int]:
-        return [rank for rank in self._members if not self._store.check([f"{self._name}.{rank}"])]
+        keys = {rank: f"{self._channel}.{rank}" for rank in self._members}
+        return [rank for rank, key in keys.items()
+                if not self._store.check([key]) or int(self._store.get(key)) < self._number]
 
     def explain(self, error: Exception) -> str:
         """Return the text of this call's failure, after its cause: ranks that have ended, or that have not come."""

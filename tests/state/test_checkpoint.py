@@ -19,7 +19,6 @@ from tests.modes.test_gradient_mode import make, on_ranks, take_steps
 from tests.support.full_disk import room_for
 
 WIDE = [("a", (50, 2), "float64"), ("b", (3,), "float64")]
-"""A file of two ranks after 6 steps, written while a reduction had buckets; beside it their next 3 steps there."""
 OTHERS = [("c", (40,), "float32")]
 
 
