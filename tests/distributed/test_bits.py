@@ -18,9 +18,8 @@ def digests(job: Finished) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 4])
-def test_torchrun_and_both_networks_of_horovodrun_give_the_same_bits(size: int) -> None:
-    ours = digests(torchrun(size, "-m", "tests.distributed.bits"))
-    assert ours == digests(horovodrun("mpi", size, "-m", "tests.distributed.bits"))
-    assert ours == digests(horovodrun("gloo", size, "-m", "tests.distributed.bits"))
+def test_torchrun_and_both_networks_of_horovodrun_give_the_same_bits() -> None:
+    ours = digests(torchrun(4, "-m", "tests.distributed.bits"))
+    assert ours == digests(horovodrun("mpi", 4, "-m", "tests.distributed.bits"))
+    assert ours == digests(horovodrun("gloo", 4, "-m", "tests.distributed.bits"))
     assert len(set(ours.values())) == len(ours)

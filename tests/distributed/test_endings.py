@@ -9,7 +9,7 @@ import pytest
 
 from tests.launch import Finished, torchrun
 
-WAYS = {"raising": "rank 2 has ended with ValueError: the file is gone", "exiting": "rank 2 has ended by sys.exit(3)",
+WAYS = {"raising": "rank 2 has ended with ValueError: the file is gone",
         "fewer": "rank 2 has come to the end of its program", "destroying": "rank 2 has ended with TransportError"}
 
 
@@ -51,12 +51,12 @@ def test_a_rank_that_is_late_is_named_and_the_job_goes_on(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["gradients", "step_ahead"])
-def test_a_restart_by_torchrun_goes_on_from_the_saved_state(mode: str, tmp_path: Path) -> None:
+def test_a_restart_by_torchrun_goes_on_from_the_saved_state(tmp_path: Path) -> None:
     """Ask torchrun for a new store: in its usual one PyTorch's own process group finds the old ranks' addresses."""
     (tmp_path / "well").mkdir()
-    undisturbed = digests(job_of("well", tmp_path / "well", mode))
-    job = job_of("restarting", tmp_path, mode, flags=("--max-restarts", "1"), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    undisturbed = digests(job_of("well", tmp_path / "well", "step_ahead"))
+    job = job_of("restarting", tmp_path, "step_ahead", flags=("--max-restarts", "1"),
+                 TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     assert job.returncode == 0, job.output[-4000:]
     assert digests(job) == undisturbed
     assert len(undisturbed) == 1
