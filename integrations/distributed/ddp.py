@@ -59,11 +59,15 @@ def leave_gradients(model: DistributedDataParallel) -> None:
     model.register_comm_hook(None, local_gradients_hook)
 
 
-def refuse_ddp(parameters: Sequence[torch.Tensor]) -> None:
-    """Raise PluginError if DDP reduces the gradients of one of these parameters, or if they are sharded."""
+def refuse_sharded(parameters: Iterable[torch.Tensor]) -> None:
+    """Raise PluginError if one of these parameters is sharded."""
     kind = next((type(p).__name__ for p in parameters if type(p).__name__ in ("DTensor", "FlatParameter")), None)
     if kind is not None:
         raise PluginError(SHARDED.format(kind=kind))
+
+
+def refuse_ddp(parameters: Sequence[torch.Tensor]) -> None:
+    """Raise PluginError if DDP reduces the gradients of one of these parameters."""
     if any(local_gradients_hook not in hooks_of(model) for model in models_over(parameters)):
         raise PluginError(WRAPPED)
 
@@ -72,4 +76,4 @@ def models_over(parameters: Iterable[torch.Tensor]) -> list[DistributedDataParal
     """Return the models in DistributedDataParallel, of this process, that have one of these parameters."""
     wanted = set(parameters)
     return [each for each in gc.get_objects()
-            if type(each) is DistributedDataParallel and any(p in wanted for p in each.parameters())]
+            if issubclass(type(each), DistributedDataParallel) and any(p in wanted for p in each.parameters())]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from horovod_oktopk.distributed.ddp import refuse_sharded
 from horovod_oktopk.distributed.groups import NO_GROUP
 from horovod_oktopk.distributed.peers import GroupPeers
 from horovod_oktopk.errors import OptionError, PluginError
@@ -57,10 +58,12 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Any
     kind_of(options).check("torchrun")
     if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
         raise PluginError(OP.format(op=op))
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    refuse_sharded(parameters)
     make.make(optimizer, options, named_parameters, op == dist.ReduceOp.AVG, sparse_as_dense,
               functools.partial(GroupPeers, process_group), __name__)
     if broadcast:
-        _broadcast([p for group in optimizer.param_groups for p in group["params"]], 0, process_group)
+        _broadcast(parameters, 0, process_group)
     return optimizer
 
 

@@ -6,6 +6,8 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from horovod_oktopk import OptionError, Partial, PluginError
 from horovod_oktopk.distributed import (
@@ -84,6 +86,14 @@ def check_a_group_that_some_ranks_alone_have_made_disturbs_nobody() -> None:
                                      StepAhead(OkTopk(density=0.1, hierarchical=True)))
     take_steps(optimizer, params, 0, 1, 2)
     assert gather_state_dict(optimizer)["horovod_oktopk"]
+
+
+def check_sharded_parameters_are_refused() -> None:
+    mesh = init_device_mesh("cpu", (hvd.size(),))
+    p = torch.nn.Parameter(distribute_tensor(torch.ones(4 * hvd.size(), 3), mesh, [Shard(0)]))
+    messages = raised_everywhere(PluginError, lambda: DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("p", p)]))
+    assert "DTensor" in messages[0]
+    assert "the whole model" in messages[0]
 
 
 def check_what_is_not_for_torchrun_is_refused() -> None:
