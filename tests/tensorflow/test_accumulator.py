@@ -14,7 +14,7 @@ from tests.selection.accumulators import PROGRAMS
 def test_conformance(program: str) -> None:
     # Here, as importing TensorFlow takes seconds.
     from horovod_oktopk.tensorflow.tensors import LendingAccumulator
-    from horovod_oktopk.vectors.sparse import Layout
+    from horovod_oktopk.vectors.layout import Layout
 
     def new(n: int, dtype: Any) -> Any:
         return LendingAccumulator(Layout([("a", (n,), np.dtype(dtype).name)]))
