@@ -91,15 +91,17 @@ def show(found: Found, tasks: list[str], console: Console) -> None:
 
 
 def plot(found: Found, task: str, path: Path) -> None:
-    """Plot the metric against the bytes of a step, a point for each seed."""
-    figure, axes = output.load_pyplot().subplots(figsize=(8, 4.2), layout="constrained")
+    """Plot the metric's mean and range against the bytes of a step."""
+    figure, axes = output.load_pyplot().subplots(figsize=(9, 4), layout="constrained")
+    unit = 100 if BEST_IS_HIGH[task] else 1
     for number, (peer, _, values, sent) in enumerate(rows(found, task)):
-        ours = "OkTopk" in peer
-        axes.scatter([sent] * len(values), values, s=42 if ours else 26, marker="*" if ours else "o",
-                     color=f"C{number}", label=peer)
+        mean = statistics.mean(values)
+        spread = [[unit * (mean - min(values))], [unit * (max(values) - mean)]]
+        axes.errorbar([sent], [unit * mean], spread, fmt="*" if "OkTopk" in peer else "o", capsize=3,
+                      markersize=12 if "OkTopk" in peer else 6, color=f"C{number}", label=peer)
     axes.set(xscale="log", xlabel="bytes that a rank sends in the mean step",
-             ylabel="test accuracy" if BEST_IS_HIGH[task] else "validation loss", title=task)
-    output.legend_below(figure, axes)
+             ylabel="test accuracy (%)" if BEST_IS_HIGH[task] else "validation loss", title=f"{task}, three seeds")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     output.save(figure, path)
 
 
