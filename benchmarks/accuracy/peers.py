@@ -1,4 +1,4 @@
-"""What PyTorch offers for a slow network, beside this package: the loss after equally many passes, and the bytes.
+"""Peers of this package in PyTorch, on the same work: what is reached after equally many passes, and the bytes.
 
     python -m benchmarks.accuracy.peers --tasks cnn --json docs/data/peers.json --plot docs/images/peers.png
 

@@ -1,4 +1,4 @@
-"""What PyTorch offers for a slow network, behind the interface of a training: one rank, under torchrun."""
+"""Peers of this package in PyTorch, behind the interface of a training: one rank, under torchrun."""
 
 from __future__ import annotations
 

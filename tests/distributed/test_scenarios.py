@@ -35,7 +35,7 @@ LEFT_OUT = {
 """Scenarios that make no sense here, by the beginnings of their names, and why."""
 ALL = [name for name in names("distributed") if not name.startswith(tuple(LEFT_OUT))]
 QUICK = [name for name in ALL if name in {*names("distributed")} - {*names("torch")} or name.startswith("sparse.")]
-"""Those that PyTorch has under torchrun alone, and the sums."""
+"""Scenarios that PyTorch has under torchrun alone, and the sums."""
 
 JOBS = {
     Job("distributed", "torchrun", 2, quick=True): QUICK,
