@@ -11,7 +11,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from horovod_oktopk.__main__ import add_advise
 from horovod_oktopk.schemes.base import Scheme
 from tests.docs.blocks import BLOCKS, FRAGMENTS, PAGES, PROGRAMS, ROOT, Block
 from tests.docs.names import mistakes
-from tests.launch import horovodrun
+from tests.launch import horovodrun, torchrun
 from tests.worker import Outcome
 
 DOCS = ROOT / "docs"
@@ -62,7 +62,8 @@ def fragments(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[
     @cache
     def run(framework: str) -> dict[str, Outcome]:
         folder = tmp_path_factory.mktemp(framework)
-        job = horovodrun("mpi", 2, "-m", "tests.docs.worker", framework, str(folder))
+        launch = torchrun if framework == "distributed" else partial(horovodrun, "mpi")
+        job = launch(2, "-m", "tests.docs.worker", framework, str(folder))
         report = folder / "report.json"
         assert report.exists(), job.output
         found: dict[str, Outcome] = json.loads(report.read_text())

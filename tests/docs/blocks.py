@@ -1,7 +1,7 @@
 """The blocks of Python in README.md and docs/.
 
 A *program* calls `hvd.init()` and defines all names that it uses; it runs by itself. Any other block is a *fragment*,
-and runs among the names that a context prepares (`tests/docs/torch_context.py`, `tensorflow_context.py`). A comment
+and runs among the names that a context prepares (`tests/docs/torch_context.py` and its like). A comment
 before a block, `<!-- not run: why -->`, leaves it out of both.
 """
 
@@ -43,6 +43,8 @@ class Block:
     @property
     def framework(self) -> str:
         without_comments = ast.unparse(self.tree)
+        if "horovod_oktopk.distributed" in without_comments:
+            return "distributed"
         return "tensorflow" if re.search(r"tensorflow|keras|\btf\.", without_comments) else "torch"
 
     @property

@@ -38,8 +38,12 @@ def run_once(block: Block, context: Any, path: Path) -> None:
 
 def main() -> None:
     framework, folder = sys.argv[1:]
-    hvd = importlib.import_module(f"horovod.{framework}")
-    hvd.init(process_sets="dynamic")
+    if framework == "distributed":
+        hvd = importlib.import_module("tests.distributed.hvd").hvd
+        hvd.init()
+    else:
+        hvd = importlib.import_module(f"horovod.{framework}")
+        hvd.init(process_sets="dynamic")
     context = importlib.import_module(f"tests.docs.{framework}_context")
     outcomes: dict[str, Outcome] = {}
     for number, block in enumerate(each for each in FRAGMENTS if each.framework == framework):
