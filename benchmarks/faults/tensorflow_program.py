@@ -33,6 +33,7 @@ class Program:
     """The model, and what is done with it."""
 
     def __init__(self, plan: Plan) -> None:
+        hvd.init()
         tf.config.threading.set_intra_op_parallelism_threads(1)
         keras.utils.set_random_seed(0)
         self._plan = plan

@@ -143,7 +143,7 @@ class DenseGradients(OwnGradients, ReducedGradients):
         self._tensors = [each.to_dense() if each.is_sparse else each for each in gradients]
 
     def all_finite(self) -> bool:
-        return are_finite(lambda: self._tensors)
+        return are_finite(lambda: self._tensors) if self._are_given else super().all_finite()
 
     def pieces(self) -> Iterator[tuple[int, Any]]:
         """Yield arrays in host memory, or tensors on a device; what is copied from there is cleared here."""

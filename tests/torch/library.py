@@ -7,33 +7,20 @@ from __future__ import annotations
 
 import os
 
+from horovod_oktopk import Partial
+
 if "TORCHELASTIC_RUN_ID" in os.environ:
-    from horovod_oktopk import Partial
-    from horovod_oktopk.distributed import (
-        Dense,
-        OkTopk,
-        StepAhead,
-        gather_state_dict,
-        set_density,
-        shared_parameters,
-        step_report,
-        synchronize_replicas,
-    )
+    import horovod_oktopk.distributed as plugin
     from tests.distributed.hvd import hvd
 else:
     import horovod.torch as hvd
 
-    from horovod_oktopk.torch import (
-        Dense,
-        OkTopk,
-        Partial,
-        StepAhead,
-        gather_state_dict,
-        set_density,
-        shared_parameters,
-        step_report,
-        synchronize_replicas,
-    )
+    import horovod_oktopk.torch as plugin
+
+Dense, OkTopk, StepAhead = plugin.Dense, plugin.OkTopk, plugin.StepAhead
+gather_state_dict, set_density, shared_parameters = (plugin.gather_state_dict, plugin.set_density,
+                                                     plugin.shared_parameters)
+step_report, synchronize_replicas = plugin.step_report, plugin.synchronize_replicas
 
 __all__ = ["Dense", "OkTopk", "Partial", "StepAhead", "gather_state_dict", "hvd", "set_density", "shared_parameters",
            "step_report", "synchronize_replicas"]
