@@ -35,7 +35,7 @@ LONGEST_TAG = 24
 NOTICE = re.compile(rb"(?:WARNING: All log messages before absl|E0000 )[^\n]*\n")
 """Notices that TensorFlow prints in every process before it can be told to be quiet."""
 EPOCHS = 20
-"""Of each training, by every method; a newcomer waits for all of them."""
+"""Epochs of each training, by every method; a newcomer waits for all of them."""
 TOLERATED = 0.01
 """Accuracy that may be lost."""
 
