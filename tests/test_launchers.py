@@ -23,6 +23,8 @@ HOROVODRUN = (str(BIN / "horovodrun"), "-np", "2", "-H", "localhost:2")
 PACKAGES = "requirements/environment.txt has it"
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+PATIENT = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "150"}
+"""Seconds in which the ranks must find each other: on a busy machine Ray's start further apart than Gloo's 30."""
 
 Launch = Callable[[], Finished]
 pytestmark = pytest.mark.xdist_group("launchers")  # one process, so that the reference is run once
@@ -30,7 +32,7 @@ pytestmark = pytest.mark.xdist_group("launchers")  # one process, so that the re
 
 def run(*command: str) -> Finished:
     """Run a launcher to its end."""
-    job = subprocess.run(command, env=environment() | OFFLINE, cwd=ROOT, text=True, timeout=280, check=False,
+    job = subprocess.run(command, env=environment() | OFFLINE | PATIENT, cwd=ROOT, text=True, timeout=280, check=False,
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     return Finished(job.returncode, job.stdout)
 
