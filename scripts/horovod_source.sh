@@ -39,16 +39,20 @@ sed -i -e '/^execute_process/,/OUTPUT_STRIP_TRAILING_WHITESPACE)/d' \
     -e '/^include(FindPackageHandle/i cmake_language(EVAL CODE "${_Pytorch_FOUND}")' cmake/Modules/FindPytorch.cmake
 
 # Files that include the same headers are compiled together, in 190 seconds of processor time rather than 425. Those of
-# PyTorch stay apart from Horovod's, as both define LOG; allreduce.cc of Gloo stays alone, as it has a name that another
-# file uses differently. What tunes Horovod by Gaussian processes takes long to optimize, and runs now and then.
-cat >>horovod/torch/CMakeLists.txt <<'CMAKE'
-set_source_files_properties(${SOURCES} PROPERTIES UNITY_GROUP common)
-set_source_files_properties(${PYTORCH_SOURCES} PROPERTIES UNITY_GROUP torch)
-set_source_files_properties(${PROJECT_SOURCE_DIR}/horovod/common/optim/gaussian_process.cc
+# a framework stay apart from Horovod's, as both define LOG; allreduce.cc of Gloo stays alone, as it has a name that
+# another file uses differently. For TensorFlow Horovod compiles a copy of Gloo, and does not need this one. What tunes Horovod by Gaussian processes takes long to optimize, and runs now and then.
+together() {  # FOLDER SOURCES TARGET, as Horovod's CMake files name them
+    cat >>"horovod/$1/CMakeLists.txt" <<CMAKE
+set_source_files_properties(\${SOURCES} PROPERTIES UNITY_GROUP common)
+set_source_files_properties(\${$2} PROPERTIES UNITY_GROUP $1)
+set_source_files_properties(\${PROJECT_SOURCE_DIR}/horovod/common/optim/gaussian_process.cc
                             PROPERTIES UNITY_GROUP "" COMPILE_OPTIONS -O1)
-set_target_properties(${PYTORCH_TARGET_LIB} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+set_target_properties(\${$3} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
 CMAKE
+}
+together torch PYTORCH_SOURCES PYTORCH_TARGET_LIB
+together tensorflow TF_SOURCES TF_TARGET_LIB
 cat >>third_party/gloo/gloo/CMakeLists.txt <<'CMAKE'
 set_source_files_properties("${CMAKE_CURRENT_SOURCE_DIR}/allreduce.cc" PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
-set_target_properties(gloo PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
+set_target_properties(gloo PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16 EXCLUDE_FROM_ALL ON)
 CMAKE

@@ -32,8 +32,8 @@ pytestmark = pytest.mark.xdist_group("launchers")  # one process, so that the re
 
 def run(*command: str) -> Finished:
     """Run a launcher to its end."""
-    job = subprocess.run(command, env=environment() | OFFLINE | PATIENT, cwd=ROOT, text=True, timeout=280, check=False,
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    job = subprocess.run(command, env=environment() | OFFLINE | PATIENT, cwd=ROOT, text=True, timeout=280,
+                         check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     return Finished(job.returncode, job.stdout)
 
 

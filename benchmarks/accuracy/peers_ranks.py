@@ -111,19 +111,19 @@ class Accumulated(Peer):
 class LocalSGD(Peer):
     """Steps on each rank alone, and a mean of the models now and then."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module, start: int = LOCAL_FROM) -> None:
         super().__init__(optimizer, model)
-        alone, _ = dist.new_subgroups(1)
-        state = post_localSGD_hook.PostLocalSGDState(None, alone, LOCAL_FROM)
+        self._start, (alone, _) = start, dist.new_subgroups(1)
+        state = post_localSGD_hook.PostLocalSGDState(None, alone, start)
         self.model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
-        self._local: Any = PostLocalSGDOptimizer(optimizer, PeriodicModelAverager(PASSES, LOCAL_FROM))
+        self._local: Any = PostLocalSGDOptimizer(optimizer, PeriodicModelAverager(PASSES, start))
 
     def step(self) -> None:
         self.steps += 1
         self._local.step()
 
     def words(self) -> float:
-        return float(self.n) if self.steps <= LOCAL_FROM or (self.steps - LOCAL_FROM) % PASSES == 1 else 0.0
+        return float(self.n) if self.steps <= self._start or (self.steps - self._start) % PASSES == 1 else 0.0
 
     @contextmanager
     def shared(self) -> Iterator[None]:

@@ -75,7 +75,7 @@ class ModeOptimizer:
         self._mode = mode_of(options, True, self._layout, ranks, type(optimizer), [])
 
     def step(self) -> None:
-        if not self._mode.acts_at_step:
+        if not self._mode.reads_memory:
             self._mode.reduce(DenseGradients(self._layout))
         if self._clip:
             nn.utils.clip_grad_norm_(self._parameters, self._clip)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NoReturn
 
 from ..errors import PluginError
 from ..hosts.sums import HostAccumulator
@@ -16,7 +16,7 @@ from ..transport.base import Ranks
 from ..vectors.layout import Layout
 from ..vectors.sparse import DenseVector, Values
 from .gradients import ReducedGradients, Update
-from .mode import Mode
+from .mode import Channel, Mode
 
 
 class GradientMode(Mode[ReducedGradients]):
@@ -26,7 +26,9 @@ class GradientMode(Mode[ReducedGradients]):
     The lines of `signature`, "name: value", must be equal on all ranks; they default to the layout's description.
     """
 
-    acts_at_step = False
+    refused: ClassVar[Mapping[str, str]] = {
+        "zero rows": "Keras' Adafactor makes weights NaN if a row and a column of a gradient are all zeros, as in "
+                     "sparse updates: give Adafactor(epsilon_1={least:g}); got epsilon_1={got:g}"}
 
     def __init__(self, options: Scheme, average: bool, layout: Layout,
                  make_accumulator: Callable[[], ResidualAccumulator], ranks: Ranks,
@@ -55,6 +57,10 @@ class GradientMode(Mode[ReducedGradients]):
         update = self._committed(outcome, self.accumulator.commit)
         with self.writing(outcome.report):
             gradients.write(update, gradients.clearable)
+
+    @classmethod
+    def channel(cls, options: Any) -> Channel:  # noqa: ARG003
+        return Channel(own=False, yields=False)
 
     def begin(self, gradients: ReducedGradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
         return 0 if scaled and self.report is not None and not self.report.finite else 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from ..schemes.base import Scheme
 from ..selection.accumulator import ResidualAccumulator
@@ -18,11 +18,20 @@ from .options import Partial, StepAhead
 from .partial.mode import PartialMode
 from .step_ahead.mode import StepAheadMode
 
+Name = Literal["gradients", "step_ahead", "partial"]
+MODES: dict[Name, type[Mode[Any]]] = {
+    "gradients": GradientMode, "step_ahead": StepAheadMode, "partial": PartialMode}
+
+
+def name_of(options: Any) -> Name:
+    """Return the name of the options' mode."""
+    names: dict[type, Name] = {StepAhead: "step_ahead", Partial: "partial"}
+    return names.get(type(options), "gradients")
+
 
 def kind_of(options: Any) -> type[Mode[Any]]:
     """Return the class of the options' mode."""
-    kinds: dict[type, type[Mode[Any]]] = {StepAhead: StepAheadMode, Partial: PartialMode}
-    return kinds.get(type(options), GradientMode)
+    return MODES[name_of(options)]
 
 
 def with_scheme(options: Any, scheme: Scheme) -> Any:

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import ClassVar, Generic, NoReturn, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -186,6 +186,13 @@ def _ranks_of(connection: Connection) -> str:
     return f"{size} ranks{where} over {connection.transport.route}"
 
 
+class Channel(NamedTuple):
+    """The needs of a mode's messages: to travel beside others', and to leave the processor to the program."""
+
+    own: bool
+    yields: bool
+
+
 class Mode(Reduction, Generic[Theirs]):
     """The exchange of one optimizer's results, around its steps, on this rank.
 
@@ -200,14 +207,11 @@ class Mode(Reduction, Generic[Theirs]):
     Gradients are in true units: a program that scales a loss divides before. Methods that communicate raise
     AgreementError or TransportError, on all ranks.
 
-    If it `acts_at_step`, gradients stay this rank's own until `begin`; otherwise `reduce` comes before it. If it
-    `reads_memory`, parameters are read as they lie in memory. `refused` holds features that a program must not use,
-    and the advice.
+    Gradients stay this rank's own until `begin`, unless a mode `reduce`s them before. If it `reads_memory`,
+    parameters are read as they lie in memory. `refused` holds features that a program must not use, and the advice.
     """
 
-    acts_at_step: ClassVar[bool] = True
     reads_memory: ClassVar[bool] = False
-    has_rounds: ClassVar[bool] = False
     refused: ClassVar[Mapping[str, str]] = {}
     coefficient: float = 1.0
     gain: float = 1.0
@@ -253,10 +257,19 @@ class Mode(Reduction, Generic[Theirs]):
         """End what the mode has under way, after the last step."""
 
     @classmethod
-    def check(cls, feature: str) -> None:
-        """Raise PluginError, with advice, if a program must not use this feature."""
+    def check(cls, feature: str, **found: object) -> None:
+        """Raise PluginError, with advice that names what was found, if a program must not use this feature."""
         if feature in cls.refused:
-            raise PluginError(cls.refused[feature])
+            raise PluginError(cls.refused[feature].format(**found))
+
+    @classmethod
+    def channel(cls, options: Any) -> Channel:
+        """Return what the messages of a mode with these options need."""
+        return Channel(own=True, yields=getattr(options, "overlap", True))
+
+    def pause(self, doing: str) -> None:
+        """Tell the other ranks that this one takes no step now, and what it does. Collective."""
+        self.meet(doing)
 
     def belongs_to(self, owner: object) -> None:
         """End everything that would outlive the owner when the owner is gone. The owner holds this object."""

@@ -14,12 +14,13 @@ from horovod.tensorflow.gradient_aggregation_eager import LocalGradientAggregati
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.step_ahead.pace import normalizes
 from horovod_oktopk.tensorflow import amp
+from horovod_oktopk.tensorflow.operations import and_then
 from horovod_oktopk.tensorflow.private import KERAS_3, built_with, learning_rate_of
-from horovod_oktopk.tensorflow.registry import Runs
-from horovod_oktopk.tensorflow.run import NO_RATE, Local, Run, and_then
+from horovod_oktopk.tensorflow.run import NO_RATE, Local, Run, StepAheadRun
+from horovod_oktopk.tensorflow.runs import Runs, make_runs
 from horovod_oktopk.tensorflow.state import suspend
-from horovod_oktopk.tensorflow.tape import are_reduced, reduced_but_local
-from horovod_oktopk.tensorflow.tensors import with_scale, without_scale
+from horovod_oktopk.tensorflow.tape import reduced_but_local
+from horovod_oktopk.tensorflow.tensors import are_reduced, with_scale, without_scale
 from horovod_oktopk.tensorflow.variables import refuse_overwritten, tensor_of
 
 logger = logging.getLogger("horovod_oktopk")
@@ -46,7 +47,7 @@ class Steps:
     The gradients of `passes` passes are added up, and divided by their number if `average`.
     """
 
-    def __init__(self, runs: Runs | None, reduce: Callable[[Sequence[Any], Sequence[Any]], list[Any]],
+    def __init__(self, runs: Runs[Any] | None, reduce: Callable[[Sequence[Any], Sequence[Any]], list[Any]],
                  process_set: Any, passes: int, average: bool, scale_local_gradients: bool,
                  sparse_as_dense: bool) -> None:
         self.runs = runs
@@ -57,24 +58,25 @@ class Steps:
             passes, self._reduced, sparse_as_dense, average, process_set, False)
         self.has_warned = False  # of a configuration; see CONFIGURED
         self._is_inside = False  # in a step, or while that is traced
-        self.present: Run | None = None  # whose step that is, if it takes a part of the learning rate
+        self.present: StepAheadRun | None = None  # whose step that is, if it takes a part of the learning rate
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], local: Local, *, scale: Any = None,
-             checks_overflow: bool = False, all_variables: Sequence[Any] | None = None, rate: Any = None,
+             checks_overflow: bool = False, all_variables: Sequence[Any] | None = None,
+              rate: Callable[[], tf.Variable | None] = lambda: None,
              skip: Callable[[], object] = lambda: None) -> None:
         """Take a step: reduce the gradients, as the mode has it, and call `local` as often as it says.
 
         The gradients hold the loss scale `scale`; `local` looks for overflow by itself if `checks_overflow`. The
-        optimizer was built with `all_variables`; `rate` is its learning rate, if that is a variable. `skip` is called
-        in a pass whose gradients are only added up.
+        optimizer was built with `all_variables`; `rate` returns its learning rate, if that is a variable. `skip` is
+        called in a pass whose gradients are only added up.
         """
         refuse_overwritten(variables)
-        kind = None if self.runs is None else self.runs.kind
-        if self._is_inside or (are_reduced(gradients) and not (kind and kind.acts_at_step)):
+        are_done = are_reduced if self.runs is None else self.runs.are_done
+        if self._is_inside or are_done(gradients):
             local(list(gradients))
             return
-        if checks_overflow and kind is not None:
-            kind.check("scaler")
+        if checks_overflow and self.runs is not None:
+            self.runs.kind.check("scaler")
         gradients = without_scale(gradients, scale)
 
         act = partial(self._act, variables=variables, local=lambda given: local(with_scale(given, scale)),
@@ -87,23 +89,19 @@ class Steps:
                 lambda: and_then(skip(), tf.constant(0)))
 
     def _act(self, gradients: Sequence[Any], variables: Sequence[Any], local: Local, checks_overflow: bool,
-             all_variables: Sequence[Any], rate: Any) -> None:
-        run: Run | None = None
-
-        def step(given: list[Any]) -> None:
+             all_variables: Sequence[Any], rate: Callable[[], tf.Variable | None]) -> None:
+        def step(given: list[Any], run: StepAheadRun | None = None) -> None:
             self._is_inside, self.present = True, run
             try:
                 local(given)
             finally:
                 self._is_inside, self.present = False, None
 
-        if self.runs is None or not self.runs.takes_part or not self.runs.kind.acts_at_step:
+        if self.runs is None or not self.runs.takes_part:
             step(list(gradients))
-        elif self.runs.kind.has_rounds:
-            self.runs.step_in_rounds(gradients, variables, step, rate)
         else:
-            run = self.runs.run_over(all_variables)
-            run.step(variables, gradients, step, checks_overflow)
+            self.runs.step(gradients, variables, step, all_variables=all_variables, rate=rate,
+                           checks_overflow=checks_overflow)
 
     def own_runs(self) -> list[Run]:
         """Return the runs whose variables hold this rank's own parameters now."""
@@ -213,13 +211,10 @@ class Guard(tf.train.experimental.PythonState):  # type: ignore[misc]
 
 
 def _rate_of(optimizer: Any) -> tf.Variable | None:
-    """Return the learning rate, if it travels with rounds and is a variable.
+    """Return the learning rate, if it is a variable.
 
     A schedule follows the updates, which are the same on all ranks.
     """
-    runs = optimizer.oktopk.runs
-    if runs is None or not runs.kind.has_rounds:
-        return None
     rate = tensor_of(super(Distributed, optimizer).learning_rate)  # type: ignore[misc]
     return rate if isinstance(rate, tf.Variable) else None
 
@@ -253,8 +248,8 @@ def distribute(optimizer: Any, options: Any, dense: Any, op: Any, sparse_as_dens
     else:
         # With Keras' own accumulation of gradients a step sees one batch's, and not what is added up.
         is_normalizing = normalizes(type(optimizer)) and not getattr(optimizer, "gradient_accumulation_steps", None)
-        runs = Runs(options, op, process_set, sparse_as_dense, is_normalizing,
-                    partial(_rate_to_tell, weakref.ref(optimizer)))
+        runs = make_runs(options, op, process_set, sparse_as_dense, is_normalizing,
+                         partial(_rate_to_tell, weakref.ref(optimizer)))
         reduce = runs.reduce
     optimizer.oktopk = Steps(runs, reduce, process_set, passes, average_passes, scale_local_gradients,
                              sparse_as_dense)
@@ -300,8 +295,8 @@ if KERAS_3:
         if not asked.built:
             asked.build(variables)
         inner.oktopk.apply(list(grads), variables, lambda given: update(given, variables), scale=amp.scale_of(asked),
-                          checks_overflow=asked is not inner, all_variables=built_with(asked), rate=_rate_of(inner),
-                          skip=lambda: tensor_of(inner.iterations).assign_add(1))
+                          checks_overflow=asked is not inner, all_variables=built_with(asked),
+                          rate=partial(_rate_of, inner), skip=lambda: tensor_of(inner.iterations).assign_add(1))
         amp.forget(asked)
 else:
     def _apply(asked: Any, inner: Any, update: Callable[..., Any], grads_and_vars: Any,  # type: ignore[misc]
@@ -314,7 +309,7 @@ else:
                 asked.build(variables)
         inner.oktopk.apply([gradient for gradient, _ in pairs], variables,
                           lambda given: update(list(zip(given, variables, strict=True)), *args, **kwargs),
-                          checks_overflow=asked is not inner, rate=_rate_of(inner),
+                          checks_overflow=asked is not inner, rate=partial(_rate_of, inner),
                           skip=lambda: asked.iterations.assign_add(1))
         amp.forget(asked)
         return asked.iterations

@@ -21,10 +21,10 @@ from horovod_oktopk.modes.ending import wrap_shutdown
 from horovod_oktopk.modes.make import kind_of
 from horovod_oktopk.schemes import as_options
 from horovod_oktopk.tensorflow import tape
+from horovod_oktopk.tensorflow.operations import refuse_replicas
 from horovod_oktopk.tensorflow.optimizer import distribute, is_distributed, wrap_scalers
 from horovod_oktopk.tensorflow.private import KERAS, dense_allreduce, library
 from horovod_oktopk.tensorflow.registry import in_use, runs_of_tapes
-from horovod_oktopk.tensorflow.run import refuse_replicas
 from horovod_oktopk.tensorflow.state import owners_of
 from horovod_oktopk.transport.counting import show_phases
 from horovod_oktopk.transport.horovod import check_arguments, check_horovod, refuse_join
@@ -172,24 +172,19 @@ def check_optimizer(optimizer: Any, options: Any, passes: int) -> Any:
     """
     kind, scheme = kind_of(options), getattr(options, "scheme", options)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if kind.has_rounds and optimizer is not inner:
+    if optimizer is not inner:
         kind.check("scaler")
-    if kind.has_rounds and passes != 1:
-        raise PluginError(f"Partial takes backward_passes_per_step=1; got {passes!r}. Keras' "
-                          "gradient_accumulation_steps can be used")
-    if kind.reads_memory and getattr(inner, "use_ema", False):
-        raise PluginError("use_ema=True averages the variables of each rank, which differ with StepAhead: "
-                          "average what all ranks share, inside shared_parameters(model), or use OkTopk")
-    if kind.reads_memory and isinstance(inner, getattr(tf.keras.optimizers, "MultiOptimizer", ())):
-        raise PluginError("MultiOptimizer has no learning rate to be multiplied by StepAhead's coefficient and "
-                          "gain, as each optimizer in it has its own: use OkTopk")
+    if passes != 1:
+        kind.check("passes", passes=passes)
+    if getattr(inner, "use_ema", False):
+        kind.check("use_ema")
+    if isinstance(inner, getattr(tf.keras.optimizers, "MultiOptimizer", ())):
+        kind.check("several")
     # Adafactor divides by the root of a row's mean square times a column's. In rows and columns of zeros these are
     # epsilon_1 (1e-30), whose square is 0 in float32: 0 / 0 makes all weights of the variable NaN.
-    if (isinstance(inner, tf.keras.optimizers.Adafactor) and not kind.reads_memory and scheme.density != 1
+    if (isinstance(inner, tf.keras.optimizers.Adafactor) and scheme.density != 1
             and inner.epsilon_1 < ADAFACTOR_EPSILON):
-        raise PluginError("Keras' Adafactor makes weights NaN if a row and a column of a gradient are all zeros, as "
-                          f"in sparse updates: give Adafactor(epsilon_1={ADAFACTOR_EPSILON:g}); got "
-                          f"epsilon_1={inner.epsilon_1:g}")
+        kind.check("zero rows", least=ADAFACTOR_EPSILON, got=inner.epsilon_1)
     return inner if kind.reads_memory else optimizer  # StepAhead's takes the steps, after the wrapper's check
 
 

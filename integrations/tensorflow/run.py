@@ -1,28 +1,20 @@
-"""The exchange of one list of variables: a mode, and its steps as TensorFlow operations.
-
-Python functions as operations run now, or whenever a graph runs, in the order of the program. Each rank then
-communicates in one place and in one order, whatever TensorFlow runs side by side.
-"""
+"""The exchange of one list of variables: a mode, and its steps as TensorFlow operations."""
 
 from __future__ import annotations
 
-import logging
-import weakref
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from horovod.common.exceptions import HorovodInternalError
 
-from horovod_oktopk.errors import PluginError, TransportError
 from horovod_oktopk.modes.make import kind_of, make_mode
 from horovod_oktopk.modes.mode import Mode
 from horovod_oktopk.selection.accumulator import ResidualAccumulator
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
-from horovod_oktopk.tensorflow.private import is_compiled_by_xla
+from horovod_oktopk.tensorflow.operations import call, repeat
 from horovod_oktopk.tensorflow.tensors import (
     DenseArrays,
     Form,
@@ -39,41 +31,31 @@ from horovod_oktopk.tensorflow.tensors import (
 from horovod_oktopk.tensorflow.variables import Array, VariableReplica, name_of, tensor_of
 from horovod_oktopk.vectors.layout import Layout
 
-logger = logging.getLogger("horovod_oktopk")
-
 Local = Callable[[list[Any]], object]
 """Applies gradients, one for each variable, by the plain optimizer."""
 Refusal = tuple[str, Signature]
 """The reason why gradients are refused, and their signature."""
 NO_RATE = partial(tf.constant, 0.0, tf.float64)
 """Makes the learning rate that is told where there is none."""
-NAME = "HorovodAllreduce_oktopk"
-"""The operations' name, by which elastic training knows a failed collective."""
-GONE = ("a graph reduces gradients for an optimizer, or for variables of a tape, that are gone: keep the optimizer "
-        "and the model for as long as the function that was traced with them is called")
 
 
 class Run:
-    """The mode of one list of variables, on this rank.
+    """The mode of one list of variables, on this rank; a derived class is for one mode.
 
     The gradients are those of the first step. `normalizes` is True if the optimizer normalizes its gradients. `rate`
     returns its learning rate.
-    Only a mode that acts at an optimizer's step holds the variables, as the optimizer does; that of a tape must not.
     """
 
     def __init__(self, options: Any, op: Any, process_set: Any, variables: Sequence[Any], gradients: Sequence[Any],
                  normalizes: bool, rate: Callable[[], tf.Tensor] = NO_RATE) -> None:
-        kind = kind_of(options)
         self.signature = signature_of(variables, gradients)
-        self.tensors = [tensor_of(v) for v in variables] if kind.acts_at_step else []
-        parts = ([(v, tensor_of(v).dtype) for v in variables] if kind.reads_memory else
-                 [(v, g.dtype) for v, g in zip(variables, gradients, strict=True) if is_dense(g)])
-        layout = Layout((name_of(v), tuple(v.shape), dtype.name) for v, dtype in parts)
+        self.tensors = self._held(variables)
+        layout = Layout((name_of(v), tuple(v.shape), dtype.name) for v, dtype in self._parts(variables, gradients))
         self._layout = layout
         self._lender: LendingAccumulator | None = None
-        overlaps = kind.acts_at_step and getattr(options, "overlap", True)
         self.mode: Mode[Any] = make_mode(
-            options, op == hvd.Average, layout, ranks_of(process_set, kind.acts_at_step, overlaps), self._lending,
+            options, op == hvd.Average, layout, ranks_of(process_set, *kind_of(options).channel(options)),
+            self._lending,
             lambda: (NumpyParameterAccumulator(layout.n, layout.dtype), VariableReplica(layout, self.tensors)),
             normalizes=normalizes, settings=["learning_rate"], signature=self.signature)
         self.mode.belongs_to(self)
@@ -82,18 +64,36 @@ class Run:
         self._density = getattr(options, "density", None)
         self._process_set, self._rate = process_set, rate
         self._dense = [is_dense(g) for g in gradients]
-        if kind.reads_memory:
-            with tf.init_scope():
-                self.factor = tf.Variable(1.0, trainable=False, name="step_ahead_coefficient")
-                """λ · gain of the step at hand."""
-                self.gain = tf.Variable(1.0, trainable=False, name="step_ahead_gain")
-            self._touched = [*self.tensors, self.factor, self.gain, _turn()]
+
+    def _held(self, variables: Sequence[Any]) -> list[tf.Variable]:
+        """Return the variables, which a mode holds that acts at an optimizer's step: the optimizer does so, too."""
+        return [tensor_of(v) for v in variables]
+
+    def _parts(self, variables: Sequence[Any], gradients: Sequence[Any]) -> list[tuple[Any, tf.DType]]:
+        """Return the variables of the layout, and the dtypes: by default those of the dense gradients."""
+        return [(v, g.dtype) for v, g in zip(variables, gradients, strict=True) if is_dense(g)]
 
     def _lending(self) -> ResidualAccumulator:
         self._lender = LendingAccumulator(self._layout)
         return self._lender
 
-    # Gradients.
+    def resume(self) -> None:
+        """Take a state that waits, on all ranks together; then the variables are this rank's own again."""
+        self._load()
+        self.mode.resume()
+
+    def _load(self) -> None:
+        if self.load_state_now is not None:
+            take, self.load_state_now = self.load_state_now, None
+            take(self.mode)
+
+
+class GradientRun(Run):
+    """The reduction of gradients, of a tape or before an optimizer's step."""
+
+    def _held(self, variables: Sequence[Any]) -> list[tf.Variable]:  # noqa: ARG002
+        """Return none: a tape's run must not hold the variables, with which it goes."""
+        return []
 
     def reduce(self, gradients: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices],
                density: float | None, refusal: Refusal | None) -> list[tf.Tensor]:
@@ -118,7 +118,21 @@ class Run:
         self.mode.reduce(gradients, bool(finite))
         return gradients.written
 
-    # An optimizer's own steps.
+
+class StepAheadRun(Run):
+    """The optimizer's own steps over this rank's gradients, and the exchange of what they did to the variables."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        with tf.init_scope():
+            self.factor = tf.Variable(1.0, trainable=False, name="step_ahead_factor")
+            """λ · gain of the step at hand."""
+            self.gain = tf.Variable(1.0, trainable=False, name="step_ahead_gain")
+        self._touched = [*self.tensors, self.factor, self.gain, _turn()]
+
+    def _parts(self, variables: Sequence[Any], gradients: Sequence[Any]) -> list[tuple[Any, tf.DType]]:  # noqa: ARG002
+        """Return all variables: their moves are exchanged, whatever their gradients are like."""
+        return [(v, tensor_of(v).dtype) for v in variables]
 
     def step(self, variables: Sequence[Any], gradients: Sequence[Any], local: Local,
              checks_overflow: bool = False) -> None:
@@ -147,19 +161,11 @@ class Run:
         self.mode.end()
         return []
 
-    def resume(self) -> None:
-        """Take a state that waits, on all ranks together; then the variables are this rank's own again."""
-        self._load()
-        self.mode.resume()
 
-    def _load(self) -> None:
-        if self.load_state_now is not None:
-            take, self.load_state_now = self.load_state_now, None
-            take(self.mode)
+class PartialRun(Run):
+    """The optimizer's steps in rounds, with the rounds' updates."""
 
-    # Rounds.
-
-    def step_in_rounds(self, gradients: Sequence[Any], rate: tf.Variable | None, local: Local) -> None:
+    def step(self, gradients: Sequence[Any], rate: tf.Variable | None, local: Local) -> None:
         """Hand in the gradients; take a local step for each round since the last call.
 
         A round sets the learning rate.
@@ -211,94 +217,3 @@ def _turn() -> tf.Variable:
     with tf.init_scope():
         turn: tf.Variable = tf.Variable(0.0, trainable=False, name="step_ahead_turn")
     return turn
-
-
-# Python functions as operations.
-
-def call(method: Callable[..., Sequence[Array]], inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType] = (),
-         shapes: Sequence[Any] = (), touched: Sequence[tf.Variable] = (),
-         given: Sequence[Any] = ()) -> list[tf.Tensor]:
-    """Call an object's method with the tensors' values, as arrays, now or when the graph runs; return its results.
-
-    The method reads or writes `touched`; a graph runs it in order with whatever else touches these variables. It gets
-    `given` before the arrays. TensorFlow never drops a graph, which must not keep the object alive then.
-    """
-    if tf.executing_eagerly():
-        return [tf.convert_to_tensor(result) for result in method(*given, *map(np.asarray, inputs))]
-    guarded = partial(_guarded, weakref.WeakMethod(method), given, len(inputs))
-    if touched:
-        results = tf.py_function(guarded, [*inputs, *(v.handle for v in touched)], list(dtypes), name=NAME)
-    else:
-        results = tf.numpy_function(guarded, list(inputs), list(dtypes), name=NAME)
-    if not dtypes:  # TensorFlow gives the operation itself
-        return []
-    for result, shape in zip(results, shapes, strict=True):
-        result.set_shape(shape)
-    return list(results)
-
-
-def _guarded(kept: weakref.WeakMethod[Callable[..., Sequence[Array]]], given: Sequence[Any], count: int,
-             *inputs: Any) -> Sequence[Array]:
-    """Call a method in a graph, with the first inputs. Raise errors as TensorFlow passes them on; log each in a line.
-
-    Elastic training takes up again after an UnknownError that names HorovodAllreduce, and takes any
-    other for success: so failed communication becomes the one, and all else an InvalidArgumentError.
-    """
-    try:
-        method = kept()
-        if method is None:
-            raise PluginError(GONE)
-        return method(*given, *map(np.asarray, inputs[:count]))
-    except Exception as error:
-        _log_once(f"{type(error).__name__}: {' '.join(str(error).split())}")
-        if isinstance(error, HorovodInternalError | TransportError):
-            raise RuntimeError(f"HorovodAllreduce failed: {error}") from error
-        raise ValueError(f"{type(error).__name__}: {error}") from error
-
-
-def repeat(count: tf.Tensor, action: Callable[[tf.Tensor], object], at_most_once: bool) -> None:
-    """Take an action `count` times, one after another, with the number of those before."""
-    if tf.executing_eagerly():
-        for number in range(int(count)):
-            action(tf.constant(number))
-    elif at_most_once:
-        tf.cond(count > 0, lambda: and_then(action(tf.constant(0)), tf.constant(0)), lambda: tf.constant(0))
-    else:
-        tf.while_loop(lambda i: i < count, lambda i: and_then(action(i), i + 1), [tf.constant(0)],
-                      parallel_iterations=1)
-
-
-def and_then(_: object, result: tf.Tensor) -> tf.Tensor:
-    """Return the result, after an action in a branch or loop of a graph."""
-    return result
-
-
-@lru_cache(maxsize=16)
-def _log_once(text: str) -> None:
-    """Log an error, which TensorFlow hides among the names of its graph and stacks."""
-    logger.error("%s", text)
-
-
-def refuse_replicas() -> None:
-    """Raise PluginError inside a strategy of tf.distribute that makes or reduces replicas by itself."""
-    strategy = tf.distribute.get_strategy()
-    if tf.distribute.has_strategy() and not isinstance(strategy, tf.distribute.OneDeviceStrategy):
-        kinds = vars(tf.distribute).items()
-        name = next((name for name, kind in kinds if kind is type(strategy)), type(strategy).__name__)
-        raise PluginError(f"tf.distribute.{name} makes replicas, and reduces their gradients, by "
-                          "itself, and Horovod reduces between processes: start one process for each device "
-                          "(horovodrun -np), and leave the strategy out")
-
-
-def check_place() -> None:
-    """Raise PluginError in a graph of TensorFlow 1, in a function that XLA compiles, and in a strategy."""
-    refuse_replicas()
-    if not tf.compat.v1.executing_eagerly_outside_functions():
-        raise PluginError("OkTopk works in TensorFlow 2's eager mode and in a tf.function; this is a graph of "
-                          "TensorFlow 1: leave out tf.Graph() and disable_eager_execution(), and use a tape or an "
-                          "optimizer of tf.keras.optimizers")
-    if not tf.executing_eagerly() and is_compiled_by_xla():
-        raise PluginError("OkTopk cannot work inside a function that XLA compiles, as no Horovod collective of its "
-                          "kind can: give jit_compile=False to tf.function, and to model.compile in Keras, or give "
-                          "model.fit the callback hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0), which "
-                          "sees to it")

@@ -22,8 +22,9 @@ from horovod_oktopk.modes.api import shared_parameters, synchronize_replicas
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state import gather
 from horovod_oktopk.tensorflow import registry
-from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, runs_by_optimizer, runs_over
+from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, runs_by_optimizer
 from horovod_oktopk.tensorflow.run import Run
+from horovod_oktopk.tensorflow.runs import WaitingState, runs_over
 from horovod_oktopk.tensorflow.variables import is_variable, tensor_of, trained_by, variables_in
 from horovod_oktopk.transport.elastic import ElasticState, extend_elastic
 
@@ -97,7 +98,7 @@ def resume(target: Any) -> None:
     if len(several) == 1 and any(not state.handed for state in several[0].states) and getattr(target, "built", False):
         variables = getattr(target, "trainable_variables", None)
         if variables:
-            several[0].run_over(variables)
+            several[0].run_before_a_step(variables)
     for each in several:  # not others that may have had these variables before
         for run in each.present().values():
             run.resume()
@@ -120,8 +121,8 @@ def meet(target: Any, doing: str) -> None:
     runs = each_run_of(target) or [each.run_before_a_step(trained_by(target)) for each in all_runs_of(target)]
     modes = [run.mode for run in runs]
     for mode in sorted(modes, key=lambda each: each.ranks.channel):  # as they first stepped
-        if mode.ranks.takes_part and not mode.has_rounds:
-            mode.meet(doing)
+        if mode.ranks.takes_part:
+            mode.pause(doing)
 
 
 def check_alike(what: str, names: Iterable[str]) -> None:
@@ -192,7 +193,7 @@ def load_state(target: Any, path: PathLike) -> None:
         raise PluginError(f"{target!r} has neither a reduction made with compression=OkTopk(...) nor variables: "
                           "give a model, its optimizer or its variables")
     for number, owners in enumerate([[each] for each in several] or [list(registry.OF_TAPES.values())]):
-        state = registry.WaitingState(path, number, None if several else [weakref.ref(v) for v in variables])
+        state = WaitingState(path, number, None if several else [weakref.ref(v) for v in variables])
         for owner in owners:
             for key, run in owner.present().items():
                 state.hand_to(run, key)

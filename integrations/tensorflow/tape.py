@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from horovod_oktopk.tensorflow import amp
-from horovod_oktopk.tensorflow.registry import Runs
-from horovod_oktopk.tensorflow.tensors import with_scale, with_values, without_scale
+from horovod_oktopk.tensorflow.runs import Runs
+from horovod_oktopk.tensorflow.tensors import mark_reduced, with_scale, with_values, without_scale
 from horovod_oktopk.tensorflow.variables import refuse_overwritten, tensor_of
-
-MARK = "_oktopk_reduced"
 
 
 class DistributedTape:
@@ -37,10 +34,7 @@ class DistributedTape:
         gradients = super().gradient(target, variables, output_gradients, **kwargs)  # type: ignore[misc]
         scale = amp.scale_of_loss(target)
         reduced = with_scale(self._reduced(without_scale(gradients, scale), variables), scale)
-        for each in reduced:
-            if each is not None:
-                with suppress(AttributeError):  # of tf.IndexedSlices
-                    setattr(each, MARK, True)
+        mark_reduced(reduced)
         return reduced if isinstance(sources, list | tuple) else tf.nest.pack_sequence_as(sources, reduced)
 
     def get_local_and_global_gradients(self, target: Any, sources: Any, output_gradients: Any = None,
@@ -53,7 +47,7 @@ class DistributedTape:
         return found[True], found[False]
 
 
-def distribute(tape: tf.GradientTape, runs: Runs, density: float, process_set: Any,
+def distribute(tape: tf.GradientTape, runs: Runs[Any], density: float, process_set: Any,
                scale_local_gradients: bool) -> None:
     """Give a tape a class of its own, which reduces the gradients. This tape selects the share `density`."""
     plain = next(cls for cls in type(tape).__mro__ if not issubclass(cls, DistributedTape))
@@ -61,12 +55,6 @@ def distribute(tape: tf.GradientTape, runs: Runs, density: float, process_set: A
     tape._local_sources = set()
     tape._reduced = partial(reduced_but_local, partial(runs.reduce, density=density), local=tape._local_sources,
                             divide_by=process_set if scale_local_gradients else None)
-
-
-def are_reduced(gradients: Sequence[Any]) -> bool:
-    """Return True if a distributed tape has reduced the gradients."""
-    given = [each for each in gradients if each is not None and not isinstance(each, tf.IndexedSlices)]
-    return bool(given) and all(getattr(each, MARK, False) for each in given)
 
 
 def reduced_but_local(reduce: Any, gradients: Sequence[Any], variables: Sequence[Any], local: set[Any],

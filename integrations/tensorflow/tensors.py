@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -50,11 +50,26 @@ def _numpy(dtype: str) -> np.dtype[Any]:
 Signature = tuple[str, ...]
 Scale = Any
 """A loss scale that gradients hold, a scalar tensor; or None."""
+MARK = "_oktopk_reduced"
 
 
 def is_dense(gradient: Any) -> bool:
     """Return True if a gradient has a place in the flat vector of gradients."""
     return gradient is not None and not isinstance(gradient, tf.IndexedSlices)
+
+
+def mark_reduced(gradients: Sequence[Any]) -> None:
+    """Note on gradients that a distributed tape has reduced them."""
+    for each in gradients:
+        if each is not None:
+            with suppress(AttributeError):  # of tf.IndexedSlices
+                setattr(each, MARK, True)
+
+
+def are_reduced(gradients: Sequence[Any]) -> bool:
+    """Return True if a distributed tape has reduced the gradients."""
+    given = [each for each in gradients if each is not None and not isinstance(each, tf.IndexedSlices)]
+    return bool(given) and all(getattr(each, MARK, False) for each in given)
 
 
 def signature_of(variables: Sequence[Any], gradients: Sequence[Any]) -> Signature:

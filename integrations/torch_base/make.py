@@ -13,11 +13,11 @@ import torch
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.api import find_by
 from horovod_oktopk.modes.make import kind_of
-from horovod_oktopk.torch_base.optimizer import UNSCALE_FIRST
 from horovod_oktopk.torch_base.own_class import distribute, plain_class
 from horovod_oktopk.torch_base.peers import MakePeers
 from horovod_oktopk.torch_base.private import span
 from horovod_oktopk.torch_base.registry import owners_of, run_of
+from horovod_oktopk.torch_base.run import UNSCALE_FIRST
 from horovod_oktopk.torch_base.state import attach_state
 from horovod_oktopk.transport.counting import show_phases
 
@@ -27,8 +27,6 @@ LBFGS = ("LBFGS cannot be used: it compares the gradients of several closures wi
          "Here the gradients are either not reduced, or other ranks' moves come between: take another optimizer")
 CLOSURE = ("{name} cannot be used: its step() cannot go without a closure, or its work is in first_step() and "
            "second_step(), which exchange nothing, so that each rank would train for itself. Take another optimizer")
-MOVES = ("{name} cannot be used with StepAhead: its eval() and train() move the parameters by a state that is each "
-         "rank's own: use OkTopk alone, with which all ranks have the same state")
 META = ("'{name}' is on the meta device, and has no values: give the model memory first, by "
         "model.to_empty(device=...) or by loading it, and make the optimizer of it after that")
 
@@ -68,8 +66,8 @@ def _refuse(optimizer: torch.optim.Optimizer, options: Any) -> None:
     if (closure is not None and closure.default is inspect.Parameter.empty) or (
             hasattr(plain, "first_step") and hasattr(plain, "second_step")):
         raise PluginError(CLOSURE.format(name=plain.__name__))
-    if kind_of(options).reads_memory and hasattr(plain, "eval") and hasattr(plain, "train"):
-        raise PluginError(MOVES.format(name=plain.__name__))
+    if hasattr(plain, "eval") and hasattr(plain, "train"):
+        kind_of(options).check("averaging", name=plain.__name__)
 
 
 def _wrap_unscale(unscale: Callable[..., None]) -> Callable[..., None]:

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.torch_base.optimizer import Run
+from horovod_oktopk.modes.make import name_of
 from horovod_oktopk.torch_base.peers import MakePeers
 from horovod_oktopk.torch_base.private import SUPPORTS_SCALING
 from horovod_oktopk.torch_base.registry import RUN, add, suspend_others
+from horovod_oktopk.torch_base.run import Run
+from horovod_oktopk.torch_base.runs import RUNS
 
 COPIED = ("a copy of a distributed optimizer is not distributed: give it to DistributedOptimizer(optimizer, "
           "named_parameters=..., compression=...), with the copied model's names, before its first step")
@@ -122,7 +124,7 @@ def distribute(optimizer: Any, options: Any, names: Mapping[torch.Tensor, str], 
     plain = plain_class(type(optimizer))
     # What a scheduler or Accelerate has put on the object is its own step.
     local = vars(optimizer).pop("step", None) or plain.step.__get__(optimizer)
-    run = Run(optimizer, local, options, names, average, sparse_as_dense, make_peers)
+    run = RUNS[name_of(options)](optimizer, local, options, names, average, sparse_as_dense, make_peers)
     optimizer.__class__ = _class_of(plain, module)
     suspend_others(run.parameters.all())
     add(optimizer, run)

@@ -11,7 +11,7 @@ import torch
 from horovod_oktopk.errors import PluginError
 
 if TYPE_CHECKING:  # it imports this module
-    from horovod_oktopk.torch_base.optimizer import Run
+    from horovod_oktopk.torch_base.run import Run
 
 RUN = "_oktopk_run"
 _optimizers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()

@@ -13,7 +13,7 @@ import numpy as np
 from horovod_oktopk import OkTopkError, PluginError
 from horovod_oktopk.kernels import KERNELS
 from horovod_oktopk.modes.make import kind_of, make_mode
-from horovod_oktopk.modes.partial.mode import remove
+from horovod_oktopk.modes.partial.mode import PartialMode, remove
 from horovod_oktopk.schemes.base import Compression
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
@@ -192,7 +192,7 @@ class CoreTrainer:
         self.is_started = True
 
     def end(self) -> None:
-        if self.mode is None or (self.mode.has_rounds and not self.is_started):
+        if self.mode is None or (isinstance(self.mode, PartialMode) and not self.is_started):
             return
         try:
             self.synchronize_replicas(for_good=True)

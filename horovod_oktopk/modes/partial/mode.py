@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from ...vectors.layout import Layout
 from ...vectors.sparse import Indices, SparseVector, Values, sum_of
 from ..gradient_mode import GradientMode
 from ..gradients import Piece, ReducedGradients, Update
+from ..mode import Channel
 from ..options import NEEDS_MPI, Partial
 from .rounds import PartialAllreduce, Round
 from .states import Presence
@@ -99,8 +100,8 @@ class PartialMode(GradientMode):
     The other arguments are GradientMode's.
     """
 
-    acts_at_step = has_rounds = True
     refused: ClassVar[Mapping[str, str]] = {
+        **GradientMode.refused,
         "closure": "step(closure) cannot be used with Partial, which applies several updates, or none: call step() "
                    "without one",
         "synchronize": IN_STEP_ONLY, "scaler": IN_STEP_ONLY,
@@ -108,6 +109,10 @@ class PartialMode(GradientMode):
                     "by horovodrun --mpi, and use hvd.DistributedOptimizer",
         "sparse": "sparse gradients go by Horovod's own allgather, which waits for all ranks: give "
                   "sparse_as_dense=True with Partial",
+        "passes": "Partial takes backward_passes_per_step=1; got {passes!r}. Keras' gradient_accumulation_steps can "
+                  "be used",
+        "momentum correction": "{name} corrects the momentum at a batch, and with Partial the optimizer steps in "
+                               "rounds, which come at other batches on each rank: give momentum_correction=False",
         "local": "a local variable cannot be used with Partial, whose steps apply several updates, or none: give "
                  "local layers an optimizer of their own"}
 
@@ -126,6 +131,13 @@ class PartialMode(GradientMode):
         self._allreduce: PartialAllreduce | None = None
         self._accumulating = Traffic()
         self._to_apply: deque[tuple[Update, tuple[float, ...]]] = deque()  # with the settings of their rounds
+
+    @classmethod
+    def channel(cls, options: Any) -> Channel:  # noqa: ARG003
+        return Channel(own=True, yields=True)
+
+    def pause(self, doing: str) -> None:
+        """Do nothing: ranks may take different numbers of steps, and meet in `synchronize`."""
 
     def reduce(self, gradients: ReducedGradients, others_finite: bool = True) -> None:
         """Do nothing: rounds reduce."""

@@ -84,7 +84,13 @@ class StepAheadMode(Mode[LocalGradients]):
     reads_memory = True
     refused: ClassVar[Mapping[str, str]] = {
         "local": "a local variable cannot be used with StepAhead, which shares all of the optimizer's: give local "
-                 "layers an optimizer of their own"}
+                 "layers an optimizer of their own",
+        "averaging": "{name} cannot be used with StepAhead: its eval() and train() move the parameters by a state "
+                     "that is each rank's own: use OkTopk alone, with which all ranks have the same state",
+        "use_ema": "use_ema=True averages the variables of each rank, which differ with StepAhead: average what all "
+                   "ranks share, inside shared_parameters(model), or use OkTopk",
+        "several": "MultiOptimizer has no learning rate to be multiplied by StepAhead's coefficient and gain, as "
+                   "each optimizer in it has its own: use OkTopk"}
     unit: Unit = "parameters"
     samples = SUMS
 

@@ -15,7 +15,7 @@ import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import OptionError, StepAhead
 from horovod_oktopk.tensorflow import OkTopk, load_state, save_state, set_density, step_report
 from horovod_oktopk.tensorflow.private import KERAS_3
-from horovod_oktopk.tensorflow.registry import Runs
+from horovod_oktopk.tensorflow.runs import GradientRuns
 from tests.scenarios.common import DENSE, needs, raised_everywhere
 from tests.tensorflow.scenarios.common import (
     compiled,
@@ -137,7 +137,7 @@ def check_gradients_without_their_variables() -> None:
 
     @tf.function
     def step() -> None:
-        runs = Runs(DENSE, hvd.Average, hvd.global_process_set, sparse_as_dense=False)
+        runs = GradientRuns(DENSE, hvd.Average, hvd.global_process_set, sparse_as_dense=False)
         runs.reduce([tf.ones(3), tf.ones(3)], [other])
 
     assert "variable of every gradient" in refusal(step)

@@ -159,7 +159,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
 
     def _synchronize(self, doing: str) -> None:
         """Make replicas equal, with Partial; then all ranks must have come for the same."""
-        if any(runs.kind.has_rounds for runs in all_runs_of(self.model)):
+        if any(runs.may_differ for runs in all_runs_of(self.model)):
             synchronize_replicas(self.model)
             check_alike("places in fit", [doing])
 

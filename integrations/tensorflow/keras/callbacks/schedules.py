@@ -20,8 +20,6 @@ SCHEDULED = ("{name} sets the optimizer's learning rate, which is a schedule or 
              "number, or leave the callback out")
 NO_STEPS = ("{name} needs the number of batches of an epoch, which Keras does not know of these data: give "
             "steps_per_epoch=... to the callback, or to fit")
-IN_ROUNDS = ("{name} corrects the momentum at a batch, and with Partial the optimizer steps in rounds, which come at "
-             "other batches on each rank: give momentum_correction=False")
 
 
 class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -71,9 +69,9 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
             self.model.optimizer.learning_rate = self._rate()
         except (TypeError, AttributeError) as error:  # of a schedule, in both Kerases; of a function, in Keras 3
             raise PluginError(SCHEDULED.format(name=type(self).__name__)) from error
-        has_rounds = any(runs.kind.has_rounds for runs in all_runs_of(self.model))
-        if self._corrects_momentum and has_rounds and sums_up_steps(self.model.optimizer):
-            raise PluginError(IN_ROUNDS.format(name=type(self).__name__))
+        if self._corrects_momentum and sums_up_steps(self.model.optimizer):
+            for runs in all_runs_of(self.model):
+                runs.kind.check("momentum correction", name=type(self).__name__)
         if not self._is_staircase and not self.steps_per_epoch:
             self.steps_per_epoch = (self.params or {}).get("steps")
             if not self.steps_per_epoch:

@@ -24,31 +24,15 @@ from horovod_oktopk.torch_base.hyperparameters import Hyperparameters, rates_of,
 from horovod_oktopk.torch_base.peers import MakePeers, Reducer
 from horovod_oktopk.torch_base.private import values_of
 from horovod_oktopk.torch_base.registry import suspend_others
-from horovod_oktopk.torch_base.tensors import (
-    DenseGradients,
-    OwnGradients,
-    Parameters,
-    TorchLayout,
-    are_finite,
-    without_rows,
-    without_scaler,
-)
+from horovod_oktopk.torch_base.tensors import OwnGradients, Parameters, TorchLayout, without_scaler
 
 logger = logging.getLogger("horovod_oktopk")
 
 UNSCALE_FIRST = ("the gradients were reduced while they held the loss scale, which each rank has for itself. Write: "
                  "scaler.unscale_(optimizer); optimizer.synchronize(); with optimizer.skip_synchronize(): "
                  "scaler.step(optimizer); or scaler.step(optimizer) alone")
-NOT_REDUCED = ("a GradScaler has unscaled gradients that are not reduced, and to clip them on each rank would give "
-               "other gradients than to clip their mean. Write: scaler.unscale_(optimizer); optimizer.synchronize(); "
-               "clip; with optimizer.skip_synchronize(): scaler.step(optimizer); or scaler.step(optimizer) alone")
 TWICE = ("optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): "
          "gradients are reduced twice. Write: with optimizer.skip_synchronize(): optimizer.step()")
-DENSE_NOW = ("the gradient of '{name}' was sparse at the first step and is dense now; what is sparse at first must "
-             "stay so. Give sparse_as_dense=True")
-JOINED = ("'{name}' has come to the optimizer, or was unfrozen, after its first step, which Partial cannot follow: "
-          "the ranks would go on with gradients of their own. Give DistributedOptimizer a new plain optimizer of "
-          "all parameters that are trained")
 JOINING = "go on with other parameters than before: {names}"
 NEVER_STEPPED = ("gradients were cleared %d times, and optimizer.step() was never called: only step() exchanges "
                  "anything, and other methods (first_step and second_step, say) train each rank for itself. Call "
@@ -63,30 +47,33 @@ class Run:
     """The part of a distributed optimizer that belongs to this rank, beside the plain class.
 
     The names are the parameters', and `local` is the optimizer's own step. `mode` is None before the first step,
-    which tells what the gradients are like.
+    which tells what the gradients are like. A derived class is for one mode (runs.py).
     """
+
+    strides_matter = False
+    """True if a parameter must lie in memory as it did at first."""
 
     def __init__(self, optimizer: Any, local: Callable[..., Any], options: Any, names: Mapping[torch.Tensor, str],
                  average: bool, sparse_as_dense: bool, make_peers: MakePeers) -> None:
-        self.optimizer, self.local, self._average = optimizer, local, average
+        self.optimizer, self.local, self.average = optimizer, local, average
         self.scheme: Scheme = getattr(options, "scheme", options)
         """With the present density."""
         self.kind = kind_of(options)
-        self.peers = make_peers(self.kind.acts_at_step, self.kind.acts_at_step and getattr(options, "overlap", True))
+        self.peers = make_peers(*self.kind.channel(options))
         self.ranks = self.peers.ranks
         self.mode: Mode[Any] | None = None
         self.layout: TorchLayout  # the mode's
         self.reduces = True  # but inside skip_synchronize
         self.parameters = Parameters(optimizer, names)
         self._options, self._sparse_as_dense = options, sparse_as_dense
-        self._excluded: list[torch.Tensor] = []  # whose gradients the library reduces itself, as they are sparse
-        self._present: list[torch.Tensor] = []  # all of the optimizer's, as of the last step; see `_laid_out`
+        self.excluded: list[torch.Tensor] = []  # whose gradients the library reduces itself, as they are sparse
+        self._present: list[torch.Tensor] = []  # all of the optimizer's, as of the last step; see `laid_out`
         self._frozen: list[torch.Tensor] = []  # those of them that were not trained
         self._has_stepped, self._cleared = False, 0  # how often gradients were cleared before the first step
-        self._waiting: list[Record] = []  # loaded before the first step
+        self.waiting: list[Record] = []  # loaded before the first step
         self._reduced: torch.Tensor | None = None  # a gradient that was reduced, and is to be applied
         self._has_warned = False
-        self._hyperparameters: Hyperparameters
+        self.hyperparameters: Hyperparameters
 
     # A step.
 
@@ -107,7 +94,7 @@ class Run:
                 own = OwnGradients(TorchLayout(self.parameters.by_name(self.parameters.all())))
                 return self.local() if scale is None or own.all_finite() else None
             if self.reduces:
-                if self.is_reduced and not self.kind.has_rounds:
+                if self.is_reduced:
                     warnings.warn(TWICE, stacklevel=3)
                 self.reduce()
             self._reduced = None
@@ -115,38 +102,40 @@ class Run:
 
     def _take_local_steps(self, scaled: bool) -> Any:
         """Take as many of the optimizer's own steps as the mode says: one, none, or one for each round."""
-        mode = self._laid_out() if self.kind.acts_at_step else self.mode
+        mode = self.mode_of_step()
         if mode is None:  # skip_synchronize() before any synchronize()
             return self.local()
         if not mode.is_started:
             suspend_others(self.parameters.all(), self)
-        settings = self._hyperparameters.read() if mode.has_rounds else ()
-        gradients = DenseGradients(self.layout) if mode.has_rounds else OwnGradients(self.layout)
-        result = None
-        for _ in range(mode.begin(gradients, settings, scaled)):
-            with (self._hyperparameters.set_to(mode.prepare(gradients)),
+        gradients, result = self.gradients(), None
+        for _ in range(mode.begin(gradients, self.settings(), scaled)):
+            with (self.hyperparameters.set_to(mode.prepare(gradients)),
                   scaled_learning_rates(self.optimizer, mode.coefficient, mode.gain)):
                 result = self.local()
         mode.end()
         return result
 
+    def mode_of_step(self) -> Mode[Any] | None:
+        """Return the mode that says how many steps follow; None if the gradients at hand were never reduced."""
+        return self.laid_out()
+
+    def gradients(self) -> OwnGradients:
+        """Return the gradients as the mode takes them."""
+        return OwnGradients(self.layout)
+
+    def settings(self) -> Sequence[float]:
+        """Return the hyperparameters that travel with the gradients."""
+        return ()
+
     def reduce(self) -> None:
-        """Reduce the gradients, if the mode does so before the step; over a host's ranks if hosts are its workers."""
+        """Reduce the gradients over a host's ranks if hosts are the mode's workers, before the step."""
         self._reduced = None
-        if self.kind.acts_at_step:
-            if self._host is None:
-                return
-            self.parameters.reduce_all(self._host, self._average, self._sparse_as_dense)
-        else:
-            mode = self._laid_out()
-            for p in self._excluded:
-                if p.grad is None:
-                    p.grad = without_rows(p)
-                elif not p.grad.is_sparse:
-                    mode.refuse_step(DENSE_NOW.format(name=self.parameters.name_of(p)))
-            mode.reduce(DenseGradients(self.layout, bool(self.scheme.hierarchical)),
-                        are_finite(lambda: (values_of(p.grad) for p in self._excluded if p.grad is not None)))
-            self.parameters.reduce_sparse(self._excluded, self.peers, self._average)
+        if self._host is not None:
+            self.parameters.reduce_all(self._host, self.average, self._sparse_as_dense)
+            self.note_reduced()
+
+    def note_reduced(self) -> None:
+        """Take note that the gradients at hand are reduced; see `is_reduced`."""
         self._reduced = next((p.grad for p in self.parameters.all() if p.grad is not None), None)
 
     @cached_property
@@ -163,8 +152,7 @@ class Run:
     def _unscale(self, scale: torch.Tensor | bool) -> None:
         self.kind.check("scaler")
         if isinstance(scale, bool):
-            if not self.is_reduced and not self.kind.acts_at_step and self.ranks.takes_part:
-                raise PluginError(NOT_REDUCED)
+            self.check_unscaled()
             return
         if self.is_reduced:
             raise PluginError(UNSCALE_FIRST)
@@ -173,9 +161,12 @@ class Run:
             if p.grad is not None:
                 values_of(p.grad).mul_(inverse)
 
+    def check_unscaled(self) -> None:
+        """Raise PluginError if gradients must not have been unscaled by now."""
+
     # Which parameters.
 
-    def _laid_out(self) -> Mode[Any]:
+    def laid_out(self) -> Mode[Any]:
         """Return the mode of the parameters that are trained: a new one at first, and if others are trained now."""
         mode, present = self.mode, self.parameters.all()
         if mode is not None:
@@ -183,45 +174,45 @@ class Run:
             if is_as_before and not any(p.requires_grad for p in self._frozen):
                 self._check_unchanged(mode)
                 return mode
-        known = {*self.layout.parameters, *self._excluded} if mode is not None else set()
+        known = {*self.layout.parameters, *self.excluded} if mode is not None else set()
         trained = [p for p in present if p.requires_grad or p in known]
         self._present, self._frozen = present, [p for p in present if not (p.requires_grad or p in known)]
-        if mode is not None and (known == set(trained) or not self._join(mode, trained, known)):
+        if mode is not None and (known == set(trained) or not self.joins(mode, trained, known)):
             return mode
         self.mode = self._make_mode(trained)
         if mode is not None:
-            self._waiting = [extended(each, self.layout) for each in mode.records()]
-        if self._waiting:
-            self.mode.load(self._waiting)
-            self._waiting = []
+            self.waiting = [extended(each, self.layout) for each in mode.records()]
+        if self.waiting:
+            self.mode.load(self.waiting)
+            self.waiting = []
         return self.mode
 
-    def _join(self, mode: Mode[Any], trained: Sequence[torch.Tensor], known: set[torch.Tensor]) -> bool:
-        """Meet the other ranks, which are to go on with the same parameters; return True if a new mode is needed.
+    def joins(self, mode: Mode[Any], trained: Sequence[torch.Tensor], known: set[torch.Tensor]) -> bool:
+        """Meet the other ranks, which are to go on with the same parameters; return True if a new mode is needed."""
+        mode.meet(JOINING.format(names=", ".join(self.joined(trained, known)) or "fewer"))
+        mode.suspend()
+        return True
 
-        Rounds go on with fewer parameters, and not with more.
-        """
-        names = [*self.parameters.by_name([p for p in trained if p not in known])]
-        if mode.has_rounds and names:
-            mode.refuse_step(JOINED.format(name=names[0]))
-        if not mode.has_rounds:
-            mode.meet(JOINING.format(names=", ".join(names) or "fewer"))
-            mode.suspend()
-        return not mode.has_rounds
+    def joined(self, trained: Sequence[torch.Tensor], known: set[torch.Tensor]) -> list[str]:
+        """Return the names of the parameters that are trained from now on."""
+        return [*self.parameters.by_name([p for p in trained if p not in known])]
+
+    def exchanged(self, parameters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Return those that the mode exchanges; the library reduces the others' gradients, as they are sparse."""
+        sparse = {*self.excluded} & {*parameters}
+        sparse |= {p for p in parameters if p.grad is not None and p.grad.is_sparse and not self._sparse_as_dense}
+        if sparse:
+            self.kind.check("sparse")
+        self.excluded = list(self.parameters.by_name(list(sparse)).values())
+        return [p for p in parameters if p not in sparse]
 
     def _make_mode(self, parameters: Sequence[torch.Tensor]) -> Mode[Any]:
-        if not self.kind.reads_memory:
-            sparse = {*self._excluded} & {*parameters}
-            sparse |= {p for p in parameters if p.grad is not None and p.grad.is_sparse and not self._sparse_as_dense}
-            if sparse:
-                self.kind.check("sparse")
-            self._excluded = list(self.parameters.by_name(list(sparse)).values())
-            parameters = [p for p in parameters if p not in sparse]
+        parameters = self.exchanged(parameters)
         self.peers.check(parameters)
-        self._hyperparameters = Hyperparameters(self.optimizer)
+        self.hyperparameters = Hyperparameters(self.optimizer)
         layout = TorchLayout(self.parameters.by_name(parameters))
-        mode = mode_of(with_scheme(self._options, self.scheme), self._average, layout, self.ranks,
-                       type(self.optimizer), self._hyperparameters.names)
+        mode = mode_of(with_scheme(self._options, self.scheme), self.average, layout, self.ranks,
+                       type(self.optimizer), self.hyperparameters.names)
         mode.belongs_to(self)
         self.layout = layout
         return mode
@@ -229,7 +220,7 @@ class Run:
     def _check_unchanged(self, mode: Mode[Any]) -> None:
         """Refuse a step of parameters that have changed; tell the other ranks the learning rates."""
         mode.tell_rates(rates_of(self.optimizer))
-        message = self.layout.changed(strides=mode.reads_memory)
+        message = self.layout.changed(self.strides_matter)
         if message is not None:
             mode.refuse_step(message)
 
@@ -244,29 +235,12 @@ class Run:
             self.mode.set_density(density)
 
     def synchronize_replicas(self) -> None:
-        """Serve rounds until all ranks are here, and apply them as they end; see Owner."""
-        if not self.kind.has_rounds or not self.ranks.takes_part:
-            return
-        mode = self._laid_out()
-        kept = {p: p.grad for p in self.layout.parameters}
-        for p in kept:
-            p.grad = None  # or updates would be written over it
-        gradients = DenseGradients(self.layout)
-        for count in mode.synchronize():
-            for _ in range(count):
-                with self._hyperparameters.set_to(mode.prepare(gradients)):
-                    self.local()
-        for p, gradient in kept.items():
-            p.grad = gradient
-        if mode.drifts and self.layout.parameters:
-            self.peers.reduce([p.data for p in self.layout.parameters], average=True)
+        """See Owner; replicas are equal."""
 
     @contextmanager
     def shared(self) -> Iterator[None]:
         with nullcontext() if self.mode is None else self.mode.shared():
             yield
-        if self._waiting and self.kind.reads_memory:
-            self._laid_out().resume()
 
     def suspend(self) -> None:
         if self.mode is not None:
@@ -275,7 +249,7 @@ class Run:
     def records(self) -> list[Record]:
         """Return this rank's state for a checkpoint; before the first step, a loaded state that waits, or nothing."""
         if self.mode is None:
-            return self._waiting
+            return self.waiting
         if self.mode.holds_own and not self._has_warned:
             self._has_warned = True
             logger.warning(OUTSIDE, self.ranks.membership().rank)
@@ -285,7 +259,7 @@ class Run:
         """Take what `records` gave, on these or other ranks."""
         self._reduced = None
         if self.mode is None:
-            self._waiting = records
+            self.waiting = records
         else:
             self.mode.load(records)
 
@@ -296,5 +270,5 @@ class Run:
         if self.mode is not None:
             return gather.records(self.mode, doing)
         own = self.ranks.membership().rank
-        found = {each["rank"]: each for records in self.peers.objects(self._waiting) for each in records}
+        found = {each["rank"]: each for records in self.peers.objects(self.waiting) for each in records}
         return [each for rank, each in sorted(found.items()) if rank == own or own == 0]

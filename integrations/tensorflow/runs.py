@@ -1,0 +1,285 @@
+"""The runs of one optimizer, or of all tapes of a kind: what they do at a step, by mode."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Generic, TypeVar
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.modes.make import Name, kind_of, name_of, with_scheme
+from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.state import gather
+from horovod_oktopk.tensorflow.operations import check_place
+from horovod_oktopk.tensorflow.run import NO_RATE, GradientRun, Local, PartialRun, Refusal, Run, StepAheadRun
+from horovod_oktopk.tensorflow.tensors import are_reduced, is_dense, ranks_of, signature_of
+from horovod_oktopk.tensorflow.variables import check_variables, key_of, tensor_of
+
+ALL: weakref.WeakSet[Runs[Any]] = weakref.WeakSet()
+
+JOINED = ("StepAhead has no place for variables that join others after the first step: make a new optimizer, as for "
+          "compile(), or build it with all variables at first")
+
+One = TypeVar("One", bound=Run)
+LocalOf = Callable[..., object]
+"""A Local that may also be given the StepAheadRun whose step it takes, and which scales the learning rate."""
+
+
+class Runs(ABC, Generic[One]):
+    """The runs of one optimizer, or of all tapes of a kind: one for each list of variables. See `make_runs`.
+
+    `normalizes` is True if the optimizer normalizes its gradients. `rate` returns its learning rate.
+    """
+
+    of_one: type[One]
+    """The class of the runs."""
+    may_differ: ClassVar[bool] = False
+    """True if ranks may have taken different numbers of steps, until `synchronize_replicas`."""
+
+    def __init__(self, options: Any, op: Any, process_set: Any, sparse_as_dense: bool,
+                 normalizes: bool = False, rate: Callable[[], Any] = NO_RATE) -> None:
+        self.kind = kind_of(options)
+        self.scheme: Scheme = getattr(options, "scheme", options)
+        """With the present density."""
+        self.adopts = False
+        """See Mode.adopts; for the runs to come."""
+        self._options, self._op, self.process_set = options, op, process_set
+        self._sparse_as_dense, self._normalizes, self._rate = sparse_as_dense, normalizes, rate
+        self.by_key: dict[tuple[int, ...], One] = {}
+        """By the identities of the variables, with which the runs go."""
+        self._host_set: Any = False  # not asked for yet
+        self.states: list[WaitingState] = []
+        """All that were asked for. The runs of all tapes have one list of them."""
+        ALL.add(self)
+
+    @property
+    def takes_part(self) -> bool:
+        """True if this rank is in the process set; if not, its gradients stay as they are, as in stock."""
+        return bool(self.process_set.included())
+
+    def present(self) -> dict[tuple[int, ...], One]:
+        """Return a copy of the runs: the garbage collector may take some away at any moment."""
+        return self.by_key.copy()
+
+    def set_density(self, density: float | None) -> None:
+        """See Mode.set_density; for the runs that there are, and those to come."""
+        self.scheme = self.scheme.with_density(density)
+        for run in self.present().values():
+            run.mode.set_density(density)
+
+    # Steps.
+
+    def are_done(self, gradients: Sequence[Any]) -> bool:  # noqa: ARG002
+        """Return True if nothing is left to do with gradients but the optimizer's plain step."""
+        return False
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], density: float | None = None) -> list[Any]:
+        """Return the gradients, reduced, if the mode does so before an optimizer's step; None where there is none."""
+        if not self.takes_part:
+            return list(gradients)
+        check_place()
+        check_variables(list(variables), list(gradients))
+        return self.reduced(gradients, variables, density)
+
+    def reduced(self, gradients: Sequence[Any], variables: Sequence[Any], density: float | None) -> list[Any]:  # noqa: ARG002
+        """Return the gradients, averaged over the ranks of a host where each host is one worker."""
+        if not self.scheme.hierarchical:
+            return list(gradients)
+        if self._host_set is False:
+            self._host_set = ranks_of(self.process_set).host_set(self.scheme.transport, self.scheme.hierarchical)
+        if self._host_set is None:
+            return list(gradients)
+        return self.reduced_by(lambda dense: hvd.grouped_allreduce(
+            dense, op=self._op, process_set=self._host_set) if dense else [], gradients, self._host_set)
+
+    @abstractmethod
+    def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: LocalOf, *,
+             all_variables: Sequence[Any], rate: Callable[[], Any], checks_overflow: bool) -> None:
+        """Call `local` as often as the mode says. The other arguments are those of Steps.apply."""
+
+    def reduced_by(self, reduce: Callable[[list[Any]], list[Any]], gradients: Sequence[Any],
+                   process_set: Any) -> list[Any]:
+        """Return the gradients: `reduce` reduces dense ones, and Horovod sparse ones, over this process set."""
+        dense = reduce([g for g in gradients if is_dense(g)])
+        with tf.control_dependencies(dense):  # the roll call comes first: then no rank waits in vain
+            sparse = {index: hvd.allreduce(g, op=self._op, process_set=process_set)
+                      for index, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)}
+        remaining = iter(dense)
+        return [next(remaining) if is_dense(g) else sparse.get(index) for index, g in enumerate(gradients)]
+
+    def synchronize_replicas(self) -> None:
+        """Make replicas equal, where they may differ. Collective."""
+
+    def dense_if_asked(self, gradients: Sequence[Any]) -> list[Any]:
+        """Return the gradients, the sparse ones as dense ones if the user has asked for that."""
+        return [tf.convert_to_tensor(g) if self._sparse_as_dense and isinstance(g, tf.IndexedSlices) else g
+                for g in gradients]
+
+    # Runs.
+
+    def run_of(self, variables: Sequence[Any], gradients: Sequence[Any]) -> tuple[One, Refusal | None]:
+        """Return the Run of these variables, and the reason to refuse the gradients, if there is one.
+
+        A new Run is made for new variables; if they overlap with those of another, that one refuses them.
+        """
+        key, signature = key_of(variables), signature_of(variables, gradients)
+        run = self.by_key.get(key) or next((other for known, other in self.present().items()
+                                             if not set(known).isdisjoint(key)), None)
+        if run is None:
+            return self.add(key, variables, gradients), None
+        if run.signature == signature and key in self.by_key:
+            return run, None
+        return run, (_other_gradients(run.signature, signature), signature)
+
+    def run_before_a_step(self, variables: Sequence[Any]) -> One:
+        """Return a run of a rank that has taken no step yet, to meet the other ranks with, which may take one."""
+        return self.of_one(with_scheme(self._options, self.scheme), self._op, self.process_set, variables, variables,
+                           self._normalizes)
+
+    def add(self, key: tuple[int, ...], variables: Sequence[Any], gradients: Sequence[Any]) -> One:
+        """Return a new run of these variables, with the gradients of its first step."""
+        options = with_scheme(self._options, self.scheme)
+        run = self.of_one(options, self._op, self.process_set, variables, gradients, self._normalizes, self._rate)
+        run.mode.adopts = self.adopts
+        for before in runs_over(variables):  # of an optimizer that has had these: the model holds w then
+            before.mode.suspend()
+        self.by_key[key] = run
+        for variable in variables:
+            weakref.finalize(tensor_of(variable), _forget, weakref.ref(self), key).atexit = False
+        for state in self.states:
+            state.hand_to(run, key)
+        return run
+
+
+class GradientRuns(Runs[GradientRun]):
+    """Gradients are reduced by a tape, or before the optimizer's plain step."""
+
+    of_one = GradientRun
+
+    def are_done(self, gradients: Sequence[Any]) -> bool:
+        """Return True if a tape has reduced the gradients."""
+        return are_reduced(gradients)
+
+    def reduced(self, gradients: Sequence[Any], variables: Sequence[Any], density: float | None) -> list[Any]:
+        gradients = self.dense_if_asked(gradients)
+        run, refusal = self.run_of(variables, gradients)
+        slices = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
+        with tf.name_scope("OkTopkAllreduce"):
+            return self.reduced_by(lambda dense: run.reduce(dense, slices, density, refusal), gradients,
+                                   self.process_set)
+
+    def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: LocalOf, **_: Any) -> None:  # noqa: ARG002
+        """Take the plain step: the gradients are reduced."""
+        local(list(gradients))
+
+
+class StepAheadRuns(Runs[StepAheadRun]):
+    """The optimizer's own steps, whose moves are exchanged."""
+
+    of_one = StepAheadRun
+
+    def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: LocalOf, *,
+             all_variables: Sequence[Any], checks_overflow: bool, **_: Any) -> None:
+        run = self.run_over(all_variables)
+        run.step(variables, gradients, lambda given: local(given, run), checks_overflow)
+
+    def run_over(self, variables: Sequence[Any]) -> StepAheadRun:
+        """Return the run of these parameters: a new one at first; for some of them, the one of more.
+
+        Raise PluginError if some have joined others.
+        """
+        key = key_of(variables)
+        for known, run in self.present().items():
+            if set(key) <= set(known):
+                return run
+            if set(key) & set(known):
+                raise PluginError(JOINED)
+        return self.add(key, variables, [None] * len(variables))
+
+    def run_before_a_step(self, variables: Sequence[Any]) -> StepAheadRun:
+        return self.run_over(variables)
+
+
+class PartialRuns(Runs[PartialRun]):
+    """The optimizer's steps in rounds."""
+
+    of_one = PartialRun
+    may_differ = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._serving: dict[PartialRun, tuple[Any, Local]] = {}
+
+    def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: LocalOf, *,
+             rate: Callable[[], Any], **_: Any) -> None:
+        gradients = self.dense_if_asked(gradients)
+        if any(isinstance(g, tf.IndexedSlices) for g in gradients):
+            self.kind.check("sparse")
+        run, refusal = self.run_of(variables, gradients)
+        if refusal:
+            run.mode.refuse_step(*refusal)
+        self._serving[run] = rate(), local
+        run.step(gradients, *self._serving[run])
+
+    def synchronize_replicas(self) -> None:
+        """Serve rounds until all ranks are here. Collective."""
+        for run, (rate, local) in list(self._serving.items()):
+            run.synchronize(rate, local)
+
+
+RUNS: dict[Name, type[Runs[Any]]] = {
+    "gradients": GradientRuns, "step_ahead": StepAheadRuns, "partial": PartialRuns}
+
+
+def make_runs(options: Any, *rest: Any) -> Runs[Any]:
+    """Return the runs of a user's options; the other arguments are those of Runs."""
+    return RUNS[name_of(options)](options, *rest)
+
+
+def runs_over(variables: Sequence[Any]) -> list[Run]:
+    """Return the runs that hold parameters, and train one of these variables, whatever optimizer has them."""
+    wanted = set(key_of(variables))
+    return [run for each in list(ALL) if each.kind.reads_memory for key, run in each.present().items()
+            if not wanted.isdisjoint(key)]
+
+
+def _forget(runs: weakref.ref[Runs[Any]], key: tuple[int, ...]) -> None:
+    """Drop a run whose variable is gone. What calls this lives as long as they do, and must hold nothing that may."""
+    present = runs()
+    if present is not None:
+        present.by_key.pop(key, None)
+
+
+def _other_gradients(before: Sequence[str], now: Sequence[str]) -> str:
+    changed = [f"gone or changed: '{line}'" for line in before if line not in now]
+    changed += [f"new or changed: '{line}'" for line in now if line not in before]
+    return ("the gradients differ from those of the first step, so their residual has no place: "
+            f"{'; '.join(changed[:4]) or 'another order'}. Each gradient must be there, None or sparse alike at all "
+            "steps. If steps train different variables, reduce those of every step in one call of gradient() (of a "
+            "persistent tape) or apply(), and the others in another")
+
+
+@dataclass
+class WaitingState:
+    """A file for the runs of an optimizer, or those of tapes over some variables.
+
+    `number` is the optimizer's among those of the target. `taken` is what of the file is taken, on rank 0.
+    """
+
+    path: Any
+    number: int
+    variables: list[weakref.ref[Any]] | None
+    handed: int = 0
+    taken: set[int] = field(default_factory=set)
+
+    def hand_to(self, run: Run, key: tuple[int, ...]) -> None:
+        if self.variables is None or (key and {id(ref()) for ref in self.variables}.issuperset(key)):
+            run.load_state_now = partial(gather.load, index=self.handed, path=self.path, optimizer=self.number,
+                                     taken=self.taken)
+            self.handed += 1

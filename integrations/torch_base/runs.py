@@ -1,0 +1,105 @@
+"""The runs of each mode: what a distributed optimizer does beside what all of them do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from horovod_oktopk.errors import PluginError
+from horovod_oktopk.modes.make import Name
+from horovod_oktopk.modes.mode import Mode
+from horovod_oktopk.torch_base.private import values_of
+from horovod_oktopk.torch_base.run import Run
+from horovod_oktopk.torch_base.tensors import DenseGradients, are_finite, without_rows
+
+NOT_REDUCED = ("a GradScaler has unscaled gradients that are not reduced, and to clip them on each rank would give "
+               "other gradients than to clip their mean. Write: scaler.unscale_(optimizer); optimizer.synchronize(); "
+               "clip; with optimizer.skip_synchronize(): scaler.step(optimizer); or scaler.step(optimizer) alone")
+DENSE_NOW = ("the gradient of '{name}' was sparse at the first step and is dense now; what is sparse at first must "
+             "stay so. Give sparse_as_dense=True")
+JOINED = ("'{name}' has come to the optimizer, or was unfrozen, after its first step, which Partial cannot follow: "
+          "the ranks would go on with gradients of their own. Give DistributedOptimizer a new plain optimizer of "
+          "all parameters that are trained")
+
+
+class GradientRun(Run):
+    """Gradients are reduced, and then the optimizer takes its step."""
+
+    def reduce(self) -> None:
+        """Reduce the gradients: the mode those of its layout, the library sparse ones."""
+        mode = self.laid_out()
+        for p in self.excluded:
+            if p.grad is None:
+                p.grad = without_rows(p)
+            elif not p.grad.is_sparse:
+                mode.refuse_step(DENSE_NOW.format(name=self.parameters.name_of(p)))
+        mode.reduce(DenseGradients(self.layout, bool(self.scheme.hierarchical)),
+                    are_finite(lambda: (values_of(p.grad) for p in self.excluded if p.grad is not None)))
+        self.parameters.reduce_sparse(self.excluded, self.peers, self.average)
+        self.note_reduced()
+
+    def mode_of_step(self) -> Mode[Any] | None:
+        return self.mode
+
+    def check_unscaled(self) -> None:
+        if not self.is_reduced and self.ranks.takes_part:
+            raise PluginError(NOT_REDUCED)
+
+
+class StepAheadRun(Run):
+    """The optimizer steps over this rank's own gradients; its moves of the parameters are exchanged afterwards."""
+
+    strides_matter = True
+
+    def exchanged(self, parameters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Return all: a step moves dense parameters, whatever their gradients are like."""
+        return parameters
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        with super().shared():
+            yield
+        if self.waiting:
+            self.laid_out().resume()
+
+
+class PartialRun(Run):
+    """Gradients are handed in, and the optimizer takes a step for each round, with the round's update."""
+
+    def gradients(self) -> DenseGradients:
+        return DenseGradients(self.layout)
+
+    def settings(self) -> Sequence[float]:
+        return self.hyperparameters.read()
+
+    def joins(self, mode: Mode[Any], trained: Sequence[torch.Tensor], known: set[torch.Tensor]) -> bool:
+        """Return False: rounds go on with fewer parameters, and not with more."""
+        names = self.joined(trained, known)
+        if names:
+            mode.refuse_step(JOINED.format(name=names[0]))
+        return False
+
+    def synchronize_replicas(self) -> None:
+        """Serve rounds until all ranks are here, and apply them as they end; see Owner."""
+        if not self.ranks.takes_part:
+            return
+        mode = self.laid_out()
+        kept = {p: p.grad for p in self.layout.parameters}
+        for p in kept:
+            p.grad = None  # or updates would be written over it
+        gradients = self.gradients()
+        for count in mode.synchronize():
+            for _ in range(count):
+                with self.hyperparameters.set_to(mode.prepare(gradients)):
+                    self.local()
+        for p, gradient in kept.items():
+            p.grad = gradient
+        if mode.drifts and self.layout.parameters:
+            self.peers.reduce([p.data for p in self.layout.parameters], average=True)
+
+
+RUNS: dict[Name, type[Run]] = {"gradients": GradientRun, "step_ahead": StepAheadRun, "partial": PartialRun}
+"""By the mode of a user's options."""
