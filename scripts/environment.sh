@@ -4,7 +4,8 @@
 #
 #   scripts/environment.sh torchrun   what `make demo-torchrun` needs, PyTorch: requirements/torchrun.txt
 #   scripts/environment.sh demo       that and Horovod for PyTorch: requirements/demo.txt
-#   scripts/environment.sh            that and everything else, Horovod for TensorFlow, too: requirements/environment.txt
+#   scripts/environment.sh tests      that, Horovod for TensorFlow and the tools of tests and lint: requirements/tests.txt
+#   scripts/environment.sh            that and everything else, launchers and trainers: requirements/environment.txt
 #
 # Each stage completes what those before it have built. Idempotent: a run that finds its stamp does nothing. Horovod
 # is compiled for one framework at a time, and each wheel is kept in a per-user cache, keyed by everything that it
@@ -21,7 +22,8 @@ STAGE=${1:-environment}
 case $STAGE in
     torchrun) STAGES=(torchrun) ;;
     demo) STAGES=(torchrun demo) ;;
-    *) STAGES=(torchrun demo environment) ;;
+    tests) STAGES=(torchrun demo tests) ;;
+    *) STAGES=(torchrun demo tests environment) ;;
 esac
 REQUIREMENTS=requirements/$STAGE.txt
 LOG=$VENV/environment.log
@@ -151,7 +153,7 @@ is_ready() { [[ -f $VENV/$2.stamp && $(<"$VENV/$2.stamp") == "$(fingerprint "$1"
 
 main() {
     local python stage
-    [[ -f $REQUIREMENTS ]] || fail "expected torchrun, demo, environment, or nothing; got '$STAGE'"
+    [[ -f $REQUIREMENTS ]] || fail "expected torchrun, demo, tests, environment, or nothing; got '$STAGE'"
     python=$(find_python)
     if is_ready "$python" "$STAGE"; then return; fi
     if [[ $STAGE != torchrun ]]; then require_tools "$python"; fi
@@ -161,7 +163,7 @@ main() {
     : >"$LOG"
     say "installing the packages of $REQUIREMENTS"
     logged "$VENV/bin/python" -m pip install --disable-pip-version-check --no-compile -r "$REQUIREMENTS"
-    if [[ $STAGE == environment ]]; then  # demos import little of it
+    if [[ $STAGE != torchrun && $STAGE != demo ]]; then  # demos import little of it
         # pip would compile on one core. Like pip, this goes on after files that are for later Pythons only.
         "$VENV/bin/python" -m compileall -q -j 0 "$VENV/lib" >>"$LOG" 2>&1 || true
     fi

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,11 +21,13 @@ HOOKS = {"Mode.belongs_to", "Mode.close", "Mode.end", "Mode.reduce", "Mode.resum
 
 
 def core_classes() -> Iterator[type]:
-    """Yield all classes of the core."""
-    for module in pkgutil.walk_packages(horovod_oktopk.__path__, "horovod_oktopk."):
-        if not module.name.removeprefix("horovod_oktopk.").startswith(UNIMPORTED):
-            yield from (each for _, each in inspect.getmembers(importlib.import_module(module.name), inspect.isclass)
-                        if each.__module__ == module.name)
+    """Yield all classes of the core. No package of a framework is imported, as pkgutil.walk_packages would."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+        if not name.startswith(UNIMPORTED):
+            module = importlib.import_module(f"horovod_oktopk.{name}".removesuffix(".__init__"))
+            yield from (each for _, each in inspect.getmembers(module, inspect.isclass)
+                        if each.__module__ == module.__name__)
 
 
 ABSTRACT = sorted({each for each in core_classes() if inspect.isabstract(each)}, key=lambda each: each.__name__)

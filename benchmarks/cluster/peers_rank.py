@@ -19,7 +19,7 @@ from benchmarks.data.models import WORKLOADS, Workload
 AT_ONCE: dict[str, Callable[..., Any]] = {
     **{name: make for name, make in PEERS.items() if name not in ("PowerSGD, rank 1", "PowerSGD, rank 4")},
     "LocalSGD, 4 steps": partial(LocalSGD, start=1)}
-"""Those that send in the first passes what they send later."""
+"""Methods that send in the first passes what they send later, and those made so."""
 
 
 def measure(model: str, warm_up: int, passes: int, address: str) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ class GradientMode(Mode[ReducedGradients]):
     """
 
     refused: ClassVar[Mapping[str, str]] = {
-        "zero rows": "Keras' Adafactor makes weights NaN if a row and a column of a gradient are all zeros, as in "
+        "zero_rows": "Keras' Adafactor makes weights NaN if a row and a column of a gradient are all zeros, as in "
                      "sparse updates: give Adafactor(epsilon_1={least:g}); got epsilon_1={got:g}"}
 
     def __init__(self, options: Scheme, average: bool, layout: Layout,

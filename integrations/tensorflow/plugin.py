@@ -184,7 +184,7 @@ def check_optimizer(optimizer: Any, options: Any, passes: int) -> Any:
     # epsilon_1 (1e-30), whose square is 0 in float32: 0 / 0 makes all weights of the variable NaN.
     if (isinstance(inner, tf.keras.optimizers.Adafactor) and scheme.density != 1
             and inner.epsilon_1 < ADAFACTOR_EPSILON):
-        kind.check("zero rows", least=ADAFACTOR_EPSILON, got=inner.epsilon_1)
+        kind.check("zero_rows", least=ADAFACTOR_EPSILON, got=inner.epsilon_1)
     return inner if kind.reads_memory else optimizer  # StepAhead's takes the steps, after the wrapper's check
 
 

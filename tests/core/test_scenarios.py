@@ -19,7 +19,7 @@ LACKING = {"gradient_predivide_factor", "groups", "backward_passes_per_step", "H
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [pytest.param(size, marks=pytest.mark.slow if size > 5 else ()) for size in SIZES])
 @pytest.mark.parametrize("name", names("core"))
 def test_scenario(name: str, size: int) -> None:
     check, _ = loaded("core")[name]

@@ -42,16 +42,19 @@ def _checks(folder: Path) -> Iterator[tuple[str, str, bool]]:
                 yield path.stem, node.name, bool(node.args.args)
 
 
-def _found(framework: str) -> Iterator[tuple[str, str, str, str | None]]:
-    """Yield name, module, function and kind of every scenario, in a fixed order."""
+@functools.cache
+def _found(framework: str) -> list[tuple[str, str, str, str | None]]:
+    """Return name, module, function and kind of every scenario, in a fixed order."""
+    found: list[tuple[str, str, str, str | None]] = []
     own = [(f"tests.{each}.scenarios", HERE.parent / each / "scenarios")
            for each in FOLDERS.get(framework, (framework,))]
     for package, folder in (("tests.scenarios", HERE), *own):
         for module, function, takes_kind in _checks(folder):
             name = f"{module}.{function.removeprefix('check_')}"
             kinds = [kind for kind in KINDS[framework] if kind in ONLY.get(module, KINDS[framework])]
-            for kind in kinds if takes_kind else (None,):
-                yield name + (f"[{kind}]" if kind else ""), f"{package}.{module}", function, kind
+            found += [(name + (f"[{kind}]" if kind else ""), f"{package}.{module}", function, kind)
+                      for kind in (kinds if takes_kind else (None,))]
+    return found
 
 
 def names(framework: str, kinds: Iterable[str] | None = None) -> list[str]:

@@ -11,7 +11,7 @@ from tests.scenarios import names
 
 KINDS = {
     Job("tensorflow", "mpi", 2, quick=True): ("function",),
-    Job("tensorflow", "mpi", 2): ("keras",),
+    Job("tensorflow", "mpi", 2): ("function", "keras"),
     Job("tensorflow", "gloo", 2): ("keras",),
     Job("tensorflow", "mpi", 1): ("tape", "function", "keras"),
     Job("tensorflow", "mpi", 2, keras="tf_keras"): ("keras",),
@@ -21,11 +21,12 @@ KINDS = {
 ALONE = ("keras_callbacks.", "keras_fit.fit_reduces", "partial.eager_steps", "step_ahead_models.fit_shows",
          "step_ahead_saving.")
 """Scenarios of TensorFlow alone that run on one rank."""
-NOT_QUICK = ("keras_edges.", "lifetime.", "own_optimizers.", "step_ahead", "state.", "refused.",
-             "mixed_precision.losses_of_two", "keras_fit.ranks_with_fewer", "partial.fit_with_validation")
-"""Scenarios of TensorFlow alone that `make test` leaves out on two ranks over MPI, but for:"""
-QUICK = ("own_optimizers.a_gan_starts_alike", "step_ahead.the_learning_rate", "step_ahead_models.fit_shows",
-         "step_ahead.the_ranks_of_a_host_are", "state.keras_state_restores", "refused.copies_of_models")
+QUICK_FUNCTIONS = ("features.", "sparse.", "transport.")
+"""Scenarios of tf.function that `make test` has, on two ranks over MPI."""
+QUICK = ("gradients.", "keras_fit.fit_reduces", "keras_callbacks.metrics", "mixed_precision.",
+         "own_optimizers.a_gan_starts_alike", "refused.copies_of_models", "state.keras_state_restores",
+         "step_ahead.the_learning_rate", "step_ahead_models.fit_shows")
+"""Scenarios of TensorFlow alone that it has, by their beginnings."""
 OVER_GLOO = ("keras_callbacks.", "keras_edges.a_rank_without", "sparse.", "transport.", "features.process_set",
              "step_ahead.dense", "step_ahead.one_rank_alone", "step_ahead.two_", "step_ahead.the_ranks_of_a_host",
              "step_ahead_models.fit_shows")
@@ -53,9 +54,11 @@ def belongs(job: Job, name: str) -> bool:
     if name.endswith("]"):
         if job.size == 1:
             return name.endswith("[tape]") or name.startswith("one_rank.")
-        return job.quick or name.startswith(("partial.", "step_ahead."))
+        if name.endswith("[function]"):
+            return job.quick == name.startswith(QUICK_FUNCTIONS)
+        return name.startswith(("partial.", "step_ahead."))
     if job.size == 2:
-        return job.quick == (name.startswith(QUICK) or not name.startswith(NOT_QUICK))
+        return job.quick == name.startswith(QUICK)
     return job.size > 1 or name.startswith(ALONE)
 
 

@@ -111,7 +111,7 @@ class PartialMode(GradientMode):
                   "sparse_as_dense=True with Partial",
         "passes": "Partial takes backward_passes_per_step=1; got {passes!r}. Keras' gradient_accumulation_steps can "
                   "be used",
-        "momentum correction": "{name} corrects the momentum at a batch, and with Partial the optimizer steps in "
+        "momentum_correction": "{name} corrects the momentum at a batch, and with Partial the optimizer steps in "
                                "rounds, which come at other batches on each rank: give momentum_correction=False",
         "local": "a local variable cannot be used with Partial, whose steps apply several updates, or none: give "
                  "local layers an optimizer of their own"}

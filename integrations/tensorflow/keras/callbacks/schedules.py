@@ -71,7 +71,7 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
             raise PluginError(SCHEDULED.format(name=type(self).__name__)) from error
         if self._corrects_momentum and sums_up_steps(self.model.optimizer):
             for runs in all_runs_of(self.model):
-                runs.kind.check("momentum correction", name=type(self).__name__)
+                runs.kind.check("momentum_correction", name=type(self).__name__)
         if not self._is_staircase and not self.steps_per_epoch:
             self.steps_per_epoch = (self.params or {}).get("steps")
             if not self.steps_per_epoch:
