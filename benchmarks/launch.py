@@ -25,7 +25,8 @@ SETTINGS, RESULTS = "settings.json", "results.json"
 def environment() -> dict[str, str]:
     """Return this environment, with the launchers on PATH, for more ranks than cores, as root or not."""
     variables = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}", "OMP_NUM_THREADS": "1",
-                 "OMPI_MCA_mpi_yield_when_idle": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+                 "OMPI_MCA_mpi_yield_when_idle": "1", "TF_CPP_MIN_LOG_LEVEL": "3",
+                 "HOROVOD_GLOO_TIMEOUT_SECONDS": "300"}
     if os.geteuid() == 0:
         variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return variables

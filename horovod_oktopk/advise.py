@@ -165,8 +165,9 @@ def report(n: int, size: int, options: OkTopk, network: Network, selection_secon
     predictions = predict(n, size, options, network, selection_seconds)
     dense, *sparse = predictions
     ahead = sparse[-1]
-    lines = [f"{n:,} parameters, {size} ranks, density {options.density:g}; {network.bandwidth / 1e9:g} Gbit/s, "
-             f"{1e6 * network.latency:g} us; what a step needs beside computing, predicted:", "",
+    lines = [f"{n:,} parameters, {size} ranks, density {options.present_density:g}; "
+             f"{network.bandwidth / 1e9:g} Gbit/s, {1e6 * network.latency:g} us; "
+             "what a step needs beside computing, predicted:", "",
              f"{'scheme':<17} {'sent, at most':>16} {'communication':>15} {'sparsification':>15} {'together':>12}"]
     lines += [f"{p.scheme:<17} {p.words * WORD / 1e6:>13.2f} MB {1e3 * p.communication:>12.2f} ms "
               f"{1e3 * p.sparsification:>12.2f} ms {1e3 * p.seconds:>9.2f} ms" for p in predictions]

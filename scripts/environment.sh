@@ -163,7 +163,7 @@ main() {
     : >"$LOG"
     say "installing the packages of $REQUIREMENTS"
     logged "$VENV/bin/python" -m pip install --disable-pip-version-check --no-compile -r "$REQUIREMENTS"
-    if [[ $STAGE != torchrun && $STAGE != demo ]]; then  # demos import little of it
+    if [[ $STAGE == environment ]]; then  # the other stages' programs import little of it
         # pip would compile on one core. Like pip, this goes on after files that are for later Pythons only.
         "$VENV/bin/python" -m compileall -q -j 0 "$VENV/lib" >>"$LOG" 2>&1 || true
     fi

@@ -54,6 +54,7 @@ class GradientMode(Mode[ReducedGradients]):
             finite = self.accumulator.accumulate(gradients.pieces(), clear=gradients.clearable)
         outcome = self._reduced(self.accumulator, finite and others_finite)
         self._note(outcome.report)
+        self.hear(outcome.level)
         update = self._committed(outcome, self.accumulator.commit)
         with self.writing(outcome.report):
             gradients.write(update, gradients.clearable)
@@ -103,12 +104,13 @@ class GradientMode(Mode[ReducedGradients]):
 
     def record(self) -> Record:
         """Return this rank's residual and counters, as of the last finished step."""
-        return self.record_of(self.read_residual(), self.memory.record())
+        return {**self.record_of(self.read_residual(), self.memory.record()), "level": self.control.level}
 
     def restore(self, record: Record) -> None:
         self.memory = Memory.from_record(record["algorithm"])
         self.accumulator.load_residual(record["residual"])
         self._owes = bool(record["residual"].any())
+        self.measure_from(record.get("level", 0))
 
     # The ranks.
 

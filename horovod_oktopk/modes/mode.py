@@ -25,6 +25,7 @@ from ..transport.connect import Connection, connect
 from ..transport.counting import CountingTransport
 from ..vectors.layout import Layout
 from ..vectors.sparse import SparseVector, Values
+from .density import DensityControl
 from .gradients import Gradients
 
 logger = logging.getLogger("horovod_oktopk")
@@ -55,6 +56,8 @@ class Reduction(Stateful):
         self.scheme, self.layout, self.ranks = scheme, layout, ranks
         self.memory = Memory()
         self.worker = Worker(scheme.algorithm(self.unit))
+        self.control = DensityControl()
+        """The search for the density, if that is measured."""
         self.report: StepReport | None = None
         """Report of the last step; None before the first."""
         self._described: tuple[Scheme, str] | None = None  # and its description, which is long
@@ -102,6 +105,22 @@ class Reduction(Stateful):
     def forget_ranks(self) -> None:
         """Forget all that depends on the ranks."""
         self.memory = self.memory.forgotten()
+        self.measure_from(0)
+
+    def measure_from(self, level: int) -> None:
+        """Search for the density, if it is measured, from a level on that rank 0 tells at the next step."""
+        if self.scheme.measures:
+            self.control = DensityControl(level)
+            self.scheme = self.scheme.at(self.control.density)
+
+    @property
+    def _decides(self) -> bool:
+        return self.scheme.measures and self.ranks.membership().rank == 0
+
+    def hear(self, level: int) -> None:
+        """Change the density, as rank 0 has told, if it is measured."""
+        if self.scheme.measures and self.control.hear(level):
+            self.scheme = self.scheme.at(self.control.density)
 
     def connect(self, said: str | None = None) -> CountingTransport:
         """Return the transport to all ranks. A new one begins with a roll call, so that differences show at once.
@@ -151,10 +170,14 @@ class Reduction(Stateful):
         if self._described is None or self._described[0] is not self.scheme:
             self._described = self.scheme, self.description
         sample = np.full(self.samples, np.nan, np.float32) if sample is None else sample
-        return Attendance(self._described[1], self.k, self.memory.step, finite, sample=sample, rates=self._rates)
+        level = self.control.told if self._decides else 0
+        return Attendance(self._described[1], self.k, self.memory.step, finite, sample=sample, rates=self._rates,
+                          level=level)
 
     def open(self) -> CountingTransport:
-        """Return the transport for a step, which counts anew."""
+        """Return the transport for a step, which counts anew; the step before is over."""
+        if self._decides:
+            self.control.note_step()
         self.transport.reset()
         return self.transport
 
@@ -287,6 +310,7 @@ class Mode(Reduction, Generic[Theirs]):
         Raise OptionError for a density that is not allowed.
         """
         self.scheme = self.scheme.with_density(density)
+        self.measure_from(0)
 
     def shared(self) -> AbstractContextManager[None]:
         """Return a context in which the model holds the parameters that all ranks share."""

@@ -58,6 +58,9 @@ class Partial(Around):
         if self.scheme.hierarchical:
             raise OptionError("Partial does not wait for ranks, so those of a host cannot work as one: leave "
                               f"hierarchical out; got an inner scheme with hierarchical={self.scheme.hierarchical!r}")
+        if self.scheme.measures:
+            raise OptionError("Partial does not wait for ranks, so a step's time does not tell what the network can "
+                              "carry: give the inner scheme a number as density; got density='auto'")
         if self.scheme.transport == "horovod":
             raise OptionError(f"{NEEDS_MPI}; got an inner scheme with transport='horovod': leave that out")
 

@@ -26,6 +26,8 @@ FEW_RANKS = 16
 """Ranks up to which all ranks are told everything: one round of messages less, and no more bytes than O(P)."""
 COMPLETE, FINITE = 1, 2
 """Flags of a row's last word."""
+LEVEL, LEVELS = 4, 0xFFC
+"""The factor and the mask, in a row's last word, of the level that a rank tells."""
 RATES = 16
 """The bit of a row's last word from which on it tells the rank's learning rates."""
 NOW, STEP = "now: ", "take a step"
@@ -56,6 +58,7 @@ class Attendance:
         counts: int64, the numbers that others need of its selection: one for all of them, or one for each rank.
         sample: float32, shape (m,), the same m on all ranks: its measurements, for `RollCall.measured`.
         rates: a digest of its learning rates, of 16 bits; see `digest_of`.
+        level: a number below 1,024, of rank 0; 0 for nothing, as on all other ranks.
     """
 
     description: str
@@ -66,6 +69,7 @@ class Attendance:
     counts: Counts = field(default_factory=lambda: np.empty(0, np.int64))
     sample: Values = field(default_factory=lambda: np.empty(0, np.float32))
     rates: int = 0
+    level: int = 0
 
     @property
     def text(self) -> str:
@@ -88,6 +92,8 @@ class RollCall:
     """The measurements of all ranks; None if there are none, or not at the same step."""
     same_rates: bool = True
     """False if the ranks have different learning rates."""
+    level: int = 0
+    """The level that rank 0 tells."""
 
     @property
     def finite(self) -> bool:
@@ -113,16 +119,18 @@ def roll_call(mine: Attendance, transport: Transport) -> RollCall:
         sums = transport.allreduce(sums) if samples is None else sums
         measured = Measured(sums[:-1], float(sums[-1]), transport.size)
     return RollCall(mine.step if is_same_step else int(steps[0]), not_finite, in_sync, counts,
-                    measured if is_same_step else None, bool((rates == rates[0]).all()))
+                    measured if is_same_step else None, bool((rates == rates[0]).all()),
+                    int(rows[0, 3] & LEVELS) // LEVEL)
 
 
 def _rows(mine: Attendance, transport: Transport) -> tuple[Words, Counts, Values | None]:
     """Return every rank's row, counts as `tell` returns them, and on few ranks every rank's sample; otherwise None.
 
-    Row: two words of the digest of the text, the step, and two flags with the rates' digest. Samples: float32, shape
-    (P, m). Many ranks tell one word of their rows beside the counts. Rows are gathered only if those words differ.
+    Row: two words of the digest of the text, the step, and two flags with the level and the rates' digest. Samples:
+    float32, shape (P, m). Many ranks tell one word of their rows beside the counts. Rows are gathered only if those
+    words differ.
     """
-    flags = COMPLETE * mine.is_complete | FINITE * mine.finite | mine.rates << RATES
+    flags = COMPLETE * mine.is_complete | FINITE * mine.finite | LEVEL * mine.level | mine.rates << RATES
     row = np.array([*_digest(mine.text), mine.step & 2**32 - 1, flags], np.uint32)
     if transport.size <= FEW_RANKS:
         told, counts = tell(np.concatenate([row, mine.sample.view(np.uint32)]), mine.counts, transport)

@@ -47,14 +47,21 @@ class Scheme(Compression):
     reduces: ClassVar[type[Algorithm]]
     """The algorithm, if it has no options."""
 
-    density: float = DEFAULT_DENSITY
+    density: float | Literal["auto"] = DEFAULT_DENSITY
     transport: TransportName = "auto"
     hierarchical: Hierarchical = False
-    _given_density: float = field(init=False, repr=False)
+    present_density: float = field(init=False, repr=False)
+    """The fraction that is selected now."""
+    _given_density: float | Literal["auto"] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_given_density", self.density)
-        check_real("density", self.density, "in (0, 1]", lambda x: 0 < x <= 1)
+        if not self.measures:
+            check_real("density", self.density, 'in (0, 1], or "auto"', lambda x: 0 < x <= 1)
+        self._set(_given_density=self.density)
+        self._set(present_density=self._first_density)
+        if self.measures and self.hierarchical:
+            raise OptionError("density must be a number where hosts are workers; got density='auto' and "
+                              f"hierarchical={self.hierarchical!r}")
         if not isinstance(self.hierarchical, bool):
             check_integer("hierarchical", self.hierarchical, ", or True or False")
         if self.transport not in get_args(TransportName):
@@ -62,7 +69,12 @@ class Scheme(Compression):
 
     def k_of(self, n: int) -> int:
         """Return the number of elements to select of n."""
-        return elements(self.density, n)
+        return elements(self.present_density, n)
+
+    @property
+    def measures(self) -> bool:
+        """True if the density follows what steps take; see `modes/density.py`."""
+        return isinstance(self.density, str) and self.density == "auto"
 
     def settings(self, unit: Unit = "gradients") -> Mapping[str, Any]:  # noqa: ARG002
         """Return all options by name."""
@@ -70,16 +82,32 @@ class Scheme(Compression):
 
     def kind(self) -> Mapping[str, Any]:
         """Return the options that a change of the density leaves unchanged, by name."""
-        return {name: value for name, value in self.settings().items() if name != "density"}
+        return {name: value for name, value in self.settings().items() if name != "density"} | {
+            "measures": self.measures}
 
-    def with_density(self, density: float | None) -> Scheme:
+    def with_density(self, density: float | Literal["auto"] | None) -> Scheme:
         """Return the same options with another density.
 
         None: the density that was given at first, however often it has changed.
         """
         changed = replace(self, density=self._given_density if density is None else density)
-        object.__setattr__(changed, "_given_density", self._given_density)
+        changed._set(_given_density=self._given_density)
         return changed
+
+    def at(self, density: float) -> Scheme:
+        """Return the same options at a density that was found by measuring."""
+        changed = self.with_density("auto")
+        changed._set(present_density=density)
+        return changed
+
+    @property
+    def _first_density(self) -> float:
+        """The density that was given; the least if it is measured."""
+        return DEFAULT_DENSITY if isinstance(self._given_density, str) else self._given_density
+
+    def _set(self, **fields: Any) -> None:
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
 
     def algorithm(self, unit: Unit = "gradients") -> Algorithm:  # noqa: ARG002
         """Return the algorithm with these options."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from ..errors import OptionError
 from ..phases.link import Link
@@ -58,6 +58,6 @@ class DenseSum(Scheme):
     reduces = DenseAllreduce
     density: float = 1.0
 
-    def with_density(self, density: float | None) -> NoReturn:
+    def with_density(self, density: float | Literal["auto"] | None) -> NoReturn:
         """Raise OptionError: all elements are sent."""
         raise OptionError(f"Dense sends all elements, and has no density: set it for another scheme; got {density!r}")

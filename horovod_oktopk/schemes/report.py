@@ -57,9 +57,14 @@ class StepReport:
     """Phases whose messages all stay on the host, if each host is one worker."""
 
     FIGURES: ClassVar[tuple[str, ...]] = (
-        "k", "global_k", "finite", "local_selected", "global_selected", "local_threshold", "global_threshold",
-        "repartitioned", "balanced", "bytes_sent", "bytes_received", "seconds")
+        "k", "density", "global_k", "finite", "local_selected", "global_selected", "local_threshold",
+        "global_threshold", "repartitioned", "balanced", "bytes_sent", "bytes_received", "seconds")
     """Names in `scalars` at every step."""
+
+    @property
+    def density(self) -> float:
+        """Fraction of the elements that a rank selects."""
+        return self.k / self.n if self.n else 0.0
 
     @property
     def bytes_sent(self) -> int:

@@ -41,6 +41,8 @@ class Outcome:
     """The ranks whose acc was not finite."""
     measured: Measured | None = None
     """The measurements of all ranks, see `agreement.Attendance`."""
+    level: int = 0
+    """The level that rank 0 has told, see there."""
 
 
 def begin(algorithm: Algorithm, acc: Accumulator, said: Attendance, memory: Memory, transport: CountingTransport,
@@ -73,7 +75,7 @@ def complete(begun: Begun) -> Outcome:
         heard = roll_call(said, transport)
     report.step, report.same_rates, report.finite = heard.step + 1, heard.same_rates, heard.finite
     if not heard.finite:
-        return Outcome(report, memory, not_finite=heard.not_finite)
+        return Outcome(report, memory, not_finite=heard.not_finite, level=heard.level)
     link, mine = Link(transport, WireCodec(mine.dtype, algorithm.value_dtype)).carrying(mine)
     call = Call(t=report.step, in_sync=heard.in_sync, counts=heard.counts, n=report.n, k=said.k, kept=report.global_k,
                 lengths=np.full(size, said.k))
@@ -81,7 +83,7 @@ def complete(begun: Begun) -> Outcome:
     report.local_selected, report.global_selected = len(result.selected), len(result.update)
     report.global_threshold = result.memory.threshold or 0.0
     report.repartitioned, report.balanced = result.repartitioned, result.balanced
-    return Outcome(report, result.memory, result, measured=heard.measured)
+    return Outcome(report, result.memory, result, measured=heard.measured, level=heard.level)
 
 
 def reduce(algorithm: Algorithm, acc: Accumulator, said: Attendance, memory: Memory, transport: CountingTransport,

@@ -182,7 +182,7 @@ def check_optimizer(optimizer: Any, options: Any, passes: int) -> Any:
         kind.check("several")
     # Adafactor divides by the root of a row's mean square times a column's. In rows and columns of zeros these are
     # epsilon_1 (1e-30), whose square is 0 in float32: 0 / 0 makes all weights of the variable NaN.
-    if (isinstance(inner, tf.keras.optimizers.Adafactor) and scheme.density != 1
+    if (isinstance(inner, tf.keras.optimizers.Adafactor) and scheme.present_density != 1
             and inner.epsilon_1 < ADAFACTOR_EPSILON):
         kind.check("zero_rows", least=ADAFACTOR_EPSILON, got=inner.epsilon_1)
     return inner if kind.reads_memory else optimizer  # StepAhead's takes the steps, after the wrapper's check
@@ -195,7 +195,7 @@ def _tape(gradtape: tf.GradientTape, compression: Any, op: Any, process_set: Any
     if not hasattr(options, "density"):
         raise PluginError(NO_TAPE.format(name=type(options).__name__))
     runs = runs_of_tapes(options, op, process_set, sparse_as_dense)
-    tape.distribute(gradtape, runs, options.density, process_set, scale_local_gradients)
+    tape.distribute(gradtape, runs, options.present_density, process_set, scale_local_gradients)
     return gradtape
 
 

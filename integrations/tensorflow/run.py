@@ -61,7 +61,7 @@ class Run:
         self.mode.belongs_to(self)
         self.load_state_now: Callable[[Mode[Any]], None] | None = None
         """Loads a state. It is called once, on all ranks, when the next step is taken."""
-        self._density = getattr(options, "density", None)
+        self._density = getattr(options, "present_density", None)
         self._process_set, self._rate = process_set, rate
         self._dense = [is_dense(g) for g in gradients]
 

@@ -152,7 +152,7 @@ class PartialMode(GradientMode):
             start = time.perf_counter()
             self._pending.hand_in(gradients.pieces())
             self._accumulating.seconds = time.perf_counter() - start
-            return [self._wished.density, *settings]
+            return [self._wished.present_density, *settings]
 
         allreduce = self.start()
         newest = next((each for each in reversed([*_running]) if each.ranks.base is self.ranks.base), self)
@@ -248,7 +248,7 @@ class PartialMode(GradientMode):
 
     def _run(self, contributes: bool, settings: tuple[float, ...]) -> tuple[Update | None, StepReport]:
         """Run a round. The update is None if some rank's gradient was not finite: then residuals are unchanged."""
-        if settings[0] != self.scheme.density:
+        if settings[0] != self.scheme.present_density:
             super().set_density(settings[0])
         outcome = self._reduced(self._pending.for_round(contributes), self._pending.is_finite or not contributes)
         update = self._committed(outcome, self._pending.commit)  # what follows belongs to the next round

@@ -191,6 +191,7 @@ class StepAheadMode(Mode[LocalGradients]):
         if outcome is None:
             return
         reduced, moves = outcome
+        self.hear(reduced.level)
         if reduced.measured is not None:
             self._noise.note(reduced.measured)
         report = reduced.report
@@ -231,6 +232,7 @@ class StepAheadMode(Mode[LocalGradients]):
             return
         self.memory = Memory.from_record(saved["algorithm"])
         self._steps, self._model.copies = saved["steps"], saved["copies"]
+        self.measure_from(saved["level"])
         if saved["noise"] is not None:  # of a rank that was alone
             self._noise = GradientNoise(**saved["noise"])
         residual, coefficient = saved["residual"], saved["coefficient"]
@@ -267,7 +269,7 @@ class StepAheadMode(Mode[LocalGradients]):
         self._model.take_back()
         self.suspend()
         if self._saved is not None:  # its regions are those of the ranks before
-            self._saved = self._saved | {"algorithm": {"step": self._saved["algorithm"]["step"]}}
+            self._saved = self._saved | {"algorithm": {"step": self._saved["algorithm"]["step"]}, "level": 0}
         super().forget_ranks()
 
     def suspend(self) -> None:
@@ -325,14 +327,15 @@ class StepAheadMode(Mode[LocalGradients]):
             model.swap()
         own = self.record_of(residual, self.memory.record(), self.coefficient, model.copies)
         # "shared": a digest of w, by which a restored state knows its parameters.
-        return {**own, "shared": model.digest, "steps": self._steps, "noise": asdict(self._noise)}
+        return {**own, "shared": model.digest, "steps": self._steps, "noise": asdict(self._noise),
+                "level": self.control.level}
 
     def restore(self, record: Record) -> None:
         """Take a share, for when `shared` ends or the next step begins."""
         self._exchange.drop()  # the state is of another step
         self._model.anticipated = None
         self._model.passes(Event.LOAD)
-        self._saved = {"shared": None, "steps": 0, "copies": 1, "noise": None, **record}
+        self._saved = {"shared": None, "steps": 0, "copies": 1, "noise": None, "level": 0, **record}
 
     # The ranks.
 

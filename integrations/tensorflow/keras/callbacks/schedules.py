@@ -173,7 +173,7 @@ class DensityWarmup(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         set_density(self.model, None)  # that of the options, to compare with
-        least = max((runs.scheme.density for runs in all_runs_of(self.model)), default=0.0)
+        least = max((runs.scheme.present_density for runs in all_runs_of(self.model)), default=0.0)
         density = warmup_density(epoch, self._densities)
         if density is not None and not density <= least:
             set_density(self.model, density)

@@ -1,0 +1,103 @@
+"""`density="auto"`: the largest density whose steps take at most 5 % longer than those of the smallest.
+
+It is measured and not computed: a step's time has everything in it that a user waits for. Rank 0 decides, and tells
+its decision in a roll call, so that all ranks change at the same step.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections.abc import Generator
+from time import perf_counter
+
+from ..schemes.base import DEFAULT_DENSITY
+
+logger = logging.getLogger("horovod_oktopk")
+
+LEVELS = tuple(min(1.0, DEFAULT_DENSITY * 2 ** (number / 2)) for number in range(15))
+"""The densities that are tried."""
+TOP = len(LEVELS) - 1
+SLACK = 1.05
+"""The multiple of the smallest density's time that a step may take."""
+SKIPPED, COUNTED = 4, 24
+"""Steps of a level that are not counted, as they still have exchanges of the level before; and those that are."""
+FIRST_REST, LAST_REST = 500, 16_000
+"""Steps at a level that was found, until the levels are tried again; each time twice as many."""
+SETTLED = "density settled at %.3g %%: %.4f s a step, %.4f s at %.3g %%"
+
+Steps = Generator[int, float, float]
+"""Yields the level of a step, is sent the seconds of that step, and returns seconds."""
+
+
+def search(level: int = 0) -> Generator[int, float, None]:
+    """Yield the level of each step, and be sent its seconds, for ever; begin at a level that was found before.
+
+    Levels go up by factors of two while they cost nothing, and by the root of two at last.
+    """
+    rest = FIRST_REST
+    if level:
+        yield from _measured(level, rest)
+    while True:
+        least = yield from _measured(0)
+        level, seconds = yield from _climb(level, SLACK * least)
+        logger.info(SETTLED, 100 * LEVELS[level], seconds or least, least, 100 * LEVELS[0])
+        yield from _measured(level, rest)
+        rest = min(2 * rest, LAST_REST)
+
+
+def _climb(level: int, limit: float) -> Generator[int, float, tuple[int, float]]:
+    """Return the largest level within the limit, from a level on, and its seconds: 0 for the least."""
+    seconds = 0.0
+    while level and (seconds := (yield from _measured(level))) > limit:
+        level, seconds = level - 1, 0.0
+    for stride in (2, 1):
+        while level < TOP and (found := (yield from _measured(min(level + stride, TOP)))) <= limit:
+            level, seconds = min(level + stride, TOP), found
+            if stride == 1:
+                break
+    return level, seconds
+
+
+def _measured(level: int, steps: int | None = None) -> Steps:
+    """Take steps at a level, as many as are needed to measure; return the median of their seconds."""
+    seconds = []
+    for _ in range(SKIPPED + COUNTED if steps is None else steps):
+        seconds.append((yield level))
+    return statistics.median(seconds[SKIPPED:])
+
+
+class DensityControl:
+    """The level of one reduction: the least until another is heard, also where the search begins at another one.
+
+    Rank 0 calls `note_step`, and its `told` is what all ranks, rank 0 too, `hear`.
+    """
+
+    clock = staticmethod(perf_counter)
+
+    def __init__(self, start: int = 0) -> None:
+        self.level = 0
+        self._search = search(start)
+        self._wanted, self._last = next(self._search), 0.0
+
+    @property
+    def density(self) -> float:
+        return LEVELS[self.level]
+
+    def note_step(self) -> None:
+        """Take note that a step is over: the time since the last one is its time."""
+        now = self.clock()
+        if self._last:
+            self._wanted = self._search.send(now - self._last)
+        self._last = now
+
+    @property
+    def told(self) -> int:
+        """The number of the level to change to, plus one; 0 if it stays."""
+        return 0 if self._wanted == self.level else self._wanted + 1
+
+    def hear(self, told: int) -> bool:
+        """Change the level, as rank 0 has told; return True if it is another one."""
+        if told:
+            self.level = told - 1
+        return told > 0
