@@ -168,9 +168,9 @@ def test_the_package_is_whole_in_its_checkout_and_outside(used_checkout: tuple[P
 
 @pytest.mark.slow
 def test_mypy_finds_the_package_in_its_checkout(used_checkout: tuple[Path, Path]) -> None:
-    program = "from horovod_oktopk.torch import OkTopk\nreveal_type(OkTopk().density)\n"
+    program = "from horovod_oktopk.torch import OkTopk\nreveal_type(OkTopk().region_interval)\n"
     done = run("-m", "mypy", "--config-file=", "--follow-imports=silent", "-c", program, cwd=used_checkout[0])
-    assert 'Revealed type is "builtins.float"' in done.stdout, done.stdout + done.stderr
+    assert 'Revealed type is "builtins.int"' in done.stdout, done.stdout + done.stderr
 
 
 def test_the_sources_cannot_be_imported_twice() -> None:
