@@ -196,3 +196,18 @@ def check_density_changes_from_step_to_step(kind: Kind) -> None:
 def check_what_is_kept_of_the_sum_keeps_its_ratio_to_the_density(kind: Kind) -> None:
     assert_equals_the_oracle(kind, OkTopk(density=0.1, global_density=0.15),
                              [(None, 7, 11), (0.1, 7, 11), (0.2, 14, 21)])
+
+
+def check_a_density_that_is_measured_is_the_same_on_all_ranks_and_loses_nothing(kind: Kind) -> None:
+    """By the real clock, so that the densities differ from one run to the next."""
+    needs_ranks(kind.hvd)
+    steps = range(65)  # two densities that are tried, and the beginning of a third
+    trainer, found = kind(OkTopk(density="auto"), op=kind.hvd.Sum), []
+    for step in steps:
+        take_steps(kind.hvd, trainer, step)
+        found.append(trainer.report().k)
+    assert everywhere(kind.hvd, found) == [found] * kind.hvd.size()
+    assert_conserved(kind.hvd, trainer, total(kind.hvd, *steps))
+    trainer.set_density(0.5)
+    take_steps(kind.hvd, trainer, 65)
+    assert trainer.report().k == round(0.5 * N)
