@@ -40,7 +40,8 @@ sed -i -e '/^execute_process/,/OUTPUT_STRIP_TRAILING_WHITESPACE)/d' \
 
 # Files that include the same headers are compiled together, in 190 seconds of processor time rather than 425. Those of
 # a framework stay apart from Horovod's, as both define LOG; allreduce.cc of Gloo stays alone, as it has a name that
-# another file uses differently. For TensorFlow Horovod compiles a copy of Gloo, and does not need this one. What tunes Horovod by Gaussian processes takes long to optimize, and runs now and then.
+# another file uses differently. For TensorFlow Horovod compiles a copy of Gloo, and does not need this one. What tunes
+# Horovod by Gaussian processes takes long to optimize, and runs now and then.
 together() {  # FOLDER SOURCES TARGET, as Horovod's CMake files name them
     cat >>"horovod/$1/CMakeLists.txt" <<CMAKE
 set_source_files_properties(\${SOURCES} PROPERTIES UNITY_GROUP common)

@@ -63,7 +63,7 @@ class StepReport:
 
     @property
     def density(self) -> float:
-        """Fraction of the elements that a rank selects."""
+        """Fraction of the elements that a rank selects; 0 where there are none, as all gradients are sparse."""
         return self.k / self.n if self.n else 0.0
 
     @property

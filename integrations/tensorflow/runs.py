@@ -130,7 +130,7 @@ class Runs(ABC, Generic[One]):
         """
         key, signature = key_of(variables), signature_of(variables, gradients)
         run = self.by_key.get(key) or next((other for known, other in self.present().items()
-                                             if not set(known).isdisjoint(key)), None)
+                                            if not set(known).isdisjoint(key)), None)
         if run is None:
             return self.add(key, variables, gradients), None
         if run.signature == signature and key in self.by_key:

@@ -77,14 +77,13 @@ OF_EPOCH: dict[str, Callable[[list[float]], float]] = {
     **{f"oktopk_{name}": statistics.fmean for name in ("bytes_sent", "rounds", "active_ranks", "staleness")},
     "oktopk_seconds_saved": sum}
 """The figure of an epoch's logs, from those of its steps; by default the last."""
-SHOWN = ("k", "local_selected", "global_selected", "local_threshold", "global_threshold", "bytes_sent", "rounds",
-         "seconds_saved", "gain", "noise_scale")
+SHOWN = ("density", "k", "local_selected", "global_selected", "local_threshold", "global_threshold", "bytes_sent",
+         "rounds", "seconds_saved", "gain", "noise_scale")
 
 
 def _figures(report: StepReport) -> dict[str, float]:
     found = report.scalars()
     figures = {name: found[f"oktopk/{name}"] for name in SHOWN if f"oktopk/{name}" in found}
-    figures["density"] = report.k / max(1, report.n)  # 0 / 0 where all are sparse
     if report.active:
         figures |= {"active_ranks": sum(report.active), "staleness": max(report.staleness)}
     return {f"oktopk_{name}": figure for name, figure in figures.items()}
