@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tests.say import say
+
 FEW, MANY = 5, 12
 
 
@@ -82,7 +84,7 @@ def end(how: str, hvd: Any, step: Callable[[], None]) -> None:
     if how == "exiting with 3":
         sys.exit(3)
     if how in ("terminated", "interrupted"):
-        print(f"the signal was sent at {time.time()}.", flush=True)
+        say(f"the signal was sent at {time.time()}.")
     if how == "terminated":
         os.kill(os.getpid(), signal.SIGTERM)
     if how == "interrupted":
@@ -117,9 +119,9 @@ def main() -> None:
         raise
     except Exception as error:
         text = " ".join(str(error).split())  # in TensorFlow a graph's names stand before it
-        print(f"rank {rank} was told: {text[max(text.find('rank '), 0):][:150]}", flush=True)
+        say(f"rank {rank} was told: {text[max(text.find('rank '), 0):][:150]}")
         return
-    print(f"rank {rank} has come to its end", flush=True)
+    say(f"rank {rank} has come to its end")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from horovod_oktopk.distributed.groups import GroupRanks
 from tests.core.digests import CASES, digest_on
 from tests.core.driver import Kind
 from tests.core.world import Hvd, ProcessSet
+from tests.say import say
 
 
 class DistributedHvd(Hvd):
@@ -46,7 +47,7 @@ def main(names: Sequence[str]) -> None:
     found = {name: digest_on(kind, CASES[name]) for name in names}
     kind.end()
     if dist.get_rank() == 0:
-        print("digests:", json.dumps(found), flush=True)
+        say(f"digests: {json.dumps(found)}")
     dist.destroy_process_group()
 
 

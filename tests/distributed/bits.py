@@ -1,13 +1,15 @@
-"""Trains a small CNN by several options, and prints a digest of each: the same under any launcher.
+"""Trains a small CNN by several options, and writes a digest of each, as JSON: the same under any launcher.
 
-    torchrun --nproc-per-node P -m tests.distributed.bits
-    horovodrun -np P python -m tests.distributed.bits
+    torchrun --nproc-per-node P -m tests.distributed.bits FILE
+    horovodrun -np P python -m tests.distributed.bits FILE
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,13 +47,13 @@ def digest_of(compression: Any, make: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def main() -> None:
+def main(report: Path) -> None:
     hvd.init()
     torch.set_num_threads(1)
     found = {name: digest_of(*case) for name, case in CASES.items()}
     if hvd.rank() == 0:
-        print("digests:", json.dumps(found), flush=True)
+        report.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

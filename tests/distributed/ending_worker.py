@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from horovod_oktopk import OkTopkError
 from horovod_oktopk.distributed import DistributedOptimizer, OkTopk, StepAhead, gather_state_dict, shared_parameters
+from tests.say import say
 
 STEPS, WRONG = 12, 6
 
@@ -62,11 +63,11 @@ def main() -> None:
         with shared_parameters(optimizer):
             values = torch.cat([p.detach().view(-1) for p in model.parameters()])
     except OkTopkError as error:
-        print(f"rank {rank} was told: {type(error).__name__}: {error}", flush=True)
+        say(f"rank {rank} was told: {type(error).__name__}: {error}")
         raise
     if how == "fewer" and rank == last:
         return
-    print(f"rank {rank} digest: {hashlib.sha256(values.numpy().tobytes()).hexdigest()[:16]}", flush=True)
+    say(f"rank {rank} digest: {hashlib.sha256(values.numpy().tobytes()).hexdigest()[:16]}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from horovod_oktopk.tensorflow import OkTopk
+from tests.say import say
 
 
 def main() -> None:
@@ -25,7 +26,7 @@ def main() -> None:
 
     for step in range(1_000_000):
         if step == 3:
-            print(f"rank {hvd.rank()} has reached step 3", flush=True)
+            say(f"rank {hvd.rank()} has reached step 3")
         if step == 3 and hvd.rank() == hvd.size() - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         take_step()

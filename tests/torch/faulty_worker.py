@@ -9,6 +9,7 @@ import horovod.torch as hvd
 import torch
 
 from horovod_oktopk.torch import OkTopk
+from tests.say import say
 
 
 def main() -> None:
@@ -20,7 +21,7 @@ def main() -> None:
     for step in range(1_000_000):
         optimizer.zero_grad()
         if step == 3:
-            print(f"rank {hvd.rank()} has reached step 3", flush=True)
+            say(f"rank {hvd.rank()} has reached step 3")
         loss = model(torch.randn(4, 30)).sum()
         loss.backward()
         if step == 3 and hvd.rank() == hvd.size() - 1:

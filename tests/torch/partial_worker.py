@@ -18,6 +18,7 @@ import torch
 
 from horovod_oktopk.torch import Dense, Partial, synchronize_replicas
 from horovod_oktopk.torch_base.registry import run_of
+from tests.say import say
 
 
 def main() -> None:
@@ -33,7 +34,7 @@ def main() -> None:
         optimizer.zero_grad()
         if step == 3:
             hvd.barrier()  # so that every rank has come so far
-            print(f"rank {rank} has reached step 3", flush=True)
+            say(f"rank {rank} has reached step 3")
             if is_last and how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.001)
@@ -44,8 +45,8 @@ def main() -> None:
     if how == "shutdown":
         hvd.shutdown()
         kept = run_of(optimizer).mode.read_residual()
-        print(f"rank {rank} keeps {np.count_nonzero(kept)} elements that were in no round", flush=True)
-    print(f"rank {rank} has come to its end", flush=True)
+        say(f"rank {rank} keeps {np.count_nonzero(kept)} elements that were in no round")
+    say(f"rank {rank} has come to its end")
 
 
 if __name__ == "__main__":
