@@ -1,4 +1,4 @@
-"""What a rank says to the test that has started its job."""
+"""Lines that a rank says to the test that has started its job."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ WITHOUT = {
         "…; its … should take …, and takes …", "the rounds of Partial could not be ended", "in the middle of a step",
         "no state for these parameters could be", "starting MPI took more", "the kernels are NumPy's",
         "using …, not MPI", "HorovodAllreduce failed"),
-    "a name shared with a message": ("Partial(…", "StepAhead(…", "… of shape"),
+    "a name shared with a message": ("… of shape",),
     "stock Horovod or Python says it in the same words": (
         "gradient_predivide_factor not supported", "backward_passes_per_step must be", "named_parameters should be",
         "Parameter names in named_parameters", "named_parameters was specified"),

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from benchmarks import launch, output
 from benchmarks.accuracy.peers_ranks import PEERS
 
-LINES = {"cnn": ["--epochs", "20"], "gpt": ["--epochs", "4", "--batch-size", "3"]}
+LINES = {"cnn": ["--epochs", "20"], "gpt": ["--epochs", "2", "--batch-size", "3"]}
 """Arguments by task: of benchmarks.accuracy.pytorch_digits and pytorch_text."""
 BASE = {"cnn": 0.0125, "gpt": 0.00025}
 """Dense training's learning rate, for each rank."""
@@ -36,7 +36,7 @@ def key_of(task: str, peer: str, rate: float, seed: int) -> str:
 def measure(arguments: argparse.Namespace) -> Found:
     """Measure what the JSON file lacks, and return all of it."""
     found: Found = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
-    with tqdm(total=len(arguments.tasks) * len(PEERS) * (len(arguments.rates) + arguments.seeds - 1),
+    with tqdm(total=len(arguments.tasks) * len(arguments.peers) * (len(arguments.rates) + arguments.seeds - 1),
               unit="training") as bar:
         def train(task: str, peer: str, runs: list[tuple[float, int]]) -> None:
             missing = [(rate, seed) for rate, seed in runs if key_of(task, peer, rate, seed) not in found]
@@ -49,7 +49,7 @@ def measure(arguments: argparse.Namespace) -> Found:
             bar.update(len(runs))
 
         for task in arguments.tasks:
-            for peer in PEERS:
+            for peer in arguments.peers:
                 train(task, peer, [(rate, 1) for rate in arguments.rates])
                 rate = best_rate(found, task, peer)
                 train(task, peer, [(rate, seed) for seed in range(2, arguments.seeds + 1)])
@@ -108,6 +108,7 @@ def plot(found: Found, task: str, path: Path) -> None:
 def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
     parser = output.make_parser(__doc__, "peers")
     parser.add_argument("--tasks", nargs="+", choices=list(LINES), default=list(LINES))
+    parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS), help="all, if not given")
     parser.add_argument("--rates", nargs="+", type=float, default=[0.5, 1.0, 2.0], help="multiples of dense's")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=4)

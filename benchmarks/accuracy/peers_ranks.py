@@ -174,5 +174,10 @@ class PeerRanks(TorchrunRanks):
         return PEERS[self._peer](optimizer, model)
 
     def wrapped(self, model: nn.Module) -> nn.Module:
-        """Return the model as this peer trains it."""
-        return model if self._peer == "StepAhead(OkTopk)" else DistributedDataParallel(model)
+        """Return the model as this peer trains it.
+
+        PowerSGD has one bucket: over Gloo it starts the collectives of several in an order that differs by rank.
+        """
+        if self._peer == "StepAhead(OkTopk)":
+            return model
+        return DistributedDataParallel(model, bucket_cap_mb=4096 if "PowerSGD" in self._peer else 25)

@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks import launch
 from benchmarks.data.gradients import Gradients
 from benchmarks.local.step import pin_to_one_core
-from horovod_oktopk.modes.mode import Reduction
+from horovod_oktopk.modes.reduction import Reduction
 from horovod_oktopk.schemes.report import StepReport
 
 WIDTHS = (64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)

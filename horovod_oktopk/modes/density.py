@@ -77,7 +77,7 @@ class DensityControl:
 
     def __init__(self, start: int = 0) -> None:
         self.level = 0
-        self._search = search(start)
+        self._search = search(min(start, TOP))
         self._wanted, self._last = next(self._search), 0.0
 
     @property

@@ -63,8 +63,7 @@ class BalancePlan:
     def routes(self, regions: Regions, rank: int) -> tuple[Route, Route]:
         """Return the messages that a rank sends, and those that it receives, both ordered by position."""
         mine, positions, owners = regions.of(rank), np.arange(len(regions.sent)), regions.order.tolist()
-        sent = [(owner, regions.extent(mine, count))
-                for owner, count in zip(owners, self.moved(mine, positions).tolist(), strict=True)]
+        sent = list(zip(owners, regions.extents_within(mine, self.moved(mine, positions)), strict=True))
         received = list(zip(owners, regions.extents(self.moved(positions, mine)), strict=True))
         return sent, received
 

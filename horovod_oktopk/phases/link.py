@@ -54,7 +54,7 @@ class Link:
         outgoing = {rank: self.codec.encode(parts[rank], extent.start, extent.stop)
                     for rank, extent in sent if rank != own and extent.length}
         extents = {rank: extent for rank, extent in received if rank != own and extent.length}
-        incoming = {rank: self.codec.size(extent.length, extent.span) for rank, extent in extents.items()}
+        incoming = dict(zip(extents, self.codec.sizes(extents.values()), strict=True))
         arrived = {own: parts[own]}
         for batch in self.transport.send_and_receive(outgoing, incoming):
             arrived.update((rank, self.codec.decode(message, *extents[rank])) for rank, message in batch)
@@ -64,7 +64,7 @@ class Link:
     def allgatherv(self, vector: SparseVector, received: Route) -> list[SparseVector]:
         """Return all ranks' vectors, in the order of `received`, which holds every rank."""
         extents = dict(received)
-        sizes = np.array([self.codec.size(extents[rank].length, extents[rank].span) for rank in range(len(extents))])
+        sizes = np.array(self.codec.sizes(extents[rank] for rank in range(len(extents))))
         mine = extents[self.rank]
         messages = self.transport.allgatherv(self.codec.encode(vector, mine.start, mine.stop), sizes)
         return [self.codec.decode(messages[rank], *extent) for rank, extent in received]

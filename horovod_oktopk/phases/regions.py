@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +42,7 @@ class Regions:
     received: Counts
     rotation: int = 0
 
-    @property
+    @cached_property
     def order(self) -> Counts:
         """The owners in the order of their regions: int64, shape (P,)."""
         return (np.arange(len(self.sent)) + self.rotation) % len(self.sent)
@@ -50,12 +51,15 @@ class Regions:
         """Return the region that a rank owns."""
         return (rank - self.rotation) % len(self.sent)
 
-    def extent(self, region: int, count: int) -> Extent:
-        return Extent(count, int(self.boundaries[region]), int(self.boundaries[region + 1]))
-
     def extents(self, sizes: Counts) -> list[Extent]:
         """Return the extent of one message for each region, from the number of its elements."""
-        return [self.extent(region, count) for region, count in enumerate(sizes.tolist())]
+        cuts = self.boundaries.tolist()
+        return [Extent(*each) for each in zip(sizes.tolist(), cuts, cuts[1:], strict=False)]
+
+    def extents_within(self, region: int, sizes: Counts) -> list[Extent]:
+        """Return the extents of messages of these numbers of elements, all of them of one region."""
+        start, stop = self.boundaries[region:region + 2].tolist()
+        return [Extent(count, start, stop) for count in sizes.tolist()]
 
 
 def count_by_region(indices: Indices, boundaries: Indices) -> Counts:

@@ -17,5 +17,5 @@ def plan_split(regions: Regions, rank: int) -> tuple[Route, Route]:
     """Return the messages that a rank sends, ordered by region, and those that it receives, ordered by rank."""
     mine = regions.of(rank)
     sent = list(zip(regions.order.tolist(), regions.extents(regions.sent), strict=True))
-    received = [(rank, regions.extent(mine, count)) for rank, count in enumerate(regions.received.tolist())]
+    received = list(enumerate(regions.extents_within(mine, regions.received)))
     return sent, received

@@ -52,12 +52,12 @@ def begin(algorithm: Algorithm, acc: Accumulator, said: Attendance, memory: Memo
     `said` is what this rank says in the roll call; its counts, step and memory are added here. `n` is the number of
     the worker's elements, if acc has a part of them.
     """
-    n, k = acc.n if n is None else n, said.k
-    memory = memory.of(algorithm.workers(transport))
+    n, k, workers = acc.n if n is None else n, said.k, algorithm.workers(transport)
+    memory = memory.of(workers)
     given = acc if said.finite and acc.n else EmptyAccumulator(acc.n, acc.dtype)  # a part may be empty
     with transport.phase("select"):
         mine = algorithm.select(given, max(1, min(k, n)))
-    report = StepReport(memory.step + 1, n, min(k, n), algorithm.global_k(k, n, algorithm.workers(transport)),
+    report = StepReport(memory.step + 1, n, min(k, n), algorithm.global_k(k, n, workers),
                         local_selected=len(mine), local_threshold=mine.threshold, phases=transport.phases)
     said = replace(said, step=memory.step, is_complete=memory.is_complete)
     return Begun(algorithm, mine, said, memory, transport, report)
@@ -74,7 +74,7 @@ def complete(begun: Begun) -> Outcome:
         said = replace(begun.said, counts=algorithm.counts(mine, report.n, memory, transport.size))
         heard = roll_call(said, transport)
     report.step, report.same_rates, report.finite = heard.step + 1, heard.same_rates, heard.finite
-    if not heard.finite:
+    if not report.finite:
         return Outcome(report, memory, not_finite=heard.not_finite, level=heard.level)
     link, mine = Link(transport, WireCodec(mine.dtype, algorithm.value_dtype)).carrying(mine)
     call = Call(t=report.step, in_sync=heard.in_sync, counts=heard.counts, n=report.n, k=said.k, kept=report.global_k,

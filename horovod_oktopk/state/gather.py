@@ -9,19 +9,32 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..errors import OptionError, PluginError, TransportError
 from ..transport.base import CHUNK, Transport
+from ..transport.counting import CountingTransport
 from ..vectors.sparse import Values
 from .archive import PathLike, Reader, Writer
-from .records import Record, Stateful, parameters_of, record_for
+from .records import Record, Residuals, parameters_of
 
 RAISED = {"OptionError": OptionError, "PluginError": PluginError, "OSError": OSError}
+
+
+class Stateful(Protocol):
+    """The state of one optimizer's exchange on this rank: a mode, which says what these do."""
+
+    residuals: Residuals
+
+    def together(self, doing: str) -> AbstractContextManager[CountingTransport]: ...
+
+    def records(self) -> list[Record]: ...
+
+    def restore(self, record: Record) -> None: ...
 
 
 def save(modes: Sequence[Stateful], path: PathLike, optimizers: Sequence[int] = (), **marks: Any) -> None:
@@ -32,28 +45,27 @@ def save(modes: Sequence[Stateful], path: PathLike, optimizers: Sequence[int] = 
     Raise the same error on all ranks if one cannot do its part: OSError if the file cannot be written,
     OptionError if marks are not plain values. Then nothing is left behind, and training may go on.
     """
-    doing, writes = f"save the state to {path}", all(mode.ranks.membership()[0] == 0 for mode in modes)
+    doing, writes = f"save the state to {path}", all(mode.residuals.ranks.membership()[0] == 0 for mode in modes)
     writer: Writer | None = None
     reductions: list[list[Record]] = [[] for _ in modes]
     try:
-        for index, mode in enumerate(modes):
-            transport = mode.meet("save the state to a file")
-            for record, residual in _of_all_ranks(mode, transport, doing):
-                record["residual"] = {"n": mode.layout.n, "file": f"{index}.{record['rank']}.npy"}
-                reductions[index].append(record)
-                with _together(transport, doing):
-                    if writes and residual is not None:
-                        writer = writer or Writer(Path(path))
-                        writer.write(record["residual"]["file"], residual)
-        with _together(transport, doing):
-            if writer:
-                writer.finish({"marks": marks, "optimizers": list(optimizers) or [0] * len(modes),
-                               "reductions": reductions})
+        with ExitStack() as stack:
+            for index, mode in enumerate(modes):
+                transport = stack.enter_context(mode.together("save the state to a file"))
+                for record, residual in _of_all_ranks(mode, transport, doing):
+                    record["residual"] = {"n": mode.residuals.layout.n, "file": f"{index}.{record['rank']}.npy"}
+                    reductions[index].append(record)
+                    with _together(transport, doing):
+                        if writes and residual is not None:
+                            writer = writer or Writer(Path(path))
+                            writer.write(record["residual"]["file"], residual)
+            with _together(transport, doing):
+                if writer:
+                    writer.finish({"marks": marks, "optimizers": list(optimizers) or [0] * len(modes),
+                                   "reductions": reductions})
     finally:
         if writer:
             writer.discard()
-        for mode in modes:
-            mode.leave()
 
 
 def records(mode: Stateful, doing: str) -> list[Record]:
@@ -61,11 +73,9 @@ def records(mode: Stateful, doing: str) -> list[Record]:
 
     Ranks that do something else are told in words what this is `doing`.
     """
-    try:
-        everyone = _of_all_ranks(mode, mode.meet(doing), doing)
+    with mode.together(doing) as transport:
+        everyone = _of_all_ranks(mode, transport, doing)
         return [{**record, "residual": residual.copy()} for record, residual in everyone if residual is not None]
-    finally:
-        mode.leave()
 
 
 def read_marks(path: PathLike) -> dict[str, Any]:
@@ -83,26 +93,26 @@ def load(mode: Stateful, index: int, path: PathLike, optimizer: int = 0, taken: 
     Raise OptionError on every rank if the first one cannot read the file, or if it is of another model. Then no rank
     has taken anything.
     """
-    transport = mode.meet("load the state from a file")
-    doing, reader, saved = f"load the state from {path}", None, None
-    try:
+    doing, layout = f"load the state from {path}", mode.residuals.layout
+    with mode.together("load the state from a file") as transport, ExitStack() as stack:
+        reader, saved = None, None
         with _together(transport, doing), _naming(path):
             if transport.rank == 0:
-                reader = Reader(path)
+                reader = stack.enter_context(closing(Reader(path)))
                 saved = _find(reader, mode, index, optimizer, set() if taken is None else taken)
                 if saved is None:
-                    first = mode.layout.entries[0][0] if mode.layout.entries else "nothing"
+                    first = layout.entries[0][0] if layout.entries else "nothing"
                     warnings.warn(f"{path} has no state for the parameters that begin with '{first}': they had none "
                                   "when it was saved, and keep what they have", stacklevel=2)
         if not _tell(transport, saved is not None):
             return
         with _together(transport, doing):
-            memory = np.empty(0 if reader else mode.layout.n, mode.layout.dtype)
+            memory = np.empty(0 if reader else layout.n, layout.dtype)
         for rank in (*range(1, transport.size), 0):  # rank 0's last: it holds no more than one beside its own
             record: Record = {}
             with _together(transport, doing), _naming(path):
                 if saved is not None:
-                    record = record_for(mode, saved, rank, transport.size)
+                    record = mode.residuals.part_of(saved, rank, transport.size)
                     memory = record["residual"]
             plain = _tell(transport, {**record, "residual": None})
             _move(transport, 0, rank, memory)
@@ -110,9 +120,6 @@ def load(mode: Stateful, index: int, path: PathLike, optimizer: int = 0, taken: 
                 mine = {**plain, "residual": memory}
         with _together(transport, doing):
             mode.restore(mine)
-    finally:
-        if reader is not None:
-            reader.close()
 
 
 def _of_all_ranks(mode: Stateful, transport: Transport, doing: str) -> Iterator[tuple[Record, Values | None]]:
@@ -121,8 +128,7 @@ def _of_all_ranks(mode: Stateful, transport: Transport, doing: str) -> Iterator[
     A residual is valid until the next.
     """
     with _together(transport, doing):
-        own = mode.record()
-        assert own is not None
+        [own] = mode.records()
         residual: Values = own["residual"]
         memory = np.empty_like(residual) if transport.rank == 0 else residual
     for rank, record in enumerate(_gather(transport, {**own, "residual": None})):
@@ -134,7 +140,7 @@ def _of_all_ranks(mode: Stateful, transport: Transport, doing: str) -> Iterator[
 def _find(reader: Reader, mode: Stateful, index: int, optimizer: int, taken: set[int]) -> list[Record] | None:
     """Return the records of the same parameters, if the file has some; otherwise match by order. See `load`."""
     saved = [records for owner, records in zip(reader.owners, reader.reductions, strict=True) if owner == optimizer]
-    ours, free = sorted(parameters_of(mode.layout)), set(range(len(saved))) - taken
+    ours, free = sorted(parameters_of(mode.residuals.layout)), set(range(len(saved))) - taken
     same = [place for place in sorted(free) if sorted(saved[place][0]["parameters"]) == ours]
     if index in same or (not same and index in free):
         same = [index]

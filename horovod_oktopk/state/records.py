@@ -2,30 +2,31 @@
 
 A record holds `residual` (NumPy, shape (n,), or a function that reads it from a file) and, in plain numbers, strings
 and lists: `rank`, `size`, `process`, `parameters` (name and shape of each, in the residual's order),
-`coefficient`, `unit`, `copies`, and the `algorithm`'s own state.
+`coefficient`, `unit`, `copies`, the `level` of a density that is measured, and the `algorithm`'s own state.
 """
 
 from __future__ import annotations
 
 import uuid
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, get_args
 
 import numpy as np
 
-from ..errors import OptionError
+from ..errors import OptionError, PluginError
 from ..schemes.base import Unit
 from ..transport.base import Ranks
-from ..transport.counting import CountingTransport
 from ..vectors.layout import Layout
 from ..vectors.sparse import Values
 
 Record = dict[str, Any]
 
 THIS_PROCESS = uuid.uuid4().hex
+NEEDS_ALL_RANKS = ("StepAhead with hierarchical=True needs all ranks of the job: give the number of ranks of a host "
+                   "instead, or no process set")
 
 
 def parameters_of(layout: Layout) -> list[list[Any]]:
@@ -65,6 +66,7 @@ _FORM: dict[str, Callable[[Any], bool]] = {
     "unit": lambda value: value in get_args(Unit), "rank": _is_count, "size": _is_count,
     "process": lambda value: isinstance(value, str), "parameters": _are_parameters, "residual": lambda _: True,
     "coefficient": lambda value: value is None or isinstance(value, int | float),
+    "level": _is_count,
     "algorithm": lambda value: isinstance(value, dict) and _is_count(value.get("step"))}
 """Check for each field of a record."""
 
@@ -88,47 +90,6 @@ def residual_of(saved: Record, dtype: Any) -> Values:
         raise OptionError(f"the residual of rank {saved['rank']} is not finite in {np.dtype(dtype).name}: the state "
                           "is damaged, or of a model with a wider dtype: load another one, or convert the model")
     return residual
-
-
-def record_for(mode: Stateful, records: Sequence[Record], rank: int, size: int, process: str | None = None,
-             ) -> Record:
-    """Return a rank's part of the records: its own; or, of another number of ranks, those equal to it modulo P.
-
-    A lone record of the rank's process is its own, whatever its rank was, as elastic training renumbers ranks.
-    The algorithm's state is whole only for the same rank.
-    If one rank of those that are to have the same residual had it, any of theirs will do. If residuals are added up,
-    and another number of ranks had the same, each gets its part.
-    Raise OptionError if a record is of another model.
-    """
-    if any(r["unit"] != mode.unit for r in records):
-        warnings.warn(f"the checkpoint's residual is in units of {records[0]['unit']}, this optimizer's of "
-                      f"{mode.unit}, as only one of the two was made with StepAhead: it is dropped. Use the same "
-                      "mode to keep it", stacklevel=2)
-        records = []
-    first = records[0] if records else {}
-    algorithm = {"step": max([r["algorithm"]["step"] for r in records], default=0)}
-    layout, copies = mode.layout, mode.copies
-    own = [r for r in records if (r["rank"], r["size"]) == (rank, size)]
-    own += [r for r in records if r["process"] == process and len(records) == 1]
-    own += [r for r in records if r["size"] == size and r.get("copies", 1) == copies > 1
-            and r["rank"] // copies == rank // copies]
-    if own:
-        residual, is_in_order = fitted(own[0], layout)
-        had = own[0].get("copies", 1)
-        if own[0]["size"] == size and had == copies and is_in_order and (copies == 1 or own[0]["rank"] == rank):
-            algorithm = own[0]["algorithm"]
-        if had != copies:
-            residual, copies = residual / residual.dtype.type(had if mode.adds else 1), 1
-    else:
-        residual, copies = np.zeros(layout.n, layout.dtype), 1
-        for r in records:
-            if r["rank"] % size == rank and r["size"] != size:
-                part, _ = fitted(r, layout)
-                np.add(residual, part / part.dtype.type(r.get("copies", 1) if mode.adds else 1), out=residual)
-        if records:
-            _warn(records, size)
-    own_fields = mode.record_of(residual, algorithm, first.get("coefficient"), copies)
-    return {**first, **own_fields, "rank": rank, "size": size}  # any other field is the same on all ranks
 
 
 def fitted(saved: Record, layout: Layout) -> tuple[Values, bool]:
@@ -190,33 +151,29 @@ def _warn(records: Sequence[Record], size: int) -> None:
                       f"their distribution is not. Start {former} ranks to get the same bits", stacklevel=2)
 
 
-class Stateful(ABC):
-    """The state of one optimizer's exchange on this rank: a residual and counters, for checkpoints and elastic jobs.
+@dataclass(frozen=True)
+class Residuals:
+    """The residuals of one exchange: of which elements they are, in which unit, and what the ranks' are together.
 
-    The unit is the residual's, which is the same on `copies` consecutive ranks. If `adds`, workers' residuals are
-    added up; otherwise they are averaged over the ranks.
+    If `adds`, workers' residuals are added up; otherwise they are averaged over the ranks. `hierarchical` is that of
+    the options if the ranks of a host have one residual.
     """
 
     layout: Layout
     ranks: Ranks
     unit: Unit = "gradients"
-    copies: int = 1
     adds: bool = True
+    hierarchical: bool | int = False
 
-    @abstractmethod
-    def meet(self, doing: str) -> CountingTransport:
-        """Meet the other ranks for something together, and return the transport to them, until `leave`. Collective.
-
-        `doing` names it in words. All ranks raise AgreementError if one takes a step or does something else, and
-        would wait in vain.
-        """
-
-    def leave(self) -> None:
-        """Return when all ranks have used the transport for other ends than a step."""
-
-    @abstractmethod
-    def record(self) -> Record | None:
-        """Return this rank's residual (a copy, NumPy) and counters; None before the first step."""
+    @property
+    def copies(self) -> int:
+        """Number of consecutive ranks that have the same residual. Raise PluginError if a host's is not known."""
+        if not self.hierarchical or self.ranks.membership().size == 1:
+            return 1
+        copies = self.ranks.host()[1] if self.hierarchical is True else int(self.hierarchical)
+        if copies is None:
+            raise PluginError(NEEDS_ALL_RANKS)
+        return copies
 
     def record_of(self, residual: Values, algorithm: dict[str, Any], coefficient: float | None = None,
                   copies: int = 1) -> Record:
@@ -224,20 +181,44 @@ class Stateful(ABC):
         rank, size, _ = self.ranks.membership()
         return {"unit": self.unit, "rank": rank, "size": size, "process": THIS_PROCESS, "copies": copies,
                 "parameters": parameters_of(self.layout), "residual": residual, "coefficient": coefficient,
-                "algorithm": algorithm}
+                "algorithm": algorithm, "level": 0}
 
-    def records(self) -> list[Record]:
-        """Return this rank's record, for `load`; none before the first step."""
-        own = self.record()
-        return [] if own is None else [own]
+    def part_of(self, records: Sequence[Record], rank: int, size: int, process: str | None = None) -> Record:
+        """Return a rank's part of the records: its own; or, of another number of ranks, those equal to it modulo P.
 
-    def load(self, records: Sequence[Record]) -> None:
-        """Load this rank's part of the records that `record` returned on these or other ranks; none starts anew.
-
-        If residuals are moves of parameters, the model is to hold the parameters that were shared by then.
+        A lone record of the rank's process is its own, whatever its rank was, as elastic training renumbers ranks.
+        The algorithm's state is whole only for the same rank.
+        If one rank of those that are to have the same residual had it, any of theirs will do. If residuals are added
+        up, and another number of ranks had the same, each gets its part.
+        Raise OptionError if a record is of another model.
         """
-        self.restore(record_for(self, records, *self.ranks.membership()[:2], process=THIS_PROCESS))
-
-    @abstractmethod
-    def restore(self, record: Record) -> None:
-        """Restore this rank's record of a saved state, as `record_for` returned it."""
+        if any(r["unit"] != self.unit for r in records):
+            warnings.warn(f"the checkpoint's residual is in units of {records[0]['unit']}, this optimizer's of "
+                          f"{self.unit}, as only one of the two was made with StepAhead: it is dropped. Use the same "
+                          "mode to keep it", stacklevel=2)
+            records = []
+        first = records[0] if records else {}
+        algorithm = {"step": max([r["algorithm"]["step"] for r in records], default=0)}
+        layout, copies = self.layout, self.copies
+        own = [r for r in records if (r["rank"], r["size"]) == (rank, size)]
+        own += [r for r in records if r["process"] == process and len(records) == 1]
+        own += [r for r in records if r["size"] == size and r.get("copies", 1) == copies > 1
+                and r["rank"] // copies == rank // copies]
+        if own:
+            residual, is_in_order = fitted(own[0], layout)
+            had = own[0].get("copies", 1)
+            if own[0]["size"] == size and had == copies and is_in_order and (copies == 1 or own[0]["rank"] == rank):
+                algorithm = own[0]["algorithm"]
+            if had != copies:
+                residual, copies = residual / residual.dtype.type(had if self.adds else 1), 1
+        else:
+            residual, copies = np.zeros(layout.n, layout.dtype), 1
+            for r in records:
+                if r["rank"] % size == rank and r["size"] != size:
+                    part, _ = fitted(r, layout)
+                    np.add(residual, part / part.dtype.type(r.get("copies", 1) if self.adds else 1), out=residual)
+            if records:
+                _warn(records, size)
+        own_fields = self.record_of(residual, algorithm, first.get("coefficient"), copies)
+        same = {"level": first.get("level", 0), "rank": rank, "size": size}
+        return {**first, **own_fields, **same}  # any other field is the same on all ranks

@@ -10,6 +10,7 @@ a few elements lie in a wide region, plain uint32 are shorter, and used.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import isfinite
@@ -131,10 +132,6 @@ class Extent(NamedTuple):
     start: int
     stop: int
 
-    @property
-    def span(self) -> int:
-        return self.stop - self.start
-
 
 @dataclass(frozen=True)
 class WireCodec:
@@ -167,9 +164,13 @@ class WireCodec:
         _, low_words, upper_words = _index_words(count, span)
         return WORD * (self._values.words(count) + low_words + upper_words)
 
+    def sizes(self, extents: Iterable[Extent]) -> list[int]:
+        """Return the bytes of a message of each extent."""
+        return [self.size(length, stop - start) for length, start, stop in extents]
+
     def encode(self, vector: SparseVector, start: int, stop: int) -> Bytes:
         """Return the message for a vector with indices in [start, stop): uint8, shape (size(m, stop - start),)."""
-        low_bits, low_words, upper_words = _index_words(len(vector), stop - start)
+        low_bits, low_words, upper_words = _index_words(len(vector.indices), stop - start)
         indices = ((vector.indices - start).astype(np.uint32) if low_bits == WORD_BITS
                    else self.kernels.pack_indices(vector.indices, start, low_bits, low_words, upper_words))
         words: Words = np.concatenate([self._values.pack(vector.values), indices])

@@ -110,7 +110,7 @@ class Steps:
     def check_shared(self) -> None:
         """Raise PluginError while the model holds this rank's own parameters."""
         for run in self.own_runs():
-            raise PluginError(OWN.format(rank=run.mode.ranks.membership().rank))
+            raise PluginError(OWN.format(rank=run.mode.reduction.ranks.membership().rank))
 
 
 def _decay_without_gain(name: str) -> property:

@@ -113,7 +113,7 @@ class GradientRun(Run):
             self.mode.set_density(density)
             self._density = density
         self._load()
-        self.mode.tell_rates([float(rate)])
+        self.mode.reduction.tell_rates([float(rate)])
         gradients = DenseArrays(self._layout, arrays, self._lender)
         self.mode.reduce(gradients, bool(finite))
         return gradients.written
@@ -151,7 +151,7 @@ class StepAheadRun(Run):
 
     def _begin(self, form: Form, rate: Array, finite: Array, *inputs: Array) -> list[Array]:
         self.resume()
-        self.mode.tell_rates([float(rate)])
+        self.mode.reduction.tell_rates([float(rate)])
         count = self.mode.begin(OwnArrays(self._layout, form, inputs, bool(finite)))
         self.factor.assign(self.mode.coefficient * self.mode.gain)
         self.gain.assign(self.mode.gain)

@@ -120,8 +120,8 @@ def meet(target: Any, doing: str) -> None:
     """
     runs = each_run_of(target) or [each.run_before_a_step(trained_by(target)) for each in all_runs_of(target)]
     modes = [run.mode for run in runs]
-    for mode in sorted(modes, key=lambda each: each.ranks.channel):  # as they first stepped
-        if mode.ranks.takes_part:
+    for mode in sorted(modes, key=lambda each: each.reduction.ranks.channel):  # as they first stepped
+        if mode.reduction.ranks.takes_part:
             mode.pause(doing)
 
 

@@ -189,8 +189,8 @@ class Run:
 
     def joins(self, mode: Mode[Any], trained: Sequence[torch.Tensor], known: set[torch.Tensor]) -> bool:
         """Meet the other ranks, which are to go on with the same parameters; return True if a new mode is needed."""
-        mode.meet(JOINING.format(names=", ".join(self.joined(trained, known)) or "fewer"))
-        mode.suspend()
+        with mode.together(JOINING.format(names=", ".join(self.joined(trained, known)) or "fewer")):
+            mode.suspend()
         return True
 
     def joined(self, trained: Sequence[torch.Tensor], known: set[torch.Tensor]) -> list[str]:
@@ -219,7 +219,7 @@ class Run:
 
     def _check_unchanged(self, mode: Mode[Any]) -> None:
         """Refuse a step of parameters that have changed; tell the other ranks the learning rates."""
-        mode.tell_rates(rates_of(self.optimizer))
+        mode.reduction.tell_rates(rates_of(self.optimizer))
         message = self.layout.changed(self.strides_matter)
         if message is not None:
             mode.refuse_step(message)

@@ -110,7 +110,7 @@ def digest_on(kind: Kind, case: Case) -> str:
 
 def _step(trainer: CoreTrainer, grads: dict[str, np.ndarray], step: int, digest: Any) -> None:
     """Take one step; if no rank has an update, or the only rank has NaN, go on with the parameters as they were."""
-    if trainer.mode.reads_memory and not trainer.mode.is_alone:  # StepAhead
+    if trainer.mode.reads_memory and not trainer.mode.reduction.is_alone:  # StepAhead
         trainer.step(grads)
         if step % READ_EVERY:  # reading waits for the exchange
             return

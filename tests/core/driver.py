@@ -160,7 +160,7 @@ class CoreTrainer:
         return self.mode and self.mode.report
 
     def residual(self) -> np.ndarray:
-        return self.mode.record()["residual"]
+        return self.mode.records()[0]["residual"]
 
     def save(self, path: str) -> None:
         if self.mode is not None:

@@ -97,7 +97,7 @@ def trained(transport: Any, clock: Clock, options: StepAhead, levels: list[float
         if levels is not None:
             worker.reducer.set_density(levels[step])
         worker.step(move)
-        clock.take_step(worker.reducer.scheme.present_density)
+        clock.take_step(worker.reducer.reduction.scheme.present_density)
         seen.append(hash(worker.w.tobytes()))
         if worker.reducer.report is not None:
             densities[worker.reducer.report.step] = worker.reducer.report.density
@@ -113,7 +113,7 @@ def test_ranks_change_together_find_the_level_and_a_replay_has_the_same_bits(opt
     assert all(each == densities[0] for each in densities), "all ranks have the same density at each step"
     assert all(each == seen[0] for each in seen), "and the same bits"
     assert len(set(densities[0])) > 4
-    assert {each.reducer.scheme.present_density for each in workers} == {LEVELS[FREE]}
+    assert {each.reducer.reduction.scheme.present_density for each in workers} == {LEVELS[FREE]}
     fixed = StepAhead(replace(options.scheme, density=0.01), overlap=options.overlap)
     _, again, replayed = zip(*run_ranks(size, lambda t: trained(t, clock, fixed, densities[0])), strict=True)
     assert again[0] == densities[0]
@@ -124,11 +124,12 @@ def test_gradients_have_it_too_and_nothing_is_lost(clock):
     def program(transport):
         reducer, total, sent = make(transport, options=OkTopk(density="auto")), 0.0, 0.0
         for step in range(STEPS):
-            gradient = np.random.default_rng((step, transport.rank)).standard_normal(reducer.layout.n, np.float32)
+            random = np.random.default_rng((step, transport.rank))
+            gradient = random.standard_normal(reducer.reduction.layout.n, np.float32)
             total = total + gradient.astype(np.float64)
             sent = sent + take_step(reducer, gradient.copy())
-            clock.take_step(reducer.scheme.present_density)
-        return total, sent, reducer.read_residual(), reducer.scheme.present_density
+            clock.take_step(reducer.reduction.scheme.present_density)
+        return total, sent, reducer.read_residual(), reducer.reduction.scheme.present_density
 
     totals, sent, residuals, found = zip(*run_ranks(3, program), strict=True)
     assert set(found) == {LEVELS[FREE]}
@@ -139,14 +140,15 @@ def test_a_resumed_run_goes_on_at_the_level_and_one_with_other_ranks_begins_anew
     def program(transport):
         first, *_ = trained(transport, clock, OPTIONS["step_ahead"])
         with first.reducer.shared():
-            record = first.reducer.record()
+            record = first.reducer.records()[0]
             second = Worker(transport, OPTIONS["step_ahead"])
             second.parameters = [own.copy() for own in first.parameters]
         second.reducer.load([record])
         second.take(moves(transport.rank, 3))
-        found = second.reducer.scheme.present_density
-        second.reducer.forget_ranks()
-        return record["level"], found, second.reducer.scheme.present_density
+        found = second.reducer.reduction.scheme.present_density
+        second.ranks.become(is_alone=True)
+        second.reducer.reduction.reset_if_membership_changed()
+        return record["level"], found, second.reducer.reduction.scheme.present_density
 
     assert run_ranks(2, program) == [(FREE, LEVELS[FREE], LEVELS[0])] * 2
 
@@ -159,7 +161,7 @@ def test_a_density_that_is_set_takes_over_until_it_is_given_back(clock):
         for move in moves(transport.rank, 2 * STEPS):
             worker.step(move)
             clock.take_step(1.0)
-            found.append(worker.reducer.scheme.present_density)
+            found.append(worker.reducer.reduction.scheme.present_density)
             if len(found) == STEPS:
                 worker.reducer.set_density(None)
         return set(found[:STEPS]), found[STEPS]

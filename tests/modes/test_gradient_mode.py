@@ -35,7 +35,7 @@ def make(transport: ThreadTransport, entries: Any = ENTRIES, options: OkTopk = O
 
 def take_step(reducer: GradientMode, gradient: np.ndarray) -> np.ndarray | None:
     """Return the update as a dense vector; None if the step was undone."""
-    offsets = reducer.layout.offsets
+    offsets = reducer.reduction.layout.offsets
     parts = [gradient[start:stop] for start, stop in pairwise(offsets)]
     gradients = FlatGradients(gradient, list(zip(offsets[:-1].tolist(), parts, strict=True)))
     reducer.reduce(gradients)
@@ -44,9 +44,9 @@ def take_step(reducer: GradientMode, gradient: np.ndarray) -> np.ndarray | None:
 
 def take_steps(reducer: GradientMode, rank: int, steps: range) -> np.ndarray:
     """Return the sum of the updates."""
-    total = np.zeros(reducer.layout.n, np.float32)
+    total = np.zeros(reducer.reduction.layout.n, np.float32)
     for step in steps:
-        gradient = np.random.default_rng((step, rank)).standard_normal(reducer.layout.n, np.float32)
+        gradient = np.random.default_rng((step, rank)).standard_normal(reducer.reduction.layout.n, np.float32)
         total += take_step(reducer, gradient)
     return total
 
@@ -140,7 +140,7 @@ def test_a_step_that_failed_leaves_no_trace(monkeypatch):
         reducers = [make(transport), make(transport)]
         for reducer in reducers:
             take_steps(reducer, transport.rank, range(3))
-        before, algorithm = reducers[0].memory.record(), reducers[0].worker.algorithm
+        before, algorithm = reducers[0].reduction.memory.record(), reducers[0].reduction.worker.algorithm
 
         def fail(*_: Any, **__: Any) -> None:
             raise TransportError("cut off")
@@ -149,9 +149,9 @@ def test_a_step_that_failed_leaves_no_trace(monkeypatch):
             patch.setattr(algorithm, "exchange", fail)
             with pytest.raises(TransportError, match="cut off"):
                 take_step(reducers[0], np.ones(N, np.float32))
-        recorded = reducers[0].record()["algorithm"]
+        recorded = reducers[0].records()[0]["algorithm"]
         updates = [take_step(reducer, np.ones(N, np.float32)) for reducer in reducers]
-        return recorded == before, np.array_equal(*updates), reducers[0].memory.step
+        return recorded == before, np.array_equal(*updates), reducers[0].reduction.memory.step
 
     assert on_ranks(2, program) == [(True, True, 4)] * 2
 
@@ -177,11 +177,11 @@ def test_where_elastic_training_begins_anew_what_depends_on_the_ranks_is_forgott
         reducer = make(transport)
         take_steps(reducer, transport.rank, range(2))
         held = reducer.read_residual()
-        reducer.reset_if_membership_changed()
-        before = reducer.memory.boundaries
-        reducer.ranks.resets = 1  # with the same rank and size
-        reducer.reset_if_membership_changed()
-        after = reducer.memory.boundaries
+        reducer.reduction.reset_if_membership_changed()
+        before = reducer.reduction.memory.boundaries
+        reducer.reduction.ranks.resets = 1  # with the same rank and size
+        reducer.reduction.reset_if_membership_changed()
+        after = reducer.reduction.memory.boundaries
         take_steps(reducer, transport.rank, range(1))
         return before is not None, after is None, bool(held.any()), reducer.report.step
 
@@ -227,7 +227,7 @@ def test_what_follows_a_step_is_not_in_its_report():
         reducer = make(transport)
         take_step(reducer, np.arange(N, dtype=np.float32))
         before = {name: replace(traffic) for name, traffic in reducer.report.phases.items()}
-        reducer.check_agreement(reducer.description)
+        reducer.reduction.check_agreement(reducer.reduction.description)
         return "write_back" in before, before == reducer.report.phases
 
     assert on_ranks(2, program) == [(True, True)] * 2

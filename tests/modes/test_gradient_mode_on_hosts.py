@@ -72,7 +72,7 @@ def test_who_the_ranks_are_may_change():
     def program(transport):
         reducer = make(transport, options=ON_HOSTS)
         update = updated(reducer, given[:3, transport.rank])
-        reducer.ranks.resets += 1
+        reducer.reduction.ranks.resets += 1
         return update + updated(reducer, given[3:, transport.rank]), reducer.read_residual()
 
     found = on_ranks(4, program)

@@ -36,7 +36,7 @@ def test_gradients_of_two_ranks_then_of_one_then_of_two_are_all_applied_or_held(
         assert (mode.report.step, mode.report.k) == (5, N)
         ranks.become(is_alone=False)
         again = sum(take_step(mode, integers(step, rank)) for step in range(5, 8))
-        assert (mode.report.step, mode.report.k) == (8, mode.k)
+        assert (mode.report.step, mode.report.k) == (8, mode.reduction.k)
         return together, held, again, mode.read_residual()
 
     together, held, again, after = map(np.array, zip(*run_ranks(2, program), strict=True))
@@ -52,7 +52,7 @@ def test_moves_of_two_ranks_then_of_one_then_of_two_are_all_shared_or_held(ahead
     """Alone, a rank goes on from what all shared, less what it had not sent: the whole of it, as λ is 1 there."""
     def program(transport: Any) -> None:
         worker, mine = Worker(transport, StepAhead(OkTopk(density=0.05), ahead=ahead)), moves(transport.rank, 8)
-        ranks = worker.reducer.ranks = ElasticRanks(transport)
+        ranks = worker.ranks
         worker.take(mine[:3])
         worker.reducer.catch_up()
         shared, held = worker.w.copy(), worker.w - worker.p
@@ -62,7 +62,7 @@ def test_moves_of_two_ranks_then_of_one_then_of_two_are_all_shared_or_held(ahead
         np.testing.assert_allclose(worker.p, shared - held / ahead - mine[3:5].sum(axis=0), atol=1e-5)
         report = worker.reducer.report
         assert (report.step, report.k, worker.reducer.coefficient) == (5, len(shared), 1)
-        assert not worker.reducer.record()["residual"].any()
+        assert not worker.reducer.records()[0]["residual"].any()
         ranks.become(is_alone=False)
         everywhere = np.split(broadcast(transport, worker.p), [200, 203])
         for own, of_first in zip(worker.parameters, everywhere, strict=True):

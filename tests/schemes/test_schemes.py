@@ -171,7 +171,7 @@ def test_a_rank_that_differs_or_refuses_its_step_is_an_error_on_all(name, refuse
         if transport.rank == 1 and refuses:
             action = partial(mode.refuse_step, "no", ["sparse: yes"])
         else:
-            mode._described = options, "sparse: yes" if transport.rank == 1 else mode.description
+            mode.reduction._described = options, "sparse: yes" if transport.rank == 1 else mode.reduction.description
             action = partial(mode.reduce, FlatGradients(gradient))
         with pytest.raises(AgreementError, match="sparse: yes"):
             action()

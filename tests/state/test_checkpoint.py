@@ -129,7 +129,7 @@ def test_what_fails_on_another_rank_is_told_to_all(tmp_path, monkeypatch):
     def program(transport):
         reducer = trained(transport, 1)
         if transport.rank == 2:
-            monkeypatch.setattr(reducer, "record", lambda: np.empty(1 << 50))
+            monkeypatch.setattr(reducer, "records", lambda: np.empty(1 << 50))
         with pytest.raises(Exception, match="rank 2 could not save the state to .*: .*llocat") as caught:
             gather.save([reducer], tmp_path / "state")
         return str(caught.value)
@@ -188,6 +188,7 @@ def test_a_residual_that_does_not_fit_is_refused_and_nobody_takes_anything(value
 @pytest.mark.parametrize(("change", "words"), [
     (lambda c: c["reductions"][0][1].pop("unit"), "a record has no 'unit'"),
     (lambda c: c["reductions"][0][1].update(algorithm=3), "'algorithm' is 3"),
+    (lambda c: c["reductions"][0][1].update(level=-1), "'level' is -1"),
     (lambda c: c["reductions"][0][1].update(parameters={}), "'parameters' is"),
     (lambda c: c["reductions"][0].__setitem__(1, []), "expected a record; got list"),
     (lambda c: c["reductions"].__setitem__(0, {}), "expected a list of records; got dict"),

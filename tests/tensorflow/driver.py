@@ -129,7 +129,7 @@ class TensorFlowTrainer:
         return step_report(self.target)
 
     def residual(self) -> np.ndarray:
-        return each_run_of(self.target)[0].mode.record()["residual"]
+        return each_run_of(self.target)[0].mode.records()[0]["residual"]
 
     def save(self, path: str) -> None:
         save_state(self.target, path)

@@ -23,7 +23,7 @@ def gradient(step: int, rank: int) -> np.ndarray:
 
 
 def residual(model: Any) -> list[float]:
-    return each_run_of(model)[0].mode.record()["residual"].tolist()
+    return each_run_of(model)[0].mode.records()[0]["residual"].tolist()
 
 
 def main() -> None:

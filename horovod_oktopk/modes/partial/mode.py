@@ -15,6 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
 
@@ -23,18 +24,19 @@ import numpy as np
 from ...errors import OkTopkError, PluginError
 from ...schemes.report import StepReport
 from ...selection.accumulator import Accumulator, EmptyAccumulator, ResidualAccumulator
-from ...state.records import Record
+from ...state.records import Record, Residuals
 from ...transport.base import Ranks
 from ...transport.connect import barrier
-from ...transport.counting import Traffic
+from ...transport.counting import CountingTransport, Traffic
 from ...transport.ending import unhappy_end
 from ...transport.mpi.ending import leave
 from ...transport.stalls import StallLimits
 from ...vectors.layout import Layout
 from ...vectors.sparse import Indices, SparseVector, Values, sum_of
-from ..gradient_mode import GradientMode
+from ..gradient_mode import REFUSED
+from ..gradient_reduction import GradientReduction
 from ..gradients import Piece, ReducedGradients, Update
-from ..mode import Channel
+from ..mode import Channel, Mode
 from ..options import NEEDS_MPI, Partial
 from .rounds import PartialAllreduce, Round
 from .states import Presence
@@ -93,15 +95,16 @@ class Pending:
         return values
 
 
-class PartialMode(GradientMode):
+class PartialMode(Mode[ReducedGradients]):
     """The reduction of the gradients of one layout in partial rounds; one object on each rank.
 
     `settings` names the numbers that every rank gives with its gradients; a round uses those of one rank.
-    The other arguments are GradientMode's.
+    The other arguments are GradientReduction's.
     """
 
+    reduction: GradientReduction
     refused: ClassVar[Mapping[str, str]] = {
-        **GradientMode.refused,
+        **REFUSED,
         "closure": "step(closure) cannot be used with Partial, which applies several updates, or none: call step() "
                    "without one",
         "synchronize": IN_STEP_ONLY, "scaler": IN_STEP_ONLY,
@@ -124,10 +127,11 @@ class PartialMode(GradientMode):
         self._wished = options.scheme
         own = [f"partial {name}: {value}" for name, value in options.settings().items()]
         signature = [*own, f"settings: {', '.join(settings)}", *layout.describe()]
-        super().__init__(self._wished, average, layout, make_accumulator, ranks, signature)
-        self.title = f"Partial({self.title}, policy={options.policy!r})"
+        title = f"Partial({type(self._wished).__name__}, policy={options.policy!r})"
+        reduction = GradientReduction(self._wished, average, layout, make_accumulator, ranks, title, signature)
+        super().__init__(reduction, Residuals(layout, ranks))
         self._settings = len(settings)
-        self._pending = Pending(self.accumulator, layout)
+        self._pending = Pending(reduction.accumulator, layout)
         self._allreduce: PartialAllreduce | None = None
         self._accumulating = Traffic()
         self._to_apply: deque[tuple[Update, tuple[float, ...]]] = deque()  # with the settings of their rounds
@@ -138,9 +142,6 @@ class PartialMode(GradientMode):
 
     def pause(self, doing: str) -> None:
         """Do nothing: ranks may take different numbers of steps, and meet in `synchronize`."""
-
-    def reduce(self, gradients: ReducedGradients, others_finite: bool = True) -> None:
-        """Do nothing: rounds reduce."""
 
     def begin(self, gradients: ReducedGradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
         """Hand in this rank's gradients; return the number of rounds since the last step.
@@ -155,7 +156,8 @@ class PartialMode(GradientMode):
             return [self._wished.present_density, *settings]
 
         allreduce = self.start()
-        newest = next((each for each in reversed([*_running]) if each.ranks.base is self.ranks.base), self)
+        base = self.reduction.ranks.base
+        newest = next((each for each in reversed([*_running]) if each.reduction.ranks.base is base), self)
         if newest is not self:  # none is running where the rounds have ended: `arrive` says why
             raise PluginError(ONE_AT_A_TIME)
         self._note_rounds(allreduce.arrive(contribute))
@@ -196,9 +198,14 @@ class PartialMode(GradientMode):
 
         weakref.finalize(owner, drop).atexit = False
 
-    def leave(self) -> None:
-        """Wait for all ranks: no round may begin while some rank uses the transport for other ends."""
-        barrier(self.ranks)
+    @contextmanager
+    def together(self, doing: str) -> Iterator[CountingTransport]:
+        """Meet as all modes do, and wait for all ranks: no round may begin while one uses the transport."""
+        try:
+            with super().together(doing) as transport:
+                yield transport
+        finally:
+            barrier(self.reduction.ranks)
 
     def set_density(self, density: float | None) -> None:
         """Set the density from this rank's next contribution on. A round has that of the rank with its settings."""
@@ -207,7 +214,7 @@ class PartialMode(GradientMode):
     def start(self) -> PartialAllreduce:
         """Connect the ranks, and hold a first roll call. Collective."""
         if self._allreduce is None:
-            transport = self.connect()
+            transport = self.reduction.connect()
             signals = transport.signals()
             if signals is None:
                 raise PluginError(NEEDS_MPI)
@@ -232,7 +239,7 @@ class PartialMode(GradientMode):
             self._accumulating = Traffic()
             for name, traffic in (each for report in reports for each in report.phases.items()):
                 phases[name] = phases.get(name, Traffic()) + traffic
-            self.report = replace(
+            self.reduction.report = replace(
                 last, phases=phases, rounds=len(rounds),
                 active=tuple(presence == Presence.FRESH for each in rounds[-1:] for presence in each.presences),
                 staleness=rounds[-1].staleness if rounds else (),
@@ -248,10 +255,11 @@ class PartialMode(GradientMode):
 
     def _run(self, contributes: bool, settings: tuple[float, ...]) -> tuple[Update | None, StepReport]:
         """Run a round. The update is None if some rank's gradient was not finite: then residuals are unchanged."""
-        if settings[0] != self.scheme.present_density:
-            super().set_density(settings[0])
-        outcome = self._reduced(self._pending.for_round(contributes), self._pending.is_finite or not contributes)
-        update = self._committed(outcome, self._pending.commit)  # what follows belongs to the next round
+        reduction = self.reduction
+        if settings[0] != reduction.scheme.present_density:
+            reduction.set_density(settings[0])
+        outcome = reduction.outcome(self._pending.for_round(contributes), self._pending.is_finite or not contributes)
+        update = reduction.committed(outcome, self._pending.commit)  # what follows belongs to the next round
         if contributes:
             self._pending.is_finite = True
         return update, outcome.report
@@ -262,19 +270,17 @@ class PartialMode(GradientMode):
         """Return a copy of this rank's residual and pending values."""
         return self._pending.read()
 
-    def record(self) -> Record:
+    def records(self) -> list[Record]:
         """Return this rank's record, made while no round runs."""
-        if self._allreduce is None:
-            return super().record()
-        with self._allreduce.paused():
-            return super().record()
+        with nullcontext() if self._allreduce is None else self._allreduce.paused():
+            return [self.reduction.record(self.read_residual())]
 
     def restore(self, record: Record) -> None:
         """Raise PluginError once rounds run: other ranks would go on with this rank's earlier contribution."""
         if self._allreduce is not None:
             raise PluginError("with Partial a state is to be loaded before the first step: load it into a new "
                               "optimizer, on all ranks")
-        super().restore(record)
+        self.reduction.restore(record)
 
 
 # The end.
@@ -293,7 +299,7 @@ def end_all() -> None:
 
     If this rank ends by an error, tell the others instead: their rounds would wait for this rank.
     """
-    modes = sorted([*_running], key=lambda each: each.ranks.channel)
+    modes = sorted([*_running], key=lambda each: each.reduction.ranks.channel)
     _running.clear()
     how = unhappy_end() if modes else None
     if how is not None:
@@ -309,4 +315,4 @@ def end_all() -> None:
         except Exception:
             logger.exception("the rounds of Partial could not be ended on all ranks together, so the job is ended")
             sys.stderr.flush()
-            each.transport.abort()
+            each.reduction.transport.abort()

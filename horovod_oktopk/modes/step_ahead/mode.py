@@ -24,12 +24,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import ClassVar, NoReturn
 
+import numpy as np
+
 from ...errors import NonFiniteError, PluginError
 from ...schemes.algorithm import Memory
-from ...schemes.base import Unit
+from ...schemes.base import Scheme
 from ...selection.parameter_accumulator import ParameterAccumulator
 from ...selection.replica import Replica
-from ...state.records import Record
+from ...state.records import Record, Residuals
 from ...transport.base import Ranks
 from ...transport.counting import CountingTransport
 from ...transport.ending import note_status, unhappy_end
@@ -38,6 +40,7 @@ from ...vectors.sparse import Values
 from ..gradients import LocalGradients
 from ..mode import Mode
 from ..options import StepAhead
+from ..reduction import Reduction
 from .life import Event, Life
 from .model import Exchange, Model
 from .pace import SUMS, GradientNoise, coefficient_of, gain_of, sample
@@ -60,8 +63,6 @@ INSIDE = ("a step inside shared_parameters: the model holds what all ranks share
 ADOPTED = "rank %d has taken rank 0's parameters at its first step, in place of a step of its own"
 SKIPPED = ("the gradients of rank %d are not finite, so it takes no step of its own: look at its data if this "
            "happens often")
-NEEDS_ALL_RANKS = ("StepAhead with hierarchical=True needs all ranks of the job: give the number of ranks of a host "
-                   "instead, or no process set")
 NOT_FINITE = ("the parameters of ranks {ranks} are not finite after their own step, though their gradients were. "
               "Training has diverged: try a lower learning rate. The shared parameters are intact: "
               "shared_parameters(optimizer)")
@@ -91,8 +92,6 @@ class StepAheadMode(Mode[LocalGradients]):
                    "ranks share, inside shared_parameters(model), or use OkTopk",
         "several": "MultiOptimizer has no learning rate to be multiplied by StepAhead's coefficient and gain, as "
                    "each optimizer in it has its own: use OkTopk"}
-    unit: Unit = "parameters"
-    samples = SUMS
 
     def __init__(self, options: StepAhead, average: bool, layout: Layout, accumulator: ParameterAccumulator,
                  replica: Replica, ranks: Ranks, normalizes: bool = False) -> None:
@@ -101,14 +100,16 @@ class StepAheadMode(Mode[LocalGradients]):
                 raise PluginError(NARROW.format(name=name, dtype=dtype))
             if dtype != layout.entries[0][2]:
                 raise PluginError(SEVERAL.format(name=name, dtype=dtype, first=layout.entries[0]))
-        super().__init__(options.scheme, layout, ranks)
-        self.options, self._normalizes, self.adds = options, normalizes, not average
+        gain = "measured" if options.gain == "auto" and normalizes else f"{gain_of(options.gain, 1.0):g}"
+        title = f"StepAhead({type(options.scheme).__name__}), gain {gain}"
+        super().__init__(Reduction(options.scheme, layout, ranks, title, self._described, "parameters", SUMS,
+                                   self._begin_anew),
+                         Residuals(layout, ranks, "parameters", not average, options.scheme.hierarchical))
+        self.options, self._normalizes = options, normalizes
         self._noise = GradientNoise()
         self._sample: Values | None = None  # that this rank tells of its gradient; None if the step is not measured
-        gain = "measured" if options.gain == "auto" and normalizes else f"{gain_of(options.gain, 1.0):g}"
-        self.title = f"StepAhead({type(options.scheme).__name__}), gain {gain}"
         self._model = Model(accumulator, replica)
-        self._exchange = Exchange(self, self._model)
+        self._exchange = Exchange(self.reduction, self._model, self.residuals.adds)
         self._rank, self._workers = 0, 1
         self._steps = 0  # of the optimizer, since the last exchange began
         self._saved: Record | None = None  # which waits while the life is LOADED or SUSPENDED
@@ -119,18 +120,9 @@ class StepAheadMode(Mode[LocalGradients]):
     @property
     def gain(self) -> float:  # type: ignore[override]
         """A factor on the optimizer's steps, but not on those of decoupled weight decay."""
-        return 1.0 if self.is_alone else gain_of(self.options.gain, self._noise.ratio if self._normalizes else 1.0)
-
-    @property
-    def copies(self) -> int:  # type: ignore[override]
-        """Number of ranks of a worker, which have the same residual; `connect` checks that the job divides so."""
-        hierarchical = self.scheme.hierarchical
-        if not hierarchical or self.is_alone:
-            return 1
-        copies = self.ranks.host()[1] if hierarchical is True else int(hierarchical)
-        if copies is None:
-            raise PluginError(NEEDS_ALL_RANKS)
-        return copies
+        if self.reduction.is_alone:
+            return 1.0
+        return gain_of(self.options.gain, self._noise.ratio if self._normalizes else 1.0)
 
     @property
     def is_started(self) -> bool:  # type: ignore[override]
@@ -149,13 +141,15 @@ class StepAheadMode(Mode[LocalGradients]):
         """
         if self._model.life.is_shown:
             raise PluginError(INSIDE)
-        self.reset_if_membership_changed()
-        if self.is_alone:  # this rank's own parameters are those that all ranks share
-            self.connect()
+        reduction = self.reduction
+        reduction.reset_if_membership_changed()
+        if reduction.is_alone:  # this rank's own parameters are those that all ranks share
+            self.catch_up()
+            reduction.connect()
             self.resume()
             self._model.passes(Event.RESET)
             self.coefficient, finite = 1.0, gradients.all_finite()
-            self.report = self.alone_report(finite)
+            reduction.report = reduction.alone_report(finite)
             return int(finite or not scaled)
         if not self.is_started:
             self.start()
@@ -167,8 +161,9 @@ class StepAheadMode(Mode[LocalGradients]):
         if not steps:
             log = logger.info if has_adopted else logger.warning
             log(ADOPTED if has_adopted else SKIPPED, self._rank)
-        is_measured = steps and is_due and self.layout.n and self._workers > 1
-        self._sample = sample(gradients.elements, self.layout.n, self.memory.step) if is_measured else None
+        n = reduction.layout.n
+        is_measured = steps and is_due and n and self._workers > 1
+        self._sample = sample(gradients.elements, n, reduction.memory.step) if is_measured else None
         return int(steps)
 
     def end(self) -> None:
@@ -190,19 +185,19 @@ class StepAheadMode(Mode[LocalGradients]):
         outcome = self._exchange.finish()
         if outcome is None:
             return
-        reduced, moves = outcome
-        self.hear(reduced.level)
+        (reduced, moves), reduction = outcome, self.reduction
+        reduction.hear(reduced.level)
         if reduced.measured is not None:
             self._noise.note(reduced.measured)
         report = reduced.report
-        self._note(report)
+        reduction.note(report)
         report.gain, report.noise_ratio, report.noise_scale = self.gain, self._noise.ratio, self._noise.scale
         if reduced.not_finite:
             raise NonFiniteError(NOT_FINITE.format(ranks=list(reduced.not_finite)))
         if moves is None:  # on all ranks alike
             raise NonFiniteError(OVERFLOW)
-        self.memory = reduced.memory
-        with self.writing(report):
+        reduction.memory = reduced.memory
+        with reduction.writing(report):
             self._model.apply(*moves)
 
     def refuse_step(self, message: str, signature: Sequence[str] | None = None) -> NoReturn:  # noqa: ARG002
@@ -211,28 +206,28 @@ class StepAheadMode(Mode[LocalGradients]):
         The exchange under way is awaited, but not applied.
         """
         self._exchange.wait()
-        if self.is_current:
-            self.check_agreement(f"{self.description}\n{message}")
+        if self.reduction.is_current:
+            self.reduction.check_agreement(f"{self.reduction.description}\n{message}")
         raise PluginError(message)
 
     # The beginning, and new ones.
 
     def start(self) -> None:
         """Take the model's parameters as w; if a state was loaded, set p to w - residual. On this rank alone."""
-        self._model.start(self.copies)
-        self._rank, size, _ = self.ranks.membership()
-        self._workers, self._steps = size // self.copies, 0
-        self.coefficient = coefficient_of(None if self.is_alone else self.options.ahead, self._workers,
-                                          self._normalizes)
+        copies = self.residuals.copies
+        self._model.start(copies)
+        self._rank, size, _ = self.reduction.ranks.membership()
+        self._workers, self._steps = size // copies, 0
+        self._set_coefficient()
         saved, self._saved = self._saved, None
         if saved is None:
             return
         if saved["shared"] not in (None, self._model.digest):
             warnings.warn(OTHER_PARAMETERS, stacklevel=2)
             return
-        self.memory = Memory.from_record(saved["algorithm"])
+        self.reduction.memory = Memory.from_record(saved["algorithm"])
         self._steps, self._model.copies = saved["steps"], saved["copies"]
-        self.measure_from(saved["level"])
+        self.reduction.measure_from(saved["level"])
         if saved["noise"] is not None:  # of a rank that was alone
             self._noise = GradientNoise(**saved["noise"])
         residual, coefficient = saved["residual"], saved["coefficient"]
@@ -246,36 +241,39 @@ class StepAheadMode(Mode[LocalGradients]):
         Rank 0's statistics for the gain become those of all ranks. Return True if this rank has adopted rank 0's
         parameters.
         """
-        adopts, self.adopts = self.adopts, False
-        said = self.description if adopts else f"{self.description}\n{BROADCAST_FIRST}: {self._model.digest}"
-        is_new, everyone = not self.is_current, super().connect(said)
+        reduction, (adopts, self.adopts) = self.reduction, (self.adopts, False)
+        options = reduction.description
+        said = options if adopts else f"{options}\n{BROADCAST_FIRST}: {self._model.digest}"
+        is_new, everyone = not reduction.is_current, reduction.connect(said)
         if adopts or not is_new:  # whoever does something else is connected now
-            self.check_agreement(said)
-        self._workers = self.ranks.membership().size // self.copies
-        self.coefficient = coefficient_of(None if self.is_alone else self.options.ahead, self._workers,
-                                          self._normalizes)
+            reduction.check_agreement(said)
+        self._workers = reduction.ranks.membership().size // self.residuals.copies
+        self._set_coefficient()
         has_adopted = adopts and self._model.adopt(everyone)
         if has_adopted:
             self.start()
         self._noise.become_alike(everyone, self._workers)
-        if self.worker.within is not None:
-            self._model.become_alike(self.worker.within, self.adds)
+        if reduction.worker.within is not None:
+            self._model.become_alike(reduction.worker.within, self.residuals.adds)
         self._model.passes(Event.AGREE)
         return has_adopted
 
-    def forget_ranks(self) -> None:
-        """Drop the exchange under way, and begin anew at the next step."""
+    def _set_coefficient(self) -> None:
+        ahead = None if self.reduction.is_alone else self.options.ahead
+        self.coefficient = coefficient_of(ahead, self._workers, self._normalizes)
+
+    def _begin_anew(self) -> None:
+        """Drop the exchange under way, and begin anew at the next step, among other ranks."""
         self._exchange.drop()
         self._model.take_back()
         self.suspend()
         if self._saved is not None:  # its regions are those of the ranks before
             self._saved = self._saved | {"algorithm": {"step": self._saved["algorithm"]["step"]}, "level": 0}
-        super().forget_ranks()
 
     def suspend(self) -> None:
         """Put w into the model until the next step begins anew; keep what this rank has not sent."""
         if self.is_started:
-            self._saved = self.record()
+            [self._saved] = self.records()
             self._model.suspend()
 
     @contextmanager
@@ -309,14 +307,14 @@ class StepAheadMode(Mode[LocalGradients]):
 
     # The state.
 
-    def record(self) -> Record | None:
-        """Return this rank's residual w - p (NumPy) and counters, for `load`; None before the first step.
+    def records(self) -> list[Record]:
+        """Return this rank's residual w - p (NumPy) and counters, for `load`; none before the first step.
 
         The exchange under way is applied, and p becomes w - residual, as it will be after loading. So a resumed run
         has the same bits.
         """
         if not self.is_started:
-            return self._saved or (self.alone_record() if self.is_alone and self.report is not None else None)
+            return [self._saved] if self._saved else self._records_alone()
         model, is_shown = self._model, self._model.life.is_shown
         if is_shown:
             model.swap()
@@ -325,10 +323,20 @@ class StepAheadMode(Mode[LocalGradients]):
         model.look_again()
         if is_shown:
             model.swap()
-        own = self.record_of(residual, self.memory.record(), self.coefficient, model.copies)
+        reduction = self.reduction
+        own = self.residuals.record_of(residual, reduction.memory.record(), self.coefficient, model.copies)
         # "shared": a digest of w, by which a restored state knows its parameters.
-        return {**own, "shared": model.digest, "steps": self._steps, "noise": asdict(self._noise),
-                "level": self.control.level}
+        return [{**own, "shared": model.digest, "steps": self._steps, "noise": asdict(self._noise),
+                 "level": reduction.control.level}]
+
+    def _records_alone(self) -> list[Record]:
+        """Return the record of the only rank, which has nothing that it has not sent; none before its first step."""
+        reduction = self.reduction
+        if not reduction.is_alone or self.report is None:
+            return []
+        nothing = np.zeros(reduction.layout.n, reduction.layout.dtype)
+        own = self.residuals.record_of(nothing, {"step": reduction.memory.step}, 1.0)
+        return [{**own, "shared": None, "steps": 0, "noise": None}]
 
     def restore(self, record: Record) -> None:
         """Take a share, for when `shared` ends or the next step begins."""
@@ -339,18 +347,20 @@ class StepAheadMode(Mode[LocalGradients]):
 
     # The ranks.
 
-    def connect(self, said: str | None = None) -> CountingTransport:
-        """Return the transport to all ranks, after applying the exchange under way. Collective."""
+    @contextmanager
+    def together(self, doing: str) -> Iterator[CountingTransport]:
+        """Meet as all modes do, after applying the exchange under way."""
         self.catch_up()
-        return super().connect(said)
+        with super().together(doing) as transport:
+            yield transport
 
-    @property
-    def description(self) -> str:
-        values = {**self.options.settings(), **self.scheme.settings("parameters")}
-        return "\n".join([f"compression: StepAhead({type(self.scheme).__name__})",
+    def _described(self, scheme: Scheme) -> str:
+        values = {**self.options.settings(), **scheme.settings("parameters")}
+        return "\n".join([f"compression: StepAhead({type(scheme).__name__})",
                           *(f"{name}: {value}" for name, value in values.items()),
                           f"optimizer: normalizes its gradients: {self._normalizes}",
-                          f"op: {'Sum' if self.adds else 'Average'}", *self.layout.describe_memory()])
+                          f"op: {'Sum' if self.residuals.adds else 'Average'}",
+                          *self.residuals.layout.describe_memory()])
 
     def close(self) -> None:
         """Wait for the exchange under way, and leave it; call this before Horovod is shut down."""

@@ -28,7 +28,7 @@ from ...selection.replica import Replica
 from ...transport.base import Transport, broadcast
 from ...vectors.sparse import DenseVector, SparseVector, Values
 from ..gradients import Update
-from ..mode import Reduction
+from ..reduction import Reduction
 from .life import Event, Life, after
 
 PUT_TOGETHER = ("the state was saved with other hosts: what the ranks of this host had not sent was combined. They "
@@ -188,8 +188,8 @@ Moves = tuple[Update, Update]
 class Exchange:
     """The exchanges of one model's w - p: one at a time, beside the program's next step."""
 
-    def __init__(self, reduction: Reduction, model: Model) -> None:
-        self._reduction, self._model = reduction, model
+    def __init__(self, reduction: Reduction, model: Model, adds: bool) -> None:
+        self._reduction, self._model, self._adds = reduction, model, adds
         self._thread: ThreadPoolExecutor | None = None
         self._under_way: Future[tuple[Outcome, Moves | None]] | None = None
 
@@ -210,7 +210,7 @@ class Exchange:
         acc.release()
         if all_finite and anticipate:
             self._model.anticipate(worker.gather(begun.mine.elements, reduction.layout.n), coefficient)
-        workers = 1 if reduction.adds else worker.algorithm.workers(transport)
+        workers = 1 if self._adds else worker.algorithm.workers(transport)
         run = partial(_complete, worker, begun, coefficient * workers)
         if transport.concurrent:
             self._thread = self._thread or ThreadPoolExecutor(1, "horovod_oktopk")

@@ -57,7 +57,7 @@ def test_what_rounding_leaves_over_is_kept_by_a_rank_that_does_not_come(value_dt
             computed += gradient
             seen += applied(reducer, reducer.begin(FlatGradients(gradient)))
         seen += synchronized(reducer)
-        residual, record = reducer.read_residual(), reducer.record()["residual"]
+        residual, record = reducer.read_residual(), reducer.records()[0]["residual"]
         reducer.close()
         return computed, seen, residual, record
 

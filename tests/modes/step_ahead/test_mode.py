@@ -15,7 +15,7 @@ from horovod_oktopk.selection.replica import Replica
 from horovod_oktopk.transport import ending
 from horovod_oktopk.vectors.layout import Layout
 from tests.support.flat_gradients import FlatGradients
-from tests.support.ranks import ThreadRanks
+from tests.support.ranks import ElasticRanks, ThreadRanks
 from tests.support.simulation import same_bits
 from tests.support.threads import run_ranks
 
@@ -39,7 +39,7 @@ class Worker:
 
     def __init__(self, transport: Any, options: StepAhead = OPTIONS, average: bool = True, entries: Any = ENTRIES,
                  **arguments: Any) -> None:
-        self.ranks = ThreadRanks(transport)
+        self.ranks = ElasticRanks(transport)
         layout = Layout(entries)
         random = np.random.default_rng(7)
         self.parameters = [random.standard_normal(int(np.prod(shape))).astype(dtype) for _, shape, dtype in entries]
@@ -60,7 +60,7 @@ class Worker:
         """Move p by -λ · move."""
         self.reducer.begin(ZEROS)
         before = self.p.astype(np.float64)
-        for offset, own in zip(self.reducer.layout.offsets, self.parameters, strict=False):
+        for offset, own in zip(self.reducer.reduction.layout.offsets, self.parameters, strict=False):
             own -= (self.reducer.coefficient * move[offset:offset + len(own)]).astype(own.dtype)
         self.moved += self.p - before
         self.reducer.end()

@@ -262,7 +262,7 @@ def test_a_run_that_is_resumed_with_fewer_local_steps_exchanges_at_once():
         before = Quadratic(transport, 1.0, replace(OPTIONS, local_steps=4))
         for _ in range(3):
             before.step()
-        state = before.reducer.record()
+        state = before.reducer.records()[0]
         resumed = Quadratic(transport, 1.0, replace(OPTIONS, local_steps=2, overlap=False))
         resumed.reducer.load([state])
         resumed.step()

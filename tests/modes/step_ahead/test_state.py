@@ -31,10 +31,10 @@ def test_a_resumed_run_has_the_bits_of_one_that_only_saved(scheme, prefix, insid
         first.take(mine[:7])
         if inside:
             with first.reducer.shared():
-                record = first.reducer.record()
+                record = first.reducer.records()[0]
                 second.parameters = [own.copy() for own in first.parameters]
         else:
-            record = first.reducer.record()
+            record = first.reducer.records()[0]
             with first.reducer.shared():
                 second.parameters = [own.copy() for own in first.parameters]
         second.reducer.load([record])
@@ -50,7 +50,7 @@ def test_a_model_saved_with_a_ranks_own_parameters_drops_the_residual_with_a_war
     def before(transport):
         worker = Worker(transport)
         worker.take(moves(transport.rank, 12))
-        return worker.reducer.record(), worker.parameters
+        return worker.reducer.records()[0], worker.parameters
 
     record, saved = run_ranks(2, before)[0]
 
@@ -108,7 +108,7 @@ def test_a_state_may_be_loaded_while_an_exchange_is_under_way(options):
             mine = moves(transport.rank, 4)
             worker.take(mine)
             with worker.reducer.shared():
-                record, saved = worker.reducer.record(), [own.copy() for own in worker.parameters]
+                record, saved = worker.reducer.records()[0], [own.copy() for own in worker.parameters]
             for _ in range(3):
                 worker.take(mine)
                 time.sleep(0.005)  # the thread begins

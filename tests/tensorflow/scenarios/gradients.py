@@ -253,7 +253,7 @@ def check_memory_that_nobody_holds_is_used_again() -> None:
         variable.assign_sub(0.1 * reduced([variable], lambda: tf.reduce_sum(variable))[0])
 
     step()
-    accumulator = each_run_of([variable])[0].mode.accumulator
+    accumulator = each_run_of([variable])[0].mode.reduction.accumulator
     memory = {accumulator.residual.base.ctypes.data, accumulator._acc.base.ctypes.data}
     for _ in range(5):
         step()

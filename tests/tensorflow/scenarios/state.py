@@ -281,7 +281,7 @@ def check_training_goes_on_as_without_the_save_where_the_disk_is_full() -> None:
                         fails_to_save(model, folder / "state", limit)
                         assert [path.name for path in Path(folder).iterdir()] == ["state"]
                     train(model, range(step, step + 1))
-                trained.append((flat(weights(model)), each_run_of(model)[0].mode.record()["residual"]))
+                trained.append((flat(weights(model)), each_run_of(model)[0].mode.records()[0]["residual"]))
             for expected, found in zip(*trained, strict=True):
                 assert expected.tobytes() == found.tobytes(), options
             everywhere(hvd, "done")

@@ -89,7 +89,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
                 runs.kind.check("local")
             runs.adopts = True
             for run in runs.present().values():  # as the runs of workers that join an elastic job will
-                run.mode.adopts |= not run.mode.is_current
+                run.mode.adopts |= not run.mode.reduction.is_current
         optimizer, variables = self.model.optimizer, trained_by(self.model)
         # A model may say that it is built, though its layers have no variables yet.
         if self.model.built and variables and is_distributed(optimizer) and not getattr(optimizer, "built", False):
@@ -145,8 +145,9 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
 
     def _compare(self) -> None:
         """Raise AgreementError, on all ranks, if a callback has put a rank's own parameters back into the model."""
-        variables = [v for run in each_run_of(self.model)
-                     if run.mode.reads_memory and run.mode.ranks.membership().size == hvd.size() for v in run.tensors]
+        runs = [run for run in each_run_of(self.model) if run.mode.reads_memory]
+        variables = [v for run in runs if run.mode.reduction.ranks.membership().size == hvd.size()
+                     for v in run.tensors]
         if variables:
             meet(self.model, "end fit")
             digest = functools.reduce(lambda crc, v: zlib.crc32(v.numpy().tobytes(), crc), variables, 0)

@@ -1,0 +1,81 @@
+"""The sum or mean of all ranks' gradients, and what a step of it leaves in this rank's residual."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..hosts.sums import HostAccumulator
+from ..schemes.algorithm import EVERYTHING, Memory, Result
+from ..schemes.base import Scheme
+from ..schemes.step import Outcome, reduce
+from ..selection.accumulator import Accumulator, ResidualAccumulator
+from ..state.records import Record, Residuals
+from ..transport.base import Ranks
+from ..vectors.layout import Layout
+from ..vectors.sparse import DenseVector, Values
+from .gradients import Update
+from .reduction import Reduction
+
+
+class GradientReduction(Reduction):
+    """The reduction of one layout's gradients over the ranks; one object on each rank.
+
+    If `average`, the sum is divided by the number of ranks. `make_accumulator` makes an accumulator of n elements.
+    The lines of `signature`, "name: value", must be equal on all ranks.
+    """
+
+    def __init__(self, scheme: Scheme, average: bool, layout: Layout,
+                 make_accumulator: Callable[[], ResidualAccumulator], ranks: Ranks, title: str,
+                 signature: Sequence[str]) -> None:
+        super().__init__(scheme, layout, ranks, title, lambda scheme: self.described(scheme, signature),
+                         forget=self._owe)
+        self._average = average
+        self.owes = False
+        """True if the residual is one of several ranks, and this rank may be alone now."""
+        self.accumulator: ResidualAccumulator = (
+            HostAccumulator(layout.n, layout.dtype, lambda: self.worker.hosts) if scheme.hierarchical
+            else make_accumulator())
+
+    def _owe(self) -> None:
+        self.owes = True
+
+    def described(self, scheme: Scheme, signature: Sequence[str]) -> str:
+        """Return a description of these options, and of gradients with this signature."""
+        return "\n".join([f"compression: {type(scheme).__name__}",
+                          *(f"{name}: {value}" for name, value in scheme.settings().items()),
+                          f"op: {'Average' if self._average else 'Sum'}", *signature])
+
+    def outcome(self, acc: Accumulator, finite: bool) -> Outcome:
+        """Return the outcome of a step; on one rank everything, as that is the sum."""
+        if not self.is_alone:
+            return reduce(self.worker.algorithm, acc, self.said(finite), self.memory, self.transport, self.layout.n)
+        before, report = self.memory, self.alone_report(finite)
+        after, self.memory, report.phases = self.memory, before, self.transport.phases
+        if not finite:
+            return Outcome(report, after, not_finite=(0,))
+        own = DenseVector(acc.values().copy())
+        return Outcome(report, after, Result(own, EVERYTHING, after, own))
+
+    def committed(self, outcome: Outcome, commit: Callable[..., None]) -> Update | None:
+        """Return the update, and commit what contributed to it; or None, and nothing has changed."""
+        with self.writing(outcome.report):
+            result, update = outcome.result, None
+            if result is not None:
+                update = result.update.divided(self.transport.size) if self._average else result.update
+            if result is None or update is None or not self.layout.representable(update):
+                outcome.report.finite = False
+                return None
+            self.memory, self.owes = outcome.memory, False
+            commit(result.contributed, result.remainder)
+        return update
+
+    def record(self, residual: Values) -> Record:
+        """Return the record of this residual, as of the last finished step."""
+        own = Residuals(self.layout, self.ranks).record_of(residual, self.memory.record())
+        return {**own, "level": self.control.level}
+
+    def restore(self, record: Record) -> None:
+        self.memory = Memory.from_record(record["algorithm"])
+        self.accumulator.load_residual(record["residual"])
+        self.owes = bool(record["residual"].any())
+        self.measure_from(record["level"])
