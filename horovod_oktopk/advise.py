@@ -6,13 +6,14 @@ import re
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2
 
 import numpy as np
 
 from .errors import OptionError
 from .kernels import KERNELS
+from .modes.density import LEVELS
 from .phases import volume
 from .schemes.base import Unit
 from .schemes.oktopk_options import OkTopk
@@ -174,7 +175,16 @@ def report(n: int, size: int, options: OkTopk, network: Network, selection_secon
     least, left = 1e3 * ahead.communication, 1e3 * ahead.sparsification
     hidden = ("Over MPI and torchrun StepAhead's communication is hidden behind the next step, if computing that "
               f"takes at least {least:.2f} ms: then {left:.2f} ms remain of it.")
-    return "\n".join([*lines, "", _verdict(dense, sparse), hidden, "", ACCURACY])
+    return "\n".join([*lines, "", _verdict(dense, sparse), hidden, *_at_higher_densities(n, size, options, network),
+                      "", ACCURACY])
+
+
+def _at_higher_densities(n: int, size: int, options: OkTopk, network: Network) -> list[str]:
+    """Return a line on the seconds that StepAhead's communication takes if more is sent; none if all is."""
+    found = [(density, predict(n, size, replace(options, density=density), network, 0.0)[-1].communication)
+             for density in (*LEVELS[::4], 1.0) if density > options.present_density]
+    words = ", ".join(f"{1e3 * seconds:.2f} ms at {100 * density:g} %" for density, seconds in found)
+    return [f'If more is sent, it takes {words}: density="auto" finds what costs no time.'] if found else []
 
 
 def _verdict(dense: Prediction, sparse: list[Prediction]) -> str:

@@ -56,6 +56,10 @@ def test_one_rank_moves_nothing():
 def test_the_report_says_what_is_hidden_and_what_is_lost():
     text, ahead = advise.report(N, P, OkTopk(), NETWORK, 0.02), predictions()["StepAhead(OkTopk)"]
     assert f"takes at least {1e3 * ahead.communication:.2f} ms: then 20.00 ms remain" in text
+    much, everything = (predictions(options=OkTopk(density=density))["StepAhead(OkTopk)"] for density in (0.16, 1.0))
+    assert f" {1e3 * much.communication:.2f} ms at 16 %, " in text
+    assert f" {1e3 * everything.communication:.2f} ms at 100 %: " in text
+    assert "If more is sent" not in advise.report(N, P, OkTopk(density=1.0), NETWORK, 0.02)
     accuracy = text[text.index("Accuracy"):]
     figures, pages = re.findall(r"[\d.]+ %|[\d.]+ times", accuracy), re.findall(r"docs/[\w/]+\.md", accuracy)
     docs = "".join((ROOT / page).read_text() for page in pages)

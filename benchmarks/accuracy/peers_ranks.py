@@ -160,8 +160,10 @@ PEERS: dict[str, Callable[[torch.optim.Optimizer, nn.Module], Any]] = {
     "LocalSGD, 4 steps": LocalSGD,
     "OkTopk, DDP's hook": Hook,
     "StepAhead(OkTopk)": lambda optimizer, model: OurOptimizer(optimizer, model, StepAhead(OkTopk(density=0.01))),
+    "StepAhead(OkTopk), 10 %": lambda optimizer, model: OurOptimizer(optimizer, model,
+                                                                     StepAhead(OkTopk(density=0.1))),
 }
-"""By name; ours with density 1 %."""
+"""By name; ours with density 1 %, if no other is named."""
 
 
 class PeerRanks(TorchrunRanks):
@@ -178,6 +180,6 @@ class PeerRanks(TorchrunRanks):
 
         PowerSGD has one bucket: over Gloo it starts the collectives of several in an order that differs by rank.
         """
-        if self._peer == "StepAhead(OkTopk)":
+        if self._peer.startswith("StepAhead"):
             return model
         return DistributedDataParallel(model, bucket_cap_mb=4096 if "PowerSGD" in self._peer else 25)

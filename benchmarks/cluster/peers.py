@@ -36,6 +36,18 @@ def show(results: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     output.make_console().print(table)
 
 
+def plot(results: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    names = [each["peer"] for each in results]
+    figure, axes = output.load_pyplot().subplots(figsize=(7, 3.4), layout="constrained")
+    bars = axes.barh(names, [each["seconds"] for each in results],
+                     color=[output.ORANGE if "OkTopk" in name else output.BLUE for name in names])
+    axes.bar_label(bars, fmt=" %.2f", fontsize=8)
+    axes.invert_yaxis()
+    axes.set(xlabel="seconds of a pass",
+             title=f"{arguments.model} on {arguments.hosts} hosts at {in_words(arguments.rate)}")
+    output.save(figure, arguments.plot)
+
+
 def main(line: list[str] | None = None) -> None:
     parser = output.make_parser(__doc__, "cluster_peers")
     add_arguments(parser)
@@ -49,8 +61,7 @@ def main(line: list[str] | None = None) -> None:
     results = measure(arguments)
     output.write_json(arguments.json, results)
     show(results, arguments)
-    output.grouped_bars(arguments.plot, f"{arguments.hosts} hosts at {in_words(arguments.rate)}", "seconds of a pass",
-                        [each["peer"] for each in results], {"": [each["seconds"] for each in results]}, "%.2f")
+    plot(results, arguments)
 
 
 if __name__ == "__main__":
