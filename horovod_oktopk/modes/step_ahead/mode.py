@@ -339,11 +339,11 @@ class StepAheadMode(Mode[LocalGradients]):
         return [{**own, "shared": None, "steps": 0, "noise": None}]
 
     def restore(self, record: Record) -> None:
-        """Take a share, for when `shared` ends or the next step begins."""
+        """Take a record, for when `shared` ends or the next step begins."""
         self._exchange.drop()  # the state is of another step
         self._model.anticipated = None
         self._model.passes(Event.LOAD)
-        self._saved = {"shared": None, "steps": 0, "copies": 1, "noise": None, "level": 0, **record}
+        self._saved = {"shared": None, "steps": 0, "noise": None, **record}
 
     # The ranks.
 
