@@ -178,8 +178,8 @@ class PeerRanks(TorchrunRanks):
     def wrapped(self, model: nn.Module) -> nn.Module:
         """Return the model as this peer trains it.
 
-        PowerSGD has one bucket: over Gloo it starts the collectives of several in an order that differs by rank.
+        PowerSGD has one bucket: over Gloo, PyTorch's hook ends the job with an error if there are several.
         """
         if self._peer.startswith("StepAhead"):
             return model
-        return DistributedDataParallel(model, bucket_cap_mb=4096 if "PowerSGD" in self._peer else 25)
+        return DistributedDataParallel(model, bucket_cap_mb=4096 if "PowerSGD" in self._peer else None)

@@ -64,7 +64,7 @@ class Worker:
 
 
 class HostWorker(Worker):
-    """A host whose ranks hold a slice each. The methods are collective on the host."""
+    """A host whose ranks hold a slice each. All methods but `part` and `own` are collective on it."""
 
     def __init__(self, algorithm: Algorithm, hosts: Hosts, everyone: CountingTransport) -> None:
         super().__init__(OnHosts(algorithm, hosts))

@@ -70,6 +70,7 @@ def _measured(level: int, steps: int | None = None) -> Steps:
 class DensityControl:
     """The level of one reduction: the least until another is heard, also where the search begins at another one.
 
+    A start beyond the last level is the last one.
     Rank 0 calls `note_step`, and its `told` is what all ranks, rank 0 too, `hear`.
     """
 

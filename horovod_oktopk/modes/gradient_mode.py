@@ -8,17 +8,13 @@ from typing import Any, ClassVar, NoReturn
 from ..errors import PluginError
 from ..schemes.base import Scheme
 from ..selection.accumulator import ResidualAccumulator
-from ..state.records import Record, Residuals
+from ..state.records import Record
 from ..transport.base import Ranks
 from ..vectors.layout import Layout
 from ..vectors.sparse import Values
 from .gradient_reduction import GradientReduction
 from .gradients import ReducedGradients
 from .mode import Channel, Mode
-
-REFUSED = {
-    "zero_rows": "Keras' Adafactor makes weights NaN if a row and a column of a gradient are all zeros, as in "
-                 "sparse updates: give Adafactor(epsilon_1={least:g}); got epsilon_1={got:g}"}
 
 
 class GradientMode(Mode[ReducedGradients]):
@@ -28,14 +24,17 @@ class GradientMode(Mode[ReducedGradients]):
     """
 
     reduction: GradientReduction
-    refused: ClassVar[Mapping[str, str]] = REFUSED
+    refused: ClassVar[Mapping[str, str]] = {
+        "zero_rows": "Keras' Adafactor makes weights NaN if a row and a column of a gradient are all zeros, as in "
+                     "sparse updates: give Adafactor(epsilon_1={least:g}); got epsilon_1={got:g}"}
 
     def __init__(self, options: Scheme, average: bool, layout: Layout,
                  make_accumulator: Callable[[], ResidualAccumulator], ranks: Ranks,
                  signature: Sequence[str] | None = None) -> None:
         signature = layout.describe() if signature is None else signature
-        super().__init__(GradientReduction(options, average, layout, make_accumulator, ranks, type(options).__name__,
-                                           signature), Residuals(layout, ranks))
+        reduction = GradientReduction(options, average, layout, make_accumulator, ranks, type(options).__name__,
+                                      signature)
+        super().__init__(reduction, reduction.residuals)
 
     def reduce(self, gradients: ReducedGradients, others_finite: bool = True) -> None:
         reduction, accumulator = self.reduction, self.reduction.accumulator

@@ -29,7 +29,7 @@ class GradientReduction(Reduction):
                  signature: Sequence[str]) -> None:
         super().__init__(scheme, layout, ranks, title, lambda scheme: self.described(scheme, signature),
                          forget=self._owe)
-        self._average = average
+        self._average, self.residuals = average, Residuals(layout, ranks)
         self.owes = False
         """True if the residual is one of several ranks, and this rank may be alone now."""
         self.accumulator: ResidualAccumulator = (
@@ -46,10 +46,13 @@ class GradientReduction(Reduction):
                           f"op: {'Average' if self._average else 'Sum'}", *signature])
 
     def outcome(self, acc: Accumulator, finite: bool) -> Outcome:
-        """Return the outcome of a step; on one rank everything, as that is the sum."""
+        """Select from acc and exchange it; return the outcome, which `committed` commits. Collective.
+
+        One rank alone sends nothing: its own acc is the sum.
+        """
         if not self.is_alone:
             return reduce(self.worker.algorithm, acc, self.said(finite), self.memory, self.transport, self.layout.n)
-        before, report = self.memory, self.alone_report(finite)
+        before, report = self.memory, self.alone_report(finite)  # which counts the step: `committed` is to do that
         after, self.memory, report.phases = self.memory, before, self.transport.phases
         if not finite:
             return Outcome(report, after, not_finite=(0,))
@@ -57,7 +60,10 @@ class GradientReduction(Reduction):
         return Outcome(report, after, Result(own, EVERYTHING, after, own))
 
     def committed(self, outcome: Outcome, commit: Callable[..., None]) -> Update | None:
-        """Return the update, and commit what contributed to it; or None, and nothing has changed."""
+        """Return the sum or mean, and commit what contributed to it.
+
+        Return None if some rank was not finite, or the dtypes cannot hold it: then memory and residual stay.
+        """
         with self.writing(outcome.report):
             result, update = outcome.result, None
             if result is not None:
@@ -71,8 +77,7 @@ class GradientReduction(Reduction):
 
     def record(self, residual: Values) -> Record:
         """Return the record of this residual, as of the last finished step."""
-        own = Residuals(self.layout, self.ranks).record_of(residual, self.memory.record())
-        return {**own, "level": self.control.level}
+        return self.residuals.record_of(residual, self.memory.record(), level=self.control.level)
 
     def restore(self, record: Record) -> None:
         self.memory = Memory.from_record(record["algorithm"])

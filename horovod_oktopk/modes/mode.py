@@ -138,7 +138,7 @@ class Mode(ABC, Generic[Theirs]):
 
     @contextmanager
     def together(self, doing: str) -> Iterator[CountingTransport]:
-        """Meet the other ranks for something together: give the transport to them. Collective.
+        """Hold a roll call with the other ranks, and give the block the transport to them. Collective.
 
         `doing` names it in words. All ranks raise AgreementError if one takes a step or does something else, and
         would wait in vain.
@@ -146,7 +146,7 @@ class Mode(ABC, Generic[Theirs]):
         yield self.reduction.meet(doing)
 
     def pause(self, doing: str) -> None:
-        """Tell the other ranks that this one takes no step now, and what it does. Collective."""
+        """Tell the other ranks what this one does in place of a step, and do nothing more. Collective."""
         with self.together(doing):
             pass
 

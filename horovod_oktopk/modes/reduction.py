@@ -126,9 +126,9 @@ class Reduction:
     def _decides(self) -> bool:
         return self.scheme.measures and self.ranks.membership().rank == 0
 
-    def hear(self, level: int) -> None:
-        """Change the density, as rank 0 has told, if it is measured."""
-        if self.scheme.measures and self.control.hear(level):
+    def hear(self, told: int) -> None:
+        """Change the density, if it is measured, to the level that rank 0 has told: see `DensityControl.told`."""
+        if self.scheme.measures and self.control.hear(told):
             self.scheme = self.scheme.at(self.control.density)
 
     # What ranks say.
@@ -155,7 +155,10 @@ class Reduction:
         roll_call(replace(said, counts=algorithm.counts(nothing, 0, Memory(), transport.size)), transport)
 
     def said(self, finite: bool = True, sample: Values | None = None) -> Attendance:
-        """Return what this rank says in a step's roll call. Its sample is NaN if it has measured nothing."""
+        """Return what this rank says in a step's roll call, before it has selected: the step adds the counts.
+
+        Its sample is NaN if it has measured nothing.
+        """
         sample = np.full(self._samples, np.nan, np.float32) if sample is None else sample
         level = self.control.told if self._decides else 0
         return Attendance(self.description, self.k, self.memory.step, finite, sample=sample, rates=self._rates,

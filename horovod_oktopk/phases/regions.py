@@ -53,11 +53,11 @@ class Regions:
 
     def extents(self, sizes: Counts) -> list[Extent]:
         """Return the extent of one message for each region, from the number of its elements."""
-        cuts = self.boundaries.tolist()
-        return [Extent(*each) for each in zip(sizes.tolist(), cuts, cuts[1:], strict=False)]
+        ranges = itertools.pairwise(self.boundaries.tolist())
+        return [Extent(count, *each) for count, each in zip(sizes.tolist(), ranges, strict=True)]
 
     def extents_within(self, region: int, sizes: Counts) -> list[Extent]:
-        """Return the extents of messages of these numbers of elements, all of them of one region."""
+        """Return the extent of each message, from the number of its elements, if all lie in one region."""
         start, stop = self.boundaries[region:region + 2].tolist()
         return [Extent(count, start, stop) for count in sizes.tolist()]
 

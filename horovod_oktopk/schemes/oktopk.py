@@ -42,6 +42,7 @@ class OkTopkAllreduce(Algorithm):
         self.threshold_interval, self.region_interval = threshold_interval, region_interval
 
     def exchange(self, mine: Selection, call: Call, memory: Memory, link: Link) -> Result:
+        """Run lines 5 to 15 of Algorithm 1. Collective."""
         regions = self._regions(mine, call, memory, link)  # lines 5-7
         sums = split_and_reduce(mine.sent, regions, link)  # line 8
         kept, sizes_by_region, link = self._keep(sums, mine, call, memory, regions, link)  # lines 9-12

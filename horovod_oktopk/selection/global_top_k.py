@@ -40,14 +40,14 @@ Kept = tuple[Selection, Counts]
 
 
 def global_top_k(sums: SparseVector, k: int, order: Counts, transport: Transport, floor: float = 0.0) -> Kept:
-    """Select the exact global top-k. Collective.
+    """Return this rank's part of the exact global top-k, and the number of elements in each rank's. Collective.
 
     Args:
         sums: the reduced elements of this rank's region.
         k: number of elements to keep, the same on all ranks; none if 0.
         order: the owners in the order of their regions. Ties go to the lower index.
         transport: to all ranks.
-        floor: the threshold of this rank's own selection.
+        floor: the threshold of this rank's own selection; it serves the ends of what is sent alone.
     """
     if k == 0:
         return Selection.of(sums[:0], 0.0), np.zeros(transport.size, np.int64)

@@ -176,16 +176,18 @@ class Residuals:
         return copies
 
     def record_of(self, residual: Values, algorithm: dict[str, Any], coefficient: float | None = None,
-                  copies: int = 1) -> Record:
+                  copies: int = 1, level: int = 0) -> Record:
         """Return a record of this rank, whose residual is that of `copies` consecutive ranks."""
         rank, size, _ = self.ranks.membership()
         return {"unit": self.unit, "rank": rank, "size": size, "process": THIS_PROCESS, "copies": copies,
                 "parameters": parameters_of(self.layout), "residual": residual, "coefficient": coefficient,
-                "algorithm": algorithm, "level": 0}
+                "algorithm": algorithm, "level": level}
 
     def part_of(self, records: Sequence[Record], rank: int, size: int, process: str | None = None) -> Record:
-        """Return a rank's part of the records: its own; or, of another number of ranks, those equal to it modulo P.
+        """Return what a rank takes of the records.
 
+        That is its own one; or, if they are of another number of ranks, the sum of those whose rank modulo P, the
+        present number, is this rank.
         A lone record of the rank's process is its own, whatever its rank was, as elastic training renumbers ranks.
         The algorithm's state is whole only for the same rank.
         If one rank of those that are to have the same residual had it, any of theirs will do. If residuals are added
@@ -219,6 +221,5 @@ class Residuals:
                     np.add(residual, part / part.dtype.type(r.get("copies", 1) if self.adds else 1), out=residual)
             if records:
                 _warn(records, size)
-        own_fields = self.record_of(residual, algorithm, first.get("coefficient"), copies)
-        same = {"level": first.get("level", 0), "rank": rank, "size": size}
-        return {**first, **own_fields, **same}  # any other field is the same on all ranks
+        own_fields = self.record_of(residual, algorithm, first.get("coefficient"), copies, first.get("level", 0))
+        return {**first, **own_fields, "rank": rank, "size": size}  # any other field is the same on all ranks

@@ -24,7 +24,7 @@ import numpy as np
 from ...errors import OkTopkError, PluginError
 from ...schemes.report import StepReport
 from ...selection.accumulator import Accumulator, EmptyAccumulator, ResidualAccumulator
-from ...state.records import Record, Residuals
+from ...state.records import Record
 from ...transport.base import Ranks
 from ...transport.connect import barrier
 from ...transport.counting import CountingTransport, Traffic
@@ -33,7 +33,7 @@ from ...transport.mpi.ending import leave
 from ...transport.stalls import StallLimits
 from ...vectors.layout import Layout
 from ...vectors.sparse import Indices, SparseVector, Values, sum_of
-from ..gradient_mode import REFUSED
+from ..gradient_mode import GradientMode
 from ..gradient_reduction import GradientReduction
 from ..gradients import Piece, ReducedGradients, Update
 from ..mode import Channel, Mode
@@ -104,7 +104,7 @@ class PartialMode(Mode[ReducedGradients]):
 
     reduction: GradientReduction
     refused: ClassVar[Mapping[str, str]] = {
-        **REFUSED,
+        **GradientMode.refused,
         "closure": "step(closure) cannot be used with Partial, which applies several updates, or none: call step() "
                    "without one",
         "synchronize": IN_STEP_ONLY, "scaler": IN_STEP_ONLY,
@@ -129,7 +129,7 @@ class PartialMode(Mode[ReducedGradients]):
         signature = [*own, f"settings: {', '.join(settings)}", *layout.describe()]
         title = f"Partial({type(self._wished).__name__}, policy={options.policy!r})"
         reduction = GradientReduction(self._wished, average, layout, make_accumulator, ranks, title, signature)
-        super().__init__(reduction, Residuals(layout, ranks))
+        super().__init__(reduction, reduction.residuals)
         self._settings = len(settings)
         self._pending = Pending(reduction.accumulator, layout)
         self._allreduce: PartialAllreduce | None = None

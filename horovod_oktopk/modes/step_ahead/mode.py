@@ -135,8 +135,10 @@ class StepAheadMode(Mode[LocalGradients]):
     # A step.
 
     def begin(self, gradients: LocalGradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002
-        """Return 1; or 0 if this rank's gradients are not finite, and it joins the exchange without a local step.
+        """Apply the exchange under way, if the next one is due; return 1.
 
+        Return 0, and this rank joins the exchange without a local step, if its gradients are not finite or it has
+        adopted rank 0's parameters. The only rank returns 0 only where a loss scaler skips the step.
         Raise the error of the exchange under way, if any.
         """
         if self._model.life.is_shown:
@@ -238,6 +240,7 @@ class StepAheadMode(Mode[LocalGradients]):
     def _agree(self) -> bool:
         """Check that the shared parameters w and the options are the same on all ranks. Collective.
 
+        That is done at the first step, and at the next after w or the ranks have changed.
         Rank 0's statistics for the gain become those of all ranks. Return True if this rank has adopted rank 0's
         parameters.
         """
@@ -324,10 +327,10 @@ class StepAheadMode(Mode[LocalGradients]):
         if is_shown:
             model.swap()
         reduction = self.reduction
-        own = self.residuals.record_of(residual, reduction.memory.record(), self.coefficient, model.copies)
+        own = self.residuals.record_of(residual, reduction.memory.record(), self.coefficient, model.copies,
+                                       reduction.control.level)
         # "shared": a digest of w, by which a restored state knows its parameters.
-        return [{**own, "shared": model.digest, "steps": self._steps, "noise": asdict(self._noise),
-                 "level": reduction.control.level}]
+        return [{**own, "shared": model.digest, "steps": self._steps, "noise": asdict(self._noise)}]
 
     def _records_alone(self) -> list[Record]:
         """Return the record of the only rank, which has nothing that it has not sent; none before its first step."""
