@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -57,8 +58,10 @@ class Job:
             found: dict[str, Outcome] = json.loads(report.read_text()) if report.exists() else {}
         before, hung, stacks = ended.output.partition(HUNG)
         _, failed, trace = before.rpartition(FAILED)  # on one rank, for which the others wait
-        how = f"the job {'hung and ' * bool(hung)}ended with status {ended.returncode}:\n"
-        how += (failed + trace)[:4000] * bool(hung) + ((hung + stacks)[:12000] or ended.output[-6000:])
+        loads = [round(load, 1) for load in os.getloadavg()]  # tells a rank that waits from a machine that is too busy
+        how = f"the job {'hung and ' * bool(hung)}ended with status {ended.returncode} (loads {loads}):\n"
+        how += (trace[:4000] if failed else before[-4000:]) * bool(hung)
+        how += (hung + stacks)[:12000] or ended.output[-6000:]
         running = next((name for name, outcome in found.items() if outcome == RUNNING), None)
         if running:
             found[running] = f"{'hung' if hung else 'ended the job'}: {running}; {how}"

@@ -26,7 +26,7 @@ RUNNING = "has not ended"
 HUNG = "Timeout ("
 """Text that faulthandler writes before the stacks."""
 FAILED = "a scenario failed on this rank:"
-LIMIT = float(os.environ.get("SCENARIO_LIMIT", "120"))
+LIMIT = float(os.environ.get("SCENARIO_LIMIT", "300"))
 """In seconds, for a scenario and its vote."""
 END_LIMIT = float(os.environ.get("END_LIMIT", "60"))
 """For what a rank does after the last one."""
