@@ -58,7 +58,7 @@ class Job:
             found: dict[str, Outcome] = json.loads(report.read_text()) if report.exists() else {}
         before, hung, stacks = ended.output.partition(HUNG)
         _, failed, trace = before.rpartition(FAILED)  # on one rank, for which the others wait
-        loads = [round(load, 1) for load in os.getloadavg()]  # tells a rank that waits from a machine that is too busy
+        loads = [round(load, 1) for load in os.getloadavg()]  # of a machine that is too busy, perhaps
         how = f"the job {'hung and ' * bool(hung)}ended with status {ended.returncode} (loads {loads}):\n"
         how += (trace[:4000] if failed else before[-4000:]) * bool(hung)
         how += (hung + stacks)[:12000] or ended.output[-6000:]

@@ -162,13 +162,15 @@ class NumpyKernels:
         """Return the Elias-Fano code of m strictly ascending indices >= start, by their offsets from start.
 
         The lower bits of the offsets lie one after the other in low_words of 32 bits. Then, in upper_words, there is
-        a one at bit (offset >> low_bits) + i for the i-th. Lowest bits first.
+        a one at bit (offset >> low_bits) + i for the i-th. Lowest bits first. With no lower bits, i is left out: as
+        offsets differ, there is one bit for each.
         """
         offsets = indices - start
+        numbers = np.arange(len(indices)) if low_bits else 0
         low = np.zeros(32 * low_words, np.uint8)
         low[:len(indices) * low_bits] = (offsets[:, None] >> np.arange(low_bits) & 1).ravel()
         upper = np.zeros(32 * upper_words, np.uint8)
-        upper[(offsets >> low_bits) + np.arange(len(indices))] = 1
+        upper[(offsets >> low_bits) + numbers] = 1
         return np.packbits(np.concatenate([low, upper]), bitorder="little").view(np.uint32)
 
     def unpack_indices(self, words: Words, count: int, start: int, stop: int, low_bits: int,
@@ -179,7 +181,7 @@ class NumpyKernels:
         if len(upper) != count:
             return np.empty(0, np.int64)
         low = bits[:count * low_bits].reshape(count, low_bits) @ (1 << np.arange(low_bits))
-        offsets = (upper - np.arange(count)) << low_bits | low
+        offsets = (upper - (np.arange(count) if low_bits else 0)) << low_bits | low
         valid = (np.diff(offsets, prepend=-1) > 0).all() and (offsets < stop - start).all()
         return offsets + start if valid else np.empty(0, np.int64)
 

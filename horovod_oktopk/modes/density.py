@@ -15,8 +15,8 @@ from ..schemes.base import DEFAULT_DENSITY
 
 logger = logging.getLogger("horovod_oktopk")
 
-LEVELS = tuple(min(1.0, DEFAULT_DENSITY * 2 ** (number / 2)) for number in range(15))
-"""The densities that are tried."""
+LEVELS = (*(DEFAULT_DENSITY * 2 ** (number / 2) for number in range(11)), 1.0)
+"""The densities that are tried. Between a third and all, elements with their indices cost as much as all without."""
 TOP = len(LEVELS) - 1
 SLACK = 1.05
 """The multiple of the smallest density's time that a step may take."""

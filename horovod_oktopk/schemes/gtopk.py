@@ -75,7 +75,7 @@ class GTopkAllreduce(Algorithm):
         with link.phase("broadcast_tree"):
             update, lost = _broadcast(merged, dropped, codec, link.transport)
         reached = mine.sent.positions_in(update.compress(~lost))
-        return Result(update, mine.sent.indices[reached], Memory(call.t), mine.elements)
+        return Result(update, mine.sent.take(reached).indices, Memory(call.t), mine.elements)
 
     def global_k(self, k: int, n: int, size: int) -> int:  # noqa: ARG002
         return k

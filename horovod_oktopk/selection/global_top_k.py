@@ -70,8 +70,12 @@ def global_top_k(sums: SparseVector, k: int, order: Counts, transport: Transport
 
 
 def all_sums(sums: SparseVector, transport: Transport, floor: float = 0.0) -> Kept:
-    """Select everything, for a k that all sums together cannot exceed; see `global_top_k`. Collective."""
-    sums = sums.compress(sums.values != 0)
+    """Select everything, for a k that all sums together cannot exceed; see `global_top_k`. Collective.
+
+    Zeros stay if no index is left out, so that none need be sent, and if a format of few levels has zero.
+    """
+    if floor or not sums.is_consecutive:
+        sums = sums.compress(sums.values != 0)
     mine = to_bits(np.array([floor, np.abs(sums.values).max(initial=0)], sums.values.dtype))
     rows = allgather_rows(np.append(mine, mine.dtype.type(len(sums))), transport)
     return _selection(sums, 0.0, rows[:, 0], rows[:, 1]), rows[:, 2].astype(np.int64)

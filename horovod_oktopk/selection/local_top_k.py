@@ -39,9 +39,14 @@ def local_top_k(acc: Accumulator, k: int) -> tuple[float, SparseVector]:
     """Return the exact k-th largest magnitude of acc and the exact top-k, without sorting n elements.
 
     The step before gives a bound that at least k elements should pass; the k-th largest of those that do is exact.
-    If fewer pass, a sample gives bounds, each looser than the one before. With fewer than k non-zero elements the
-    threshold is 0 and all of them are selected.
+    If fewer pass, a sample gives bounds, each looser than the one before. With fewer than k non-zero elements, or no
+    more than k elements at all, the threshold is 0 and all that are not zero are selected.
     """
+    if k >= acc.n:
+        acc.expect(np.inf, limit=0)
+        everything = acc.select(0.0, acc.n)
+        assert everything is not None
+        return 0.0, everything
     for bound, limit in _bounds_to_try(acc, k):
         candidates = acc.select(bound, limit)
         if candidates is not None and len(candidates) >= k:

@@ -34,6 +34,11 @@ class SparseVector:
     def __getitem__(self, part: slice) -> SparseVector:
         return SparseVector(self.indices[part], self.values[part])
 
+    @property
+    def is_consecutive(self) -> bool:
+        """True if there are elements, and none between them is left out."""
+        return len(self) > 0 and int(self.indices[-1] - self.indices[0]) == len(self) - 1
+
     @staticmethod
     def empty(dtype: Any) -> SparseVector:
         return SparseVector(np.empty(0, np.int64), np.empty(0, dtype))
@@ -42,13 +47,14 @@ class SparseVector:
         return SparseVector(self.indices.copy(), self.values.copy())
 
     def take(self, positions: Indices) -> SparseVector:
-        """Return the elements at these positions (ascending)."""
+        """Return the elements at these positions (ascending); this vector itself if they are all."""
+        if len(positions) == len(self):
+            return self
         return SparseVector(self.indices[positions], self.values[positions])
 
     def compress(self, keep: NDArray[np.bool_]) -> SparseVector:
         """Return the elements for which `keep` (bool, shape (m,)) is true; this vector itself if all are."""
-        positions = np.flatnonzero(keep)  # faster than indexing by a mask
-        return self if len(positions) == len(self) else self.take(positions)
+        return self.take(np.flatnonzero(keep))  # faster than indexing by a mask
 
     def without(self, positions: Indices) -> SparseVector:
         """Return the elements except those at these positions; this vector itself if there are none."""

@@ -5,7 +5,8 @@ no length is ever sent. Values are unchanged, in 16 bits, or in 4.
 
 Indices are in Elias-Fano code (Elias, 1974; Fano, 1971), which takes about
 2 + log2(span / count) bits for each, whatever their distribution: 8.6 at density 1 % where COO takes 32. If
-a few elements lie in a wide region, plain uint32 are shorter, and used.
+a few elements lie in a wide region, plain uint32 are shorter; if more than a quarter of a region are there, so is a
+bit for each of the region's; and if all are there, nothing is sent but the values.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ class WireCodec:
     def encode(self, vector: SparseVector, start: int, stop: int) -> Bytes:
         """Return the message for a vector with indices in [start, stop): uint8, shape (size(m, stop - start),)."""
         low_bits, low_words, upper_words = _index_words(len(vector.indices), stop - start)
-        indices = ((vector.indices - start).astype(np.uint32) if low_bits == WORD_BITS
+        indices = ((vector.indices[:low_words] - start).astype(np.uint32) if not upper_words
                    else self.kernels.pack_indices(vector.indices, start, low_bits, low_words, upper_words))
         words: Words = np.concatenate([self._values.pack(vector.values), indices])
         return words.view(np.uint8)
@@ -185,10 +186,11 @@ class WireCodec:
         if len(message) != expected:
             raise WireError(f"a message of {count} elements within [{start}, {stop}) has {expected} bytes; "
                             f"this one has {len(message)}")
-        low_bits, low_words, _ = _index_words(count, stop - start)
+        low_bits, low_words, upper_words = _index_words(count, stop - start)
         split = WORD * self._values.words(count)
         values, words = message[:split].copy().view(np.uint32), message[split:].copy().view(np.uint32)  # aligned
-        indices = (_plain_indices(words, start, stop) if low_bits == WORD_BITS
+        indices = (np.arange(start, stop) if count == stop - start
+                   else _plain_indices(words, start, stop) if not upper_words
                    else self.kernels.unpack_indices(words, count, start, stop, low_bits, low_words))
         if len(indices) != count:
             raise WireError(f"a message's {count} indices should ascend within [{start}, {stop}), and do not")
@@ -201,16 +203,17 @@ class WireCodec:
 
 @lru_cache(maxsize=1024)  # both ends ask several times for each message
 def _index_words(count: int, span: int) -> tuple[int, int, int]:
-    """Return (lower bits of each index, words that hold them, words that hold the upper parts).
+    """Return (lower bits of each index, words that hold them, words that hold the upper parts): the shortest code.
 
-    32 lower bits and nothing else are plain indices.
+    0 lower bits are a bit for each of the span, or no words if all are there; 32, and no upper parts, plain indices.
     """
+    if count == span:
+        return 0, 0, 0
     low_bits = max((span // max(count, 1)).bit_length() - 1, 0)
     low_words = -(-count * low_bits // WORD_BITS)
     upper_words = -(-(count + (max(span, 1) - 1 >> low_bits)) // WORD_BITS)
-    if low_words + upper_words >= count:
-        return WORD_BITS, count, 0
-    return low_bits, low_words, upper_words
+    bitmap = 0, 0, -(-span // WORD_BITS)
+    return min(bitmap, (WORD_BITS, count, 0), (low_bits, low_words, upper_words), key=lambda code: sum(code[1:]))
 
 
 def _plain_indices(words: NDArray[np.uint32], start: int, stop: int) -> NDArray[np.int64]:

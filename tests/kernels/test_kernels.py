@@ -101,11 +101,19 @@ def test_subtracting_and_collecting_has_numpys_bits(dtype, seed, n, which, finit
     assert found[0] == (bool(np.isfinite(difference).all()), collected(buffer))
 
 
+def some_indices(rng, n, most):
+    """Return a few ascending indices below n; or a run of many, with none left out."""
+    if rng.random() < 0.6:
+        return np.unique(rng.integers(0, n, rng.integers(0, most)))
+    start = rng.integers(0, n)
+    return np.arange(start, min(n, start + rng.integers(0, 20_000)))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.sampled_from([1, 40, 3000, 10**6, 2**32]))
 def test_sums_of_parts_have_numpys_bits(dtype, seed, size, n):
     rng = np.random.default_rng(seed)
-    parts = [np.unique(rng.integers(0, n, rng.integers(0, 60))) for _ in range(size)]
+    parts = [some_indices(rng, n, 60) for _ in range(size)]
     values = [nasty(rng, len(part), dtype, finite=True) for part in parts]
     with np.errstate(all="ignore"):
         (expected, wanted), (found, came) = [kernel.sum_parts(parts, values) for kernel in BOTH]
@@ -213,6 +221,8 @@ def test_positions_are_found_however_wide_the_indices_lie(kernel, seed, size, ot
     rng = np.random.default_rng(seed)
     mine = np.unique(rng.integers(0, n, size))
     other = np.unique(np.concatenate([rng.choice(mine, len(mine) // 2), rng.integers(0, n, others)]))
+    if rng.random() < 0.3:
+        mine, other = some_indices(rng, n, size + 1), some_indices(rng, n, others + 1)
     found = kernel.common_positions(mine, other)
     assert found.dtype == np.int64
     assert mine[found].tolist() == sorted({*mine.tolist()} & {*other.tolist()})

@@ -51,6 +51,12 @@ template <class T> INLINE typename Integer<T>::type magnitude(T value) {
     return bits & std::numeric_limits<typename Integer<T>::type>::max();
 }
 
+// Whether ascending indices leave none out.
+inline bool are_consecutive(const int64_t *index, const int64_t *end) {
+    return index != end && static_cast<uint64_t>(end[-1]) - static_cast<uint64_t>(*index) ==
+                               static_cast<uint64_t>(end - index - 1);
+}
+
 template <class T> using Array = py::array_t<T, py::array::c_style>;
 
 // float32, and otherwise float64.

@@ -11,6 +11,12 @@ int64_t find_common(const int64_t *mine, const int64_t *mine_end, const int64_t 
     constexpr uint64_t SPAN = uint64_t{1} << 17;
     std::vector<uint64_t> present(SPAN / 64);
     const int64_t *const first = mine;
+    if (are_consecutive(other, other_end)) {
+        mine = std::lower_bound(mine, mine_end, *other);
+        mine_end = std::lower_bound(mine, mine_end, other_end[-1] + 1);
+        for (int64_t i = 0; i < mine_end - mine; ++i) positions[i] = mine - first + i;
+        return mine_end - mine;
+    }
     int64_t count = 0;
     while (mine != mine_end && other != other_end) {
         const int64_t base = std::max(*mine, *other);
@@ -40,7 +46,7 @@ Array<int64_t> common_positions(const Array<int64_t> &mine, const Array<int64_t>
 }
 
 // Elias-Fano: of each offset from start, the lower bits one after the other; the upper part of the i-th as a one at
-// bit upper + i. Both in words of 32 bits, the lowest bit first.
+// bit upper + i, or at bit upper if there are no lower bits. Both in words of 32 bits, the lowest bit first.
 Array<uint32_t> pack_indices(const Array<int64_t> &indices, int64_t start, int low_bits, int64_t low_words,
                              int64_t upper_words) {
     const int64_t count = indices.size();
@@ -58,7 +64,7 @@ Array<uint32_t> pack_indices(const Array<int64_t> &indices, int64_t start, int l
         int filled = 0;
         for (int64_t i = 0; i < count; ++i) {
             const uint64_t offset = static_cast<uint64_t>(index[i] - start);
-            const uint64_t at = (offset >> low_bits) + i;
+            const uint64_t at = (offset >> low_bits) + (low_bits ? i : 0);
             if (at >= limit) {
                 fits = false;
                 break;
@@ -97,7 +103,8 @@ Array<int64_t> unpack_indices(const Array<uint32_t> &words, int64_t count, int64
             uint64_t least = 0, bit = 0;  // what the next offset must be at least, and where its lower bits begin
             for (int64_t word = 0; word < upper_words; word += 2) {
                 uint64_t bits = upper[word] | (word + 1 < upper_words ? static_cast<uint64_t>(upper[word + 1]) << 32 : 0);
-                for (uint64_t high = 32 * word - found; bits; bits &= bits - 1, bit += low_bits, --high) {
+                for (uint64_t high = 32 * word - (low_bits ? found : 0); bits;
+                     bits &= bits - 1, bit += low_bits, high -= low_bits > 0) {
                     // The word after the last lower bits is an upper one.
                     const uint64_t pair = low[bit / 32] | static_cast<uint64_t>(low[bit / 32 + 1]) << 32;
                     const uint64_t offset = (high + __builtin_ctzll(bits)) << low_bits | (pair >> bit % 32 & mask);

@@ -69,12 +69,15 @@ template <class T> Array<T> looked_up(const Array<uint32_t> &words, int64_t coun
     Array<T> values(count);
     T *value = values.mutable_data();
     py::gil_scoped_release released;
-    T numbers[2 * LEVELS];
-    for (int j = 0; j < LEVELS; ++j) {
-        numbers[j] = level[j];
-        numbers[j + SIGN] = -level[j];
-    }
-    for (int64_t i = 0; i < count; ++i) value[i] = numbers[word[i / CODES] >> 4 * (i % CODES) & 15];
+    T pairs[256][2];  // by the byte that holds both codes
+    for (int byte = 0; byte < 256; ++byte)
+        for (int j = 0; j < 2; ++j) {
+            const int code = byte >> 4 * j & 15;
+            pairs[byte][j] = code < SIGN ? level[code] : -level[code - SIGN];
+        }
+    for (int64_t i = 0; i + 1 < count; i += 2)
+        std::memcpy(value + i, pairs[word[i / CODES] >> 4 * (i % CODES) & 255], sizeof pairs[0]);
+    if (count % 2) value[count - 1] = pairs[word[(count - 1) / CODES] >> 4 * ((count - 1) % CODES) & 15][0];
     return values;
 }
 

@@ -18,11 +18,16 @@ template <class T, class Write> void write_within(Array<T> &out, const Array<int
     const int64_t *index = indices.data(), count = indices.size();
     const uint64_t size = static_cast<uint64_t>(out.size());
     T *data = out.mutable_data();
-    bool within = true;
+    bool within = true, consecutive = true;
     {
         py::gil_scoped_release released;
-        for (int64_t i = 0; i < count; ++i) within &= static_cast<uint64_t>(index[i]) < size;
-        if (within) write_at(data, index, count, write);
+        for (int64_t i = 0; i < count; ++i) {
+            within &= static_cast<uint64_t>(index[i]) < size;
+            consecutive &= index[i] == index[0] + i;
+        }
+        if (within && consecutive)
+            for (int64_t i = 0; i < count; ++i) write(data[index[0] + i], i);
+        else if (within) write_at(data, index, count, write);
     }
     if (!within) throw std::out_of_range("an index lies outside of the array");
 }
