@@ -23,3 +23,15 @@ def test_indices_cost_a_byte_and_values_what_their_dtype_takes(value_dtype, boun
     assert bound - 0.5 < words(run, K) <= bound
     reports = [record.report for ranks in run for record in ranks]
     assert {(report.local_selected, report.global_selected) for report in reports} == {(K, K)}
+
+
+@pytest.mark.parametrize(("value_dtype", "bits"), [(None, 32), ("log4", 4)])
+def test_where_everything_is_sent_no_index_is(value_dtype, bits):
+    n, size = 6400, 4
+    gradients = np.random.default_rng(0).standard_normal((5, size, n)).astype(np.float32)
+    gradients[:, 1] = -gradients[:, 0]  # sums that are zero are sent as well
+    gradients[:, 3] = -gradients[:, 2]
+    for ranks in simulate(gradients, n, value_dtype=value_dtype):
+        there_and_back = 2 * n * (size - 1) / size * bits / 8
+        assert [record.report.payload_bytes()[0] for record in ranks] == pytest.approx([there_and_back] * size, rel=0.01)
+        assert len(ranks[0].update) == n
