@@ -33,5 +33,6 @@ def test_where_everything_is_sent_no_index_is(value_dtype, bits):
     gradients[:, 3] = -gradients[:, 2]
     for ranks in simulate(gradients, n, value_dtype=value_dtype):
         there_and_back = 2 * n * (size - 1) / size * bits / 8
-        assert [record.report.payload_bytes()[0] for record in ranks] == pytest.approx([there_and_back] * size, rel=0.01)
+        sent = [record.report.payload_bytes()[0] for record in ranks]
+        assert sent == pytest.approx([there_and_back] * size, rel=0.01)
         assert len(ranks[0].update) == n
