@@ -18,8 +18,8 @@ from pathlib import Path
 from . import __version__, advise
 from .errors import OptionError
 from .kernels import KERNELS, NATIVE, SLOW
-from .schemes.base import DEFAULT_DENSITY, check_integer
 from .schemes.oktopk_options import OkTopk
+from .schemes.options import DEFAULT_DENSITY, check_integer
 from .transport.connect import connect
 
 MPI4PY_PROBE = """

@@ -20,7 +20,7 @@ import yaml
 
 from horovod_oktopk import OkTopk, OkTopkError, Partial, StepAhead, StepReport
 from horovod_oktopk.__main__ import add_advise
-from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.schemes.options import Scheme
 from tests.docs.blocks import BLOCKS, FRAGMENTS, PAGES, PROGRAMS, ROOT, Block
 from tests.docs.names import mistakes
 from tests.launch import horovodrun, torchrun

@@ -25,7 +25,7 @@ from horovod_oktopk.hosts.worker import worker_of
 from horovod_oktopk.kernels import KERNELS
 from horovod_oktopk.phases.agreement import Attendance
 from horovod_oktopk.schemes.algorithm import Memory
-from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.schemes.options import Scheme
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.schemes.step import reduce
 from horovod_oktopk.selection.accumulator import NumpyAccumulator

@@ -19,8 +19,8 @@ from horovod_oktopk.phases.division import Division
 from horovod_oktopk.phases.link import Link
 from horovod_oktopk.phases.regions import count_by_region
 from horovod_oktopk.schemes.algorithm import Call, Memory
-from horovod_oktopk.schemes.base import Unit
 from horovod_oktopk.schemes.oktopk import OkTopkAllreduce
+from horovod_oktopk.schemes.options import Unit
 from horovod_oktopk.selection.selection import Selection
 
 PARTS = {"split": ("agree", "split_and_reduce"), "gather": ("balance", "allgatherv")}

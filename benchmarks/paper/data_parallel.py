@@ -15,7 +15,7 @@ from torch.nn import functional
 from benchmarks.data.characters import CharacterModel, load_characters, sequences
 from horovod_oktopk.phases.agreement import Attendance
 from horovod_oktopk.schemes.algorithm import Memory, Result
-from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.schemes.options import Scheme
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.schemes.step import reduce
 from horovod_oktopk.selection.accumulator import NumpyAccumulator

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from benchmarks.paper.simulated_links import Crossing, LinkLog, LinkTransport
 from horovod_oktopk.phases.agreement import Attendance
 from horovod_oktopk.schemes.algorithm import Memory
-from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.schemes.options import Scheme
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.schemes.step import reduce
 from horovod_oktopk.selection.accumulator import Accumulator

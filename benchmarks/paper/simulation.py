@@ -36,7 +36,7 @@ from horovod_oktopk import GTopk, OkTopk, TopkA, TopkDSA
 from horovod_oktopk.advise import Network, parse_bandwidth, parse_latency, predict_dense
 from horovod_oktopk.errors import OptionError
 from horovod_oktopk.phases.volume import oktopk_bound
-from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.schemes.options import Scheme
 from horovod_oktopk.vectors.wire import WORD
 
 SCHEMES = {"OkTopk": OkTopk, "GTopk": GTopk, "TopkDSA": TopkDSA, "TopkA": TopkA}

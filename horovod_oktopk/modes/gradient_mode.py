@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 from ..errors import PluginError
-from ..schemes.base import Scheme
+from ..schemes.options import Scheme
 from ..selection.accumulator import ResidualAccumulator
 from ..state.records import Record
-from ..transport.base import Ranks
+from ..transport.ranks import Ranks
 from ..vectors.layout import Layout
 from ..vectors.sparse import Values
 from .gradient_reduction import GradientReduction

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from ..hosts.sums import HostAccumulator
 from ..schemes.algorithm import EVERYTHING, Memory, Result
-from ..schemes.base import Scheme
+from ..schemes.options import Scheme
 from ..schemes.step import Outcome, reduce
 from ..selection.accumulator import Accumulator, ResidualAccumulator
 from ..state.records import Record, Residuals
-from ..transport.base import Ranks
+from ..transport.ranks import Ranks
 from ..vectors.layout import Layout
 from ..vectors.sparse import DenseVector, Values
 from .gradients import Update

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from ..schemes.base import Scheme
+from ..schemes.options import Scheme
 from ..selection.accumulator import ResidualAccumulator
 from ..selection.parameter_accumulator import ParameterAccumulator
 from ..selection.replica import Replica
-from ..transport.base import Ranks
+from ..transport.ranks import Ranks
 from ..vectors.layout import Layout
 from .gradient_mode import GradientMode
 from .mode import Mode

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from ..errors import OptionError
 from ..schemes import Around
-from ..schemes.base import check_integer, check_real
+from ..schemes.options import check_integer, check_real
 from .partial.states import Policy
 
 NEEDS_MPI = ("Partial needs MPI (use horovodrun --mpi): its rounds run without the help of ranks that are late, and "

@@ -14,15 +14,15 @@ from ..hosts.worker import Worker, worker_of
 from ..kernels import KERNELS, NATIVE, SLOW
 from ..phases.agreement import NOW, Attendance, digest_of, roll_call
 from ..schemes.algorithm import Memory
-from ..schemes.base import Scheme, Unit
+from ..schemes.options import Scheme, Unit
 from ..schemes.report import StepReport
 from ..selection.selection import Selection
-from ..transport.base import Membership, Ranks
 from ..transport.connect import Connection, connect
 from ..transport.counting import CountingTransport
+from ..transport.ranks import Membership, Ranks
 from ..vectors.layout import Layout
 from ..vectors.sparse import SparseVector, Values
-from .density import DensityControl
+from .auto_density import DensityControl
 
 logger = logging.getLogger("horovod_oktopk")
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..errors import OptionError
-from .base import Compression, Scheme
 from .dense import Dense, DenseSum
 from .gaussiank import GaussianK
 from .gtopk import GTopk
 from .oktopk_options import OkTopk
+from .options import Compression, Scheme
 from .topka import TopkA
 from .topkdsa import TopkDSA
 from .warmup import warmup_density

@@ -12,7 +12,7 @@ from ..selection.selection import Selection
 from ..transport.base import Counts
 from ..vectors.sparse import DenseVector, SparseVector
 from .algorithm import EVERYTHING, NOTHING, Algorithm, Call, Memory, Result
-from .base import Scheme
+from .options import Scheme
 
 
 class Dense:

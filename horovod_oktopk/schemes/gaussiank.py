@@ -10,7 +10,7 @@ from statistics import NormalDist
 from ..selection.accumulator import Accumulator
 from ..selection.local_top_k import BUFFER_FACTOR, top_k
 from ..selection.selection import Selection
-from .base import Scheme
+from .options import Scheme
 from .topka import TopkAAllreduce
 
 LOWERED = 0.9

@@ -23,7 +23,7 @@ from ..transport.base import Bytes, Transport
 from ..vectors.sparse import Indices, SparseVector, sum_of
 from ..vectors.wire import WORD, WireCodec
 from .algorithm import Algorithm, Call, Memory, Result
-from .base import Scheme, Unit
+from .options import Scheme, Unit
 from .topka import TopkAAllreduce
 
 

@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 
 from ..errors import OptionError
 from ..vectors.wire import ValueDtype
-from .base import Scheme, Unit, check_integer, check_real, elements
 from .oktopk import OkTopkAllreduce
+from .options import Scheme, Unit, check_integer, check_real, elements
 
 GlobalSelection = Literal["exact", "reuse"]
 KEPT_OF_PARAMETERS = 32

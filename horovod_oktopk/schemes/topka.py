@@ -10,7 +10,7 @@ from ..selection.selection import Selection
 from ..vectors.sparse import SparseVector, sum_of
 from ..vectors.wire import Extent
 from .algorithm import Algorithm, Call, Memory, Result
-from .base import Scheme
+from .options import Scheme
 
 
 class TopkAAllreduce(Algorithm):

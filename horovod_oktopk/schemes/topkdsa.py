@@ -15,7 +15,7 @@ from ..selection.selection import Selection
 from ..transport.base import Bytes, Counts
 from ..vectors.sparse import Indices, SparseVector, concatenate
 from .algorithm import Algorithm, Call, Memory, Result
-from .base import Scheme
+from .options import Scheme
 
 
 class TopkDSAAllreduce(Algorithm):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .base import check_integer
+from .options import check_integer
 
 WARM_UP = (0.25, 0.0725, 0.015, 0.004)
 """Densities of the paper for the first four epochs; its final density is 0.1 %."""

@@ -17,8 +17,8 @@ from typing import Any, get_args
 import numpy as np
 
 from ..errors import OptionError, PluginError
-from ..schemes.base import Unit
-from ..transport.base import Ranks
+from ..schemes.options import Unit
+from ..transport.ranks import Ranks
 from ..vectors.layout import Layout
 from ..vectors.sparse import Values
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import AgreementError, PluginError
-from .base import Counts, Hierarchical, NoMPI, Ranks, Transport, TransportName
+from .base import Counts, Transport
 from .collectives import AloneTransport
 from .counting import CountingTransport, explain_timeline
 from .mpi.ending import watchdog
+from .ranks import Hierarchical, NoMPI, Ranks, TransportName
 
 if TYPE_CHECKING:  # mpi4py is imported only where MPI runs
     from .mpi.transport import MPITransport

@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PluginError
-from .base import Counts, Hierarchical, Membership, NoMPI, Ranks, TransportName
+from .base import Counts
 from .collectives import CollectivesTransport
 from .connect import introduce
 from .ending import LEFT
+from .ranks import Hierarchical, Membership, NoMPI, Ranks, TransportName
 from .stalls import StallWarning, noticed
 
 logger = logging.getLogger("horovod_oktopk")

@@ -24,8 +24,9 @@ from horovod_oktopk.distributed.notes import Notes
 from horovod_oktopk.distributed.private import default_store, timeout_of
 from horovod_oktopk.errors import PluginError, TransportError
 from horovod_oktopk.modes.step_ahead.mode import close_all
-from horovod_oktopk.transport.base import Bytes, Counts, Membership, NoMPI, Ranks, Transport, Values
+from horovod_oktopk.transport.base import Bytes, Counts, Transport, Values
 from horovod_oktopk.transport.ending import EARLY, note_status, unhappy_end
+from horovod_oktopk.transport.ranks import Membership, NoMPI, Ranks
 from horovod_oktopk.transport.stalls import noticed
 
 NO_GROUP = ("torch.distributed has not been started: call dist.init_process_group(\"gloo\") (or \"nccl\", or "

@@ -12,7 +12,7 @@ from horovod_oktopk.distributed.groups import GroupRanks
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.mode import Mode
 from horovod_oktopk.schemes import OkTopk, as_options
-from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.schemes.options import Scheme
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state import gather
 from horovod_oktopk.torch_base.device import mode_of

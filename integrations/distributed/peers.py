@@ -14,8 +14,9 @@ from horovod_oktopk.distributed.ddp import refuse_ddp
 from horovod_oktopk.distributed.groups import GroupRanks, GroupTransport
 from horovod_oktopk.torch_base.peers import Peers, Reducer
 from horovod_oktopk.torch_base.private import values_of
-from horovod_oktopk.transport.base import Bytes, Hierarchical, TransportName
+from horovod_oktopk.transport.base import Bytes
 from horovod_oktopk.transport.connect import introduce
+from horovod_oktopk.transport.ranks import Hierarchical, TransportName
 
 
 class Members(Reducer):

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.schemes.options import Scheme
 from horovod_oktopk.tensorflow.run import Run
 from horovod_oktopk.tensorflow.runs import ALL, Runs, WaitingState, make_runs
 from horovod_oktopk.tensorflow.variables import key_of, optimizers_of, trained_by

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.make import Name, kind_of, name_of, with_scheme
-from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.schemes.options import Scheme
 from horovod_oktopk.state import gather
 from horovod_oktopk.tensorflow.operations import check_place
 from horovod_oktopk.tensorflow.run import NO_RATE, GradientRun, Local, PartialRun, Refusal, Run, StepAheadRun

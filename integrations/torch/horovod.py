@@ -10,8 +10,8 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 
 from horovod_oktopk.torch_base.peers import Peers
-from horovod_oktopk.transport.base import Hierarchical, TransportName
 from horovod_oktopk.transport.horovod import HorovodRanks, HorovodTransport
+from horovod_oktopk.transport.ranks import Hierarchical, TransportName
 
 
 class TorchTransport(HorovodTransport):

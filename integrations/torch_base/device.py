@@ -26,7 +26,7 @@ from horovod_oktopk.selection.accumulator import (
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator, ParameterAccumulator
 from horovod_oktopk.selection.replica import Replica
 from horovod_oktopk.torch_base.tensors import TorchLayout, are_finite
-from horovod_oktopk.transport.base import Ranks
+from horovod_oktopk.transport.ranks import Ranks
 from horovod_oktopk.vectors.sparse import DenseVector, Indices, SparseVector, Values
 
 CHUNK = 1 << 24

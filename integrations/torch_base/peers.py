@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from horovod_oktopk.transport.base import Hierarchical, Ranks, TransportName
+from horovod_oktopk.transport.ranks import Hierarchical, Ranks, TransportName
 
 
 class Reducer(ABC):

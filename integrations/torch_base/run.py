@@ -15,7 +15,7 @@ import torch
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.make import kind_of, with_scheme
 from horovod_oktopk.modes.mode import Mode
-from horovod_oktopk.schemes.base import Scheme
+from horovod_oktopk.schemes.options import Scheme
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state import gather
 from horovod_oktopk.state.records import Record, extended

@@ -14,7 +14,7 @@ from horovod_oktopk import OkTopkError, PluginError
 from horovod_oktopk.kernels import KERNELS
 from horovod_oktopk.modes.make import kind_of, make_mode
 from horovod_oktopk.modes.partial.mode import PartialMode, remove
-from horovod_oktopk.schemes.base import Compression
+from horovod_oktopk.schemes.options import Compression
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator

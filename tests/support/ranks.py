@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from horovod_oktopk.transport.base import Counts, Membership, NoMPI, Ranks
+from horovod_oktopk.transport.base import Counts
+from horovod_oktopk.transport.ranks import Membership, NoMPI, Ranks
 
 
 class ThreadRanks(Ranks):

@@ -25,11 +25,11 @@ from ...errors import OkTopkError, PluginError
 from ...schemes.report import StepReport
 from ...selection.accumulator import Accumulator, EmptyAccumulator, ResidualAccumulator
 from ...state.records import Record
-from ...transport.base import Ranks
 from ...transport.connect import barrier
 from ...transport.counting import CountingTransport, Traffic
 from ...transport.ending import unhappy_end
 from ...transport.mpi.ending import leave
+from ...transport.ranks import Ranks
 from ...transport.stalls import StallLimits
 from ...vectors.layout import Layout
 from ...vectors.sparse import Indices, SparseVector, Values, sum_of

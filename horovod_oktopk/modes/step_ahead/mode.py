@@ -28,13 +28,13 @@ import numpy as np
 
 from ...errors import NonFiniteError, PluginError
 from ...schemes.algorithm import Memory
-from ...schemes.base import Scheme
+from ...schemes.options import Scheme
 from ...selection.parameter_accumulator import ParameterAccumulator
 from ...selection.replica import Replica
 from ...state.records import Record, Residuals
-from ...transport.base import Ranks
 from ...transport.counting import CountingTransport
 from ...transport.ending import note_status, unhappy_end
+from ...transport.ranks import Ranks
 from ...vectors.layout import Layout
 from ...vectors.sparse import Values
 from ..gradients import LocalGradients

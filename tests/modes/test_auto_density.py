@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_oktopk import OkTopk, OptionError, StepAhead, TopkA
-from horovod_oktopk.modes import density
-from horovod_oktopk.modes.density import COUNTED, LEVELS, SKIPPED, TOP, DensityControl, search
+from horovod_oktopk.modes import auto_density
+from horovod_oktopk.modes.auto_density import COUNTED, LEVELS, SKIPPED, TOP, DensityControl, search
 from horovod_oktopk.modes.options import Partial
 from tests.modes.step_ahead.test_mode import Worker, moves
 from tests.modes.test_gradient_mode import make, take_step
@@ -56,7 +56,7 @@ def test_a_slow_step_now_and_then_changes_nothing():
 
 
 def test_a_search_begins_at_a_level_that_was_found_before():
-    assert found_by(lambda level: 1.0, density.FIRST_REST, start=7) == [7] * density.FIRST_REST
+    assert found_by(lambda level: 1.0, auto_density.FIRST_REST, start=7) == [7] * auto_density.FIRST_REST
 
 
 class Clock(threading.local):
@@ -75,9 +75,9 @@ class Clock(threading.local):
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(DensityControl, "clock", clock)
-    monkeypatch.setattr(density, "SKIPPED", 2)
-    monkeypatch.setattr(density, "COUNTED", 3)
-    monkeypatch.setattr(density, "FIRST_REST", 60)
+    monkeypatch.setattr(auto_density, "SKIPPED", 2)
+    monkeypatch.setattr(auto_density, "COUNTED", 3)
+    monkeypatch.setattr(auto_density, "FIRST_REST", 60)
     return clock
 
 

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, NoReturn, get_args
 
 from ..errors import OptionError, PluginError
-from ..transport.base import Hierarchical, TransportName
+from ..transport.ranks import Hierarchical, TransportName
 from .algorithm import Algorithm
 
 DEFAULT_DENSITY = 0.01
@@ -73,7 +73,7 @@ class Scheme(Compression):
 
     @property
     def measures(self) -> bool:
-        """True if the density follows what steps take; see `modes/density.py`."""
+        """True if the density follows what steps take; see `modes/auto_density.py`."""
         return isinstance(self.density, str) and self.density == "auto"
 
     def settings(self, unit: Unit = "gradients") -> Mapping[str, Any]:  # noqa: ARG002

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Generator
 from time import perf_counter
 
-from ..schemes.base import DEFAULT_DENSITY
+from ..schemes.options import DEFAULT_DENSITY
 
 logger = logging.getLogger("horovod_oktopk")
 
