@@ -90,7 +90,7 @@ def check_gradients_that_are_not_handed_in_outlast_synchronizing() -> None:
     model = torch.nn.Linear(4, 2)
     optimizer = made(model)
     synchronize_replicas(optimizer)
-    for _ in range(2):
+    for number in range(2):
         optimizer.zero_grad()
         loss_of(model, 1.0 + hvd.rank()).backward()
         if hvd.rank() == 0:
@@ -100,7 +100,8 @@ def check_gradients_that_are_not_handed_in_outlast_synchronizing() -> None:
         before = model.weight.detach().clone()
         synchronize_replicas(optimizer)
         assert torch.equal(model.weight.grad, gradient)
-        assert hvd.rank() == 0 or not torch.equal(model.weight, before), "an update was applied"
+        if number == 0 and hvd.rank() > 0:  # later, its own step may have applied that round already
+            assert not torch.equal(model.weight, before), "no update was applied"
         optimizer.step()
     synchronize_replicas(optimizer)
 
