@@ -101,8 +101,8 @@ class PaddedCodec:
 
     @property
     def size(self) -> int:
-        """Bytes of a message."""
-        return WORD + self.codec.size(self.k, self.n)
+        """Bytes of a message: of the longest, as all n elements take fewer than all but one."""
+        return WORD + max(self.codec.size(count, self.n) for count in (self.k - 1, self.k))
 
     def encode(self, vector: SparseVector) -> Bytes:
         """Write the vector's length, the vector, and zeros."""

@@ -75,7 +75,7 @@ class OkTopkAllreduce(Algorithm):
         transport, floor = link.transport, mine.threshold
         with link.phase("global_select"):
             if call.kept >= min(call.n, call.lengths.sum()):  # there cannot be more sums
-                kept, sizes_by_rank = all_sums(sums, transport, floor)
+                kept, sizes_by_rank = all_sums(sums, transport, floor, self.value_dtype is not None)
             elif self.reuses and call.in_sync and not _is_due(call.t, self.threshold_interval):
                 assert memory.threshold is not None
                 fits = partial(regions.fits, words_by_rank=allowed_words(call))

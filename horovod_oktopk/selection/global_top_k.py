@@ -69,12 +69,13 @@ def global_top_k(sums: SparseVector, k: int, order: Counts, transport: Transport
     return _selection(chosen.without(surplus), threshold, rows[:, 0], rows[:, 1]), above + quotas
 
 
-def all_sums(sums: SparseVector, transport: Transport, floor: float = 0.0) -> Kept:
+def all_sums(sums: SparseVector, transport: Transport, floor: float = 0.0, keeps_zeros: bool = False) -> Kept:
     """Select everything, for a k that all sums together cannot exceed; see `global_top_k`. Collective.
 
-    Zeros stay if no index is left out, so that none need be sent, and if a format of few levels has zero.
+    If `keeps_zeros`, as values are rounded, to zero too, sums that are zero stay where no index is left out: then no
+    index need be sent.
     """
-    if floor or not sums.is_consecutive:
+    if floor or not keeps_zeros or not sums.is_consecutive:
         sums = sums.compress(sums.values != 0)
     mine = to_bits(np.array([floor, np.abs(sums.values).max(initial=0)], sums.values.dtype))
     rows = allgather_rows(np.append(mine, mine.dtype.type(len(sums))), transport)
