@@ -160,7 +160,7 @@ class CollectingAccumulator(Accumulator):
         return self._select_in_a_pass(threshold, limit)
 
     def _select_in_a_pass(self, threshold: float, limit: int) -> SparseVector | None:
-        if threshold == 0.0:  # most elements pass: they are written where they stay
+        if threshold == 0.0:  # as a rule most elements pass: they are written where they stay
             everything = CandidateBuffer(self.n, self.dtype)
             self._collect(0, self.n, threshold, everything)
             return _collected(everything) if everything.count <= limit else None

@@ -26,7 +26,6 @@ CHUNK = 1 << 28
 """Bytes in one message: MPI counts in 32 bits."""
 
 
-
 class Transport(ABC):
     """Blocking communication among `size` ranks. All ranks call the same methods in the same order.
 

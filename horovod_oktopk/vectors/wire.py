@@ -172,7 +172,7 @@ class WireCodec:
     def encode(self, vector: SparseVector, start: int, stop: int) -> Bytes:
         """Return the message for a vector with indices in [start, stop): uint8, shape (size(m, stop - start),)."""
         low_bits, low_words, upper_words = _index_words(len(vector.indices), stop - start)
-        indices = ((vector.indices[:low_words] - start).astype(np.uint32) if not upper_words
+        indices = ((vector.indices[:low_words] - start).astype(np.uint32) if not upper_words  # plain ones, or none
                    else self.kernels.pack_indices(vector.indices, start, low_bits, low_words, upper_words))
         words: Words = np.concatenate([self._values.pack(vector.values), indices])
         return words.view(np.uint8)
