@@ -14,10 +14,11 @@ from torch import nn
 from tqdm import tqdm
 
 from benchmarks.accuracy.training import Results, Statistics, make_parser
-from horovod_oktopk import Dense, GaussianK, GTopk, OkTopk, Partial, StepAhead, TopkA, TopkDSA
+from horovod_oktopk import Dense, GaussianK, GTopk, OkTopk, Partial, SameBlocks, StepAhead, TopkA, TopkDSA
 from horovod_oktopk.schemes.report import StepReport
 
-SCHEMES = {"oktopk": OkTopk, "topka": TopkA, "topkdsa": TopkDSA, "gtopk": GTopk, "gaussiank": GaussianK}
+SCHEMES = {"oktopk": OkTopk, "topka": TopkA, "topkdsa": TopkDSA, "gtopk": GTopk, "gaussiank": GaussianK,
+           "sameblocks": SameBlocks}
 OPTIMIZERS = ("sgd", "adamw")
 Schedule = torch.optim.lr_scheduler.LRScheduler
 

@@ -98,6 +98,8 @@ SAME_BATCHES = Method("dense", BLACK, {"compression": "none"}, ranks=4)
 """On as many ranks as there are batches for, it is the same training, to rounding."""
 GRADIENTS = Method("OkTopk", ORANGE, {"compression": "oktopk"})
 STEP_AHEAD = Method("StepAhead(OkTopk)", BLUE, {"compression": "oktopk", "step-ahead": True})
+SAME_BLOCKS = Method("StepAhead(SameBlocks)", GREEN,
+                     {"compression": "sameblocks", "step-ahead": True, "density": 0.2}, rate_of="step-ahead")
 
 
 def step_ahead(title: str, color: str, line: str = "-", **options: Any) -> Method:
@@ -130,13 +132,15 @@ STUDIES = {
     "transformer-adamw": Study("AdamW", TRANSFORMER, 4, {"dense": SAME_BATCHES, **MAIN},
                                TRANSFORMER_RATES, {**ONE_PERCENT, "optimizer": "adamw", "epochs": 12}),
     "own-gpt": Study("dense's own settings", GPT, 4, {
-        "dense": replace(DENSE, ranks=1), "step-ahead": STEP_AHEAD, "no-gain": WITHOUT_GAIN,
-        "longer-5": longer(5, GPT)}, (0.001,), ONE_PERCENT),
+        "dense": replace(DENSE, ranks=1), "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS,
+        "no-gain": WITHOUT_GAIN, "longer-5": longer(5, GPT)}, (0.001,), ONE_PERCENT),
     **{f"own-transformer-{ranks}": Study("AdamW, dense's own settings", TRANSFORMER, ranks, {
-        "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, **({"no-gain": WITHOUT_GAIN} if ranks == 4 else {})},
+        "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS,
+        **({"no-gain": WITHOUT_GAIN} if ranks == 4 else {})},
         (0.02,), {**ONE_PERCENT, "optimizer": "adamw", "epochs": 12}) for ranks in (4, 8, 16)},
     **{f"own-lstm-{ranks}": Study("SGD with momentum, dense's own settings", LSTM, ranks, {
-        "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD}, (8.0,), ONE_PERCENT) for ranks in (4, 8, 16)},
+        "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS},
+        (8.0,), ONE_PERCENT) for ranks in (4, 8, 16)},
     "digits-1": Study("density 1 %", DIGITS, 4, {"dense": DENSE, **MAIN}, (0.05, 0.1), ONE_PERCENT),
     "schemes-digits": Study("every scheme", DIGITS, 4, SCHEMES, (0.05,), {"density": 0.02}, threads=False),
     "schemes-lstm": Study("every scheme, density warm-up", LSTM, 2, SCHEMES, (2.0,),

@@ -19,7 +19,7 @@ from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.schemes.step import reduce
 from horovod_oktopk.selection.accumulator import Accumulator
 from horovod_oktopk.transport.base import Bytes, Counts, Transport
-from horovod_oktopk.vectors.sparse import SparseVector, Values
+from horovod_oktopk.vectors.sparse import Indices, SparseVector, Values
 from tests.support.threads import ThreadTransport, run_ranks
 
 T = TypeVar("T")
@@ -55,6 +55,9 @@ class TopAccumulator(Accumulator):
         hit = self._held.compress(self._held.indices % stride == 0)
         magnitudes[hit.indices // stride] = np.abs(hit.values)
         return magnitudes
+
+    def at(self, indices: Indices) -> Values:
+        raise NotImplementedError("the other elements are not known")
 
     def moments(self) -> tuple[float, float]:
         raise NotImplementedError("the other elements are not known")

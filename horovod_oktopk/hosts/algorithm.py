@@ -28,9 +28,12 @@ class OnHosts(Algorithm):
     def __init__(self, inner: Algorithm, hosts: Hosts) -> None:
         self._inner, self._hosts, self.value_dtype = inner, hosts, inner.value_dtype
 
-    def select(self, acc: Accumulator, k: int) -> Selection:
+    def select(self, acc: Accumulator, k: int, memory: Memory) -> Selection:
         """Return the part of the host's exact top-k that lies in this rank's slice."""
-        within, mine = self._hosts.within, self._inner.select(acc, max(1, min(k, acc.n)))
+        within = self._hosts.within
+        if not self._inner.selects_jointly:
+            return self._inner.select(acc, max(1, round(k / within.size)), memory)
+        mine = self._inner.select(acc, max(1, min(k, acc.n)), memory)
         with within.phase("host_select"):
             joint, _ = global_top_k(mine.elements, k, np.arange(within.size), within)
         return Selection.of(joint.elements, joint.ends[0], joint.ends)

@@ -12,11 +12,12 @@ from .gaussiank import GaussianK
 from .gtopk import GTopk
 from .oktopk_options import OkTopk
 from .options import Compression, Scheme
+from .sameblocks import SameBlocks
 from .topka import TopkA
 from .topkdsa import TopkDSA
 from .warmup import warmup_density
 
-__all__ = ["Dense", "GTopk", "GaussianK", "OkTopk", "TopkA", "TopkDSA", "warmup_density"]
+__all__ = ["Dense", "GTopk", "GaussianK", "OkTopk", "SameBlocks", "TopkA", "TopkDSA", "warmup_density"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,8 @@ from ..selection.local_top_k import local_top_k
 from ..selection.selection import Selection
 from ..transport.base import Counts, Transport
 from ..vectors.sparse import DenseVector, Indices, SparseVector
-from ..vectors.wire import ValueDtype
+from ..vectors.wire import Format
+from .turns import Turns
 
 EVERYTHING = slice(None)
 NOTHING = np.empty(0, np.int64)
@@ -31,6 +32,8 @@ class Memory:
     """Offsets of the regions; None if they are to be found anew."""
     threshold: float | None = None
     """The last global threshold; None if it is to be found anew."""
+    turns: Turns | None = None
+    """The blocks' turns; None if they begin anew."""
 
     @property
     def is_complete(self) -> bool:
@@ -48,14 +51,15 @@ class Memory:
     def record(self) -> dict[str, Any]:
         """Return all of it in plain numbers and lists, for a checkpoint."""
         return {"step": self.step, "global_threshold": self.threshold,
-                "boundaries": None if self.boundaries is None else self.boundaries.tolist()}
+                "boundaries": None if self.boundaries is None else self.boundaries.tolist(),
+                "turns": None if self.turns is None else self.turns.record()}
 
     @staticmethod
     def from_record(record: Mapping[str, Any]) -> Memory:
         """Return what `record` wrote. A record with the step alone is one of other ranks."""
-        boundaries = record.get("boundaries")
+        boundaries, turns = record.get("boundaries"), record.get("turns")
         return Memory(record["step"], None if boundaries is None else np.array(boundaries, np.int64),
-                      record.get("global_threshold"))
+                      record.get("global_threshold"), None if turns is None else Turns.from_record(turns))
 
 
 @dataclass(frozen=True)
@@ -98,10 +102,12 @@ class Result:
 class Algorithm(ABC):
     """A sparse allreduce of one flat vector. It remembers nothing: `exchange` returns what the next step needs."""
 
-    value_dtype: ValueDtype | None = None
+    value_dtype: Format | None = None
     """The format of the values that are sent; None: their own dtype."""
+    selects_jointly = True
+    """True if the ranks of a host are to send the host's k largest elements; False: of each slice its share of k."""
 
-    def select(self, acc: Accumulator, k: int) -> Selection:
+    def select(self, acc: Accumulator, k: int, memory: Memory) -> Selection:  # noqa: ARG002
         """Return what this rank sends of acc: its k largest elements."""
         threshold, found = local_top_k(acc, k)
         return Selection.of(found, threshold)

@@ -38,7 +38,7 @@ class Dense:
 class DenseAllreduce(Algorithm):
     """u = Σ acc. A rank sends 2n(P-1)/P words."""
 
-    def select(self, acc: Accumulator, k: int) -> Selection:  # noqa: ARG002
+    def select(self, acc: Accumulator, k: int, memory: Memory) -> Selection:  # noqa: ARG002
         return replace(Selection.of(SparseVector.empty(acc.dtype), 0.0), dense=acc.values())
 
     def counts(self, mine: Selection, n: int, memory: Memory, size: int) -> Counts:  # noqa: ARG002

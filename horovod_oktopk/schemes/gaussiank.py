@@ -10,6 +10,7 @@ from statistics import NormalDist
 from ..selection.accumulator import Accumulator
 from ..selection.local_top_k import BUFFER_FACTOR, top_k
 from ..selection.selection import Selection
+from .algorithm import Memory
 from .options import Scheme
 from .topka import TopkAAllreduce
 
@@ -22,7 +23,7 @@ ATTEMPTS = 64
 class GaussianKAllreduce(TopkAAllreduce):
     """TopkA with an estimated threshold (Ok-Topk, Section 5.4)."""
 
-    def select(self, acc: Accumulator, k: int) -> Selection:
+    def select(self, acc: Accumulator, k: int, memory: Memory) -> Selection:  # noqa: ARG002
         first = gaussian_threshold(*acc.moments(), min(1.0, k / max(1, acc.n)))
         for threshold in (*accumulate(repeat(LOWERED, ATTEMPTS - 1), mul, initial=first), 0.0):
             found = acc.select(threshold, limit=acc.n)

@@ -46,6 +46,8 @@ class Scheme(Compression):
 
     reduces: ClassVar[type[Algorithm]]
     """The algorithm, if it has no options."""
+    ahead: ClassVar[float | None] = None
+    """The λ that suits the scheme in `StepAhead`; None: one that follows from the number of workers."""
 
     density: float | Literal["auto"] = DEFAULT_DENSITY
     transport: TransportName = "auto"

@@ -56,7 +56,7 @@ def begin(algorithm: Algorithm, acc: Accumulator, said: Attendance, memory: Memo
     memory = memory.of(workers)
     given = acc if said.finite and acc.n else EmptyAccumulator(acc.n, acc.dtype)  # a part may be empty
     with transport.phase("select"):
-        mine = algorithm.select(given, max(1, min(k, n)))
+        mine = algorithm.select(given, max(1, min(k, n)), memory)
     report = StepReport(memory.step + 1, n, min(k, n), algorithm.global_k(k, n, workers),
                         local_selected=len(mine), local_threshold=mine.threshold, phases=transport.phases)
     said = replace(said, step=memory.step, is_complete=memory.is_complete)

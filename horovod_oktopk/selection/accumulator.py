@@ -70,6 +70,10 @@ class Accumulator(ABC):
         """Return the magnitudes of every stride-th element of acc, on the host."""
 
     @abstractmethod
+    def at(self, indices: Indices) -> Values:
+        """Return the elements of acc at these indices, which ascend; on the host."""
+
+    @abstractmethod
     def moments(self) -> tuple[float, float]:
         """Return mean and standard deviation of acc."""
 
@@ -228,6 +232,10 @@ class NumpyAccumulator(CollectingAccumulator, ResidualAccumulator):
         magnitudes: Values = np.abs(self._acc[::stride])
         return magnitudes
 
+    def at(self, indices: Indices) -> Values:
+        elements: Values = self._acc[indices]
+        return elements
+
     def _chunks(self) -> Iterator[Values]:
         return (self._acc[start:start + CHUNK] for start in range(0, self.n, CHUNK))
 
@@ -272,6 +280,9 @@ class EmptyAccumulator(Accumulator):
 
     def sample(self, stride: int) -> Values:  # noqa: ARG002
         return np.empty(0, self.dtype)
+
+    def at(self, indices: Indices) -> Values:
+        return np.zeros(len(indices), self.dtype)
 
     def moments(self) -> tuple[float, float]:
         return 0.0, 0.0

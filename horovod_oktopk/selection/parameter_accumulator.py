@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels import CHUNK, KERNELS, CandidateBuffer, Kernels
-from ..vectors.sparse import DenseVector, SparseVector, Values
+from ..vectors.sparse import DenseVector, Indices, SparseVector, Values
 from .accumulator import Accumulator, CollectingAccumulator, Pieces, between
 
 
@@ -88,6 +88,13 @@ class NumpyParameterAccumulator(CollectingAccumulator, ParameterAccumulator):
             first = -offset % stride
             parts.append(np.abs(self.shared[offset + first:offset + len(piece):stride] - piece[first::stride]))
         return np.concatenate(parts)
+
+    def at(self, indices: Indices) -> Values:
+        elements = self.shared[indices]
+        for offset, piece in self._pieces:
+            first, last = np.searchsorted(indices, (offset, offset + len(piece)))
+            elements[first:last] -= piece[indices[first:last] - offset]
+        return elements
 
     def values(self) -> Values:
         return np.concatenate([np.empty(0, self.dtype), *self._chunks()])

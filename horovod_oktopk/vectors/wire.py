@@ -26,6 +26,8 @@ from ..transport.base import Bytes
 from .sparse import SparseVector, Values
 
 ValueDtype = Literal["bfloat16", "log4"]
+Format = ValueDtype | Literal["log4 blocks"]
+"""The formats of values on the wire, other than unchanged; users choose among those of ValueDtype."""
 Ends = tuple[float, float]
 """The (lowest, largest) magnitude that is sent. 0 as the lowest: it is not known."""
 
@@ -34,6 +36,10 @@ WORD = 4
 WORD_BITS = 8 * WORD
 DEPTH = 8 << 7
 """Span of the levels, except zero, if the lowest is not known: 8 octaves, of 2**7 bfloat16 numbers each."""
+INFINITE = np.uint16(0x7F80)
+"""Infinity in bfloat16."""
+BLOCK = 64
+"""Number of values that share one scale in the format "log4 blocks"."""
 FEW = 2
 """Number of values up to which bfloat16 takes fewer words than the ends and 4 bits for each."""
 
@@ -112,7 +118,55 @@ class Levels(Halves):
         return levels_between(self._bits)
 
 
-FORMATS: dict[ValueDtype | None, type[Plain]] = {None: Plain, "bfloat16": Halves, "log4": Levels}
+class BlockLevels(Plain):
+    """Values in 4 bits, as fractions of the largest magnitude of their block, which travels in 16 bits.
+
+    Blocks of BLOCK values are counted from the beginning of a message. What is rounded whole and sent in several
+    messages has to be divided between blocks. `ends` are not used.
+    """
+
+    def words(self, count: int) -> int:
+        return -(-_blocks(count) // 2) + -(-count // 8)
+
+    def round(self, values: Values) -> Values:
+        return self._values(*self._codes(values), len(values))
+
+    def pack(self, values: Values) -> Words:
+        codes, scales = self._codes(values)
+        return np.concatenate([np.append(scales, np.zeros(len(scales) % 2, np.uint16)).view(np.uint32), codes])
+
+    def unpack(self, words: Words, count: int) -> Values:
+        scales = words.view(np.uint16)[:_blocks(count)]
+        return self._values(words[-(-len(scales) // 2):], scales, count)
+
+    def _codes(self, values: Values) -> tuple[Words, HalfBits]:
+        rows = _in_rows(values)
+        largest = np.abs(rows).max(axis=1, initial=0)
+        with np.errstate(invalid="ignore"):  # a sum has overflowed: all ranks are to see it
+            fractions = np.fmin(np.abs(rows) / np.where(largest == 0, 1, largest)[:, None], 1)
+        signed = np.copysign(fractions, rows).astype(self.dtype, copy=False)
+        scales = np.where(np.isfinite(largest), self.kernels.to_half(largest), INFINITE)
+        return self.kernels.to_levels(signed.ravel()[:len(values)], FRACTIONS), scales
+
+    def _values(self, codes: Words, scales: HalfBits, count: int) -> Values:
+        rows = _in_rows(self.kernels.from_levels(codes, count, FRACTIONS, self.dtype))
+        with np.errstate(invalid="ignore"):
+            values: Values = (rows * self.kernels.from_half(scales, self.dtype)[:, None]).ravel()[:count]
+        return values
+
+
+FORMATS: dict[Format | None, type[Plain]] = {None: Plain, "bfloat16": Halves, "log4": Levels,
+                                             "log4 blocks": BlockLevels}
+
+
+def _blocks(count: int) -> int:
+    return -(-count // BLOCK)
+
+
+def _in_rows(values: Values) -> NDArray[Any]:
+    """Return values in rows of BLOCK, with zeros after them."""
+    missing = -len(values) % BLOCK
+    return (np.append(values, np.zeros(missing, values.dtype)) if missing else values).reshape(-1, BLOCK)
 
 
 def levels_between(ends: HalfBits) -> NDArray[np.float32]:
@@ -124,6 +178,10 @@ def levels_between(ends: HalfBits) -> NDArray[np.float32]:
     first, count = (lowest, LEVELS) if lowest else (max(largest - DEPTH, 0), LEVELS - 1)
     levels = first + (largest - first) * np.arange(count) // (count - 1)
     return KERNELS.from_half(np.append(np.zeros(LEVELS - count), levels).astype(np.uint16), np.float32)
+
+
+FRACTIONS = levels_between(KERNELS.to_half(np.array([0.0, 1.0])))
+"""The levels of a block, as fractions of its largest magnitude."""
 
 
 class Extent(NamedTuple):
@@ -143,7 +201,7 @@ class WireCodec:
     """
 
     dtype: Any
-    value_dtype: ValueDtype | None = None
+    value_dtype: Format | None = None
     kernels: Kernels = KERNELS
     ends: Ends = (0.0, 0.0)
 

@@ -89,6 +89,13 @@ class DeviceVector(Accumulator):
         parts = [chunk[-start % stride::stride].abs() for start, chunk in self._chunks()]
         return torch.cat([self._nothing, *parts]).cpu().numpy()
 
+    def at(self, indices: Indices) -> Values:
+        parts = [self._nothing]
+        for start, chunk in self._chunks():
+            first, last = np.searchsorted(indices, (start, start + len(chunk)))
+            parts.append(chunk[self.on_device(indices[first:last] - start)])
+        return torch.cat(parts).cpu().numpy()
+
     def on_device(self, values: NDArray[Any]) -> torch.Tensor:
         """Return values or indices from the host in tensors on the device."""
         return torch.from_numpy(values).to(self._nothing.device)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_oktopk import Dense, GaussianK, GTopk, OkTopk, StepAhead, TopkA, TopkDSA
+from horovod_oktopk import Dense, GaussianK, GTopk, OkTopk, SameBlocks, StepAhead, TopkA, TopkDSA
 from tests.core.driver import CoreTrainer, Kind
 from tests.core.world import Hvd, run
 from tests.scenarios.common import everywhere, flat
@@ -61,6 +61,8 @@ CASES = {
     "GTopk tree": Case(GTopk(density=DENSITY)),
     "GTopk allgather": Case(GTopk(density=DENSITY, collective="allgather")),
     "GaussianK": Case(GaussianK(density=DENSITY)),
+    "SameBlocks": Case(SameBlocks(density=DENSITY)),
+    "StepAhead SameBlocks": Case(StepAhead(SameBlocks(density=DENSITY))),
     "StepAhead": Case(StepAhead(OkTopk())),
     "StepAhead sum": Case(StepAhead(OKTOPK), (4,), {"op": Hvd.Sum}),
     "StepAhead unrounded": Case(StepAhead(replace(OKTOPK, value_dtype=None))),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from horovod_oktopk import OkTopk
+from horovod_oktopk import OkTopk, SameBlocks
 from horovod_oktopk.hosts.algorithm import apportioned
 from horovod_oktopk.phases.volume import oktopk_bound
 
@@ -24,17 +24,24 @@ KEEPS_ALL = {"TopkA", "TopkDSA"}
 
 def assert_lawful(run, ranks_per_host, k, n):
     """Assert that replicas agree, that nothing is lost, and that a host sends no more than its k largest elements."""
+    assert_conserved(run, ranks_per_host, n)
     for ranks in run:
-        update = ranks[0][0]
-        for other, *_ in ranks:
-            assert_same_update(update, other)
-        acc, residual, sent = (by_host([rank[part] for rank in ranks], ranks_per_host) for part in (1, 2, 3))
-        np.testing.assert_allclose(acc.sum(axis=0), residual.sum(axis=0) + dense(update, n), rtol=1e-5,
-                                   atol=1e-5 * np.abs(acc).max())
+        acc, sent = (by_host([rank[part] for rank in ranks], ranks_per_host) for part in (1, 3))
         for own, is_sent in zip(acc, sent, strict=True):
             assert is_sent.sum() <= k
             least = np.sort(np.abs(own))[-min(k, n)]
             assert (np.abs(own[is_sent]) >= least).all()
+
+
+def assert_conserved(run, ranks_per_host, n):
+    """Assert that replicas agree, and that nothing is lost."""
+    for ranks in run:
+        update = ranks[0][0]
+        for other, *_ in ranks:
+            assert_same_update(update, other)
+        acc, residual = (by_host([rank[part] for rank in ranks], ranks_per_host) for part in (1, 2))
+        np.testing.assert_allclose(acc.sum(axis=0), residual.sum(axis=0) + dense(update, n), rtol=1e-5,
+                                   atol=1e-5 * np.abs(acc).max())
 
 
 def assert_same_update(left, right):
@@ -42,7 +49,7 @@ def assert_same_update(left, right):
     assert same_bits(left.indices, right.indices)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", [name for name in SCHEMES if name != "SameBlocks"])
 @pytest.mark.parametrize(("n", "k", "hosts", "ranks_per_host"), [
     (301, 20, 1, 3), (301, 20, 2, 2), (301, 20, 3, 2), (301, 20, 2, 5), (301, 20, 4, 1),
     (1, 1, 2, 3), (2, 1, 3, 4), (3, 1, 1, 7)])
@@ -54,6 +61,18 @@ def test_every_scheme_works_on_hosts(name, n, k, hosts, ranks_per_host):
     if name in KEEPS_ALL:  # where all is kept, it does not matter who adds it up
         for ranks, flat in zip(run, simulate(gradients, k, make=SCHEMES[name].algorithm), strict=True):
             assert np.array_equal(dense(ranks[0][0], n), dense(flat[0].update, n))
+
+
+@pytest.mark.parametrize("ranks_per_host", [1, 2, 5])
+def test_of_every_slice_the_same_blocks_are_sent_on_all_hosts(ranks_per_host):
+    gradients = Case("normal", 3001, 700, 3, 8, seed=3).gradients()
+    run = on_slices(gradients, 700, ranks_per_host, SameBlocks().algorithm)
+    assert_conserved(run, ranks_per_host, 3001)
+    for ranks in run:
+        sent = by_host([rank[3] for rank in ranks], ranks_per_host)
+        assert (sent == sent[0]).all()
+        assert 0 < sent[0].sum() <= 700
+    assert np.any([by_host([rank[3] for rank in ranks], ranks_per_host)[0] for ranks in run], axis=0).all()
 
 
 @pytest.mark.parametrize("ranks_per_host", [2, 5])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_oktopk import AgreementError, Dense, NonFiniteError, OkTopk, StepAhead, TopkA
+from horovod_oktopk import AgreementError, Dense, NonFiniteError, OkTopk, SameBlocks, StepAhead, TopkA
 from horovod_oktopk.modes.step_ahead.pace import coefficient_of
 from tests.scenarios.common import (
     SHAPES,
@@ -162,8 +162,9 @@ def check_every_scheme_shares_or_holds_what_was_moved(kind: Kind) -> None:
 
 def check_a_resumed_run_gives_the_same_bits(kind: Kind) -> None:
     """And the same gain."""
-    for length, overlap in itertools.product((1, kind.hvd.size()), (True, False)):
-        options = on_hosts(length, overlap=overlap)
+    compressions = [on_hosts(length, overlap=overlap)
+                    for length, overlap in itertools.product((1, kind.hvd.size()), (True, False))]
+    for options in (*compressions, StepAhead(SameBlocks(density=0.5))):
         trainer, resumed = (kind(options, normalizes=True) for _ in range(2))
         train(kind, trainer, range(5))
         with shared_folder(kind.hvd) as folder:

@@ -151,6 +151,13 @@ def a_sample_is_every_stride_th_magnitude(new: New, piece: Piece) -> None:
     assert _holding(new, piece, *range(-3, 4)).sample(3).tolist() == [3, 0, 3]
 
 
+def elements_are_read_at_any_places(new: New, piece: Piece) -> None:
+    accumulator, places = new(N, np.float32), np.array([0, 1, CHUNK - 1, CHUNK, CHUNK + 5, N - 1])
+    accumulator.accumulate([(0, piece(normal()))])
+    assert accumulator.at(places).tobytes() == normal()[places].tobytes()
+    assert not len(accumulator.at(NOTHING))
+
+
 def moments_are_the_mean_and_the_deviation(new: New, piece: Piece) -> None:
     accumulator = new(N, np.float32)
     accumulator.accumulate([(0, piece(1 + normal()))])
@@ -183,4 +190,5 @@ PROGRAMS: dict[str, Callable[[New, Piece], None]] = {program.__name__: program f
     an_overflow_of_residual_plus_gradient_is_not_finite, large_values_whose_sum_overflows_are_finite,
     select_takes_all_from_the_threshold_on_and_never_zeros, select_gives_up_past_its_limit,
     of_what_is_expected_only_what_passes_is_selected, a_sample_is_every_stride_th_magnitude,
-    moments_are_the_mean_and_the_deviation, it_selects_and_keeps_the_bits_of_numpy_over_steps)}
+    elements_are_read_at_any_places, moments_are_the_mean_and_the_deviation,
+    it_selects_and_keeps_the_bits_of_numpy_over_steps)}

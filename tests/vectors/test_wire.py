@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from horovod_oktopk.errors import WireError
 from horovod_oktopk.kernels import KERNELS, NumpyKernels
 from horovod_oktopk.vectors.sparse import SparseVector
-from horovod_oktopk.vectors.wire import WireCodec
+from horovod_oktopk.vectors.wire import BLOCK, WireCodec
 
 EVERY_KERNELS = {kernels.name: kernels for kernels in (KERNELS, NumpyKernels())}
 KERNEL_NAMES = st.sampled_from(sorted(EVERY_KERNELS))
@@ -63,6 +63,30 @@ def test_halves_arrive_as_they_were_rounded(region, dtype):
     message = codec.encode(rounded, start, stop)
     assert len(message) == codec.size(len(indices), stop - start)
     assert same(codec.decode(message, len(indices), start, stop), rounded)
+
+
+@given(st.integers(0, 500), st.integers(0, 8), st.sampled_from(["float32", "float64"]), KERNEL_NAMES)
+def test_blocks_arrive_as_they_were_rounded_also_in_several_messages(count, cut, dtype, name):
+    codec = WireCodec(np.dtype(dtype), "log4 blocks", EVERY_KERNELS[name])
+    values = np.random.default_rng(count).standard_normal(count) * 10.0 ** (np.arange(count) // BLOCK)
+    vector = SparseVector(np.arange(count), values.astype(dtype))
+    rounded = codec.round(vector)
+    for start in range(0, count, BLOCK):
+        block = slice(start, start + BLOCK)
+        assert np.abs(rounded.values - vector.values)[block].max() <= 0.3 * np.abs(values[block]).max()
+    for part in (slice(0, cut * BLOCK), slice(cut * BLOCK, count)):
+        start, stop = min(part.start, count), min(part.stop, count)
+        message = codec.encode(rounded[start:stop], start, stop)
+        assert len(message) == codec.size(stop - start, stop - start)
+        assert same(codec.decode(message, stop - start, start, stop), rounded[start:stop])
+
+
+def test_each_block_has_a_scale_and_zeros_stay_zeros():
+    values = np.concatenate([np.full(BLOCK, 1e-20), np.zeros(BLOCK), np.full(BLOCK, 1e20)]).astype(np.float32)
+    codec = WireCodec(np.dtype("float32"), "log4 blocks")
+    rounded = codec.round(SparseVector(np.arange(len(values)), values)).values
+    np.testing.assert_allclose(rounded, values, rtol=0.01)
+    assert codec.size(64_000, 64_000) == 64_000 * 4.25 / 8
 
 
 @pytest.mark.parametrize(("density", "bits"), [(0.1, 5.5), (0.02, 7.7), (0.01, 8.7), (0.001, 12.1)])
