@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..phases.link import Link
 from ..phases.regions import Regions
 from ..phases.split import split_and_reduce
 from ..selection.accumulator import Accumulator
-from ..selection.selection import Selection, remainder
+from ..selection.selection import Selection
 from ..transport.base import Counts
 from ..vectors.sparse import Indices, SparseVector
 from ..vectors.wire import BLOCK, Format
@@ -56,17 +56,13 @@ class SameBlocksAllreduce(Algorithm):
             return Result(nothing, nothing.indices, Memory(call.t), nothing)
         places, order = mine.elements.indices, np.arange(len(mine))
         regions = _equal_regions(len(order), link)
-        in_order = replace(mine, elements=SparseVector(order, mine.elements.values),
-                           sent=SparseVector(order, mine.sent.values))
-        sums = split_and_reduce(in_order.sent, regions, link)
+        sums = split_and_reduce(SparseVector(order, mine.sent.values), regions, link)
         kept = Selection.of(sums, 0.0).rounded(link.codec)
         total = balance_and_allgatherv(kept.sent, np.diff(regions.boundaries), False, regions, link)
         moved = np.maximum.reduceat(np.abs(total.values), order[::BLOCK]) if len(order) else total.values
-        with np.errstate(invalid="ignore"):  # a sum that overflows is not committed
-            lost = remainder(in_order, order, kept)
         return Result(SparseVector(places, total.values), places,
                       Memory(call.t, turns=_turns(memory, call.n).after(_blocks(mine), moved)), mine.elements,
-                      None if lost is None else SparseVector(places[lost.indices], lost.values))
+                      _remainder(mine, kept))
 
     def global_k(self, k: int, n: int, size: int) -> int:  # noqa: ARG002
         return min(n, k)
@@ -117,6 +113,16 @@ def _turns(memory: Memory, n: int) -> Turns:
 def _blocks(selection: Selection) -> Indices:
     blocks: Indices = selection.elements.indices[::BLOCK] // BLOCK
     return blocks
+
+
+def _remainder(mine: Selection, kept: Selection) -> SparseVector | None:
+    """Return this rank's rounding errors, of what it sent and of the sums that it keeps; None if there are none."""
+    if kept.sent is kept.elements:
+        return None
+    lost = mine.lost()
+    with np.errstate(invalid="ignore"):  # a sum that has overflowed is not committed
+        lost.values[kept.elements.indices] += kept.lost().values
+    return lost
 
 
 def _equal_regions(length: int, link: Link) -> Regions:

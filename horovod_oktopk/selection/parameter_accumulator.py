@@ -90,10 +90,10 @@ class NumpyParameterAccumulator(CollectingAccumulator, ParameterAccumulator):
         return np.concatenate(parts)
 
     def at(self, indices: Indices) -> Values:
-        elements = self.shared[indices]
+        elements: Values = self.shared.take(indices)
         for offset, piece in self._pieces:
             first, last = np.searchsorted(indices, (offset, offset + len(piece)))
-            elements[first:last] -= piece[indices[first:last] - offset]
+            elements[first:last] -= piece.take(indices[first:last] - offset)
         return elements
 
     def values(self) -> Values:

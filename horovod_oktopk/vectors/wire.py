@@ -141,12 +141,14 @@ class BlockLevels(Plain):
 
     def _codes(self, values: Values) -> tuple[Words, HalfBits]:
         rows = _in_rows(values)
-        largest = np.abs(rows).max(axis=1, initial=0)
-        with np.errstate(invalid="ignore"):  # a sum has overflowed: all ranks are to see it
-            fractions = np.fmin(np.abs(rows) / np.where(largest == 0, 1, largest)[:, None], 1)
-        signed = np.copysign(fractions, rows).astype(self.dtype, copy=False)
-        scales = np.where(np.isfinite(largest), self.kernels.to_half(largest), INFINITE)
-        return self.kernels.to_levels(signed.ravel()[:len(values)], FRACTIONS), scales
+        largest = np.maximum(rows.max(axis=1), -rows.min(axis=1))
+        scales, overflowed = self.kernels.to_half(largest), np.isinf(largest)
+        if overflowed.any():  # a sum, which all ranks are to see
+            scales[overflowed] = INFINITE
+            rows = np.where(np.isinf(rows), np.sign(rows), np.where(overflowed[:, None], 0, rows))
+            largest[overflowed] = 1
+        fractions = rows / np.where(largest == 0, 1, largest)[:, None]
+        return self.kernels.to_levels(fractions.ravel()[:len(values)], FRACTIONS), scales
 
     def _values(self, codes: Words, scales: HalfBits, count: int) -> Values:
         rows = _in_rows(self.kernels.from_levels(codes, count, FRACTIONS, self.dtype))
