@@ -15,7 +15,7 @@ from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.accuracy.torchrun_ranks import OurOptimizer, TorchrunRanks
-from horovod_oktopk.distributed import OkTopk, OkTopkState, StepAhead, oktopk_hook
+from horovod_oktopk.distributed import OkTopk, OkTopkState, SameBlocks, StepAhead, oktopk_hook
 from horovod_oktopk.phases.volume import dense_volume
 
 PASSES = 4
@@ -162,6 +162,7 @@ PEERS: dict[str, Callable[[torch.optim.Optimizer, nn.Module], Any]] = {
     "StepAhead(OkTopk)": lambda optimizer, model: OurOptimizer(optimizer, model, StepAhead(OkTopk(density=0.01))),
     "StepAhead(OkTopk), 10 %": lambda optimizer, model: OurOptimizer(optimizer, model,
                                                                      StepAhead(OkTopk(density=0.1))),
+    "StepAhead(SameBlocks)": lambda optimizer, model: OurOptimizer(optimizer, model, StepAhead(SameBlocks())),
 }
 """By name; ours with density 1 %, if no other is named."""
 

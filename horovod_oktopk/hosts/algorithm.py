@@ -32,7 +32,7 @@ class OnHosts(Algorithm):
         """Return the part of the host's exact top-k that lies in this rank's slice."""
         within = self._hosts.within
         if not self._inner.selects_jointly:
-            return self._inner.select(acc, max(1, round(k / within.size)), memory)
+            return self._inner.select(acc, -(-k // within.size), memory)
         mine = self._inner.select(acc, max(1, min(k, acc.n)), memory)
         with within.phase("host_select"):
             joint, _ = global_top_k(mine.elements, k, np.arange(within.size), within)

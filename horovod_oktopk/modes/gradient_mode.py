@@ -48,7 +48,7 @@ class GradientMode(Mode[ReducedGradients]):
             finite = accumulator.accumulate(gradients.pieces(), clear=gradients.clearable)
         outcome = reduction.outcome(accumulator, finite and others_finite)
         reduction.note(outcome.report)
-        reduction.hear(outcome.level)
+        reduction.hear_level(outcome.level)
         update = reduction.committed(outcome, accumulator.commit)
         with reduction.writing(outcome.report):
             gradients.write(update, gradients.clearable)

@@ -145,7 +145,7 @@ class Mode(ABC, Generic[Theirs]):
         """
         yield self.reduction.meet(doing)
 
-    def pause(self, doing: str) -> None:
+    def announce(self, doing: str) -> None:
         """Tell the other ranks what this one does in place of a step, and do nothing more. Collective."""
         with self.together(doing):
             pass

@@ -126,7 +126,7 @@ class Reduction:
     def _decides(self) -> bool:
         return self.scheme.measures and self.ranks.membership().rank == 0
 
-    def hear(self, told: int) -> None:
+    def hear_level(self, told: int) -> None:
         """Change the density, if it is measured, to the level that rank 0 has told: see `DensityControl.told`."""
         if self.scheme.measures and self.control.hear(told):
             self.scheme = self.scheme.at(self.control.density)

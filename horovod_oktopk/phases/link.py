@@ -37,7 +37,7 @@ class Link:
         """Count and time the block under this name."""
         return self.transport.phase(name)
 
-    def carrying(self, selection: Selection) -> tuple[Link, Selection]:
+    def fitted_to(self, selection: Selection) -> tuple[Link, Selection]:
         """Return the link whose format suits a selection, and the selection with the values that arrive."""
         codec = self.codec.spanning(*selection.ends)
         return replace(self, codec=codec), selection.rounded(codec)

@@ -14,7 +14,7 @@ from ..phases.link import Link
 from ..phases.regions import count_by_region, space_repartition
 from ..phases.split import split_and_reduce
 from ..phases.volume import oktopk_bound
-from ..selection.global_top_k import all_sums, global_top_k, top_k_by_reuse
+from ..selection.global_top_k import global_top_k, keep_all, top_k_by_reuse
 from ..selection.selection import Selection, remainder
 from ..transport.base import Counts
 from ..vectors.sparse import SparseVector
@@ -70,12 +70,12 @@ class OkTopkAllreduce(Algorithm):
               ) -> tuple[Selection, Counts, Link]:
         """Return what this rank keeps of its sums, how many are kept of each region, and the link that carries them.
 
-        The link's format is fitted to the magnitudes that are kept, of which sums of 4 bits have other ones.
+        Sums have other magnitudes than selections, so the link's format is fitted to them anew.
         """
         transport, floor = link.transport, mine.threshold
         with link.phase("global_select"):
             if call.kept >= min(call.n, call.lengths.sum()):  # there cannot be more sums
-                kept, sizes_by_rank = all_sums(sums, transport, floor, self.value_dtype is not None)
+                kept, sizes_by_rank = keep_all(sums, transport, floor, self.value_dtype is not None)
             elif self.reuses and call.in_sync and not _is_due(call.t, self.threshold_interval):
                 assert memory.threshold is not None
                 fits = partial(regions.fits, words_by_rank=allowed_words(call))
@@ -83,11 +83,11 @@ class OkTopkAllreduce(Algorithm):
                     memory.threshold, sums, call.kept, regions.order, fits, transport, floor)
             else:
                 kept, sizes_by_rank = global_top_k(sums, call.kept, regions.order, transport, floor)
-            link, kept = link.carrying(kept)
+            link, kept = link.fitted_to(kept)
             return kept, sizes_by_rank[regions.order], link
 
     def _balances(self, sizes_by_region: Counts, call: Call, regions: Division) -> bool:
-        """Return True if blocks are made equal before they are gathered: if they are uneven, and within the bound."""
+        """Return True if blocks are made equal before they are gathered: if they are uneven, within the bound."""
         return (needs_balance(sizes_by_region, self.balance_trigger)
                 and regions.fits_balanced(sizes_by_region, allowed_words(call)))
 
@@ -104,9 +104,9 @@ class OkTopkAllreduce(Algorithm):
 def allowed_words(call: Call) -> Words:
     """Return the words that each rank may send, by Equation 3.
 
-    Of 2(k + 2k')(P-1)/P words up to 2k are for phase 1, if a rank has selected k elements. The rest is for phase 2,
-    the same for every rank. So a rank that has selected `lengths` elements, of the slice of a host say, may send
-    2 lengths + rest.
+    Of 2(k + 2k')(P-1)/P words, a rank that has selected k elements may send up to 2k in phase 1. The rest is for
+    phase 2, the same for every rank. So a rank that has selected `lengths` elements (of a host's slice, for example)
+    may send 2 lengths + rest.
     """
     words: Words = 2 * call.lengths + (oktopk_bound(call.k, len(call.lengths), call.kept) - 2 * call.k)
     return words

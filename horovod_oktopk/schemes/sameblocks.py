@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -23,9 +23,15 @@ from .algorithm import Algorithm, Call, Memory, Result
 from .options import Scheme, Unit
 from .turns import Turns
 
+logger = logging.getLogger("horovod_oktopk")
+
+ANEW = ("the ranks' blocks do not have the same turns, as a rank has joined, or resumed without them: step %d sends "
+        "nothing, and then all blocks come once, in order. Nothing is lost; load the same checkpoint on all ranks if "
+        "this comes at each start")
+
 
 class SameBlocksAllreduce(Algorithm):
-    """u = Σ acc, in the blocks whose turn it is. A rank sends 2k(P-1)/P values, and no index.
+    """u = Σ acc, in the blocks whose turn it is. A rank sends about 2k(P-1)/P values, and no index.
 
     The elements of these blocks, one after the other, are a vector of their own, of which ranks send and reduce all.
     """
@@ -37,14 +43,14 @@ class SameBlocksAllreduce(Algorithm):
 
     def select(self, acc: Accumulator, k: int, memory: Memory) -> Selection:
         """Return the blocks whose turn it is: up to k elements, and at least one block."""
-        blocks = _turns(memory, acc.n).first(max(1, (k if k < acc.n else k + BLOCK) // BLOCK))
+        count = _count(acc.n) if k >= acc.n else max(1, k // BLOCK)
+        blocks = _turns(memory, acc.n).next_blocks(count)
         places = (BLOCK * blocks[:, None] + np.arange(BLOCK)).ravel()
         places = places[:np.searchsorted(places, acc.n)]  # the last block may be shorter
         return Selection.of(SparseVector(places, acc.at(places)), 0.0)
 
     def counts(self, mine: Selection, n: int, memory: Memory, size: int) -> Counts:  # noqa: ARG002
-        """Return a number that almost certainly differs if the blocks do."""
-        return np.array([zlib.crc32(_blocks(mine).tobytes())], np.int64)
+        return np.array([_turns(memory, n).digest()], np.int64)
 
     def exchange(self, mine: Selection, call: Call, memory: Memory, link: Link) -> Result:
         """Reduce the blocks. Collective.
@@ -52,6 +58,7 @@ class SameBlocksAllreduce(Algorithm):
         Nothing is sent if the ranks have different turns, as some have joined or resumed: all begin anew.
         """
         if (call.counts != call.counts[0]).any():
+            logger.warning(ANEW, call.t)
             nothing = SparseVector.empty(mine.dtype)
             return Result(nothing, nothing.indices, Memory(call.t), nothing)
         places, order = mine.elements.indices, np.arange(len(mine))
@@ -72,9 +79,9 @@ class SameBlocksAllreduce(Algorithm):
 class SameBlocks(Scheme):
     """SameBlocks: all ranks send the same blocks of 64 elements in turn, those first that have moved most of late.
 
-    A rank sends 2k(P−1)/P values, in `StepAhead` of 4.25 bits, and no index. Its bytes do not grow with the number of
-    ranks, and selecting reads only what is sent. The density is that of a step; well below 0.1 blocks wait too long.
-    The options transport and hierarchical are explained in `OkTopk`.
+    A rank sends about 2k(P−1)/P values, in `StepAhead` of 4.25 bits, and no index. Its bytes do not grow with the
+    number of ranks. The density is the fraction of the elements that a step sends; if it is well below 0.1, blocks
+    wait for too long. The options transport and hierarchical are explained in `OkTopk`.
 
     Raises:
         OptionError: A value is not allowed; also `density="auto"`.
@@ -89,7 +96,8 @@ class SameBlocks(Scheme):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.measures:
-            raise OptionError("SameBlocks needs a number as density, as it loses too much at low ones; got 'auto'")
+            raise OptionError("density must be a number in SameBlocks, as a search would begin too low; got "
+                              "density='auto'")
 
     def settings(self, unit: Unit = "gradients") -> Mapping[str, Any]:
         """Return all options by name, with the format of the values that are sent."""
@@ -105,9 +113,14 @@ def _format(unit: Unit) -> Format | None:
 
 
 def _turns(memory: Memory, n: int) -> Turns:
-    """Return the remembered turns; new ones if there are none, or those of another vector."""
-    new = Turns.of(n)
-    return memory.turns if memory.turns is not None and memory.turns.rates.shape == new.rates.shape else new
+    """Return the remembered turns, if they are of so many elements; otherwise new ones."""
+    turns, count = memory.turns, _count(n)
+    return turns if turns is not None and len(turns.rates) == count else Turns.new(count)
+
+
+def _count(n: int) -> int:
+    """Return the number of blocks of n elements."""
+    return -(-n // BLOCK)
 
 
 def _blocks(selection: Selection) -> Indices:
@@ -126,8 +139,7 @@ def _remainder(mine: Selection, kept: Selection) -> SparseVector | None:
 
 
 def _equal_regions(length: int, link: Link) -> Regions:
-    """Return one region for each rank, of whole blocks, all of whose elements every rank sends."""
-    count = -(-length // BLOCK)
-    boundaries = np.minimum(BLOCK * (count * np.arange(link.size + 1) // link.size), length)
+    """Return one region for each rank, cut at blocks' borders. Every rank sends all elements of every region."""
+    boundaries = np.minimum(BLOCK * (_count(length) * np.arange(link.size + 1) // link.size), length)
     sizes = np.diff(boundaries)
     return Regions(boundaries, sizes, np.full(link.size, sizes[link.rank]))

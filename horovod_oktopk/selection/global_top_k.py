@@ -69,7 +69,7 @@ def global_top_k(sums: SparseVector, k: int, order: Counts, transport: Transport
     return _selection(chosen.without(surplus), threshold, rows[:, 0], rows[:, 1]), above + quotas
 
 
-def all_sums(sums: SparseVector, transport: Transport, floor: float = 0.0, keeps_zeros: bool = False) -> Kept:
+def keep_all(sums: SparseVector, transport: Transport, floor: float = 0.0, keeps_zeros: bool = False) -> Kept:
     """Select everything, for a k that all sums together cannot exceed; see `global_top_k`. Collective.
 
     If `keeps_zeros`, as values are rounded, to zero too, sums that are zero stay where no index is left out: then no

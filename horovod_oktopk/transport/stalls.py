@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 logger = logging.getLogger("horovod_oktopk")
 
+PATIENCE = 60.0
+"""Seconds of waiting after which a stall is reported, if the environment does not say."""
 LOOK = 0.5
 """Seconds between two looks at the calls that wait."""
 STALLED = ("stalled: %s has waited for %.0f s for other ranks to come to a reduction; "
@@ -34,7 +36,7 @@ class StallLimits(NamedTuple):
         """Read the variables that Horovod and `horovodrun` know."""
         if os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0"):
             return cls(0.0, 0.0)
-        return cls(float(os.environ.get("HOROVOD_STALL_CHECK_TIME_SECONDS") or 60),
+        return cls(float(os.environ.get("HOROVOD_STALL_CHECK_TIME_SECONDS") or PATIENCE),
                    float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 0))
 
     def patience(self, timeout: float) -> float:

@@ -121,8 +121,8 @@ class Levels(Halves):
 class BlockLevels(Plain):
     """Values in 4 bits, as fractions of the largest magnitude of their block, which travels in 16 bits.
 
-    Blocks of BLOCK values are counted from the beginning of a message. What is rounded whole and sent in several
-    messages has to be divided between blocks. `ends` are not used.
+    Blocks of BLOCK values are counted from the beginning of a message. So a vector that is rounded whole, and sent in
+    several messages, has to be divided at blocks' borders. `ends` are not used.
     """
 
     def words(self, count: int) -> int:
@@ -142,17 +142,16 @@ class BlockLevels(Plain):
     def _codes(self, values: Values) -> tuple[Words, HalfBits]:
         rows = _in_rows(values)
         largest = np.maximum(rows.max(axis=1), -rows.min(axis=1))
-        scales, overflowed = self.kernels.to_half(largest), np.isinf(largest)
-        if overflowed.any():  # a sum, which all ranks are to see
+        scales, overflowed = self.kernels.to_half(np.nan_to_num(largest)), ~np.isfinite(largest)
+        if overflowed.any():  # a sum, which all ranks are to see: the whole block is infinite
             scales[overflowed] = INFINITE
-            rows = np.where(np.isinf(rows), np.sign(rows), np.where(overflowed[:, None], 0, rows))
-            largest[overflowed] = 1
+            rows, largest = np.where(overflowed[:, None], 1, rows), np.where(overflowed, 1, largest)
         fractions = rows / np.where(largest == 0, 1, largest)[:, None]
         return self.kernels.to_levels(fractions.ravel()[:len(values)], FRACTIONS), scales
 
     def _values(self, codes: Words, scales: HalfBits, count: int) -> Values:
         rows = _in_rows(self.kernels.from_levels(codes, count, FRACTIONS, self.dtype))
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore"):  # 0 · infinity, past the end
             values: Values = (rows * self.kernels.from_half(scales, self.dtype)[:, None]).ravel()[:count]
         return values
 

@@ -122,7 +122,7 @@ def meet(target: Any, doing: str) -> None:
     modes = [run.mode for run in runs]
     for mode in sorted(modes, key=lambda each: each.reduction.ranks.channel):  # as they first stepped
         if mode.reduction.ranks.takes_part:
-            mode.pause(doing)
+            mode.announce(doing)
 
 
 def check_alike(what: str, names: Iterable[str]) -> None:

@@ -92,5 +92,5 @@ def test_a_sum_that_overflows_is_seen_on_all_ranks():
 
 
 def test_a_density_that_sets_itself_is_refused():
-    with pytest.raises(OptionError, match="SameBlocks needs a number as density.*got 'auto'"):
+    with pytest.raises(OptionError, match="density must be a number in SameBlocks.*got density='auto'"):
         SameBlocks(density="auto")

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
+from horovod_oktopk import OptionError
 from horovod_oktopk.schemes.turns import Turns
-from horovod_oktopk.vectors.wire import BLOCK
 
 COUNT = 50
 
@@ -18,7 +18,7 @@ def after(turns, steps, rates, each=10):
     came, piled_up = np.zeros(COUNT, int), np.zeros(COUNT)
     for _ in range(steps):
         piled_up += rates
-        blocks = turns.first(each)
+        blocks = turns.next_blocks(each)
         turns = turns.after(blocks, piled_up[blocks].astype(np.float32))
         piled_up[blocks] = 0
         came[blocks] += 1
@@ -26,13 +26,13 @@ def after(turns, steps, rates, each=10):
 
 
 def new():
-    return Turns.of(BLOCK * COUNT - 5)
+    return Turns.new(COUNT)
 
 
 def test_at_first_all_blocks_come_one_after_the_other():
     turns = new()
     for step in range(5):
-        blocks = turns.first(10)
+        blocks = turns.next_blocks(10)
         assert blocks.tolist() == list(range(10 * step, 10 * step + 10))
         turns = turns.after(blocks, np.ones(10, np.float32))
 
@@ -58,7 +58,7 @@ def test_a_block_that_has_rested_for_long_comes_though_its_rate_is_zero():
 
 def test_equal_blocks_come_in_the_order_of_their_indices():
     turns = Turns(np.array([1, 2, 1, 2, 1], np.float32), np.ones(5, np.uint16))
-    assert [turns.first(count).tolist() for count in (1, 2, 3, 5, 9)] == [
+    assert [turns.next_blocks(count).tolist() for count in (1, 2, 3, 5, 9)] == [
         [1], [1, 3], [0, 1, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
 
 
@@ -74,4 +74,16 @@ def test_a_record_is_text_and_has_all_of_it():
     again = Turns.from_record(json.loads(json.dumps(turns.record())))
     assert again.rates.tobytes() == turns.rates.tobytes()
     assert again.ages.tobytes() == turns.ages.tobytes()
+    assert again.digest() == turns.digest() != new().digest()
     assert np.isinf(Turns.from_record(new().record()).rates).all()
+
+
+@pytest.mark.parametrize("damage", [{"rates": "abc"}, {"rates": "?"}, {"ages": ""}, {"ages": None}])
+def test_a_damaged_record_is_refused(damage):
+    with pytest.raises(OptionError, match="the state is damaged: the turns"):
+        Turns.from_record(new().record() | damage)
+
+
+def test_a_move_that_float32_cannot_hold_does_not_pass_for_a_block_that_never_came():
+    turns = new().after(np.arange(COUNT), np.full(COUNT, 1e300))
+    assert np.isfinite(turns.rates).all()

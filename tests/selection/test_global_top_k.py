@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from horovod_oktopk.selection.global_top_k import all_sums, global_top_k, radix_kth_magnitude, top_k_by_reuse
+from horovod_oktopk.selection.global_top_k import global_top_k, keep_all, radix_kth_magnitude, top_k_by_reuse
 from horovod_oktopk.selection.sketches import first_places, sketch_shape
 from horovod_oktopk.transport.counting import CountingTransport
 from horovod_oktopk.vectors.sparse import SparseVector, from_bits, to_bits
@@ -143,7 +143,7 @@ def test_where_all_is_selected_the_ends_begin_with_the_least_local_threshold(sel
         elif select == "reuse":
             kept, _ = top_k_by_reuse(1.0, mine, 10, np.arange(3), lambda _: True, transport, floor)
         else:
-            kept, _ = all_sums(mine, transport, floor)
+            kept, _ = keep_all(mine, transport, floor)
         return kept.ends
 
     assert run_ranks(3, program, timeout=10) == [(2.0, 5.0)] * 3

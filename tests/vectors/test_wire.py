@@ -89,6 +89,15 @@ def test_each_block_has_a_scale_and_zeros_stay_zeros():
     assert codec.size(64_000, 64_000) == 64_000 * 4.25 / 8
 
 
+def test_a_block_with_a_sum_that_overflowed_is_infinite_also_at_its_readers():
+    values = np.ones(2 * BLOCK, np.float32)
+    values[3] = -np.inf
+    codec = WireCodec(np.dtype("float32"), "log4 blocks")
+    rounded = codec.round(SparseVector(np.arange(len(values)), values))
+    read = codec.decode(codec.encode(rounded, 0, len(values)), len(values), 0, len(values))
+    assert rounded.values.tolist() == read.values.tolist() == [np.inf] * BLOCK + [1.0] * BLOCK
+
+
 @pytest.mark.parametrize(("density", "bits"), [(0.1, 5.5), (0.02, 7.7), (0.01, 8.7), (0.001, 12.1)])
 def test_an_index_takes_about_two_bits_and_the_logarithm_of_the_gap(density, bits):
     count = 10_000

@@ -140,7 +140,7 @@ class PartialMode(Mode[ReducedGradients]):
     def channel(cls, options: Any) -> Channel:  # noqa: ARG003
         return Channel(own=True, yields=True)
 
-    def pause(self, doing: str) -> None:
+    def announce(self, doing: str) -> None:
         """Do nothing: ranks may take different numbers of steps, and meet in `synchronize`."""
 
     def begin(self, gradients: ReducedGradients, settings: Sequence[float] = (), scaled: bool = False) -> int:  # noqa: ARG002

@@ -188,7 +188,7 @@ class StepAheadMode(Mode[LocalGradients]):
         if outcome is None:
             return
         (reduced, moves), reduction = outcome, self.reduction
-        reduction.hear(reduced.level)
+        reduction.hear_level(reduced.level)
         if reduced.measured is not None:
             self._noise.note(reduced.measured)
         report = reduced.report

@@ -264,11 +264,11 @@ def _complete(worker: Worker, begun: Begun, divisor: float) -> tuple[Outcome, Mo
         if result is None or not np.isfinite(result.update.values).all():
             return replace(outcome, result=None), None
         update = result.update.divided(divisor)
-        change = local_change(worker.own(update, n), result)
+        change = change_of_p(worker.own(update, n), result)
         return replace(outcome, result=None), (update, worker.gather(change, n))  # it may have n elements
 
 
-def local_change(update: Update, result: Result) -> Any:
+def change_of_p(update: Update, result: Result) -> Any:
     """Return the change of p: minus the update, plus this rank's contribution to the update.
 
     All indices that contributed, and all that rounding left over, are indices of the update.
