@@ -28,8 +28,8 @@ def run(make: Make, shown: str, parser: argparse.ArgumentParser,
     shown: what was reached, with the metric to be filled in.
     """
     arguments = parser.parse_args(line)
-    if arguments.clip and not (arguments.threads and arguments.compression in ("none", "oktopk")):
-        parser.error("--clip works on ranks that are threads, with oktopk or none: give --threads")
+    if arguments.clip and not (arguments.threads and arguments.compression in ("none", "oktopk", "sameblocks")):
+        parser.error("--clip works on ranks that are threads, with oktopk, sameblocks or none: give --threads")
     if arguments.threads:
         results = train_on_threads(make, arguments)
     else:
