@@ -105,7 +105,7 @@ class Algorithm(ABC):
     value_dtype: Format | None = None
     """The format of the values that are sent; None: their own dtype."""
     selects_jointly = True
-    """True if the ranks of a host are to send the host's k largest elements; False: of each slice its share of k."""
+    """True if a host's ranks select the host's k elements together; False: each selects its part of k by itself."""
 
     def select(self, acc: Accumulator, k: int, memory: Memory) -> Selection:  # noqa: ARG002
         """Return what this rank sends of acc: its k largest elements."""

@@ -60,7 +60,7 @@ class Plain:
         return count * np.dtype(self.dtype).itemsize // WORD
 
     def round(self, values: Values) -> Values:
-        """Return the values that arrive, however they are divided into messages."""
+        """Return the values that arrive, however they are divided into messages (but see BlockLevels)."""
         return values
 
     def pack(self, values: Values) -> Words:

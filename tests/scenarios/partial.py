@@ -27,7 +27,7 @@ from tests.scenarios.common import (
     total,
 )
 from tests.scenarios.driver import Kind, Trainer
-from tests.support.schemes import EXACT
+from tests.support.schemes import EXACT, SCHEMES
 
 STEPS = 8
 
@@ -49,7 +49,7 @@ def train(kind: Kind, compression: Any, steps: int = STEPS, **arguments: Any) ->
 
 def check_nothing_is_lost_and_replicas_are_equal(kind: Kind) -> None:
     for policy in ("solo", "majority"):
-        for scheme in (Dense(), *EXACT.values()):
+        for scheme in (Dense(), *EXACT.values(), SCHEMES["SameBlocks"]):
             trainer = train(kind, Partial(scheme, policy=policy))
             trainer.synchronize_replicas()
             assert_conserved(kind.hvd, trainer, total(kind.hvd, *range(STEPS)))
