@@ -20,6 +20,7 @@ Scheme = tuple[str, str, dict[str, object]]
 SCHEMES: dict[str, tuple[str, dict[str, object]]] = {
     "Dense": ("Dense", {}), "OkTopk": ("OkTopk", {}),
     "StepAhead(OkTopk)": ("StepAhead", {}),
+    "StepAhead(SameBlocks)": ("StepAhead(SameBlocks)", {}),
     "OkTopk, hierarchical": ("OkTopk", {"hierarchical": True}),
     "StepAhead(OkTopk), hierarchical": ("StepAhead", {"hierarchical": True}),
     "StepAhead(OkTopk), k sums": ("StepAhead", {"global_density": None}),

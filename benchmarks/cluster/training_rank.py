@@ -31,7 +31,7 @@ def measure(model: str, schemes: list[Scheme], density: float, warm_up: int, ste
         dense = kind == "Dense"
         compression = plugin.Dense if dense else compression_of(kind, density, options)
         figures = of_all_ranks(median_step(make_step(workload, compression), 1 if dense else warm_up, steps))
-        overlapped = dense or kind == "StepAhead"
+        overlapped = dense or kind.startswith("StepAhead")
         found.append({"model": model, "scheme": name, **parts_of(figures, computation, overlapped)})
     return found
 
@@ -39,6 +39,8 @@ def measure(model: str, schemes: list[Scheme], density: float, warm_up: int, ste
 def compression_of(kind: str, density: float, options: dict[str, Any]) -> Any:
     if kind == "StepAhead":
         return plugin.StepAhead(plugin.OkTopk(density=density, **options))
+    if kind == "StepAhead(SameBlocks)":
+        return plugin.StepAhead(plugin.SameBlocks(**options))
     return getattr(plugin, kind)(density=density, **options)
 
 
