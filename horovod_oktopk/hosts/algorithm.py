@@ -29,7 +29,7 @@ class OnHosts(Algorithm):
         self._inner, self._hosts, self.value_dtype = inner, hosts, inner.value_dtype
 
     def select(self, acc: Accumulator, k: int, memory: Memory) -> Selection:
-        """Return the part of the host's exact top-k that lies in this rank's slice."""
+        """Return the part of the host's selection that lies in this rank's slice: of its exact top-k, if jointly."""
         within = self._hosts.within
         if not self._inner.selects_jointly:
             return self._inner.select(acc, -(-k // within.size), memory)

@@ -47,7 +47,7 @@ class SameBlocksAllreduce(Algorithm):
         blocks = _turns(memory, acc.n).next_blocks(count)
         places = (BLOCK * blocks[:, None] + np.arange(BLOCK)).ravel()
         places = places[:np.searchsorted(places, acc.n)]  # the last block may be shorter
-        return Selection.of(SparseVector(places, acc.at(places)), 0.0)
+        return _all_of(SparseVector(places, acc.at(places)))
 
     def counts(self, mine: Selection, n: int, memory: Memory, size: int) -> Counts:  # noqa: ARG002
         return np.array([_turns(memory, n).digest()], np.int64)
@@ -64,7 +64,7 @@ class SameBlocksAllreduce(Algorithm):
         places, order = mine.elements.indices, np.arange(len(mine))
         regions = _equal_regions(len(order), link)
         sums = split_and_reduce(SparseVector(order, mine.sent.values), regions, link)
-        kept = Selection.of(sums, 0.0).rounded(link.codec)
+        kept = _all_of(sums).rounded(link.codec)
         total = balance_and_allgatherv(kept.sent, np.diff(regions.boundaries), False, regions, link)
         moved = np.maximum.reduceat(np.abs(total.values), order[::BLOCK]) if len(order) else total.values
         return Result(SparseVector(places, total.values), places,
@@ -80,8 +80,8 @@ class SameBlocks(Scheme):
     """SameBlocks: all ranks send the same blocks of 64 elements in turn, those first that have moved most of late.
 
     A rank sends about 2k(P−1)/P values, in `StepAhead` of 4.25 bits, and no index. Its bytes do not grow with the
-    number of ranks. The density is the fraction of the elements that a step sends; if it is well below 0.1, blocks
-    wait for too long. The options transport and hierarchical are explained in `OkTopk`.
+    number of ranks. The density is the fraction of the elements that a step sends: on average a block waits for
+    1/density steps. The options transport and hierarchical are explained in `OkTopk`.
 
     Raises:
         OptionError: A value is not allowed; also `density="auto"`.
@@ -121,6 +121,11 @@ def _turns(memory: Memory, n: int) -> Turns:
 def _count(n: int) -> int:
     """Return the number of blocks of n elements."""
     return -(-n // BLOCK)
+
+
+def _all_of(vector: SparseVector) -> Selection:
+    """Return a selection of all elements. As blocks have scales of their own, no pass looks for the largest."""
+    return Selection.of(vector, 0.0, ends=(0.0, 0.0))
 
 
 def _blocks(selection: Selection) -> Indices:

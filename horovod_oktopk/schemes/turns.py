@@ -73,7 +73,7 @@ class Turns:
 
     def digest(self) -> int:
         """Return a number of 32 bits that almost certainly differs if the turns do."""
-        return zlib.crc32(self.ages.tobytes(), zlib.crc32(self.rates.tobytes()))
+        return zlib.crc32(self.ages.data, zlib.crc32(self.rates.data))
 
     def record(self) -> dict[str, str]:
         """Return the turns in text, for a checkpoint."""
