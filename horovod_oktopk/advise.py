@@ -13,10 +13,9 @@ import numpy as np
 
 from .errors import OptionError
 from .kernels import KERNELS
-from .modes.auto_density import LEVELS
 from .phases import volume
 from .schemes.oktopk_options import OkTopk
-from .schemes.options import Unit
+from .schemes.options import LEVELS, Unit
 from .selection.accumulator import NumpyAccumulator
 from .selection.local_top_k import local_top_k
 from .transport.base import Transport, batch_length

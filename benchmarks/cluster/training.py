@@ -21,6 +21,8 @@ SCHEMES: dict[str, tuple[str, dict[str, object]]] = {
     "Dense": ("Dense", {}), "OkTopk": ("OkTopk", {}),
     "StepAhead(OkTopk)": ("StepAhead", {}),
     "StepAhead(SameBlocks)": ("StepAhead(SameBlocks)", {}),
+    "StepAhead(OkTopk), auto": ("StepAhead", {"density": "auto"}),
+    "StepAhead(SameBlocks), auto": ("StepAhead(SameBlocks)", {"density": "auto"}),
     "OkTopk, hierarchical": ("OkTopk", {"hierarchical": True}),
     "StepAhead(OkTopk), hierarchical": ("StepAhead", {"hierarchical": True}),
     "StepAhead(OkTopk), k sums": ("StepAhead", {"global_density": None}),

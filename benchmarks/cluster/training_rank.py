@@ -14,6 +14,8 @@ import horovod_oktopk.torch as plugin
 from benchmarks import launch
 from benchmarks.data.models import WORKLOADS, Workload
 
+SEARCH = 280
+"""Steps in which a density that sets itself is found, whatever it is; afterwards it stays for 500."""
 LOCAL_PHASES = ("accumulate", "host_sum", "select", "sum", "write_back")
 Scheme = tuple[str, str, dict[str, Any]]
 """Name in the results, class, and options beside the density."""
@@ -30,7 +32,8 @@ def measure(model: str, schemes: list[Scheme], density: float, warm_up: int, ste
         computation = of_all_ranks(median_step(make_step(workload, None), 2, steps))["step"]
         dense = kind == "Dense"
         compression = plugin.Dense if dense else compression_of(kind, density, options)
-        figures = of_all_ranks(median_step(make_step(workload, compression), 1 if dense else warm_up, steps))
+        before = SEARCH if options.get("density") == "auto" else 1 if dense else warm_up
+        figures = of_all_ranks(median_step(make_step(workload, compression), before, steps))
         overlapped = dense or kind.startswith("StepAhead")
         found.append({"model": model, "scheme": name, **parts_of(figures, computation, overlapped)})
     return found
@@ -38,7 +41,7 @@ def measure(model: str, schemes: list[Scheme], density: float, warm_up: int, ste
 
 def compression_of(kind: str, density: float, options: dict[str, Any]) -> Any:
     if kind == "StepAhead":
-        return plugin.StepAhead(plugin.OkTopk(density=density, **options))
+        return plugin.StepAhead(plugin.OkTopk(**{"density": density, **options}))
     if kind == "StepAhead(SameBlocks)":
         return plugin.StepAhead(plugin.SameBlocks(**options))
     return getattr(plugin, kind)(density=density, **options)
@@ -60,7 +63,7 @@ def parts_of(figures: Figures, computation: float, overlapped: bool) -> dict[str
     communication = exposed if overlapped else figures.get("communication", exposed)
     return {"step": step, "sparsification": sparsification, "communication": communication,
             "computation": step - sparsification - communication, "computation_alone": computation,
-            "bytes_sent": figures.get("bytes_sent")}
+            **{name: figures.get(name) for name in ("bytes_sent", "density", "found_after")}}
 
 
 def make_step(workload: Workload, compression: Any) -> Callable[[], Figures]:
@@ -84,16 +87,20 @@ def make_step(workload: Workload, compression: Any) -> Callable[[], Figures]:
         if report is not None:
             local = sum(report.phases[name].seconds for name in LOCAL_PHASES if name in report.phases)
             figures |= {"sparsification": local, "communication": report.seconds - local,
-                        "bytes_sent": report.bytes_sent}
+                        "bytes_sent": report.bytes_sent, "density": report.density}
         return figures
 
     return step
 
 
 def median_step(step: Callable[[], Figures], warm_up: int, steps: int) -> Figures:
-    figures = [step() for _ in range(warm_up + steps)][warm_up:]
+    figures = [step() for _ in range(warm_up + steps)]
     # Floats all: allgather_object names its tensors by the object's type.
-    return {name: float(statistics.median(each[name] for each in figures)) for name in figures[0]}
+    found = {name: float(statistics.median(each[name] for each in figures[warm_up:])) for name in figures[-1]}
+    if "density" in found:
+        others = [number for number, each in enumerate(figures, 1) if each.get("density") != found["density"]]
+        found["found_after"] = float(others[-1] if others else 0)
+    return found
 
 
 if __name__ == "__main__":

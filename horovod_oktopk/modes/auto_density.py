@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from time import perf_counter
-
-from ..schemes.options import DEFAULT_DENSITY
 
 logger = logging.getLogger("horovod_oktopk")
 
-LEVELS = (*(DEFAULT_DENSITY * 2 ** (number / 2) for number in range(11)), 1.0)
-"""The densities that are tried. Between a third and all, elements with their indices cost as much as all without."""
-TOP = len(LEVELS) - 1
 SLACK = 1.05
 """The multiple of the smallest density's time that a step may take."""
 SKIPPED, COUNTED = 4, 24
@@ -30,30 +25,30 @@ Steps = Generator[int, float, float]
 """Yields the level of a step, is sent the seconds of that step, and returns seconds."""
 
 
-def search(level: int = 0) -> Generator[int, float, None]:
+def search(densities: Sequence[float], level: int = 0) -> Generator[int, float, None]:
     """Yield the level of each step, and be sent its seconds, for ever; begin at a level that was found before.
 
-    Levels go up by factors of two while they cost nothing, and by the root of two at last.
+    Levels are numbers of densities. They go up by two while they cost nothing, and by one at last.
     """
     rest = FIRST_REST
     if level:
         yield from _measured(level, rest)
     while True:
         least = yield from _measured(0)
-        level, seconds = yield from _climb(level, SLACK * least)
-        logger.info(SETTLED, 100 * LEVELS[level], seconds or least, least, 100 * LEVELS[0])
+        level, seconds = yield from _climb(level, len(densities) - 1, SLACK * least)
+        logger.info(SETTLED, 100 * densities[level], seconds or least, least, 100 * densities[0])
         yield from _measured(level, rest)
         rest = min(2 * rest, LAST_REST)
 
 
-def _climb(level: int, limit: float) -> Generator[int, float, tuple[int, float]]:
-    """Return the largest level within the limit, from a level on, and its seconds: 0 for the least."""
+def _climb(level: int, top: int, limit: float) -> Generator[int, float, tuple[int, float]]:
+    """Return the largest level up to the top within the limit, from a level on, and its seconds: 0 for the least."""
     seconds = 0.0
     while level and (seconds := (yield from _measured(level))) > limit:
         level, seconds = level - 1, 0.0
     for stride in (2, 1):
-        while level < TOP and (found := (yield from _measured(min(level + stride, TOP)))) <= limit:
-            level, seconds = min(level + stride, TOP), found
+        while level < top and (found := (yield from _measured(min(level + stride, top)))) <= limit:
+            level, seconds = min(level + stride, top), found
             if stride == 1:
                 break
     return level, seconds
@@ -70,20 +65,20 @@ def _measured(level: int, steps: int | None = None) -> Steps:
 class DensityControl:
     """The level of one reduction: the least until another is heard, also where the search begins at another one.
 
-    A start beyond the last level is the last one.
+    Levels are numbers of a scheme's densities. A start beyond the last level is the last one.
     Rank 0 calls `note_step`, and its `told` is what all ranks, rank 0 too, `hear`.
     """
 
     clock = staticmethod(perf_counter)
 
-    def __init__(self, start: int = 0) -> None:
-        self.level = 0
-        self._search = search(min(start, TOP))
+    def __init__(self, densities: Sequence[float], start: int = 0) -> None:
+        self.densities, self.level = densities, 0
+        self._search = search(densities, min(start, len(densities) - 1))
         self._wanted, self._last = next(self._search), 0.0
 
     @property
     def density(self) -> float:
-        return LEVELS[self.level]
+        return self.densities[self.level]
 
     def note_step(self) -> None:
         """Take note that a step is over: the time since the last one is its time."""

@@ -11,21 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk import OkTopk, OptionError, StepAhead, TopkA
+from horovod_oktopk import OkTopk, OptionError, SameBlocks, StepAhead, TopkA
 from horovod_oktopk.modes import auto_density
-from horovod_oktopk.modes.auto_density import COUNTED, LEVELS, SKIPPED, TOP, DensityControl, search
+from horovod_oktopk.modes.auto_density import COUNTED, SKIPPED, DensityControl, search
 from horovod_oktopk.modes.options import Partial
+from horovod_oktopk.schemes.options import LEVELS, Scheme
 from tests.modes.step_ahead.test_mode import Worker, moves
 from tests.modes.test_gradient_mode import make, take_step
 from tests.support.threads import run_ranks
 
 FREE = 5
 """The largest level that costs nothing, by the clock of the ranks here."""
+TOP = len(LEVELS) - 1
 
 
 def found_by(seconds_of: Any, steps: int, start: int = 0) -> list[int]:
     """Return the levels of this many steps, each of which takes `seconds_of` its level."""
-    control = search(start)
+    control = search(LEVELS, start)
     levels = [next(control)]
     while len(levels) < steps:
         levels.append(control.send(seconds_of(levels[-1])))
@@ -67,8 +69,8 @@ class Clock(threading.local):
     def __call__(self) -> float:
         return self.now
 
-    def take_step(self, fraction: float) -> None:
-        self.now += 1.0 if fraction <= LEVELS[FREE] * 1.01 else 2.0
+    def take_step(self, scheme: Scheme) -> None:
+        self.now += 1.0 if scheme.present_density <= scheme.levels[FREE] else 2.0
 
 
 @pytest.fixture
@@ -82,7 +84,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 OPTIONS = {"step_ahead": StepAhead(OkTopk(density="auto", region_interval=5)),
-           "without_overlap": StepAhead(TopkA(density="auto"), overlap=False)}
+           "without_overlap": StepAhead(TopkA(density="auto"), overlap=False),
+           "same_blocks": StepAhead(SameBlocks(density="auto"))}
 STEPS = 70
 
 
@@ -97,7 +100,7 @@ def trained(transport: Any, clock: Clock, options: StepAhead, levels: list[float
         if levels is not None:
             worker.reducer.set_density(levels[step])
         worker.step(move)
-        clock.take_step(worker.reducer.reduction.scheme.present_density)
+        clock.take_step(worker.reducer.reduction.scheme)
         seen.append(hash(worker.w.tobytes()))
         if worker.reducer.report is not None:
             densities[worker.reducer.report.step] = worker.reducer.report.density
@@ -113,7 +116,8 @@ def test_ranks_change_together_find_the_level_and_a_replay_has_the_same_bits(opt
     assert all(each == densities[0] for each in densities), "all ranks have the same density at each step"
     assert all(each == seen[0] for each in seen), "and the same bits"
     assert len(set(densities[0])) > 4
-    assert {each.reducer.reduction.scheme.present_density for each in workers} == {LEVELS[FREE]}
+    assert {each.reducer.reduction.scheme.present_density for each in workers} == {
+        options.scheme.levels[FREE]}
     fixed = StepAhead(replace(options.scheme, density=0.01), overlap=options.overlap)
     _, again, replayed = zip(*run_ranks(size, lambda t: trained(t, clock, fixed, densities[0])), strict=True)
     assert again[0] == densities[0]
@@ -128,7 +132,7 @@ def test_gradients_have_it_too_and_nothing_is_lost(clock):
             gradient = random.standard_normal(reducer.reduction.layout.n, np.float32)
             total = total + gradient.astype(np.float64)
             sent = sent + take_step(reducer, gradient.copy())
-            clock.take_step(reducer.reduction.scheme.present_density)
+            clock.take_step(reducer.reduction.scheme)
         return total, sent, reducer.read_residual(), reducer.reduction.scheme.present_density
 
     totals, sent, residuals, found = zip(*run_ranks(3, program), strict=True)
@@ -160,7 +164,7 @@ def test_a_density_that_is_set_takes_over_until_it_is_given_back(clock):
         found = []
         for move in moves(transport.rank, 2 * STEPS):
             worker.step(move)
-            clock.take_step(1.0)
+            clock.take_step(OkTopk(density=1.0))
             found.append(worker.reducer.reduction.scheme.present_density)
             if len(found) == STEPS:
                 worker.reducer.set_density(None)

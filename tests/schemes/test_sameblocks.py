@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from horovod_oktopk import OptionError, SameBlocks
+from horovod_oktopk import SameBlocks
 from horovod_oktopk.vectors.wire import BLOCK
 
 from ..support.gradients import Case
@@ -89,8 +89,3 @@ def test_a_sum_that_overflows_is_seen_on_all_ranks():
     for record in advance(ranks, gradient[None], K)[0]:
         assert not np.isfinite(record.update.values).all()
         assert same_bits(record.update.values, ranks[0].records[0].update.values)
-
-
-def test_a_density_that_sets_itself_is_refused():
-    with pytest.raises(OptionError, match="density must be a number in SameBlocks.*got density='auto'"):
-        SameBlocks(density="auto")
