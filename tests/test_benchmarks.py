@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from benchmarks.accuracy import convergence, pytorch_text
+from benchmarks.cluster import time_to_loss
 from benchmarks.faults.jobs import Ended, faults_of
 from benchmarks.faults.plans import Plan
 from benchmarks.paper import age, data_parallel, figures, fill_in, rounds, selected, stragglers, xi
@@ -254,6 +255,16 @@ def test_dense_that_trained_on_one_rank_is_shown_with_the_bytes_of_the_studys_ra
     assert convergence.bytes_per_step(study, dense) == 4 * 2 * 1000 * 3 / 4
     assert [entry["bytes"] for entry in convergence.history_of(study, dense, steps)] == [30000, 60000]
     assert convergence.history_of(study, sparse, steps) == sparse["history"]
+
+
+def test_a_loss_is_reached_between_two_evaluations_by_the_training_that_is_the_soonest() -> None:
+    curve = [(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]
+    assert [time_to_loss.epochs_to(goal, curve) for goal in (3.5, 2.5, 2.0, 1.25, 0.9)] == [1.0, 1.5, 2.0, 2.75, None]
+    method = time_to_loss.METHODS["StepAhead(OkTopk), 1 %"]
+    curves = {"dense": [curve, curve], "step-ahead": [curve, curve[:2]], "longer-5": [[(1.0, 3.0), (5.0, 1.0)]] * 2}
+    assert time_to_loss.reached(method, 1.0, curves) == [5.0, 5.0], "the shorter one gets there with one seed alone"
+    assert time_to_loss.reached(method, 2.0, curves) == [2.0, 2.0]
+    assert time_to_loss.reached(method, 0.5, curves) is None
 
 
 def quietly(items: Any, _text: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 
 from benchmarks.paper import balance, scaling
+from horovod_oktopk import SameBlocks
+from horovod_oktopk.modes.auto_density import COUNTED, SKIPPED
 from tests.launch import ROOT, environment
 
 PROBE = "oktopk-probe"
@@ -49,7 +52,7 @@ def outputs(folder: Path) -> list[str]:
 
 def measured(program: str, folder: Path, line: str) -> Any:
     """Return what a run writes, which draws a plot too and leaves nothing behind."""
-    job = start(program, *line.split(), *outputs(folder))
+    job = start(program, *shlex.split(line), *outputs(folder))
     output, _ = job.communicate(timeout=200)
     assert job.returncode == 0, output
     assert (folder / "out.png").stat().st_size > 0
@@ -96,6 +99,15 @@ def test_training_steps_are_split_into_their_parts(tmp_path: Path) -> None:
         assert found["computation"] > 0
     assert dense["sparsification"] == 0 < oktopk["sparsification"]
     assert 0 < oktopk["bytes_sent"] < 4 * 10_769_792 * 0.01 * 3 * 1.1  # 6k(P-1)/P words, and control messages
+
+
+def test_a_density_that_sets_itself_is_found_before_steps_are_timed(tmp_path: Path) -> None:
+    line = '--hosts 2 --models gpt --schemes "StepAhead(SameBlocks), auto" --steps 1'
+    (found,) = measured("training", tmp_path, line)
+    assert found["density"] in SameBlocks.levels
+    assert found["found_after"] >= SKIPPED + COUNTED
+    elements = found["density"] * 812_160  # 2k(P-1)/P values of 4.25 bits, and control messages
+    assert found["bytes_sent"] == pytest.approx(elements * 4.25 / 8, rel=0.02)
 
 
 def test_equal_regions_receive_more_if_selections_crowd_together(tmp_path: Path) -> None:

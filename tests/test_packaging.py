@@ -181,7 +181,7 @@ def test_the_sources_cannot_be_imported_twice() -> None:
 @pytest.mark.slow
 def test_the_source_distribution_has_sources_tests_and_licences(sdist: Path) -> None:
     for name in ("LICENSE", "NOTICE", "CITATION.cff", "horovod_oktopk/kernels/native/bindings.cpp",
-                 "horovod_oktopk/kernels/native/common.hpp", "horovod_oktopk/torch/plugin.py", "tests/conftest.py",
+                 "horovod_oktopk/kernels/native/blocks.hpp", "horovod_oktopk/torch/plugin.py", "tests/conftest.py",
                  "benchmarks/__init__.py", "examples/minimal_pytorch.py", "scripts/environment.sh",
                  "requirements/environment.txt"):
         assert (sdist / name).is_file(), name

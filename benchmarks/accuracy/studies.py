@@ -115,9 +115,10 @@ SCHEMES = {"dense": DENSE, "gradients": GRADIENTS, **{
 WITHOUT_GAIN = step_ahead("gain=None", VIOLET, gain="none")
 
 
-def longer(epochs: int, of: Task) -> Method:
-    """Return StepAhead(OkTopk) in a longer run, with its schedule stretched to it."""
-    return step_ahead(f"{epochs / int(of.options['epochs']):.3g} times the steps", BLUE, "--", epochs=epochs)
+def longer(epochs: int, of: Task, method: Method = STEP_AHEAD) -> Method:
+    """Return a method in a longer run, with its schedule stretched to it."""
+    title = f"{method.title}, {epochs / int(of.options['epochs']):.3g} times the steps"
+    return replace(method, title=title, options={**method.options, "epochs": epochs}, rate_of="step-ahead", line="--")
 
 
 TRANSFORMER_RATES = (0.0025, 0.005, 0.01, 0.02, 0.04, 0.08)
@@ -133,7 +134,8 @@ STUDIES = {
                                TRANSFORMER_RATES, {**ONE_PERCENT, "optimizer": "adamw", "epochs": 12}),
     "own-gpt": Study("dense's own settings", GPT, 4, {
         "dense": replace(DENSE, ranks=1), "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS,
-        "no-gain": WITHOUT_GAIN, "longer-5": longer(5, GPT)}, (0.001,), ONE_PERCENT),
+        "no-gain": WITHOUT_GAIN, "longer-5": longer(5, GPT), "same-blocks-5": longer(5, GPT, SAME_BLOCKS)},
+        (0.001,), ONE_PERCENT),
     **{f"own-transformer-{ranks}": Study("AdamW, dense's own settings", TRANSFORMER, ranks, {
         "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS,
         **({"no-gain": WITHOUT_GAIN} if ranks == 4 else {})},

@@ -45,7 +45,7 @@ def make_pass(workload: Workload, peer: str) -> Callable[[], tuple[float, float]
     """Return a pass of a new model, which returns its seconds and the bytes sent."""
     torch.manual_seed(1)
     model = PeerRanks(peer).wrapped(workload.make())
-    distributed = AT_ONCE[peer](torch.optim.SGD(model.parameters(), 0.01, momentum=0.9), model)
+    distributed = AT_ONCE[peer](workload.optimizer(model.parameters()), model)
     batches = workload.batches(workload.batch, dist.get_rank())
 
     def take() -> tuple[float, float]:

@@ -18,7 +18,7 @@ from benchmarks.output import BLUE, GREY, ORANGE
 
 Scheme = tuple[str, str, dict[str, object]]
 SCHEMES: dict[str, tuple[str, dict[str, object]]] = {
-    "Dense": ("Dense", {}), "OkTopk": ("OkTopk", {}),
+    "Dense": ("Dense", {}), "float16": ("float16", {}), "OkTopk": ("OkTopk", {}),
     "StepAhead(OkTopk)": ("StepAhead", {}),
     "StepAhead(SameBlocks)": ("StepAhead(SameBlocks)", {}),
     "StepAhead(OkTopk), auto": ("StepAhead", {"density": "auto"}),
@@ -29,7 +29,7 @@ SCHEMES: dict[str, tuple[str, dict[str, object]]] = {
     "StepAhead(OkTopk), float32": ("StepAhead", {"value_dtype": None, "global_density": None}),
     "GTopk": ("GTopk", {}), "TopkDSA": ("TopkDSA", {}), "TopkA": ("TopkA", {}), "GaussianK": ("GaussianK", {})}
 """By name: the class, and its options beside the density."""
-MODELS = {"vgg16": 14_728_266, "lstm": 27_608_320, "transformer": 10_769_792}
+MODELS = {"vgg16": 14_728_266, "lstm": 27_608_320, "transformer": 10_769_792, "gpt": 812_160}
 """Parameters."""
 SECONDS = ("step", "sparsification", "communication", "computation", "computation_alone")
 PARTS = {"computation": GREY, "sparsification": ORANGE, "communication": BLUE}
@@ -37,10 +37,9 @@ PARTS = {"computation": GREY, "sparsification": ORANGE, "communication": BLUE}
 
 def plan_jobs(names: list[str]) -> list[tuple[list[Scheme], list[str]]]:
     """Return the schemes and options of each mpirun. Dense allreduces are also measured over MPI's ring."""
+    over_ring: list[Scheme] = [(f"{name}, ring", *SCHEMES[name]) for name in names if name in ("Dense", "float16")]
     jobs: list[tuple[list[Scheme], list[str]]] = [([(name, *SCHEMES[name]) for name in names], [])]
-    if "Dense" in names:
-        jobs.append(([("Dense, ring", "Dense", {})], options_of("ring")))
-    return jobs
+    return [*jobs, (over_ring, options_of("ring"))] if over_ring else jobs
 
 
 def measure(arguments: argparse.Namespace) -> list[Result]:
@@ -90,8 +89,8 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
     parser = output.make_parser(__doc__, "training")
     add_arguments(parser)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="all, if not given")
-    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, help="if not given, all but hosts",
-                        default=[name for name in SCHEMES if not name.endswith("hierarchical")])
+    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, help="if not given, all but hosts and searches",
+                        default=[name for name in SCHEMES if not name.endswith(("hierarchical", "auto"))])
     parser.add_argument("--warm-up", type=int, default=12, help="steps of a sparse scheme before those timed")
     parser.add_argument("--steps", type=int, default=7, help="timed")
     arguments = parser.parse_args(line)

@@ -14,8 +14,9 @@ import horovod_oktopk.torch as plugin
 from benchmarks import launch
 from benchmarks.data.models import WORKLOADS, Workload
 
-SEARCH = 280
-"""Steps in which a density that sets itself is found, whatever it is; afterwards it stays for 500."""
+AT_REST = 60
+"""Steps with one density after which it is found, if it sets itself: a search changes it after 28."""
+DENSE = {"Dense": plugin.Dense, "float16": hvd.Compression.fp16}
 LOCAL_PHASES = ("accumulate", "host_sum", "select", "sum", "write_back")
 Scheme = tuple[str, str, dict[str, Any]]
 """Name in the results, class, and options beside the density."""
@@ -30,9 +31,9 @@ def measure(model: str, schemes: list[Scheme], density: float, warm_up: int, ste
     found = []
     for name, kind, options in schemes:
         computation = of_all_ranks(median_step(make_step(workload, None), 2, steps))["step"]
-        dense = kind == "Dense"
-        compression = plugin.Dense if dense else compression_of(kind, density, options)
-        before = SEARCH if options.get("density") == "auto" else 1 if dense else warm_up
+        dense = kind in DENSE
+        compression = DENSE[kind] if dense else compression_of(kind, density, options)
+        before = AT_REST if options.get("density") == "auto" else 1 if dense else warm_up
         figures = of_all_ranks(median_step(make_step(workload, compression), before, steps))
         overlapped = dense or kind.startswith("StepAhead")
         found.append({"model": model, "scheme": name, **parts_of(figures, computation, overlapped)})
@@ -70,7 +71,7 @@ def make_step(workload: Workload, compression: Any) -> Callable[[], Figures]:
     """Return a training step of a new model; without a compression, it is on this rank alone."""
     torch.manual_seed(1)
     model = workload.make()
-    optimizer: Any = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    optimizer: Any = workload.optimizer(model.parameters())
     if compression is not None:
         optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)
     batches = workload.batches(workload.batch, hvd.rank())
@@ -83,7 +84,7 @@ def make_step(workload: Workload, compression: Any) -> Callable[[], Figures]:
         workload.loss(model, batch).backward()
         optimizer.step()
         figures = {"step": time.perf_counter() - start}
-        report = None if compression in (None, plugin.Dense) else plugin.step_report(optimizer)
+        report = None if compression in (None, *DENSE.values()) else plugin.step_report(optimizer)
         if report is not None:
             local = sum(report.phases[name].seconds for name in LOCAL_PHASES if name in report.phases)
             figures |= {"sparsification": local, "communication": report.seconds - local,
@@ -94,12 +95,15 @@ def make_step(workload: Workload, compression: Any) -> Callable[[], Figures]:
 
 
 def median_step(step: Callable[[], Figures], warm_up: int, steps: int) -> Figures:
-    figures = [step() for _ in range(warm_up + steps)]
+    """Return medians over the steps after a warm-up; a density that sets itself has been found by then."""
+    figures = [step() for _ in range(warm_up)]
+    while len({each.get("density") for each in figures[-AT_REST:]}) > 1:
+        figures.append(step())
+    timed = [step() for _ in range(steps)]
     # Floats all: allgather_object names its tensors by the object's type.
-    found = {name: float(statistics.median(each[name] for each in figures[warm_up:])) for name in figures[-1]}
+    found = {name: float(statistics.median(each[name] for each in timed)) for name in timed[-1]}
     if "density" in found:
-        others = [number for number, each in enumerate(figures, 1) if each.get("density") != found["density"]]
-        found["found_after"] = float(others[-1] if others else 0)
+        found["found_after"] = float(max(0, len(figures) - AT_REST))
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,6 +17,10 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 VGG_16 = (64, 64, "pool", 128, 128, "pool", 256, 256, 256, "pool", 512, 512, 512, "pool", 512, 512, 512, "pool")
 
 
+SGD: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
+ADAMW: Callable[..., torch.optim.Optimizer] = partial(torch.optim.AdamW, lr=1e-3)
+
+
 @dataclass(frozen=True)
 class Workload:
     """make: a new model. batches: endless batches of a size, drawn by a seed. batch: samples of a rank's step."""
@@ -24,6 +29,7 @@ class Workload:
     make: Callable[[], nn.Module]
     batches: Callable[[int, int], Iterator[Batch]]
     batch: int
+    optimizer: Callable[..., torch.optim.Optimizer] = SGD
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         inputs, targets = batch
@@ -140,4 +146,5 @@ def text(length: int) -> Callable[[int, int], Iterator[Batch]]:
 
 WORKLOADS = {"vgg16": Workload("VGG-16 on digits", vgg16, digits, 2),
              "lstm": Workload("LSTM on text", LSTM, text(16), 1),
-             "transformer": Workload("Transformer on text", Transformer, text(64), 1)}
+             "transformer": Workload("Transformer on text", Transformer, text(64), 1),
+             "gpt": Workload("GPT on text", lambda: GPT(128), text(64), 3, ADAMW)}

@@ -41,7 +41,7 @@ class TopAccumulator(Accumulator):
         """Set acc to the gradient."""
         self._held = gradient
 
-    def expect(self, threshold: float, limit: int) -> None:  # noqa: ARG002
+    def expect_threshold(self, threshold: float, limit: int) -> None:  # noqa: ARG002
         """Let the elements go, once the selection is done: of a thousand ranks they are some gigabytes."""
         self.expected = threshold
         self._held = SparseVector.empty(self.dtype)

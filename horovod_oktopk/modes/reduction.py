@@ -17,7 +17,7 @@ from ..schemes.algorithm import Memory
 from ..schemes.options import Scheme, Unit
 from ..schemes.report import StepReport
 from ..selection.selection import Selection
-from ..transport.connect import Connection, connect
+from ..transport.connect import connect
 from ..transport.counting import CountingTransport
 from ..transport.ranks import Membership, Ranks
 from ..vectors.layout import Layout
@@ -105,7 +105,7 @@ class Reduction:
             self._transport = transport
             if rank == 0:
                 logger.info("%s: n = %s in %d tensors, k = %s; %s; kernels in %s", self.title, f"{self.layout.n:,}",
-                            len(self.layout.entries), f"{self.k:,}", _ranks_of(connection), KERNELS.name)
+                            len(self.layout.entries), f"{self.k:,}", connection, KERNELS.name)
                 if NATIVE is None:
                     logger.warning("the kernels are NumPy's, and %s", SLOW)
         return self._transport
@@ -197,11 +197,3 @@ class Reduction:
         with self.transport.phase("write_back"):
             yield
         self.transport.reset()
-
-
-def _ranks_of(connection: Connection) -> str:
-    size, grid = connection.transport.size, connection.grid
-    where = "" if grid is None else f" on {len(grid)} hosts, each of which is one worker,"
-    if size == 1:
-        return "1 rank, so nothing is compressed"
-    return f"{size} ranks{where} over {connection.transport.route}"

@@ -30,7 +30,7 @@ class GaussianKAllreduce(TopkAAllreduce):
             if found is not None and len(found) > 3 * k / 4:
                 break
         assert found is not None
-        acc.expect(LOWERED * threshold, limit=min(BUFFER_FACTOR * k, acc.n // 4))
+        acc.expect_threshold(LOWERED * threshold, limit=min(BUFFER_FACTOR * k, acc.n // 4))
         return Selection.of(top_k(found, k).copy(), threshold)
 
 

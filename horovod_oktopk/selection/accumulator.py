@@ -49,10 +49,10 @@ class Accumulator(ABC):
     n: int
     dtype: Any
     expected: float
-    """The threshold of the last `expect`; infinity before the first."""
+    """The threshold of the last `expect_threshold`; infinity before the first."""
 
     @abstractmethod
-    def expect(self, threshold: float, limit: int) -> None:
+    def expect_threshold(self, threshold: float, limit: int) -> None:
         """Hint that `select` will ask for about this threshold or more, from the next `accumulate` on.
 
         Elements that pass, up to limit, may then be collected in the pass that accumulates.
@@ -133,9 +133,9 @@ def converted(piece: NDArray[Any], dtype: Any, clear: bool) -> Iterator[tuple[in
 
 
 class CollectingAccumulator(Accumulator):
-    """An Accumulator's `expect`, `select` and `moments`; see there. A derived class gives `_collect` and `_chunks`.
+    """An Accumulator's `expect_threshold`, `select` and `moments`; see there.
 
-    The kernels are the loops over the elements, in C++ if that was built.
+    A derived class gives `_collect` and `_chunks`. The kernels are the loops over the elements, in C++ if built.
     """
 
     def __init__(self, n: int, dtype: Any = np.float32, kernels: Kernels = KERNELS) -> None:
@@ -147,7 +147,7 @@ class CollectingAccumulator(Accumulator):
         self._candidates = CandidateBuffer(0, self.dtype)
         self._bound: float | None = None  # what the candidates of this acc pass; None: they are of no use
 
-    def expect(self, threshold: float, limit: int) -> None:
+    def expect_threshold(self, threshold: float, limit: int) -> None:
         self.expected, self._bound = threshold, None
         if limit != self._candidates.capacity:
             self._candidates = CandidateBuffer(limit, self.dtype)
@@ -272,7 +272,7 @@ class EmptyAccumulator(Accumulator):
     def __init__(self, n: int, dtype: Any = np.float32) -> None:
         self.n, self.dtype = n, np.dtype(dtype)
 
-    def expect(self, threshold: float, limit: int) -> None:
+    def expect_threshold(self, threshold: float, limit: int) -> None:
         """Do nothing: no threshold finds anything."""
 
     def select(self, threshold: float, limit: int) -> SparseVector:  # noqa: ARG002

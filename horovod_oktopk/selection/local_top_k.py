@@ -43,7 +43,7 @@ def local_top_k(acc: Accumulator, k: int) -> tuple[float, SparseVector]:
     more than k elements at all, the threshold is 0 and all that are not zero are selected.
     """
     if k >= acc.n:
-        acc.expect(np.inf, limit=0)
+        acc.expect_threshold(np.inf, limit=0)
         everything = acc.select(0.0, acc.n)
         assert everything is not None
         return 0.0, everything
@@ -51,7 +51,7 @@ def local_top_k(acc: Accumulator, k: int) -> tuple[float, SparseVector]:
         candidates = acc.select(bound, limit)
         if candidates is not None and len(candidates) >= k:
             threshold = KERNELS.kth_magnitude(candidates.values, k)
-            acc.expect(_next_bound(candidates, k), limit=min(BUFFER_FACTOR * k, acc.n // 4))
+            acc.expect_threshold(_next_bound(candidates, k), limit=min(BUFFER_FACTOR * k, acc.n // 4))
             return threshold, largest(candidates, threshold, k)
     assert candidates is not None  # the last bound is 0
     return 0.0, candidates

@@ -42,6 +42,11 @@ class Connection:
     grid: Counts | None = None
     """The ranks' numbers, shape (hosts, ranks of a host); None if each rank is a worker."""
 
+    def __str__(self) -> str:
+        size = self.transport.size
+        where = "" if self.grid is None else f" on {len(self.grid)} hosts, each of which is one worker,"
+        return "1 rank, so nothing is compressed" if size == 1 else f"{size} ranks{where} over {self.transport.route}"
+
 
 def connect(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical = False) -> Connection:
     """Return the connection of this rank. Collective. Connect one reduction at a time.

@@ -60,7 +60,7 @@ class HorovodTransport(CollectivesTransport):
     def _call(self, kind: str, *arrays: NDArray[Any], **options: Any) -> NDArray[Any]:
         """Call one of Horovod's collectives. A failure says that a rank has left the job, where it has."""
         try:
-            with self.around(), noticed(StallWarning(f"rank {self.rank} of {self.size}").look):
+            with self.around(), noticed(StallWarning(f"rank {self.rank} of {self.size}").note_wait):
                 found = getattr(self.hvd, kind)(*map(self.to_tensor, arrays), name=f"{self._name}.{kind}",
                                                 process_set=self._set, **options)
                 return np.asarray(found[0] if kind == "alltoall" else found)  # an alltoall gives its splits, too

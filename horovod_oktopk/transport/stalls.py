@@ -53,7 +53,7 @@ class StallWarning:
     def __init__(self, who: str) -> None:
         self._who, self._limit, self._told = who, StallLimits.of_horovod().warning, 0.0
 
-    def look(self, waited: float) -> None:
+    def note_wait(self, waited: float) -> None:
         """Warn if it is time to; `waited` is in seconds."""
         if self._limit and waited > self._told + self._limit:
             self._told = waited

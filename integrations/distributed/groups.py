@@ -134,7 +134,7 @@ class GroupTransport(Transport):
         self._calls += 1
         call = self._notes.call(self._name, self._calls, self._members)
         try:
-            with noticed(call.look):
+            with noticed(call.note_wait):
                 begin().wait()
         except RuntimeError as error:
             raise TransportError(call.explain(error)) from error

@@ -82,7 +82,7 @@ class Call:
         self._channel, self._number = channel, number
         self._has_arrived, self._told = False, 0.0
 
-    def look(self, waited: float) -> None:
+    def note_wait(self, waited: float) -> None:
         """Note that this rank has arrived; warn if it is time to. `waited` is in seconds."""
         limit = self._notes.stall_seconds
         try:

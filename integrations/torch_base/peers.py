@@ -36,7 +36,7 @@ class Peers(Reducer):
     def on_host(self, choice: TransportName, hierarchical: Hierarchical) -> Reducer | None:
         """Return the ranks of this host; None if each rank is a worker of its own. Collective.
 
-        Raise as `connect` does, and PluginError if the hosts' ranks cannot be told apart.
+        Raise as `connect` does, and PluginError if this host's ranks cannot be told apart.
         """
 
     @abstractmethod

@@ -128,7 +128,7 @@ class Run:
         return ()
 
     def reduce(self) -> None:
-        """Reduce the gradients over a host's ranks if hosts are the mode's workers, before the step."""
+        """Reduce the gradients over this host's ranks if it is one worker of the mode's, before the step."""
         self._reduced = None
         if self._host is not None:
             self.parameters.reduce_all(self._host, self.average, self._sparse_as_dense)

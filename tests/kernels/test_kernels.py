@@ -282,7 +282,7 @@ def test_the_top_k_is_exact_whatever_was_expected(seed, k, half):
 
 def test_candidates_of_another_step_are_not_taken_for_this_one():
     acc = NumpyAccumulator(100)
-    acc.expect(1.0, 100)
+    acc.expect_threshold(1.0, 100)
     acc.accumulate([(0, np.linspace(-3, 3, 100, dtype=np.float32))])
     acc.commit(acc.select(1.5, 100).indices)
     acc.accumulate([(50, np.full(50, 9, np.float32)), (0, np.full(50, 8, np.float32))])  # not in order

@@ -140,7 +140,7 @@ def select_gives_up_past_its_limit(new: New, piece: Piece) -> None:
 def of_what_is_expected_only_what_passes_is_selected(new: New, piece: Piece) -> None:
     gradient = np.linspace(-3, 3, 100, dtype=np.float32)
     accumulator = new(100, np.float32)
-    accumulator.expect(1.0, 100)
+    accumulator.expect_threshold(1.0, 100)
     accumulator.accumulate([(0, piece(gradient.copy()))])
     for threshold in (1.0, 1.5, 3.5):
         found = accumulator.select(threshold, 100).indices.tolist()

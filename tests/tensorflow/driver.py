@@ -101,7 +101,7 @@ class TensorFlowTrainer:
         self.initial_lr, self.momentum, self.normalizes = lr, momentum, normalizes
         self.target: Any = list(self.variables.values())
         self.prepare({"compression": compression, **arguments})
-        self.run = tf.function(self.take_step) if self.graph else self.take_step
+        self.run = tf.function(self.take_step, autograph=False) if self.graph else self.take_step
 
     def variable(self, name: str, shape: tuple[int, ...]) -> Any:
         return tf.Variable(tf.zeros(shape, self.dtype), name=name)

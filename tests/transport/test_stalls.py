@@ -14,9 +14,9 @@ def test_a_call_that_waits_for_long_is_told(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "0.05")
     monkeypatch.setattr(stalls, "LOOK", 0.01)
     stalls._watch.cache_clear()
-    with stalls.noticed(stalls.StallWarning("rank 0 of 2").look):
+    with stalls.noticed(stalls.StallWarning("rank 0 of 2").note_wait):
         pass
-    with stalls.noticed(stalls.StallWarning("rank 1 of 2").look):
+    with stalls.noticed(stalls.StallWarning("rank 1 of 2").note_wait):
         for _ in range(1000):  # at most ten seconds
             if len(caplog.messages) >= 2:
                 break

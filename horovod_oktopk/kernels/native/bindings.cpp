@@ -1,7 +1,7 @@
 // The kernels in C++: the module conforms to the protocol Kernels, with the same results as NumPy's, bit for bit.
 
 #include "collect.hpp"
-#include "common.hpp"
+#include "blocks.hpp"
 #include "half_precision.hpp"
 #include "indices.hpp"
 #include "levels.hpp"

@@ -1,7 +1,7 @@
 // One pass over all elements: a sum, a difference, or one array; whether all is finite, and what passes the threshold.
 #pragma once
 
-#include "common.hpp"
+#include "blocks.hpp"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // bfloat16, as in numpy_kernels.py.
 #pragma once
 
-#include "common.hpp"
+#include "blocks.hpp"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // Ascending indices: those that two vectors share, and the code in which they travel.
 #pragma once
 
-#include "common.hpp"
+#include "blocks.hpp"
 
 namespace {
 

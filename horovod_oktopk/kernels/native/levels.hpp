@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "common.hpp"
+#include "blocks.hpp"
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "common.hpp"
+#include "blocks.hpp"
 
 namespace {
 

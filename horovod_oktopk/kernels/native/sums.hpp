@@ -1,7 +1,7 @@
 // Sums of sparse parts.
 #pragma once
 
-#include "common.hpp"
+#include "blocks.hpp"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // Writing few elements into a long array.
 #pragma once
 
-#include "common.hpp"
+#include "blocks.hpp"
 
 namespace {
 

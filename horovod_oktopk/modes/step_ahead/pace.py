@@ -66,8 +66,8 @@ class GradientNoise:
     def become_alike(self, transport: Transport, workers: int) -> None:
         """Take rank 0's means on all ranks, as a rank that joins an elastic job has none. Collective.
 
-        `workers` is the number of workers that have gradients of their own: the ranks, or the hosts. If the means are
-        of another number of workers, begin anew.
+        `workers` is the number of workers, each of which has gradients of its own. If the means are of another number
+        of them, begin anew.
         """
         row = np.array([self.workers, self.own, self.mean])
         first, own, mean = transport.allgather(row.view(np.int64))[0].view(np.float64).tolist()
