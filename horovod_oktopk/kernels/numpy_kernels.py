@@ -20,6 +20,8 @@ Words = NDArray[np.uint32]
 
 LEVELS = 8
 """Number of magnitudes in a code of 4 bits."""
+INFINITE = np.uint16(0x7F80)
+"""Infinity in bfloat16."""
 CHUNK = 1 << 16
 """Elements handled at a time: small enough that temporaries stay in the second-level cache."""
 
@@ -215,3 +217,30 @@ class NumpyKernels:
         codes = np.stack([pairs & 15, pairs >> 4], axis=1).ravel()[:count]
         values: Array = np.concatenate([levels, -levels]).astype(dtype)[codes]
         return values
+
+    def to_blocks(self, values: Array, levels: Array, block: int) -> tuple[Words, HalfBits]:
+        """Return the codes of values as fractions of the largest magnitude of their block, and those in bfloat16.
+
+        A block in which a value is not finite is infinite as a whole.
+        """
+        rows = _in_rows(values, block)
+        largest = np.abs(rows).max(axis=1, initial=0)
+        sound = np.isfinite(largest)
+        scales = self.to_half(np.where(sound, largest, 0))
+        scales[~sound] = INFINITE
+        divisors = np.where(sound & (largest > 0), largest, 1)
+        fractions = np.where(sound[:, None], rows, 1) / divisors[:, None]
+        return self.to_levels(fractions.ravel()[:len(values)], levels), scales
+
+    def from_blocks(self, words: Words, scales: HalfBits, count: int, levels: Array, block: int, dtype: Any) -> Array:
+        """Return the values of `count` codes, each times the scale of its block: float32 or float64."""
+        rows = _in_rows(self.from_levels(words, count, levels, dtype), block)
+        with np.errstate(invalid="ignore"):  # 0 · infinity, past the end
+            values: Array = (rows * self.from_half(scales, dtype)[:, None]).ravel()[:count]
+        return values
+
+
+def _in_rows(values: Array, length: int) -> Array:
+    """Return values in rows, with zeros after them."""
+    missing = -len(values) % length
+    return (np.append(values, np.zeros(missing, values.dtype)) if missing else values).reshape(-1, length)

@@ -36,8 +36,6 @@ WORD = 4
 WORD_BITS = 8 * WORD
 DEPTH = 8 << 7
 """Span of the levels, except zero, if the lowest is not known: 8 octaves, of 2**7 bfloat16 numbers each."""
-INFINITE = np.uint16(0x7F80)
-"""Infinity in bfloat16."""
 BLOCK = 64
 """Number of values that share one scale in the format "log4 blocks"."""
 FEW = 2
@@ -129,30 +127,18 @@ class BlockLevels(Plain):
         return -(-_blocks(count) // 2) + -(-count // 8)
 
     def round(self, values: Values) -> Values:
-        return self._values(*self._codes(values), len(values))
+        return self._values(*self.kernels.to_blocks(values, FRACTIONS, BLOCK), len(values))
 
     def pack(self, values: Values) -> Words:
-        codes, scales = self._codes(values)
+        codes, scales = self.kernels.to_blocks(values, FRACTIONS, BLOCK)
         return np.concatenate([np.append(scales, np.zeros(len(scales) % 2, np.uint16)).view(np.uint32), codes])
 
     def unpack(self, words: Words, count: int) -> Values:
         scales = words.view(np.uint16)[:_blocks(count)]
         return self._values(words[-(-len(scales) // 2):], scales, count)
 
-    def _codes(self, values: Values) -> tuple[Words, HalfBits]:
-        rows = _in_rows(values)
-        largest = np.maximum(rows.max(axis=1), -rows.min(axis=1))
-        scales, overflowed = self.kernels.to_half(np.nan_to_num(largest)), ~np.isfinite(largest)
-        if overflowed.any():  # a sum, which all ranks are to see: the whole block is infinite
-            scales[overflowed] = INFINITE
-            rows, largest = np.where(overflowed[:, None], 1, rows), np.where(overflowed, 1, largest)
-        fractions = rows / np.where(largest == 0, 1, largest)[:, None]
-        return self.kernels.to_levels(fractions.ravel()[:len(values)], FRACTIONS), scales
-
     def _values(self, codes: Words, scales: HalfBits, count: int) -> Values:
-        rows = _in_rows(self.kernels.from_levels(codes, count, FRACTIONS, self.dtype))
-        with np.errstate(invalid="ignore"):  # 0 · infinity, past the end
-            values: Values = (rows * self.kernels.from_half(scales, self.dtype)[:, None]).ravel()[:count]
+        values: Values = self.kernels.from_blocks(codes, scales, count, FRACTIONS, BLOCK, self.dtype)
         return values
 
 
@@ -162,12 +148,6 @@ FORMATS: dict[Format | None, type[Plain]] = {None: Plain, "bfloat16": Halves, "l
 
 def _blocks(count: int) -> int:
     return -(-count // BLOCK)
-
-
-def _in_rows(values: Values) -> NDArray[Any]:
-    """Return values in rows of BLOCK, with zeros after them."""
-    missing = -len(values) % BLOCK
-    return (np.append(values, np.zeros(missing, values.dtype)) if missing else values).reshape(-1, BLOCK)
 
 
 def levels_between(ends: HalfBits) -> NDArray[np.float32]:

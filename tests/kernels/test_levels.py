@@ -67,6 +67,29 @@ def test_both_have_the_same_bits(dtype, seed, count):
     assert len(found[0]) == values.nbytes
 
 
+@pytest.mark.parametrize("block", [8, 64, 8192])
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(st.integers(0, 2**32 - 1), COUNTS)
+def test_blocks_have_scales_of_their_own_and_the_same_bits_in_both(block, dtype, seed, count):
+    rng = np.random.default_rng(seed)
+    levels = np.append(0, np.geomspace(0.01, 1, 7)).astype(np.float32)
+    values = nasty(rng, count, dtype)
+    values[:count // 2] = nasty(rng, count // 2, dtype, finite=True)
+    (words, scales), (others, again) = (kernel.to_blocks(values, levels, block) for kernel in BOTH)
+    assert (words.tobytes(), scales.tobytes()) == (others.tobytes(), again.tobytes())
+    assert (len(words), len(scales)) == (-(-count // 8), -(-count // block))
+    rounded, same = (kernel.from_blocks(words, scales, count, levels, block, dtype) for kernel in BOTH)
+    assert rounded.tobytes() == same.tobytes()
+    for start in range(0, count, block):
+        part, found = values[start:start + block], rounded[start:start + block]
+        if not np.isfinite(part).all():
+            assert np.isposinf(found).all(), "a block that has overflowed is seen on all ranks"
+            continue
+        largest = min(float(np.abs(part).max()), float(np.finfo(np.float32).max))
+        assert float(np.abs(found).max()) == pytest.approx(largest, rel=0.01, abs=1e-37)
+        assert (np.signbit(found) == np.signbit(part)).all()
+
+
 def test_the_native_kernels_refuse_what_would_leave_their_arrays():
     native = pytest.importorskip("horovod_oktopk.kernels._native")
     eight, words = np.ones(8, np.float32), np.zeros(2, np.uint32)
@@ -78,3 +101,8 @@ def test_the_native_kernels_refuse_what_would_leave_their_arrays():
     for count in (-1, 17):
         with pytest.raises(ValueError, match="fewer words"):
             native.from_levels(words, count, eight, np.float64)
+    with pytest.raises(ValueError, match="fewer scales"):
+        native.from_blocks(words, np.zeros(1, np.uint16), 9, eight, 8, np.float32)
+    for block in (0, 4, 100):
+        with pytest.raises(ValueError, match="a block must have 8 to 8192 values"):
+            native.to_blocks(np.ones(3, np.float32), eight, block)

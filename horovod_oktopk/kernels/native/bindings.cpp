@@ -39,6 +39,7 @@ template <class T> void define(py::module_ &module) {
     module.def("passing", &passing<T>, py::arg("indices"), py::arg("values"), py::arg("threshold"));
     module.def("to_half", &to_half<T>, py::arg("values"));
     module.def("to_levels", &to_levels<T>, py::arg("values"), py::arg("levels").noconvert());
+    module.def("to_blocks", &to_blocks<T>, py::arg("values"), py::arg("levels").noconvert(), py::arg("block"));
     module.def("kth_magnitude", &kth_magnitude<T>, py::arg("values"), py::arg("k"));
     module.def("sum_parts", &sum_parts<T>, py::arg("indices").noconvert(), py::arg("values").noconvert());
 }
@@ -60,6 +61,8 @@ PYBIND11_MODULE(_native, module) {
     module.def("from_half", &from_half, py::arg("bits"), py::arg("dtype"));
     module.def("from_levels", &from_levels, py::arg("words").noconvert(), py::arg("count"),
                py::arg("levels").noconvert(), py::arg("dtype"));
+    module.def("from_blocks", &from_blocks, py::arg("words").noconvert(), py::arg("scales").noconvert(),
+               py::arg("count"), py::arg("levels").noconvert(), py::arg("block"), py::arg("dtype"));
     module.def("sorted", &sorted<uint32_t>, py::arg("numbers").noconvert());
     module.def("sorted", &sorted<uint64_t>, py::arg("numbers").noconvert());
     module.def("common_positions", &common_positions, py::arg("mine").noconvert(), py::arg("other").noconvert());

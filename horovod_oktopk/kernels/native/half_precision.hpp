@@ -5,12 +5,14 @@
 
 namespace {
 
+constexpr uint16_t BFLOAT16_INFINITY = 0x7f80;
+
 // The nearest bfloat16 as its bits, ties to even, and never infinity; see numpy_kernels.py.
 INLINE uint16_t to_bfloat16(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
     const uint32_t nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    return static_cast<uint16_t>((nearest & 0x7fff) == 0x7f80 ? bits >> 16 : nearest);
+    return static_cast<uint16_t>((nearest & 0x7fff) == BFLOAT16_INFINITY ? bits >> 16 : nearest);
 }
 inline float from_bfloat16(uint16_t half) {
     const uint32_t bits = static_cast<uint32_t>(half) << 16;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "blocks.hpp"
+#include "half_precision.hpp"
 
 namespace {
 
@@ -37,6 +38,18 @@ FOR_EACH_PROCESSOR void find_levels(const double *value, int64_t count, const do
     nearest_levels(value, count, limit, code);
 }
 
+// Write the words of at most a window of values.
+template <class T> void pack_levels(const T *value, int64_t count, const T *limit, uint32_t *word) {
+    uint32_t codes[WINDOW];
+    find_levels(value, count, limit, codes);
+    std::fill(codes + count, codes + (count + CODES - 1) / CODES * CODES, 0);
+    for (int64_t i = 0; i < count; i += CODES) {
+        uint32_t packed = 0;
+        for (int j = 0; j < CODES; ++j) packed |= codes[i + j] << 4 * j;
+        word[i / CODES] = packed;
+    }
+}
+
 template <class T> Array<uint32_t> to_levels(const Array<T> &values, const Array<float> &levels) {
     check_levels(levels);
     const int64_t count = values.size();
@@ -47,18 +60,58 @@ template <class T> Array<uint32_t> to_levels(const Array<T> &values, const Array
     py::gil_scoped_release released;
     T limit[LEVELS - 1];
     find_limits(level, limit);
-    uint32_t codes[WINDOW];
-    for (int64_t start = 0; start < count; start += WINDOW) {
-        const int64_t length = std::min(WINDOW, count - start);
-        find_levels(value + start, length, limit, codes);
-        std::fill(codes + length, codes + (length + CODES - 1) / CODES * CODES, 0);
-        for (int64_t i = 0; i < length; i += CODES) {
-            uint32_t packed = 0;
-            for (int j = 0; j < CODES; ++j) packed |= codes[i + j] << 4 * j;
-            word[(start + i) / CODES] = packed;
+    for (int64_t start = 0; start < count; start += WINDOW)
+        pack_levels(value + start, std::min(WINDOW, count - start), limit, word + start / CODES);
+    return words;
+}
+
+inline void check_block(int64_t block) {
+    if (block < CODES || WINDOW % block) throw std::invalid_argument("a block must have 8 to 8192 values, a power of 2");
+}
+
+// Write the values of a block as fractions of the largest magnitude; return that, in bfloat16.
+template <class T> INLINE uint16_t divide(const T *value, int64_t count, T *fraction) {
+    typename Integer<T>::type most = 0;
+    for (int64_t i = 0; i < count; ++i) most = std::max(most, magnitude(value[i]));
+    T largest;
+    std::memcpy(&largest, &most, sizeof largest);
+    if (!(largest <= std::numeric_limits<T>::max())) {
+        std::fill(fraction, fraction + count, T{1});
+        return BFLOAT16_INFINITY;
+    }
+    const T divisor = largest == 0 ? 1 : largest;
+    for (int64_t i = 0; i < count; ++i) fraction[i] = value[i] / divisor;
+    return to_bfloat16(static_cast<float>(std::min<T>(largest, std::numeric_limits<float>::max())));
+}
+FOR_EACH_PROCESSOR uint16_t fractions_of(const float *value, int64_t count, float *fraction) {
+    return divide(value, count, fraction);
+}
+FOR_EACH_PROCESSOR uint16_t fractions_of(const double *value, int64_t count, double *fraction) {
+    return divide(value, count, fraction);
+}
+
+template <class T> py::tuple to_blocks(const Array<T> &values, const Array<float> &levels, int64_t block) {
+    check_levels(levels);
+    check_block(block);
+    const int64_t count = values.size();
+    const T *value = values.data();
+    const float *level = levels.data();
+    Array<uint32_t> words((count + CODES - 1) / CODES);
+    Array<uint16_t> scales((count + block - 1) / block);
+    uint32_t *word = words.mutable_data();
+    uint16_t *scale = scales.mutable_data();
+    {
+        py::gil_scoped_release released;
+        T limit[LEVELS - 1], fractions[WINDOW];
+        find_limits(level, limit);
+        for (int64_t start = 0; start < count; start += WINDOW) {
+            const int64_t length = std::min(WINDOW, count - start);
+            for (int64_t i = 0; i < length; i += block)
+                *scale++ = fractions_of(value + start + i, std::min(block, length - i), fractions + i);
+            pack_levels(fractions, length, limit, word + start / CODES);
         }
     }
-    return words;
+    return py::make_tuple(words, scales);
 }
 
 template <class T> Array<T> looked_up(const Array<uint32_t> &words, int64_t count, const Array<float> &levels) {
@@ -79,6 +132,27 @@ template <class T> Array<T> looked_up(const Array<uint32_t> &words, int64_t coun
         std::memcpy(value + i, pairs[word[i / CODES] >> 4 * (i % CODES) & 255], sizeof pairs[0]);
     if (count % 2) value[count - 1] = pairs[word[(count - 1) / CODES] >> 4 * ((count - 1) % CODES) & 15][0];
     return values;
+}
+
+template <class T> Array<T> multiplied(const Array<uint32_t> &words, const Array<uint16_t> &scales, int64_t count,
+                                       const Array<float> &levels, int64_t block) {
+    check_block(block);
+    if (scales.size() * block < count) throw std::invalid_argument("fewer scales than the values have blocks");
+    Array<T> values = looked_up<T>(words, count, levels);
+    const uint16_t *scale = scales.data();
+    T *value = values.mutable_data();
+    py::gil_scoped_release released;
+    for (int64_t start = 0; start < count; start += block) {
+        const T factor = from_bfloat16(scale[start / block]);
+        for (int64_t i = start; i < std::min(start + block, count); ++i) value[i] *= factor;
+    }
+    return values;
+}
+
+inline py::array from_blocks(const Array<uint32_t> &words, const Array<uint16_t> &scales, int64_t count,
+                             const Array<float> &levels, int64_t block, const py::object &dtype) {
+    if (is_single(dtype)) return multiplied<float>(words, scales, count, levels, block);
+    return multiplied<double>(words, scales, count, levels, block);
 }
 
 inline py::array from_levels(const Array<uint32_t> &words, int64_t count, const Array<float> &levels,
