@@ -127,7 +127,8 @@ class BlockLevels(Plain):
         return -(-_blocks(count) // 2) + -(-count // 8)
 
     def round(self, values: Values) -> Values:
-        return self._values(*self.kernels.to_blocks(values, FRACTIONS, BLOCK), len(values))
+        codes, scales = self.kernels.to_blocks(values, FRACTIONS, BLOCK)
+        return self._values(codes, scales, len(values))
 
     def pack(self, values: Values) -> Words:
         codes, scales = self.kernels.to_blocks(values, FRACTIONS, BLOCK)
