@@ -134,8 +134,8 @@ STUDIES = {
                                TRANSFORMER_RATES, {**ONE_PERCENT, "optimizer": "adamw", "epochs": 12}),
     "own-gpt": Study("dense's own settings", GPT, 4, {
         "dense": replace(DENSE, ranks=1), "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS,
-        "no-gain": WITHOUT_GAIN, "longer-5": longer(5, GPT), "same-blocks-5": longer(5, GPT, SAME_BLOCKS)},
-        (0.001,), ONE_PERCENT),
+        "no-gain": WITHOUT_GAIN, "longer-5": longer(5, GPT), "same-blocks-5": longer(5, GPT, SAME_BLOCKS),
+        "dense-5": longer(5, GPT, replace(DENSE, ranks=1))}, (0.001,), ONE_PERCENT),
     **{f"own-transformer-{ranks}": Study("AdamW, dense's own settings", TRANSFORMER, ranks, {
         "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS,
         **({"no-gain": WITHOUT_GAIN} if ranks == 4 else {})},

@@ -18,7 +18,10 @@ KINDS = {
     Job("tensorflow", "mpi", 4): ("keras",),
 }
 """Kinds of training by job: all of them everywhere would take too long. On one rank, all have what is its own."""
-ALONE = ("keras_callbacks.", "keras_fit.fit_reduces", "partial.eager_steps", "step_ahead_models.fit_shows",
+CALLBACKS = tuple(f"keras_callbacks.{name}" for name in (
+    "the_warm_up_sets", "the_best_model", "the_density_warms", "local_variables_are_not", "elastic_"))
+"""Scenarios of callbacks whose ranks tell each other something, or that count them."""
+ALONE = (*CALLBACKS, "keras_fit.fit_reduces", "partial.eager_steps", "step_ahead_models.fit_shows",
          "step_ahead_saving.")
 """Scenarios of TensorFlow alone that run on one rank."""
 QUICK_FUNCTIONS = ("features.", "sparse.", "transport.")
@@ -27,10 +30,10 @@ QUICK = ("gradients.", "keras_fit.fit_reduces", "keras_callbacks.metrics", "mixe
          "own_optimizers.a_gan_starts_alike", "refused.copies_of_models", "state.keras_state_restores",
          "step_ahead.the_learning_rate", "step_ahead_models.fit_shows")
 """Scenarios of TensorFlow alone that it has, by their beginnings."""
-OVER_GLOO = ("keras_callbacks.", "keras_edges.a_rank_without", "sparse.", "transport.", "features.process_set",
+OVER_GLOO = (*CALLBACKS, "keras_edges.a_rank_without", "sparse.", "transport.", "features.process_set",
              "step_ahead.dense", "step_ahead.one_rank_alone", "step_ahead.two_", "step_ahead.the_ranks_of_a_host",
              "step_ahead_models.fit_shows")
-ON_FOUR = ("keras_callbacks.", "features.process_set", "features.a_rank_outside", "hosts.gives", "hosts.the_average",
+ON_FOUR = (*CALLBACKS, "features.process_set", "features.a_rank_outside", "hosts.gives", "hosts.the_average",
            "sparse.gives", "sparse.equals", "partial.nothing", "step_ahead.dense", "step_ahead.the_ranks_of_a_host")
 """Scenarios that depend on the network or the number of ranks; PyTorch and the core have more on these."""
 UNDER_TF_KERAS = ("keras_callbacks.", "keras_edges.", "keras_fit.", "mixed_precision.", "own_optimizers.", "refused.",
