@@ -26,7 +26,7 @@ ALONE = (*CALLBACKS, "keras_fit.fit_reduces", "partial.eager_steps", "step_ahead
 """Scenarios of TensorFlow alone that run on one rank."""
 QUICK_FUNCTIONS = ("features.", "sparse.", "transport.")
 """Scenarios of tf.function that `make test` has, on two ranks over MPI."""
-QUICK = ("gradients.", "keras_fit.fit_reduces", "keras_callbacks.metrics", "mixed_precision.",
+QUICK = ("gradients.", "keras_fit.fit_reduces", "keras_callbacks.the_warm_up_sets", "mixed_precision.",
          "own_optimizers.a_gan_starts_alike", "refused.copies_of_models", "state.keras_state_restores",
          "step_ahead.the_learning_rate", "step_ahead_models.fit_shows")
 """Scenarios of TensorFlow alone that it has, by their beginnings."""
