@@ -15,7 +15,7 @@ from .errors import OptionError
 from .kernels import KERNELS
 from .phases import volume
 from .schemes.oktopk_options import OkTopk
-from .schemes.options import LEVELS, Unit
+from .schemes.options import DENSITIES, Unit
 from .selection.accumulator import NumpyAccumulator
 from .selection.local_top_k import local_top_k
 from .transport.base import Transport, batch_length
@@ -181,7 +181,7 @@ def report(n: int, size: int, options: OkTopk, network: Network, selection_secon
 def _at_higher_densities(n: int, size: int, options: OkTopk, network: Network) -> list[str]:
     """Return a line on the seconds that StepAhead's communication takes if more is sent; none if all is."""
     found = [(density, predict(n, size, replace(options, density=density), network, 0.0)[-1].communication)
-             for density in (*LEVELS[::4], 1.0) if density > options.present_density]
+             for density in (*DENSITIES[::4], 1.0) if density > options.present_density]
     words = ", ".join(f"{1e3 * seconds:.2f} ms at {100 * density:g} %" for density, seconds in found)
     return [f'If more is sent, it takes {words}: density="auto" finds what costs no time.'] if found else []
 

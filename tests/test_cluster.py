@@ -104,7 +104,7 @@ def test_training_steps_are_split_into_their_parts(tmp_path: Path) -> None:
 def test_a_density_that_sets_itself_is_found_before_steps_are_timed(tmp_path: Path) -> None:
     line = '--hosts 2 --models gpt --schemes "StepAhead(SameBlocks), auto" --steps 1'
     (found,) = measured("training", tmp_path, line)
-    assert min(abs(found["density"] / level - 1) for level in SameBlocks.levels) < 1e-4  # k is a whole number
+    assert min(abs(found["density"] / each - 1) for each in SameBlocks.densities) < 1e-4  # k is a whole number
     assert found["found_after"] >= SKIPPED + COUNTED
     elements = found["density"] * 812_160  # 2k(P-1)/P values of 4.25 bits, and control messages
     assert found["bytes_sent"] == pytest.approx(elements * 4.25 / 8, rel=0.02)

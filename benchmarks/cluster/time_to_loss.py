@@ -1,6 +1,6 @@
 """Loss against seconds: the losses of whole trainings by step, at the seconds that a step takes on a cluster.
 
-    sudo .venv/bin/python -m benchmarks.cluster.time_to_loss --hosts 4 --dilation 2
+    sudo .venv/bin/python -m benchmarks.cluster.time_to_loss --dilation 2
 
 A network changes when an exchange ends, and nothing in what it computes. So the losses are those of
 benchmarks.accuracy.convergence, on ranks that are threads (study own-gpt), and the seconds are those of the same
@@ -20,14 +20,13 @@ from typing import Any
 
 from benchmarks import launch, output
 from benchmarks.accuracy.convergence import Runs, Tuned, steps_of_an_epoch
-from benchmarks.accuracy.studies import STUDIES
+from benchmarks.accuracy.studies import BLACK, STUDIES
 from benchmarks.cluster import training
-from benchmarks.cluster.hosts import add_arguments, in_words
+from benchmarks.cluster.hosts import in_words
 from benchmarks.output import BLUE, GREEN, GREY
 
 STUDY = STUDIES["own-gpt"]
 RATES = ("100mbit", "1gbit", "10gbit")
-BLACK = "#222222"
 Curve = list[tuple[float, float]]
 """Epochs and losses of one training."""
 
@@ -57,7 +56,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
     wanted = [name for method in METHODS.values() for name in method.schemes if name in training.SCHEMES]
     for rate in RATES:
         if rate not in found:
-            line = ["--models", "gpt", "--schemes", *wanted, "--rate", rate, "--hosts", str(arguments.hosts),
+            line = ["--models", "gpt", "--schemes", *wanted, "--rate", rate, "--hosts", str(STUDY.ranks),
                     "--dilation", str(arguments.dilation), "--steps", "40"]
             rows = training.measure(training.parse_arguments(line))
             found[rate] = {row["scheme"]: row["step"] for row in rows}
@@ -70,9 +69,17 @@ def seconds_of(method: Method, steps: dict[str, float]) -> float:
 
 
 def curves_of(name: str, runs: Runs, seeds: Sequence[int]) -> list[Curve]:
-    """Return the curve of each seed; none if a seed has no run."""
-    found = [runs.of(STUDY, name, STUDY.rates[0], seed) for seed in seeds]
-    return [[(entry["epoch"], entry[STUDY.task.metric]) for entry in run["history"]] for run in found if run]
+    """Return the curve of each seed. Raise SystemExit if a seed has no run."""
+    return [[(entry["epoch"], entry[STUDY.task.metric]) for entry in run_of(name, runs, seed)["history"]]
+            for seed in seeds]
+
+
+def run_of(name: str, runs: Runs, seed: int) -> dict[str, Any]:
+    run = runs.of(STUDY, name, STUDY.rates[0], seed)
+    if run is None:
+        raise SystemExit(f"time_to_loss: {runs.path} has no training {name!r} of own-gpt with seed {seed}: run "
+                         "benchmarks.accuracy.convergence --studies own-gpt with the same file as --json")
+    return run
 
 
 def epochs_to(goal: float, curve: Curve) -> float | None:
@@ -88,7 +95,7 @@ def reached(method: Method, share: float, curves: dict[str, list[Curve]]) -> lis
     goals = [share * curve[-1][1] for curve in curves["dense"]]
     found = []
     for name in method.trainings:
-        epochs = [epochs_to(goal, curve) for goal, curve in zip(goals, curves[name], strict=False)]
+        epochs = [epochs_to(goal, curve) for goal, curve in zip(goals, curves[name], strict=True)]
         sure = [each for each in epochs if each is not None]
         if len(sure) == len(goals):
             found.append(sure)
@@ -135,7 +142,7 @@ def plot(steps: dict[str, dict[str, float]], curves: dict[str, list[Curve]], ste
 
 def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
     parser = output.make_parser(__doc__, "time_to_loss")
-    add_arguments(parser)
+    parser.add_argument("--dilation", type=int, default=1, help="time dilation, as in benchmarks.cluster.training")
     parser.add_argument("--losses", type=Path, default=Path("docs/data/own_settings.json"),
                         help="what benchmarks.accuracy.convergence has written")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
@@ -145,10 +152,10 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
 def main(line: list[str] | None = None) -> None:
     arguments = parse_arguments(line)
     launch.end_cleanly_on_sigterm()
-    runs = Runs(arguments.losses, arguments.timeout, may_train=False)
+    runs = Runs(arguments.losses, timeout=0, may_train=False)
     trainings = {name for method in METHODS.values() for name in method.trainings}
     curves = {name: curves_of(name, runs, arguments.seeds) for name in trainings}
-    counted: Any = runs.of(STUDY, "step-ahead", STUDY.rates[0], arguments.seeds[0])
+    counted = run_of("step-ahead", runs, arguments.seeds[0])
     steps_of_epoch = steps_of_an_epoch({"step-ahead": Tuned(STUDY.rates[0], [counted])})
     steps = measure(arguments)
     show(steps, curves, steps_of_epoch)

@@ -33,8 +33,9 @@ def measure(model: str, schemes: list[Scheme], density: float, warm_up: int, ste
         computation = of_all_ranks(median_step(make_step(workload, None), 2, steps))["step"]
         dense = kind in DENSE
         compression = DENSE[kind] if dense else compression_of(kind, density, options)
-        before = AT_REST if options.get("density") == "auto" else 1 if dense else warm_up
-        figures = of_all_ranks(median_step(make_step(workload, compression), before, steps))
+        searches = options.get("density") == "auto"
+        before = 1 if dense else warm_up
+        figures = of_all_ranks(median_step(make_step(workload, compression), before, steps, searches))
         overlapped = dense or kind.startswith("StepAhead")
         found.append({"model": model, "scheme": name, **parts_of(figures, computation, overlapped)})
     return found
@@ -94,16 +95,16 @@ def make_step(workload: Workload, compression: Any) -> Callable[[], Figures]:
     return step
 
 
-def median_step(step: Callable[[], Figures], warm_up: int, steps: int) -> Figures:
-    """Return medians over the steps after a warm-up; a density that sets itself has been found by then."""
-    figures = [step() for _ in range(warm_up)]
-    while len({each.get("density") for each in figures[-AT_REST:]}) > 1:
+def median_step(step: Callable[[], Figures], warm_up: int, steps: int, searches: bool = False) -> Figures:
+    """Return medians over the steps after a warm-up, which lasts until the density is found if it sets itself."""
+    figures = [step() for _ in range(max(warm_up, AT_REST) if searches else warm_up)]
+    while searches and len({each.get("density") for each in figures[-AT_REST:]}) > 1:
         figures.append(step())
     timed = [step() for _ in range(steps)]
     # Floats all: allgather_object names its tensors by the object's type.
     found = {name: float(statistics.median(each[name] for each in timed)) for name in timed[-1]}
-    if "density" in found:
-        found["found_after"] = float(max(0, len(figures) - AT_REST))
+    if searches:
+        found["found_after"] = float(len(figures) - AT_REST)
     return found
 
 

@@ -44,7 +44,7 @@ class Reduction:
         self.scheme, self.layout, self.ranks, self.title = scheme, layout, ranks, title
         self.memory = Memory()
         self.worker = Worker(scheme.algorithm(unit))
-        self.control = DensityControl(scheme.levels)
+        self.control = DensityControl(scheme.densities)
         """The search for the density, if that is measured."""
         self.report: StepReport | None = None
         """Report of the last step; None before the first."""
@@ -119,7 +119,7 @@ class Reduction:
     def measure_from(self, level: int) -> None:
         """Search for the density, if it is measured, from a level on that rank 0 tells at the next step."""
         if self.scheme.measures:
-            self.control = DensityControl(self.scheme.levels, level)
+            self.control = DensityControl(self.scheme.densities, level)
             self.scheme = self.scheme.at(self.control.density)
 
     @property

@@ -13,7 +13,7 @@ from ..transport.ranks import Hierarchical, TransportName
 from .algorithm import Algorithm
 
 DEFAULT_DENSITY = 0.01
-LEVELS = (*(DEFAULT_DENSITY * 2 ** (number / 2) for number in range(11)), 1.0)
+DENSITIES = (*(DEFAULT_DENSITY * 2 ** (number / 2) for number in range(11)), 1.0)
 """Densities of a search. Between a third and all, elements with their indices cost as much as all without."""
 Unit = Literal["gradients", "parameters"]
 """The unit of the reduced vectors: gradients, or in StepAhead moves of parameters."""
@@ -50,7 +50,7 @@ class Scheme(Compression):
     """The algorithm, if it has no options."""
     ahead: ClassVar[float | None] = None
     """The λ that suits the scheme in `StepAhead`; None: one that follows from the number of workers."""
-    levels: ClassVar[tuple[float, ...]] = LEVELS
+    densities: ClassVar[tuple[float, ...]] = DENSITIES
     """The densities that `density="auto"` tries, the least first."""
 
     density: float | Literal["auto"] = DEFAULT_DENSITY
@@ -109,7 +109,7 @@ class Scheme(Compression):
     @property
     def _first_density(self) -> float:
         """The density that was given; the least if it is measured."""
-        return self.levels[0] if isinstance(self._given_density, str) else self._given_density
+        return self.densities[0] if isinstance(self._given_density, str) else self._given_density
 
     def _set(self, **fields: Any) -> None:
         for name, value in fields.items():

@@ -89,7 +89,7 @@ class SameBlocks(Scheme):
 
     density: float = 0.2
     ahead: ClassVar[float | None] = 1.0
-    levels: ClassVar[tuple[float, ...]] = (*(0.1 * 2 ** (number / 2) for number in range(7)), 1.0)
+    densities: ClassVar[tuple[float, ...]] = (*(0.1 * 2 ** (number / 2) for number in range(7)), 1.0)
 
     def settings(self, unit: Unit = "gradients") -> Mapping[str, Any]:
         """Return all options by name, with the format of the values that are sent."""

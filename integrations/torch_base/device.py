@@ -68,7 +68,7 @@ class DeviceVector(Accumulator):
     def _chunks(self) -> Iterator[tuple[int, torch.Tensor]]:
         """Return the (offset, chunk) pairs of acc, in order."""
 
-    def expect_threshold(self, threshold: float, limit: int) -> None:  # noqa: ARG002 - selecting is a pass of its own here
+    def expect_threshold(self, threshold: float, limit: int) -> None:  # noqa: ARG002 - selecting is a pass
         self.expected = threshold
 
     def select(self, threshold: float, limit: int) -> SparseVector | None:

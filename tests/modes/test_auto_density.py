@@ -15,19 +15,19 @@ from horovod_oktopk import OkTopk, OptionError, SameBlocks, StepAhead, TopkA
 from horovod_oktopk.modes import auto_density
 from horovod_oktopk.modes.auto_density import COUNTED, SKIPPED, DensityControl, search
 from horovod_oktopk.modes.options import Partial
-from horovod_oktopk.schemes.options import LEVELS, Scheme
+from horovod_oktopk.schemes.options import DENSITIES, Scheme
 from tests.modes.step_ahead.test_mode import Worker, moves
 from tests.modes.test_gradient_mode import make, take_step
 from tests.support.threads import run_ranks
 
 FREE = 5
 """The largest level that costs nothing, by the clock of the ranks here."""
-TOP = len(LEVELS) - 1
+TOP = len(DENSITIES) - 1
 
 
 def found_by(seconds_of: Any, steps: int, start: int = 0) -> list[int]:
     """Return the levels of this many steps, each of which takes `seconds_of` its level."""
-    control = search(LEVELS, start)
+    control = search(DENSITIES, start)
     levels = [next(control)]
     while len(levels) < steps:
         levels.append(control.send(seconds_of(levels[-1])))
@@ -70,7 +70,7 @@ class Clock(threading.local):
         return self.now
 
     def take_step(self, scheme: Scheme) -> None:
-        self.now += 1.0 if scheme.present_density <= scheme.levels[FREE] else 2.0
+        self.now += 1.0 if scheme.present_density <= scheme.densities[FREE] else 2.0
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_ranks_change_together_find_the_level_and_a_replay_has_the_same_bits(opt
     assert all(each == seen[0] for each in seen), "and the same bits"
     assert len(set(densities[0])) > 4
     assert {each.reducer.reduction.scheme.present_density for each in workers} == {
-        options.scheme.levels[FREE]}
+        options.scheme.densities[FREE]}
     fixed = StepAhead(replace(options.scheme, density=0.01), overlap=options.overlap)
     _, again, replayed = zip(*run_ranks(size, lambda t: trained(t, clock, fixed, densities[0])), strict=True)
     assert again[0] == densities[0]
@@ -136,7 +136,7 @@ def test_gradients_have_it_too_and_nothing_is_lost(clock):
         return total, sent, reducer.read_residual(), reducer.reduction.scheme.present_density
 
     totals, sent, residuals, found = zip(*run_ranks(3, program), strict=True)
-    assert set(found) == {LEVELS[FREE]}
+    assert set(found) == {DENSITIES[FREE]}
     np.testing.assert_allclose(sent[0] + sum(each.astype(np.float64) for each in residuals), sum(totals), atol=1e-3)
 
 
@@ -154,7 +154,7 @@ def test_a_resumed_run_goes_on_at_the_level_and_one_with_other_ranks_begins_anew
         second.reducer.reduction.reset_if_membership_changed()
         return record["level"], found, second.reducer.reduction.scheme.present_density
 
-    assert run_ranks(2, program) == [(FREE, LEVELS[FREE], LEVELS[0])] * 2
+    assert run_ranks(2, program) == [(FREE, DENSITIES[FREE], DENSITIES[0])] * 2
 
 
 def test_a_density_that_is_set_takes_over_until_it_is_given_back(clock):
@@ -170,7 +170,7 @@ def test_a_density_that_is_set_takes_over_until_it_is_given_back(clock):
                 worker.reducer.set_density(None)
         return set(found[:STEPS]), found[STEPS]
 
-    assert run_ranks(2, program) == [({0.5}, LEVELS[0])] * 2
+    assert run_ranks(2, program) == [({0.5}, DENSITIES[0])] * 2
 
 
 @pytest.mark.parametrize("make_options", [
