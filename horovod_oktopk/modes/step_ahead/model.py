@@ -26,7 +26,7 @@ from ...selection.accumulator import Pieces
 from ...selection.parameter_accumulator import ParameterAccumulator
 from ...selection.replica import Replica
 from ...transport.base import Transport, broadcast
-from ...vectors.sparse import DenseVector, SparseVector, Values
+from ...vectors.sparse import DenseVector, Indices, SparseVector, Values
 from ..gradients import Update
 from ..reduction import Reduction
 from .life import Event, Life, after
@@ -280,9 +280,16 @@ def change_of_p(update: Update, result: Result) -> Any:
     assert not isinstance(contributed, slice)
     if len(contributed) < len(sent):
         sent = sent.take(KERNELS.common_positions(sent.indices, contributed))
-    change = -update.values
-    KERNELS.add(change, KERNELS.common_positions(update.indices, sent.indices), sent.values)
-    kept = result.remainder
+    change, kept = SparseVector(update.indices, -update.values), result.remainder
+    _add_within(change, sent.indices, sent.values)
     if kept is not None:
-        KERNELS.add(change, KERNELS.common_positions(update.indices, kept.indices), -kept.values)
-    return SparseVector(update.indices, change)
+        _add_within(change, kept.indices, -kept.values)
+    return change
+
+
+def _add_within(vector: SparseVector, indices: Indices, values: Values) -> None:
+    """Add values to the vector in place, at indices that it has."""
+    if len(indices) == len(vector):  # then they are the same
+        np.add(vector.values, values, out=vector.values)
+    else:
+        KERNELS.add(vector.values, KERNELS.common_positions(vector.indices, indices), values)
