@@ -216,9 +216,10 @@ def run_advise(arguments: argparse.Namespace) -> int:
         check_integer("--ranks", arguments.ranks)
         size, rank = arguments.ranks, 0
         network = advise.Network(advise.parse_latency(arguments.latency), advise.parse_bandwidth(arguments.bandwidth))
-    selection = advise.measure_selection(arguments.parameters, arguments.density)
+    n = arguments.parameters
+    seconds = advise.measure_selection(n, arguments.density), advise.measure_blocks(n)
     if rank == 0:
-        print(advise.report(arguments.parameters, size, options, network, selection))
+        print(advise.report(n, size, options, network, *seconds))
     return 0
 
 

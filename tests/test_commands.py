@@ -17,11 +17,12 @@ from tests.support.threads import run_ranks
 
 N, P = 10_000_000, 16
 NETWORK = advise.Network(latency=50e-6, bandwidth=1e9)
-SCHEMES = ["dense", "OkTopk", "StepAhead(OkTopk)"]
+SCHEMES = ["dense", "OkTopk", "StepAhead(OkTopk)", "StepAhead(SameBlocks)"]
+SECONDS = (0.02, 0.03)  # of selecting
 
 
 def predictions(network=NETWORK, size=P, n=N, options=None):
-    return {p.scheme: p for p in advise.predict(n, size, options or OkTopk(), network, 0.02)}
+    return {p.scheme: p for p in advise.predict(n, size, options or OkTopk(), network, *SECONDS)}
 
 
 def test_vgg_16_on_8_ranks_at_1_gbit_by_hand():
@@ -34,6 +35,9 @@ def test_vgg_16_on_8_ranks_at_1_gbit_by_hand():
     assert found["dense"].seconds == pytest.approx(dense * 7 / 8 / 1e9 + 2 * 3 * 50e-6)
     assert found["OkTopk"].seconds == pytest.approx(oktopk * 7 / 8 / 1e9 + latency + 0.02, rel=1e-4)
     assert found["StepAhead(OkTopk)"].seconds == pytest.approx(step_ahead * 7 / 8 / 1e9 + latency + 0.02, rel=1e-4)
+    blocks = 2 * 0.2 * n * (4 + 16 / 64)  # values of 4 bits, and for each 64 of them a scale of 16
+    latency = (1 + 2 * 3) * 50e-6 + 2 * 7 * 2e-6
+    assert found["StepAhead(SameBlocks)"].seconds == pytest.approx(blocks * 7 / 8 / 1e9 + latency + 0.03, rel=1e-4)
 
 
 def test_what_is_kept_of_the_sum_counts_in_phase_2():
@@ -54,29 +58,31 @@ def test_one_rank_moves_nothing():
 
 
 def test_the_report_says_what_is_hidden_and_what_is_lost():
-    text, ahead = advise.report(N, P, OkTopk(), NETWORK, 0.02), predictions()["StepAhead(OkTopk)"]
-    assert f"takes at least {1e3 * ahead.communication:.2f} ms: then 20.00 ms remain" in text
+    text, (*_, ahead, blocks) = advise.report(N, P, OkTopk(), NETWORK, *SECONDS), predictions().values()
+    assert f"takes at least {1e3 * ahead.communication:.2f} ms with OkTopk: then 20.00 ms remain" in text
+    assert f"with SameBlocks {1e3 * blocks.communication:.2f} and 30.00 ms" in text
     much, everything = (predictions(options=OkTopk(density=density))["StepAhead(OkTopk)"] for density in (0.16, 1.0))
     assert f" {1e3 * much.communication:.2f} ms at 16 %, " in text
     assert f" {1e3 * everything.communication:.2f} ms at 100 %: " in text
-    assert "If more is sent" not in advise.report(N, P, OkTopk(density=1.0), NETWORK, 0.02)
+    assert "sends more" in text
+    assert "sends more" not in advise.report(N, P, OkTopk(density=1.0), NETWORK, *SECONDS)
     accuracy = text[text.index("Accuracy"):]
     figures, pages = re.findall(r"[\d.]+ %|[\d.]+ times", accuracy), re.findall(r"docs/[\w/]+\.md", accuracy)
     docs = "".join((ROOT / page).read_text() for page in pages)
-    assert figures == ["1 %", "23 %", "1.8 %", "5.6 %", "1.14 times"]
+    assert figures == ["1 %", "23 %", "1.8 %", "5.6 %", "1.14 times", "20 %", "0.5 %", "2.2 %"]
     assert all(figure in docs for figure in figures)
 
 
 @given(st.floats(1e6, 1e12), st.floats(1e-7, 1e-2), st.integers(2, 512), st.floats(1e-4, 1.0))
 def test_the_verdict_follows_the_table(bandwidth, latency, size, density):
     network = advise.Network(latency, bandwidth)
-    dense, *others = advise.predict(N, size, OkTopk(density=density), network, 0.02)
-    text = advise.report(N, size, OkTopk(density=density), network, 0.02)
+    dense, *others = advise.predict(N, size, OkTopk(density=density), network, *SECONDS)
+    text = advise.report(N, size, OkTopk(density=density), network, *SECONDS)
     assert ("Dense wins" in text) == (min(p.seconds for p in others) >= dense.seconds)
 
 
 def test_at_the_crossing_dense_and_the_best_scheme_take_the_same_time():
-    text = advise.report(N, P, OkTopk(), NETWORK, 0.02)
+    text = advise.report(N, P, OkTopk(), NETWORK, *SECONDS)
     crossing = float(text.split("dense wins from about ")[1].split()[0]) * 1e9
     at = predictions(advise.Network(NETWORK.latency, crossing))
     best = min(p.seconds for scheme, p in at.items() if scheme != "dense")
@@ -107,6 +113,8 @@ def test_what_makes_no_sense_is_refused_with_an_example(parse, text, example):
 
 def test_selection_is_measured():
     assert 0 < advise.measure_selection(100_000, 0.01) < 10
+    assert 0 < advise.measure_blocks(100_000) < 10
+    assert 0 < advise.measure_blocks(1) < 10
 
 
 def test_all_ranks_measure_the_same_network():
@@ -147,7 +155,7 @@ def test_the_command_says_what_is_wrong(line, message):
 def test_the_network_of_a_job_is_measured(backend):
     job = horovodrun(backend, 2, "-m", "horovod_oktopk", "advise", "--parameters", "100000", "--measure", timeout=100)
     assert job.returncode == 0, job.output
-    assert job.output.count("100,000 parameters, 2 ranks, density 0.01; ") == 1
+    assert job.output.count("100,000 parameters, 2 ranks, density 0.01, of SameBlocks 0.2; ") == 1
     assert "OkTopk" in job.output
 
 

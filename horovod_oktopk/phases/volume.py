@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def dense_volume(n: int, size: int) -> float:
+def dense_volume(n: float, size: int) -> float:
     """Return 2n(P-1)/P words, for Rabenseifner's allreduce."""
     return 2 * n * (size - 1) / size
 
