@@ -97,6 +97,8 @@ class Result:
     """Rounding errors of the sent values, for this rank's residual; None if values were sent exactly."""
     repartitioned: bool = False
     balanced: bool = False
+    overshoot: float = 0.0
+    """How far `StepAhead` moves p past w: times what this rank's selection differs by from the workers' mean."""
 
 
 class Algorithm(ABC):

@@ -28,6 +28,13 @@ ANEW = ("the ranks' blocks do not have the same turns, as a rank has joined, or 
         "nothing, and then all blocks come once, in order. Nothing is lost; load the same checkpoint on all ranks if "
         "this comes at each start")
 
+OVERSHOOT = 0.4
+"""Times what a rank's block differs by from the mean: about what momentum (0.9) adds until the block's next turn.
+
+A rank's own noise is in its momentum, which goes on pushing p away from w after an exchange has brought it back. So p
+is moved past w, to where it is near w on average until the block comes again. The ranks' mean p does not move by it.
+"""
+
 
 class SameBlocksAllreduce(Algorithm):
     """u = Σ acc, in the blocks whose turn it is. A rank sends about 2k(P-1)/P values, and no index.
@@ -68,7 +75,7 @@ class SameBlocksAllreduce(Algorithm):
         moved = np.maximum.reduceat(np.abs(total.values), order[::BLOCK]) if len(order) else total.values
         return Result(SparseVector(places, total.values), places,
                       Memory(call.t, turns=_turns(memory, call.n).after(_blocks(mine), moved)), mine.elements,
-                      _remainder(mine, kept))
+                      _remainder(mine, kept), overshoot=OVERSHOOT if len(places) < call.n else 0.0)
 
     def global_k(self, k: int, n: int, size: int) -> int:  # noqa: ARG002
         return min(n, k)

@@ -264,14 +264,15 @@ def _complete(worker: Worker, begun: Begun, divisor: float) -> tuple[Outcome, Mo
         if result is None or not np.isfinite(result.update.values).all():
             return replace(outcome, result=None), None
         update = result.update.divided(divisor)
-        change = change_of_p(worker.own(update, n), result)
+        change = change_of_p(worker.own(update, n), result, divisor / begun.algorithm.workers(begun.transport))
         return replace(outcome, result=None), (update, worker.gather(change, n))  # it may have n elements
 
 
-def change_of_p(update: Update, result: Result) -> Any:
-    """Return the change of p: minus the update, plus this rank's contribution to the update.
+def change_of_p(update: Update, result: Result, share: float = 1.0) -> Any:
+    """Return the change of p: minus the update, plus this rank's contribution to the update; and the overshoot.
 
-    All indices that contributed, and all that rounding left over, are indices of the update.
+    All indices that contributed, and all that rounding left over, are indices of the update. The workers' mean is
+    `share` times the update.
     """
     sent, contributed = result.selected, result.contributed
     if isinstance(update, DenseVector):
@@ -284,6 +285,9 @@ def change_of_p(update: Update, result: Result) -> Any:
     _add_within(change, sent.indices, sent.values)
     if kept is not None:
         _add_within(change, kept.indices, -kept.values)
+    if result.overshoot:
+        contributed_more = change.values + (1 - share) * update.values  # than the mean
+        np.add(change.values, result.overshoot * contributed_more, out=change.values)
     return change
 
 
