@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_oktopk import NonFiniteError, OkTopk, OptionError, PluginError, StepAhead
+from horovod_oktopk import NonFiniteError, OkTopk, OptionError, PluginError, SameBlocks, StepAhead
 from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
+from horovod_oktopk.schemes.sameblocks import OVERSHOOT
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
 from horovod_oktopk.selection.replica import Replica
 from horovod_oktopk.transport import ending
 from horovod_oktopk.vectors.layout import Layout
+from horovod_oktopk.vectors.wire import BLOCK
 from tests.support.flat_gradients import FlatGradients
 from tests.support.ranks import ElasticRanks, ThreadRanks
 from tests.support.simulation import same_bits
@@ -118,6 +120,20 @@ def test_parameters_in_16_bits_or_of_several_dtypes_are_refused_by_name(dtype, m
     with pytest.raises(PluginError, match=message):
         StepAheadMode(OPTIONS, True, layout, NumpyParameterAccumulator(layout.n), Replica(layout, list),
                          ThreadRanks(None))
+
+
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize("ahead", [1.0, 0.5])
+@pytest.mark.parametrize(("density", "overshoot", "length"), [(0.25, OVERSHOOT, BLOCK), (1.0, 0.0, N)])
+def test_same_blocks_move_p_past_w_by_what_a_rank_differs_from_the_mean(average, ahead, density, overshoot, length):
+    def program(transport):
+        worker = Worker(transport, StepAhead(SameBlocks(density=density), ahead=ahead, overlap=False), average)
+        worker.step(np.full(N, 2.0 ** transport.rank, np.float32))  # no rounding changes these, nor their sum
+        return worker.p - worker.w
+
+    mine = ahead * 2.0 ** np.arange(3)
+    for differs, past_w in zip(mine - mine.mean(), run_ranks(3, program), strict=True):
+        np.testing.assert_allclose(past_w[:length], overshoot * differs, atol=1e-5)
 
 
 # What is not finite.
