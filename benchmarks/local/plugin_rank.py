@@ -69,7 +69,7 @@ def tensorflow(density: float) -> Framework:
     hvd.init()
     variables = [tf.Variable(tf.zeros(shape), name=f"{i:03}") for i, shape in enumerate(vgg16_shapes())]
     runs = runs_of_tapes(OkTopk(density), hvd.Average, hvd.global_process_set, False)
-    reduced = tf.function(lambda gradients: runs.reduce(gradients, variables), autograph=False)
+    reduced = tf.function(lambda gradients: runs.reduce_before_step(gradients, variables), autograph=False)
 
     def load(arrays: Arrays) -> list[Any]:
         return [tf.constant(array) for array in arrays]

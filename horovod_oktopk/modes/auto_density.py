@@ -65,7 +65,7 @@ def _measured(level: int, steps: int | None = None) -> Steps:
 class DensityControl:
     """The level of one reduction: the least until another is heard, also where the search begins at another one.
 
-    Levels are numbers of a scheme's densities. A start beyond the last level is the last one.
+    Levels are numbers of a scheme's densities. A start beyond the last level is the last one. `search` decides.
     Rank 0 calls `note_step`, and its `told` is what all ranks, rank 0 too, `hear`.
     """
 

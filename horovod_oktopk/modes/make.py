@@ -1,4 +1,4 @@
-"""The mode of a user's options: the one place that tells modes apart."""
+"""The mode of a user's options: where the core tells modes apart; integrations have a table of runs for each."""
 
 from __future__ import annotations
 

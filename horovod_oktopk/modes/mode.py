@@ -137,7 +137,7 @@ class Mode(ABC, Generic[Theirs]):
     # Outside of a step.
 
     @contextmanager
-    def together(self, doing: str) -> Iterator[CountingTransport]:
+    def meeting(self, doing: str) -> Iterator[CountingTransport]:
         """Hold a roll call with the other ranks, and give the block the transport to them. Collective.
 
         `doing` names it in words. All ranks raise AgreementError if one takes a step or does something else, and
@@ -147,7 +147,7 @@ class Mode(ABC, Generic[Theirs]):
 
     def announce(self, doing: str) -> None:
         """Tell the other ranks what this one does in place of a step, and do nothing more. Collective."""
-        with self.together(doing):
+        with self.meeting(doing):
             pass
 
     @abstractmethod

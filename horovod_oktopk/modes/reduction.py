@@ -117,7 +117,7 @@ class Reduction:
         self.measure_from(0)
 
     def measure_from(self, level: int) -> None:
-        """Search for the density, if it is measured, from a level on that rank 0 tells at the next step."""
+        """Begin the search for the density anew, if it is measured: from this level on, when rank 0 has told it."""
         if self.scheme.measures:
             self.control = DensityControl(self.scheme.densities, level)
             self.scheme = self.scheme.at(self.control.density)

@@ -18,7 +18,7 @@ from .options import Scheme
 class Dense:
     """Horovod's own dense allreduce, overlapped with the backward pass, behind the same argument; no options.
 
-    Over MPI it is as fast as MPI's algorithm; `docs/benchmarks.md` says how to choose it.
+    Its speed over MPI is that of MPI's algorithm; `docs/benchmarks.md` says how to choose one.
 
     Examples:
         >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=Dense())
@@ -53,7 +53,7 @@ class DenseAllreduce(Algorithm):
 
 @dataclass(frozen=True, eq=False)
 class DenseSum(Scheme):
-    """`Dense` under `Partial`: all elements are sent over our own transport, and nothing stays in the residual."""
+    """`Dense` inside `Partial` and `StepAhead`: all elements go over our own transport; no residual."""
 
     reduces = DenseAllreduce
     density: float = 1.0

@@ -20,7 +20,7 @@ Unit = Literal["gradients", "parameters"]
 
 
 class Compression:
-    """Horovod's Compressor interface. Its methods are reached only where the plugin has no hold."""
+    """Horovod's Compressor interface. Horovod calls its methods only where the plugin has not wrapped it."""
 
     @staticmethod
     def compress(*_: Any) -> NoReturn:

@@ -53,7 +53,7 @@ class SameBlocksAllreduce(Algorithm):
         blocks = _turns(memory, acc.n).next_blocks(count)
         places = (BLOCK * blocks[:, None] + np.arange(BLOCK)).ravel()
         places = places[:np.searchsorted(places, acc.n)]  # the last block may be shorter
-        return _all_of(SparseVector(places, acc.at(places)))
+        return _all_of(SparseVector(places, acc.elements_at(places)))
 
     def counts(self, mine: Selection, n: int, memory: Memory, size: int) -> Counts:  # noqa: ARG002
         return np.array([_turns(memory, n).digest()], np.int64)

@@ -70,7 +70,7 @@ class Accumulator(ABC):
         """Return the magnitudes of every stride-th element of acc, on the host."""
 
     @abstractmethod
-    def at(self, indices: Indices) -> Values:
+    def elements_at(self, indices: Indices) -> Values:
         """Return the elements of acc at these indices, which ascend; on the host."""
 
     @abstractmethod
@@ -232,7 +232,7 @@ class NumpyAccumulator(CollectingAccumulator, ResidualAccumulator):
         magnitudes: Values = np.abs(self._acc[::stride])
         return magnitudes
 
-    def at(self, indices: Indices) -> Values:
+    def elements_at(self, indices: Indices) -> Values:
         elements: Values = self._acc[indices]
         return elements
 
@@ -281,7 +281,7 @@ class EmptyAccumulator(Accumulator):
     def sample(self, stride: int) -> Values:  # noqa: ARG002
         return np.empty(0, self.dtype)
 
-    def at(self, indices: Indices) -> Values:
+    def elements_at(self, indices: Indices) -> Values:
         return np.zeros(len(indices), self.dtype)
 
     def moments(self) -> tuple[float, float]:

@@ -140,7 +140,7 @@ def _kth_by_sketches(ascending: Bits, sketches: Sketches, k: int,
     if certain.at_most.sum() > 4 * sketches.steps.sum():
         start, stop = _within(certain, ascending)
         return _kth_by_counts(ascending[start:stop], len(ascending) - stop, k, transport)
-    likely = sketches.likely(k, certain)
+    likely = sketches.likely_bracket(k, certain)
     found = likely and _kth_between(ascending, likely, k, transport)
     # A magnitude of 0 says that the k-th lies below the likely range: the certain one has it.
     return found if found and found[0] else _kth_between(ascending, certain, k, transport)

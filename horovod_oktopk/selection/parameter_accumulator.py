@@ -89,7 +89,7 @@ class NumpyParameterAccumulator(CollectingAccumulator, ParameterAccumulator):
             parts.append(np.abs(self.shared[offset + first:offset + len(piece):stride] - piece[first::stride]))
         return np.concatenate(parts)
 
-    def at(self, indices: Indices) -> Values:
+    def elements_at(self, indices: Indices) -> Values:
         elements: Values = self.shared.take(indices)
         for offset, piece in self._pieces:
             first, last = np.searchsorted(indices, (offset, offset + len(piece)))

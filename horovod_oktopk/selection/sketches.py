@@ -108,7 +108,7 @@ class Sketches:
         at_most = self.steps * (self._reached(lowest) - self._reached(limit)) + self.steps - 1
         return Bracket(lowest, limit, at_most)
 
-    def likely(self, k: int, certain: Bracket) -> Bracket | None:
+    def likely_bracket(self, k: int, certain: Bracket) -> Bracket | None:
         """Return bounds between which the k-th magnitude probably lies, and how many elements of each rank at most.
 
         None on few ranks, as the certain bounds are hardly wider, and if there may be fewer than k magnitudes.

@@ -30,7 +30,7 @@ class Stateful(Protocol):
 
     residuals: Residuals
 
-    def together(self, doing: str) -> AbstractContextManager[CountingTransport]: ...
+    def meeting(self, doing: str) -> AbstractContextManager[CountingTransport]: ...
 
     def records(self) -> list[Record]: ...
 
@@ -51,7 +51,7 @@ def save(modes: Sequence[Stateful], path: PathLike, optimizers: Sequence[int] = 
     try:
         with ExitStack() as stack:
             for index, mode in enumerate(modes):
-                transport = stack.enter_context(mode.together("save the state to a file"))
+                transport = stack.enter_context(mode.meeting("save the state to a file"))
                 for record, residual in _of_all_ranks(mode, transport, doing):
                     record["residual"] = {"n": mode.residuals.layout.n, "file": f"{index}.{record['rank']}.npy"}
                     reductions[index].append(record)
@@ -73,7 +73,7 @@ def records(mode: Stateful, doing: str) -> list[Record]:
 
     Ranks that do something else are told in words what this is `doing`.
     """
-    with mode.together(doing) as transport:
+    with mode.meeting(doing) as transport:
         everyone = _of_all_ranks(mode, transport, doing)
         return [{**record, "residual": residual.copy()} for record, residual in everyone if residual is not None]
 
@@ -94,7 +94,7 @@ def load(mode: Stateful, index: int, path: PathLike, optimizer: int = 0, taken: 
     has taken anything.
     """
     doing, layout = f"load the state from {path}", mode.residuals.layout
-    with mode.together("load the state from a file") as transport, ExitStack() as stack:
+    with mode.meeting("load the state from a file") as transport, ExitStack() as stack:
         reader, saved = None, None
         with _together(transport, doing), _naming(path):
             if transport.rank == 0:

@@ -64,7 +64,7 @@ def connect(ranks: Ranks, choice: TransportName, hierarchical: Hierarchical = Fa
     if (mpi_ranks >= 0).all():
         make = partial(_mpi_transport, channel=channel, yield_cpu=bool(yields.any()))
         everyone = make(mpi_ranks, meet=partial(barrier, ranks, f"end.{channel}"))
-        step = nullcontext if grid is None else everyone.gate.held
+        step = nullcontext if grid is None else everyone.gate.busy
         return Connection(CountingTransport(everyone, step=step, route="MPI"),
                           lambda group: make(mpi_ranks[group], meet=lambda: None, parent=everyone), grid)
     reason = ranks.mpi_rank()

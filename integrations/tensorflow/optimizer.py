@@ -250,7 +250,7 @@ def distribute(optimizer: Any, options: Any, dense: Any, op: Any, sparse_as_dens
         is_normalizing = normalizes(type(optimizer)) and not getattr(optimizer, "gradient_accumulation_steps", None)
         runs = make_runs(options, op, process_set, sparse_as_dense, is_normalizing,
                          partial(_rate_to_tell, weakref.ref(optimizer)))
-        reduce = runs.reduce
+        reduce = runs.reduce_before_step
     optimizer.oktopk = Steps(runs, reduce, process_set, passes, average_passes, scale_local_gradients,
                              sparse_as_dense)
     plain = type(optimizer)

@@ -38,9 +38,10 @@ def install() -> None:
     if getattr(hvd, "_oktopk_installed", False):
         return
     check_horovod(horovod.__version__, {})
-    hvd.DistributedOptimizer = _wrap(hvd.DistributedOptimizer, DistributedOptimizer)
-    hvd.DistributedGradientTape = _wrap(hvd.DistributedGradientTape, _tape)
-    stock_keras.create_distributed_optimizer = _wrap(stock_keras.create_distributed_optimizer, DistributedOptimizer)
+    hvd.DistributedOptimizer = _wrap_factory(hvd.DistributedOptimizer, DistributedOptimizer)
+    hvd.DistributedGradientTape = _wrap_factory(hvd.DistributedGradientTape, _tape)
+    stock_keras.create_distributed_optimizer = _wrap_factory(stock_keras.create_distributed_optimizer,
+                                                             DistributedOptimizer)
     stock_keras.load_model = _wrap_load(stock_keras.load_model)
     library().horovod_shutdown = wrap_shutdown(library().horovod_shutdown)
     hvd.join = hvd.mpi_ops.join = refuse_join(in_use, hvd.join)
@@ -199,7 +200,7 @@ def _tape(gradtape: tf.GradientTape, compression: Any, op: Any, process_set: Any
     return gradtape
 
 
-def _wrap(make: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_factory(make: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a factory of Horovod: `ours` gets its arguments by name, if the compression is ours.
 
     Those that `ours` does not take are of no effect on it.

@@ -79,7 +79,8 @@ class Runs(ABC, Generic[One]):
         """Return True if nothing is left to do with gradients but the optimizer's plain step."""
         return False
 
-    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], density: float | None = None) -> list[Any]:
+    def reduce_before_step(self, gradients: Sequence[Any], variables: Sequence[Any],
+                           density: float | None = None) -> list[Any]:
         """Return the gradients, reduced, if the mode does so before an optimizer's step; None where there is none."""
         if not self.takes_part:
             return list(gradients)

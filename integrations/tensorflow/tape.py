@@ -53,8 +53,8 @@ def distribute(tape: tf.GradientTape, runs: Runs[Any], density: float, process_s
     plain = next(cls for cls in type(tape).__mro__ if not issubclass(cls, DistributedTape))
     tape.__class__ = type(plain.__name__, (DistributedTape, plain), {"__module__": plain.__module__})
     tape._local_sources = set()
-    tape._reduced = partial(reduced_but_local, partial(runs.reduce, density=density), local=tape._local_sources,
-                            divide_by=process_set if scale_local_gradients else None)
+    tape._reduced = partial(reduced_but_local, partial(runs.reduce_before_step, density=density),
+                            local=tape._local_sources, divide_by=process_set if scale_local_gradients else None)
 
 
 def reduced_but_local(reduce: Any, gradients: Sequence[Any], variables: Sequence[Any], local: set[Any],

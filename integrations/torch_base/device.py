@@ -89,7 +89,7 @@ class DeviceVector(Accumulator):
         parts = [chunk[-start % stride::stride].abs() for start, chunk in self._chunks()]
         return torch.cat([self._nothing, *parts]).cpu().numpy()
 
-    def at(self, indices: Indices) -> Values:
+    def elements_at(self, indices: Indices) -> Values:
         parts = [self._nothing]
         for start, chunk in self._chunks():
             first, last = np.searchsorted(indices, (start, start + len(chunk)))

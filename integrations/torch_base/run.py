@@ -189,7 +189,7 @@ class Run:
 
     def joins(self, mode: Mode[Any], trained: Sequence[torch.Tensor], known: set[torch.Tensor]) -> bool:
         """Meet the other ranks, which are to go on with the same parameters; return True if a new mode is needed."""
-        with mode.together(JOINING.format(names=", ".join(self.joined(trained, known)) or "fewer")):
+        with mode.meeting(JOINING.format(names=", ".join(self.joined(trained, known)) or "fewer")):
             mode.suspend()
         return True
 

@@ -154,8 +154,8 @@ def a_sample_is_every_stride_th_magnitude(new: New, piece: Piece) -> None:
 def elements_are_read_at_any_places(new: New, piece: Piece) -> None:
     accumulator, places = new(N, np.float32), np.array([0, 1, CHUNK - 1, CHUNK, CHUNK + 5, N - 1])
     accumulator.accumulate([(0, piece(normal()))])
-    assert accumulator.at(places).tobytes() == normal()[places].tobytes()
-    assert not len(accumulator.at(NOTHING))
+    assert accumulator.elements_at(places).tobytes() == normal()[places].tobytes()
+    assert not len(accumulator.elements_at(NOTHING))
 
 
 def moments_are_the_mean_and_the_deviation(new: New, piece: Piece) -> None:

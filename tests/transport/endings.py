@@ -136,7 +136,7 @@ def a_step_is_ended_among_some_of_its_ranks(world: Any) -> None:
     """End rank 0 after a step in which the others still communicate; whoever goes on after it is told."""
     with watched(world) as (transport, watchdog):
         group = group_of(world, list(range(1, transport.size)), transport, watchdog)
-        with transport.gate.held():
+        with transport.gate.busy():
             gather(transport, 1)
             if group is not None:
                 time.sleep(0.5)
@@ -152,7 +152,7 @@ def who_waits_for_one_that_waits_for_a_rank_that_ends_is_told(world: Any) -> Non
         last = transport.size - 1
         pair = group_of(world, [last - 1, last], transport, watchdog)
         group = group_of(world, list(range(last)), transport, watchdog)
-        with transport.gate.held():
+        with transport.gate.busy():
             gather(transport, 1)
             if transport.rank < last:
                 waiting = pair if transport.rank == last - 1 else group

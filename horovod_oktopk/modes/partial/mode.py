@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from ...vectors.sparse import Indices, SparseVector, Values, sum_of
 from ..gradient_mode import GradientMode
 from ..gradient_reduction import GradientReduction
 from ..gradients import Piece, ReducedGradients, Update
-from ..mode import Channel, Mode
+from ..mode import Mode
 from ..options import NEEDS_MPI, Partial
 from .rounds import PartialAllreduce, Round
 from .states import Presence
@@ -136,10 +136,6 @@ class PartialMode(Mode[ReducedGradients]):
         self._accumulating = Traffic()
         self._to_apply: deque[tuple[Update, tuple[float, ...]]] = deque()  # with the settings of their rounds
 
-    @classmethod
-    def channel(cls, options: Any) -> Channel:  # noqa: ARG003
-        return Channel(own=True, yields=True)
-
     def announce(self, doing: str) -> None:
         """Do nothing: ranks may take different numbers of steps, and meet in `synchronize`."""
 
@@ -158,7 +154,7 @@ class PartialMode(Mode[ReducedGradients]):
         allreduce = self.start()
         base = self.reduction.ranks.base
         newest = next((each for each in reversed([*_running]) if each.reduction.ranks.base is base), self)
-        if newest is not self:  # none is running where the rounds have ended: `arrive` says why
+        if newest is not self:  # if no rounds are running, as they have ended, `arrive` says why
             raise PluginError(ONE_AT_A_TIME)
         self._note_rounds(allreduce.arrive(contribute))
         return len(self._to_apply)
@@ -199,10 +195,10 @@ class PartialMode(Mode[ReducedGradients]):
         weakref.finalize(owner, drop).atexit = False
 
     @contextmanager
-    def together(self, doing: str) -> Iterator[CountingTransport]:
+    def meeting(self, doing: str) -> Iterator[CountingTransport]:
         """Meet as all modes do, and wait for all ranks: no round may begin while one uses the transport."""
         try:
-            with super().together(doing) as transport:
+            with super().meeting(doing) as transport:
                 yield transport
         finally:
             barrier(self.reduction.ranks)

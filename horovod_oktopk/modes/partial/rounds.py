@@ -82,7 +82,7 @@ class PartialAllreduce:
         self._rounds: list[Round] = []  # that have ended, and were not taken
         self._failure: BaseException | None = None
         self._is_over = False
-        # What this rank tells when a round begins: the next one, or the one that runs. busy, elapsed: seconds.
+        # What this rank tells at the beginning of a round, the next or the one under way; busy, elapsed in seconds.
         self._header = np.zeros(1, [("number", np.int64), ("presence", np.int64), ("activity", np.int64),
                                     ("staleness", np.int64), ("busy", np.float64), ("elapsed", np.float64),
                                     ("settings", np.float64, (settings,))])

@@ -144,7 +144,7 @@ class RankState:
         draw = np.random.default_rng((self.seed, self.finished + 1)).integers(len(candidates))
         return candidates[int(draw)]
 
-    # Events of the program. An exception may have ended its last call: then another comes in the midst of that.
+    # Events of the program, which may come in any activity: an exception may have ended the program's last call.
 
     def arrived(self) -> Transition:
         """Take note that the program has handed in a gradient; only while it `may_arrive`."""
@@ -207,7 +207,7 @@ class RankState:
     # Steps that events have in common.
 
     def _after_step(self, rounds: int) -> RankState:
-        """Count one step, for which there is one round, and which has taken this number of rounds."""
+        """Count one step, which has taken this number of rounds: it was due one, and is ahead by the rest."""
         if self.training is not None and len(self.training) < self.size:  # who was ahead may be gone
             return replace(self, ahead=0)
         return replace(self, ahead=min(max(0, self.ahead + rounds - 1), self.max_staleness))

@@ -70,7 +70,7 @@ SHOWN = {Life.STARTED: Life.STARTED_SHOWN, Life.RESTORED: Life.RESTORED_SHOWN, L
 
 TABLE: dict[Event, dict[Life, Life]] = {
     Event.START: {Life.NEW: Life.STARTED, Life.LOADED: Life.RESTORED, Life.SUSPENDED: Life.RESTORED,
-                  Life.STARTED: Life.STARTED, Life.RESTORED: Life.STARTED},  # again, with parameters that it adopts
+                  Life.STARTED: Life.STARTED, Life.RESTORED: Life.STARTED},  # the rank has adopted rank 0's w
     Event.AGREE: dict.fromkeys([Life.STARTED, Life.RESTORED], Life.STEPPING),
     Event.SHOW: SHOWN,
     Event.HIDE: {shown: own for own, shown in SHOWN.items()},

@@ -351,10 +351,10 @@ class StepAheadMode(Mode[LocalGradients]):
     # The ranks.
 
     @contextmanager
-    def together(self, doing: str) -> Iterator[CountingTransport]:
+    def meeting(self, doing: str) -> Iterator[CountingTransport]:
         """Meet as all modes do, after applying the exchange under way."""
         self.catch_up()
-        with super().together(doing) as transport:
+        with super().meeting(doing) as transport:
             yield transport
 
     def _described(self, scheme: Scheme) -> str:

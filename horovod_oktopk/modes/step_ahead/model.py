@@ -221,9 +221,7 @@ class Exchange:
     def finish(self) -> tuple[Outcome, Moves | None] | None:
         """Wait for the exchange under way, if any; return its outcome, which the caller applies, or raise its error.
 
-        The moves are None if the step does not count.
-
-        p is as it was before the exchange was anticipated.
+        The moves are None if the step does not count. p is as it was before the exchange was anticipated.
         """
         if self._under_way is None:
             return None
@@ -256,7 +254,7 @@ def _done(run: Callable[[], tuple[Outcome, Moves | None]]) -> Future[tuple[Outco
 def _complete(worker: Worker, begun: Begun, divisor: float) -> tuple[Outcome, Moves | None]:
     """Complete the exchange of a step that has begun; return its moves, if it counts.
 
-    For w, a sum is divided by `divisor`.
+    w moves by the ranks' sum, divided by `divisor`.
     """
     with begun.transport.step():
         outcome = complete(begun)

@@ -75,7 +75,7 @@ class Gate:
                 self._changed.notify_all()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def busy(self) -> Iterator[None]:
         """Count the block as an operation in progress, so that the gate does not become quiet.
 
         An operation that has begun here continues on other communicators of the same ranks.
