@@ -98,7 +98,7 @@ class Result:
     repartitioned: bool = False
     balanced: bool = False
     overshoot: float = 0.0
-    """The distance by which `StepAhead` moves p past w: times what this rank's selection differs by from the workers' mean."""
+    """The distance of p past w in `StepAhead`, in units of what this rank differs by from the workers' mean."""
 
 
 class Algorithm(ABC):
