@@ -56,7 +56,7 @@ class TopAccumulator(Accumulator):
         magnitudes[hit.indices // stride] = np.abs(hit.values)
         return magnitudes
 
-    def at(self, indices: Indices) -> Values:
+    def elements_at(self, indices: Indices) -> Values:
         raise NotImplementedError("the other elements are not known")
 
     def moments(self) -> tuple[float, float]:

@@ -77,9 +77,9 @@ class StepAhead(Around):
         inner: the scheme that reduces w − p: `OkTopk(...)`, another scheme, or `Dense()`; a class takes its defaults.
             `OkTopk()` by default.
         ahead: λ, the step-ahead coefficient, in (0, 1]: gradients are computed at w − λ · residual. A rank's steps
-            have λ times the learning rate, and the shared parameters move by 1/λ of the steps' sum. None: 1 with
-            `SameBlocks`; with other schemes 1/√P for optimizers that normalize their gradients (see gain), and 1/⁴√P
-            for others.
+            have λ times the learning rate, and the shared parameters move by 1/λ of the steps' sum. None: 1/√P for
+            optimizers that normalize their gradients (see gain), and 1/⁴√P for others; with `SameBlocks` 1 for up to
+            8 workers, and √(8/P) for more.
         overlap: an exchange runs while the next step is computed, and is applied before the next local step.
         local_steps: the optimizer's steps for each exchange. More of them send less, and cost accuracy.
         gain: a factor on a rank's own steps. `"auto"`: measured, if the optimizer normalizes its gradients as
@@ -98,12 +98,14 @@ class StepAhead(Around):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.ahead is None:
-            object.__setattr__(self, "ahead", self.scheme.ahead)
-        else:
+        if self.ahead is not None:
             check_real("ahead", self.ahead, "in (0, 1]", lambda x: 0 < x <= 1)
         if not isinstance(self.overlap, bool):
             raise OptionError(f"overlap must be True or False; got {self.overlap!r}")
         check_integer("local_steps", self.local_steps)
         if self.gain not in (None, "auto"):
             check_real("gain", self.gain, 'above 0, None or "auto"', lambda x: x > 0)
+
+    def coefficient(self, workers: int, normalizes: bool) -> float:
+        """Return λ; `normalizes` is True if the optimizer normalizes its gradients."""
+        return self.scheme.coefficient(workers, normalizes) if self.ahead is None else float(self.ahead)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
@@ -48,8 +49,6 @@ class Scheme(Compression):
 
     reduces: ClassVar[type[Algorithm]]
     """The algorithm, if it has no options."""
-    ahead: ClassVar[float | None] = None
-    """The λ that suits the scheme in `StepAhead`; None: one that follows from the number of workers."""
     densities: ClassVar[tuple[float, ...]] = DENSITIES
     """The densities that `density="auto"` tries, the least first."""
 
@@ -114,6 +113,13 @@ class Scheme(Compression):
     def _set(self, **fields: Any) -> None:
         for name, value in fields.items():
             object.__setattr__(self, name, value)
+
+    def coefficient(self, workers: int, normalizes: bool) -> float:
+        """Return the λ that suits the scheme in `StepAhead`, among so many workers.
+
+        If the optimizer normalizes its gradients, noise makes a rank's steps no shorter, and more of w - p is noise.
+        """
+        return 1 / math.sqrt(workers) if normalizes else 1 / math.sqrt(math.sqrt(workers))
 
     def algorithm(self, unit: Unit = "gradients") -> Algorithm:  # noqa: ARG002
         """Return the algorithm with these options."""

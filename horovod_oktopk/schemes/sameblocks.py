@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -27,7 +28,8 @@ logger = logging.getLogger("horovod_oktopk")
 ANEW = ("the ranks' blocks do not have the same turns, as a rank has joined, or resumed without them: step %d sends "
         "nothing, and then all blocks come once, in order. Nothing is lost; load the same checkpoint on all ranks if "
         "this comes at each start")
-
+FEW = 8
+"""Number of workers up to which a rank's own steps are taken whole. AdamW on 16 ranks diverged with λ = 1."""
 OVERSHOOT = 0.4
 """Times what a rank's block differs by from the mean: about what momentum (0.9) adds until the block's next turn.
 
@@ -95,12 +97,18 @@ class SameBlocks(Scheme):
     """
 
     density: float = 0.2
-    ahead: ClassVar[float | None] = 1.0
     densities: ClassVar[tuple[float, ...]] = (*(0.1 * 2 ** (number / 2) for number in range(7)), 1.0)
 
     def settings(self, unit: Unit = "gradients") -> Mapping[str, Any]:
         """Return all options by name, with the format of the values that are sent."""
         return {**super().settings(unit), "value_dtype": _format(unit)}
+
+    def coefficient(self, workers: int, normalizes: bool) -> float:  # noqa: ARG002
+        """Return 1 for a few workers, with which the ranks' mean p moves as in dense training; for more, √(8/P).
+
+        A rank's own noise grows with √P, in units of a step of all ranks.
+        """
+        return min(1.0, math.sqrt(FEW / workers))
 
     def algorithm(self, unit: Unit = "gradients") -> SameBlocksAllreduce:
         """Return the algorithm with these options."""

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from horovod_oktopk import AgreementError, Dense, NonFiniteError, OkTopk, SameBlocks, StepAhead, TopkA
-from horovod_oktopk.modes.step_ahead.pace import coefficient_of
 from tests.scenarios.common import (
     SHAPES,
     N,
@@ -155,7 +154,7 @@ def check_every_scheme_shares_or_holds_what_was_moved(kind: Kind) -> None:
         assert np.abs(values).max() > 0
         by_host = residuals.reshape(-1, length, N)
         assert (by_host == by_host[:, :1]).all(), "the ranks of a host are alike"
-        ratio = coefficient_of(options.ahead, kind.hvd.size() // length, False)
+        ratio = options.coefficient(kind.hvd.size() // length, False)
         moved = ratio * total(kind.hvd, *range(9))
         np.testing.assert_allclose(by_host[:, 0].sum(axis=0) - ratio * values, moved, rtol=1e-4, atol=1e-2)
 

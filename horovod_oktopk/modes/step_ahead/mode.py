@@ -43,7 +43,7 @@ from ..options import StepAhead
 from ..reduction import Reduction
 from .life import Event, Life
 from .model import Exchange, Model
-from .pace import SUMS, GradientNoise, coefficient_of, gain_of, sample
+from .pace import SUMS, GradientNoise, gain_of, sample
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -262,8 +262,8 @@ class StepAheadMode(Mode[LocalGradients]):
         return has_adopted
 
     def _set_coefficient(self) -> None:
-        ahead = None if self.reduction.is_alone else self.options.ahead
-        self.coefficient = coefficient_of(ahead, self._workers, self._normalizes)
+        self.coefficient = (1.0 if self.reduction.is_alone
+                            else self.options.coefficient(self._workers, self._normalizes))
 
     def _begin_anew(self) -> None:
         """Drop the exchange under way, and begin anew at the next step, among other ranks."""

@@ -117,13 +117,3 @@ def elements_of_rows(rows: Indices, values: Values, wanted: Indices) -> Values:
 def gain_of(gain: float | Literal["auto"] | None, ratio: float) -> float:
     """Return the gain: the option's number, 1 for None, and for "auto" the root of the ratio; see GradientNoise."""
     return math.sqrt(ratio) if gain == "auto" else 1.0 if gain is None else float(gain)
-
-
-def coefficient_of(ahead: float | None, workers: int, normalizes: bool) -> float:
-    """Return λ, which is `ahead` if that is given.
-
-    If the optimizer normalizes its gradients, noise makes a rank's steps no shorter, and more of w - p is noise.
-    """
-    if ahead is not None:
-        return float(ahead)
-    return 1 / math.sqrt(workers) if normalizes else 1 / math.sqrt(math.sqrt(workers))

@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_oktopk import AgreementError, OkTopk, StepAhead
+from horovod_oktopk import AgreementError, OkTopk, SameBlocks, StepAhead
 from horovod_oktopk.modes.gradients import LocalGradients
 from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
 from horovod_oktopk.modes.step_ahead.pace import (
     SAMPLES,
     SUMS,
     GradientNoise,
-    coefficient_of,
     elements_of_rows,
     normalizes,
     sample,
@@ -251,10 +250,13 @@ def test_elements_are_gathered_from_the_part_that_has_them(lengths, seed):
     assert LocalGradients.elements(mine, wanted).tolist() == wanted.tolist()
 
 
-@pytest.mark.parametrize(("size", "ahead", "expected"), [
-    (1, None, (1.0, 1.0)), (4, None, (0.5, 0.5 ** 0.5)), (16, None, (0.25, 0.5)), (16, 0.3, (0.3, 0.3))])
-def test_how_far_ahead_depends_on_the_optimizer(size, ahead, expected):
-    assert tuple(coefficient_of(ahead, size, normalizes) for normalizes in (True, False)) == pytest.approx(expected)
+@pytest.mark.parametrize(("scheme", "size", "ahead", "expected"), [
+    *((OkTopk(), *case) for case in ((1, None, (1.0, 1.0)), (4, None, (0.5, 0.5 ** 0.5)), (16, None, (0.25, 0.5)))),
+    *((SameBlocks(), *case) for case in ((1, None, (1.0, 1.0)), (8, None, (1.0, 1.0)), (32, None, (0.5, 0.5)))),
+    *((scheme, 16, 0.3, (0.3, 0.3)) for scheme in (OkTopk(), SameBlocks()))])
+def test_how_far_ahead_depends_on_scheme_workers_and_optimizer(scheme, size, ahead, expected):
+    options = StepAhead(scheme, ahead=ahead)
+    assert tuple(options.coefficient(size, normalizes) for normalizes in (True, False)) == pytest.approx(expected)
 
 
 def test_a_run_that_is_resumed_with_fewer_local_steps_exchanges_at_once():
