@@ -138,7 +138,7 @@ def check_gradients_without_their_variables() -> None:
     @tf.function
     def step() -> None:
         runs = GradientRuns(DENSE, hvd.Average, hvd.global_process_set, sparse_as_dense=False)
-        runs.reduce([tf.ones(3), tf.ones(3)], [other])
+        runs.reduce_before_step([tf.ones(3), tf.ones(3)], [other])
 
     assert "variable of every gradient" in refusal(step)
 
