@@ -61,8 +61,8 @@ def test_parameters_have_the_same_bits_as_with_numpy_over_steps(device: str, dty
         assert ours.select(found[0], limit=k // 2) is None
         assert np.array_equal(ours.values(), reference.values())
         assert np.array_equal(ours.sample(13), reference.sample(13))
-        assert np.array_equal(ours.at(np.arange(0, n, 7)), reference.values()[::7])
-        assert np.array_equal(reference.at(np.arange(0, n, 7)), reference.values()[::7])
+        assert np.array_equal(ours.elements_at(np.arange(0, n, 7)), reference.values()[::7])
+        assert np.array_equal(reference.elements_at(np.arange(0, n, 7)), reference.values()[::7])
         assert ours.moments() == pytest.approx(reference.moments(), rel=1e-4)
         for accumulator in (ours, reference):
             accumulator.commit(expected[1].divided(2))
