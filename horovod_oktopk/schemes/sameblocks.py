@@ -29,7 +29,7 @@ ANEW = ("the ranks' blocks do not have the same turns, as a rank has joined, or 
         "nothing, and then all blocks come once, in order. Nothing is lost; load the same checkpoint on all ranks if "
         "this comes at each start")
 FEW = 8
-"""Number of workers up to which a rank's own steps are taken whole. AdamW on 16 ranks diverged with λ = 1."""
+"""Number of workers up to which a rank's own steps are taken whole. AdamW on 16 ranks nearly fails with λ = 1."""
 OVERSHOOT = 0.4
 """Times what a rank's block differs by from the mean: about what momentum (0.9) adds until the block's next turn.
 

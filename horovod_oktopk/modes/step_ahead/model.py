@@ -266,11 +266,11 @@ def _complete(worker: Worker, begun: Begun, divisor: float) -> tuple[Outcome, Mo
         return replace(outcome, result=None), (update, worker.gather(change, n))  # it may have n elements
 
 
-def change_of_p(update: Update, result: Result, share: float = 1.0) -> Any:
+def change_of_p(update: Update, result: Result, mean_factor: float = 1.0) -> Any:
     """Return the change of p: minus the update, plus this rank's contribution to the update; and the overshoot.
 
     All indices that contributed, and all that rounding left over, are indices of the update. The workers' mean is
-    `share` times the update.
+    `mean_factor` times the update.
     """
     sent, contributed = result.selected, result.contributed
     if isinstance(update, DenseVector):
@@ -284,7 +284,7 @@ def change_of_p(update: Update, result: Result, share: float = 1.0) -> Any:
     if kept is not None:
         _add_within(change, kept.indices, -kept.values)
     if result.overshoot:
-        contributed_more = change.values + (1 - share) * update.values  # than the mean
+        contributed_more = change.values + (1 - mean_factor) * update.values  # than the mean
         np.add(change.values, result.overshoot * contributed_more, out=change.values)
     return change
 

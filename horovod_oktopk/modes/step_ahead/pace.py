@@ -1,4 +1,4 @@
-"""The factors on a rank's own steps: λ, and the gain, which is measured with eight numbers a rank and step.
+"""The gain, a factor on a rank's own steps beside λ: it is measured with eight numbers a rank and step.
 
 Adam and its like divide by the root of the mean square of a gradient. A rank's own gradient g is of a batch P times
 smaller than the mean ḡ of all ranks, so that E[g²] = μ² + σ² is up to P times E[ḡ²] = μ² + σ²/P, and the rank's steps
