@@ -196,7 +196,7 @@ def add_advise(parser: argparse.ArgumentParser) -> None:
                         help=f"fraction of them that is selected ({DEFAULT_DENSITY})")
     parser.add_argument("--global-density", type=float,
                         help="fraction that is kept of the sum (OkTopk: the density; StepAhead: 32 times that)")
-    parser.add_argument("--ranks", type=int, help="P, each alone on its link; with hierarchical the number of hosts")
+    parser.add_argument("--ranks", type=int, help="P, each alone on its link; with hierarchical, of workers")
     parser.add_argument("--bandwidth", help="of a rank's link in each direction, with its unit: 10gbit, 940mbit/s")
     parser.add_argument("--latency", default="50us", help="of one message, with its unit: 50us, 0.1ms (50us)")
     parser.add_argument("--measure", action="store_true",

@@ -46,11 +46,10 @@ def _climb(level: int, top: int, limit: float) -> Generator[int, float, tuple[in
     seconds = 0.0
     while level and (seconds := (yield from _measured(level))) > limit:
         level, seconds = level - 1, 0.0
-    for stride in (2, 1):
-        while level < top and (found := (yield from _measured(min(level + stride, top)))) <= limit:
-            level, seconds = min(level + stride, top), found
-            if stride == 1:
-                break
+    while level < top and (found := (yield from _measured(min(level + 2, top)))) <= limit:
+        level, seconds = min(level + 2, top), found
+    if level < top and (found := (yield from _measured(level + 1))) <= limit:
+        level, seconds = level + 1, found
     return level, seconds
 
 

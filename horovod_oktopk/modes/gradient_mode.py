@@ -40,7 +40,8 @@ class GradientMode(Mode[ReducedGradients]):
         reduction, accumulator = self.reduction, self.reduction.accumulator
         reduction.connect()
         if reduction.is_alone and not reduction.owes:
-            reduction.report = reduction.alone_report(gradients.all_finite() and others_finite)
+            finite = gradients.all_finite() and others_finite
+            reduction.memory, reduction.report = reduction.alone(finite)
             return
         transport = reduction.open()
         reduction.worker.agree(reduction.said())

@@ -52,8 +52,8 @@ class GradientReduction(Reduction):
         """
         if not self.is_alone:
             return reduce(self.worker.algorithm, acc, self.said(finite), self.memory, self.transport, self.layout.n)
-        before, report = self.memory, self.alone_report(finite)  # which counts the step: `committed` is to do that
-        after, self.memory, report.phases = self.memory, before, self.transport.phases
+        after, report = self.alone(finite)
+        report.phases = self.transport.phases
         if not finite:
             return Outcome(report, after, not_finite=(0,))
         own = DenseVector(acc.values().copy())

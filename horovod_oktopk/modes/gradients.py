@@ -5,16 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
+from ..selection.accumulator import Piece
 from ..vectors.layout import Layout
 from ..vectors.sparse import DenseVector, Indices, SparseVector, Values
 
 Update = SparseVector | DenseVector
-Piece = tuple[int, Any]
-"""An offset and a flat array on the accumulator's device."""
 
 
 class Gradients(ABC):

@@ -177,11 +177,10 @@ class Reduction:
         self.transport.reset()
         return self.transport
 
-    def alone_report(self, finite: bool) -> StepReport:
-        """Return the report of a step of the only rank, which keeps all elements; count the step."""
-        self.memory = replace(self.memory, step=self.memory.step + 1)
-        n = self.layout.n
-        return StepReport(self.memory.step, n, n, n, finite, local_selected=n, global_selected=n)
+    def alone(self, finite: bool) -> tuple[Memory, StepReport]:
+        """Return the memory after a step of the only rank, which keeps all elements, and the step's report."""
+        memory, n = replace(self.memory, step=self.memory.step + 1), self.layout.n
+        return memory, StepReport(memory.step, n, n, n, finite, local_selected=n, global_selected=n)
 
     def note(self, report: StepReport) -> None:
         """Take note of a step's report. Warn, once, if the ranks have different learning rates."""

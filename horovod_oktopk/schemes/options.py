@@ -65,7 +65,7 @@ class Scheme(Compression):
         self._set(_given_density=self.density)
         self._set(present_density=self._first_density)
         if self.measures and self.hierarchical:
-            raise OptionError("density must be a number where hosts are workers; got density='auto' and "
+            raise OptionError("density must be a number where a host is one worker; got density='auto' and "
                               f"hierarchical={self.hierarchical!r}")
         if not isinstance(self.hierarchical, bool):
             check_integer("hierarchical", self.hierarchical, ", or True or False")

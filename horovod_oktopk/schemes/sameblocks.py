@@ -70,7 +70,7 @@ class SameBlocksAllreduce(Algorithm):
             nothing = SparseVector.empty(mine.dtype)
             return Result(nothing, nothing.indices, Memory(call.t), nothing)
         places, order = mine.elements.indices, np.arange(len(mine))
-        regions = _equal_regions(len(order), link)
+        regions = _regions_of_blocks(len(order), link)
         sums = split_and_reduce(SparseVector(order, mine.sent.values), regions, link)
         kept = _all_of(sums).rounded(link.codec)
         total = balance_and_allgatherv(kept.sent, np.diff(regions.boundaries), False, regions, link)
@@ -150,7 +150,7 @@ def _remainder(mine: Selection, kept: Selection) -> SparseVector | None:
     return lost
 
 
-def _equal_regions(length: int, link: Link) -> Regions:
+def _regions_of_blocks(length: int, link: Link) -> Regions:
     """Return one region for each rank, cut at blocks' borders. Every rank sends all elements of every region."""
     boundaries = np.minimum(BLOCK * (_count(length) * np.arange(link.size + 1) // link.size), length)
     sizes = np.diff(boundaries)

@@ -37,8 +37,10 @@ def keep_freed_memory() -> None:
 
 CACHE = 1 << 24
 """Bytes of a vector that is assumed not to fit the cache."""
-Pieces = Sequence[tuple[int, Any]]
-"""The (offset, flat array on the accumulator's device) pairs that together cover a vector, in ascending order."""
+Piece = tuple[int, Any]
+"""An offset and a flat array on the accumulator's device."""
+Pieces = Sequence[Piece]
+"""Pieces that together cover a vector, in ascending order."""
 Sum = tuple[int, NDArray[Any], Sequence[Values], Sequence[Values]]
 """An offset; a piece of the gradient; the summands before and after it, in order, of the accumulator's dtype."""
 
@@ -106,7 +108,7 @@ class ResidualAccumulator(Accumulator):
         """Set the residual to these values."""
 
 
-def between(pieces: Pieces, start: int, stop: int) -> Iterator[tuple[int, Any]]:
+def between(pieces: Pieces, start: int, stop: int) -> Iterator[Piece]:
     """Yield the parts of pieces that lie in [start, stop), each with its distance from start."""
     for offset, piece in pieces[max(bisect_right(pieces, start, key=itemgetter(0)) - 1, 0):]:
         if offset >= stop:

@@ -26,7 +26,7 @@ from .stalls import StallWarning, noticed
 logger = logging.getLogger("horovod_oktopk")
 
 NO_SETS = ("hierarchical needs Horovod's process sets for the ranks of each host, and for those that have the same "
-           "place on all hosts; missing are {missing}. Call hvd.init(process_sets=\"dynamic\"), and give the "
+           "place on each host; missing are {missing}. Call hvd.init(process_sets=\"dynamic\"), and give the "
            "optimizer no process set")
 
 

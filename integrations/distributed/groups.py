@@ -41,7 +41,7 @@ SPREAD = 2
 
 
 class Group:
-    """One of a program's process groups, as long as torch.distributed lives: its ranks, its store, its hosts."""
+    """One of a program's process groups, as long as torch.distributed lives: its ranks, its store, its nodes."""
 
     def __init__(self, process_group: Any) -> None:
         self.rank, self.size = dist.get_rank(process_group), dist.get_world_size(process_group)
@@ -56,7 +56,7 @@ class Group:
         _leave_in_time()
         self.shared: dict[str, GroupTransport] = {}
         """Transports of channels that several optimizers use."""
-        self.hosts = self._hosts()
+        self.nodes = self._nodes()
 
     def transport(self, channel: int | str, members: Sequence[int] | None, kept: dict[str, GroupTransport],
                   ) -> GroupTransport:
@@ -69,10 +69,10 @@ class Group:
             kept[name] = GroupTransport(gloo, self.notes, name, members)
         return kept[name]
 
-    def _hosts(self) -> list[int]:
-        """Return, by rank, the first rank on the same host."""
+    def _nodes(self) -> list[int]:
+        """Return, by rank, the first rank on the same node."""
         digest = hashlib.sha256(socket.gethostname().encode()).digest()[:8]
-        everyone = self.transport("hosts", None, self.shared)
+        everyone = self.transport("nodes", None, self.shared)
         names = everyone.allgather(np.frombuffer(digest, np.int64))[:, 0].tolist()
         return [names.index(name) for name in names]
 
@@ -166,8 +166,8 @@ class GroupRanks(Ranks):
         return Membership(self.group.rank, self.group.size, self._generation)
 
     def host(self) -> tuple[int, int | None]:
-        first = self.group.hosts[self.group.rank]
-        return first, self.group.hosts.count(first)
+        first = self.group.nodes[self.group.rank]
+        return first, self.group.nodes.count(first)
 
     def divide(self, groups: Iterable[Counts]) -> None:
         """Do nothing: only the members of a group have to make it."""

@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 
-from horovod_oktopk.modes.gradients import LocalGradients, Piece, ReducedGradients, Update
+from horovod_oktopk.modes.gradients import LocalGradients, ReducedGradients, Update
 from horovod_oktopk.modes.step_ahead.pace import elements_of_rows
-from horovod_oktopk.selection.accumulator import NumpyAccumulator
+from horovod_oktopk.selection.accumulator import NumpyAccumulator, Piece
 from horovod_oktopk.tensorflow.private import eagerly
 from horovod_oktopk.tensorflow.variables import Array, key_of, name_of
 from horovod_oktopk.transport.horovod import HorovodRanks, HorovodTransport

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from horovod_oktopk.modes.gradients import LocalGradients, Piece, ReducedGradients, Update
+from horovod_oktopk.modes.gradients import LocalGradients, ReducedGradients, Update
+from horovod_oktopk.selection.accumulator import Piece
 from horovod_oktopk.vectors.layout import Layout
 from horovod_oktopk.vectors.sparse import DenseVector, Indices, Values
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from ...errors import OkTopkError, PluginError
 from ...schemes.report import StepReport
-from ...selection.accumulator import Accumulator, EmptyAccumulator, ResidualAccumulator
+from ...selection.accumulator import Accumulator, EmptyAccumulator, Piece, ResidualAccumulator
 from ...state.records import Record
 from ...transport.connect import barrier
 from ...transport.counting import CountingTransport, Traffic
@@ -35,7 +35,7 @@ from ...vectors.layout import Layout
 from ...vectors.sparse import Indices, SparseVector, Values, sum_of
 from ..gradient_mode import GradientMode
 from ..gradient_reduction import GradientReduction
-from ..gradients import Piece, ReducedGradients, Update
+from ..gradients import ReducedGradients, Update
 from ..mode import Mode
 from ..options import NEEDS_MPI, Partial
 from .rounds import PartialAllreduce, Round

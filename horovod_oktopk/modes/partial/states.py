@@ -104,7 +104,7 @@ class RankState:
     """Number of rounds that have ended here."""
     taken: int = 0
     """Number of finished rounds that the program has taken."""
-    ahead: int = 0
+    rounds_ahead: int = 0
     """Rounds taken minus steps made. While positive, a step lowers this, and neither starts nor awaits a round."""
     synchronized: int = 0
     """Number of the last synchronization's last round: all ranks take rounds up to it before they go on."""
@@ -150,7 +150,7 @@ class RankState:
         """Take note that the program has handed in a gradient; only while it `may_arrive`."""
         assert self.may_arrive
         is_late = self.started > self.taken  # its round has begun without it
-        if not is_late and not self.ahead:
+        if not is_late and not self.rounds_ahead:
             start = (self._activation(),) if self.initiator == self.rank else ()
             return replace(self, handed_in=Presence.FRESH, activity=Activity.WAITING), start
         activity = Activity.WAITING if is_late else Activity.COMPUTING
@@ -170,7 +170,7 @@ class RankState:
         if self.activity == Activity.WAITING:
             after = replace(after, activity=Activity.COMPUTING)._after_step(rounds=last - self.taken)
         elif self.activity == Activity.SYNCHRONIZED:
-            after = replace(after, activity=Activity.COMPUTING, ahead=0)
+            after = replace(after, activity=Activity.COMPUTING, rounds_ahead=0)
         return after._released()
 
     def synchronizes(self, exits: bool) -> Transition:
@@ -209,8 +209,8 @@ class RankState:
     def _after_step(self, rounds: int) -> RankState:
         """Count one step, which has taken this number of rounds: it was due one, and is ahead by the rest."""
         if self.training is not None and len(self.training) < self.size:  # who was ahead may be gone
-            return replace(self, ahead=0)
-        return replace(self, ahead=min(max(0, self.ahead + rounds - 1), self.max_staleness))
+            return replace(self, rounds_ahead=0)
+        return replace(self, rounds_ahead=min(max(0, self.rounds_ahead + rounds - 1), self.max_staleness))
 
     def _released(self) -> Transition:
         if self.service != Service.HELD:

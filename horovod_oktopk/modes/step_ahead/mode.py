@@ -151,7 +151,7 @@ class StepAheadMode(Mode[LocalGradients]):
             self.resume()
             self._model.passes(Event.RESET)
             self.coefficient, finite = 1.0, gradients.all_finite()
-            reduction.report = reduction.alone_report(finite)
+            reduction.memory, reduction.report = reduction.alone(finite)
             return int(finite or not scaled)
         if not self.is_started:
             self.start()

@@ -50,9 +50,10 @@ TRANSITIONS: dict[str, tuple[Any, ...]] = {
     "who comes late, to a round that has ended, takes it":
         (three, ("arrived",), {"activity": WAITING, "handed_in": STALE}, []),
     "who is ahead goes on at once":
-        ({**three, "taken": 3, "ahead": 2}, ("arrived",), {"handed_in": STALE, "ahead": 1}, []),
+        ({**three, "taken": 3, "rounds_ahead": 2}, ("arrived",), {"handed_in": STALE, "rounds_ahead": 1}, []),
     "who is ahead, and may be alone, is so no more":
-        ({**three, "taken": 3, "ahead": 2, "training": (1, 2)}, ("arrived",), {"handed_in": STALE, "ahead": 0}, []),
+        ({**three, "taken": 3, "rounds_ahead": 2, "training": (1, 2)}, ("arrived",),
+         {"handed_in": STALE, "rounds_ahead": 0}, []),
     "who has come before the round, and comes again, contributes both":
         ({"handed_in": STALE}, ("arrived",), WAITS, [start(1)]),
     "a call that an exception has ended may be made again":
@@ -76,7 +77,7 @@ TRANSITIONS: dict[str, tuple[Any, ...]] = {
         ({**three, "service": HELD}, ("arrived",), {"activity": WAITING, "handed_in": STALE}, []),
     "a held round begins when the others have been taken":
         ({**three, "service": HELD, "activity": WAITING, "handed_in": STALE}, ("took",),
-         {"service": CONTRIBUTING, "activity": COMPUTING, "handed_in": ABSENT, "taken": 3, "ahead": 2},
+         {"service": CONTRIBUTING, "activity": COMPUTING, "handed_in": ABSENT, "taken": 3, "rounds_ahead": 2},
          [run(4, STALE)]),
     "a held round begins when the program synchronizes":
         ({**three, "service": HELD}, ("synchronizes", False), {"service": HELPING, "activity": SYNCHRONIZING},
@@ -92,7 +93,7 @@ TRANSITIONS: dict[str, tuple[Any, ...]] = {
     "the program takes its round":
         ({"activity": WAITING, "finished": 1}, ("took",), {"activity": COMPUTING, "taken": 1}, []),
     "who takes more rounds than it made steps is ahead, up to the bound":
-        ({"activity": WAITING, "finished": 9}, ("took",), {"activity": COMPUTING, "taken": 9, "ahead": 3}, []),
+        ({"activity": WAITING, "finished": 9}, ("took",), {"activity": COMPUTING, "taken": 9, "rounds_ahead": 3}, []),
     "who has waited too long starts the round":
         (WAITS, ("overdue",), {}, [start(1)]),
     "who has waited too long for a round that runs waits on":
@@ -113,8 +114,8 @@ TRANSITIONS: dict[str, tuple[Any, ...]] = {
         ({"activity": EXITING, "service": HELPING}, ("ended", [EXITING] * 4),
          {"activity": SYNCHRONIZED, "service": IDLE, "finished": 1, "synchronized": 1, "exited": (0, 1, 2, 3)}, []),
     "all go on after the same round, though another has ended meanwhile":
-        ({"activity": SYNCHRONIZED, "synchronized": 4, "finished": 5, "taken": 2, "ahead": 2}, ("took",),
-         {"activity": COMPUTING, "taken": 4, "ahead": 0}, []),
+        ({"activity": SYNCHRONIZED, "synchronized": 4, "finished": 5, "taken": 2, "rounds_ahead": 2}, ("took",),
+         {"activity": COMPUTING, "taken": 4, "rounds_ahead": 0}, []),
 }
 
 
@@ -142,7 +143,7 @@ def test_every_event_in_every_state_is_refused_or_leads_to_a_sound_one(event, ar
     for activity, handed_in, service, unseen, ahead in product(Activity, (ABSENT, STALE, FRESH), Service, range(4),
                                                                range(3)):
         before = state(activity=activity, handed_in=handed_in, service=service, finished=4, taken=4 - unseen,
-                       ahead=ahead, synchronized=4)
+                       rounds_ahead=ahead, synchronized=4)
         arguments = () if argument is None else (argument,)
         if not may(before, event):
             with pytest.raises(AssertionError):
@@ -150,7 +151,7 @@ def test_every_event_in_every_state_is_refused_or_leads_to_a_sound_one(event, ar
             continue
         after, actions = getattr(before, event)(*arguments)
         assert before.taken <= after.taken <= after.finished <= before.finished + 1
-        assert 0 <= after.ahead <= RULES["max_staleness"]
+        assert 0 <= after.rounds_ahead <= RULES["max_staleness"]
         begun = [action for action in actions if isinstance(action, BeginRound)]
         assert len(begun) == (after.is_running and not before.is_running)
         assert all(action.number == after.started == before.finished + 1 for action in begun)
