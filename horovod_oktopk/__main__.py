@@ -9,11 +9,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from . import __version__, advise
 from .errors import OptionError
@@ -148,12 +149,17 @@ def check_cuda() -> str:
     return "gradients on CUDA devices, Horovod with NCCL"
 
 
-def horovod_says(question: str) -> bool:
-    """Return the answer of horovod.torch or horovod.tensorflow; False if neither can be imported."""
+def horovods() -> Iterator[Any]:
+    """Yield horovod.torch and horovod.tensorflow, or whichever of these can be imported."""
     for framework in ("torch", "tensorflow"):
         with suppress(Exception):  # whatever a broken framework raises
-            return bool(getattr(importlib.import_module(f"horovod.{framework}"), question)())
-    return False
+            yield importlib.import_module(f"horovod.{framework}")
+
+
+def horovod_says(question: str) -> bool:
+    """Return the answer of horovod.torch or horovod.tensorflow; False if neither can be imported."""
+    hvd = next(horovods(), None)
+    return hvd is not None and bool(getattr(hvd, question)())
 
 
 SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
@@ -224,27 +230,25 @@ def run_advise(arguments: argparse.Namespace) -> int:
 
 
 def _measure() -> tuple[int, int, advise.Network]:
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        return _measure_under_torchrun()
-    places = {"torch": "torch.horovod", "tensorflow": "tensorflow.tensors"}
-    name = next((name for name in places if find_spec(name) is not None), None)
-    if name is None:
+    ranks = _ranks_of_torchrun() if "TORCHELASTIC_RUN_ID" in os.environ else _ranks_of_horovod()
+    rank, size, _ = ranks.membership()
+    if size == 1:
+        raise OptionError(ALONE)
+    return size, rank, advise.measure_network(connect(ranks, "auto").transport)
+
+
+def _ranks_of_horovod() -> Any:
+    hvd = next(horovods(), None)
+    if hvd is None:
         raise OptionError("--measure needs PyTorch or TensorFlow, with Horovod: install one (docs/install.md)")
-    hvd = importlib.import_module(f"horovod.{name}")
     hvd.init()
-    if hvd.size() == 1:
-        raise OptionError(ALONE)
-    ranks = importlib.import_module(f"{__package__}.{places[name]}").ranks_of(hvd.global_process_set)
-    return hvd.size(), hvd.rank(), advise.measure_network(connect(ranks, "auto").transport)
+    place = "torch.horovod" if hvd.__name__ == "horovod.torch" else "tensorflow.tensors"
+    return importlib.import_module(f"{__package__}.{place}").ranks_of(hvd.global_process_set)
 
 
-def _measure_under_torchrun() -> tuple[int, int, advise.Network]:
-    dist = importlib.import_module("torch.distributed")
-    dist.init_process_group("gloo")
-    if dist.get_world_size() == 1:
-        raise OptionError(ALONE)
-    ranks = importlib.import_module(f"{__package__}.distributed.groups").GroupRanks(None)
-    return dist.get_world_size(), dist.get_rank(), advise.measure_network(connect(ranks, "auto").transport)
+def _ranks_of_torchrun() -> Any:
+    importlib.import_module("torch.distributed").init_process_group("gloo")
+    return importlib.import_module(f"{__package__}.distributed.groups").GroupRanks(None)
 
 
 def main() -> int:

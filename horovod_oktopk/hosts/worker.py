@@ -92,7 +92,8 @@ class HostWorker(Worker):
         with self.hosts.within.phase("host_agree"):
             rows = self.hosts.within.allgather(mine.view(np.int64)).view(np.float64)
         tolerance = ROUNDING * np.abs(rows).max(initial=0, where=np.isfinite(rows))
-        differ = (np.abs(rows - rows[0]) > tolerance).any(axis=0)  # what is not finite is the roll call's concern
+        with np.errstate(invalid="ignore"):  # what is not finite is the roll call's concern
+            differ = (np.abs(rows - rows[0]) > tolerance).any(axis=0)
         if differ.any():
             found = f"{SAME_ON_HOST}: {mine[np.argmax(differ)]:.6g}\n{said.description}"
             self.agree(replace(said, description=found))

@@ -115,19 +115,23 @@ def fitted(saved: Record, layout: Layout) -> tuple[Values, bool]:
     residual = residual_of(saved, layout.dtype)
     if is_in_order:
         return residual, True
-    parts = np.split(residual, np.cumsum([_length([each]) for each in theirs])[:-1])
+    parts = _parts(residual, theirs)
     return np.concatenate([parts[place_of[name]] for name, _ in ours]), False
 
 
 def extended(record: Record, layout: Layout) -> Record:
     """Return a record of some parameters as one of a layout, of which others have no residual; matched by name."""
     theirs = record["parameters"]
-    parts = np.split(record["residual"], np.cumsum([_length([each]) for each in theirs])[:-1])
-    known = {name: part for (name, _), part in zip(theirs, parts, strict=True)}
+    known = {name: part for (name, _), part in zip(theirs, _parts(record["residual"], theirs), strict=True)}
     residual = [known.get(name, np.zeros(_length([[name, shape]]), layout.dtype))
                 for name, shape in parameters_of(layout)]
     return {**record, "parameters": parameters_of(layout), "residual": np.concatenate(residual), "shared": None,
             "algorithm": {"step": record["algorithm"]["step"]}}
+
+
+def _parts(residual: Values, parameters: Sequence[Sequence[Any]]) -> list[Values]:
+    """Return the residual of each parameter."""
+    return np.split(residual, np.cumsum([_length([each]) for each in parameters]))[:-1]
 
 
 def _length(parameters: Sequence[Sequence[Any]]) -> int:

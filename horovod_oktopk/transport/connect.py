@@ -102,14 +102,15 @@ def grid_of(hierarchical: Hierarchical, first: Counts) -> Counts | None:
     """Return the ranks' numbers, shape (hosts, ranks of a host); None if each rank is a host of its own.
 
     `first` holds, by rank, the number of the first rank of its host.
-    Raise PluginError if hosts have different numbers of ranks.
+    Raise PluginError if hosts have different numbers of ranks, or their ranks do not follow one another.
     """
     ranks = np.arange(len(first))
     if hierarchical is not True:
         first = ranks // hierarchical
     starts = np.flatnonzero(np.diff(first, prepend=-1))
     sizes = np.diff(starts, append=len(first))
-    if (sizes != (sizes[0] if hierarchical is True else hierarchical)).any():
+    alternate = len(np.unique(first)) < len(starts)
+    if alternate or (sizes != (sizes[0] if hierarchical is True else hierarchical)).any():
         raise PluginError(UNEVEN.format(hierarchical=hierarchical, sizes=sizes.tolist()))
     return None if sizes[0] == 1 else ranks.reshape(-1, sizes[0])
 

@@ -6,10 +6,11 @@ is inside MPI any more, and a later call gets an error that says why.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from ...errors import TransportError
 
@@ -47,40 +48,29 @@ class Gate:
 
         Raise TransportError if the gate is closed for the present operation.
         """
-        with self._changed:
-            self._check(self.begun)
-            self._inside, self._since = self._inside + 1, time.monotonic()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._inside, self._since, self._left = self._inside - 1, None, time.monotonic()
-                self._changed.notify_all()
+        with self.busy(self.begun):
+            self._since = time.monotonic()
+            try:
+                yield
+            finally:
+                self._since, self._left = None, time.monotonic()
 
-    @contextmanager
-    def moment(self) -> Iterator[None]:
+    def moment(self) -> AbstractContextManager[None]:
         """Bracket a call into MPI outside of any operation, which waits for no other rank.
 
         Raise TransportError once the gate is closed.
         """
-        with self._changed:
-            if self._limit is not None:
-                raise TransportError(self.reason)
-            self._inside += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._inside -= 1
-                self._changed.notify_all()
+        return self.busy(math.inf)
 
     @contextmanager
-    def busy(self) -> Iterator[None]:
+    def busy(self, operation: float = 0) -> Iterator[None]:
         """Count the block as an operation in progress, so that the gate does not become quiet.
 
         An operation that has begun here continues on other communicators of the same ranks.
+        Raise TransportError if the gate is closed for the operation of this number, by default for none.
         """
         with self._changed:
+            self._check(operation)
             self._inside += 1
         try:
             yield
@@ -93,7 +83,7 @@ class Gate:
         """Raise TransportError if the operation that runs will not end."""
         self._check(self.begun)
 
-    def _check(self, operation: int) -> None:
+    def _check(self, operation: float) -> None:
         if self._limit is not None and operation > self._limit:
             raise TransportError(self.reason)
 

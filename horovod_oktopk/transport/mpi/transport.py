@@ -154,8 +154,10 @@ class MPITransport(Transport):
             self._wait([getattr(self.comm, f"I{collective}")(*buffers)])
             return
         self._hears_waking = False
-        getattr(self.comm, collective.capitalize())(*buffers)
-        self._hears_waking = True
+        try:
+            getattr(self.comm, collective.capitalize())(*buffers)
+        finally:
+            self._hears_waking = True
 
     def _wait(self, requests: list[Any]) -> None:
         """Wait until all requests are complete. Raise TransportError if this rank is woken before.

@@ -115,6 +115,18 @@ def check_what_thaws_joins_and_what_is_frozen_is_not_counted() -> None:
             assert not torch.equal(model[0].weight, before)
 
 
+def check_a_model_that_was_frozen_whole_thaws() -> None:
+    for compression in KINDS:
+        model, optimizer = made(compression)
+        model.requires_grad_(False)
+        optimizer.step()
+        model.requires_grad_(True)
+        train(model, optimizer, range(4))
+        with shared_parameters(optimizer):
+            assert step_report(optimizer).n == sum(p.numel() for p in model.parameters())
+            assert_equal_everywhere(model.parameters())
+
+
 def check_a_layer_that_joins_on_one_rank_alone_is_told_everywhere() -> None:
     needs_ranks(hvd)
     for compression in KINDS:
