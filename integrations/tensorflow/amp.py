@@ -28,12 +28,6 @@ WHOSE = ("a LossScaleOptimizer has scaled a loss, and whether these gradients ho
          "scaled loss itself to tape.gradient(), without further arithmetic, and each by itself")
 
 
-def scalers() -> list[type]:
-    """Return the classes of Keras' loss-scaling optimizers."""
-    scaling = tf.keras.mixed_precision.LossScaleOptimizer
-    return [scaling] if KERAS_3 else scaling.__subclasses__()
-
-
 SCALE = "scale_loss" if KERAS_3 else "get_scaled_loss"
 
 

@@ -75,15 +75,10 @@ def repeat(count: tf.Tensor, action: Callable[[tf.Tensor], object], at_most_once
         for number in range(int(count)):
             action(tf.constant(number))
     elif at_most_once:
-        tf.cond(count > 0, lambda: and_then(action(tf.constant(0)), tf.constant(0)), lambda: tf.constant(0))
+        tf.cond(count > 0, lambda: (action(tf.constant(0)), tf.constant(0))[1], lambda: tf.constant(0))
     else:
-        tf.while_loop(lambda i: i < count, lambda i: and_then(action(i), i + 1), [tf.constant(0)],
+        tf.while_loop(lambda i: i < count, lambda i: (action(i), i + 1)[1], [tf.constant(0)],
                       parallel_iterations=1)
-
-
-def and_then(_: object, result: tf.Tensor) -> tf.Tensor:
-    """Return the result, after an action in a branch or loop of a graph."""
-    return result
 
 
 @lru_cache(maxsize=16)

@@ -12,12 +12,12 @@ import tensorflow as tf
 from horovod.tensorflow.gradient_aggregation_eager import LocalGradientAggregationHelperEager
 
 from horovod_oktopk.errors import PluginError
+from horovod_oktopk.modes.make import name_of
 from horovod_oktopk.modes.step_ahead.pace import normalizes
 from horovod_oktopk.tensorflow import amp
-from horovod_oktopk.tensorflow.operations import and_then
 from horovod_oktopk.tensorflow.private import KERAS_3, built_with, learning_rate_of
-from horovod_oktopk.tensorflow.run import NO_RATE, Local, Run, StepAheadRun
-from horovod_oktopk.tensorflow.runs import Runs, make_runs
+from horovod_oktopk.tensorflow.run import Local, Run, StepAheadRun
+from horovod_oktopk.tensorflow.runs import RUNS, GradientRuns, Runs
 from horovod_oktopk.tensorflow.state import suspend
 from horovod_oktopk.tensorflow.tape import reduced_but_local
 from horovod_oktopk.tensorflow.tensors import are_reduced, with_scale, without_scale
@@ -61,47 +61,39 @@ class Steps:
         self.present: StepAheadRun | None = None  # whose step that is, if it takes a part of the learning rate
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], local: Local, *, scale: Any = None,
-             checks_overflow: bool = False, all_variables: Sequence[Any] | None = None,
-              rate: Callable[[], tf.Variable | None] = lambda: None,
-             skip: Callable[[], object] = lambda: None) -> None:
+             checks_overflow: bool, all_variables: Sequence[Any], skip: Callable[[], object]) -> None:
         """Take a step: reduce the gradients, as the mode has it, and call `local` as often as it says.
 
         The gradients hold the loss scale `scale`; `local` looks for overflow by itself if `checks_overflow`. The
-        optimizer was built with `all_variables`; `rate` returns its learning rate, if that is a variable. `skip` is
-        called in a pass whose gradients are only added up.
+        optimizer was built with `all_variables`. `skip` is called in a pass whose gradients are only added up.
         """
         refuse_overwritten(variables)
-        are_done = are_reduced if self.runs is None else self.runs.are_done
-        if self._is_inside or are_done(gradients):
+        if self._is_inside or (isinstance(self.runs, GradientRuns | None) and are_reduced(gradients)):
             local(list(gradients))
             return
         if checks_overflow and self.runs is not None:
             self.runs.kind.check("scaler")
         gradients = without_scale(gradients, scale)
 
-        act = partial(self._act, variables=variables, local=lambda given: local(with_scale(given, scale)),
-                      checks_overflow=checks_overflow, all_variables=all_variables or variables, rate=rate)
+        def step(given: list[Any], run: StepAheadRun | None = None) -> object:
+            self._is_inside, self.present = True, run
+            try:
+                return local(with_scale(given, scale))
+            finally:
+                self._is_inside, self.present = False, None
+
+        def act(reduced: Sequence[Any]) -> object:
+            if self.runs is None or not self.runs.takes_part:
+                return step(list(reduced))
+            return self.runs.step(reduced, variables, step, all_variables=all_variables,
+                                  checks_overflow=checks_overflow)
+
         if self._passes is None:
             act(self._reduced(gradients, variables))
             return
         reduced = self._passes.compute_gradients(tuple(gradients), tuple(map(tensor_of, variables)))
-        tf.cond(tf.equal(self._passes.counter, 0), lambda: and_then(act(reduced), tf.constant(0)),
-                lambda: and_then(skip(), tf.constant(0)))
-
-    def _act(self, gradients: Sequence[Any], variables: Sequence[Any], local: Local, checks_overflow: bool,
-             all_variables: Sequence[Any], rate: Callable[[], tf.Variable | None]) -> None:
-        def step(given: list[Any], run: StepAheadRun | None = None) -> None:
-            self._is_inside, self.present = True, run
-            try:
-                local(given)
-            finally:
-                self._is_inside, self.present = False, None
-
-        if self.runs is None or not self.runs.takes_part:
-            step(list(gradients))
-        else:
-            self.runs.step(gradients, variables, step, all_variables=all_variables, rate=rate,
-                           checks_overflow=checks_overflow)
+        tf.cond(tf.equal(self._passes.counter, 0), lambda: (act(reduced), tf.constant(0))[1],
+                lambda: (skip(), tf.constant(0))[1])
 
     def own_runs(self) -> list[Run]:
         """Return the runs whose variables hold this rank's own parameters now."""
@@ -210,32 +202,30 @@ class Guard(tf.train.experimental.PythonState):  # type: ignore[misc]
         self._steps.check_shared()
 
 
-def _rate_of(optimizer: Any) -> tf.Variable | None:
-    """Return the learning rate, if it is a variable.
+def _rate_of(kept: weakref.ref[Any]) -> tf.Variable | None:
+    """Return an optimizer's learning rate, if it is a variable.
 
     A schedule follows the updates, which are the same on all ranks.
     """
-    rate = tensor_of(super(Distributed, optimizer).learning_rate)  # type: ignore[misc]
+    optimizer = kept()
+    rate = tensor_of(learning_rate_of(getattr(optimizer, "inner_optimizer", optimizer)))
     return rate if isinstance(rate, tf.Variable) else None
-
-
-def _rate_to_tell(kept: weakref.ref[Any]) -> tf.Tensor:
-    """Return the learning rate, if it is a variable; else 0, as a schedule is the same on all ranks."""
-    rate = tensor_of(learning_rate_of(kept()))
-    return tf.cast(rate, tf.float64) if isinstance(rate, tf.Variable) else NO_RATE()
 
 
 def is_distributed(optimizer: Any) -> bool:
     """Return True for a distributed optimizer, ours or stock Horovod's, or loss scaling around it."""
-    both = (optimizer, getattr(optimizer, "inner_optimizer", None))
-    return any(isinstance(each, Distributed) or hasattr(each, "_allreduce_grads") for each in both)
+    return any(isinstance(each, Distributed) or hasattr(each, "_allreduce_grads") for each in _and_inner(optimizer))
 
 
 def refuse_stock(optimizers: Sequence[Any]) -> None:
     """Raise PluginError for an optimizer that stock Horovod has distributed, if Keras 3 never lets it reduce."""
-    for each in optimizers:
-        if KERAS_3 and is_distributed(each) and not isinstance(getattr(each, "inner_optimizer", each), Distributed):
-            raise PluginError(STOCK)
+    if KERAS_3 and any(hasattr(each, "_allreduce_grads") for one in optimizers for each in _and_inner(one)):
+        raise PluginError(STOCK)
+
+
+def _and_inner(optimizer: Any) -> list[Any]:
+    """Return an optimizer, and the one inside it if it scales losses."""
+    return [optimizer, getattr(optimizer, "inner_optimizer", None)]
 
 
 def distribute(optimizer: Any, options: Any, dense: Any, op: Any, sparse_as_dense: bool, passes: int,
@@ -244,12 +234,12 @@ def distribute(optimizer: Any, options: Any, dense: Any, op: Any, sparse_as_dens
     runs = None
     if options is None:
         def reduce(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-            return list(dense(list(gradients), [tensor_of(variable) for variable in variables]))
+            return list(dense(list(gradients), list(map(tensor_of, variables))))
     else:
         # With Keras' own accumulation of gradients a step sees one batch's, and not what is added up.
         is_normalizing = normalizes(type(optimizer)) and not getattr(optimizer, "gradient_accumulation_steps", None)
-        runs = make_runs(options, op, process_set, sparse_as_dense, is_normalizing,
-                         partial(_rate_to_tell, weakref.ref(optimizer)))
+        runs = RUNS[name_of(options)](options, op, process_set, sparse_as_dense, is_normalizing,
+                                      partial(_rate_of, weakref.ref(optimizer)))
         reduce = runs.reduce_before_step
     optimizer.oktopk = Steps(runs, reduce, process_set, passes, average_passes, scale_local_gradients,
                              sparse_as_dense)
@@ -268,7 +258,8 @@ def distribute(optimizer: Any, options: Any, dense: Any, op: Any, sparse_as_dens
 
 def wrap_scalers() -> None:
     """Wrap what a distributed optimizer cannot see from inside: the loss scaling around it."""
-    for cls in amp.scalers():
+    scaling = tf.keras.mixed_precision.LossScaleOptimizer
+    for cls in [scaling] if KERAS_3 else scaling.__subclasses__():
         setattr(cls, amp.SCALE, amp.marking(getattr(cls, amp.SCALE)))
         setattr(cls, APPLY, _wrap_scaled(getattr(cls, APPLY)))
 
@@ -296,7 +287,7 @@ if KERAS_3:
             asked.build(variables)
         inner.oktopk.apply(list(grads), variables, lambda given: update(given, variables), scale=amp.scale_of(asked),
                           checks_overflow=asked is not inner, all_variables=built_with(asked),
-                          rate=partial(_rate_of, inner), skip=lambda: tensor_of(inner.iterations).assign_add(1))
+                          skip=lambda: tensor_of(inner.iterations).assign_add(1))
         amp.forget(asked)
 else:
     def _apply(asked: Any, inner: Any, update: Callable[..., Any], grads_and_vars: Any,  # type: ignore[misc]
@@ -309,7 +300,7 @@ else:
                 asked.build(variables)
         inner.oktopk.apply([gradient for gradient, _ in pairs], variables,
                           lambda given: update(list(zip(given, variables, strict=True)), *args, **kwargs),
-                          checks_overflow=asked is not inner, rate=partial(_rate_of, inner),
+                          checks_overflow=asked is not inner, all_variables=variables,
                           skip=lambda: asked.iterations.assign_add(1))
         amp.forget(asked)
         return asked.iterations

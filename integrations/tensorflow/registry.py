@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from horovod_oktopk.schemes.options import Scheme
 from horovod_oktopk.tensorflow.run import Run
-from horovod_oktopk.tensorflow.runs import ALL, Runs, WaitingState, make_runs
+from horovod_oktopk.tensorflow.runs import ALL, GradientRuns, Runs, WaitingState
 from horovod_oktopk.tensorflow.variables import key_of, optimizers_of, trained_by
 
 OF_TAPES: dict[Any, Runs[Any]] = {}
@@ -24,7 +24,7 @@ def runs_of_tapes(options: Scheme, op: Any, process_set: Any, sparse_as_dense: b
     """Return the runs of all tapes of which the same was asked, but for the density."""
     key = (type(options), tuple(options.kind().items()), op, process_set.process_set_id, sparse_as_dense)
     if key not in OF_TAPES:
-        OF_TAPES[key] = make_runs(options, op, process_set, sparse_as_dense)
+        OF_TAPES[key] = GradientRuns(options, op, process_set, sparse_as_dense)
         OF_TAPES[key].states = STATES
     return OF_TAPES[key]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
-from typing import Any
+from functools import cache
+from typing import Any, ClassVar
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -35,21 +35,23 @@ Local = Callable[[list[Any]], object]
 """Applies gradients, one for each variable, by the plain optimizer."""
 Refusal = tuple[str, Signature]
 """The reason why gradients are refused, and their signature."""
-NO_RATE = partial(tf.constant, 0.0, tf.float64)
-"""Makes the learning rate that is told where there is none."""
+RateOf = Callable[[], tf.Variable | None]
+"""Returns an optimizer's learning rate, if that is a variable."""
 
 
 class Run:
     """The mode of one list of variables, on this rank; a derived class is for one mode.
 
-    The gradients are those of the first step. `normalizes` is True if the optimizer normalizes its gradients. `rate`
-    returns its learning rate.
+    The gradients are those of the first step. `normalizes` is True if the optimizer normalizes its gradients.
     """
 
+    holds_variables: ClassVar[bool] = True
+    """False where a tape has the run, which must go with the variables."""
+
     def __init__(self, options: Any, op: Any, process_set: Any, variables: Sequence[Any], gradients: Sequence[Any],
-                 normalizes: bool, rate: Callable[[], tf.Tensor] = NO_RATE) -> None:
+                 normalizes: bool, rate: RateOf = lambda: None) -> None:
         self.signature = signature_of(variables, gradients)
-        self.tensors = self._held(variables)
+        self.tensors = [tensor_of(v) for v in variables] if self.holds_variables else []
         layout = Layout((name_of(v), tuple(v.shape), dtype.name) for v, dtype in self._parts(variables, gradients))
         self._layout = layout
         self._lender: LendingAccumulator | None = None
@@ -65,10 +67,6 @@ class Run:
         self._process_set, self._rate = process_set, rate
         self._dense = [is_dense(g) for g in gradients]
 
-    def _held(self, variables: Sequence[Any]) -> list[tf.Variable]:
-        """Return the variables, which a mode holds that acts at an optimizer's step: the optimizer does so, too."""
-        return [tensor_of(v) for v in variables]
-
     def _parts(self, variables: Sequence[Any], gradients: Sequence[Any]) -> list[tuple[Any, tf.DType]]:
         """Return the variables of the layout, and the dtypes: by default those of the dense gradients."""
         return [(v, g.dtype) for v, g in zip(variables, gradients, strict=True) if is_dense(g)]
@@ -76,6 +74,11 @@ class Run:
     def _lending(self) -> ResidualAccumulator:
         self._lender = LendingAccumulator(self._layout)
         return self._lender
+
+    def told_rate(self) -> tf.Tensor:
+        """Return the learning rate that this rank tells the others: 0 where it is no variable."""
+        rate = self._rate()
+        return tf.constant(0.0, tf.float64) if rate is None else tf.cast(rate, tf.float64)
 
     def resume(self) -> None:
         """Take a state that waits, on all ranks together; then the variables are this rank's own again."""
@@ -91,9 +94,7 @@ class Run:
 class GradientRun(Run):
     """The reduction of gradients, of a tape or before an optimizer's step."""
 
-    def _held(self, variables: Sequence[Any]) -> list[tf.Variable]:  # noqa: ARG002
-        """Return none: a tape's run must not hold the variables, with which it goes."""
-        return []
+    holds_variables = False
 
     def reduce(self, gradients: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices],
                density: float | None, refusal: Refusal | None) -> list[tf.Tensor]:
@@ -102,7 +103,7 @@ class GradientRun(Run):
         The density holds from here on, if the caller asks for another than at the step before. A refusal is why the
         step cannot be taken; then PluginError is raised, and the ranks that do take it raise AgreementError.
         """
-        return call(self._reduce, [self._rate(), all_finite(slices), *gradients], [g.dtype for g in gradients],
+        return call(self._reduce, [self.told_rate(), all_finite(slices), *gradients], [g.dtype for g in gradients],
                     [g.shape for g in gradients], given=(density, refusal))
 
     def _reduce(self, density: float | None, refusal: Refusal | None, rate: Array, finite: Array,
@@ -141,8 +142,8 @@ class StepAheadRun(Run):
         If `checks_overflow`, `local` looks for overflow by itself, and is to be called in any case.
         """
         form = form_of(variables, gradients, self.tensors)
-        [count] = call(self._begin, [self._rate(), all_finite(gradients), *inputs_of(gradients)], [tf.int32], [()],
-                       self._touched, given=(form,))
+        [count] = call(self._begin, [self.told_rate(), all_finite(gradients), *inputs_of(gradients)], [tf.int32],
+                       [()], self._touched, given=(form,))
         if checks_overflow:
             local(list(gradients))
         else:
@@ -165,25 +166,25 @@ class StepAheadRun(Run):
 class PartialRun(Run):
     """The optimizer's steps in rounds, with the rounds' updates."""
 
-    def step(self, gradients: Sequence[Any], rate: tf.Variable | None, local: Local) -> None:
+    def step(self, gradients: Sequence[Any], local: Local) -> None:
         """Hand in the gradients; take a local step for each round since the last call.
 
         A round sets the learning rate.
         """
-        mine = tf.constant(0.0, tf.float64) if rate is None else tf.cast(rate, tf.float64)
+        rate, mine = self._rate(), self.told_rate()
         [count] = call(self._hand_in, [mine, *(g for g in gradients if is_dense(g))], [tf.int32], [()])
         repeat(count, lambda number: self._apply_round(number, rate, local), at_most_once=False)
         if rate is not None:
             rate.assign(tf.cast(mine, rate.dtype))
 
-    def synchronize(self, rate: tf.Variable | None, local: Local) -> None:
+    def synchronize(self, local: Local) -> None:
         """Serve rounds until all ranks are here, and apply them as they end. Collective."""
-        mine = None if rate is None else tf.identity(rate)
+        rate, mine = self._rate(), self.told_rate()
         for count in self.mode.synchronize():
             for number in range(count):
                 self._apply_round(tf.constant(number), rate, local)
         if rate is not None:
-            rate.assign(mine)
+            rate.assign(tf.cast(mine, rate.dtype))
         for index, tensor in enumerate(self.tensors if self.mode.drifts else ()):
             tensor.assign(hvd.allreduce(tensor, op=hvd.Average, name=f"horovod_oktopk.model.{index}",
                                         process_set=self._process_set))

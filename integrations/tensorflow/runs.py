@@ -7,18 +7,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.modes.make import Name, kind_of, name_of, with_scheme
+from horovod_oktopk.modes.make import Name, kind_of, with_scheme
 from horovod_oktopk.schemes.options import Scheme
 from horovod_oktopk.state import gather
 from horovod_oktopk.tensorflow.operations import check_place
-from horovod_oktopk.tensorflow.run import NO_RATE, GradientRun, Local, PartialRun, Refusal, Run, StepAheadRun
-from horovod_oktopk.tensorflow.tensors import are_reduced, is_dense, ranks_of, signature_of
+from horovod_oktopk.tensorflow.run import GradientRun, Local, PartialRun, RateOf, Refusal, Run, StepAheadRun
+from horovod_oktopk.tensorflow.tensors import is_dense, ranks_of, signature_of
 from horovod_oktopk.tensorflow.variables import check_variables, key_of, tensor_of
 
 ALL: weakref.WeakSet[Runs[Any]] = weakref.WeakSet()
@@ -32,18 +32,16 @@ LocalOf = Callable[..., object]
 
 
 class Runs(ABC, Generic[One]):
-    """The runs of one optimizer, or of all tapes of a kind: one for each list of variables. See `make_runs`.
+    """The runs of one optimizer, or of all tapes of a kind: one for each list of variables.
 
-    `normalizes` is True if the optimizer normalizes its gradients. `rate` returns its learning rate.
+    `normalizes` is True if the optimizer normalizes its gradients.
     """
 
     of_one: type[One]
     """The class of the runs."""
-    may_differ: ClassVar[bool] = False
-    """True if ranks may have taken different numbers of steps, until `synchronize_replicas`."""
 
     def __init__(self, options: Any, op: Any, process_set: Any, sparse_as_dense: bool,
-                 normalizes: bool = False, rate: Callable[[], Any] = NO_RATE) -> None:
+                 normalizes: bool = False, rate: RateOf = lambda: None) -> None:
         self.kind = kind_of(options)
         self.scheme: Scheme = getattr(options, "scheme", options)
         """With the present density."""
@@ -75,17 +73,13 @@ class Runs(ABC, Generic[One]):
 
     # Steps.
 
-    def are_done(self, gradients: Sequence[Any]) -> bool:  # noqa: ARG002
-        """Return True if nothing is left to do with gradients but the optimizer's plain step."""
-        return False
-
     def reduce_before_step(self, gradients: Sequence[Any], variables: Sequence[Any],
                            density: float | None = None) -> list[Any]:
         """Return the gradients, reduced, if the mode does so before an optimizer's step; None where there is none."""
         if not self.takes_part:
             return list(gradients)
         check_place()
-        check_variables(list(variables), list(gradients))
+        check_variables(variables)
         return self.reduced(gradients, variables, density)
 
     def reduced(self, gradients: Sequence[Any], variables: Sequence[Any], density: float | None) -> list[Any]:  # noqa: ARG002
@@ -101,7 +95,7 @@ class Runs(ABC, Generic[One]):
 
     @abstractmethod
     def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: LocalOf, *,
-             all_variables: Sequence[Any], rate: Callable[[], Any], checks_overflow: bool) -> None:
+             all_variables: Sequence[Any], checks_overflow: bool) -> None:
         """Call `local` as often as the mode says. The other arguments are those of Steps.apply."""
 
     def reduced_by(self, reduce: Callable[[list[Any]], list[Any]], gradients: Sequence[Any],
@@ -163,10 +157,6 @@ class GradientRuns(Runs[GradientRun]):
 
     of_one = GradientRun
 
-    def are_done(self, gradients: Sequence[Any]) -> bool:
-        """Return True if a tape has reduced the gradients."""
-        return are_reduced(gradients)
-
     def reduced(self, gradients: Sequence[Any], variables: Sequence[Any], density: float | None) -> list[Any]:
         gradients = self.dense_if_asked(gradients)
         run, refusal = self.run_of(variables, gradients)
@@ -186,7 +176,7 @@ class StepAheadRuns(Runs[StepAheadRun]):
     of_one = StepAheadRun
 
     def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: LocalOf, *,
-             all_variables: Sequence[Any], checks_overflow: bool, **_: Any) -> None:
+             all_variables: Sequence[Any], checks_overflow: bool) -> None:
         run = self.run_over(all_variables)
         run.step(variables, gradients, lambda given: local(given, run), checks_overflow)
 
@@ -211,36 +201,29 @@ class PartialRuns(Runs[PartialRun]):
     """The optimizer's steps in rounds."""
 
     of_one = PartialRun
-    may_differ = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._serving: dict[PartialRun, tuple[Any, Local]] = {}
+        self._serving: dict[PartialRun, Local] = {}
 
-    def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: LocalOf, *,
-             rate: Callable[[], Any], **_: Any) -> None:
+    def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: LocalOf, **_: Any) -> None:
         gradients = self.dense_if_asked(gradients)
         if any(isinstance(g, tf.IndexedSlices) for g in gradients):
             self.kind.check("sparse")
         run, refusal = self.run_of(variables, gradients)
         if refusal:
             run.mode.refuse_step(*refusal)
-        self._serving[run] = rate(), local
-        run.step(gradients, *self._serving[run])
+        self._serving[run] = local
+        run.step(gradients, local)
 
     def synchronize_replicas(self) -> None:
         """Serve rounds until all ranks are here. Collective."""
-        for run, (rate, local) in list(self._serving.items()):
-            run.synchronize(rate, local)
+        for run, local in list(self._serving.items()):
+            run.synchronize(local)
 
 
 RUNS: dict[Name, type[Runs[Any]]] = {
     "gradients": GradientRuns, "step_ahead": StepAheadRuns, "partial": PartialRuns}
-
-
-def make_runs(options: Any, *rest: Any) -> Runs[Any]:
-    """Return the runs of a user's options; the other arguments are those of Runs."""
-    return RUNS[name_of(options)](options, *rest)
 
 
 def runs_over(variables: Sequence[Any]) -> list[Run]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod_oktopk.errors import PluginError
 from horovod_oktopk.tensorflow import amp
 from horovod_oktopk.tensorflow.runs import Runs
 from horovod_oktopk.tensorflow.tensors import mark_reduced, with_scale, with_values, without_scale
@@ -61,8 +62,12 @@ def reduced_but_local(reduce: Any, gradients: Sequence[Any], variables: Sequence
                       divide_by: Any) -> list[Any]:
     """Return the gradients, reduced but for those of local variables.
 
-    Those are divided by the size of the process set `divide_by`, if there is one.
+    Those are divided by the size of the process set `divide_by`, if there is one. Raise PluginError if there is not
+    one gradient for each variable.
     """
+    if len(variables) != len(gradients):
+        raise PluginError(f"expected a gradient for each variable; got {len(gradients)} gradients and "
+                          f"{len(variables)} variables. Give as many, None for those without")
     is_local = [tensor_of(variable).ref() in local for variable in variables]
     shared = [index for index, each in enumerate(is_local) if not each]
     outputs = reduce([gradients[index] for index in shared], [variables[index] for index in shared])

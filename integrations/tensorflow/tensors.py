@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -60,15 +60,13 @@ def is_dense(gradient: Any) -> bool:
 
 def mark_reduced(gradients: Sequence[Any]) -> None:
     """Note on gradients that a distributed tape has reduced them."""
-    for each in gradients:
-        if each is not None:
-            with suppress(AttributeError):  # of tf.IndexedSlices
-                setattr(each, MARK, True)
+    for each in filter(is_dense, gradients):
+        setattr(each, MARK, True)
 
 
 def are_reduced(gradients: Sequence[Any]) -> bool:
     """Return True if a distributed tape has reduced the gradients."""
-    given = [each for each in gradients if each is not None and not isinstance(each, tf.IndexedSlices)]
+    given = list(filter(is_dense, gradients))
     return bool(given) and all(getattr(each, MARK, False) for each in given)
 
 

@@ -80,11 +80,8 @@ def refuse_overwritten(variables: Iterable[Any]) -> None:
                               f"step: use mixed_bfloat16 or mixed_float16; got {name_of(variable)}")
 
 
-def check_variables(variables: list[Any], gradients: list[Any]) -> None:
-    """Raise PluginError unless every gradient belongs to a tf.Variable."""
-    if len(variables) != len(gradients):
-        raise PluginError("OkTopk needs the variable of every gradient, to keep what is not sent: got "
-                          f"{len(gradients)} gradients and {len(variables)} variables. Give one for each")
+def check_variables(variables: Iterable[Any]) -> None:
+    """Raise PluginError for what is no tf.Variable."""
     for variable in variables:
         if not is_variable(variable):
             raise PluginError("OkTopk reduces gradients of tf.Variables, which last over the steps; got that of "

@@ -116,6 +116,8 @@ class PartialMode(Mode[ReducedGradients]):
                   "be used",
         "momentum_correction": "{name} corrects the momentum at a batch, and with Partial the optimizer steps in "
                                "rounds, which come at other batches on each rank: give momentum_correction=False",
+        "several": "MultiOptimizer cannot be used with Partial, whose rounds carry one learning rate: give each part "
+                   "of the model an optimizer of its own, or use OkTopk",
         "local": "a local variable cannot be used with Partial, whose steps apply several updates, or none: give "
                  "local layers an optimizer of their own"}
 

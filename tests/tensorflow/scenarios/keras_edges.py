@@ -173,8 +173,12 @@ def check_a_strategy_of_several_workers_is_refused() -> None:
 
 def check_ranks_with_different_rates_are_told_once() -> None:
     needs_ranks(hvd)
-    for compression in (OkTopk(density=0.1), AHEAD):
-        model = compiled(make_model(), distribute(compression))
+    scaler = keras.mixed_precision.LossScaleOptimizer
+    made = [distribute(compression) for compression in (OkTopk(density=0.1), AHEAD)]
+    if KERAS_3:
+        made += [scaler(distribute(AHEAD)), distribute(OkTopk(density=0.1), scaler(keras.optimizers.SGD(0.1)))]
+    for optimizer in made:
+        model = compiled(make_model(), optimizer)
         with logged() as lines:
             fit(model, [broadcast(), keras.callbacks.LearningRateScheduler(
                 lambda epoch: 0.1 if not epoch else 0.1 * (1 + hvd.rank()))])

@@ -15,7 +15,7 @@ import tensorflow as tf
 from horovod.tensorflow.elastic import TensorFlowState
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
-from horovod_oktopk import Dense, OkTopk, StepAhead
+from horovod_oktopk import Dense, OkTopk, Partial, StepAhead
 from horovod_oktopk.tensorflow import load_state, save_state, shared_parameters, step_report, synchronize_replicas
 from horovod_oktopk.tensorflow.private import KERAS_3
 from horovod_oktopk.tensorflow.variables import tensor_of
@@ -227,6 +227,7 @@ def check_what_cannot_work_is_refused() -> None:
     if KERAS_3:
         several = kinds.MultiOptimizer(kinds.OptimizerMap(kinds.SGD(0.1)))
         assert "each optimizer in it has its own" in refusal(lambda: distribute(OPTIONS, several))
+        assert "carry one learning rate" in refusal(lambda: distribute(Partial(Dense()), several))
     assert "use_ema" in refusal(lambda: distribute(OPTIONS, keras.optimizers.SGD(0.1, use_ema=True)))
     assert "jit_compile=False" in refusal(lambda: fit(model_with(jit_compile=True)))
     model = compiled(make_model(dtype="bfloat16"), distribute(OPTIONS))

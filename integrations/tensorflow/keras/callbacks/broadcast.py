@@ -17,6 +17,7 @@ from horovod_oktopk.errors import AgreementError, OptionError
 from horovod_oktopk.modes.api import shared_parameters, synchronize_replicas
 from horovod_oktopk.tensorflow.optimizer import is_distributed, refuse_stock
 from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of
+from horovod_oktopk.tensorflow.runs import PartialRuns
 from horovod_oktopk.tensorflow.state import check_alike, meet, resume, suspend
 from horovod_oktopk.tensorflow.variables import is_variable, optimizers_of, tensor_of, trained_by, variables_in
 
@@ -160,7 +161,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
 
     def _synchronize(self, doing: str) -> None:
         """Make replicas equal, with Partial; then all ranks must have come for the same."""
-        if any(runs.may_differ for runs in all_runs_of(self.model)):
+        if any(isinstance(runs, PartialRuns) for runs in all_runs_of(self.model)):
             synchronize_replicas(self.model)
             check_alike("places in fit", [doing])
 
