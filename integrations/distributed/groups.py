@@ -117,13 +117,14 @@ class GroupTransport(Transport):
     def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
         longest = int(sizes.max())
         if longest * self.size > SPREAD * int(sizes.sum()):
-            return [self._broadcast(message, source, int(size)) for source, size in enumerate(sizes)]
+            return [self.broadcast(message, source, int(size)) for source, size in enumerate(sizes)]
         padded, rows = np.zeros(longest, np.uint8), np.empty((self.size, longest), np.uint8)
         padded[:len(message)] = message
         self._wait(lambda: self._gloo.allgather([[*torch.from_numpy(rows)]], [torch.from_numpy(padded)]))
         return [row[:size] for row, size in zip(rows, sizes, strict=True)]
 
-    def _broadcast(self, message: Bytes, source: int, size: int) -> Bytes:
+    def broadcast(self, message: Bytes, source: int, size: int) -> Bytes:
+        """Return the source's message, of this size on all ranks; elsewhere the message that is given is ignored."""
         found = message.copy() if source == self.rank else np.empty(size, np.uint8)
         if size:
             self._wait(lambda: self._gloo.broadcast(torch.from_numpy(found), source))

@@ -63,7 +63,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Any
     make.make(optimizer, options, named_parameters, op == dist.ReduceOp.AVG, sparse_as_dense,
               functools.partial(GroupPeers, process_group), __name__)
     if broadcast:
-        _broadcast(parameters, 0, process_group)
+        GroupPeers(process_group).broadcast(parameters, 0)
     return optimizer
 
 
@@ -81,7 +81,8 @@ def broadcast_parameters(model: Any, root_rank: int = 0, process_group: Any = No
     _check_started()
     named = model.state_dict() if isinstance(model, torch.nn.Module) else model
     pairs: Iterable[Any] = named.items() if isinstance(named, Mapping) else named
-    _broadcast([tensor for _, tensor in pairs if isinstance(tensor, torch.Tensor)], root_rank, process_group)
+    tensors = [tensor for _, tensor in pairs if isinstance(tensor, torch.Tensor)]
+    GroupPeers(process_group).broadcast(tensors, root_rank)
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0,
@@ -111,12 +112,6 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
         optimizer.load_state_dict({**theirs, **own})
 
 
-def _broadcast(tensors: list[torch.Tensor], root: int, process_group: Any) -> None:
-    peers = GroupPeers(process_group)
-    if peers.ranks.takes_part and peers.ranks.membership().size > 1:
-        peers.broadcast(tensors, root)
-
-
 def _check_started() -> None:
-    if not dist.is_available() or not dist.is_initialized():
+    if not dist.is_initialized():
         raise PluginError(NO_GROUP)

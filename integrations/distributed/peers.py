@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -12,22 +13,32 @@ import torch
 
 from horovod_oktopk.distributed.ddp import refuse_ddp
 from horovod_oktopk.distributed.groups import GroupRanks, GroupTransport
-from horovod_oktopk.torch_base.peers import Peers, Reducer
+from horovod_oktopk.torch_base.peers import Peers
 from horovod_oktopk.torch_base.private import values_of
-from horovod_oktopk.transport.base import Bytes
+from horovod_oktopk.transport.base import Bytes, Counts
 from horovod_oktopk.transport.connect import introduce
 from horovod_oktopk.transport.ranks import Hierarchical, TransportName
 
 
-class Members(Reducer):
-    """Collectives of tensors, on any device, over the messages of some ranks; they travel in host memory."""
+class GroupPeers(Peers):
+    """The ranks of a process group; None is the group of all ranks. Tensors travel in host memory.
 
-    def __init__(self, transport: Callable[[], GroupTransport]) -> None:
-        self._transport = transport
+    See Ranks for the other arguments.
+    """
+
+    ranks: GroupRanks
+    _members: Counts | None = None  # those of this host; None: all
+
+    def __init__(self, process_group: Any, own_channel: bool = False, yield_cpu: bool = False) -> None:
+        self.ranks = GroupRanks(process_group, own_channel, yield_cpu)
+
+    @property
+    def _transport(self) -> GroupTransport:
+        return self.ranks.transport("tensors", self._members)
 
     def reduce(self, tensors: Sequence[torch.Tensor], average: bool) -> None:
         """Replace dense tensors by their means or sums, in place: added up in float32, or in float64 if they are."""
-        transport = self._transport()
+        transport = self._transport
         for wide, some in groupby(tensors, _wide):
             group = list(some)
             flat = torch.cat([tensor.detach().reshape(-1).to("cpu", wide) for tensor in group])
@@ -41,7 +52,7 @@ class Members(Reducer):
         return [self._reduced(tensor, average) for tensor in named.values()]
 
     def _reduced(self, tensor: torch.Tensor, average: bool) -> torch.Tensor:
-        transport = self._transport()
+        transport = self._transport
         indices, values = tensor.coalesce().indices(), values_of(tensor.coalesce())
         all_indices = torch.cat([each.view(len(indices), -1) for each in self._gathered(indices)], dim=1)
         all_values = torch.cat([each.view(-1, *values.shape[1:]) for each in self._gathered(values)])
@@ -50,51 +61,44 @@ class Members(Reducer):
 
     def _gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Return the elements of all ranks' tensors of this dtype, in the ranks' order."""
-        mine = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
         return [torch.from_numpy(each.copy()).view(tensor.dtype) if len(each) else tensor.new_empty(0, device="cpu")
-                for each in self._messages(mine)]
+                for each in self._messages(_bytes_of(tensor))]
 
     def _messages(self, mine: Bytes) -> list[Bytes]:
-        transport = self._transport()
+        transport = self._transport
         return transport.allgatherv(mine, transport.allgather(np.array([len(mine)]))[:, 0])
 
     def broadcast(self, tensors: Sequence[torch.Tensor], root: int) -> None:
         """Replace tensors by those of the root, in place. Collective."""
-        transport = self._transport()
-        for tensor in tensors:
-            size = tensor.numel() * tensor.element_size()
-            sizes = np.where(np.arange(transport.size) == root, size, 0)
-            is_root = transport.rank == root
-            mine = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() if is_root and size else (
-                np.empty(0, np.uint8))
-            found = transport.allgatherv(mine, sizes)[root]
-            if size and not is_root:
+        if not self.ranks.takes_part or self.ranks.membership().size == 1:
+            return
+        transport = self._transport
+        for tensor in (each for each in tensors if each.numel()):
+            mine = _bytes_of(tensor)
+            found = transport.broadcast(mine, root, len(mine))
+            if transport.rank != root:
                 tensor.detach().copy_(torch.from_numpy(found).view(tensor.dtype).view(tensor.shape))
-
-
-class GroupPeers(Members, Peers):
-    """The ranks of a process group; None is the group of all ranks. See Ranks for the other arguments."""
-
-    ranks: GroupRanks
-
-    def __init__(self, process_group: Any, own_channel: bool = False, yield_cpu: bool = False) -> None:
-        self.ranks = GroupRanks(process_group, own_channel, yield_cpu)
-        super().__init__(lambda: self.ranks.transport("tensors"))
 
     def objects(self, value: Any) -> list[Any]:
         return [pickle.loads(each.tobytes()) for each in self._messages(np.frombuffer(pickle.dumps(value), np.uint8))]
 
-    def on_host(self, choice: TransportName, hierarchical: Hierarchical) -> Members | None:
+    def on_host(self, choice: TransportName, hierarchical: Hierarchical) -> GroupPeers | None:
         rank, size, _ = self.ranks.membership()
         _, grid = introduce(self.ranks, choice, hierarchical) if size > 1 else (None, None)
         if grid is None:
             return None
-        (mine,) = (members for members in grid if rank in members)
-        return Members(lambda: self.ranks.transport("tensors", mine))
-
+        host = copy.copy(self)
+        (host._members,) = (members for members in grid if rank in members)
+        return host
 
     def check(self, parameters: Sequence[torch.Tensor]) -> None:
         refuse_ddp(parameters)
+
+
+def _bytes_of(tensor: torch.Tensor) -> Bytes:
+    """Return a tensor's elements as bytes in host memory, of which it is no copy if it lies there."""
+    found: Bytes = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return found
 
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:

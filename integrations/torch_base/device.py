@@ -74,9 +74,9 @@ class DeviceVector(Accumulator):
     def select(self, threshold: float, limit: int) -> SparseVector | None:
         indices, values = [self._nothing.long()], [self._nothing]
         count = 0
+        bound = self._nothing.new_tensor(threshold).item()  # which may be 0 where threshold is not
         for start, chunk in self._chunks():
             magnitudes = chunk.abs()
-            bound = chunk.new_tensor(threshold).item()  # which may be 0 where threshold is not
             found = (magnitudes >= bound if bound > 0 else magnitudes > 0).nonzero().view(-1)
             indices.append(found + start)
             values.append(chunk[found])

@@ -25,7 +25,7 @@ PLAIN = "_oktopk_plain"
 class _Distributed(torch.optim.Optimizer):
     """The members that the class of a distributed optimizer has beside those of the plain class.
 
-    They are copied there, as Horovod asks the next class for the plain step; see `_StateOnly`.
+    They are copied there, as Horovod asks the next class for the plain step; see `_step_for_the_state`.
     """
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -73,23 +73,20 @@ class _Distributed(torch.optim.Optimizer):
         """Accept Horovod's number: a step reduces what all passes before it have added up."""
 
 
-class _StateOnly:
-    """The one member of the class between a distributed optimizer's and the plain class."""
+def _step_for_the_state(self: Any, _closure: Any = None) -> None:
+    """Take a plain step for the state that it makes; the parameters stay. The class above the plain one has it.
 
-    def step(self: Any, _closure: Any = None) -> None:
-        """Take a plain step for the state that it makes; the parameters stay.
-
-        hvd.broadcast_optimizer_state calls this, with zero gradients, on ranks that have no state: weight decay would
-        move their parameters, and a hook would count a step.
-        """
-        plain = plain_class(type(self))
-        kept = [(p, p.detach().clone()) for group in self.param_groups for p in group["params"]]
-        try:
-            getattr(plain.step, "__wrapped__", plain.step)(self)
-        finally:
-            with torch.no_grad():
-                for p, value in kept:
-                    p.copy_(value)
+    hvd.broadcast_optimizer_state calls this, with zero gradients, on ranks that have no state: weight decay would
+    move their parameters, and a hook would count a step.
+    """
+    plain = plain_class(type(self))
+    kept = [(p, p.detach().clone()) for group in self.param_groups for p in group["params"]]
+    try:
+        getattr(plain.step, "__wrapped__", plain.step)(self)
+    finally:
+        with torch.no_grad():
+            for p, value in kept:
+                p.copy_(value)
 
 
 def plain_class(cls: type) -> Any:
@@ -100,7 +97,7 @@ def plain_class(cls: type) -> Any:
 def _class_of(plain: type, module: str) -> Any:
     """Return a new class for one distributed optimizer, which says that it is of this module."""
     shared = {"__module__": plain.__module__, PLAIN: plain}
-    between = type(plain.__name__, (plain,), {**shared, "step": _StateOnly.step})
+    between = type(plain.__name__, (plain,), {**shared, "step": _step_for_the_state})
     return type(plain.__name__, (between,), {**shared, **vars(_Distributed), "__module__": module,
                                              "__doc__": plain.__doc__, SUPPORTS_SCALING: True})
 
@@ -123,8 +120,9 @@ def distribute(optimizer: Any, options: Any, names: Mapping[torch.Tensor, str], 
     """Give the optimizer a class of its own, whose steps are distributed."""
     plain = plain_class(type(optimizer))
     # What a scheduler or Accelerate has put on the object is its own step.
-    local = vars(optimizer).pop("step", None) or plain.step.__get__(optimizer)
+    local = vars(optimizer).get("step") or plain.step.__get__(optimizer)
     run = RUNS[name_of(options)](optimizer, local, options, names, average, sparse_as_dense, make_peers)
+    vars(optimizer).pop("step", None)
     optimizer.__class__ = _class_of(plain, module)
     suspend_others(run.parameters.all())
     add(optimizer, run)

@@ -11,8 +11,10 @@ import torch
 from horovod_oktopk.transport.ranks import Hierarchical, Ranks, TransportName
 
 
-class Reducer(ABC):
-    """Sums of tensors over some ranks, by the library's own collectives. Tensors may lie on a device."""
+class Peers(ABC):
+    """The ranks: for what a mode exchanges, and for the library's own sums of tensors, on any device."""
+
+    ranks: Ranks
 
     @abstractmethod
     def reduce(self, tensors: Sequence[torch.Tensor], average: bool) -> None:
@@ -22,18 +24,12 @@ class Reducer(ABC):
     def reduce_sparse(self, named: Mapping[str, torch.Tensor], average: bool) -> list[torch.Tensor]:
         """Return the means, or the sums, of sparse tensors, with the same names on all ranks. Collective."""
 
-
-class Peers(Reducer):
-    """The ranks: for what a mode exchanges, and for everything else."""
-
-    ranks: Ranks
-
     @abstractmethod
     def objects(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in the ranks' order. Collective."""
 
     @abstractmethod
-    def on_host(self, choice: TransportName, hierarchical: Hierarchical) -> Reducer | None:
+    def on_host(self, choice: TransportName, hierarchical: Hierarchical) -> Peers | None:
         """Return the ranks of this host; None if each rank is a worker of its own. Collective.
 
         Raise as `connect` does, and PluginError if this host's ranks cannot be told apart.

@@ -21,10 +21,16 @@ from horovod_oktopk.state import gather
 from horovod_oktopk.state.records import Record, extended
 from horovod_oktopk.torch_base.device import mode_of
 from horovod_oktopk.torch_base.hyperparameters import Hyperparameters, rates_of, scaled_learning_rates
-from horovod_oktopk.torch_base.peers import MakePeers, Reducer
+from horovod_oktopk.torch_base.peers import MakePeers, Peers
 from horovod_oktopk.torch_base.private import values_of
 from horovod_oktopk.torch_base.registry import suspend_others
-from horovod_oktopk.torch_base.tensors import OwnGradients, Parameters, TorchLayout, without_scaler
+from horovod_oktopk.torch_base.tensors import (
+    OwnGradients,
+    Parameters,
+    TorchLayout,
+    gradients_are_finite,
+    without_scaler,
+)
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -91,8 +97,7 @@ class Run:
             if scale is not None:
                 self._unscale(scale)
             if not self.ranks.takes_part:
-                own = OwnGradients(TorchLayout(self.parameters.by_name(self.parameters.all())))
-                return self.local() if scale is None or own.all_finite() else None
+                return self.local() if scale is None or gradients_are_finite(self.parameters.all()) else None
             if self.reduces:
                 if self.is_reduced:
                     warnings.warn(TWICE, stacklevel=3)
@@ -139,7 +144,7 @@ class Run:
         self._reduced = next((p.grad for p in self.parameters.all() if p.grad is not None), None)
 
     @cached_property
-    def _host(self) -> Reducer | None:
+    def _host(self) -> Peers | None:
         """The ranks of a host that is one worker; None if a worker is a rank. Collective at first."""
         scheme = self.scheme
         return self.peers.on_host(scheme.transport, scheme.hierarchical) if scheme.hierarchical else None

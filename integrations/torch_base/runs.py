@@ -11,9 +11,8 @@ import torch
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.make import Name
 from horovod_oktopk.modes.mode import Mode
-from horovod_oktopk.torch_base.private import values_of
 from horovod_oktopk.torch_base.run import Run
-from horovod_oktopk.torch_base.tensors import DenseGradients, are_finite, without_rows
+from horovod_oktopk.torch_base.tensors import DenseGradients, gradients_are_finite, without_rows
 
 NOT_REDUCED = ("a GradScaler has unscaled gradients that are not reduced, and to clip them on each rank would give "
                "other gradients than to clip their mean. Write: scaler.unscale_(optimizer); optimizer.synchronize(); "
@@ -37,7 +36,7 @@ class GradientRun(Run):
             elif not p.grad.is_sparse:
                 mode.refuse_step(DENSE_NOW.format(name=self.parameters.name_of(p)))
         mode.reduce(DenseGradients(self.layout, bool(self.scheme.hierarchical)),
-                    are_finite(lambda: (values_of(p.grad) for p in self.excluded if p.grad is not None)))
+                    gradients_are_finite(self.excluded))
         self.parameters.reduce_sparse(self.excluded, self.peers, self.average)
         self.note_reduced()
 
@@ -62,7 +61,7 @@ class StepAheadRun(Run):
     def shared(self) -> Iterator[None]:
         with super().shared():
             yield
-        if self.waiting:
+        if self.waiting and self.ranks.takes_part:
             self.laid_out().resume()
 
 

@@ -12,7 +12,7 @@ import torch
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.gradients import LocalGradients, ReducedGradients, Update
 from horovod_oktopk.modes.step_ahead.pace import elements_of_rows
-from horovod_oktopk.torch_base.peers import Reducer
+from horovod_oktopk.torch_base.peers import Peers
 from horovod_oktopk.torch_base.private import rows_of, values_of
 from horovod_oktopk.vectors.layout import Layout, scatter
 from horovod_oktopk.vectors.sparse import Indices, SparseVector, Values
@@ -123,7 +123,7 @@ class OwnGradients(LocalGradients):
         return found
 
     def all_finite(self) -> bool:
-        return are_finite(lambda: [values_of(p.grad) for p in self.layout.parameters if p.grad is not None])
+        return gradients_are_finite(self.layout.parameters)
 
 
 class DenseGradients(OwnGradients, ReducedGradients):
@@ -185,6 +185,11 @@ def are_finite(parts: Callable[[], Iterable[torch.Tensor]]) -> bool:
         bool(torch.isfinite(part).all()) for part in parts())
 
 
+def gradients_are_finite(parameters: Sequence[torch.Tensor]) -> bool:
+    """Return True if all gradients that these parameters have are finite."""
+    return are_finite(lambda: [values_of(p.grad) for p in parameters if p.grad is not None])
+
+
 def without_rows(p: torch.Tensor) -> torch.Tensor:
     """Return a sparse gradient of zeros."""
     nowhere = torch.empty(1, 0, dtype=torch.long, device=p.device)
@@ -209,13 +214,13 @@ class Parameters:
         named = {self.name_of(p): p for p in parameters}
         return {name: named[name] for name in sorted(named)}
 
-    def reduce_sparse(self, parameters: Sequence[torch.Tensor], reducer: Reducer, average: bool) -> None:
+    def reduce_sparse(self, parameters: Sequence[torch.Tensor], peers: Peers, average: bool) -> None:
         """Reduce the sparse gradients of these parameters by the library, in this order. Collective."""
         gradients = {self.name_of(p): p.grad for p in parameters if p.grad is not None}
-        for p, gradient in zip(parameters, reducer.reduce_sparse(gradients, average), strict=True):
+        for p, gradient in zip(parameters, peers.reduce_sparse(gradients, average), strict=True):
             p.grad = gradient
 
-    def reduce_all(self, reducer: Reducer, average: bool, sparse_as_dense: bool) -> None:
+    def reduce_all(self, peers: Peers, average: bool, sparse_as_dense: bool) -> None:
         """Reduce the gradients of all trained parameters by the library; a missing one is zero. Collective."""
         trained = [p for p in self.by_name(self.all()).values() if p.requires_grad]
         for p in trained:
@@ -226,8 +231,8 @@ class Parameters:
         sparse = [p for p in trained if p.grad is not None and p.grad.is_sparse]
         dense = [p.grad for p in trained if p.grad is not None and not p.grad.is_sparse]
         if dense:
-            reducer.reduce(dense, average)
-        self.reduce_sparse(sparse, reducer, average)
+            peers.reduce(dense, average)
+        self.reduce_sparse(sparse, peers, average)
 
 
 @contextmanager

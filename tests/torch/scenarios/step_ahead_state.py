@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from horovod_oktopk import OptionError, PluginError
-from tests.scenarios.common import shared_folder
+from tests.scenarios import SETS
+from tests.scenarios.common import is_last, needs_ranks, shared_folder
 from tests.torch.library import OkTopk, StepAhead, gather_state_dict, hvd, shared_parameters
 from tests.torch.scenarios.common import assert_equal_everywhere, descend, distribute, flat, raised_everywhere
 from tests.torch.scenarios.step_ahead import (
@@ -112,6 +113,23 @@ def check_one_file_holds_all_ranks_also_in_another_memory_format() -> None:
         assert torch.equal(resumed.weight, model.weight.detach().contiguous()), "this rank's own, by index"
         convolve(model, optimizer, range(4, 6))
         assert_shared_is_equal(model, optimizer)
+
+
+def check_a_rank_outside_the_process_set_has_no_part_of_a_state() -> None:
+    """Nor has a parameter to be one that could be reduced, where it is the rank's own."""
+    needs_ranks(hvd)
+    model, optimizer = trained(3, process_set=SETS[0])
+    state = hvd.broadcast_object(gather_state_dict(optimizer), root_rank=0)
+    fresh, again = made(process_set=SETS[0])
+    before = flat(dict(fresh.named_parameters()))
+    with shared_parameters(again):
+        again.load_state_dict(state)
+    if is_last(hvd):
+        assert np.array_equal(flat(dict(fresh.named_parameters())), before)
+        complex_ = {"complex": torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))}
+        alone = distribute(complex_, OPTIONS, process_set=SETS[0])
+        descend(alone, complex_["complex"].abs().sum())
+        assert torch.equal(complex_["complex"].detach(), torch.zeros(3, dtype=torch.complex64))
 
 
 def check_what_cannot_work_is_refused_before_anything_is_sent() -> None:
