@@ -49,7 +49,8 @@ class OnHosts(Algorithm):
 
         k' is apportioned to the slices by what all hosts have selected of each, and k in the same proportion.
         """
-        within, n = self._hosts.within, self._slice_length(call.n)
+        within, own = self._hosts.within, self._hosts.slice_of(call.n)
+        n = int(own.stop - own.start)
         counts = self._inner.counts(mine, n, memory, across.size)
         with across.phase("agree"):
             told, counts = tell(np.array([len(mine)], np.uint32), counts, across.transport)
@@ -57,10 +58,6 @@ class OnHosts(Algorithm):
         with within.phase("host_agree"):
             kept = apportioned(call.kept, within.allgather(np.array([lengths.sum()]))[:, 0])[within.rank]
         return replace(call, n=n, k=call.k * kept / max(1, call.kept), kept=int(kept), counts=counts, lengths=lengths)
-
-    def _slice_length(self, n: int) -> int:
-        own = self._hosts.slice_of(n)
-        return int(own.stop - own.start)
 
     def counts(self, mine: Selection, n: int, memory: Memory, size: int) -> Counts:  # noqa: ARG002
         """Return nothing: ranks with the same slice tell each other."""

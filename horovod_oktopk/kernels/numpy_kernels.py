@@ -144,10 +144,6 @@ class NumpyKernels:
             total[np.searchsorted(union, part)] += mine
         return union, total
 
-    def sorted(self, numbers: Array) -> Array:
-        """Return unsigned integers of 32 or 64 bits, ascending."""
-        return np.sort(numbers)
-
     def kth_magnitude(self, values: Array, k: int) -> float:
         """Return the k-th largest magnitude, k from 1, of float32 or float64 values, none of them NaN."""
         return float(np.partition(np.abs(values), len(values) - k)[len(values) - k])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from ..schemes.options import Scheme
 from ..selection.accumulator import ResidualAccumulator
@@ -18,20 +18,13 @@ from .options import Partial, StepAhead
 from .partial.mode import PartialMode
 from .step_ahead.mode import StepAheadMode
 
-Name = Literal["gradients", "step_ahead", "partial"]
-MODES: dict[Name, type[Mode[Any]]] = {
-    "gradients": GradientMode, "step_ahead": StepAheadMode, "partial": PartialMode}
+Kind = type[Mode[Any]]
 
 
-def name_of(options: Any) -> Name:
-    """Return the name of the options' mode."""
-    names: dict[type, Name] = {StepAhead: "step_ahead", Partial: "partial"}
-    return names.get(type(options), "gradients")
-
-
-def kind_of(options: Any) -> type[Mode[Any]]:
+def kind_of(options: Any) -> Kind:
     """Return the class of the options' mode."""
-    return MODES[name_of(options)]
+    kinds: dict[type, Kind] = {StepAhead: StepAheadMode, Partial: PartialMode}
+    return kinds.get(type(options), GradientMode)
 
 
 def with_scheme(options: Any, scheme: Scheme) -> Any:

@@ -98,7 +98,7 @@ class Reduction:
             connection = connect(self.ranks, self.scheme.transport, self.scheme.hierarchical)
             transport = connection.transport
             if (transport.rank, transport.size) != (rank, size):
-                raise TransportError(f"Horovod calls this rank {rank} of {size}; the transport calls it "
+                raise TransportError(f"the library calls this rank {rank} of {size}; the transport calls it "
                                      f"{transport.rank} of {transport.size}")
             roll_call(Attendance(said or self.description, self.k), transport)
             self.worker = worker_of(self.scheme.algorithm(self._unit), connection)

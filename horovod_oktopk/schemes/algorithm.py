@@ -97,8 +97,6 @@ class Result:
     """Rounding errors of the sent values, for this rank's residual; None if values were sent exactly."""
     repartitioned: bool = False
     balanced: bool = False
-    overshoot: float = 0.0
-    """The distance of p past w in `StepAhead`, in units of what this rank differs by from the workers' mean."""
 
 
 class Algorithm(ABC):
@@ -108,6 +106,8 @@ class Algorithm(ABC):
     """The format of the values that are sent; None: their own dtype."""
     selects_jointly = True
     """True if a host's ranks select the host's k elements together; False: each selects its part of k by itself."""
+    keeps_k = False
+    """True if at most k elements of the sum are kept; False: all."""
 
     def select(self, acc: Accumulator, k: int, memory: Memory) -> Selection:  # noqa: ARG002
         """Return what this rank sends of acc: its k largest elements."""
@@ -123,8 +123,8 @@ class Algorithm(ABC):
         return np.array([len(mine)], np.int64)
 
     def global_k(self, k: int, n: int, size: int) -> int:
-        """Return k', the most elements of the sum that are kept, if each of `size` workers selects k of n: all."""
-        return min(n, k * size)
+        """Return k', the most elements of the sum that are kept, if each of `size` workers selects k of n."""
+        return min(n, k if self.keeps_k else k * size)
 
     def workers(self, transport: Transport) -> int:
         """Return P, the number of workers."""

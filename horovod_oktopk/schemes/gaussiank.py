@@ -27,7 +27,7 @@ class GaussianKAllreduce(TopkAAllreduce):
         first = gaussian_threshold(*acc.moments(), min(1.0, k / max(1, acc.n)))
         for threshold in (*accumulate(repeat(LOWERED, ATTEMPTS - 1), mul, initial=first), 0.0):
             found = acc.select(threshold, limit=acc.n)
-            if found is not None and len(found) > 3 * k / 4:
+            if found is not None and (len(found) > 3 * k / 4 or threshold == 0):
                 break
         assert found is not None
         acc.expect_threshold(LOWERED * threshold, limit=min(BUFFER_FACTOR * k, acc.n // 4))

@@ -58,15 +58,16 @@ class GTopk(Scheme):
 class NaiveGTopkAllreduce(TopkAAllreduce):
     """Algorithm 2: every rank gathers all ranks' top-k, and selects from the sum. A rank sends 2k(P-1) words."""
 
+    keeps_k = True
+
     def kept(self, total: SparseVector, k: int) -> SparseVector:
         return nonzero_top_k(total, k)
-
-    def global_k(self, k: int, n: int, size: int) -> int:  # noqa: ARG002
-        return k
 
 
 class GTopkAllreduce(Algorithm):
     """Algorithm 3 over a binomial tree, for any P. A rank sends or receives at most 4k log2 P words, rounded up."""
+
+    keeps_k = True
 
     def exchange(self, mine: Selection, call: Call, memory: Memory, link: Link) -> Result:  # noqa: ARG002
         codec = PaddedCodec(link.codec, max(call.kept, int(call.lengths.max())), call.n)
@@ -76,9 +77,6 @@ class GTopkAllreduce(Algorithm):
             update, lost = _broadcast(merged, dropped, codec, link.transport)
         reached = mine.sent.positions_in(update.compress(~lost))
         return Result(update, mine.sent.take(reached).indices, Memory(call.t), mine.elements)
-
-    def global_k(self, k: int, n: int, size: int) -> int:  # noqa: ARG002
-        return k
 
 
 def nonzero_top_k(total: SparseVector, k: int) -> SparseVector:

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from ..errors import OptionError
 from ..vectors.wire import ValueDtype
 from .oktopk import OkTopkAllreduce
-from .options import Scheme, Unit, check_integer, check_real, elements
+from .options import FEW, OVERSHOOT, Scheme, Unit, check_integer, check_real, elements
 
 GlobalSelection = Literal["exact", "reuse"]
 KEPT_OF_PARAMETERS = 32
@@ -104,6 +104,10 @@ class OkTopk(Scheme):
         if kept is None:
             return super().kind()
         return {**super().kind(), "global_density": f"{kept / self._first_density:.6g} times the density"}
+
+    def overshoot(self, workers: int) -> float:
+        """Return 0 for a few workers, with whom it gains nothing."""
+        return OVERSHOOT if workers > FEW else 0.0
 
     def algorithm(self, unit: Unit = "gradients") -> OkTopkAllreduce:
         """Return the algorithm with these options."""

@@ -37,6 +37,16 @@ class Compression:
         return tensor
 
 
+FEW = 8
+"""Number of workers up to which each rank's own noise is small, in units of a step of all ranks."""
+OVERSHOOT = 0.4
+"""Times what a rank's element differs by from the mean: about what momentum (0.9) adds until it is sent again.
+
+A rank's own noise is in its momentum, which goes on pushing p away from w after an exchange has brought it back. So p
+is moved past w, to where it is near w on average until the next exchange. The ranks' mean p does not move by it.
+"""
+
+
 @dataclass(frozen=True, eq=False)
 class Scheme(Compression):
     """The options of a scheme. Options compare by identity.
@@ -120,6 +130,13 @@ class Scheme(Compression):
         If the optimizer normalizes its gradients, noise makes a rank's steps no shorter, and more of w - p is noise.
         """
         return 1 / math.sqrt(workers) if normalizes else 1 / math.sqrt(math.sqrt(workers))
+
+    def overshoot(self, workers: int) -> float:  # noqa: ARG002
+        """Return how far an exchange moves p past w in `StepAhead`, in units of what a rank differs by from the mean.
+
+        It is not done where all elements are sent.
+        """
+        return 0.0
 
     def algorithm(self, unit: Unit = "gradients") -> Algorithm:  # noqa: ARG002
         """Return the algorithm with these options."""

@@ -18,9 +18,9 @@ from ..selection.accumulator import Accumulator
 from ..selection.selection import Selection
 from ..transport.base import Counts
 from ..vectors.sparse import Indices, SparseVector
-from ..vectors.wire import BLOCK, Format
+from ..vectors.wire import BLOCK, Format, blocks_of
 from .algorithm import Algorithm, Call, Memory, Result
-from .options import Scheme, Unit
+from .options import FEW, OVERSHOOT, Scheme, Unit
 from .turns import Turns
 
 logger = logging.getLogger("horovod_oktopk")
@@ -28,14 +28,6 @@ logger = logging.getLogger("horovod_oktopk")
 ANEW = ("the ranks' blocks do not have the same turns, as a rank has joined, or resumed without them: step %d sends "
         "nothing, and then all blocks come once, in order. Nothing is lost; load the same checkpoint on all ranks if "
         "this comes at each start")
-FEW = 8
-"""Number of workers up to which a rank's own steps are taken whole. AdamW on 16 ranks nearly fails with λ = 1."""
-OVERSHOOT = 0.4
-"""Times what a rank's block differs by from the mean: about what momentum (0.9) adds until the block's next turn.
-
-A rank's own noise is in its momentum, which goes on pushing p away from w after an exchange has brought it back. So p
-is moved past w, to where it is near w on average until the block comes again. The ranks' mean p does not move by it.
-"""
 
 
 class SameBlocksAllreduce(Algorithm):
@@ -44,14 +36,14 @@ class SameBlocksAllreduce(Algorithm):
     The elements of these blocks, one after the other, are a vector of their own, of which ranks send and reduce all.
     """
 
-    selects_jointly = False
+    selects_jointly, keeps_k = False, True
 
     def __init__(self, value_dtype: Format | None = None) -> None:
         self.value_dtype = value_dtype
 
     def select(self, acc: Accumulator, k: int, memory: Memory) -> Selection:
         """Return the blocks whose turn it is: up to k elements, and at least one block."""
-        count = _count(acc.n) if k >= acc.n else max(1, k // BLOCK)
+        count = blocks_of(acc.n) if k >= acc.n else max(1, k // BLOCK)
         blocks = _turns(memory, acc.n).next_blocks(count)
         places = (BLOCK * blocks[:, None] + np.arange(BLOCK)).ravel()
         places = places[:np.searchsorted(places, acc.n)]  # the last block may be shorter
@@ -77,10 +69,7 @@ class SameBlocksAllreduce(Algorithm):
         moved = np.maximum.reduceat(np.abs(total.values), order[::BLOCK]) if len(order) else total.values
         return Result(SparseVector(places, total.values), places,
                       Memory(call.t, turns=_turns(memory, call.n).after(_blocks(mine), moved)), mine.elements,
-                      _remainder(mine, kept), overshoot=OVERSHOOT if len(places) < call.n else 0.0)
-
-    def global_k(self, k: int, n: int, size: int) -> int:  # noqa: ARG002
-        return min(n, k)
+                      _remainder(mine, kept))
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,9 +95,12 @@ class SameBlocks(Scheme):
     def coefficient(self, workers: int, normalizes: bool) -> float:  # noqa: ARG002
         """Return 1 for a few workers, with which the ranks' mean p moves as in dense training; for more, √(8/P).
 
-        A rank's own noise grows with √P, in units of a step of all ranks.
+        A rank's own noise grows with √P, in units of a step of all ranks. AdamW on 16 nearly fails with λ = 1.
         """
         return min(1.0, math.sqrt(FEW / workers))
+
+    def overshoot(self, workers: int) -> float:  # noqa: ARG002
+        return OVERSHOOT
 
     def algorithm(self, unit: Unit = "gradients") -> SameBlocksAllreduce:
         """Return the algorithm with these options."""
@@ -121,13 +113,8 @@ def _format(unit: Unit) -> Format | None:
 
 def _turns(memory: Memory, n: int) -> Turns:
     """Return the remembered turns, if they are of so many elements; otherwise new ones."""
-    turns, count = memory.turns, _count(n)
+    turns, count = memory.turns, blocks_of(n)
     return turns if turns is not None and len(turns.rates) == count else Turns.new(count)
-
-
-def _count(n: int) -> int:
-    """Return the number of blocks of n elements."""
-    return -(-n // BLOCK)
 
 
 def _all_of(vector: SparseVector) -> Selection:
@@ -152,6 +139,6 @@ def _remainder(mine: Selection, kept: Selection) -> SparseVector | None:
 
 def _regions_of_blocks(length: int, link: Link) -> Regions:
     """Return one region for each rank, cut at blocks' borders. Every rank sends all elements of every region."""
-    boundaries = np.minimum(BLOCK * (_count(length) * np.arange(link.size + 1) // link.size), length)
+    boundaries = np.minimum(BLOCK * (blocks_of(length) * np.arange(link.size + 1) // link.size), length)
     sizes = np.diff(boundaries)
     return Regions(boundaries, sizes, np.full(link.size, sizes[link.rank]))

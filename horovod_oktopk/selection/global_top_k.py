@@ -56,7 +56,7 @@ def global_top_k(sums: SparseVector, k: int, order: Counts, transport: Transport
     top, reach = sums, step * entries  # further down no sketch reaches
     if len(sums) > reach:
         top = sums.passing(KERNELS.kth_magnitude(sums.values, reach))
-    ascending = KERNELS.sorted(to_bits(top.values))
+    ascending = np.sort(to_bits(top.values))
     steps = np.full(transport.size, step)
     mine = sketch(ascending, step, entries - 1, int(first_places(steps)[transport.rank]))
     rows = allgather_rows(np.concatenate([to_bits(np.array([floor], sums.values.dtype)), mine]), transport)
@@ -95,7 +95,7 @@ def top_k_by_reuse(threshold: float, sums: SparseVector, k: int, order: Counts, 
     magnitudes = np.abs(sums.values)
     passes = magnitudes >= magnitudes.dtype.type(threshold)
     step = max(1, -(-k // (SKETCH // 4 * transport.size)))
-    mine = sketch(KERNELS.sorted(to_bits(magnitudes)), step, 1 + SKETCH)
+    mine = sketch(np.sort(to_bits(magnitudes)), step, 1 + SKETCH)
     counts = np.array([len(sums), passes.sum(), to_bits(np.array([floor], magnitudes.dtype))[0]], np.int64)
     rows = transport.allgather(np.concatenate([counts, mine.astype(np.int64)]))
     lengths, sizes, floors, largest, sketches = *rows[:, :4].T, rows[:, 4:]

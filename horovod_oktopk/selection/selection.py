@@ -46,7 +46,7 @@ class Selection:
 
     def lost(self) -> SparseVector:
         """Return what rounding took from the elements."""
-        return self.elements.minus(self.sent)
+        return SparseVector(self.elements.indices, self.elements.values - self.sent.values)
 
 
 def remainder(mine: Selection, reached: Indices, kept: Selection) -> SparseVector | None:

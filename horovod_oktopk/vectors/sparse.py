@@ -72,10 +72,6 @@ class SparseVector:
         """Return the non-zero elements with magnitude >= threshold, in memory of their own."""
         return SparseVector(*KERNELS.passing(self.indices, self.values, threshold))
 
-    def minus(self, other: SparseVector) -> SparseVector:
-        """Return the difference to a vector with the same indices."""
-        return SparseVector(self.indices, self.values - other.values)
-
     def positions_in(self, other: SparseVector) -> Indices:
         """Return the positions, in this vector, of the elements whose index `other` holds too (ascending)."""
         return KERNELS.common_positions(self.indices, other.indices)

@@ -124,7 +124,7 @@ class BlockLevels(Plain):
     """
 
     def words(self, count: int) -> int:
-        return -(-_blocks(count) // 2) + -(-count // 8)
+        return -(-blocks_of(count) // 2) + -(-count // 8)
 
     def round(self, values: Values) -> Values:
         codes, scales = self.kernels.to_blocks(values, FRACTIONS, BLOCK)
@@ -135,7 +135,7 @@ class BlockLevels(Plain):
         return np.concatenate([np.append(scales, np.zeros(len(scales) % 2, np.uint16)).view(np.uint32), codes])
 
     def unpack(self, words: Words, count: int) -> Values:
-        scales = words.view(np.uint16)[:_blocks(count)]
+        scales = words.view(np.uint16)[:blocks_of(count)]
         return self._values(words[-(-len(scales) // 2):], scales, count)
 
     def _values(self, codes: Words, scales: HalfBits, count: int) -> Values:
@@ -147,7 +147,8 @@ FORMATS: dict[Format | None, type[Plain]] = {None: Plain, "bfloat16": Halves, "l
                                              "log4 blocks": BlockLevels}
 
 
-def _blocks(count: int) -> int:
+def blocks_of(count: int) -> int:
+    """Return the number of blocks of so many elements."""
     return -(-count // BLOCK)
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from horovod.tensorflow.gradient_aggregation_eager import LocalGradientAggregationHelperEager
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.modes.make import name_of
+from horovod_oktopk.modes.make import kind_of
 from horovod_oktopk.modes.step_ahead.pace import normalizes
 from horovod_oktopk.tensorflow import amp
 from horovod_oktopk.tensorflow.private import KERAS_3, built_with, learning_rate_of
@@ -238,7 +238,7 @@ def distribute(optimizer: Any, options: Any, dense: Any, op: Any, sparse_as_dens
     else:
         # With Keras' own accumulation of gradients a step sees one batch's, and not what is added up.
         is_normalizing = normalizes(type(optimizer)) and not getattr(optimizer, "gradient_accumulation_steps", None)
-        runs = RUNS[name_of(options)](options, op, process_set, sparse_as_dense, is_normalizing,
+        runs = RUNS[kind_of(options)](options, op, process_set, sparse_as_dense, is_normalizing,
                                       partial(_rate_of, weakref.ref(optimizer)))
         reduce = runs.reduce_before_step
     optimizer.oktopk = Steps(runs, reduce, process_set, passes, average_passes, scale_local_gradients,

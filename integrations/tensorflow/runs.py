@@ -13,7 +13,10 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.modes.make import Name, kind_of, with_scheme
+from horovod_oktopk.modes.gradient_mode import GradientMode
+from horovod_oktopk.modes.make import Kind, kind_of, with_scheme
+from horovod_oktopk.modes.partial.mode import PartialMode
+from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
 from horovod_oktopk.schemes.options import Scheme
 from horovod_oktopk.state import gather
 from horovod_oktopk.tensorflow.operations import check_place
@@ -222,8 +225,9 @@ class PartialRuns(Runs[PartialRun]):
             run.synchronize(local)
 
 
-RUNS: dict[Name, type[Runs[Any]]] = {
-    "gradients": GradientRuns, "step_ahead": StepAheadRuns, "partial": PartialRuns}
+RUNS: dict[Kind, type[Runs[Any]]] = {
+    GradientMode: GradientRuns, StepAheadMode: StepAheadRuns, PartialMode: PartialRuns}
+"""By the class of the mode."""
 
 
 def runs_over(variables: Sequence[Any]) -> list[Run]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.modes.make import name_of
+from horovod_oktopk.modes.make import kind_of
 from horovod_oktopk.torch_base.peers import MakePeers
 from horovod_oktopk.torch_base.private import SUPPORTS_SCALING
 from horovod_oktopk.torch_base.registry import RUN, add, suspend_others
@@ -121,7 +121,7 @@ def distribute(optimizer: Any, options: Any, names: Mapping[torch.Tensor, str], 
     plain = plain_class(type(optimizer))
     # What a scheduler or Accelerate has put on the object is its own step.
     local = vars(optimizer).get("step") or plain.step.__get__(optimizer)
-    run = RUNS[name_of(options)](optimizer, local, options, names, average, sparse_as_dense, make_peers)
+    run = RUNS[kind_of(options)](optimizer, local, options, names, average, sparse_as_dense, make_peers)
     vars(optimizer).pop("step", None)
     optimizer.__class__ = _class_of(plain, module)
     suspend_others(run.parameters.all())

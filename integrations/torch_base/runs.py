@@ -9,8 +9,11 @@ from typing import Any
 import torch
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.modes.make import Name
+from horovod_oktopk.modes.gradient_mode import GradientMode
+from horovod_oktopk.modes.make import Kind
 from horovod_oktopk.modes.mode import Mode
+from horovod_oktopk.modes.partial.mode import PartialMode
+from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
 from horovod_oktopk.torch_base.run import Run
 from horovod_oktopk.torch_base.tensors import DenseGradients, gradients_are_finite, without_rows
 
@@ -100,5 +103,5 @@ class PartialRun(Run):
             self.peers.reduce([p.data for p in self.layout.parameters], average=True)
 
 
-RUNS: dict[Name, type[Run]] = {"gradients": GradientRun, "step_ahead": StepAheadRun, "partial": PartialRun}
-"""By the mode of a user's options."""
+RUNS: dict[Kind, type[Run]] = {GradientMode: GradientRun, StepAheadMode: StepAheadRun, PartialMode: PartialRun}
+"""By the class of the mode."""

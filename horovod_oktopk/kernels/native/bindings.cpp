@@ -1,4 +1,4 @@
-// The kernels in C++: the module conforms to the protocol Kernels, with the same results as NumPy's, bit for bit.
+// The kernels in C++: the module has the functions of NumpyKernels, with the same results, bit for bit.
 
 #include "collect.hpp"
 #include "blocks.hpp"
@@ -63,7 +63,5 @@ PYBIND11_MODULE(_native, module) {
                py::arg("levels").noconvert(), py::arg("dtype"));
     module.def("from_blocks", &from_blocks, py::arg("words").noconvert(), py::arg("scales").noconvert(),
                py::arg("count"), py::arg("levels").noconvert(), py::arg("block"), py::arg("dtype"));
-    module.def("sorted", &sorted<uint32_t>, py::arg("numbers").noconvert());
-    module.def("sorted", &sorted<uint64_t>, py::arg("numbers").noconvert());
     module.def("common_positions", &common_positions, py::arg("mine").noconvert(), py::arg("other").noconvert());
 }

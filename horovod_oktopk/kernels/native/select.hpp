@@ -1,4 +1,4 @@
-// Selecting of few elements: those that pass, the k-th magnitude, and sorting.
+// Selecting of few elements: those that pass, and the k-th magnitude.
 #pragma once
 
 #include <functional>
@@ -22,41 +22,6 @@ int64_t keep_passing(const int64_t *index, const T *value, int64_t size, T thres
     return count;
 }
 
-#ifdef WITH_AVX512
-WITH_AVX512 int64_t compress_passing(const int64_t *index, const float *value, int64_t size, float threshold,
-                                     int64_t *to_index, float *to_value) {
-    const __m512i sign = _mm512_set1_epi32(0x7fffffff), infinity = _mm512_set1_epi32(0x7f800000);
-    const __m512i bound = _mm512_set1_epi32(threshold > 0 ? magnitude(threshold) : 1);
-    int64_t count = 0, done = 0;
-    for (; done + LANES <= size; done += LANES) {
-        const __m512 values = _mm512_loadu_ps(value + done);
-        const __m512i mine = _mm512_and_si512(_mm512_castps_si512(values), sign);
-        const __mmask16 passes = _mm512_mask_cmple_epi32_mask(_mm512_cmpge_epi32_mask(mine, bound), mine, infinity);
-        _mm512_storeu_ps(to_value + count, _mm512_maskz_compress_ps(passes, values));
-        for (int half = 0; half < 2; ++half) {
-            const __mmask8 here = static_cast<__mmask8>(passes >> 8 * half);
-            const __m512i indices = _mm512_loadu_si512(index + done + 8 * half);
-            _mm512_storeu_si512(to_index + count, _mm512_maskz_compress_epi64(here, indices));
-            count += __builtin_popcount(here);
-        }
-    }
-    return count + keep_passing(index + done, value + done, size - done, threshold, to_index + count,
-                                to_value + count);
-}
-#endif
-
-int64_t find_passing(const int64_t *index, const float *value, int64_t size, float threshold, int64_t *to_index,
-                     float *to_value) {
-#ifdef WITH_AVX512
-    if (avx512) return compress_passing(index, value, size, threshold, to_index, to_value);
-#endif
-    return keep_passing(index, value, size, threshold, to_index, to_value);
-}
-int64_t find_passing(const int64_t *index, const double *value, int64_t size, double threshold, int64_t *to_index,
-                     double *to_value) {
-    return keep_passing(index, value, size, threshold, to_index, to_value);
-}
-
 template <class T>
 std::pair<Array<int64_t>, Array<T>> passing(const Array<int64_t> &indices, const Array<T> &values, T threshold) {
     const int64_t size = values.size();
@@ -67,37 +32,11 @@ std::pair<Array<int64_t>, Array<T>> passing(const Array<int64_t> &indices, const
     T *to_value = out_values.mutable_data();
     {
         py::gil_scoped_release released;
-        count = find_passing(indices.data(), values.data(), size, threshold, to_index, to_value);
+        count = keep_passing(indices.data(), values.data(), size, threshold, to_index, to_value);
     }
     out_indices.resize({count}, false);
     out_values.resize({count}, false);
     return {out_indices, out_values};
-}
-
-// Ascending, by radix: from the lowest digit to the highest, as the order within equal digits is kept.
-template <class U> Array<U> sorted(const Array<U> &numbers) {
-    constexpr int BITS = 11, DIGITS = (8 * sizeof(U) + BITS - 1) / BITS;
-    const int64_t count = numbers.size();
-    Array<U> result(count), spare(count);
-    const U *from = numbers.data();
-    U *to = result.mutable_data(), *other = spare.mutable_data();
-    bool swapped = false;
-    {
-        py::gil_scoped_release released;
-        std::vector<int64_t> starts(DIGITS << BITS);
-        for (int64_t i = 0; i < count; ++i)
-            for (int digit = 0; digit < DIGITS; ++digit)
-                ++starts[(digit << BITS) + (from[i] >> (BITS * digit) & ((1 << BITS) - 1))];
-        for (int digit = 0; digit < DIGITS; ++digit) {
-            int64_t *start = &starts[digit << BITS], before = 0;
-            for (int value = 0; value < 1 << BITS; ++value) before += std::exchange(start[value], before);
-            for (int64_t i = 0; i < count; ++i) to[start[from[i] >> (BITS * digit) & ((1 << BITS) - 1)]++] = from[i];
-            from = to;
-            std::swap(to, other);
-        }
-        swapped = from != result.data();
-    }
-    return swapped ? spare : result;
 }
 
 constexpr int64_t SAMPLE = 512, MARGIN = 40;  // of ranks: 3.5 standard deviations of one in a sample, or more

@@ -193,10 +193,11 @@ class Exchange:
         self._thread: ThreadPoolExecutor | None = None
         self._under_way: Future[tuple[Outcome, Moves | None]] | None = None
 
-    def begin(self, coefficient: float, sample: Values | None, anticipate: bool) -> None:
+    def begin(self, coefficient: float, overshoot: float, sample: Values | None, anticipate: bool) -> None:
         """Read and select w - p, and begin to communicate: in a thread, if the transport can be used there.
 
-        The sample has the gradient's measurements. If `anticipate`, p moves until the exchange is applied; see Model.
+        See Scheme for `overshoot`. The sample has the gradient's measurements. If `anticipate`, p moves until the
+        exchange is applied; see Model.
         """
         reduction, transport = self._reduction, self._reduction.open()
         worker, said, pieces = reduction.worker, reduction.said(sample=sample), self._model.pieces()
@@ -211,7 +212,7 @@ class Exchange:
         if all_finite and anticipate:
             self._model.anticipate(worker.gather(begun.mine.elements, reduction.layout.n), coefficient)
         workers = 1 if self._adds else worker.algorithm.workers(transport)
-        run = partial(_complete, worker, begun, coefficient * workers)
+        run = partial(_complete, worker, begun, coefficient * workers, overshoot)
         if transport.concurrent:
             self._thread = self._thread or ThreadPoolExecutor(1, "horovod_oktopk")
             self._under_way = self._thread.submit(run)
@@ -251,10 +252,10 @@ def _done(run: Callable[[], tuple[Outcome, Moves | None]]) -> Future[tuple[Outco
     return future
 
 
-def _complete(worker: Worker, begun: Begun, divisor: float) -> tuple[Outcome, Moves | None]:
+def _complete(worker: Worker, begun: Begun, divisor: float, overshoot: float) -> tuple[Outcome, Moves | None]:
     """Complete the exchange of a step that has begun; return its moves, if it counts.
 
-    w moves by the ranks' sum, divided by `divisor`.
+    w moves by the ranks' sum, divided by `divisor`, and p past w by `overshoot`.
     """
     with begun.transport.step():
         outcome = complete(begun)
@@ -262,15 +263,17 @@ def _complete(worker: Worker, begun: Begun, divisor: float) -> tuple[Outcome, Mo
         if result is None or not np.isfinite(result.update.values).all():
             return replace(outcome, result=None), None
         update = result.update.divided(divisor)
-        change = change_of_p(worker.own(update, n), result, divisor / begun.algorithm.workers(begun.transport))
+        own = worker.own(update, n)
+        change = change_of_p(own, result)
+        if overshoot and len(update.values) < n:
+            _move_past_w(change, own, divisor / begun.algorithm.workers(begun.transport), overshoot)
         return replace(outcome, result=None), (update, worker.gather(change, n))  # it may have n elements
 
 
-def change_of_p(update: Update, result: Result, mean_factor: float = 1.0) -> Any:
-    """Return the change of p: minus the update, plus this rank's contribution to the update; and the overshoot.
+def change_of_p(update: Update, result: Result) -> Any:
+    """Return the change of p: minus the update, plus this rank's contribution to the update.
 
-    All indices that contributed, and all that rounding left over, are indices of the update. The workers' mean is
-    `mean_factor` times the update.
+    All indices that contributed, and all that rounding left over, are indices of the update.
     """
     sent, contributed = result.selected, result.contributed
     if isinstance(update, DenseVector):
@@ -283,10 +286,13 @@ def change_of_p(update: Update, result: Result, mean_factor: float = 1.0) -> Any
     _add_within(change, sent.indices, sent.values)
     if kept is not None:
         _add_within(change, kept.indices, -kept.values)
-    if result.overshoot:
-        contributed_more = change.values + (1 - mean_factor) * update.values  # than the mean
-        np.add(change.values, result.overshoot * contributed_more, out=change.values)
     return change
+
+
+def _move_past_w(change: SparseVector, update: SparseVector, mean_factor: float, overshoot: float) -> None:
+    """Let p move past w, by `overshoot` times what this rank differs by from the mean: `mean_factor` · update."""
+    differs = change.values if mean_factor == 1 else change.values + (1 - mean_factor) * update.values
+    np.add(change.values, overshoot * differs, out=change.values)
 
 
 def _add_within(vector: SparseVector, indices: Indices, values: Values) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from horovod_oktopk import NonFiniteError, OkTopk, OptionError, PluginError, SameBlocks, StepAhead
 from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
-from horovod_oktopk.schemes.sameblocks import OVERSHOOT
+from horovod_oktopk.schemes.options import OVERSHOOT
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
 from horovod_oktopk.selection.replica import Replica
 from horovod_oktopk.transport import ending
@@ -134,6 +134,22 @@ def test_same_blocks_move_p_past_w_by_what_a_rank_differs_from_the_mean(average,
     mine = ahead * 2.0 ** np.arange(3)
     for differs, past_w in zip(mine - mine.mean(), run_ranks(3, program), strict=True):
         np.testing.assert_allclose(past_w[:length], overshoot * differs, atol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "overshoot"), [(8, 0.0), (9, OVERSHOOT)])
+@pytest.mark.parametrize("ahead", [1.0, 0.5])
+def test_oktopk_moves_p_past_w_among_many_ranks(size, overshoot, ahead):
+    def program(transport):
+        worker = Worker(transport, StepAhead(OkTopk(density=2 / N, value_dtype=None), ahead=ahead, overlap=False))
+        own = np.zeros(N, np.float32)
+        own[[3, 4 + transport.rank % 2]] = 2.0 ** transport.rank, 1.0
+        worker.step(own)
+        return worker.p - worker.w
+
+    mine = ahead * 2.0 ** np.arange(size)
+    of_some = ahead * (1 - np.arange(size) % 2)  # whose ranks have selected the second element, and the others not
+    for past_w, *differ in zip(run_ranks(size, program), mine - mine.mean(), of_some - of_some.mean(), strict=True):
+        np.testing.assert_allclose(past_w[[3, 4]], overshoot * np.array(differ), atol=1e-5)
 
 
 # What is not finite.
