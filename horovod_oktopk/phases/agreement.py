@@ -26,9 +26,9 @@ FEW_RANKS = 16
 """Ranks up to which all ranks are told everything: one round of messages less, and no more bytes than O(P)."""
 COMPLETE, FINITE = 1, 2
 """Flags of a row's last word."""
-LEVEL, LEVELS = 4, 0xFFC
-"""The factor and the mask, in a row's last word, of the level that a rank tells."""
-RATES = 16
+LEVEL_FACTOR, LEVEL_MASK = 4, 0xFFC
+"""The place, in a row's last word, of the level that a rank tells."""
+RATES_SHIFT = 16
 """The bit of a row's last word from which on it tells the rank's learning rates."""
 NOW, STEP = "now: ", "take a step"
 """Beginning of the line that names a rank's action in a description; and the action of a rank without such a line."""
@@ -108,7 +108,7 @@ def roll_call(mine: Attendance, transport: Transport) -> RollCall:
     rows, counts, samples = _rows(mine, transport)
     if not (rows[:, :2] == rows[0, :2]).all():
         raise AgreementError(_difference(transport, mine.text))
-    steps, states, rates = rows[:, 2], rows[:, 3] & np.uint32(COMPLETE), rows[:, 3] >> np.uint32(RATES)
+    steps, states, rates = rows[:, 2], rows[:, 3] & np.uint32(COMPLETE), rows[:, 3] >> np.uint32(RATES_SHIFT)
     is_same_step = bool((steps == steps[0]).all())
     in_sync = is_same_step and bool(states.all())
     not_finite = tuple(np.flatnonzero(~rows[:, 3] & FINITE).tolist())
@@ -120,17 +120,19 @@ def roll_call(mine: Attendance, transport: Transport) -> RollCall:
         measured = Measured(sums[:-1], float(sums[-1]), transport.size)
     return RollCall(mine.step if is_same_step else int(steps[0]), not_finite, in_sync, counts,
                     measured if is_same_step else None, bool((rates == rates[0]).all()),
-                    int(rows[0, 3] & LEVELS) // LEVEL)
+                    int(rows[0, 3] & LEVEL_MASK) // LEVEL_FACTOR)
 
 
 def _rows(mine: Attendance, transport: Transport) -> tuple[Words, Counts, Values | None]:
     """Return every rank's row, counts as `tell` returns them, and on few ranks every rank's sample; otherwise None.
 
     Row: two words of the digest of the text, the step, and two flags with the level and the rates' digest. Samples:
-    float32, shape (P, m). Many ranks tell one word of their rows beside the counts. Rows are gathered only if those
-    words differ.
+    float32, shape (P, m). If each of many ranks has counts of its own, every one gets a copy of the row; then one
+    word stands for it: a checksum, with the flag FINITE as it is. Where the checksums are equal, all rows are this
+    rank's own but for that flag; where they differ, rows are gathered.
     """
-    flags = COMPLETE * mine.is_complete | FINITE * mine.finite | LEVEL * mine.level | mine.rates << RATES
+    flags = (COMPLETE * mine.is_complete | FINITE * mine.finite | LEVEL_FACTOR * mine.level
+             | mine.rates << RATES_SHIFT)
     row = np.array([*_digest(mine.text), mine.step & 2**32 - 1, flags], np.uint32)
     if transport.size <= FEW_RANKS:
         told, counts = tell(np.concatenate([row, mine.sample.view(np.uint32)]), mine.counts, transport)

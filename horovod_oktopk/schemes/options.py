@@ -132,9 +132,9 @@ class Scheme(Compression):
         return 1 / math.sqrt(workers) if normalizes else 1 / math.sqrt(math.sqrt(workers))
 
     def overshoot(self, workers: int) -> float:  # noqa: ARG002
-        """Return how far an exchange moves p past w in `StepAhead`, in units of what a rank differs by from the mean.
+        """Return how far an exchange moves p past w in `StepAhead`, unless all elements are sent.
 
-        It is not done where all elements are sent.
+        The unit is what a rank contributed to the exchange, less the workers' mean of that.
         """
         return 0.0
 

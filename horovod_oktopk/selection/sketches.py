@@ -96,12 +96,12 @@ class Sketches:
         """
         weights = np.repeat(self.steps[:, None], self.entries.shape[1], axis=1)
         weights[:, 0] = first_places(self.steps)
-        known = np.cumsum(weights.ravel()[self._order])
-        if known[-1] < k:
+        at_least = np.cumsum(weights.ravel()[self._order])  # so many magnitudes are at and above each entry
+        if at_least[-1] < k:
             return None
-        lowest = max(int(self._descending[np.searchsorted(known, k)]), 1)
-        fewer = k - 1 - (self.steps - 1).sum()  # that entries tell, so that fewer than k are at and above them
-        limit = (int(self._descending[np.searchsorted(known, fewer, side="right")]) + 1 if fewer >= 0
+        lowest = max(int(self._descending[np.searchsorted(at_least, k)]), 1)
+        most_told = k - 1 - (self.steps - 1).sum()  # with step - 1 more on every rank, these are fewer than k still
+        limit = (int(self._descending[np.searchsorted(at_least, most_told, side="right")]) + 1 if most_told >= 0
                  else int(np.iinfo(self.entries.dtype).max))
         if self._reached(lowest).max() == self.entries.shape[1]:
             return None

@@ -190,12 +190,12 @@ class Residuals:
     def part_of(self, records: Sequence[Record], rank: int, size: int, process: str | None = None) -> Record:
         """Return what a rank takes of the records.
 
-        That is its own one; or, if they are of another number of ranks, the sum of those whose rank modulo P, the
-        present number, is this rank.
-        A lone record of the rank's process is its own, whatever its rank was, as elastic training renumbers ranks.
-        The algorithm's state is whole only for the same rank.
-        If one rank of those that are to have the same residual had it, any of theirs will do. If residuals are added
-        up, and another number of ranks had the same, each gets its part.
+        1. The record of the same rank and P; its algorithm's state is whole for no other.
+        2. A lone record of the rank's process, whatever its rank was, as elastic training renumbers ranks.
+        3. The record of a rank that had the same residual, as ranks of a host have.
+        4. Else the sum of the records whose rank modulo P is this rank; they are of another number of ranks.
+
+        If residuals are added up, and another number of ranks had the same, each gets its part.
         Raise OptionError if a record is of another model.
         """
         if any(r["unit"] != self.unit for r in records):
@@ -212,11 +212,12 @@ class Residuals:
                 and r["rank"] // copies == rank // copies]
         if own:
             residual, is_in_order = fitted(own[0], layout)
-            had = own[0].get("copies", 1)
-            if own[0]["size"] == size and had == copies and is_in_order and (copies == 1 or own[0]["rank"] == rank):
+            copies_then = own[0].get("copies", 1)
+            is_same = own[0]["size"] == size and copies_then == copies and (copies == 1 or own[0]["rank"] == rank)
+            if is_same and is_in_order:
                 algorithm = own[0]["algorithm"]
-            if had != copies:
-                residual, copies = residual / residual.dtype.type(had if self.adds else 1), 1
+            if copies_then != copies:
+                residual, copies = residual / residual.dtype.type(copies_then if self.adds else 1), 1
         else:
             residual, copies = np.zeros(layout.n, layout.dtype), 1
             for r in records:

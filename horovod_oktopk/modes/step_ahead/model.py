@@ -211,8 +211,8 @@ class Exchange:
         acc.release()
         if all_finite and anticipate:
             self._model.anticipate(worker.gather(begun.mine.elements, reduction.layout.n), coefficient)
-        workers = 1 if self._adds else worker.algorithm.workers(transport)
-        run = partial(_complete, worker, begun, coefficient * workers, overshoot)
+        divisor = coefficient * (1 if self._adds else worker.algorithm.workers(transport))
+        run = partial(_complete, worker, begun, divisor, overshoot)
         if transport.concurrent:
             self._thread = self._thread or ThreadPoolExecutor(1, "horovod_oktopk")
             self._under_way = self._thread.submit(run)
@@ -290,7 +290,10 @@ def change_of_p(update: Update, result: Result) -> Any:
 
 
 def _move_past_w(change: SparseVector, update: SparseVector, mean_factor: float, overshoot: float) -> None:
-    """Let p move past w, by `overshoot` times what this rank differs by from the mean: `mean_factor` · update."""
+    """Let p move past w: by `overshoot` times this rank's contribution c, less the workers' mean of contributions.
+
+    change = c - update, and the mean is mean_factor · update.
+    """
     differs = change.values if mean_factor == 1 else change.values + (1 - mean_factor) * update.values
     np.add(change.values, overshoot * differs, out=change.values)
 
