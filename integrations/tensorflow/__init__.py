@@ -10,14 +10,13 @@ from horovod_oktopk.schemes import Dense, GaussianK, GTopk, OkTopk, SameBlocks, 
 from horovod_oktopk.transport.horovod import what_is_missing
 
 try:
-    from horovod_oktopk.tensorflow import plugin, state
+    from horovod_oktopk.tensorflow import plugin
 except ModuleNotFoundError as error:
     raise what_is_missing(error, __name__, "TensorFlow", "HOROVOD_WITH_TENSORFLOW") from error
 
 from horovod_oktopk.tensorflow.state import load_state, save_state
 
 plugin.install()
-state.install()
 
 __all__ = ["Dense", "GTopk", "GaussianK", "OkTopk", "SameBlocks", "StepAhead", "TopkA", "TopkDSA", "load_state",
            "save_state", "set_density", "shared_parameters", "step_report", "synchronize_replicas", "warmup_density"]

@@ -14,6 +14,8 @@ import horovod
 import horovod._keras as stock_keras
 import horovod.tensorflow as hvd
 import tensorflow as tf
+from horovod.common.elastic import State
+from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
 
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.api import find_by
@@ -25,8 +27,9 @@ from horovod_oktopk.tensorflow.operations import refuse_replicas
 from horovod_oktopk.tensorflow.optimizer import distribute, is_distributed, wrap_scalers
 from horovod_oktopk.tensorflow.private import KERAS, dense_allreduce, library
 from horovod_oktopk.tensorflow.registry import in_use, runs_of_tapes
-from horovod_oktopk.tensorflow.state import owners_of
+from horovod_oktopk.tensorflow.state import ElasticVariables, owners_of
 from horovod_oktopk.transport.counting import show_phases
+from horovod_oktopk.transport.elastic import extend_elastic
 from horovod_oktopk.transport.horovod import check_arguments, check_horovod, refuse_join
 
 NO_TAPE = ("a tape has no step to take, and {name} acts at an optimizer's step: use hvd.DistributedOptimizer around "
@@ -48,6 +51,8 @@ def install() -> None:
     wrap_scalers()
     show_phases(tf.profiler.experimental.Trace)
     find_by(owners_of, "models, layers, optimizers, variables")
+    for cls in (TensorFlowKerasState, TensorFlowState):
+        extend_elastic(State, cls, ElasticVariables)
     hvd._oktopk_installed = True
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
-from horovod.common.elastic import State
 from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
 
 from horovod_oktopk.errors import AgreementError, PluginError
@@ -26,7 +25,7 @@ from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of, runs_by
 from horovod_oktopk.tensorflow.run import Run
 from horovod_oktopk.tensorflow.runs import WaitingState, runs_over
 from horovod_oktopk.tensorflow.variables import is_variable, tensor_of, trained_by, variables_in
-from horovod_oktopk.transport.elastic import ElasticState, extend_elastic
+from horovod_oktopk.transport.elastic import ElasticState
 
 PathLike = str | os.PathLike[str]
 NONE_YET = ("no gradient of these variables has been reduced with compression=OkTopk(...) yet: call set_density "
@@ -63,7 +62,7 @@ class Target:
             raise PluginError(IN_GRAPH)
         before = [len(each.states) for each in all_runs_of(self._target)]
         with ExitStack() as stack:
-            for run in _runs_of([self._target]):
+            for run in _runs_of(self._target):
                 stack.enter_context(run.mode.shared())
             yield
             if [len(each.states) for each in all_runs_of(self._target)] != before:
@@ -82,9 +81,9 @@ def owners_of(target: Any) -> list[Target] | None:
     return [Target(target)] if known else []
 
 
-def suspend(*targets: Any) -> None:
-    """Put what all ranks share into the targets, until `resume` or the next step; keep what is not sent yet."""
-    for run in _runs_of(targets):
+def suspend(target: Any) -> None:
+    """Put what all ranks share into the target, until `resume` or the next step; keep what is not sent yet."""
+    for run in _runs_of(target):
         run.mode.suspend()
 
 
@@ -104,12 +103,9 @@ def resume(target: Any) -> None:
             run.resume()
 
 
-def _runs_of(targets: Sequence[Any]) -> list[Run]:
-    found: dict[Run, None] = {}
-    for target in targets:
-        found |= dict.fromkeys(run for run in each_run_of(target) if run.mode.reads_memory)
-        found |= dict.fromkeys(runs_over(variables_in(target)))
-    return list(found)
+def _runs_of(target: Any) -> list[Run]:
+    own = (run for run in each_run_of(target) if run.mode.reads_memory)
+    return list(dict.fromkeys([*own, *runs_over(variables_in(target))]))
 
 
 def meet(target: Any, doing: str) -> None:
@@ -135,12 +131,6 @@ def check_alike(what: str, names: Iterable[str]) -> None:
 
 
 # Files and elastic states.
-
-def install() -> None:
-    """Make Horovod's elastic states save and restore this rank's residuals with the variables."""
-    for cls in (TensorFlowKerasState, TensorFlowState):
-        extend_elastic(State, cls, ElasticVariables)
-
 
 def save_state(target: Any, path: PathLike, **marks: Any) -> None:
     """Write the residuals and counters of all ranks to one file.

@@ -13,11 +13,12 @@ import torch
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.api import find_by
 from horovod_oktopk.modes.make import kind_of
-from horovod_oktopk.torch_base.own_class import distribute, plain_class
+from horovod_oktopk.torch_base.own_class import class_of, plain_class
 from horovod_oktopk.torch_base.peers import MakePeers
 from horovod_oktopk.torch_base.private import span
-from horovod_oktopk.torch_base.registry import owners_of, run_of
+from horovod_oktopk.torch_base.registry import add, owners_of, run_of, suspend_others
 from horovod_oktopk.torch_base.run import UNSCALE_FIRST
+from horovod_oktopk.torch_base.runs import RUNS
 from horovod_oktopk.torch_base.state import attach_state
 from horovod_oktopk.transport.counting import show_phases
 
@@ -47,7 +48,14 @@ def make(optimizer: torch.optim.Optimizer, options: Any, named_parameters: Any, 
     """
     refuse_ours(optimizer)
     _refuse(optimizer, options)
-    distribute(optimizer, options, _names(optimizer, named_parameters), average, sparse_as_dense, make_peers, module)
+    plain, names = plain_class(type(optimizer)), _names(optimizer, named_parameters)
+    # What a scheduler or Accelerate has put on the object is its own step.
+    local = vars(optimizer).get("step") or plain.step.__get__(optimizer)
+    run = RUNS[kind_of(options)](optimizer, local, options, names, average, sparse_as_dense, make_peers)
+    vars(optimizer).pop("step", None)
+    optimizer.__class__ = class_of(plain, module)
+    suspend_others(run.parameters.all())
+    add(optimizer, run)
     attach_state(optimizer)
 
 

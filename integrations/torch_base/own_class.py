@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.modes.make import kind_of
-from horovod_oktopk.torch_base.peers import MakePeers
 from horovod_oktopk.torch_base.private import SUPPORTS_SCALING
-from horovod_oktopk.torch_base.registry import RUN, add, suspend_others
+from horovod_oktopk.torch_base.registry import RUN
 from horovod_oktopk.torch_base.run import Run
-from horovod_oktopk.torch_base.runs import RUNS
 
 COPIED = ("a copy of a distributed optimizer is not distributed: give it to DistributedOptimizer(optimizer, "
           "named_parameters=..., compression=...), with the copied model's names, before its first step")
@@ -94,7 +91,7 @@ def plain_class(cls: type) -> Any:
     return getattr(cls, PLAIN, cls)
 
 
-def _class_of(plain: type, module: str) -> Any:
+def class_of(plain: type, module: str) -> Any:
     """Return a new class for one distributed optimizer, which says that it is of this module."""
     shared = {"__module__": plain.__module__, PLAIN: plain}
     between = type(plain.__name__, (plain,), {**shared, "step": _step_for_the_state})
@@ -104,7 +101,7 @@ def _class_of(plain: type, module: str) -> Any:
 
 def _as_copied(plain: type, module: str) -> Any:
     """Return what a copy of a distributed optimizer begins as; its state follows."""
-    cls = _class_of(plain, module)
+    cls = class_of(plain, module)
     return cls.__new__(cls)
 
 
@@ -114,15 +111,3 @@ def _run(optimizer: Any) -> Run:
         raise PluginError(COPIED)
     return run
 
-
-def distribute(optimizer: Any, options: Any, names: Mapping[torch.Tensor, str], average: bool, sparse_as_dense: bool,
-               make_peers: MakePeers, module: str) -> None:
-    """Give the optimizer a class of its own, whose steps are distributed."""
-    plain = plain_class(type(optimizer))
-    # What a scheduler or Accelerate has put on the object is its own step.
-    local = vars(optimizer).get("step") or plain.step.__get__(optimizer)
-    run = RUNS[kind_of(options)](optimizer, local, options, names, average, sparse_as_dense, make_peers)
-    vars(optimizer).pop("step", None)
-    optimizer.__class__ = _class_of(plain, module)
-    suspend_others(run.parameters.all())
-    add(optimizer, run)

@@ -185,8 +185,10 @@ class Run:
         known = {*self.layout.parameters, *self.excluded} if mode is not None else set()
         trained = [p for p in present if p.requires_grad or p in known]
         self._present, self._frozen = present, [p for p in present if not (p.requires_grad or p in known)]
-        if mode is not None and (known == set(trained) or not self.joins(mode, trained, known)):
-            return mode
+        if mode is not None:
+            names = [*self.parameters.by_name([p for p in trained if p not in known])]
+            if known == set(trained) or not self.joins(mode, names):
+                return mode
         self.mode = self._make_mode(trained)
         if mode is not None:
             self.waiting = [extended(each, self.layout) for each in mode.records()]
@@ -195,15 +197,14 @@ class Run:
             self.waiting = []
         return self.mode
 
-    def joins(self, mode: Mode[Any], trained: Sequence[torch.Tensor], known: set[torch.Tensor]) -> bool:
-        """Meet the other ranks, which are to go on with the same parameters; return True if a new mode is needed."""
-        with mode.meeting(JOINING.format(names=", ".join(self.joined(trained, known)) or "fewer")):
+    def joins(self, mode: Mode[Any], names: list[str]) -> bool:
+        """Meet the other ranks, which are to go on with the same parameters; return True if a new mode is needed.
+
+        The names are those of the parameters that are trained from now on, and were not before.
+        """
+        with mode.meeting(JOINING.format(names=", ".join(names) or "fewer")):
             mode.suspend()
         return True
-
-    def joined(self, trained: Sequence[torch.Tensor], known: set[torch.Tensor]) -> list[str]:
-        """Return the names of the parameters that are trained from now on."""
-        return [*self.parameters.by_name([p for p in trained if p not in known])]
 
     def exchanged(self, parameters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Return those that the mode exchanges; the library reduces the others' gradients, as they are sparse."""

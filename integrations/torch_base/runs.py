@@ -77,9 +77,8 @@ class PartialRun(Run):
     def settings(self) -> Sequence[float]:
         return self.hyperparameters.read()
 
-    def joins(self, mode: Mode[Any], trained: Sequence[torch.Tensor], known: set[torch.Tensor]) -> bool:
+    def joins(self, mode: Mode[Any], names: list[str]) -> bool:
         """Return False: rounds go on with fewer parameters, and not with more."""
-        names = self.joined(trained, known)
         if names:
             mode.refuse_step(JOINED.format(name=names[0]))
         return False
