@@ -37,7 +37,7 @@ def marking(scale_loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def wrapped(self: Any, loss: Any) -> Any:
         loss = scale_loss(self, loss)
         with contextlib.suppress(AttributeError):  # of a plain number
-            setattr(loss, MARK, self)
+            setattr(loss, MARK, weakref.ref(self))  # a loss may stay with its graph for good
         graph = _current_graphs()[0]
         scaled = None if graph is None else weakref.ref(graph), weakref.ref(self)
         if scaled not in _scaled:
@@ -53,9 +53,8 @@ def scale_of_loss(loss: Any) -> Scale:
     The mark serves once. Raise PluginError for something that was computed from scaled losses (a part, a sum): the
     scale of its gradients is not known.
     """
-    scalers = {id(scaler): scaler for each in tf.nest.flatten(loss)
-               if (scaler := getattr(each, MARK, None)) is not None}
-    if len(scalers) > 1:
+    scalers = {mark() for each in tf.nest.flatten(loss) if (mark := getattr(each, MARK, None)) is not None}
+    if len(scalers) > 1 or None in scalers:
         raise PluginError(WHOSE)
     if not scalers:
         graphs = _current_graphs()
@@ -64,7 +63,7 @@ def scale_of_loss(loss: Any) -> Scale:
         if here:
             raise PluginError(WHOSE)
         return None
-    [scaler] = scalers.values()
+    [scaler] = scalers
     forget(scaler)
     return scale_of(scaler)
 

@@ -51,6 +51,16 @@ def check_models_that_fit_and_are_dropped_leave_nothing() -> None:
         assert_nothing_stays(hvd, functools.partial(fitted, compression))
 
 
+def check_a_model_that_fits_with_loss_scaling_and_is_dropped_leaves_nothing() -> None:
+    needs(KERAS_3, "Keras 3")
+
+    def fitted() -> None:
+        scaler = tf.keras.mixed_precision.LossScaleOptimizer(distribute(StepAhead(OkTopk(density=0.1))))
+        fit(compiled(make_model(), scaler), epochs=1)
+
+    assert_nothing_stays(hvd, fitted)
+
+
 def check_loss_scalers_of_other_compressions_are_not_kept() -> None:
     def scaled() -> Any:
         scaler = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.1))
