@@ -24,7 +24,7 @@ from .selection.local_top_k import local_top_k
 from .selection.parameter_accumulator import NumpyParameterAccumulator
 from .transport.base import Transport, batch_length
 from .vectors.sparse import Values
-from .vectors.wire import BLOCK, WORD, WORD_BITS, WireCodec
+from .vectors.wire import WORD, WORD_BITS, WireCodec, blocks_of
 
 PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -98,7 +98,7 @@ def measure_blocks(n: int) -> float:
     """Return the seconds of what a step of StepAhead(SameBlocks) cannot hide: read w - p, take blocks, move p."""
     m, scheme = min(n, MEASURED_ELEMENTS), SameBlocks()
     k, algorithm, accumulator = scheme.k_of(m), scheme.algorithm("parameters"), NumpyParameterAccumulator(m)
-    count = -(-m // BLOCK)
+    count = blocks_of(m)
     turns = Turns(np.random.default_rng(1).random(count, np.float32), np.ones(count, np.uint16))  # scattered
 
     def step(own: Values) -> None:

@@ -265,7 +265,7 @@ def _complete(worker: Worker, begun: Begun, divisor: float, overshoot: float) ->
         update = result.update.divided(divisor)
         own = worker.own(update, n)
         change = change_of_p(own, result)
-        if overshoot and len(update.values) < n:
+        if overshoot and begun.report.k < n and len(update.values) < n:  # sums that are zero may be left out
             _move_past_w(change, own, divisor / begun.algorithm.workers(begun.transport), overshoot)
         return replace(outcome, result=None), (update, worker.gather(change, n))  # it may have n elements
 

@@ -152,6 +152,16 @@ def test_oktopk_moves_p_past_w_among_many_ranks(size, overshoot, ahead):
         np.testing.assert_allclose(past_w[[3, 4]], overshoot * np.array(differ), atol=1e-5)
 
 
+def test_p_returns_to_w_where_everything_is_sent_also_if_some_sums_are_zero():
+    def program(transport):
+        worker = Worker(transport, StepAhead(OkTopk(density=1.0, value_dtype=None), ahead=1.0, overlap=False))
+        worker.step(np.where(np.arange(N) < N // 2, np.float32(transport.rank), np.float32(0)))
+        return worker.p - worker.w
+
+    for past_w in run_ranks(9, program):
+        np.testing.assert_allclose(past_w, 0, atol=1e-5)
+
+
 # What is not finite.
 
 @pytest.mark.parametrize("value_dtype", [None, "log4"])

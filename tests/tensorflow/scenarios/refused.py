@@ -132,8 +132,7 @@ def check_reports_density_and_state_of_what_is_not_ours() -> None:
 
 
 def check_gradients_without_their_variables() -> None:
-    if not KERAS_3:  # tf-keras takes pairs
-        return
+    needs(KERAS_3, "Keras 3, as tf-keras takes pairs")
     for compression in (DENSE, StepAhead(DENSE), hvd.Compression.none):
         for count in (1, 3):
             optimizer, variables = distribute(compression), [tf.Variable(tf.ones(3)) for _ in range(2)]
