@@ -34,11 +34,12 @@ class NaiveAllreduce(OkTopkAllreduce):
     balance_trigger = math.inf
 
     def _regions(self, mine: Selection, call: Call, memory: Memory, link: Link) -> Division:  # noqa: ARG002
-        boundaries = np.arange(link.size + 1) * call.n // link.size
+        transport = link.transport
+        boundaries = np.arange(transport.size + 1) * call.n // transport.size
         sent = count_by_region(mine.sent.indices, boundaries)
-        with link.phase("agree"):
-            _, counts = tell(np.empty(0, np.uint32), sent, link.transport)
-        return Division(boundaries, sent, counts[:, link.rank], load_sent=counts.sum(axis=1),
+        with transport.phase("agree"):
+            _, counts = tell(np.empty(0, np.uint32), sent, transport)
+        return Division(boundaries, sent, counts[:, transport.rank], load_sent=counts.sum(axis=1),
                         load_received=counts.sum(axis=0))
 
 

@@ -51,8 +51,8 @@ class OnHosts(Algorithm):
         """
         within, own = self._hosts.within, self._hosts.slice_of(call.n)
         n = int(own.stop - own.start)
-        counts = self._inner.counts(mine, n, memory, across.size)
-        with across.phase("agree"):
+        counts = self._inner.counts(mine, n, memory, across.transport.size)
+        with across.transport.phase("agree"):
             told, counts = tell(np.array([len(mine)], np.uint32), counts, across.transport)
         lengths = told[:, 0].astype(np.int64)
         with within.phase("host_agree"):

@@ -19,13 +19,13 @@ def balance_and_allgatherv(kept: SparseVector, sizes: Counts, balances: bool, re
 
     The sizes, int64 of shape (P,), count the kept elements, by region. `balances` makes the blocks equal before.
     """
-    extents = regions.extents(sizes)
+    transport, extents = link.transport, regions.extents(sizes)
     if balances:
         plan = BalancePlan(sizes)
-        with link.phase("balance"):
-            kept = concatenate(link.send_and_receive(kept, *plan.routes(regions, link.rank)), link.codec.dtype)
+        with transport.phase("balance"):
+            kept = concatenate(link.send_and_receive(kept, *plan.routes(regions, transport.rank)), link.codec.dtype)
         extents = plan.extents(regions.boundaries)
-    with link.phase("allgatherv"):
+    with transport.phase("allgatherv"):
         blocks = link.allgatherv(kept, list(zip(regions.order.tolist(), extents, strict=True)))
         return concatenate(blocks, link.codec.dtype)
 

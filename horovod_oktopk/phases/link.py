@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..selection.selection import Selection
-from ..transport.counting import CountingTransport, Phase
+from ..transport.counting import CountingTransport
 from ..vectors.sparse import SparseVector
 from ..vectors.wire import Extent, WireCodec
 
@@ -25,18 +24,6 @@ class Link:
     transport: CountingTransport
     codec: WireCodec
 
-    @property
-    def rank(self) -> int:
-        return self.transport.rank
-
-    @property
-    def size(self) -> int:
-        return self.transport.size
-
-    def phase(self, name: Phase) -> AbstractContextManager[None]:
-        """Count and time the block under this name."""
-        return self.transport.phase(name)
-
     def fitted_to(self, selection: Selection) -> tuple[Link, Selection]:
         """Return the link whose format suits a selection, and the selection with the values that arrive."""
         codec = self.codec.spanning(*selection.ends)
@@ -48,7 +35,7 @@ class Link:
         `sent` holds the extents of consecutive parts of the vector. Empty parts do not travel, and this rank's own
         part is not encoded.
         """
-        own, ends = self.rank, np.cumsum([0, *(extent.length for _, extent in sent)]).tolist()
+        own, ends = self.transport.rank, np.cumsum([0, *(extent.length for _, extent in sent)]).tolist()
         parts = {rank: vector[start:stop] for (rank, _), (start, stop)
                  in zip(sent, itertools.pairwise(ends), strict=True)}
         outgoing = {rank: self.codec.encode(parts[rank], extent.start, extent.stop)
@@ -64,7 +51,7 @@ class Link:
     def allgatherv(self, vector: SparseVector, received: Route) -> list[SparseVector]:
         """Return all ranks' vectors, in the order of `received`, which holds every rank."""
         extents = dict(received)
-        sizes = np.array(self.codec.sizes(extents[rank] for rank in range(len(extents))))
-        mine = extents[self.rank]
+        sizes = np.array(self.codec.sizes([extents[rank] for rank in range(len(extents))]))
+        mine = extents[self.transport.rank]
         messages = self.transport.allgatherv(self.codec.encode(vector, mine.start, mine.stop), sizes)
         return [self.codec.decode(messages[rank], *extent) for rank, extent in received]

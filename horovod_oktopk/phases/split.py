@@ -9,8 +9,8 @@ from .regions import Regions
 
 def split_and_reduce(selection: SparseVector, regions: Regions, link: Link) -> SparseVector:
     """Return the sum of all ranks' selections (the local top-k) in this rank's region. Collective."""
-    with link.phase("split_and_reduce"):
-        return sum_of(link.send_and_receive(selection, *plan_split(regions, link.rank)))
+    with link.transport.phase("split_and_reduce"):
+        return sum_of(link.send_and_receive(selection, *plan_split(regions, link.transport.rank)))
 
 
 def plan_split(regions: Regions, rank: int) -> tuple[Route, Route]:

@@ -46,7 +46,7 @@ class DenseAllreduce(Algorithm):
 
     def exchange(self, mine: Selection, call: Call, memory: Memory, link: Link) -> Result:  # noqa: ARG002
         assert mine.dense is not None
-        with link.phase("allreduce"):
+        with link.transport.phase("allreduce"):
             total = DenseVector(link.transport.allreduce(mine.dense))
         return Result(total, EVERYTHING, Memory(call.t), DenseVector(mine.dense))
 

@@ -71,9 +71,9 @@ class GTopkAllreduce(Algorithm):
 
     def exchange(self, mine: Selection, call: Call, memory: Memory, link: Link) -> Result:  # noqa: ARG002
         codec = PaddedCodec(link.codec, max(call.kept, int(call.lengths.max())), call.n)
-        with link.phase("reduce_tree"):
+        with link.transport.phase("reduce_tree"):
             merged, dropped = _merge(mine.sent, call.kept, codec, link.transport)
-        with link.phase("broadcast_tree"):
+        with link.transport.phase("broadcast_tree"):
             update, lost = _broadcast(merged, dropped, codec, link.transport)
         reached = mine.sent.positions_in(update.compress(~lost))
         return Result(update, mine.sent.take(reached).indices, Memory(call.t), mine.elements)

@@ -56,11 +56,11 @@ class OkTopkAllreduce(Algorithm):
     def _regions(self, mine: Selection, call: Call, memory: Memory, link: Link) -> Division:
         """Return the regions of this step: those of the last step, while they are balanced."""
         indices, transport = mine.sent.indices, link.transport
-        with link.phase("agree"):
+        with transport.phase("agree"):
             if call.in_sync and not _is_due(call.t, self.region_interval):
                 assert memory.boundaries is not None
                 regions = divide(memory.boundaries, indices, call.counts, transport)
-                if regions.fits_regions(call.k, oktopk_bound(call.k, link.size)):  # whatever is kept of the sum
+                if regions.fits_regions(call.k, oktopk_bound(call.k, transport.size)):  # whatever is kept of the sum
                     return regions
             boundaries = space_repartition(indices, call.n, transport)
             _, counts = tell(np.empty(0, np.uint32), count_by_region(indices, boundaries), transport)
@@ -73,7 +73,7 @@ class OkTopkAllreduce(Algorithm):
         Sums have other magnitudes than selections, so the link's format is fitted to them anew.
         """
         transport, floor = link.transport, mine.threshold
-        with link.phase("global_select"):
+        with transport.phase("global_select"):
             if call.kept >= min(call.n, call.lengths.sum()):  # there cannot be more sums
                 kept, sizes_by_rank = keep_all(sums, transport, floor, self.value_dtype is not None)
             elif self.reuses and call.in_sync and not _is_due(call.t, self.threshold_interval):

@@ -139,6 +139,7 @@ def _remainder(mine: Selection, kept: Selection) -> SparseVector | None:
 
 def _regions_of_blocks(length: int, link: Link) -> Regions:
     """Return one region for each rank, cut at blocks' borders. Every rank sends all elements of every region."""
-    boundaries = np.minimum(BLOCK * (blocks_of(length) * np.arange(link.size + 1) // link.size), length)
+    rank, size = link.transport.rank, link.transport.size
+    boundaries = np.minimum(BLOCK * (blocks_of(length) * np.arange(size + 1) // size), length)
     sizes = np.diff(boundaries)
-    return Regions(boundaries, sizes, np.full(link.size, sizes[link.rank]))
+    return Regions(boundaries, sizes, np.full(size, sizes[rank]))

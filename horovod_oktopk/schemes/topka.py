@@ -17,11 +17,11 @@ class TopkAAllreduce(Algorithm):
     """u = Σ Topk(acc), of up to Pk elements. A rank sends 2k(P-1) words."""
 
     def exchange(self, mine: Selection, call: Call, memory: Memory, link: Link) -> Result:  # noqa: ARG002
-        lengths = counts_for(call.counts, link.rank).tolist()  # which the roll call has told
-        with link.phase("allgatherv"):
+        lengths = counts_for(call.counts, link.transport.rank).tolist()  # which the roll call has told
+        with link.transport.phase("allgatherv"):
             extents = [(rank, Extent(length, 0, call.n)) for rank, length in enumerate(lengths)]
             parts = link.allgatherv(mine.sent, extents)
-        with link.phase("sum"):
+        with link.transport.phase("sum"):
             total = sum_of(parts)
             update = self.kept(total, call.kept)
         own = mine.sent.indices

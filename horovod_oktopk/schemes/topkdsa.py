@@ -26,13 +26,14 @@ class TopkDSAAllreduce(Algorithm):
         return count_by_region(mine.elements.indices, equal_regions(n, size))
 
     def exchange(self, mine: Selection, call: Call, memory: Memory, link: Link) -> Result:  # noqa: ARG002
-        boundaries = equal_regions(call.n, link.size)
+        transport = link.transport
+        boundaries = equal_regions(call.n, transport.size)
         sent = count_by_region(mine.sent.indices, boundaries)
-        regions = Regions(boundaries, sent, counts_for(call.counts, link.rank))
+        regions = Regions(boundaries, sent, counts_for(call.counts, transport.rank))
         reduced = split_and_reduce(mine.sent, regions, link)
-        with link.phase("agree"):
-            sizes_by_region = link.transport.allgather(np.array([len(reduced)], np.int64)).ravel()
-        with link.phase("allgatherv"):
+        with transport.phase("agree"):
+            sizes_by_region = transport.allgather(np.array([len(reduced)], np.int64)).ravel()
+        with transport.phase("allgatherv"):
             update = allgather_smaller(reduced, sizes_by_region, regions, link)
         return Result(update, mine.sent.indices, Memory(call.t), mine.elements)
 
@@ -58,12 +59,12 @@ def equal_regions(n: int, size: int) -> Indices:
 
 def allgather_smaller(reduced: SparseVector, sizes_by_region: Counts, regions: Regions, link: Link) -> SparseVector:
     """Gather all regions, each sparse or as all of its values, whichever takes fewer bytes. Collective."""
-    codec, extents = link.codec, regions.extents(sizes_by_region)
+    codec, rank, extents = link.codec, link.transport.rank, regions.extents(sizes_by_region)
     sparse_bytes = np.array(codec.sizes(extents))
     dense_bytes = np.diff(regions.boundaries) * reduced.values.dtype.itemsize
     is_dense = dense_bytes < sparse_bytes
-    _, start, stop = extents[link.rank]
-    if is_dense[link.rank]:
+    _, start, stop = extents[rank]
+    if is_dense[rank]:
         values = np.zeros(stop - start, codec.dtype)
         values[reduced.indices - start] = reduced.values
         message = values.view(np.uint8)
