@@ -32,7 +32,7 @@ from benchmarks.data.gradients import Gradients
 from benchmarks.output import BLUE, GREEN, GREY, ORANGE, VIOLET
 from horovod_oktopk import OkTopk
 from horovod_oktopk.kernels import KERNELS, Kernels, NumpyKernels
-from horovod_oktopk.modes.step_ahead.model import change_of_p
+from horovod_oktopk.modes.step_ahead.model import correction_of_p
 from horovod_oktopk.phases.agreement import Attendance
 from horovod_oktopk.schemes import step as steps_of_schemes
 from horovod_oktopk.schemes.algorithm import Memory
@@ -120,7 +120,7 @@ class AheadStep:
         assert result is not None
         update = result.update.divided(1.0)
         self.acc.commit(update)
-        delta = change_of_p(update, result)
+        delta = correction_of_p(update, result)
         self.kernels.add(self.p, delta.indices, delta.values)
         times.append(time.perf_counter())
         seconds = [stop - start for start, stop in pairwise(times)]

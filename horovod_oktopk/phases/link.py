@@ -26,7 +26,7 @@ class Link:
 
     def fitted_to(self, selection: Selection) -> tuple[Link, Selection]:
         """Return the link whose format suits a selection, and the selection with the values that arrive."""
-        codec = self.codec.spanning(*selection.ends)
+        codec = self.codec.for_magnitudes(*selection.ends)
         return replace(self, codec=codec), selection.rounded(codec)
 
     def send_and_receive(self, vector: SparseVector, sent: Route, received: Route) -> list[SparseVector]:
@@ -41,7 +41,7 @@ class Link:
         outgoing = {rank: self.codec.encode(parts[rank], extent.start, extent.stop)
                     for rank, extent in sent if rank != own and extent.length}
         extents = {rank: extent for rank, extent in received if rank != own and extent.length}
-        incoming = dict(zip(extents, self.codec.sizes(extents.values()), strict=True))
+        incoming = dict(zip(extents, self.codec.message_sizes(extents.values()), strict=True))
         arrived = {own: parts[own]}
         for batch in self.transport.send_and_receive(outgoing, incoming):
             arrived.update((rank, self.codec.decode(message, *extents[rank])) for rank, message in batch)
@@ -51,7 +51,7 @@ class Link:
     def allgatherv(self, vector: SparseVector, received: Route) -> list[SparseVector]:
         """Return all ranks' vectors, in the order of `received`, which holds every rank."""
         extents = dict(received)
-        sizes = np.array(self.codec.sizes([extents[rank] for rank in range(len(extents))]))
+        sizes = np.array(self.codec.message_sizes([extents[rank] for rank in range(len(extents))]))
         mine = extents[self.transport.rank]
         messages = self.transport.allgatherv(self.codec.encode(vector, mine.start, mine.stop), sizes)
         return [self.codec.decode(messages[rank], *extent) for rank, extent in received]

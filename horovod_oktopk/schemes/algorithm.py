@@ -44,7 +44,7 @@ class Memory:
         """Return what does not depend on who the ranks are."""
         return Memory(self.step)
 
-    def of(self, size: int) -> Memory:
+    def usable_by(self, size: int) -> Memory:
         """Return what `size` workers can use of this."""
         return self if self.boundaries is None or len(self.boundaries) == size + 1 else self.forgotten()
 

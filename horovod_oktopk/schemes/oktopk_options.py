@@ -105,7 +105,7 @@ class OkTopk(Scheme):
             return super().kind()
         return {**super().kind(), "global_density": f"{kept / self._first_density:.6g} times the density"}
 
-    def overshoot(self, workers: int) -> float:
+    def overshoot_of_p(self, workers: int) -> float:
         """Return 0 for a few workers, with whom it gains nothing."""
         return OVERSHOOT if workers > FEW else 0.0
 

@@ -131,7 +131,7 @@ class Scheme(Compression):
         """
         return 1 / math.sqrt(workers) if normalizes else 1 / math.sqrt(math.sqrt(workers))
 
-    def overshoot(self, workers: int) -> float:  # noqa: ARG002
+    def overshoot_of_p(self, workers: int) -> float:  # noqa: ARG002
         """Return how far an exchange moves p past w in `StepAhead`, unless all elements are sent.
 
         The unit is what a rank contributed to the exchange, less the workers' mean of that.

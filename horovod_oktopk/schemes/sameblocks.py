@@ -99,7 +99,7 @@ class SameBlocks(Scheme):
         """
         return min(1.0, math.sqrt(FEW / workers))
 
-    def overshoot(self, workers: int) -> float:  # noqa: ARG002
+    def overshoot_of_p(self, workers: int) -> float:  # noqa: ARG002
         return OVERSHOOT
 
     def algorithm(self, unit: Unit = "gradients") -> SameBlocksAllreduce:

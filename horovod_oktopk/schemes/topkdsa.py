@@ -60,7 +60,7 @@ def equal_regions(n: int, size: int) -> Indices:
 def allgather_smaller(reduced: SparseVector, sizes_by_region: Counts, regions: Regions, link: Link) -> SparseVector:
     """Gather all regions, each sparse or as all of its values, whichever takes fewer bytes. Collective."""
     codec, rank, extents = link.codec, link.transport.rank, regions.extents(sizes_by_region)
-    sparse_bytes = np.array(codec.sizes(extents))
+    sparse_bytes = np.array(codec.message_sizes(extents))
     dense_bytes = np.diff(regions.boundaries) * reduced.values.dtype.itemsize
     is_dense = dense_bytes < sparse_bytes
     _, start, stop = extents[rank]

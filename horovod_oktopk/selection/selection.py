@@ -52,7 +52,7 @@ class Selection:
 def remainder(mine: Selection, reached: Indices, kept: Selection) -> SparseVector | None:
     """Return this rank's rounding errors, of what it sent (the elements at `reached`) and of the sums that it keeps.
 
-    None if values are sent unchanged: also where a sum has overflowed, see `WireCodec.spanning`.
+    None if values are sent unchanged: also where a sum has overflowed, see `WireCodec.for_magnitudes`.
     """
     if kept.sent is kept.elements:
         return None

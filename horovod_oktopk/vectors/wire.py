@@ -188,7 +188,7 @@ class WireCodec:
     kernels: Kernels = KERNELS
     ends: Ends = (0.0, 0.0)
 
-    def spanning(self, lowest: float, largest: float) -> WireCodec:
+    def for_magnitudes(self, lowest: float, largest: float) -> WireCodec:
         """Return the codec that writes magnitudes in [lowest, largest]; 0 as the lowest: it is not known.
 
         If the largest is infinite, as a sum has overflowed, values are written unchanged, so that all ranks see it.
@@ -206,7 +206,7 @@ class WireCodec:
         _, low_words, upper_words = _index_words(count, span)
         return WORD * (self._values.words(count) + low_words + upper_words)
 
-    def sizes(self, extents: Iterable[Extent]) -> list[int]:
+    def message_sizes(self, extents: Iterable[Extent]) -> list[int]:
         """Return the bytes of a message of each extent."""
         return [self.size(length, stop - start) for length, start, stop in extents]
 

@@ -31,7 +31,7 @@ WHOSE = ("a LossScaleOptimizer has scaled a loss, and whether these gradients ho
 SCALE = "scale_loss" if KERAS_3 else "get_scaled_loss"
 
 
-def marking(scale_loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def wrap_scale_loss(scale_loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Wrap the method SCALE of such a class, to mark the losses that it scales."""
     @functools.wraps(scale_loss)
     def wrapped(self: Any, loss: Any) -> Any:

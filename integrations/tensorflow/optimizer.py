@@ -260,7 +260,7 @@ def wrap_scalers() -> None:
     """Wrap what a distributed optimizer cannot see from inside: the loss scaling around it."""
     scaling = tf.keras.mixed_precision.LossScaleOptimizer
     for cls in [scaling] if KERAS_3 else scaling.__subclasses__():
-        setattr(cls, amp.SCALE, amp.marking(getattr(cls, amp.SCALE)))
+        setattr(cls, amp.SCALE, amp.wrap_scale_loss(getattr(cls, amp.SCALE)))
         setattr(cls, APPLY, _wrap_scaled(getattr(cls, APPLY)))
 
 

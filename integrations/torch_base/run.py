@@ -73,7 +73,7 @@ class Run:
         self.parameters = Parameters(optimizer, names)
         self._options, self._sparse_as_dense = options, sparse_as_dense
         self.excluded: list[torch.Tensor] = []  # whose gradients the library reduces itself, as they are sparse
-        self._present: list[torch.Tensor] = []  # all of the optimizer's, as of the last step; see `ensure_mode`
+        self._present: list[torch.Tensor] = []  # all of the optimizer's, as of the last step; see `current_mode`
         self._frozen: list[torch.Tensor] = []  # those of them that were not trained
         self._has_stepped, self._cleared = False, 0  # how often gradients were cleared before the first step
         self.waiting: list[Record] = []  # loaded before the first step
@@ -122,7 +122,7 @@ class Run:
 
     def mode_of_step(self) -> Mode[Any] | None:
         """Return the mode that says how many steps follow; None if the gradients at hand were never reduced."""
-        return self.ensure_mode()
+        return self.current_mode()
 
     def gradients(self) -> OwnGradients:
         """Return the gradients as the mode takes them."""
@@ -171,7 +171,7 @@ class Run:
 
     # Which parameters.
 
-    def ensure_mode(self) -> Mode[Any]:
+    def current_mode(self) -> Mode[Any]:
         """Return the mode of the parameters that are trained: a new one at first, and if others are trained now.
 
         Tell the learning rates; refuse the step if a parameter has changed. Collective if others are trained now.

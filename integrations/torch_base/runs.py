@@ -32,7 +32,7 @@ class GradientRun(Run):
 
     def reduce(self) -> None:
         """Reduce the gradients: the mode those of its layout, the library sparse ones."""
-        mode = self.ensure_mode()
+        mode = self.current_mode()
         for p in self.excluded:
             if p.grad is None:
                 p.grad = without_rows(p)
@@ -65,7 +65,7 @@ class StepAheadRun(Run):
         with super().shared():
             yield
         if self.waiting and self.ranks.takes_part:
-            self.ensure_mode().resume()
+            self.current_mode().resume()
 
 
 class PartialRun(Run):
@@ -87,7 +87,7 @@ class PartialRun(Run):
         """Serve rounds until all ranks are here, and apply them as they end; see Owner."""
         if not self.ranks.takes_part:
             return
-        mode = self.ensure_mode()
+        mode = self.current_mode()
         kept = {p: p.grad for p in self.layout.parameters}
         for p in kept:
             p.grad = None  # or updates would be written over it

@@ -32,7 +32,7 @@ def codec_of(values, lowest=None, **options):
     """Return the codec for these values."""
     sizes = np.abs(values)
     lowest = float(sizes.min()) if lowest is None else lowest
-    return WireCodec(values.dtype, "log4", **options).spanning(lowest, float(sizes.max()))
+    return WireCodec(values.dtype, "log4", **options).for_magnitudes(lowest, float(sizes.max()))
 
 
 def rounded(values, lowest=None):

@@ -143,7 +143,7 @@ class PartialAllreduce:
     def paused(self) -> Iterator[None]:
         """Run no round inside the block."""
         with self._changed:
-            self._wait_for(lambda: not self.state.is_running)
+            self._wait_for(lambda: not self.state.is_round_running)
             yield
 
     def end(self) -> None:
@@ -237,7 +237,7 @@ class PartialAllreduce:
         settings = tuple(headers["settings"][first].tolist())
         contributes = self.state.service == Service.CONTRIBUTING
         outcome = self._run(contributes, settings) if presences[first] else None
-        number, seconds = self.state.started, float(headers["elapsed"][0])
+        number, seconds = self.state.rounds_begun, float(headers["elapsed"][0])
         with self._changed:
             if not self._is_dropped:
                 self._rounds.append(Round(number, tuple(map(Presence, presences.tolist())),
@@ -249,7 +249,7 @@ class PartialAllreduce:
         """Wait until the round may start; return this rank's header for the others."""
         last = time.monotonic() + self._timeout
         with self._changed:
-            while not self._changed.wait_for(lambda: self.state.is_running, BREATH):
+            while not self._changed.wait_for(lambda: self.state.is_round_running, BREATH):
                 if self._is_dropped:
                     self._exit_if_dropped()
                 elif time.monotonic() > last:

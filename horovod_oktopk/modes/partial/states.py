@@ -100,7 +100,7 @@ class RankState:
     handed_in: Presence = Presence.ABSENT
     """This rank's presence in the next round, if that began now."""
     service: Service = Service.IDLE
-    finished: int = 0
+    rounds_ended: int = 0
     """Number of rounds that have ended here."""
     taken: int = 0
     """Number of finished rounds that the program has taken."""
@@ -114,14 +114,14 @@ class RankState:
     """The ranks that exited in the very last round: once no rank goes on and some exit, no other round follows."""
 
     @property
-    def is_running(self) -> bool:
+    def is_round_running(self) -> bool:
         """True if a round has begun and not ended."""
         return self.service in (Service.HELPING, Service.CONTRIBUTING)
 
     @property
-    def started(self) -> int:
+    def rounds_begun(self) -> int:
         """Number of rounds that have begun."""
-        return self.finished + self.is_running
+        return self.rounds_ended + self.is_round_running
 
     @property
     def may_arrive(self) -> bool:
@@ -132,7 +132,7 @@ class RankState:
     def may_take(self) -> bool:
         """True if the program has what it waits for."""
         if self.activity == Activity.WAITING:
-            return self.finished > self.taken and not self.is_running
+            return self.rounds_ended > self.taken and not self.is_round_running
         return self.activity != Activity.COMPUTING
 
     @property
@@ -141,7 +141,7 @@ class RankState:
         if self.policy == "solo":
             return self.rank
         candidates = self.training or range(self.size)
-        draw = np.random.default_rng((self.seed, self.finished + 1)).integers(len(candidates))
+        draw = np.random.default_rng((self.seed, self.rounds_ended + 1)).integers(len(candidates))
         return candidates[int(draw)]
 
     # Events of the program, which may come in any activity: an exception may have ended the program's last call.
@@ -149,7 +149,7 @@ class RankState:
     def arrived(self) -> Transition:
         """Take note that the program has handed in a gradient; only while it `may_arrive`."""
         assert self.may_arrive
-        is_late = self.started > self.taken  # its round has begun without it
+        is_late = self.rounds_begun > self.taken  # its round has begun without it
         if not is_late and not self.rounds_ahead:
             start = (self._activation(),) if self.initiator == self.rank else ()
             return replace(self, handed_in=Presence.FRESH, activity=Activity.WAITING), start
@@ -160,12 +160,12 @@ class RankState:
     def overdue(self) -> Transition:
         """Start the round from this rank: the program has waited too long, and the drawn rank may not come."""
         assert self.activity == Activity.WAITING
-        return self, (self._activation(),) if self.started == self.taken else ()
+        return self, (self._activation(),) if self.rounds_begun == self.taken else ()
 
     def took(self) -> Transition:
         """Take note that the program has taken the rounds that have ended; only while it `may_take`."""
         assert self.may_take
-        last = self.synchronized if self.activity == Activity.SYNCHRONIZED else self.finished
+        last = self.synchronized if self.activity == Activity.SYNCHRONIZED else self.rounds_ended
         after = replace(self, taken=last)
         if self.activity == Activity.WAITING:
             after = replace(after, activity=Activity.COMPUTING)._after_step(rounds=last - self.taken)
@@ -183,7 +183,7 @@ class RankState:
     def activated(self, number: int) -> Transition:
         """Take a signal while no round is under way. Signals of past rounds are ignored."""
         assert self.service == Service.IDLE
-        if number != self.finished + 1:
+        if number != self.rounds_ended + 1:
             return self, ()
         held, begin = replace(self, service=Service.HELD)._released()
         return held, (Signal(self._neighbours(), number), *begin)
@@ -195,13 +195,13 @@ class RankState:
 
     def ended(self, activities: Sequence[Activity]) -> Transition:
         """Take note that the round has ended. The activities are all ranks', as they were when the round began."""
-        assert self.is_running
+        assert self.is_round_running
         training = tuple(rank for rank, activity in enumerate(activities) if activity.goes_on)
-        after = replace(self, service=Service.IDLE, finished=self.finished + 1, training=training or None)
+        after = replace(self, service=Service.IDLE, rounds_ended=self.rounds_ended + 1, training=training or None)
         if training:
             return after, ()
         exiting = tuple(rank for rank, activity in enumerate(activities) if activity == Activity.EXITING)
-        return replace(after, activity=Activity.SYNCHRONIZED, synchronized=after.finished,
+        return replace(after, activity=Activity.SYNCHRONIZED, synchronized=after.rounds_ended,
                        exited=exiting), ()
 
     # Steps that events have in common.
@@ -215,17 +215,17 @@ class RankState:
     def _released(self) -> Transition:
         if self.service != Service.HELD:
             return self, ()
-        if self.activity.goes_on and self.finished - self.taken >= self.max_staleness:
+        if self.activity.goes_on and self.rounds_ended - self.taken >= self.max_staleness:
             return self, ()
         return self._begun(self.handed_in)
 
     def _begun(self, presence: Presence) -> Transition:
         service = Service.CONTRIBUTING if self.handed_in else Service.HELPING
         after = replace(self, service=service, handed_in=Presence.ABSENT)
-        return after, (BeginRound(after.started, presence, self.activity, self.finished - self.taken),)
+        return after, (BeginRound(after.rounds_begun, presence, self.activity, self.rounds_ended - self.taken),)
 
     def _activation(self) -> Signal:
-        return Signal((self.rank,), self.started + 1)
+        return Signal((self.rank,), self.rounds_begun + 1)
 
     def _neighbours(self) -> tuple[int, ...]:
         """Return the ranks that this rank tells of a round: all know it in ⌈log₂ P⌉ hops, whichever ranks began."""

@@ -3,7 +3,7 @@
 Invariant: the residual of this rank is w - p, and is stored nowhere. w has the same bits on all ranks. A step:
 
     begin       the exchange under way is applied: w -= u / (λP); p += c - u / (λP), where c is this rank's
-                contribution to u. So w - p is the new residual again, but for a scheme's overshoot (see Scheme). A
+                contribution to u. So w - p is the new residual again, but for `Scheme.overshoot_of_p`. A
                 few elements of the gradient are read: the ranks' own noise gives the gain.
     (the optimizer's own local step on p, with λ · gain times its learning rate)
     end         acc = w - p is read, and its top k are selected; u = Topk(Σ Topk(acc)) is under way. Until it
@@ -175,7 +175,7 @@ class StepAheadMode(Mode[LocalGradients]):
         self._steps += 1
         if self._steps >= self.options.local_steps:
             self._steps = 0
-            self._exchange.begin(self.coefficient, self.options.scheme.overshoot(self._workers), self._sample,
+            self._exchange.begin(self.coefficient, self.options.scheme.overshoot_of_p(self._workers), self._sample,
                                  anticipate=self.options.overlap)
             if not self.options.overlap:
                 self.catch_up()

@@ -196,7 +196,7 @@ class Exchange:
     def begin(self, coefficient: float, overshoot: float, sample: Values | None, anticipate: bool) -> None:
         """Read and select w - p, and begin to communicate: in a thread, if the transport can be used there.
 
-        See Scheme for `overshoot`. The sample has the gradient's measurements. If `anticipate`, p moves until the
+        See `Scheme.overshoot_of_p`. The sample has the gradient's measurements. If `anticipate`, p moves until the
         exchange is applied; see Model.
         """
         reduction, transport = self._reduction, self._reduction.open()
@@ -264,13 +264,13 @@ def _complete(worker: Worker, begun: Begun, divisor: float, overshoot: float) ->
             return replace(outcome, result=None), None
         update = result.update.divided(divisor)
         own = worker.own(update, n)
-        change = change_of_p(own, result)
+        change = correction_of_p(own, result)
         if overshoot and begun.report.k < n and len(update.values) < n:  # sums that are zero may be left out
             _move_past_w(change, own, divisor / begun.algorithm.workers(begun.transport), overshoot)
         return replace(outcome, result=None), (update, worker.gather(change, n))  # it may have n elements
 
 
-def change_of_p(update: Update, result: Result) -> Any:
+def correction_of_p(update: Update, result: Result) -> Any:
     """Return the change of p: minus the update, plus this rank's contribution to the update.
 
     All indices that contributed, and all that rounding left over, are indices of the update.

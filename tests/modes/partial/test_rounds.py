@@ -98,12 +98,12 @@ def test_quorum_of_majority_is_the_drawn_rank_and_those_before_it(seed):
         rank = ranks[transport.rank] = Rank(transport, "majority", seed=seed)
         turn.wait(20)
         place = order.index(rank.rank)
-        wait_until(lambda: all(ranks[other].partial.state.handed_in or ranks[other].partial.state.finished
+        wait_until(lambda: all(ranks[other].partial.state.handed_in or ranks[other].partial.state.rounds_ended
                                for other in order[:place]))
         if rank.rank in before:
-            assert rank.partial.state.started == 0, "the round has begun before the drawn rank came"
+            assert rank.partial.state.rounds_begun == 0, "the round has begun before the drawn rank came"
         else:
-            wait_until(lambda: rank.partial.state.finished >= 1)
+            wait_until(lambda: rank.partial.state.rounds_ended >= 1)
         rank.arrive(0)
         first = rank.rounds[0]
         assert first.presences.count(Presence.FRESH) == len(before)
@@ -128,7 +128,7 @@ def test_staleness_is_bounded(max_staleness):
             rank.arrive(max_staleness)  # returns when rank 1 has come
         else:
             waiting.wait(20)
-            assert rank.partial.state.started == max_staleness
+            assert rank.partial.state.rounds_begun == max_staleness
             rank.arrive(0)
         rank.synchronize()
         return [each.presences for each in rank.rounds[:max_staleness + 1]]
@@ -172,13 +172,13 @@ def test_with_solo_whoever_comes_first_starts_the_round_with_its_settings():
         rank = Rank(transport, "solo")
         if rank.rank == 1:
             rank.arrive(0)
-        wait_until(lambda: rank.partial.state.finished >= 1)
+        wait_until(lambda: rank.partial.state.rounds_ended >= 1)
         if rank.rank != 1:
             rank.arrive(7)
         late.wait(20)
         if rank.rank == 1:
             rank.arrive(1)
-        wait_until(lambda: rank.partial.state.finished >= 2)
+        wait_until(lambda: rank.partial.state.rounds_ended >= 2)
         rank.synchronize()
         assert [each.settings for each in rank.rounds[:2]] == [(0, 0.1), (1, 0.1)]
         assert [each.presences for each in rank.rounds[:2]] == [
@@ -199,9 +199,9 @@ def test_a_round_tells_who_lags_by_how_many_rounds_and_what_was_saved():
             rank.arrive(1)
             rank.arrive(2)
         else:
-            wait_until(lambda: rank.partial.state.finished >= 1)
+            wait_until(lambda: rank.partial.state.rounds_ended >= 1)
             missed.set()
-            wait_until(lambda: rank.partial.state.finished >= 3)
+            wait_until(lambda: rank.partial.state.rounds_ended >= 3)
             time.sleep(0.05)
             rank.arrive(0)
         rank.synchronize()
@@ -228,7 +228,7 @@ def test_there_is_one_round_for_a_step():
             assert caught_up.wait(20)  # to synchronize begins another round
         else:
             assert late.wait(20)
-            wait_until(lambda: rank.partial.state.finished >= 3)  # rank 0 may know of a round's end before this one
+            wait_until(lambda: rank.partial.state.rounds_ended >= 3)  # rank 0 may know of an end before this one
             seen = []
             for step in range(4):
                 rank.arrive(step)

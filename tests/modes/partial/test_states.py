@@ -37,7 +37,7 @@ def run(number: int, presence: Presence, activity: Activity = COMPUTING, stalene
     return BeginRound(number, presence, activity, staleness)
 
 
-three = {"finished": 3}
+three = {"rounds_ended": 3}
 WAITS = {"activity": WAITING, "handed_in": FRESH}
 everyone_goes_on = [COMPUTING] * 4
 
@@ -86,14 +86,15 @@ TRANSITIONS: dict[str, tuple[Any, ...]] = {
         ({**three, "service": HELD}, ("gave_up",), {"service": HELPING}, [run(4, GIVEN_UP, staleness=3)]),
     "a round ends":
         ({"service": HELPING}, ("ended", everyone_goes_on),
-         {"service": IDLE, "finished": 1, "training": (0, 1, 2, 3)}, []),
+         {"service": IDLE, "rounds_ended": 1, "training": (0, 1, 2, 3)}, []),
     "a round tells who synchronizes and is not to be drawn":
         ({"service": CONTRIBUTING, "activity": WAITING}, ("ended", [WAITING, COMPUTING, SYNCHRONIZING, EXITING]),
-         {"service": IDLE, "finished": 1, "training": (0, 1)}, []),
+         {"service": IDLE, "rounds_ended": 1, "training": (0, 1)}, []),
     "the program takes its round":
-        ({"activity": WAITING, "finished": 1}, ("took",), {"activity": COMPUTING, "taken": 1}, []),
+        ({"activity": WAITING, "rounds_ended": 1}, ("took",), {"activity": COMPUTING, "taken": 1}, []),
     "who takes more rounds than it made steps is ahead, up to the bound":
-        ({"activity": WAITING, "finished": 9}, ("took",), {"activity": COMPUTING, "taken": 9, "rounds_ahead": 3}, []),
+        ({"activity": WAITING, "rounds_ended": 9}, ("took",),
+         {"activity": COMPUTING, "taken": 9, "rounds_ahead": 3}, []),
     "who has waited too long starts the round":
         (WAITS, ("overdue",), {}, [start(1)]),
     "who has waited too long for a round that runs waits on":
@@ -106,15 +107,16 @@ TRANSITIONS: dict[str, tuple[Any, ...]] = {
         ({**three, "activity": SYNCHRONIZING, "service": HELPING}, ("took",), {"taken": 3}, []),
     "the ranks are synchronized when nobody goes on":
         ({**three, "activity": SYNCHRONIZING, "service": HELPING}, ("ended", [SYNCHRONIZING] * 4),
-         {"activity": SYNCHRONIZED, "service": IDLE, "finished": 4, "synchronized": 4}, []),
+         {"activity": SYNCHRONIZED, "service": IDLE, "rounds_ended": 4, "synchronized": 4}, []),
     "who has exited is known to who has not":
         ({"activity": SYNCHRONIZING, "service": HELPING}, ("ended", [EXITING, SYNCHRONIZING, EXITING, SYNCHRONIZING]),
-         {"activity": SYNCHRONIZED, "service": IDLE, "finished": 1, "synchronized": 1, "exited": (0, 2)}, []),
+         {"activity": SYNCHRONIZED, "service": IDLE, "rounds_ended": 1, "synchronized": 1, "exited": (0, 2)}, []),
     "a round in which all exit is the last":
         ({"activity": EXITING, "service": HELPING}, ("ended", [EXITING] * 4),
-         {"activity": SYNCHRONIZED, "service": IDLE, "finished": 1, "synchronized": 1, "exited": (0, 1, 2, 3)}, []),
+         {"activity": SYNCHRONIZED, "service": IDLE, "rounds_ended": 1, "synchronized": 1,
+          "exited": (0, 1, 2, 3)}, []),
     "all go on after the same round, though another has ended meanwhile":
-        ({"activity": SYNCHRONIZED, "synchronized": 4, "finished": 5, "taken": 2, "rounds_ahead": 2}, ("took",),
+        ({"activity": SYNCHRONIZED, "synchronized": 4, "rounds_ended": 5, "taken": 2, "rounds_ahead": 2}, ("took",),
          {"activity": COMPUTING, "taken": 4, "rounds_ahead": 0}, []),
 }
 
@@ -131,7 +133,7 @@ def may(before: RankState, event: str) -> bool:
     """Return True if an event can happen in a state."""
     return {"arrived": before.service != CONTRIBUTING, "overdue": before.activity == WAITING,
             "took": before.activity in (SYNCHRONIZING, EXITING, SYNCHRONIZED) or (
-                before.activity == WAITING and before.finished > before.taken and before.service in (IDLE, HELD)),
+                before.activity == WAITING and before.rounds_ended > before.taken and before.service in (IDLE, HELD)),
             "synchronizes": True, "activated": before.service == IDLE, "gave_up": before.service == HELD,
             "ended": before.service in (HELPING, CONTRIBUTING)}[event]
 
@@ -142,7 +144,7 @@ def may(before: RankState, event: str) -> bool:
 def test_every_event_in_every_state_is_refused_or_leads_to_a_sound_one(event, argument):
     for activity, handed_in, service, unseen, ahead in product(Activity, (ABSENT, STALE, FRESH), Service, range(4),
                                                                range(3)):
-        before = state(activity=activity, handed_in=handed_in, service=service, finished=4, taken=4 - unseen,
+        before = state(activity=activity, handed_in=handed_in, service=service, rounds_ended=4, taken=4 - unseen,
                        rounds_ahead=ahead, synchronized=4)
         arguments = () if argument is None else (argument,)
         if not may(before, event):
@@ -150,11 +152,11 @@ def test_every_event_in_every_state_is_refused_or_leads_to_a_sound_one(event, ar
                 getattr(before, event)(*arguments)
             continue
         after, actions = getattr(before, event)(*arguments)
-        assert before.taken <= after.taken <= after.finished <= before.finished + 1
+        assert before.taken <= after.taken <= after.rounds_ended <= before.rounds_ended + 1
         assert 0 <= after.rounds_ahead <= RULES["max_staleness"]
         begun = [action for action in actions if isinstance(action, BeginRound)]
-        assert len(begun) == (after.is_running and not before.is_running)
-        assert all(action.number == after.started == before.finished + 1 for action in begun)
+        assert len(begun) == (after.is_round_running and not before.is_round_running)
+        assert all(action.number == after.rounds_begun == before.rounds_ended + 1 for action in begun)
         kept = handed_in or event == "arrived"
         assert bool(after.handed_in) == (kept and not begun), "what was handed in waits for one round"
         assert (after.service == CONTRIBUTING) == (bool(handed_in) if begun else
@@ -163,8 +165,8 @@ def test_every_event_in_every_state_is_refused_or_leads_to_a_sound_one(event, ar
 
 @pytest.mark.parametrize("training", [None, (2, 5, 6)])
 def test_majority_draws_one_rank_for_a_round_and_all_that_train_about_equally(training):
-    draws = [rank for finished in range(800) for rank in range(8)
-             if RankState(rank, 8, "majority", 0, 16, finished=finished, training=training).initiator == rank]
+    draws = [rank for ended in range(800) for rank in range(8)
+             if RankState(rank, 8, "majority", 0, 16, rounds_ended=ended, training=training).initiator == rank]
     assert len(draws) == 800
     counts = np.bincount(draws, minlength=8)[list(training or range(8))]
     assert counts.min() > 60

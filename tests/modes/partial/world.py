@@ -72,7 +72,7 @@ class World:
             if state.service == Service.IDLE:
                 for signal in sorted({signal for signal in self.signals if signal[0] == index}):
                     yield index, lambda index=index, signal=signal: self._deliver(index, signal)
-            elif state.is_running and len(self.rounds[state.started - 1].begun) == len(self.ranks):
+            elif state.is_round_running and len(self.rounds[state.rounds_begun - 1].begun) == len(self.ranks):
                 yield index, lambda index=index: self._end_round(index)
 
     def events_of_program(self, index: int) -> Iterator[Callable[[], None]]:
@@ -86,7 +86,7 @@ class World:
         elif state.may_take:
             yield lambda: self._take(index)
         elif self.may_lose_patience and state.activity == Activity.WAITING and not self.signals and (
-                state.started == state.taken):
+                state.rounds_begun == state.taken):
             yield lambda: self.do(index, state.overdue())
 
     def do(self, index: int, step: Transition) -> None:
@@ -130,7 +130,7 @@ class World:
     def _begin_round(self, index: int, begun: BeginRound, before: RankState) -> None:
         if len(self.rounds) < begun.number:
             self.rounds.append(SeenRound())
-        assert begun.number == len(self.rounds) == before.finished + 1, "all ranks are in the same round"
+        assert begun.number == len(self.rounds) == before.rounds_ended + 1, "all ranks are in the same round"
         rank = self.ranks[index]
         self.rounds[-1].begun[index] = begun
         contributes = rank.state.service == Service.CONTRIBUTING
@@ -140,5 +140,5 @@ class World:
 
     def _end_round(self, index: int) -> None:
         state = self.ranks[index].state
-        begun = self.rounds[state.started - 1].begun
+        begun = self.rounds[state.rounds_begun - 1].begun
         self.do(index, state.ended([begun[rank].activity for rank in range(len(self.ranks))]))
