@@ -100,6 +100,9 @@ GRADIENTS = Method("OkTopk", ORANGE, {"compression": "oktopk"})
 STEP_AHEAD = Method("StepAhead(OkTopk)", BLUE, {"compression": "oktopk", "step-ahead": True})
 SAME_BLOCKS = Method("StepAhead(SameBlocks)", GREEN,
                      {"compression": "sameblocks", "step-ahead": True, "density": 0.2}, rate_of="step-ahead")
+HALF, ALL = (replace(SAME_BLOCKS, title=f"StepAhead(SameBlocks), {title}", line=line,
+                     options={**SAME_BLOCKS.options, "density": density})
+             for title, line, density in (("half", "--", 0.5), ("all", ":", 1.0)))
 
 
 def step_ahead(title: str, color: str, line: str = "-", **options: Any) -> Method:
@@ -138,7 +141,8 @@ STUDIES = {
         "dense-5": longer(5, GPT, replace(DENSE, ranks=1))}, (0.001,), ONE_PERCENT),
     **{f"own-transformer-{ranks}": Study("AdamW, dense's own settings", TRANSFORMER, ranks, {
         "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS,
-        **({"no-gain": WITHOUT_GAIN} if ranks == 4 else {})},
+        **({"no-gain": WITHOUT_GAIN} if ranks == 4 else {}),
+        **({"half": HALF, "all": ALL} if ranks == 16 else {})},
         (0.02,), {**ONE_PERCENT, "optimizer": "adamw", "epochs": 12}) for ranks in (4, 8, 16)},
     **{f"own-lstm-{ranks}": Study("SGD with momentum, dense's own settings", LSTM, ranks, {
         "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS},

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import TransportError
 from ..hosts.worker import Worker, worker_of
 from ..kernels import KERNELS, NATIVE, SLOW
-from ..phases.agreement import NOW, Attendance, digest_of, roll_call
+from ..phases.agreement import NOW, Attendance, digest_of_rates, roll_call
 from ..schemes.algorithm import Memory
 from ..schemes.options import Scheme, Unit
 from ..schemes.report import StepReport
@@ -166,7 +166,7 @@ class Reduction:
 
     def tell_rates(self, rates: Sequence[float]) -> None:
         """Tell the other ranks, in the next step's roll call, which learning rates this rank has."""
-        self._rates = digest_of(rates)
+        self._rates = digest_of_rates(rates)
 
     # A step.
 

@@ -57,7 +57,7 @@ class Attendance:
         is_complete: True if the rank remembers all of earlier steps that a step could need (thresholds, boundaries).
         counts: int64, the numbers that others need of its selection: one for all of them, or one for each rank.
         sample: float32, shape (m,), the same m on all ranks: its measurements, for `RollCall.measured`.
-        rates: a digest of its learning rates, of 16 bits; see `digest_of`.
+        rates: a digest of its learning rates, of 16 bits; see `digest_of_rates`.
         level: a number below 1,024, of rank 0; 0 for nothing, as on all other ranks.
     """
 
@@ -170,7 +170,7 @@ def counts_for(counts: Counts, rank: int) -> Counts:
     return counts[:, rank if counts.shape[1] > 1 else 0]
 
 
-def digest_of(rates: Sequence[float]) -> int:
+def digest_of_rates(rates: Sequence[float]) -> int:
     """Return a digest of learning rates in 16 bits."""
     return zlib.crc32(np.asarray(rates, np.float64).tobytes()) >> 16
 

@@ -44,9 +44,9 @@ class Memory:
         """Return what does not depend on who the ranks are."""
         return Memory(self.step)
 
-    def usable_by(self, size: int) -> Memory:
-        """Return what `size` workers can use of this."""
-        return self if self.boundaries is None or len(self.boundaries) == size + 1 else self.forgotten()
+    def for_workers(self, number: int) -> Memory:
+        """Return what so many workers can use of this."""
+        return self if self.boundaries is None or len(self.boundaries) == number + 1 else self.forgotten()
 
     def record(self) -> dict[str, Any]:
         """Return all of it in plain numbers and lists, for a checkpoint."""

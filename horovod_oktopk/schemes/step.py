@@ -53,7 +53,7 @@ def begin(algorithm: Algorithm, acc: Accumulator, said: Attendance, memory: Memo
     the worker's elements, if acc has a part of them.
     """
     n, k, workers = acc.n if n is None else n, said.k, algorithm.workers(transport)
-    memory = memory.usable_by(workers)
+    memory = memory.for_workers(workers)
     given = acc if said.finite and acc.n else EmptyAccumulator(acc.n, acc.dtype)  # a part may be empty
     with transport.phase("select"):
         mine = algorithm.select(given, max(1, min(k, n)), memory)
