@@ -69,4 +69,4 @@ def test_the_elastic_program_goes_on_with_a_worker_that_joins(keras: str, compre
     assert [each["iterations"] for each in ranks] == [2 * 30 + 4 * 20] * 3
     assert [each["rate"] for each in ranks] == [pytest.approx(0.003)] * 3
     assert all(each["weights"] == ranks[0]["weights"] for each in ranks), "the replicas differ"
-    assert outcome["accuracy"] > 0.8  # it was 0.9 and more; a guess has 0.1
+    assert outcome["accuracy"] > 0.85  # 0.900 to 0.972 in five runs: it shuffles without a seed

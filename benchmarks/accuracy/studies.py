@@ -100,14 +100,17 @@ GRADIENTS = Method("OkTopk", ORANGE, {"compression": "oktopk"})
 STEP_AHEAD = Method("StepAhead(OkTopk)", BLUE, {"compression": "oktopk", "step-ahead": True})
 SAME_BLOCKS = Method("StepAhead(SameBlocks)", GREEN,
                      {"compression": "sameblocks", "step-ahead": True, "density": 0.2}, rate_of="step-ahead")
-HALF, ALL = (replace(SAME_BLOCKS, title=f"StepAhead(SameBlocks), {title}", line=line,
-                     options={**SAME_BLOCKS.options, "density": density})
-             for title, line, density in (("half", "--", 0.5), ("all", ":", 1.0)))
 
 
 def step_ahead(title: str, color: str, line: str = "-", **options: Any) -> Method:
     """Return StepAhead(OkTopk), with other options."""
     return Method(f"StepAhead, {title}", color, {**STEP_AHEAD.options, **options}, rate_of="step-ahead", line=line)
+
+
+def same_blocks(title: str, density: float, line: str) -> Method:
+    """Return StepAhead(SameBlocks), at another density."""
+    return replace(SAME_BLOCKS, title=f"StepAhead(SameBlocks), {title}", line=line,
+                   options={**SAME_BLOCKS.options, "density": density})
 
 
 MAIN = {"gradients": GRADIENTS, "step-ahead": STEP_AHEAD}
@@ -142,7 +145,7 @@ STUDIES = {
     **{f"own-transformer-{ranks}": Study("AdamW, dense's own settings", TRANSFORMER, ranks, {
         "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS,
         **({"no-gain": WITHOUT_GAIN} if ranks == 4 else {}),
-        **({"half": HALF, "all": ALL} if ranks == 16 else {})},
+        **({"half": same_blocks("half", 0.5, "--"), "all": same_blocks("all", 1.0, ":")} if ranks == 16 else {})},
         (0.02,), {**ONE_PERCENT, "optimizer": "adamw", "epochs": 12}) for ranks in (4, 8, 16)},
     **{f"own-lstm-{ranks}": Study("SGD with momentum, dense's own settings", LSTM, ranks, {
         "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS},

@@ -103,7 +103,7 @@ class RankState:
     rounds_ended: int = 0
     """Number of rounds that have ended here."""
     taken: int = 0
-    """Number of finished rounds that the program has taken."""
+    """Number of rounds that have ended, and that the program has taken."""
     rounds_ahead: int = 0
     """Rounds taken minus steps made. While positive, a step lowers this, and neither starts nor awaits a round."""
     synchronized: int = 0
