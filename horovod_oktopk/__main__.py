@@ -22,6 +22,7 @@ from .kernels import KERNELS, NATIVE, SLOW
 from .schemes.oktopk_options import OkTopk
 from .schemes.options import DEFAULT_DENSITY, check_integer
 from .transport.connect import connect
+from .transport.horovod import SUPPORTED, VERSION
 
 MPI4PY_PROBE = """
 import mpi4py
@@ -72,10 +73,11 @@ def check_kernels() -> str:
 
 
 def check_horovod() -> str:
-    require(find_spec("horovod"), "not installed: install Horovod 0.28.1, built for your framework "
+    require(find_spec("horovod"), f"not installed: install Horovod {VERSION}, built for your framework "
                                   "(HOROVOD_WITH_PYTORCH=1, HOROVOD_WITH_TENSORFLOW=1)")
     version = metadata.version("horovod")
-    require(version.startswith("0.28"), f"found {version}, supported is 0.28: build 0.28.1 as docs/install.md tells")
+    require(version.startswith(SUPPORTED),
+            f"found {version}, supported is {SUPPORTED}: build {VERSION} as docs/install.md tells")
     return version
 
 

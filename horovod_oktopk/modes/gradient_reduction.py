@@ -46,7 +46,7 @@ class GradientReduction(Reduction):
                           f"op: {'Average' if self._average else 'Sum'}", *signature])
 
     def outcome(self, acc: Accumulator, finite: bool) -> Outcome:
-        """Select from acc and exchange it; return the outcome, which `committed` commits. Collective.
+        """Reduce gradients: select from their accumulator acc, exchange; `committed` commits the outcome. Collective.
 
         One rank alone sends nothing: its own acc is the sum.
         """

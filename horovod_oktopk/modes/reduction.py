@@ -49,7 +49,7 @@ class Reduction:
         self.report: StepReport | None = None
         """Report of the last step; None before the first."""
         self._unit, self._samples, self._describe, self._forget = unit, samples, describe, forget
-        self._described: tuple[Scheme, str] | None = None  # and its description, which is long
+        self._last_description: tuple[Scheme, str] | None = None  # which is long, and the scheme that it is of
         self._transport: CountingTransport | None = None
         self._membership: Membership | None = None
         self._has_warned, self._rates = False, 0
@@ -136,9 +136,9 @@ class Reduction:
     @property
     def description(self) -> str:
         """The options and parameters that must be equal on all ranks."""
-        if self._described is None or self._described[0] is not self.scheme:
-            self._described = self.scheme, self._describe(self.scheme)
-        return self._described[1]
+        if self._last_description is None or self._last_description[0] is not self.scheme:
+            self._last_description = self.scheme, self._describe(self.scheme)
+        return self._last_description[1]
 
     def meet(self, doing: str) -> CountingTransport:
         """Meet the other ranks, which are to do the same, in words. Return the transport to them. Collective."""

@@ -2,7 +2,8 @@
 
 A record holds `residual` (NumPy, shape (n,), or a function that reads it from a file) and, in plain numbers, strings
 and lists: `rank`, `size`, `process`, `parameters` (name and shape of each, in the residual's order),
-`coefficient`, `unit`, `copies`, the `level` of a density that is measured, and the `algorithm`'s own state.
+`coefficient`, `unit`, `copies`, the `level` of a density that is measured, and the `algorithm`'s own state. Those of
+StepAhead have more: OF_ONE_RANK in `modes/step_ahead/mode.py`.
 """
 
 from __future__ import annotations

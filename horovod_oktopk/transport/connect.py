@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # mpi4py is imported only where MPI runs
 
 logger = logging.getLogger("horovod_oktopk")
 
-CHOICES: tuple[TransportName, ...] = ("auto", "mpi", "horovod")
+CHOICES: tuple[TransportName, ...] = get_args(TransportName)
 UNEVEN = ("hierarchical={hierarchical} needs hosts with equally many ranks, which follow one another (as horovodrun "
           "and mpirun place them); got {sizes} ranks on the hosts, in the ranks' order. Start as many ranks on every "
           "host, or leave hierarchical out")

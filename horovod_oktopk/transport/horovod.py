@@ -158,9 +158,13 @@ class HorovodRanks(Ranks):
 
 _channels: defaultdict[int, Iterator[int]] = defaultdict(lambda: itertools.count(1))
 
-NEEDED = ("{package} needs {framework}, and Horovod 0.28.1 built for it ({variable}=1); '{missing}' is not "
+VERSION = "0.28.1"
+"""The version of Horovod to install."""
+SUPPORTED = VERSION.rpartition(".")[0]
+"""The beginning of all versions that will do."""
+NEEDED = ("{package} needs {framework}, and Horovod {version} built for it ({variable}=1); '{missing}' is not "
           "installed. Install it as docs/install.md says. `python -m horovod_oktopk check` says what is there")
-ADVICE = "this version of horovod_oktopk supports Horovod 0.28: install horovod==0.28.1"
+ADVICE = f"this version of horovod_oktopk supports Horovod {SUPPORTED}: install horovod=={VERSION}"
 
 
 def what_is_missing(error: ModuleNotFoundError, package: str, framework: str, variable: str) -> ModuleNotFoundError:
@@ -171,7 +175,7 @@ def what_is_missing(error: ModuleNotFoundError, package: str, framework: str, va
     if error.name not in ("torch", "tensorflow", "horovod"):
         return error
     return ModuleNotFoundError(NEEDED.format(package=package, framework=framework, variable=variable,
-                                             missing=error.name), name=error.name)
+                                             missing=error.name, version=VERSION), name=error.name)
 
 
 def check_horovod(version: str, signatures: Mapping[Callable[..., Any], list[str]]) -> None:
@@ -179,7 +183,7 @@ def check_horovod(version: str, signatures: Mapping[Callable[..., Any], list[str
 
     The signatures are the parameters that each function of Horovod is expected to take.
     """
-    if not version.startswith("0.28"):
+    if not version.startswith(SUPPORTED):
         raise PluginError(f"{ADVICE}; found {version}")
     for function, expected in signatures.items():
         found = list(inspect.signature(function).parameters)

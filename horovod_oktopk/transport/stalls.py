@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 logger = logging.getLogger("horovod_oktopk")
 
-PATIENCE = 60.0
+WARN_AFTER = 60.0
 """Seconds of waiting after which a stall is reported, if the environment does not say."""
 LOOK = 0.5
 """Seconds between two looks at the calls that wait."""
@@ -36,10 +36,10 @@ class StallLimits(NamedTuple):
         """Read the variables that Horovod and `horovodrun` know."""
         if os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0"):
             return cls(0.0, 0.0)
-        return cls(float(os.environ.get("HOROVOD_STALL_CHECK_TIME_SECONDS") or PATIENCE),
+        return cls(float(os.environ.get("HOROVOD_STALL_CHECK_TIME_SECONDS") or WARN_AFTER),
                    float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 0))
 
-    def patience(self, timeout: float) -> float:
+    def end_of_wait(self, timeout: float) -> float:
         """Return the seconds after which to end a wait that would otherwise end after `timeout`."""
         return min(timeout, self.shutdown or timeout)
 

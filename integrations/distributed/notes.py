@@ -10,7 +10,7 @@ from typing import Any
 
 from horovod_oktopk.errors import OptionError
 from horovod_oktopk.transport.ending import LEFT
-from horovod_oktopk.transport.stalls import PATIENCE
+from horovod_oktopk.transport.stalls import WARN_AFTER
 
 logger = logging.getLogger("horovod_oktopk")
 
@@ -30,7 +30,7 @@ LATE = ("ranks {missing} have not come to a reduction within the timeout of the 
 
 def stall_seconds() -> float:
     """Return the seconds of waiting after which a warning follows, from the environment; 0 is never."""
-    given = os.environ.get(STALL_SECONDS, PATIENCE)
+    given = os.environ.get(STALL_SECONDS, WARN_AFTER)
     try:
         return float(given)
     except ValueError:

@@ -171,7 +171,8 @@ def test_a_rank_that_differs_or_refuses_its_step_is_an_error_on_all(name, refuse
         if transport.rank == 1 and refuses:
             action = partial(mode.refuse_step, "no", ["sparse: yes"])
         else:
-            mode.reduction._described = options, "sparse: yes" if transport.rank == 1 else mode.reduction.description
+            said = "sparse: yes" if transport.rank == 1 else mode.reduction.description
+            mode.reduction._last_description = options, said
             action = partial(mode.reduce, FlatGradients(gradient))
         with pytest.raises(AgreementError, match="sparse: yes"):
             action()

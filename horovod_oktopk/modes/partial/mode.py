@@ -220,7 +220,7 @@ class PartialMode(Mode[ReducedGradients]):
             transport.reset()
             self._allreduce = PartialAllreduce(options.policy, self._run, transport, signals, 1 + self._settings,
                                                options.seed, options.max_staleness,
-                                               limits.patience(options.timeout), limits.patience(math.inf),
+                                               limits.end_of_wait(options.timeout), limits.end_of_wait(math.inf),
                                                functools.partial(remove, self))
             if not _running:
                 atexit.unregister(end_all)

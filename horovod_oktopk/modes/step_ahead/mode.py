@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -70,6 +70,9 @@ OVERFLOW = ("the ranks' moves are finite, and their sum is not: training has div
             "The shared parameters are intact: shared_parameters(optimizer)")
 NEVER_SHARED = ("shared_parameters was never entered: wherever the model was evaluated or saved, it held this rank's "
                 "own parameters, and not those that all ranks share. Write: with shared_parameters(optimizer): ...")
+OF_ONE_RANK: Mapping[str, Any] = {"shared": None, "steps": 0, "noise": None}
+"""Fields of this mode's records alone, as one rank has them: a digest of w, by which a restored state knows its
+parameters; the steps since the last exchange; and GradientNoise. `start` takes them."""
 LAST_EXCHANGE = 60.0
 """Seconds for which a rank that shuts Horovod down waits for the exchange under way."""
 
@@ -102,7 +105,7 @@ class StepAheadMode(Mode[LocalGradients]):
                 raise PluginError(SEVERAL.format(name=name, dtype=dtype, first=layout.entries[0]))
         gain = "measured" if options.gain == "auto" and normalizes else f"{gain_of(options.gain, 1.0):g}"
         title = f"StepAhead({type(options.scheme).__name__}), gain {gain}"
-        super().__init__(Reduction(options.scheme, layout, ranks, title, self._described, "parameters", SUMS,
+        super().__init__(Reduction(options.scheme, layout, ranks, title, self._describe, "parameters", SUMS,
                                    self._begin_anew),
                          Residuals(layout, ranks, "parameters", not average, options.scheme.hierarchical))
         self.options, self._normalizes = options, normalizes
@@ -330,7 +333,6 @@ class StepAheadMode(Mode[LocalGradients]):
         reduction = self.reduction
         own = self.residuals.record_of(residual, reduction.memory.record(), self.coefficient, model.copies,
                                        reduction.control.level)
-        # "shared": a digest of w, by which a restored state knows its parameters.
         return [{**own, "shared": model.digest, "steps": self._steps, "noise": asdict(self._noise)}]
 
     def _records_alone(self) -> list[Record]:
@@ -340,14 +342,14 @@ class StepAheadMode(Mode[LocalGradients]):
             return []
         nothing = np.zeros(reduction.layout.n, reduction.layout.dtype)
         own = self.residuals.record_of(nothing, {"step": reduction.memory.step}, 1.0)
-        return [{**own, "shared": None, "steps": 0, "noise": None}]
+        return [{**own, **OF_ONE_RANK}]
 
     def restore(self, record: Record) -> None:
         """Take a record, for when `shared` ends or the next step begins."""
         self._exchange.drop()  # the state is of another step
         self._model.anticipated = None
         self._model.passes(Event.LOAD)
-        self._saved = {"shared": None, "steps": 0, "noise": None, **record}
+        self._saved = {**OF_ONE_RANK, **record}
 
     # The ranks.
 
@@ -358,7 +360,8 @@ class StepAheadMode(Mode[LocalGradients]):
         with super().meeting(doing) as transport:
             yield transport
 
-    def _described(self, scheme: Scheme) -> str:
+    def _describe(self, scheme: Scheme) -> str:
+        """Return what must be equal on all ranks, one "name: value" a line."""
         values = {**self.options.settings(), **scheme.settings("parameters")}
         return "\n".join([f"compression: StepAhead({type(scheme).__name__})",
                           *(f"{name}: {value}" for name, value in values.items()),

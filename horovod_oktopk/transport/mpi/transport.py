@@ -178,6 +178,7 @@ class MPITransport(Transport):
             self.gate.check()
 
     def _look_until_complete(self, pending: list[Any]) -> None:
+        """Look until all but the last are complete, or the last, which wakes this rank; sleep in between."""
         start = time.monotonic()
         while any(pending[:-1]) and pending[-1] and MPI.Request.Testsome(pending) is not None:
             if any(pending[:-1]) and pending[-1] and time.monotonic() > start + SPIN:
