@@ -92,13 +92,16 @@ def show(found: Found, tasks: list[str], console: Console) -> None:
 
 def plot(found: Found, task: str, path: Path) -> None:
     """Plot the metric's mean and range against the bytes of a step."""
-    figure, axes = output.load_pyplot().subplots(figsize=(9, 4), layout="constrained")
+    pyplot = output.load_pyplot()
+    figure, axes = pyplot.subplots(figsize=(9, 4), layout="constrained")
+    colours = pyplot.get_cmap("tab20")  # there are more than ten
     unit = 100 if BEST_IS_HIGH[task] else 1
     for number, (peer, _, values, sent) in enumerate(rows(found, task)):
         mean = statistics.mean(values)
         spread = [[unit * (mean - min(values))], [unit * (max(values) - mean)]]
-        axes.errorbar([sent], [unit * mean], spread, fmt="*" if "OkTopk" in peer else "o", capsize=3,
-                      markersize=12 if "OkTopk" in peer else 6, color=f"C{number}", label=peer)
+        is_ours = "OkTopk" in peer or "SameBlocks" in peer
+        axes.errorbar([sent], [unit * mean], spread, fmt="*" if is_ours else "o", capsize=3,
+                      markersize=12 if is_ours else 6, color=colours(number), label=peer)
     axes.set(xscale="log", xlabel="bytes that a rank sends in the mean step",
              ylabel="test accuracy (%)" if BEST_IS_HIGH[task] else "validation loss", title=f"{task}, three seeds")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
