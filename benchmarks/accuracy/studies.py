@@ -107,10 +107,13 @@ def step_ahead(title: str, color: str, line: str = "-", **options: Any) -> Metho
     return Method(f"StepAhead, {title}", color, {**STEP_AHEAD.options, **options}, rate_of="step-ahead", line=line)
 
 
-def same_blocks(title: str, density: float, line: str) -> Method:
-    """Return StepAhead(SameBlocks), at another density."""
+def same_blocks(title: str, line: str, **options: Any) -> Method:
+    """Return StepAhead(SameBlocks), with other options."""
     return replace(SAME_BLOCKS, title=f"StepAhead(SameBlocks), {title}", line=line,
-                   options={**SAME_BLOCKS.options, "density": density})
+                   options={**SAME_BLOCKS.options, **options})
+
+
+AT_ONCE = {"at-once": same_blocks("without overlap", "-.", **{"no-overlap": True})}
 
 
 MAIN = {"gradients": GRADIENTS, "step-ahead": STEP_AHEAD}
@@ -145,10 +148,12 @@ STUDIES = {
     **{f"own-transformer-{ranks}": Study("AdamW, dense's own settings", TRANSFORMER, ranks, {
         "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS,
         **({"no-gain": WITHOUT_GAIN} if ranks == 4 else {}),
-        **({"half": same_blocks("half", 0.5, "--"), "all": same_blocks("all", 1.0, ":")} if ranks == 16 else {})},
+        **({"half": same_blocks("half", "--", density=0.5), "all": same_blocks("all", ":", density=1.0),
+             **AT_ONCE} if ranks == 16 else {})},
         (0.02,), {**ONE_PERCENT, "optimizer": "adamw", "epochs": 12}) for ranks in (4, 8, 16)},
     **{f"own-lstm-{ranks}": Study("SGD with momentum, dense's own settings", LSTM, ranks, {
-        "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS},
+        "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS,
+        **(AT_ONCE if ranks > 4 else {})},
         (8.0,), ONE_PERCENT) for ranks in (4, 8, 16)},
     "digits-1": Study("density 1 %", DIGITS, 4, {"dense": DENSE, **MAIN}, (0.05, 0.1), ONE_PERCENT),
     "schemes-digits": Study("every scheme", DIGITS, 4, SCHEMES, (0.05,), {"density": 0.02}, threads=False),

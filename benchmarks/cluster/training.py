@@ -23,12 +23,14 @@ SCHEMES: dict[str, tuple[str, dict[str, object]]] = {
     "StepAhead(SameBlocks)": ("StepAhead(SameBlocks)", {}),
     "StepAhead(OkTopk), auto": ("StepAhead", {"density": "auto"}),
     "StepAhead(SameBlocks), auto": ("StepAhead(SameBlocks)", {"density": "auto"}),
+    "StepAhead(OkTopk), at once": ("StepAhead", {"overlap": False}),
+    "StepAhead(SameBlocks), at once": ("StepAhead(SameBlocks)", {"overlap": False}),
     "OkTopk, hierarchical": ("OkTopk", {"hierarchical": True}),
     "StepAhead(OkTopk), hierarchical": ("StepAhead", {"hierarchical": True}),
     "StepAhead(OkTopk), k sums": ("StepAhead", {"global_density": None}),
     "StepAhead(OkTopk), float32": ("StepAhead", {"value_dtype": None, "global_density": None}),
     "GTopk": ("GTopk", {}), "TopkDSA": ("TopkDSA", {}), "TopkA": ("TopkA", {}), "GaussianK": ("GaussianK", {})}
-"""By name: the class, and its options beside the density."""
+"""By name: the class, and its options beside the density. At once: without overlap."""
 MODELS = {"vgg16": 14_728_266, "lstm": 27_608_320, "transformer": 10_769_792, "gpt": 812_160}
 """Parameters."""
 SECONDS = ("step", "sparsification", "communication", "computation", "computation_alone")
@@ -89,8 +91,8 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
     parser = output.make_parser(__doc__, "training")
     add_arguments(parser)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="all, if not given")
-    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, help="if not given, all but hosts and searches",
-                        default=[name for name in SCHEMES if not name.endswith(("hierarchical", "auto"))])
+    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, help="if not given, all but hosts, auto and at once",
+                        default=[name for name in SCHEMES if not name.endswith(("hierarchical", "auto", "at once"))])
     parser.add_argument("--warm-up", type=int, default=12, help="steps of a sparse scheme before those timed")
     parser.add_argument("--steps", type=int, default=7, help="timed")
     arguments = parser.parse_args(line)

@@ -36,16 +36,17 @@ def measure(model: str, schemes: list[Scheme], density: float, warm_up: int, ste
         searches = options.get("density") == "auto"
         before = 1 if dense else warm_up
         figures = of_all_ranks(median_step(make_step(workload, compression), before, steps, searches))
-        overlapped = dense or kind.startswith("StepAhead")
+        overlapped = dense or (kind.startswith("StepAhead") and options.get("overlap", True))
         found.append({"model": model, "scheme": name, **parts_of(figures, computation, overlapped)})
     return found
 
 
 def compression_of(kind: str, density: float, options: dict[str, Any]) -> Any:
+    overlap, options = options.get("overlap", True), {k: v for k, v in options.items() if k != "overlap"}
     if kind == "StepAhead":
-        return plugin.StepAhead(plugin.OkTopk(**{"density": density, **options}))
+        return plugin.StepAhead(plugin.OkTopk(**{"density": density, **options}), overlap=overlap)
     if kind == "StepAhead(SameBlocks)":
-        return plugin.StepAhead(plugin.SameBlocks(**options))
+        return plugin.StepAhead(plugin.SameBlocks(**options), overlap=overlap)
     return getattr(plugin, kind)(density=density, **options)
 
 

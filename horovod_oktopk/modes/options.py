@@ -78,8 +78,8 @@ class StepAhead(Around):
             `OkTopk()` by default.
         ahead: λ, the step-ahead coefficient, in (0, 1]: gradients are computed at w − λ · residual. A rank's steps
             have λ times the learning rate, and the shared parameters move by 1/λ of the steps' sum. None: 1/√P for
-            optimizers that normalize their gradients (see gain), and 1/⁴√P for others; with `SameBlocks` 1 for up to
-            8 workers, and √(8/P) for more.
+            optimizers that normalize their gradients (see gain), and 1/⁴√P for others; with `SameBlocks` 1, but
+            √(8/P) for more than 8 workers with overlap.
         overlap: an exchange runs while the next step is computed, and is applied before the next local step.
         local_steps: the optimizer's steps for each exchange. More of them send less, and cost accuracy.
         gain: a factor on a rank's own steps. `"auto"`: measured, if the optimizer normalizes its gradients as
@@ -108,4 +108,4 @@ class StepAhead(Around):
 
     def coefficient(self, workers: int, normalizes: bool) -> float:
         """Return λ; `normalizes` is True if the optimizer normalizes its gradients."""
-        return self.scheme.coefficient(workers, normalizes) if self.ahead is None else float(self.ahead)
+        return float(self.ahead or self.scheme.coefficient(workers, normalizes, self.overlap))

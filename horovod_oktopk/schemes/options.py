@@ -124,7 +124,7 @@ class Scheme(Compression):
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
-    def coefficient(self, workers: int, normalizes: bool) -> float:
+    def coefficient(self, workers: int, normalizes: bool, overlap: bool) -> float:  # noqa: ARG002
         """Return the λ that suits the scheme in `StepAhead`, among so many workers.
 
         If the optimizer normalizes its gradients, noise makes a rank's steps no shorter, and more of w - p is noise.

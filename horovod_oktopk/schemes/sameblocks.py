@@ -92,12 +92,12 @@ class SameBlocks(Scheme):
         """Return all options by name, with the format of the values that are sent."""
         return {**super().settings(unit), "value_dtype": _format(unit)}
 
-    def coefficient(self, workers: int, normalizes: bool) -> float:  # noqa: ARG002
-        """Return 1 for a few workers, with which the ranks' mean p moves as in dense training; for more, √(8/P).
+    def coefficient(self, workers: int, normalizes: bool, overlap: bool) -> float:  # noqa: ARG002
+        """Return 1, with which the ranks' mean p moves as in dense training; with overlap √(8/P) for many workers.
 
-        A rank's own noise grows with √P, in units of a step of all ranks. AdamW on 16 nearly fails with λ = 1.
+        A rank's own noise grows with √P, in units of a step of all ranks. With overlap AdamW on 16 nearly fails
         """
-        return min(1.0, math.sqrt(FEW / workers))
+        return min(1.0, math.sqrt(FEW / workers)) if overlap else 1.0
 
     def overshoot_of_p(self, workers: int) -> float:  # noqa: ARG002
         return OVERSHOOT

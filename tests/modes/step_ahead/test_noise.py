@@ -259,6 +259,12 @@ def test_how_far_ahead_depends_on_scheme_workers_and_optimizer(scheme, size, ahe
     assert tuple(options.coefficient(size, normalizes) for normalizes in (True, False)) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("scheme", "ahead", "expected"), [
+    (SameBlocks(), None, 1.0), (SameBlocks(), 0.3, 0.3), (OkTopk(), None, 0.25)])
+def test_the_same_blocks_applied_at_once_are_not_ahead_on_many_workers_either(scheme, ahead, expected):
+    assert StepAhead(scheme, ahead=ahead, overlap=False).coefficient(16, True) == pytest.approx(expected)
+
+
 def test_a_run_that_is_resumed_with_fewer_local_steps_exchanges_at_once():
     def program(transport: Any) -> bool:
         before = Quadratic(transport, 1.0, replace(OPTIONS, local_steps=4))
