@@ -75,14 +75,8 @@ def cases(jobs: Mapping[Job, Iterable[str]]) -> pytest.MarkDecorator:
     """Parametrize a test by the jobs and their scenarios, the last of which is ENDED."""
     SCENARIOS.update((job, list(names)) for job, names in jobs.items())
     return pytest.mark.parametrize(("job", "scenario"), [
-        pytest.param(job, name, id=f"{job}-{name}", marks=_marks(job))
+        pytest.param(job, name, id=f"{job}-{name}", marks=() if job.quick else pytest.mark.slow)
         for job in jobs for name in (*SCENARIOS[job], ENDED)])
-
-
-def _marks(job: Job) -> list[pytest.MarkDecorator]:
-    """Return the marks of a job's tests, all of which have to run in the process that launches it."""
-    group = pytest.mark.xdist_group(f"{job.framework}-{job}-{'quick' if job.quick else 'slow'}")
-    return [group] if job.quick else [group, pytest.mark.slow]
 
 
 def launcher(selected: Iterable[pytest.Item]) -> Callable[[Job, str], None]:

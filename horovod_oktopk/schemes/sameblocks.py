@@ -95,7 +95,8 @@ class SameBlocks(Scheme):
     def coefficient(self, workers: int, normalizes: bool, overlap: bool) -> float:  # noqa: ARG002
         """Return 1, with which the ranks' mean p moves as in dense training; with overlap √(8/P) for many workers.
 
-        A rank's own noise grows with √P, in units of a step of all ranks. With overlap AdamW on 16 nearly fails
+        A rank's own noise grows with √P, in units of a step of all ranks. With overlap and
+        λ = 1 AdamW on 16 nearly fails.
         """
         return min(1.0, math.sqrt(FEW / workers)) if overlap else 1.0
 

@@ -261,7 +261,7 @@ def test_how_far_ahead_depends_on_scheme_workers_and_optimizer(scheme, size, ahe
 
 @pytest.mark.parametrize(("scheme", "ahead", "expected"), [
     (SameBlocks(), None, 1.0), (SameBlocks(), 0.3, 0.3), (OkTopk(), None, 0.25)])
-def test_the_same_blocks_applied_at_once_are_not_ahead_on_many_workers_either(scheme, ahead, expected):
+def test_without_overlap_the_coefficient_of_the_same_blocks_is_1_on_many_workers(scheme, ahead, expected):
     assert StepAhead(scheme, ahead=ahead, overlap=False).coefficient(16, True) == pytest.approx(expected)
 
 
