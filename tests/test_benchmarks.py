@@ -261,7 +261,8 @@ def test_a_loss_is_reached_between_two_evaluations_by_the_training_that_is_the_s
     curve = [(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]
     assert [time_to_loss.epochs_to(goal, curve) for goal in (3.5, 2.5, 2.0, 1.25, 0.9)] == [1.0, 1.5, 2.0, 2.75, None]
     method = time_to_loss.METHODS["StepAhead(OkTopk), 1 %"]
-    curves = {"dense": [curve, curve], "step-ahead": [curve, curve[:2]], "longer-5": [[(1.0, 3.0), (5.0, 1.0)]] * 2}
+    curves = {"dense": [curve, curve], "step-ahead": [curve, curve[:2]],
+              "step-ahead-longer": [[(1.0, 3.0), (5.0, 1.0)]] * 2}
     assert time_to_loss.reached(method, 1.0, curves) == [5.0, 5.0], "the shorter one gets there with one seed alone"
     assert time_to_loss.reached(method, 2.0, curves) == [2.0, 2.0]
     assert time_to_loss.reached(method, 0.5, curves) is None

@@ -54,7 +54,7 @@ def make(ranks: Ranks, arguments: argparse.Namespace) -> Setup:
     models: dict[str, Callable[[], nn.Module]] = {
         "lstm": lambda: CharacterModel(task.characters, arguments.hidden),
         "transformer": lambda: Transformer(arguments.hidden, arguments.sequence, layers=2),
-        "gpt": lambda: GPT(task.characters, arguments.sequence)}
+        "gpt": lambda: GPT(task.characters, arguments.sequence, arguments.hidden)}
     steps = arguments.epochs * len(task.batches(0))
 
     def schedule(optimizer: torch.optim.Optimizer) -> Schedule:
@@ -78,7 +78,7 @@ def make_text_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", choices=["lstm", "transformer", "gpt"], default="lstm",
                         help="gpt has a schedule of its own: a warm-up of 100 steps, and a cosine to a tenth")
     parser.add_argument("--sequence", type=int, default=64, help="characters of a sequence")
-    parser.add_argument("--hidden", type=int, default=128, help="width of lstm; and of transformer, a multiple of 6")
+    parser.add_argument("--hidden", type=int, default=128, help="width; of transformer a multiple of 6, of gpt of 4")
     return parser
 
 

@@ -91,11 +91,14 @@ TRANSFORMER = Task("Characters, transformer", "pytorch_text", "validation_loss",
 GPT = Task("Characters, GPT in a published configuration", "pytorch_text", "validation_loss",
            "validation loss (nats per character)", 12,
            {"epochs": 4, "model": "gpt", "optimizer": "adamw", "beta2": 0.99, "weight-decay": 0.1, "clip": 1.0})
+WIDE_GPT = replace(GPT, title="Characters, the GPT 288 wide", batch=16,
+                   options={**GPT.options, "epochs": 3, "hidden": 288})
 DIGITS = Task("Handwritten digits, convolutional network", "pytorch_digits", "accuracy", "test accuracy (%)", 128)
 
 DENSE = Method("dense", BLACK, {"compression": "none"})
 SAME_BATCHES = Method("dense", BLACK, {"compression": "none"}, ranks=4)
 """On as many ranks as there are batches for, it is the same training, to rounding."""
+ON_ONE_RANK = replace(DENSE, ranks=1)
 GRADIENTS = Method("OkTopk", ORANGE, {"compression": "oktopk"})
 STEP_AHEAD = Method("StepAhead(OkTopk)", BLUE, {"compression": "oktopk", "step-ahead": True})
 SAME_BLOCKS = Method("StepAhead(SameBlocks)", GREEN,
@@ -124,10 +127,12 @@ SCHEMES = {"dense": DENSE, "gradients": GRADIENTS, **{
 WITHOUT_GAIN = step_ahead("gain=None", VIOLET, gain="none")
 
 
-def longer(epochs: int, of: Task, method: Method = STEP_AHEAD) -> Method:
-    """Return a method in a longer run, with its schedule stretched to it."""
-    title = f"{method.title}, {epochs / int(of.options['epochs']):.3g} times the steps"
-    return replace(method, title=title, options={**method.options, "epochs": epochs}, rate_of="step-ahead", line="--")
+def longer(epochs: int, of: Task) -> dict[str, Method]:
+    """Return the methods of loss against seconds in longer runs, with their schedules stretched to them."""
+    return {f"{name}-longer": replace(
+        method, title=f"{method.title}, {epochs / int(of.options['epochs']):.3g} times the steps",
+        options={**method.options, "epochs": epochs}, rate_of="dense", line="--")
+        for name, method in (("step-ahead", STEP_AHEAD), ("same-blocks", SAME_BLOCKS), ("dense", ON_ONE_RANK))}
 
 
 TRANSFORMER_RATES = (0.0025, 0.005, 0.01, 0.02, 0.04, 0.08)
@@ -142,9 +147,10 @@ STUDIES = {
     "transformer-adamw": Study("AdamW", TRANSFORMER, 4, {"dense": SAME_BATCHES, **MAIN},
                                TRANSFORMER_RATES, {**ONE_PERCENT, "optimizer": "adamw", "epochs": 12}),
     "own-gpt": Study("dense's own settings", GPT, 4, {
-        "dense": replace(DENSE, ranks=1), "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS,
-        "no-gain": WITHOUT_GAIN, "longer-5": longer(5, GPT), "same-blocks-5": longer(5, GPT, SAME_BLOCKS),
-        "dense-5": longer(5, GPT, replace(DENSE, ranks=1))}, (0.001,), ONE_PERCENT),
+        "dense": ON_ONE_RANK, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS, "no-gain": WITHOUT_GAIN,
+        **longer(5, GPT)}, (0.001,), ONE_PERCENT),
+    "own-gpt-wide": Study("dense's own settings", WIDE_GPT, 8, {"dense": ON_ONE_RANK, **longer(4, WIDE_GPT)},
+                          (0.001,), ONE_PERCENT),
     **{f"own-transformer-{ranks}": Study("AdamW, dense's own settings", TRANSFORMER, ranks, {
         "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS,
         **({"no-gain": WITHOUT_GAIN} if ranks == 4 else {}),

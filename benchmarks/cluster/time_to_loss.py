@@ -3,8 +3,8 @@
     sudo .venv/bin/python -m benchmarks.cluster.time_to_loss --dilation 2
 
 A network changes when an exchange ends, and nothing in what it computes. So the losses are those of
-benchmarks.accuracy.convergence, on ranks that are threads (study own-gpt), and the seconds are those of the same
-model's steps on network namespaces. Seconds that --json already holds are not measured again.
+benchmarks.accuracy.convergence, on ranks that are threads, and the seconds are those of the same model's steps on
+network namespaces. Seconds that --json already holds are not measured again.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from benchmarks import launch, output
-from benchmarks.accuracy.convergence import Runs, Tuned, steps_of_an_epoch
+from benchmarks.accuracy.convergence import Run, Runs, Tuned, steps_of_an_epoch
 from benchmarks.accuracy.studies import BLACK, STUDIES
 from benchmarks.cluster import training
 from benchmarks.cluster.hosts import in_words
 from benchmarks.output import BLUE, GREEN, GREY
 
-STUDY = STUDIES["own-gpt"]
+MODELS = {"own-gpt": "gpt", "own-gpt-wide": "gpt-wide"}
+"""Studies, and their models' names in cluster.training."""
 RATES = ("100mbit", "1gbit", "10gbit")
 Curve = list[tuple[float, float]]
 """Epochs and losses of one training."""
@@ -33,31 +33,37 @@ Curve = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Method:
-    """A way to train. schemes: of cluster.training, of which the fastest counts. trainings: of the study."""
+    """A way to train. schemes: of cluster.training, of which the fastest counts. training: its name in studies."""
 
     color: str
     schemes: Sequence[str]
-    trainings: Sequence[str]
+    training: str
+
+    def trainings_in(self, names: Container[str]) -> list[str]:
+        """Return its trainings of all lengths, of those that there are, the longest last."""
+        return [name for name in (self.training, f"{self.training}-longer") if name in names]
 
 
 METHODS = {
-    "dense": Method(BLACK, ("Dense", "Dense, ring"), ("dense", "dense-5")),
-    "dense, float16": Method(GREY, ("float16", "float16, ring"), ("dense", "dense-5")),
-    "StepAhead(OkTopk), 1 %": Method(BLUE, ("StepAhead(OkTopk)",), ("step-ahead", "longer-5")),
-    "StepAhead(SameBlocks), 20 %": Method(GREEN, ("StepAhead(SameBlocks)",), ("same-blocks", "same-blocks-5"))}
+    "dense": Method(BLACK, ("Dense", "Dense, ring"), "dense"),
+    "dense, float16": Method(GREY, ("float16", "float16, ring"), "dense"),
+    "StepAhead(OkTopk), 1 %": Method(BLUE, ("StepAhead(OkTopk)",), "step-ahead"),
+    "StepAhead(SameBlocks), 20 %": Method(GREEN, ("StepAhead(SameBlocks)",), "same-blocks")}
 """By name. float16 has dense's losses: docs/comparison.md has no difference between them."""
 GOALS = {"1 % above dense's loss": 1.01, "dense's loss": 1.0}
-"""Multiples of the loss that dense training of four epochs ends at, with the same seed."""
+"""Multiples of the loss that dense training ends at, in the shorter schedule, with the same seed."""
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Return the seconds of a step by rate and scheme; measure what the JSON file lacks."""
     found: dict[str, dict[str, float]] = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
+    study = STUDIES[arguments.study]
     wanted = [name for method in METHODS.values() for name in method.schemes if name in training.SCHEMES]
     for rate in RATES:
         if rate not in found:
-            line = ["--models", "gpt", "--schemes", *wanted, "--rate", rate, "--hosts", str(STUDY.ranks),
-                    "--dilation", str(arguments.dilation), "--steps", "40"]
+            line = ["--models", MODELS[arguments.study], "--schemes", *wanted, "--rate", rate,
+                    "--hosts", str(study.ranks), "--dilation", str(arguments.dilation),
+                    "--steps", str(arguments.steps)]
             rows = training.measure(training.parse_arguments(line))
             found[rate] = {row["scheme"]: row["step"] for row in rows}
             output.write_json(arguments.json, found)
@@ -68,18 +74,21 @@ def seconds_of(method: Method, steps: dict[str, float]) -> float:
     return min(steps[name] for name in method.schemes)
 
 
-def curves_of(name: str, runs: Runs, seeds: Sequence[int]) -> list[Curve]:
-    """Return the curve of each seed. Raise SystemExit if a seed has no run."""
-    return [[(entry["epoch"], entry[STUDY.task.metric]) for entry in run_of(name, runs, seed)["history"]]
-            for seed in seeds]
+def runs_of(name: str, runs: Runs, arguments: argparse.Namespace) -> list[Run]:
+    """Return the run of each seed. Raise SystemExit if a seed has none."""
+    study = STUDIES[arguments.study]
+    found = []
+    for seed in arguments.seeds:
+        run = runs.of(study, name, study.rates[0], seed)
+        if run is None:
+            raise SystemExit(f"time_to_loss: {runs.path} has no training {name!r} of {arguments.study} with seed "
+                             f"{seed}: run benchmarks.accuracy.convergence --studies {arguments.study} --json {runs.path}")
+        found.append(run)
+    return found
 
 
-def run_of(name: str, runs: Runs, seed: int) -> dict[str, Any]:
-    run = runs.of(STUDY, name, STUDY.rates[0], seed)
-    if run is None:
-        raise SystemExit(f"time_to_loss: {runs.path} has no training {name!r} of own-gpt with seed {seed}: run "
-                         "benchmarks.accuracy.convergence --studies own-gpt with the same file as --json")
-    return run
+def curve_of(run: Run, metric: str) -> Curve:
+    return [(entry["epoch"], entry[metric]) for entry in run["history"]]
 
 
 def epochs_to(goal: float, curve: Curve) -> float | None:
@@ -94,7 +103,7 @@ def reached(method: Method, share: float, curves: dict[str, list[Curve]]) -> lis
     """Return the epochs of each seed until its goal, of the training that is the soonest; None if none gets there."""
     goals = [share * curve[-1][1] for curve in curves["dense"]]
     found = []
-    for name in method.trainings:
+    for name in method.trainings_in(curves):
         epochs = [epochs_to(goal, curve) for goal, curve in zip(goals, curves[name], strict=True)]
         sure = [each for each in epochs if each is not None]
         if len(sure) == len(goals):
@@ -118,31 +127,34 @@ def show(steps: dict[str, dict[str, float]], curves: dict[str, list[Curve]], ste
         output.make_console().print(table)
 
 
-def plot(steps: dict[str, dict[str, float]], curves: dict[str, list[Curve]], steps_of_epoch: float,
+def plot(steps: dict[str, dict[str, float]], curves: dict[str, list[Curve]], steps_of_epoch: float, label: str,
          path: Path) -> None:
-    """Plot the loss against minutes of five epochs, a panel for each rate, with a line at dense's after four."""
+    """Plot the loss against minutes of the longest schedule, a panel for each rate, with a line at dense's goal."""
     pyplot = output.load_pyplot()
     figure, panels = pyplot.subplots(1, len(RATES), figsize=(11, 3.8), layout="constrained", sharey=True)
     final = statistics.fmean(curve[-1][1] for curve in curves["dense"])
     for axes, rate in zip(panels, RATES, strict=True):
-        axes.axhline(final, color=BLACK, linewidth=0.8, linestyle=":", label="dense after 4 epochs")
+        axes.axhline(final, color=BLACK, linewidth=0.8, linestyle=":",
+                     label=f"dense after {len(curves['dense'][0])} epochs")
         for name, method in METHODS.items():
             minutes = seconds_of(method, steps[rate]) * steps_of_epoch / 60
-            columns = list(zip(*curves[method.trainings[-1]], strict=True))
+            columns = list(zip(*curves[method.trainings_in(curves)[-1]], strict=True))
             output.band(axes, [minutes * column[0][0] for column in columns],
                         [[loss for _, loss in column] for column in columns], method.color, label=name, marker="o",
                         markersize=3)
         axes.set(title=in_words(rate), xlabel="minutes of training", xlim=0)
         axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.25)
-    panels[0].set_ylabel(STUDY.task.label)
+    panels[0].set_ylabel(label)
     output.legend_below(figure, panels[0])
     output.save(figure, path)
 
 
 def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
     parser = output.make_parser(__doc__, "time_to_loss")
+    parser.add_argument("--study", choices=MODELS, default="own-gpt")
     parser.add_argument("--dilation", type=int, default=1, help="time dilation, as in benchmarks.cluster.training")
+    parser.add_argument("--steps", type=int, default=40, help="of each scheme, timed")
     parser.add_argument("--losses", type=Path, default=Path("docs/data/own_settings.json"),
                         help="what benchmarks.accuracy.convergence has written")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
@@ -152,14 +164,14 @@ def parse_arguments(line: list[str] | None = None) -> argparse.Namespace:
 def main(line: list[str] | None = None) -> None:
     arguments = parse_arguments(line)
     launch.end_cleanly_on_sigterm()
-    runs = Runs(arguments.losses, timeout=0, may_train=False)
-    trainings = {name for method in METHODS.values() for name in method.trainings}
-    curves = {name: curves_of(name, runs, arguments.seeds) for name in trainings}
-    counted = run_of("step-ahead", runs, arguments.seeds[0])
-    steps_of_epoch = steps_of_an_epoch({"step-ahead": Tuned(STUDY.rates[0], [counted])})
+    study, runs = STUDIES[arguments.study], Runs(arguments.losses, timeout=0, may_train=False)
+    trained = {name: runs_of(name, runs, arguments)
+               for method in METHODS.values() for name in method.trainings_in(study.methods)}
+    curves = {name: [curve_of(run, study.task.metric) for run in found] for name, found in trained.items()}
+    steps_of_epoch = steps_of_an_epoch({name: Tuned(study.rates[0], found) for name, found in trained.items()})
     steps = measure(arguments)
     show(steps, curves, steps_of_epoch)
-    plot(steps, curves, steps_of_epoch, arguments.plot)
+    plot(steps, curves, steps_of_epoch, study.task.label, arguments.plot)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     sudo .venv/bin/python -m benchmarks.cluster.training --hosts 8 --rate 1gbit
 
-A VGG-16, an LSTM and a transformer train on real data through hvd.DistributedOptimizer. It needs root and iproute2.
+A VGG-16, an LSTM, a transformer and GPTs train on real data through hvd.DistributedOptimizer. It needs root and
+iproute2.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ SCHEMES: dict[str, tuple[str, dict[str, object]]] = {
     "StepAhead(OkTopk), float32": ("StepAhead", {"value_dtype": None, "global_density": None}),
     "GTopk": ("GTopk", {}), "TopkDSA": ("TopkDSA", {}), "TopkA": ("TopkA", {}), "GaussianK": ("GaussianK", {})}
 """By name: the class, and its options beside the density. At once: without overlap."""
-MODELS = {"vgg16": 14_728_266, "lstm": 27_608_320, "transformer": 10_769_792, "gpt": 812_160}
+MODELS = {"vgg16": 14_728_266, "lstm": 27_608_320, "transformer": 10_769_792, "gpt": 812_160,
+          "gpt-wide": 4_039_200}
 """Parameters."""
 SECONDS = ("step", "sparsification", "communication", "computation", "computation_alone")
 PARTS = {"computation": GREY, "sparsification": ORANGE, "communication": BLUE}

@@ -147,4 +147,5 @@ def text(length: int) -> Callable[[int, int], Iterator[Batch]]:
 WORKLOADS = {"vgg16": Workload("VGG-16 on digits", vgg16, digits, 2),
              "lstm": Workload("LSTM on text", LSTM, text(16), 1),
              "transformer": Workload("Transformer on text", Transformer, text(64), 1),
-             "gpt": Workload("GPT on text", lambda: GPT(128), text(64), 3, ADAMW)}
+             "gpt": Workload("GPT on text", lambda: GPT(128), text(64), 3, ADAMW),
+             "gpt-wide": Workload("GPT, 288 wide, on text", lambda: GPT(128, width=288), text(64), 2, ADAMW)}
