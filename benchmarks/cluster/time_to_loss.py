@@ -82,7 +82,8 @@ def runs_of(name: str, runs: Runs, arguments: argparse.Namespace) -> list[Run]:
         run = runs.of(study, name, study.rates[0], seed)
         if run is None:
             raise SystemExit(f"time_to_loss: {runs.path} has no training {name!r} of {arguments.study} with seed "
-                             f"{seed}: run benchmarks.accuracy.convergence --studies {arguments.study} --json {runs.path}")
+                             f"{seed}: run benchmarks.accuracy.convergence --studies {arguments.study} --json "
+                             f"{runs.path}")
         found.append(run)
     return found
 
