@@ -79,7 +79,7 @@ def keep_all(sums: SparseVector, transport: Transport, floor: float = 0.0, keeps
         sums = sums.compress(sums.values != 0)
     mine = to_bits(np.array([floor, np.abs(sums.values).max(initial=0)], sums.values.dtype))
     rows = allgather_rows(np.append(mine, mine.dtype.type(len(sums))), transport)
-    return _selection(sums, 0.0, rows[:, 0], rows[:, 1]), rows[:, 2].astype(np.int64)
+    return _selection(sums, 0.0, rows[:, 0], rows[:, 1], keeps_zeros), rows[:, 2].astype(np.int64)
 
 
 def top_k_by_reuse(threshold: float, sums: SparseVector, k: int, order: Counts, fits: Callable[[Counts], bool],
@@ -111,15 +111,18 @@ def top_k_by_reuse(threshold: float, sums: SparseVector, k: int, order: Counts, 
     return _selection(chosen, from_bits(int(last), magnitudes.dtype), floors, largest), taken * step
 
 
-def _selection(chosen: SparseVector, threshold: float, floors: Bits, largest: Bits) -> Selection:
+def _selection(chosen: SparseVector, threshold: float, floors: Bits, largest: Bits,
+               may_be_zero: bool = False) -> Selection:
     """Return what is kept, with ends that all ranks know: the smallest and the largest magnitude kept anywhere.
 
     If all sums are kept, the smallest is approximated by the least of the floors, all ranks' local thresholds:
-    smaller sums are few, as terms have to cancel. `largest` holds the largest sum of every rank.
+    smaller sums are few, as terms have to cancel. It is not known if all sums are smaller, nor, if sums may be zero,
+    where a floor is 0. `largest` holds the largest sum of every rank.
     """
-    dtype, known = chosen.values.dtype, floors[floors > 0]
-    least = from_bits(int(known.min()), dtype) if len(known) else 0.0
-    return Selection.of(chosen, threshold, (threshold or least, from_bits(int(largest.max()), dtype)))
+    dtype, known, top = chosen.values.dtype, floors[floors > 0], from_bits(int(largest.max()), chosen.values.dtype)
+    has_zeros = may_be_zero and len(known) < len(floors)
+    lowest = threshold or (from_bits(int(known.min()), dtype) if len(known) and not has_zeros else 0.0)
+    return Selection.of(chosen, threshold, (lowest if lowest <= top else 0.0, top))
 
 
 def _kth_by_sketches(ascending: Bits, sketches: Sketches, k: int,

@@ -134,6 +134,21 @@ def test_with_rounded_values_nothing_is_lost_either(value_dtype, balance_trigger
     assert rounded > 50
 
 
+@pytest.mark.parametrize("k", [2, 6])
+def test_sums_that_nearly_cancel_are_rounded_without_loss(k):
+    """All sums are smaller than what any rank has selected: the largest of them ends the levels, not a threshold."""
+    gradients = np.zeros((1, 2, 40), np.float32)
+    places, noise = np.arange(0, 36, 36 // k)[:k], np.linspace(0.9, 1.1, k).astype(np.float32)
+    gradients[0, 0, places], gradients[0, 1, places] = noise, -0.8 * noise
+    make = keeping(40, Case("cancel", 40, k, 2, 1, seed=0), value_dtype="log4")
+    [ranks] = simulate(gradients, k, make=make)
+    update, expected = ranks[0].update, gradients[0].sum(axis=0, dtype=np.float64)
+    residuals = np.sum([record.residual.astype(np.float64) for record in ranks], axis=0)
+    residuals[update.indices] += update.values
+    assert np.allclose(residuals, expected, atol=1e-6)
+    assert np.abs(update.values).max() <= 1.02 * np.abs(expected).max()
+
+
 def test_values_in_16_bits_are_what_every_rank_applies():
     for ranks in simulate(coarse(3, 3, 500), 30, value_dtype="bfloat16"):
         values = ranks[0].update.values

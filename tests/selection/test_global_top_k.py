@@ -149,6 +149,18 @@ def test_where_all_is_selected_the_ends_begin_with_the_least_local_threshold(sel
     assert run_ranks(3, program, timeout=10) == [(2.0, 5.0)] * 3
 
 
+@pytest.mark.parametrize(("floors", "keeps_zeros"), [([9.0, 6.0], False), ([2.0, 0.0], True)])
+def test_the_least_end_is_not_known_if_all_sums_are_smaller_or_zeros_are_kept(floors, keeps_zeros):
+    parts = [SparseVector(np.array([0, 1]), np.array([5, 3], np.float32)),
+             SparseVector(np.array([2, 3]), np.array([0, 4], np.float32))]
+
+    def program(transport):
+        kept, sizes = keep_all(parts[transport.rank], transport, floors[transport.rank], keeps_zeros)
+        return kept.ends, sizes.tolist()
+
+    assert run_ranks(2, program, timeout=10) == [((0.0, 5.0), [2, 2 if keeps_zeros else 1])] * 2
+
+
 def test_zero_sums_are_never_selected():
     found = select(regions([0, 1, 0, 0], [0, 1]), 4)
     assert [indices for indices, *_ in found] == [[1], []]
