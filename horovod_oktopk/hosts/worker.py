@@ -95,7 +95,7 @@ class HostWorker(Worker):
         with np.errstate(invalid="ignore"):  # what is not finite is the roll call's concern
             differ = (np.abs(rows - rows[0]) > tolerance).any(axis=0)
         if differ.any():
-            found = f"{SAME_ON_HOST}: {mine[np.argmax(differ)]:.6g}\n{said.description}"
+            found = f"{said.description}\n{SAME_ON_HOST}: {mine[np.argmax(differ)]:.6g}"
             self.agree(replace(said, description=found))
 
     def gather(self, own: SparseVector, n: int) -> SparseVector:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import OptionError
 from ..phases.link import Link
 from ..selection.accumulator import Accumulator
 from ..selection.local_top_k import local_top_k
@@ -56,10 +57,18 @@ class Memory:
 
     @staticmethod
     def from_record(record: Mapping[str, Any]) -> Memory:
-        """Return what `record` wrote. A record with the step alone is one of other ranks."""
-        boundaries, turns = record.get("boundaries"), record.get("turns")
-        return Memory(record["step"], None if boundaries is None else np.array(boundaries, np.int64),
-                      record.get("global_threshold"), None if turns is None else Turns.from_record(turns))
+        """Return what `record` wrote. A record with the step alone is one of other ranks.
+
+        Raise OptionError if it cannot be read.
+        """
+        boundaries, threshold, turns = (record.get(name) for name in ("boundaries", "global_threshold", "turns"))
+        try:
+            boundaries = None if boundaries is None else np.array(boundaries, np.int64).reshape(len(boundaries))
+            threshold = None if threshold is None else float(threshold)
+        except (TypeError, ValueError):
+            raise OptionError(f"the state is damaged: the regions' boundaries are {boundaries!r:.80}, and the "
+                              f"threshold is {threshold!r:.80}; load another one") from None
+        return Memory(record["step"], boundaries, threshold, None if turns is None else Turns.from_record(turns))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from ..phases.split import split_and_reduce
 from ..selection.accumulator import Accumulator
 from ..selection.selection import Selection
 from ..transport.base import Counts
-from ..vectors.sparse import Indices, SparseVector
+from ..vectors.sparse import SparseVector
 from ..vectors.wire import BLOCK, Format, blocks_of
 from .algorithm import Algorithm, Call, Memory, Result
 from .options import FEW, OVERSHOOT, Scheme, Unit
@@ -67,8 +67,8 @@ class SameBlocksAllreduce(Algorithm):
         kept = _all_of(sums).rounded(link.codec)
         total = balance_and_allgatherv(kept.sent, np.diff(regions.boundaries), False, regions, link)
         moved = np.maximum.reduceat(np.abs(total.values), order[::BLOCK]) if len(order) else total.values
-        return Result(SparseVector(places, total.values), places,
-                      Memory(call.t, turns=_turns(memory, call.n).after(_blocks(mine), moved)), mine.elements,
+        turns = _turns(memory, call.n).after(places[::BLOCK] // BLOCK, moved)
+        return Result(SparseVector(places, total.values), places, Memory(call.t, turns=turns), mine.elements,
                       _remainder(mine, kept))
 
 
@@ -85,7 +85,7 @@ class SameBlocks(Scheme):
         >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=StepAhead(SameBlocks(density=0.2)))
     """
 
-    density: float = 0.2
+    density: float | Literal["auto"] = 0.2
     densities: ClassVar[tuple[float, ...]] = (*(0.1 * 2 ** (number / 2) for number in range(7)), 1.0)
 
     def settings(self, unit: Unit = "gradients") -> Mapping[str, Any]:
@@ -121,11 +121,6 @@ def _turns(memory: Memory, n: int) -> Turns:
 def _all_of(vector: SparseVector) -> Selection:
     """Return a selection of all elements. As blocks have scales of their own, no pass looks for the largest."""
     return Selection.of(vector, 0.0, ends=(0.0, 0.0))
-
-
-def _blocks(selection: Selection) -> Indices:
-    blocks: Indices = selection.elements.indices[::BLOCK] // BLOCK
-    return blocks
 
 
 def _remainder(mine: Selection, kept: Selection) -> SparseVector | None:

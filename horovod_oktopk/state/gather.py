@@ -16,12 +16,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import OptionError, PluginError, TransportError
-from ..transport.base import CHUNK, Transport
+from ..transport.base import CHUNK, Bytes, Transport
 from ..transport.counting import CountingTransport
 from ..vectors.sparse import Values
 from .archive import PathLike, Reader, Writer
 from .records import Record, Residuals, parameters_of
 
+NOTHING_YET = "there is no state to save: this rank has taken no step yet, save after the first one"
 RAISED = {"OptionError": OptionError, "PluginError": PluginError, "OSError": OSError}
 
 
@@ -52,13 +53,14 @@ def save(modes: Sequence[Stateful], path: PathLike, optimizers: Sequence[int] = 
         with ExitStack() as stack:
             for index, mode in enumerate(modes):
                 transport = stack.enter_context(mode.meeting("save the state to a file"))
-                for record, residual in _of_all_ranks(mode, transport, doing):
-                    record["residual"] = {"n": mode.residuals.layout.n, "file": f"{index}.{record['rank']}.npy"}
-                    reductions[index].append(record)
+                for found in _of_all_ranks(mode, transport, doing):
                     with _together(transport, doing):
-                        if writes and residual is not None:
+                        if writes and found is not None:
                             writer = writer or Writer(Path(path))
-                            writer.write(record["residual"]["file"], residual)
+                            file = f"{index}.{found['rank']}.npy"
+                            writer.write(file, found["residual"])
+                            plain = {"n": mode.residuals.layout.n, "file": file}
+                            reductions[index].append({**found, "residual": plain})
             with _together(transport, doing):
                 if writer:
                     writer.finish({"marks": marks, "optimizers": list(optimizers) or [0] * len(modes),
@@ -74,8 +76,8 @@ def records(mode: Stateful, doing: str) -> list[Record]:
     Ranks that do something else are told in words what this is `doing`.
     """
     with mode.meeting(doing) as transport:
-        everyone = _of_all_ranks(mode, transport, doing)
-        return [{**record, "residual": residual.copy()} for record, residual in everyone if residual is not None]
+        return [{**found, "residual": found["residual"].copy()}
+                for found in _of_all_ranks(mode, transport, doing) if found is not None]
 
 
 def read_marks(path: PathLike) -> dict[str, Any]:
@@ -122,19 +124,26 @@ def load(mode: Stateful, index: int, path: PathLike, optimizer: int = 0, taken: 
             mode.restore(mine)
 
 
-def _of_all_ranks(mode: Stateful, transport: Transport, doing: str) -> Iterator[tuple[Record, Values | None]]:
-    """Yield the plain record of each rank, by rank, and its residual on rank 0, or on the rank itself. Collective.
+def _of_all_ranks(mode: Stateful, transport: Transport, doing: str) -> Iterator[Record | None]:
+    """Yield the record of each rank, by rank, on rank 0 and on the rank itself; None elsewhere. Collective.
 
-    A residual is valid until the next.
+    A residual is valid until the next. The rest of a record may be long, too: SameBlocks has n/8 bytes of turns.
     """
     with _together(transport, doing):
-        [own] = mode.records()
+        own = next(iter(mode.records()), None)
+        if own is None:
+            raise PluginError(NOTHING_YET)
         residual: Values = own["residual"]
         memory = np.empty_like(residual) if transport.rank == 0 else residual
-    for rank, record in enumerate(_gather(transport, {**own, "residual": None})):
+        plain = np.frombuffer(json.dumps({**own, "residual": None}).encode(), np.uint8)
+    for rank, length in enumerate(transport.allgather(np.array([len(plain)], np.int64))[:, 0]):
+        words = plain if rank == transport.rank else np.empty(length, np.uint8)
+        _move(transport, rank, 0, words)
         _move(transport, rank, 0, memory)
-        found = residual if rank == transport.rank else memory
-        yield record, found if transport.rank in (0, rank) else None
+        if rank == transport.rank:
+            yield own
+        else:
+            yield {**json.loads(bytes(words)), "residual": memory} if transport.rank == 0 else None
 
 
 def _find(reader: Reader, mode: Stateful, index: int, optimizer: int, taken: set[int]) -> list[Record] | None:
@@ -204,8 +213,8 @@ def _gather(transport: Transport, value: Any) -> list[Any]:
     return [json.loads(bytes(part) or b"null") for part in transport.allgatherv(message, sizes)]
 
 
-def _move(transport: Transport, source: int, destination: int, memory: Values) -> None:
-    """Move one rank's residual into another's memory, which has one shape and dtype on both. Collective."""
+def _move(transport: Transport, source: int, destination: int, memory: Values | Bytes) -> None:
+    """Move one rank's values into another's memory, which has the same shape and dtype on all. Collective."""
     if source == destination:
         return
     data = memory.view(np.uint8)

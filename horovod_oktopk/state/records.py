@@ -18,6 +18,7 @@ from typing import Any, get_args
 import numpy as np
 
 from ..errors import OptionError, PluginError
+from ..schemes.algorithm import Memory
 from ..schemes.options import Unit
 from ..transport.ranks import Ranks
 from ..vectors.layout import Layout
@@ -197,7 +198,7 @@ class Residuals:
         4. Else the sum of the records whose rank modulo P is this rank; they are of another number of ranks.
 
         If residuals are added up, and another number of ranks had the same, each gets its part.
-        Raise OptionError if a record is of another model.
+        Raise OptionError if a record is of another model, or damaged.
         """
         if any(r["unit"] != self.unit for r in records):
             warnings.warn(f"the checkpoint's residual is in units of {records[0]['unit']}, this optimizer's of "
@@ -217,6 +218,7 @@ class Residuals:
             is_same = own[0]["size"] == size and copies_then == copies and (copies == 1 or own[0]["rank"] == rank)
             if is_same and is_in_order:
                 algorithm = own[0]["algorithm"]
+                Memory.from_record(algorithm)  # or a rank would find it damaged later, when the others wait for it
             if copies_then != copies:
                 residual, copies = residual / residual.dtype.type(copies_then if self.adds else 1), 1
         else:

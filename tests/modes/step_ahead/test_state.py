@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from horovod_oktopk import OkTopk, StepAhead, TopkA, TransportError
+from horovod_oktopk import OkTopk, PluginError, SameBlocks, StepAhead, TopkA, TransportError
+from horovod_oktopk.state import gather
 from tests.support.simulation import same_bits
 from tests.support.threads import ThreadTransport, run_ranks
 
@@ -157,3 +158,31 @@ def test_when_the_ranks_change_what_was_not_sent_stays_and_what_is_under_way_is_
 
     workers = run_ranks(2, program)
     assert same_bits(workers[0].w, workers[1].w)
+
+
+def test_a_rank_without_a_state_is_told_to_save_later():
+    def program(transport):
+        with pytest.raises(PluginError, match="no state to save: this rank has taken no step yet"):
+            gather.records(Worker(transport, StepAhead(OkTopk(density=0.05))).reducer, "gather the state")
+
+    run_ranks(2, program)
+
+
+def test_no_rank_but_the_first_receives_what_others_save():
+    """A record is long, as it has all blocks' turns."""
+    n = 400 * 64
+
+    def program(transport):
+        worker = Worker(transport, StepAhead(SameBlocks()), entries=[("a", (n,), "float32")])
+        worker.take(moves(transport.rank, 2, n=n))
+        with worker.reducer.meeting("gather the state") as counted:
+            before = sum(each.bytes_received for each in counted.phases.values())
+            found = gather.records(worker.reducer, "gather the state")
+            received = sum(each.bytes_received for each in counted.phases.values()) - before
+        return [each["rank"] for each in found], received
+
+    (everyone, of_first), *others = run_ranks(3, program)
+    assert everyone == [0, 1, 2]
+    assert of_first > 2 * (4 * n + 400 * 8)
+    assert [found for found, _ in others] == [[1], [2]]
+    assert max(received for _, received in others) < 2_000
