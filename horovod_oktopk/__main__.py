@@ -19,7 +19,7 @@ from typing import Any
 from . import __version__, advise
 from .errors import OptionError
 from .kernels import KERNELS, NATIVE, SLOW
-from .schemes.oktopk_options import OkTopk
+from .schemes.oktopk import OkTopk
 from .schemes.options import DEFAULT_DENSITY, check_integer
 from .transport.connect import connect
 from .transport.horovod import SUPPORTED, VERSION
@@ -84,7 +84,7 @@ def check_horovod() -> str:
 def check_integration(package: str, name: str, variable: str) -> str:
     require(find_spec(package), f"{name} is not installed: pip install {package}, then build Horovod with {variable}")
     importlib.import_module(f"{__package__}.{package}")
-    return f"{name} {metadata.version(package)}"
+    return f"{name} {importlib.import_module(package).__version__}"  # a distribution may have another name
 
 
 def check_tensorflow() -> str:
@@ -146,6 +146,8 @@ def check_cuda() -> str:
     require(find_spec("torch"), "PyTorch is not installed")
     require(importlib.import_module("torch").cuda.is_available(),
             "PyTorch sees no CUDA device; gradients on the CPU work")
+    if find_spec("horovod") is None:
+        return "gradients on CUDA devices"
     if not horovod_says("nccl_built"):
         return "gradients on CUDA devices; Horovod's own dense allreduce goes without NCCL"
     return "gradients on CUDA devices, Horovod with NCCL"

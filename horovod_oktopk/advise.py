@@ -15,7 +15,7 @@ from .errors import OptionError
 from .kernels import KERNELS
 from .phases import volume
 from .schemes.algorithm import Memory
-from .schemes.oktopk_options import OkTopk
+from .schemes.oktopk import OkTopk
 from .schemes.options import DENSITIES, Unit
 from .schemes.sameblocks import SameBlocks
 from .schemes.turns import Turns

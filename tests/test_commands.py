@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 from hypothesis import given
@@ -188,6 +189,14 @@ def test_mpich_under_horovod_and_open_mpi_5_under_mpi4py_are_both_named(monkeypa
     pretend(monkeypatch, ["mpi_built"], MPICH, FIVE)
     with pytest.raises(commands.MissingError, match=f"mpi4py runs on {FIVE}, Horovod on {MPICH}: put the mpirun"):
         commands.check_mpi()
+
+
+def test_a_framework_is_found_whatever_its_distribution_is_called(monkeypatch):
+    def version(name):  # as with tensorflow-cpu
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert commands.check_integration("torch", "PyTorch", "").startswith("PyTorch 2.")
 
 
 def no_torchrun():

@@ -47,8 +47,7 @@ class Naive(OkTopk):
     """The options of NaiveAllreduce."""
 
     def algorithm(self, unit: Unit = "gradients") -> OkTopkAllreduce:
-        return NaiveAllreduce(self.global_k_of, self.wire_dtype(unit), False, self.threshold_interval,
-                              self.region_interval)
+        return NaiveAllreduce(self, unit)
 
 
 SPLITS = {"balanced": OkTopk, "naive": Naive}

@@ -10,8 +10,8 @@ from ..schemes import Around
 from ..schemes.options import check_integer, check_real
 from .partial.states import Policy
 
-NEEDS_MPI = ("Partial needs MPI (use horovodrun --mpi): its rounds run without the help of ranks that are late, and "
-             "Horovod's own collectives wait for everyone")
+NEEDS_MPI = ("Partial needs MPI (use horovodrun --mpi), and cannot be used in an elastic job: its rounds run without "
+             "the help of ranks that are late, and Horovod's own collectives wait for everyone")
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,10 +85,10 @@ class Reduction:
             self.memory = self.memory.forgotten()
             self.measure_from(0)
 
-    def connect(self, said: str | None = None) -> CountingTransport:
+    def connect(self) -> CountingTransport:
         """Return the transport to all ranks. A new one begins with a roll call, so that differences show at once.
 
-        This rank says `said` there, by default its `description`. Collective.
+        Collective.
         Raise AgreementError if the ranks differ, TransportError if Horovod and the transport number the ranks
         differently.
         """
@@ -100,7 +100,7 @@ class Reduction:
             if (transport.rank, transport.size) != (rank, size):
                 raise TransportError(f"the library calls this rank {rank} of {size}; the transport calls it "
                                      f"{transport.rank} of {transport.size}")
-            roll_call(Attendance(said or self.description, self.k), transport)
+            roll_call(Attendance(self.description, self.k), transport)
             self.worker = worker_of(self.scheme.algorithm(self._unit), connection)
             self._transport = transport
             if rank == 0:

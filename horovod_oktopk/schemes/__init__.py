@@ -10,7 +10,7 @@ from ..errors import OptionError
 from .dense import Dense, DenseSum
 from .gaussiank import GaussianK
 from .gtopk import GTopk
-from .oktopk_options import OkTopk
+from .oktopk import OkTopk
 from .options import Compression, Scheme
 from .sameblocks import SameBlocks
 from .topka import TopkA

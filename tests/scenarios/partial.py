@@ -15,6 +15,7 @@ from tests.scenarios.common import (
     assert_conserved,
     assert_equal_everywhere,
     assert_options_must_agree,
+    environment,
     everywhere,
     flat,
     gradients,
@@ -55,6 +56,13 @@ def check_nothing_is_lost_and_replicas_are_equal(kind: Kind) -> None:
             assert_conserved(kind.hvd, trainer, total(kind.hvd, *range(STEPS)))
             if isinstance(scheme, Dense):
                 assert not trainer.residual().any(), "all that was handed in has been in a round"
+
+
+def check_elastic_jobs_are_refused(kind: Kind) -> None:
+    with environment(HOROVOD_ELASTIC="1"):
+        trainer = kind(Partial(OkTopk(density=0.1)))
+        for message in raised_everywhere(kind.hvd, PluginError, partial(take_steps, kind.hvd, trainer, 0)):
+            assert "cannot be used in an elastic job" in message
 
 
 def check_replicas_that_have_seen_the_same_rounds_are_equal(kind: Kind) -> None:

@@ -51,10 +51,8 @@ def test_k_of_n_elements(options, n, k):
 
 
 def test_the_algorithm_gets_the_options():
-    algorithm = OkTopk(density=0.1, global_density=0.2, selection="reuse", value_dtype="bfloat16", region_interval=3,
-                       threshold_interval=5).algorithm()
-    assert (algorithm.reuses, algorithm.value_dtype, algorithm.region_interval, algorithm.threshold_interval,
-            algorithm.global_k(10, 100, 4)) == (True, "bfloat16", 3, 5, 20)
+    algorithm = OkTopk(density=0.1, global_density=0.2, value_dtype="bfloat16").algorithm()
+    assert (algorithm.value_dtype, algorithm.global_k(10, 100, 4)) == ("bfloat16", 20)
 
 
 def test_settings_hold_all_options_by_name():

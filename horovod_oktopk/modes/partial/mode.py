@@ -10,6 +10,7 @@ import atexit
 import functools
 import logging
 import math
+import os
 import sys
 import time
 import weakref
@@ -214,8 +215,8 @@ class PartialMode(Mode[ReducedGradients]):
         if self._allreduce is None:
             transport = self.reduction.connect()
             signals = transport.signals()
-            if signals is None:
-                raise PluginError(NEEDS_MPI)
+            if signals is None or os.environ.get("HOROVOD_ELASTIC") == "1":
+                raise PluginError(NEEDS_MPI)  # a lone rank would not notice that others join
             options, limits = self.partial, StallLimits.of_horovod()
             transport.reset()
             self._allreduce = PartialAllreduce(options.policy, self._run, transport, signals, 1 + self._settings,

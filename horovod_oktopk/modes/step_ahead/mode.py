@@ -212,8 +212,8 @@ class StepAheadMode(Mode[LocalGradients]):
         The exchange under way is awaited, but not applied.
         """
         self._exchange.wait()
-        if self.reduction.is_current:
-            self.reduction.check_agreement(f"{self.reduction.description}\n{message}")
+        self.reduction.connect()
+        self.reduction.check_agreement(f"{self.reduction.description}\n{message}")
         raise PluginError(message)
 
     # The beginning, and new ones.
@@ -251,9 +251,8 @@ class StepAheadMode(Mode[LocalGradients]):
         reduction, (adopts, self.adopts) = self.reduction, (self.adopts, False)
         options = reduction.description
         said = options if adopts else f"{options}\n{BROADCAST_FIRST}: {self._model.digest}"
-        is_new, everyone = not reduction.is_current, reduction.connect(said)
-        if adopts or not is_new:  # whoever does something else is connected now
-            reduction.check_agreement(said)
+        everyone = reduction.connect()
+        reduction.check_agreement(said)
         self._workers = reduction.ranks.membership().size // self.residuals.copies
         self._set_coefficient()
         has_adopted = adopts and self._model.adopt(everyone)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from horovod_oktopk import OkTopk, PluginError, SameBlocks, StepAhead, TopkA, TransportError
+from horovod_oktopk import AgreementError, OkTopk, PluginError, SameBlocks, StepAhead, TopkA, TransportError
 from horovod_oktopk.state import gather
 from tests.support.simulation import same_bits
 from tests.support.threads import ThreadTransport, run_ranks
@@ -186,3 +186,15 @@ def test_no_rank_but_the_first_receives_what_others_save():
     assert of_first > 2 * (4 * n + 400 * 8)
     assert [found for found, _ in others] == [[1], [2]]
     assert max(received for _, received in others) < 2_000
+
+
+@pytest.mark.parametrize(("does", "words"), [
+    (lambda worker: worker.reducer.refuse_step("a parameter has changed"), "a parameter has changed"),
+    (lambda worker: gather.records(worker.reducer, "gather it"), r"ranks \[0\] take a step, ranks \[1\] gather")])
+def test_a_rank_that_does_something_else_before_the_first_step_is_named_on_all_ranks(does, words):
+    def program(transport):
+        worker = Worker(transport, StepAhead(OkTopk(density=0.05)))
+        with pytest.raises(AgreementError, match=words):
+            does(worker) if transport.rank else worker.take(moves(0, 1))
+
+    run_ranks(2, program)
