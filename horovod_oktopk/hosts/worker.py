@@ -21,7 +21,7 @@ from .algorithm import OnHosts
 from .hosts import Hosts, hosts_of
 
 SAME_ON_HOST = ("one of the parameters, which all ranks of a host must change alike with hierarchical (change "
-                "gradients after optimizer.synchronize() only, and call hvd.broadcast_optimizer_state)")
+                "gradients after optimizer.synchronize() only, and call broadcast_optimizer_state)")
 ROUNDING = 1e-3
 """Largest difference between parameters of the ranks of a host, relative to the largest; saving them rounds."""
 SAMPLES = 64

@@ -56,7 +56,7 @@ def _owners_that_reduce(function: str, target: Any) -> list[Owner]:
     owners = _owners(function, target)
     if not owners:
         raise PluginError(f"{type(target).__name__} was not made with compression=OkTopk(...): give {function} what "
-                          "hvd.DistributedOptimizer(..., compression=OkTopk(...)) has returned, or its model")
+                          "DistributedOptimizer(..., compression=OkTopk(...)) has returned, or its model")
     return owners
 
 

@@ -28,8 +28,8 @@ logger = logging.getLogger("horovod_oktopk")
 
 OTHER_RATES = ("the ranks have different learning rates at step %d: replicas drift apart, or with StepAhead the "
                "moves of one rank count less than those of another. Set the same on all ranks: a scheduler that "
-               "follows a metric needs its mean over the ranks (hvd.allreduce; in Keras MetricAverageCallback before "
-               "it)")
+               "follows a metric needs its mean over the ranks (hvd.allreduce, "
+               "dist.all_reduce; in Keras MetricAverageCallback before it)")
 
 
 class Reduction:
@@ -113,6 +113,8 @@ class Reduction:
     # The density.
 
     def set_density(self, density: float | None) -> None:
+        if density is None and self.scheme.measures:
+            return  # the search goes on: a program may say so at each epoch
         self.scheme = self.scheme.with_density(density)
         self.measure_from(0)
 

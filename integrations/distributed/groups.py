@@ -149,7 +149,7 @@ class GroupRanks(Ranks):
     def __init__(self, process_group: Any, own_channel: bool = False, yield_cpu: bool = False) -> None:
         self._given, self.yield_cpu = process_group, yield_cpu
         self._generation, self._now = 0, self._found()
-        self.channel = next(_channels[process_group]) if own_channel else 0
+        self.channel = next(_channels[self._now]) if own_channel else 0
         self._own: dict[str, GroupTransport] = {}  # which end with this object
 
     @property

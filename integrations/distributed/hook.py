@@ -65,9 +65,11 @@ class OkTopkState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take what `state_dict` has returned on rank 0, on these or other ranks."""
-        self._loaded = records_of(state)
-        if self._mode is not None:
-            self._mode.load(self._loaded)
+        records = records_of(state)
+        if self._mode is None:
+            self._loaded = records
+        else:
+            self._mode.load(records)
 
     def add(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Keep a bucket's gradients; reduce all with the last one."""
@@ -116,6 +118,7 @@ class OkTopkState:
             self._mode = mode_of(self._options, True, self._layout, self._ranks, torch.optim.SGD, ())
             if self._loaded:
                 self._mode.load(self._loaded)
+                self._loaded = []
         return self._mode
 
 

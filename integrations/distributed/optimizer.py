@@ -17,7 +17,7 @@ from horovod_oktopk.errors import OptionError, PluginError
 from horovod_oktopk.modes.make import kind_of
 from horovod_oktopk.schemes import OkTopk, as_options
 from horovod_oktopk.torch_base import make
-from horovod_oktopk.torch_base.state import KEY
+from horovod_oktopk.torch_base.state import residuals_apart
 
 DENSE = ("DistributedOptimizer takes OkTopk(...) or other options of this package; got {given!r}. For dense "
          "gradients use torch.nn.parallel.DistributedDataParallel")
@@ -101,15 +101,14 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     peers = GroupPeers(process_group)
     if not peers.ranks.takes_part:
         return
-    mine = optimizer.state_dict()
-    own = {KEY: mine.pop(KEY)} if KEY in mine else {}
-    file = io.BytesIO()
-    if peers.ranks.membership().rank == root_rank:
-        torch.save(mine, file)
-    states = peers.objects(file.getvalue())
-    if peers.ranks.membership().rank != root_rank:
-        theirs = torch.load(io.BytesIO(states[root_rank]), map_location="cpu", weights_only=True)
-        optimizer.load_state_dict({**theirs, **own})
+    is_root, file = peers.ranks.membership().rank == root_rank, io.BytesIO()
+    with residuals_apart(optimizer):
+        if is_root:
+            torch.save(optimizer.state_dict(), file)
+        states = peers.objects(file.getvalue())
+        if not is_root:
+            optimizer.load_state_dict(
+                torch.load(io.BytesIO(states[root_rank]), map_location="cpu", weights_only=True))
 
 
 def _check_started() -> None:

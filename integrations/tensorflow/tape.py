@@ -36,7 +36,8 @@ class DistributedTape:
         scale = amp.scale_of_loss(target)
         reduced = with_scale(self._reduced(without_scale(gradients, scale), variables), scale)
         mark_reduced(reduced)
-        return reduced if isinstance(sources, list | tuple) else tf.nest.pack_sequence_as(sources, reduced)
+        is_flat = isinstance(sources, list | tuple) and not any(map(tf.nest.is_nested, sources))
+        return reduced if is_flat else tf.nest.pack_sequence_as(sources, reduced)
 
     def get_local_and_global_gradients(self, target: Any, sources: Any, output_gradients: Any = None,
                                        use_generic_names: bool = False) -> tuple[list[Any], list[Any]]:

@@ -77,6 +77,7 @@ class Run:
         self._frozen: list[torch.Tensor] = []  # those of them that were not trained
         self._has_stepped, self._cleared = False, 0  # how often gradients were cleared before the first step
         self.waiting: list[Record] = []  # loaded before the first step
+        self.carries_residuals = True  # in state_dict and load_state_dict
         self._reduced: torch.Tensor | None = None  # a gradient that was reduced, and is to be applied
         self._has_warned = False
         self.hyperparameters: Hyperparameters
@@ -85,6 +86,7 @@ class Run:
 
     def note_cleared(self) -> None:
         """Take note that gradients are cleared; warn if no step comes between."""
+        self._reduced = None
         if not self._has_stepped:
             self._cleared += 1
             if self._cleared == CLEARED:
@@ -184,18 +186,23 @@ class Run:
                 return mode
         known = {*self.layout.parameters, *self.excluded} if mode is not None else set()
         trained = [p for p in present if p.requires_grad or p in known]
-        self._present, self._frozen = present, [p for p in present if not (p.requires_grad or p in known)]
         if mode is not None:
             names = [*self.parameters.by_name([p for p in trained if p not in known])]
             if known == set(trained) or not self.joins(mode, names):
+                self._note_present(present, trained)
                 return mode
         self.mode = self._make_mode(trained)
+        self._note_present(present, trained)  # not before: a step that fails is to be refused again
         if mode is not None:
             self.waiting = [extended(each, self.layout) for each in mode.records()]
         if self.waiting:
             self.mode.load(self.waiting)
             self.waiting = []
         return self.mode
+
+    def _note_present(self, present: list[torch.Tensor], trained: list[torch.Tensor]) -> None:
+        kept = set(trained)
+        self._present, self._frozen = present, [p for p in present if p not in kept]
 
     def joins(self, mode: Mode[Any], names: list[str]) -> bool:
         """Meet the other ranks, which are to go on with the same parameters; return True if a new mode is needed.

@@ -8,14 +8,15 @@ rank 0's.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from horovod_oktopk.errors import OptionError
 from horovod_oktopk.state.records import Record, check_records, residual_of
-from horovod_oktopk.torch_base.registry import own_run_of
+from horovod_oktopk.torch_base.registry import own_run_of, run_of
 
 KEY = "horovod_oktopk"
 LOST = ("the state has no residual of this package, as one that torch.distributed.checkpoint has made or a plain "
@@ -25,15 +26,34 @@ LOST = ("the state has no residual of this package, as one that torch.distribute
 def attach_state(optimizer: Any) -> None:
     """Make a distributed optimizer's state_dict carry the mode's state, and its load_state_dict take it."""
     def save(_optimizer: Any, state_dict: dict[str, Any]) -> None:
-        state_dict |= state_of(own_run_of(_optimizer).records())
+        run = own_run_of(_optimizer)
+        if run.carries_residuals:
+            state_dict |= state_of(run.records())
 
     def load(_optimizer: Any, state_dict: dict[str, Any]) -> None:
-        if KEY not in state_dict and own_run_of(_optimizer).mode is not None:
+        run = own_run_of(_optimizer)
+        if not run.carries_residuals:
+            return
+        if KEY not in state_dict and run.mode is not None:
             warnings.warn(LOST, stacklevel=2)
-        own_run_of(_optimizer).load_records(records_of(state_dict))
+        run.load_records(records_of(state_dict))
 
     optimizer.register_state_dict_post_hook(save)
     optimizer.register_load_state_dict_pre_hook(load)
+
+
+@contextmanager
+def residuals_apart(optimizer: Any) -> Iterator[None]:
+    """Inside, state_dict and load_state_dict of an optimizer have no residuals: each rank keeps its own."""
+    run = run_of(optimizer)
+    if run is None:
+        yield
+        return
+    run.carries_residuals = False
+    try:
+        yield
+    finally:
+        run.carries_residuals = True
 
 
 def gather_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

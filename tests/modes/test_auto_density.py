@@ -173,6 +173,17 @@ def test_a_density_that_is_set_takes_over_until_it_is_given_back(clock):
     assert run_ranks(2, program) == [({0.5}, DENSITIES[0])] * 2
 
 
+def test_to_give_the_density_back_again_and_again_leaves_the_search_alone(clock):
+    """As a program with a warm-up does at each epoch."""
+    def program(transport):
+        worker, *_ = trained(transport, clock, OPTIONS["step_ahead"])
+        worker.reducer.set_density(None)
+        worker.take(moves(transport.rank, 3))
+        return worker.reducer.reduction.scheme.present_density
+
+    assert run_ranks(2, program) == [DENSITIES[FREE]] * 2
+
+
 @pytest.mark.parametrize("make_options", [
     lambda: Partial(OkTopk(density="auto")), lambda: OkTopk(density="auto", hierarchical=True),
     lambda: OkTopk(density="all")])

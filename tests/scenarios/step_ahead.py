@@ -193,7 +193,7 @@ def check_what_differs_at_the_beginning_is_told_everywhere(kind: Kind) -> None:
     needs_ranks(kind.hvd)
     trainer = kind(OPTIONS)
     trainer.assign({name: np.full(shape, kind.hvd.rank(), np.float32) for name, shape in SHAPES.items()})
-    advice = "BroadcastGlobalVariablesCallback" if kind.name == "keras" else "hvd.broadcast_parameters"
+    advice = "BroadcastGlobalVariablesCallback" if kind.name == "keras" else "broadcast_parameters"
     for message in raised_everywhere(kind.hvd, AgreementError, lambda: train(kind, trainer, range(1))):
         assert "must be the same everywhere" in message, message
         assert advice in message, message

@@ -48,7 +48,7 @@ from .pace import SUMS, GradientNoise, gain_of, sample
 logger = logging.getLogger("horovod_oktopk")
 
 BROADCAST_FIRST = ("the parameters, which must be the same everywhere before the first step "
-                   "(hvd.broadcast_parameters; in Keras a model that is built, and the callback "
+                   "(broadcast_parameters; in Keras a model that is built, and the callback "
                    "BroadcastGlobalVariablesCallback of horovod_oktopk.tensorflow.keras, as Horovod's own sends them "
                    "after the first batch), and whenever shared_parameters ends")
 NARROW = ("StepAhead needs float32 or float64 parameters; '{name}' has {dtype}. What a rank has not sent yet would "

@@ -33,7 +33,7 @@ from .life import Event, Life, after
 
 PUT_TOGETHER = ("the state was saved with other hosts: what the ranks of this host had not sent was combined. They "
                 "take the same steps now, so make their optimizer state (momentum, moments) the same: "
-                "call hvd.broadcast_optimizer_state(optimizer, root_rank=0)")
+                "call broadcast_optimizer_state(optimizer, root_rank=0)")
 
 
 class Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,10 @@ from horovod_oktopk.distributed import (
     broadcast_optimizer_state,
     broadcast_parameters,
     gather_state_dict,
+    shared_parameters,
+    step_report,
 )
+from horovod_oktopk.torch_base.registry import own_run_of
 from tests.scenarios.common import needs_ranks
 from tests.torch.library import hvd
 from tests.torch.scenarios.common import (
@@ -74,6 +78,35 @@ def check_a_broadcast_optimizer_state_leaves_residuals() -> None:
     assert everywhere(optimizer.param_groups[0]["lr"]) == [1.0] * hvd.size()
     assert torch.equal(optimizer.state_dict()["horovod_oktopk"][0]["residual"], before)
     assert len(optimizer.state) == len(params)
+
+
+def check_a_state_that_is_broadcast_between_steps_leaves_step_ahead_as_it_is() -> None:
+    for inside in (False, True):
+        params = parameters()
+        optimizer = DistributedOptimizer(torch.optim.SGD(params.values(), lr=1.0, momentum=0.5), params.items(),
+                                         StepAhead(OPTIONS))
+        take_steps(optimizer, params, 0, 1)
+        with shared_parameters(optimizer) if inside else nullcontext():
+            broadcast_optimizer_state(optimizer)
+        take_steps(optimizer, params, 2, 3)
+        with shared_parameters(optimizer):
+            assert_equal_everywhere(params.values())
+            assert step_report(optimizer).step == 4
+
+
+def check_the_group_of_all_ranks_is_the_same_by_default_and_by_name() -> None:
+    models = [parameters(), parameters()]
+    optimizers = [DistributedOptimizer(torch.optim.SGD(params.values(), lr=1.0), params.items(), StepAhead(OPTIONS),
+                                       process_group=group)
+                  for params, group in zip(models, (None, dist.group.WORLD), strict=True)]
+    first, second = (own_run_of(each).ranks.channel for each in optimizers)
+    assert second == first + 1, "their messages do not meet"
+    for step in range(3):
+        for optimizer, params in zip(optimizers, models, strict=True):
+            take_steps(optimizer, params, step)
+    with shared_parameters(optimizers):
+        for one, other in zip(models[0].values(), models[1].values(), strict=True):
+            assert torch.equal(one, other)
 
 
 def check_a_group_that_some_ranks_alone_have_made_disturbs_nobody() -> None:

@@ -99,6 +99,17 @@ def check_a_gradient_that_is_none_everywhere_stays_none() -> None:
         assert grads[0].numpy().tolist() == [2.0 * hvd.size()] * 3
 
 
+def check_gradients_have_the_structure_of_the_sources() -> None:
+    first, second = pair()
+    third = tf.Variable(tf.ones(2), name="third")
+    for sources in ([first, second, third], [[first, second], [third]], {"a": first, "b": [second, third]}):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(first) + tf.reduce_sum(second) + tf.reduce_sum(third)
+        grads = hvd.DistributedGradientTape(tape, compression=DENSE, op=hvd.Sum).gradient(loss, sources)
+        tf.nest.assert_same_structure(grads, sources)
+        assert all((g.numpy() == hvd.size()).all() for g in tf.nest.flatten(grads))
+
+
 def check_a_gradient_that_is_none_on_one_rank() -> None:
     needs_ranks(hvd)
     for way in EAGER_AND_GRAPH:

@@ -127,6 +127,16 @@ def check_a_model_that_was_frozen_whole_thaws() -> None:
             assert_equal_everywhere(model.parameters())
 
 
+def check_a_layer_that_cannot_join_is_refused_at_each_step() -> None:
+    model, optimizer = made(StepAhead(OkTopk(density=0.3)))
+    train(model, optimizer, range(2))
+    with shared_parameters(optimizer):
+        optimizer.add_param_group({"params": torch.nn.Linear(2, 2).half().parameters()})
+    for _ in range(2):
+        for message in raised_everywhere(PluginError, try_step(model, optimizer)):
+            assert "StepAhead needs float32 or float64 parameters" in message, message
+
+
 def check_a_layer_that_joins_on_one_rank_alone_is_told_everywhere() -> None:
     needs_ranks(hvd)
     for compression in KINDS:

@@ -10,6 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from horovod_oktopk import AgreementError, PluginError
+from horovod_oktopk.torch_base.registry import own_run_of
 from tests.scenarios.common import DENSE, is_last, k_of, needs, needs_ranks
 from tests.torch.library import OkTopk, Partial, StepAhead, hvd, set_density, step_report, synchronize_replicas
 from tests.torch.scenarios.common import (
@@ -309,6 +310,21 @@ def check_a_backward_pass_without_a_step_is_dropped() -> None:
         take_steps(optimizer, params, 2)
         assert np.array_equal(flat(params), -total(0, 2))
         assert step_report(optimizer).step == 2
+
+
+def check_gradients_that_were_reduced_and_cleared_may_come_again() -> None:
+    """Also if their memory stays, as with set_to_none=False."""
+    params, optimizer = made(DENSE, op=hvd.Sum)
+    for step in (0, 2):
+        backward(params, gradients(step))
+        optimizer.synchronize()
+        if step:
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        else:
+            optimizer.zero_grad(set_to_none=False)
+            assert not own_run_of(optimizer).is_reduced
+    assert step_report(optimizer).step == 2
 
 
 def check_data_that_worker_processes_load() -> None:
