@@ -98,9 +98,15 @@ def fitted(saved: Record, layout: Layout) -> tuple[Values, bool]:
     """Return a record's residual in the layout's dtype and order; and True if that is the record's order, too.
 
     Match parameters by name; or by order, if names are others, and those that both have are at the same places.
-    Warn if names are in another order, or are others. Raise OptionError if the record is of other parameters.
+    Warn if names are in another order, or are others, or if one has fewer than the other, as some were frozen.
+    Raise OptionError if the record is of other parameters.
     """
     theirs, ours = saved["parameters"], parameters_of(layout)
+    if has_more_or_fewer(saved, layout):
+        warnings.warn("the checkpoint has a residual of other parameters than are trained now, as some were frozen "
+                      f"or thawed since: those that both have keep theirs ({_difference(theirs, ours)})",
+                      stacklevel=2)
+        return extended(saved, layout)["residual"], False
     place_of = {name: place for place, (name, _) in enumerate(theirs)}
     is_in_order = theirs == ours or len(place_of) < len(theirs) or sorted(theirs) != sorted(ours)
     if not is_in_order:
@@ -121,10 +127,19 @@ def fitted(saved: Record, layout: Layout) -> tuple[Values, bool]:
     return np.concatenate([parts[place_of[name]] for name, _ in ours]), False
 
 
+def has_more_or_fewer(record: Record, layout: Layout) -> bool:
+    """Return True if a record has all parameters of a layout and more of them, or has some of them alone."""
+    theirs, ours = ({(name, tuple(shape)) for name, shape in each}
+                    for each in (record["parameters"], parameters_of(layout)))
+    names = {name for name, _ in theirs | ours}
+    return bool(theirs & ours) and (theirs < ours or ours < theirs) and len(names) == len(theirs | ours)
+
+
 def extended(record: Record, layout: Layout) -> Record:
-    """Return a record of some parameters as one of a layout, of which others have no residual; matched by name."""
+    """Return a record of other parameters as one of a layout, matched by name; those that it lacks have none."""
     theirs = record["parameters"]
-    known = {name: part for (name, _), part in zip(theirs, _parts(record["residual"], theirs), strict=True)}
+    known = {name: part for (name, _), part in
+             zip(theirs, _parts(residual_of(record, layout.dtype), theirs), strict=True)}
     residual = [known.get(name, np.zeros(_length([[name, shape]]), layout.dtype))
                 for name, shape in parameters_of(layout)]
     return {**record, "parameters": parameters_of(layout), "residual": np.concatenate(residual), "shared": None,
@@ -230,4 +245,6 @@ class Residuals:
             if records:
                 _warn(records, size)
         own_fields = self.record_of(residual, algorithm, first.get("coefficient"), copies, first.get("level", 0))
+        if "shared" in first and has_more_or_fewer(first, layout):
+            own_fields["shared"] = None  # which tells other parameters
         return {**first, **own_fields, "rank": rank, "size": size}  # any other field is the same on all ranks

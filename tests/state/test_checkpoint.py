@@ -175,6 +175,41 @@ def test_a_residual_of_another_dtype_is_converted_on_all_ranks(written, read, tm
         assert np.array_equal(before.astype(found.dtype), found)
 
 
+FEWER = [("a", (50, 2), "float32")]
+MORE = [("new", (7,), "float32"), *FEWER, ("b", (3,), "float32")]
+
+
+@pytest.mark.parametrize("read", [FEWER, MORE], ids=["fewer", "more"])
+@pytest.mark.filterwarnings("ignore:the checkpoint has a residual of other parameters")
+def test_parameters_that_were_frozen_or_thawed_since_begin_anew_and_the_others_keep_their_residual(read, tmp_path):
+    held = save(tmp_path / "state")
+
+    def program(transport):
+        reducer = make(transport, read)
+        gather.load(reducer, 0, tmp_path / "state")
+        found = reducer.read_residual()
+        take_steps(reducer, transport.rank, range(4, 6))
+        return found
+
+    for before, found in zip(held, on_ranks(3, program), strict=True):
+        expected = before[:100] if read is FEWER else np.concatenate([np.zeros(7, np.float32), before])
+        assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("read", [[("a", (50, 2), "float32"), ("c", (3, 1), "float32"), ("d", (1,), "float32")],
+                                  [("a", (49, 2), "float32")]], ids=["another layer", "another shape"])
+def test_a_state_of_another_model_is_refused(read, tmp_path):
+    save(tmp_path / "state")
+
+    def program(transport):
+        reducer = make(transport, read)
+        with pytest.raises(OptionError, match="of other parameters"):
+            gather.load(reducer, 0, tmp_path / "state")
+        assert not reducer.read_residual().any()
+
+    on_ranks(3, program)
+
+
 @pytest.mark.parametrize("values", [
     np.zeros(102, np.float32), np.zeros((103, 1), np.float32), np.zeros(103, np.int32),
     np.full(103, np.nan, np.float32), np.full(103, 1e300)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from horovod_oktopk import OptionError, PluginError
 from tests.scenarios import SETS
 from tests.scenarios.common import is_last, needs_ranks, shared_folder
-from tests.torch.library import OkTopk, StepAhead, gather_state_dict, hvd, shared_parameters
+from tests.torch.library import OkTopk, StepAhead, gather_state_dict, hvd, shared_parameters, step_report
 from tests.torch.scenarios.common import assert_equal_everywhere, descend, distribute, flat, raised_everywhere
 from tests.torch.scenarios.step_ahead import (
     OPTIONS,
@@ -113,6 +114,26 @@ def check_one_file_holds_all_ranks_also_in_another_memory_format() -> None:
         assert torch.equal(resumed.weight, model.weight.detach().contiguous()), "this rank's own, by index"
         convolve(model, optimizer, range(4, 6))
         assert_shared_is_equal(model, optimizer)
+
+
+def check_a_layer_that_was_frozen_when_the_state_was_saved_thaws_before_it_is_loaded() -> None:
+    for compression in (StepAhead(OkTopk(density=0.1)), OkTopk(density=0.1)):
+        model, optimizer = made(compression)
+        model[0].requires_grad_(False)
+        train(model, optimizer, range(4))
+        with shared_parameters(optimizer):
+            saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        resumed, fresh = made(compression)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with shared_parameters(fresh):
+                resumed.load_state_dict(saved[0])
+                fresh.load_state_dict(saved[1])
+            train(resumed, fresh, range(4, 6))
+        assert any("frozen or thawed since: those that both have keep" in str(each.message) for each in caught)
+        assert_shared_is_equal(resumed, fresh)
+        with shared_parameters(fresh):
+            assert step_report(fresh).step == 6
 
 
 def check_a_rank_outside_the_process_set_has_no_part_of_a_state() -> None:
