@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -44,7 +44,8 @@ class Method:
         return [name for name in (self.training, f"{self.training}-longer") if name in names]
 
 
-METHODS = {
+Methods = Mapping[str, Method]
+METHODS: Methods = {
     "dense": Method(BLACK, ("Dense", "Dense, ring"), "dense"),
     "dense, float16": Method(GREY, ("float16", "float16, ring"), "dense"),
     "StepAhead(OkTopk), 1 %": Method(BLUE, ("StepAhead(OkTopk)",), "step-ahead"),
@@ -54,11 +55,11 @@ GOALS = {"1 % above dense's loss": 1.01, "dense's loss": 1.0}
 """Multiples of the loss that dense training ends at, in the shorter schedule, with the same seed."""
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
+def measure(methods: Methods, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Return the seconds of a step by rate and scheme; measure what the JSON file lacks."""
     found: dict[str, dict[str, float]] = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
     study = STUDIES[arguments.study]
-    wanted = [name for method in METHODS.values() for name in method.schemes if name in training.SCHEMES]
+    wanted = [name for method in methods.values() for name in method.schemes if name in training.SCHEMES]
     for rate in RATES:
         if rate not in found:
             line = ["--models", MODELS[arguments.study], "--schemes", *wanted, "--rate", rate,
@@ -112,11 +113,12 @@ def reached(method: Method, share: float, curves: dict[str, list[Curve]]) -> lis
     return min(found, key=statistics.fmean) if found else None
 
 
-def show(steps: dict[str, dict[str, float]], curves: dict[str, list[Curve]], steps_of_epoch: float) -> None:
+def show(methods: Methods, steps: dict[str, dict[str, float]], curves: dict[str, list[Curve]],
+         steps_of_epoch: float) -> None:
     for rate in RATES:
         table = output.make_table(f"Minutes of training at {in_words(rate)}: mean of the seeds (range)", ["method"],
                                   ["seconds of a step", *GOALS])
-        for name, method in METHODS.items():
+        for name, method in methods.items():
             step = seconds_of(method, steps[rate])
             minutes = step * steps_of_epoch / 60
             cells = []
@@ -128,8 +130,8 @@ def show(steps: dict[str, dict[str, float]], curves: dict[str, list[Curve]], ste
         output.make_console().print(table)
 
 
-def plot(steps: dict[str, dict[str, float]], curves: dict[str, list[Curve]], steps_of_epoch: float, label: str,
-         path: Path) -> None:
+def plot(methods: Methods, steps: dict[str, dict[str, float]], curves: dict[str, list[Curve]],
+         steps_of_epoch: float, label: str, path: Path) -> None:
     """Plot the loss against minutes of the longest schedule, a panel for each rate, with a line at dense's goal."""
     pyplot = output.load_pyplot()
     figure, panels = pyplot.subplots(1, len(RATES), figsize=(11, 3.8), layout="constrained", sharey=True)
@@ -137,7 +139,7 @@ def plot(steps: dict[str, dict[str, float]], curves: dict[str, list[Curve]], ste
     for axes, rate in zip(panels, RATES, strict=True):
         axes.axhline(final, color=BLACK, linewidth=0.8, linestyle=":",
                      label=f"dense after {len(curves['dense'][0])} epochs")
-        for name, method in METHODS.items():
+        for name, method in methods.items():
             minutes = seconds_of(method, steps[rate]) * steps_of_epoch / 60
             columns = list(zip(*curves[method.trainings_in(curves)[-1]], strict=True))
             output.band(axes, [minutes * column[0][0] for column in columns],
@@ -166,13 +168,14 @@ def main(line: list[str] | None = None) -> None:
     arguments = parse_arguments(line)
     launch.end_cleanly_on_sigterm()
     study, runs = STUDIES[arguments.study], Runs(arguments.losses, timeout=0, may_train=False)
+    methods = {name: method for name, method in METHODS.items() if method.trainings_in(study.methods)}
     trained = {name: runs_of(name, runs, arguments)
-               for method in METHODS.values() for name in method.trainings_in(study.methods)}
+               for method in methods.values() for name in method.trainings_in(study.methods)}
     curves = {name: [curve_of(run, study.task.metric) for run in found] for name, found in trained.items()}
     steps_of_epoch = steps_of_an_epoch({name: Tuned(study.rates[0], found) for name, found in trained.items()})
-    steps = measure(arguments)
-    show(steps, curves, steps_of_epoch)
-    plot(steps, curves, steps_of_epoch, study.task.label, arguments.plot)
+    steps = measure(methods, arguments)
+    show(methods, steps, curves, steps_of_epoch)
+    plot(methods, steps, curves, steps_of_epoch, study.task.label, arguments.plot)
 
 
 if __name__ == "__main__":
