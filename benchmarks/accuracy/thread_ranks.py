@@ -20,7 +20,7 @@ from benchmarks.accuracy.pytorch_training import Distributed
 from horovod_oktopk import Dense
 from horovod_oktopk.schemes.dense import DenseSum
 from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.torch_base.device import mode_of
+from horovod_oktopk.torch_base.device import make_torch_mode
 from horovod_oktopk.torch_base.hyperparameters import scaled_learning_rates
 from horovod_oktopk.torch_base.tensors import DenseGradients, OwnGradients, TorchLayout
 from horovod_oktopk.transport.base import Transport
@@ -72,7 +72,7 @@ class ModeOptimizer:
         self.optimizer = optimizer
         self._parameters, self._clip = list(named.values()), clip
         self._layout = TorchLayout({**named})
-        self._mode = mode_of(options, True, self._layout, ranks, type(optimizer), [])
+        self._mode = make_torch_mode(options, True, self._layout, ranks, type(optimizer), [])
 
     def step(self) -> None:
         if not self._mode.reads_memory:

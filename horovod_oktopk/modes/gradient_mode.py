@@ -39,12 +39,12 @@ class GradientMode(Mode[ReducedGradients]):
     def reduce(self, gradients: ReducedGradients, others_finite: bool = True) -> None:
         reduction, accumulator = self.reduction, self.reduction.accumulator
         reduction.connect()
-        if reduction.is_alone and not reduction.owes:
+        if reduction.is_alone and not reduction.may_hold_residual:
             finite = gradients.all_finite() and others_finite
-            reduction.memory, reduction.report = reduction.alone(finite)
+            reduction.memory, reduction.report = reduction.step_alone(finite)
             return
         transport = reduction.open()
-        reduction.worker.agree(reduction.said())
+        reduction.worker.agree(reduction.attendance())
         with transport.phase("accumulate"):
             finite = accumulator.accumulate(gradients.pieces(), clear=gradients.clearable)
         outcome = reduction.outcome(accumulator, finite and others_finite)

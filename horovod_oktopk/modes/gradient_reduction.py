@@ -30,14 +30,14 @@ class GradientReduction(Reduction):
         super().__init__(scheme, layout, ranks, title, lambda scheme: self.described(scheme, signature),
                          forget=self._owe)
         self._average, self.residuals = average, Residuals(layout, ranks)
-        self.owes = False
+        self.may_hold_residual = False
         """True if the residual is one of several ranks, and this rank may be alone now."""
         self.accumulator: ResidualAccumulator = (
             HostAccumulator(layout.n, layout.dtype, lambda: self.worker.hosts) if scheme.hierarchical
             else make_accumulator())
 
     def _owe(self) -> None:
-        self.owes = True
+        self.may_hold_residual = True
 
     def described(self, scheme: Scheme, signature: Sequence[str]) -> str:
         """Return a description of these options, and of gradients with this signature."""
@@ -51,8 +51,9 @@ class GradientReduction(Reduction):
         One rank alone sends nothing: its own acc is the sum.
         """
         if not self.is_alone:
-            return reduce(self.worker.algorithm, acc, self.said(finite), self.memory, self.transport, self.layout.n)
-        after, report = self.alone(finite)
+            return reduce(self.worker.algorithm, acc, self.attendance(finite), self.memory, self.transport,
+                          self.layout.n)
+        after, report = self.step_alone(finite)
         report.phases = self.transport.phases
         if not finite:
             return Outcome(report, after, not_finite=(0,))
@@ -71,7 +72,7 @@ class GradientReduction(Reduction):
             if result is None or update is None or not self.layout.representable(update):
                 outcome.report.finite = False
                 return None
-            self.memory, self.owes = outcome.memory, False
+            self.memory, self.may_hold_residual = outcome.memory, False
             commit(result.contributed, result.remainder)
         return update
 
@@ -82,5 +83,5 @@ class GradientReduction(Reduction):
     def restore(self, record: Record) -> None:
         self.memory = Memory.from_record(record["algorithm"])
         self.accumulator.load_residual(record["residual"])
-        self.owes = bool(record["residual"].any())
+        self.may_hold_residual = bool(record["residual"].any())
         self.measure_from(record["level"])

@@ -152,11 +152,11 @@ class Reduction:
         """Hold a roll call alone, after `connect`. Collective."""
         algorithm, transport = self.worker.algorithm, self.transport
         nothing = Selection.of(SparseVector.empty(np.float32), 0.0)
-        said = replace(self.said(), description=description)
+        said = replace(self.attendance(), description=description)
         self.worker.agree(said)
         roll_call(replace(said, counts=algorithm.counts(nothing, 0, Memory(), transport.size)), transport)
 
-    def said(self, finite: bool = True, sample: Values | None = None) -> Attendance:
+    def attendance(self, finite: bool = True, sample: Values | None = None) -> Attendance:
         """Return what this rank says in a step's roll call, before it has selected: the step adds the counts.
 
         Its sample is NaN if it has measured nothing.
@@ -179,7 +179,7 @@ class Reduction:
         self.transport.reset()
         return self.transport
 
-    def alone(self, finite: bool) -> tuple[Memory, StepReport]:
+    def step_alone(self, finite: bool) -> tuple[Memory, StepReport]:
         """Return the memory after a step of the only rank, which keeps all elements, and the step's report."""
         memory, n = replace(self.memory, step=self.memory.step + 1), self.layout.n
         return memory, StepReport(memory.step, n, n, n, finite, local_selected=n, global_selected=n)

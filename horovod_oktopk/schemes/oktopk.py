@@ -23,7 +23,7 @@ from ..transport.base import Counts
 from ..vectors.sparse import SparseVector
 from ..vectors.wire import ValueDtype
 from .algorithm import Algorithm, Call, Memory, Result
-from .options import FEW, OVERSHOOT, Scheme, Unit, check_integer, check_real, elements
+from .options import FEW_WORKERS, OVERSHOOT, Scheme, Unit, check_integer, check_real, elements
 
 GlobalSelection = Literal["exact", "reuse"]
 KEPT_OF_PARAMETERS = 32
@@ -70,18 +70,18 @@ class OkTopkAllreduce(Algorithm):
 
         Sums have other magnitudes than selections, so the link's format is fitted to them anew.
         """
-        transport, floor = link.transport, mine.threshold
+        transport, local_threshold = link.transport, mine.threshold
         with transport.phase("global_select"):
             if call.kept >= min(call.n, call.lengths.sum()):  # there cannot be more sums
-                kept, sizes_by_rank = keep_all(sums, transport, floor, self.value_dtype is not None)
+                kept, sizes_by_rank = keep_all(sums, transport, local_threshold, self.value_dtype is not None)
             elif (self.options.selection == "reuse" and call.in_sync
                   and not _is_due(call.t, self.options.threshold_interval)):
                 assert memory.threshold is not None
                 fits = partial(regions.fits, words_by_rank=allowed_words(call))
                 kept, sizes_by_rank = top_k_by_reuse(
-                    memory.threshold, sums, call.kept, regions.order, fits, transport, floor)
+                    memory.threshold, sums, call.kept, regions.order, fits, transport, local_threshold)
             else:
-                kept, sizes_by_rank = global_top_k(sums, call.kept, regions.order, transport, floor)
+                kept, sizes_by_rank = global_top_k(sums, call.kept, regions.order, transport, local_threshold)
             link, kept = link.fitted_to(kept)
             return kept, sizes_by_rank[regions.order], link
 
@@ -181,16 +181,17 @@ class OkTopk(Scheme):
                 else f"{kept} at density {self._given_density}")
         return {**super().settings(unit), "global_density": said, "value_dtype": self.wire_dtype(unit)}
 
-    def kind(self) -> Mapping[str, Any]:
+    def settings_but_density(self) -> Mapping[str, Any]:
         """Return the options that a change of the density leaves unchanged; a global density as a multiple of it."""
         kept = self._given_global_density
         if kept is None:
-            return super().kind()
-        return {**super().kind(), "global_density": f"{kept / self._first_density:.6g} times the density"}
+            return super().settings_but_density()
+        multiple = f"{kept / self._first_density:.6g} times the density"
+        return {**super().settings_but_density(), "global_density": multiple}
 
     def overshoot_of_p(self, workers: int) -> float:
         """Return 0 for a few workers, with whom it gains nothing."""
-        return OVERSHOOT if workers > FEW else 0.0
+        return OVERSHOOT if workers > FEW_WORKERS else 0.0
 
     def algorithm(self, unit: Unit = "gradients") -> OkTopkAllreduce:
         """Return the algorithm with these options."""

@@ -37,7 +37,7 @@ class Compression:
         return tensor
 
 
-FEW = 8
+FEW_WORKERS = 8
 """Number of workers up to which each rank's own noise is small, in units of a step of all ranks."""
 OVERSHOOT = 0.4
 """Times what a rank's element differs by from the mean: about what momentum (0.9) adds until it is sent again.
@@ -95,7 +95,7 @@ class Scheme(Compression):
         """Return all options by name."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
 
-    def kind(self) -> Mapping[str, Any]:
+    def settings_but_density(self) -> Mapping[str, Any]:
         """Return the options that a change of the density leaves unchanged, by name."""
         return {name: value for name, value in self.settings().items() if name != "density"} | {
             "measures": self.measures}

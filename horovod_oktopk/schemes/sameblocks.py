@@ -20,7 +20,7 @@ from ..transport.base import Counts
 from ..vectors.sparse import SparseVector
 from ..vectors.wire import BLOCK, Format, blocks_of
 from .algorithm import Algorithm, Call, Memory, Result
-from .options import FEW, OVERSHOOT, Scheme, Unit
+from .options import FEW_WORKERS, OVERSHOOT, Scheme, Unit
 from .turns import Turns
 
 logger = logging.getLogger("horovod_oktopk")
@@ -98,7 +98,7 @@ class SameBlocks(Scheme):
         A rank's own noise grows with √P, in units of a step of all ranks. With overlap and
         λ = 1 AdamW on 16 nearly fails.
         """
-        return min(1.0, math.sqrt(FEW / workers)) if overlap else 1.0
+        return min(1.0, math.sqrt(FEW_WORKERS / workers)) if overlap else 1.0
 
     def overshoot_of_p(self, workers: int) -> float:  # noqa: ARG002
         return OVERSHOOT

@@ -39,7 +39,8 @@ Kept = tuple[Selection, Counts]
 """This rank's part of the elements that are kept of a sum, and the length of every rank's part: int64, shape (P,)."""
 
 
-def global_top_k(sums: SparseVector, k: int, order: Counts, transport: Transport, floor: float = 0.0) -> Kept:
+def global_top_k(sums: SparseVector, k: int, order: Counts, transport: Transport,
+                 local_threshold: float = 0.0) -> Kept:
     """Return this rank's part of the exact global top-k, and the number of elements in each rank's. Collective.
 
     Args:
@@ -47,7 +48,7 @@ def global_top_k(sums: SparseVector, k: int, order: Counts, transport: Transport
         k: number of elements to keep, the same on all ranks; none if 0.
         order: the owners in the order of their regions. Ties go to the lower index.
         transport: to all ranks.
-        floor: the threshold of this rank's own selection; it serves the ends of what is sent alone.
+        local_threshold: the threshold of this rank's own selection; it serves the ends of what is sent alone.
     """
     if k == 0:
         return Selection.of(sums[:0], 0.0), np.zeros(transport.size, np.int64)
@@ -59,7 +60,7 @@ def global_top_k(sums: SparseVector, k: int, order: Counts, transport: Transport
     ascending = np.sort(to_bits(top.values))
     steps = np.full(transport.size, step)
     mine = sketch(ascending, step, entries - 1, int(first_places(steps)[transport.rank]))
-    rows = allgather_rows(np.concatenate([to_bits(np.array([floor], sums.values.dtype)), mine]), transport)
+    rows = allgather_rows(np.concatenate([to_bits(np.array([local_threshold], sums.values.dtype)), mine]), transport)
     bits, above, equal = (_kth_by_sketches(ascending, Sketches(rows[:, 1], rows[:, 2:], steps), k, transport)
                           or radix_kth_magnitude(to_bits(sums.values), k, transport))
     quotas = _quotas(equal, k - int(above.sum()), order)
@@ -69,21 +70,22 @@ def global_top_k(sums: SparseVector, k: int, order: Counts, transport: Transport
     return _selection(chosen.without(surplus), threshold, rows[:, 0], rows[:, 1]), above + quotas
 
 
-def keep_all(sums: SparseVector, transport: Transport, floor: float = 0.0, keeps_zeros: bool = False) -> Kept:
+def keep_all(sums: SparseVector, transport: Transport, local_threshold: float = 0.0,
+             keeps_zeros: bool = False) -> Kept:
     """Select everything, for a k that all sums together cannot exceed; see `global_top_k`. Collective.
 
     If `keeps_zeros`, as values are rounded, to zero too, sums that are zero stay where no index is left out: then no
     index need be sent.
     """
-    if floor or not keeps_zeros or not sums.is_consecutive:
+    if local_threshold or not keeps_zeros or not sums.is_consecutive:
         sums = sums.compress(sums.values != 0)
-    mine = to_bits(np.array([floor, np.abs(sums.values).max(initial=0)], sums.values.dtype))
+    mine = to_bits(np.array([local_threshold, np.abs(sums.values).max(initial=0)], sums.values.dtype))
     rows = allgather_rows(np.append(mine, mine.dtype.type(len(sums))), transport)
     return _selection(sums, 0.0, rows[:, 0], rows[:, 1], keeps_zeros), rows[:, 2].astype(np.int64)
 
 
 def top_k_by_reuse(threshold: float, sums: SparseVector, k: int, order: Counts, fits: Callable[[Counts], bool],
-                   transport: Transport, floor: float = 0.0) -> Kept:
+                   transport: Transport, local_threshold: float = 0.0) -> Kept:
     """Select by the last threshold; all, if there are at most k elements. Collective.
 
     If the last threshold selects less than (1 - GUARD) k, more than (1 + GUARD) k, or more than fits the promised
@@ -96,31 +98,32 @@ def top_k_by_reuse(threshold: float, sums: SparseVector, k: int, order: Counts, 
     passes = magnitudes >= magnitudes.dtype.type(threshold)
     step = max(1, -(-k // (SKETCH // 4 * transport.size)))
     mine = sketch(np.sort(to_bits(magnitudes)), step, 1 + SKETCH)
-    counts = np.array([len(sums), passes.sum(), to_bits(np.array([floor], magnitudes.dtype))[0]], np.int64)
+    counts = np.array([len(sums), passes.sum(), to_bits(np.array([local_threshold], magnitudes.dtype))[0]], np.int64)
     rows = transport.allgather(np.concatenate([counts, mine.astype(np.int64)]))
-    lengths, sizes, floors, largest, sketches = *rows[:, :4].T, rows[:, 4:]
+    lengths, sizes, local_thresholds, largest, sketches = *rows[:, :4].T, rows[:, 4:]
     if lengths.sum() <= k:
-        return _selection(sums, 0.0, floors, largest), lengths
+        return _selection(sums, 0.0, local_thresholds, largest), lengths
     if abs(int(sizes.sum()) - k) <= GUARD * k and fits(sizes):
-        return _selection(sums.compress(passes), threshold, floors, largest), sizes
+        return _selection(sums.compress(passes), threshold, local_thresholds, largest), sizes
     taken = _largest_of_sketches(sketches, k // step)
     if k < step or not taken.any() or taken.max() == SKETCH:
-        return global_top_k(sums, k, order, transport, floor)
+        return global_top_k(sums, k, order, transport, local_threshold)
     last = sketches[np.arange(len(taken)), taken - 1][taken > 0].min()
     chosen = top_k(sums, int(taken[transport.rank]) * step)
-    return _selection(chosen, from_bits(int(last), magnitudes.dtype), floors, largest), taken * step
+    return _selection(chosen, from_bits(int(last), magnitudes.dtype), local_thresholds, largest), taken * step
 
 
-def _selection(chosen: SparseVector, threshold: float, floors: Bits, largest: Bits,
+def _selection(chosen: SparseVector, threshold: float, local_thresholds: Bits, largest: Bits,
                may_be_zero: bool = False) -> Selection:
     """Return what is kept, with ends that all ranks know: the smallest and the largest magnitude kept anywhere.
 
-    If all sums are kept, the smallest is approximated by the least of the floors, all ranks' local thresholds:
-    smaller sums are few, as terms have to cancel. It is not known if all sums are smaller, nor, if sums may be zero,
-    where a floor is 0. `largest` holds the largest sum of every rank.
+    If all sums are kept, the smallest is approximated by the least local threshold of all ranks: smaller sums are
+    few, as terms have to cancel. It is not known if all sums are smaller, nor, if sums may be zero, where a local
+    threshold is 0. `largest` holds the largest sum of every rank.
     """
-    dtype, known, top = chosen.values.dtype, floors[floors > 0], from_bits(int(largest.max()), chosen.values.dtype)
-    has_zeros = may_be_zero and len(known) < len(floors)
+    dtype, known = chosen.values.dtype, local_thresholds[local_thresholds > 0]
+    top = from_bits(int(largest.max()), dtype)
+    has_zeros = may_be_zero and len(known) < len(local_thresholds)
     lowest = threshold or (from_bits(int(known.min()), dtype) if len(known) and not has_zeros else 0.0)
     return Selection.of(chosen, threshold, (lowest if lowest <= top else 0.0, top))
 

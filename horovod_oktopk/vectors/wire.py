@@ -38,7 +38,7 @@ DEPTH = 8 << 7
 """Span of the levels, except zero, if the lowest is not known: 8 octaves, of 2**7 bfloat16 numbers each."""
 BLOCK = 64
 """Number of values that share one scale in the format "log4 blocks"."""
-FEW = 2
+SENT_AS_HALVES = 2
 """Number of values up to which bfloat16 takes fewer words than the ends and 4 bits for each."""
 
 
@@ -87,22 +87,22 @@ class Halves(Plain):
 
 
 class Levels(Halves):
-    """Values in 4 bits. A message has a word with the ends, and then the codes; or up to FEW levels as halves."""
+    """Values in 4 bits. A message has a word with the ends, and then the codes; or a few levels as halves."""
 
     def words(self, count: int) -> int:
-        return super().words(count) if count <= FEW else 1 + -(-count // 8)
+        return super().words(count) if count <= SENT_AS_HALVES else 1 + -(-count // 8)
 
     def round(self, values: Values) -> Values:
         codes = self.kernels.to_levels(values, self._levels)
         return self.kernels.from_levels(codes, len(values), self._levels, self.dtype)
 
     def pack(self, values: Values) -> Words:
-        if len(values) <= FEW:
+        if len(values) <= SENT_AS_HALVES:
             return super().pack(values)
         return np.concatenate([self._bits.view(np.uint32), self.kernels.to_levels(values, self._levels)])
 
     def unpack(self, words: Words, count: int) -> Values:
-        if count <= FEW:
+        if count <= SENT_AS_HALVES:
             return super().unpack(words, count)
         levels = levels_between(words[:1].view(np.uint16))
         return self.kernels.from_levels(words[1:], count, levels, self.dtype)

@@ -15,7 +15,7 @@ from horovod_oktopk.schemes import OkTopk, as_options
 from horovod_oktopk.schemes.options import Scheme
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state import gather
-from horovod_oktopk.torch_base.device import mode_of
+from horovod_oktopk.torch_base.device import make_torch_mode
 from horovod_oktopk.torch_base.state import records_of, state_of
 from horovod_oktopk.torch_base.tensors import DenseGradients, TorchLayout
 
@@ -115,7 +115,7 @@ class OkTopkState:
             self._layout = TorchLayout({name: named[name] for name in sorted(named)})
             self._finds_unused = any(model.find_unused_parameters or model.static_graph
                                      for model in models_over(named.values()))
-            self._mode = mode_of(self._options, True, self._layout, self._ranks, torch.optim.SGD, ())
+            self._mode = make_torch_mode(self._options, True, self._layout, self._ranks, torch.optim.SGD, ())
             if self._loaded:
                 self._mode.load(self._loaded)
                 self._loaded = []

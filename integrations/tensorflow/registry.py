@@ -22,7 +22,8 @@ STATES: list[WaitingState] = []
 
 def runs_of_tapes(options: Scheme, op: Any, process_set: Any, sparse_as_dense: bool) -> Runs[Any]:
     """Return the runs of all tapes of which the same was asked, but for the density."""
-    key = (type(options), tuple(options.kind().items()), op, process_set.process_set_id, sparse_as_dense)
+    key = (type(options), tuple(options.settings_but_density().items()), op, process_set.process_set_id,
+           sparse_as_dense)
     if key not in OF_TAPES:
         OF_TAPES[key] = GradientRuns(options, op, process_set, sparse_as_dense)
         OF_TAPES[key].states = STATES

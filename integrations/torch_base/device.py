@@ -33,7 +33,7 @@ CHUNK = 1 << 24
 """Number of elements selected at a time: bounds the temporaries, and is plenty for one kernel."""
 
 
-def mode_of(options: Any, average: bool, layout: TorchLayout, ranks: Ranks, optimizer: type,
+def make_torch_mode(options: Any, average: bool, layout: TorchLayout, ranks: Ranks, optimizer: type,
             settings: Sequence[str]) -> Mode[Any]:
     """Return the mode of an optimizer of this class. `settings` names its hyperparameters."""
     n, dtype, device = layout.n, layout.dtype, layout.device

@@ -19,7 +19,7 @@ from horovod_oktopk.schemes.options import Scheme
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.state import gather
 from horovod_oktopk.state.records import Record, extended
-from horovod_oktopk.torch_base.device import mode_of
+from horovod_oktopk.torch_base.device import make_torch_mode
 from horovod_oktopk.torch_base.hyperparameters import Hyperparameters, rates_of, scaled_learning_rates
 from horovod_oktopk.torch_base.peers import MakePeers, Peers
 from horovod_oktopk.torch_base.private import values_of
@@ -137,8 +137,8 @@ class Run:
     def reduce(self) -> None:
         """Reduce the gradients over this host's ranks if it is one worker of the mode's, before the step."""
         self._reduced = None
-        if self._host is not None:
-            self.parameters.reduce_all(self._host, self.average, self._sparse_as_dense)
+        if self._host_peers is not None:
+            self.parameters.reduce_all(self._host_peers, self.average, self._sparse_as_dense)
             self.note_reduced()
 
     def note_reduced(self) -> None:
@@ -146,7 +146,7 @@ class Run:
         self._reduced = next((p.grad for p in self.parameters.all() if p.grad is not None), None)
 
     @cached_property
-    def _host(self) -> Peers | None:
+    def _host_peers(self) -> Peers | None:
         """The ranks of a host that is one worker; None if a worker is a rank. Collective at first."""
         scheme = self.scheme
         return self.peers.on_host(scheme.transport, scheme.hierarchical) if scheme.hierarchical else None
@@ -227,7 +227,7 @@ class Run:
         self.peers.check(parameters)
         self.hyperparameters = Hyperparameters(self.optimizer)
         layout = TorchLayout(self.parameters.by_name(parameters))
-        mode = mode_of(with_scheme(self._options, self.scheme), self.average, layout, self.ranks,
+        mode = make_torch_mode(with_scheme(self._options, self.scheme), self.average, layout, self.ranks,
                        type(self.optimizer), self.hyperparameters.names)
         mode.belongs_to(self)
         self.layout = layout

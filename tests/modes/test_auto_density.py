@@ -174,7 +174,7 @@ def test_a_density_that_is_set_takes_over_until_it_is_given_back(clock):
 
 
 def test_to_give_the_density_back_again_and_again_leaves_the_search_alone(clock):
-    """As a program with a warm-up does at each epoch."""
+    """A program with a warm-up does so at each epoch."""
     def program(transport):
         worker, *_ = trained(transport, clock, OPTIONS["step_ahead"])
         worker.reducer.set_density(None)

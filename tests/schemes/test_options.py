@@ -109,10 +109,12 @@ def test_settings_tell_global_densities_apart_that_differ_in_their_ratio():
 
 
 def test_options_are_of_a_kind_if_the_ratio_of_the_densities_is_the_same():
-    kind = OkTopk(density=0.01, global_density=0.03).kind()
-    assert kind == OkTopk(density=0.1, global_density=0.3).kind()
-    assert kind != OkTopk(density=0.1, global_density=0.2).kind()
-    assert OkTopk(density=0.1).kind() == OkTopk(density=0.2).kind() != OkTopk(density=0.2, selection="reuse").kind()
+    same, *others = (options.settings_but_density() for options in (
+        OkTopk(density=0.1, global_density=0.3), OkTopk(density=0.1, global_density=0.2), OkTopk(density=0.1),
+        OkTopk(density=0.1, selection="reuse")))
+    assert same == OkTopk(density=0.01, global_density=0.03).settings_but_density()
+    assert same not in others
+    assert others[1] == OkTopk(density=0.2).settings_but_density() != others[2]
 
 
 def test_a_lone_tensor_is_refused_instead_of_going_dense():

@@ -127,11 +127,11 @@ class PartialMode(Mode[ReducedGradients]):
                  settings: Sequence[str] = ()) -> None:
         self.partial = options
         self.drifts = not options.in_order
-        self._wished = options.scheme
+        self._next_scheme = options.scheme
         own = [f"partial {name}: {value}" for name, value in options.settings().items()]
         signature = [*own, f"settings: {', '.join(settings)}", *layout.describe()]
-        title = f"Partial({type(self._wished).__name__}, policy={options.policy!r})"
-        reduction = GradientReduction(self._wished, average, layout, make_accumulator, ranks, title, signature)
+        title = f"Partial({type(self._next_scheme).__name__}, policy={options.policy!r})"
+        reduction = GradientReduction(self._next_scheme, average, layout, make_accumulator, ranks, title, signature)
         super().__init__(reduction, reduction.residuals)
         self._settings = len(settings)
         self._pending = Pending(reduction.accumulator, layout)
@@ -152,7 +152,7 @@ class PartialMode(Mode[ReducedGradients]):
             start = time.perf_counter()
             self._pending.hand_in(gradients.pieces())
             self._accumulating.seconds = time.perf_counter() - start
-            return [self._wished.present_density, *settings]
+            return [self._next_scheme.present_density, *settings]
 
         allreduce = self.start()
         base = self.reduction.ranks.base
@@ -208,7 +208,7 @@ class PartialMode(Mode[ReducedGradients]):
 
     def set_density(self, density: float | None) -> None:
         """Set the density from this rank's next contribution on. A round has that of the rank with its settings."""
-        self._wished = self._wished.with_density(density)
+        self._next_scheme = self._next_scheme.with_density(density)
 
     def start(self) -> PartialAllreduce:
         """Connect the ranks, and hold a first roll call. Collective."""

@@ -154,7 +154,7 @@ class StepAheadMode(Mode[LocalGradients]):
             self.resume()
             self._model.passes(Event.RESET)
             self.coefficient, finite = 1.0, gradients.all_finite()
-            reduction.memory, reduction.report = reduction.alone(finite)
+            reduction.memory, reduction.report = reduction.step_alone(finite)
             return int(finite or not scaled)
         if not self.is_started:
             self.start()
@@ -326,7 +326,7 @@ class StepAheadMode(Mode[LocalGradients]):
             model.swap()
         self.catch_up()
         residual = model.settled_residual()
-        model.look_again()
+        model.update_digest()
         if is_shown:
             model.swap()
         reduction = self.reduction

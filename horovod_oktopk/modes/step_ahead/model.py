@@ -42,7 +42,7 @@ class Model:
     def __init__(self, accumulator: ParameterAccumulator, replica: Replica) -> None:
         self.life = Life.NEW
         self.digest = ""
-        """A short text that differs if one bit of w does; as of `start` or `look_again`."""
+        """A short text that differs if one bit of w does; as of `start` or `update_digest`."""
         self.copies = 1
         """Number of consecutive ranks that have this rank's residual."""
         self._accumulator, self._replica = accumulator, replica
@@ -56,7 +56,7 @@ class Model:
     def start(self, copies: int) -> None:
         """Take p as w. This number of ranks have the same residual."""
         self._accumulator.start(self._replica.pieces())
-        self.look_again()
+        self.update_digest()
         self.copies = copies
         self.passes(Event.START)
 
@@ -72,7 +72,7 @@ class Model:
         self.swap()
         self.passes(Event.HIDE)
         if self._checksum() != before:
-            self.look_again()
+            self.update_digest()
             self.passes(Event.CHANGE)
 
     def suspend(self) -> None:
@@ -175,7 +175,7 @@ class Model:
         """Return a number that almost certainly differs if w does; faster than a digest."""
         return zlib.crc32(self._accumulator.read_shared().data)
 
-    def look_again(self) -> None:
+    def update_digest(self) -> None:
         """Take the digest of the present w."""
         values = np.ascontiguousarray(self._replica.logical(self._accumulator.read_shared()))
         self.digest = hashlib.blake2b(values.view(np.uint8).data, digest_size=8).hexdigest()
@@ -200,7 +200,7 @@ class Exchange:
         exchange is applied; see Model.
         """
         reduction, transport = self._reduction, self._reduction.open()
-        worker, said, pieces = reduction.worker, reduction.said(sample=sample), self._model.pieces()
+        worker, said, pieces = reduction.worker, reduction.attendance(sample=sample), self._model.pieces()
         with transport.phase("accumulate"):
             acc, finite = self._model.read(worker, pieces)
         said = replace(said, finite=finite)
