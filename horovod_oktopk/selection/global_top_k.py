@@ -211,24 +211,20 @@ def radix_kth_magnitude(bits: Bits, k: int, transport: Transport) -> tuple[int, 
 
     The bits are this rank's, and none of them is 0.
     """
-    threshold = _radix_search(bits, k, transport)
-    above, equal = transport.allgather(np.array([(bits > threshold).sum(), (bits == threshold).sum()], np.int64)).T
-    return threshold, above, equal
-
-
-def _radix_search(bits: Bits, k: int, transport: Transport) -> int:
-    prefix, wanted = 0, k
+    prefix, wanted, left = 0, k, bits
     for shift in range(8 * bits.dtype.itemsize - DIGIT_BITS, -1, -DIGIT_BITS):
-        digits = (bits >> bits.dtype.type(shift)).astype(np.int64) & (2**DIGIT_BITS - 1)
+        digits = (left >> bits.dtype.type(shift)).astype(np.int64) & (2**DIGIT_BITS - 1)
         histogram = transport.allreduce(np.bincount(digits, minlength=2**DIGIT_BITS).astype(np.int64))
         at_least = np.cumsum(histogram[::-1])[::-1]  # at_least[d]: values whose digit is d or more
         if at_least[0] < wanted:
-            return 0
+            prefix = 0
+            break
         digit = int(np.flatnonzero(at_least >= wanted)[-1])
         wanted -= int(at_least[digit] - histogram[digit])
         prefix = prefix << DIGIT_BITS | digit
-        bits = bits[digits == digit]
-    return prefix
+        left = left[digits == digit]
+    above, equal = transport.allgather(np.array([(bits > prefix).sum(), (bits == prefix).sum()], np.int64)).T
+    return prefix, above, equal
 
 
 def _gather(row: Bits, lengths: Counts, transport: Transport) -> list[Bits]:

@@ -48,11 +48,6 @@ def dense_allreduce(*options: Any) -> Any:
     return hvd._make_allreduce_grads_fn("DistributedOptimizer", *options)
 
 
-def library() -> Any:
-    """Return Horovod's C library; whatever name a program calls, its functions are called in the end."""
-    return hvd.mpi_ops._basics.MPI_LIB_CTYPES
-
-
 def all_layers(model: Any) -> list[Any]:
     """Return a model's layers, at any depth, itself included."""
     return list(model._flatten_layers())

@@ -7,17 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 
 SEEN = {"horovod": "0.28.1"}
 NAMES = ("horovod.torch.mpi_ops:_basics.MPI_LIB_CTYPES.horovod_shutdown",)
 """Modules and what is in them. Of objects: `_handlers` of an elastic TorchState."""
-
-
-def library() -> Any:
-    """Return Horovod's C library; whatever name a program calls, its functions are called in the end."""
-    return hvd.mpi_ops._basics.MPI_LIB_CTYPES
 
 
 def trained_by(state: Any) -> list[Any]:
