@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-from contextlib import suppress
 
 import numpy as np
 
@@ -51,8 +50,10 @@ def _create(length: int) -> int | None:
 
 
 def _open(descriptor: int, process: int, token: bytes, length: int) -> Bytes | None:
-    with suppress(OSError, ValueError), open(f"/proc/{process}/fd/{descriptor}", "r+b") as file:
-        memory = np.frombuffer(mmap.mmap(file.fileno(), length), np.uint8)
-        if memory[:TOKEN].tobytes() == token:
-            return memory
-    return None
+    try:
+        with open(f"/proc/{process}/fd/{descriptor}", "r+b") as file:
+            memory = np.frombuffer(mmap.mmap(file.fileno(), length), np.uint8)
+    except (OSError, ValueError) as error:  # as in some containers
+        logger.debug("no shared memory of process %d: %s", process, error)
+        return None
+    return memory if memory[:TOKEN].tobytes() == token else None
