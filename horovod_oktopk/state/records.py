@@ -104,8 +104,8 @@ def fitted(saved: Record, layout: Layout) -> tuple[Values, bool]:
     theirs, ours = saved["parameters"], parameters_of(layout)
     if has_more_or_fewer(saved, layout):
         warnings.warn("the checkpoint has a residual of other parameters than are trained now, as some were frozen "
-                      f"or thawed since: those that both have keep theirs ({_difference(theirs, ours)})",
-                      stacklevel=2)
+                      f"or thawed since: {_difference(theirs, ours)}. Those that both have keep theirs; load another "
+                      "one if that is wrong", stacklevel=2)
         return extended(saved, layout)["residual"], False
     place_of = {name: place for place, (name, _) in enumerate(theirs)}
     is_in_order = theirs == ours or len(place_of) < len(theirs) or sorted(theirs) != sorted(ours)

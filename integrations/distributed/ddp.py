@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from horovod_oktopk.distributed.private import hooks_of
+from horovod_oktopk.distributed.private import hooks_of, is_flattened
 from horovod_oktopk.errors import PluginError
 
 WRAPPED = ("the model is in DistributedDataParallel, which reduces whole gradients itself. Train the plain model: "
@@ -61,9 +61,9 @@ def leave_gradients(model: DistributedDataParallel) -> None:
 
 def refuse_sharded(parameters: Iterable[torch.Tensor]) -> None:
     """Raise PluginError if one of these parameters is sharded."""
-    kind = next((type(p).__name__ for p in parameters if type(p).__name__ in ("DTensor", "FlatParameter")), None)
-    if kind is not None:
-        raise PluginError(SHARDED.format(kind=kind))
+    for p in parameters:
+        if type(p).__name__ == "DTensor" or is_flattened(p):
+            raise PluginError(SHARDED.format(kind="FullyShardedDataParallel" if is_flattened(p) else "DTensor"))
 
 
 def refuse_ddp(parameters: Sequence[torch.Tensor]) -> None:

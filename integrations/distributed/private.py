@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 SEEN = {"torch": "2.13"}
 NAMES = ("torch.distributed:distributed_c10d._get_default_store", "torch.distributed:ProcessGroup._get_backend",
          "torch.distributed:ProcessGroup._device_types")
-"""Modules and what is in them. Of objects: `_comm_hooks` of DistributedDataParallel; `_timeout` of options."""
+"""Modules and what is in them. Of objects: `_comm_hooks` of DistributedDataParallel; `_timeout` of options;
+`_fsdp_flattened` of parameters."""
 
 
 def default_store() -> Any:
@@ -25,6 +27,11 @@ def timeout_of(process_group: Any) -> Any:
     """Return how long the operations of a process group may take, a timedelta."""
     group = dist.group.WORLD if process_group is None else process_group
     return group._get_backend(group._device_types[0]).options._timeout
+
+
+def is_flattened(p: torch.Tensor) -> bool:
+    """Return True for a parameter of FullyShardedDataParallel, flat or a view of a flat one's shard."""
+    return bool(getattr(p, "_fsdp_flattened", False))
 
 
 def hooks_of(model: DistributedDataParallel) -> list[Any]:

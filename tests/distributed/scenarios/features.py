@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from horovod_oktopk import OptionError, Partial, PluginError
@@ -127,6 +128,18 @@ def check_sharded_parameters_are_refused() -> None:
     messages = raised_everywhere(PluginError, lambda: DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("p", p)]))
     assert "DTensor" in messages[0]
     assert "the whole model" in messages[0]
+
+
+def check_a_model_in_fsdp_is_refused() -> None:
+    for use_orig_params in (False, True):
+        model = FullyShardedDataParallel(torch.nn.Linear(4, 3), device_id=torch.device("cpu"),
+                                         use_orig_params=use_orig_params)
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        messages = raised_everywhere(PluginError,
+                                     lambda made=optimizer: DistributedOptimizer(made, compression=OPTIONS))
+        assert "sharded (FullyShardedDataParallel)" in messages[0]
+        assert all(map(torch.equal, before, model.parameters()))
 
 
 def check_what_is_not_for_torchrun_is_refused() -> None:
