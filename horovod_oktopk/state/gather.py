@@ -19,6 +19,7 @@ from ..errors import OptionError, PluginError, TransportError
 from ..transport.base import CHUNK, Bytes, Transport
 from ..transport.counting import CountingTransport
 from ..vectors.sparse import Values
+from ..vectors.wire import WORD
 from .archive import PathLike, Reader, Writer
 from .records import Record, Residuals, parameters_of
 
@@ -135,7 +136,8 @@ def _of_all_ranks(mode: Stateful, transport: Transport, doing: str) -> Iterator[
             raise PluginError(NOTHING_YET)
         residual: Values = own["residual"]
         memory = np.empty_like(residual) if transport.rank == 0 else residual
-        plain = np.frombuffer(json.dumps({**own, "residual": None}).encode(), np.uint8)
+        text = json.dumps({**own, "residual": None}).encode()
+        plain = np.frombuffer(text + b" " * (-len(text) % WORD), np.uint8)  # messages are whole words
     for rank, length in enumerate(transport.allgather(np.array([len(plain)], np.int64))[:, 0]):
         words = plain if rank == transport.rank else np.empty(length, np.uint8)
         _move(transport, rank, 0, words)

@@ -124,6 +124,7 @@ class ThreadTransport(Transport):
 
     def send_and_receive(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
                          ) -> Iterator[list[tuple[int, Bytes]]]:
+        assert not any(len(message) % 4 for message in outgoing.values()), "see Transport: messages are whole words"
         mailboxes = self._world.swap(self.rank, {to: message.copy() for to, message in outgoing.items()})
         for batch in rotated_batches(self.rank, self.size, self.messages_in_flight):
             arrived = [(source, mailboxes[source].get(self.rank, NOTHING)) for _, source in batch]
