@@ -41,8 +41,8 @@ def only(size, program):
 
 
 def exchange(transport):
-    outgoing = {1: np.zeros(5, np.uint8), 2: np.zeros(7, np.uint8)} if transport.rank == 0 else {}
-    list(transport.send_and_receive(outgoing, {0: [0, 5, 7][transport.rank]} if transport.rank else {}))
+    outgoing = {1: np.zeros(8, np.uint8), 2: np.zeros(12, np.uint8)} if transport.rank == 0 else {}
+    list(transport.send_and_receive(outgoing, {0: [0, 8, 12][transport.rank]} if transport.rank else {}))
 
 
 def allgatherv(transport):
@@ -54,7 +54,7 @@ def allgatherv(transport):
     pytest.param(lambda transport: transport.allgather(np.zeros(3, np.int64)), [(48, 48, 2, 2)] * 3, id="allgather"),
     pytest.param(lambda transport: transport.allreduce(np.zeros(6, np.int64)), [(64, 64, 4, 4)] * 3, id="allreduce"),
     pytest.param(allgatherv, [(101, 110, 2, 2), (11, 101, 2, 2), (110, 11, 2, 2)], id="allgatherv"),
-    pytest.param(exchange, [(12, 0, 2, 0), (0, 5, 0, 1), (0, 7, 0, 1)], id="exchange")])
+    pytest.param(exchange, [(20, 0, 2, 0), (0, 8, 0, 1), (0, 12, 0, 1)], id="exchange")])
 def test_collectives_are_counted_as_rings_and_an_exchange_as_it_is(program, expected):
     """An allreduce is a reduce-scatter and an allgather; an allgatherv sends all but the next one's block."""
     assert only(3, program) == expected
