@@ -127,12 +127,12 @@ SCHEMES = {"dense": DENSE, "gradients": GRADIENTS, **{
 WITHOUT_GAIN = step_ahead("gain=None", VIOLET, gain="none")
 
 
-def longer(epochs: int, of: Task) -> dict[str, Method]:
-    """Return the methods of loss against seconds in longer runs, with their schedules stretched to them."""
-    return {f"{name}-longer": replace(
-        method, title=f"{method.title}, {epochs / int(of.options['epochs']):.3g} times the steps",
-        options={**method.options, "epochs": epochs}, rate_of="dense", line="--")
-        for name, method in (("step-ahead", STEP_AHEAD), ("same-blocks", SAME_BLOCKS), ("dense", ON_ONE_RANK))}
+def longer(epochs: int, of: Task, **methods: Method) -> dict[str, Method]:
+    """Return methods in longer runs, with their schedules stretched to them, by names that end in "-longer"."""
+    times = f"{epochs / int(of.options['epochs']):.3g} times the steps"
+    return {f"{name.replace('_', '-')}-longer": replace(
+        method, title=f"{method.title}, {times}", options={**method.options, "epochs": epochs}, rate_of="dense",
+        line="--") for name, method in methods.items()}
 
 
 TRANSFORMER_RATES = (0.0025, 0.005, 0.01, 0.02, 0.04, 0.08)
@@ -148,10 +148,10 @@ STUDIES = {
                                TRANSFORMER_RATES, {**ONE_PERCENT, "optimizer": "adamw", "epochs": 12}),
     "own-gpt": Study("dense's own settings", GPT, 4, {
         "dense": ON_ONE_RANK, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS, "no-gain": WITHOUT_GAIN,
-        **longer(5, GPT)}, (0.001,), ONE_PERCENT),
-    "own-gpt-wide": Study("dense's own settings", WIDE_GPT, 8, {"dense": ON_ONE_RANK, **{
-        name: method for name, method in longer(4, WIDE_GPT).items() if not name.startswith("step-ahead")}},
-        (0.001,), ONE_PERCENT),
+        **longer(5, GPT, step_ahead=STEP_AHEAD, same_blocks=SAME_BLOCKS, dense=ON_ONE_RANK)}, (0.001,), ONE_PERCENT),
+    "own-gpt-wide": Study("dense's own settings", WIDE_GPT, 8, {
+        "dense": ON_ONE_RANK, **longer(4, WIDE_GPT, same_blocks=SAME_BLOCKS, dense=ON_ONE_RANK)}, (0.001,),
+        ONE_PERCENT),
     **{f"own-transformer-{ranks}": Study("AdamW, dense's own settings", TRANSFORMER, ranks, {
         "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS,
         **({"no-gain": WITHOUT_GAIN} if ranks == 4 else {}),

@@ -88,9 +88,8 @@ class Reduction:
     def connect(self) -> CountingTransport:
         """Return the transport to all ranks. A new one begins with a roll call, so that differences show at once.
 
-        Collective.
-        Raise AgreementError if the ranks differ, TransportError if Horovod and the transport number the ranks
-        differently.
+        Collective. Raise AgreementError if the ranks differ, TransportError if Horovod and the transport number the
+        ranks differently.
         """
         self.reset_if_membership_changed()
         if self._transport is None:

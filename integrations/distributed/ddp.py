@@ -62,8 +62,9 @@ def leave_gradients(model: DistributedDataParallel) -> None:
 def refuse_sharded(parameters: Iterable[torch.Tensor]) -> None:
     """Raise PluginError if one of these parameters is sharded."""
     for p in parameters:
-        if type(p).__name__ == "DTensor" or is_flattened(p):
-            raise PluginError(SHARDED.format(kind="FullyShardedDataParallel" if is_flattened(p) else "DTensor"))
+        kind = "FullyShardedDataParallel" if is_flattened(p) else type(p).__name__
+        if kind in ("FullyShardedDataParallel", "DTensor"):
+            raise PluginError(SHARDED.format(kind=kind))
 
 
 def refuse_ddp(parameters: Sequence[torch.Tensor]) -> None:

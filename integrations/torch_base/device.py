@@ -34,7 +34,7 @@ CHUNK = 1 << 24
 
 
 def make_torch_mode(options: Any, average: bool, layout: TorchLayout, ranks: Ranks, optimizer: type,
-            settings: Sequence[str]) -> Mode[Any]:
+                    settings: Sequence[str]) -> Mode[Any]:
     """Return the mode of an optimizer of this class. `settings` names its hyperparameters."""
     n, dtype, device = layout.n, layout.dtype, layout.device
     on_host = device.type == "cpu"

@@ -228,7 +228,7 @@ class Run:
         self.hyperparameters = Hyperparameters(self.optimizer)
         layout = TorchLayout(self.parameters.by_name(parameters))
         mode = make_torch_mode(with_scheme(self._options, self.scheme), self.average, layout, self.ranks,
-                       type(self.optimizer), self.hyperparameters.names)
+                               type(self.optimizer), self.hyperparameters.names)
         mode.belongs_to(self)
         self.layout = layout
         return mode

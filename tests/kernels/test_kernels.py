@@ -288,3 +288,18 @@ def test_without_the_extension_the_package_works():
                "from horovod_oktopk.__main__ import check_kernels; print(check_kernels())")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "install a C++ compiler" in done.stdout
+
+
+def test_kernels_that_were_built_and_cannot_be_loaded_say_why():
+    program = """
+import sys
+class Broken:
+    def find_spec(self, name, *_):
+        if name.endswith("._native"):
+            raise ImportError("undefined symbol: of_another_machine")
+sys.meta_path.insert(0, Broken())
+from horovod_oktopk.kernels import NATIVE
+assert NATIVE is None
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "were built, but cannot be loaded here (undefined symbol: of_another_machine)" in done.stderr
