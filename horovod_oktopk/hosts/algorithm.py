@@ -45,7 +45,7 @@ class OnHosts(Algorithm):
         return replace(result, update=self._hosts.gather(result.update, call.n))
 
     def _call_of_slice(self, mine: Selection, call: Call, memory: Memory, across: Link) -> Call:
-        """Return the call of this slice, once its ranks have told how much each host has selected there.
+        """Return the call of this slice, once its ranks have told what each host has selected and remembers.
 
         k' is apportioned to the slices by what all hosts have selected of each, and k in the same proportion.
         """
@@ -53,15 +53,20 @@ class OnHosts(Algorithm):
         n = int(own.stop - own.start)
         counts = self._inner.counts(mine, n, memory, across.transport.size)
         with across.transport.phase("agree"):
-            told, counts = tell(np.array([len(mine)], np.uint32), counts, across.transport)
-        lengths = told[:, 0].astype(np.int64)
+            told, counts = tell(np.array([len(mine), memory.digest()], np.uint32), counts, across.transport)
+        lengths, in_sync = told[:, 0].astype(np.int64), call.in_sync and bool((told[:, 1] == told[0, 1]).all())
         with within.phase("host_agree"):
             kept = apportioned(call.kept, within.allgather(np.array([lengths.sum()]))[:, 0])[within.rank]
-        return replace(call, n=n, k=call.k * kept / max(1, call.kept), kept=int(kept), counts=counts, lengths=lengths)
+        return replace(call, in_sync=in_sync, n=n, k=call.k * kept / max(1, call.kept), kept=int(kept), counts=counts,
+                       lengths=lengths)
 
     def counts(self, mine: Selection, n: int, memory: Memory, size: int) -> Counts:  # noqa: ARG002
         """Return nothing: ranks with the same slice tell each other."""
         return NOTHING
+
+    def digest(self, memory: Memory) -> int:
+        """Return 1 for a complete memory: each slice has one of its own, and its ranks compare theirs."""
+        return int(memory.digest() > 0)
 
     def global_k(self, k: int, n: int, size: int) -> int:
         return self._inner.global_k(k, n, size)

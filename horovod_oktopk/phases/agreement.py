@@ -19,17 +19,20 @@ from numpy.typing import NDArray
 
 from ..errors import AgreementError
 from ..transport.base import Counts, Transport, Values, allgather_rows, alltoall_rows
+from ..vectors.sparse import Indices
 
 Words = NDArray[np.uint32]
 
 FEW_RANKS = 16
 """Ranks up to which all ranks are told everything: one round of messages less, and no more bytes than O(P)."""
-COMPLETE, FINITE = 1, 2
-"""Flags of a row's last word."""
-LEVEL_FACTOR, LEVEL_MASK = 4, 0xFFC
+FINITE = 1
+"""Flag of a row's last word."""
+LEVEL_FACTOR, LEVEL_MASK = 1 << 1, 0x3E
 """The place, in a row's last word, of the level that a rank tells."""
-RATES_SHIFT = 16
-"""The bit of a row's last word from which on it tells the rank's learning rates."""
+MEMORY_FACTOR, MEMORY_MASK = 1 << 6, 0xFFFC0
+"""The place of the digest of a rank's memory."""
+RATES_SHIFT = 20
+"""The bit from which on the word tells the rank's learning rates."""
 NOW, STEP = "now: ", "take a step"
 """Beginning of the line that names a rank's action in a description; and the action of a rank without such a line."""
 PARTED = ("the ranks do different things, and would wait for each other for ever: {}. All ranks must take the same "
@@ -54,18 +57,19 @@ class Attendance:
         description: everything that must be equal on all ranks, one "name: value" a line; so must k.
         step: its step counter.
         finite: True if its accumulator is.
-        is_complete: True if the rank remembers all of earlier steps that a step could need (thresholds, boundaries).
+        memory: a digest, of 14 bits, of what the rank remembers of earlier steps (thresholds, boundaries); 0 if that
+            is not all that a step could need.
         counts: int64, the numbers that others need of its selection: one for all of them, or one for each rank.
         sample: float32, shape (m,), the same m on all ranks: its measurements, for `RollCall.measured`.
-        rates: a digest of its learning rates, of 16 bits; see `digest_of_rates`.
-        level: a number below 1,024, of rank 0; 0 for nothing, as on all other ranks.
+        rates: a digest of its learning rates, of 12 bits; see `digest_of_rates`.
+        level: a number below 32, of rank 0; 0 for nothing, as on all other ranks.
     """
 
     description: str
     k: int
     step: int = 0
     finite: bool = True
-    is_complete: bool = False
+    memory: int = 0
     counts: Counts = field(default_factory=lambda: np.empty(0, np.int64))
     sample: Values = field(default_factory=lambda: np.empty(0, np.float32))
     rates: int = 0
@@ -85,7 +89,7 @@ class RollCall:
     not_finite: tuple[int, ...]
     """The ranks whose accumulator is not finite."""
     in_sync: bool
-    """True if all ranks are at the same step, and remember all that a step could need of those before."""
+    """True if all ranks are at the same step, and remember the same of those before: all that a step could need."""
     counts: Counts
     """See `tell`."""
     measured: Measured | None
@@ -108,9 +112,9 @@ def roll_call(mine: Attendance, transport: Transport) -> RollCall:
     rows, counts, samples = _rows(mine, transport)
     if not (rows[:, :2] == rows[0, :2]).all():
         raise AgreementError(_difference(transport, mine.text))
-    steps, states, rates = rows[:, 2], rows[:, 3] & np.uint32(COMPLETE), rows[:, 3] >> np.uint32(RATES_SHIFT)
+    steps, memories, rates = rows[:, 2], rows[:, 3] & np.uint32(MEMORY_MASK), rows[:, 3] >> np.uint32(RATES_SHIFT)
     is_same_step = bool((steps == steps[0]).all())
-    in_sync = is_same_step and bool(states.all())
+    in_sync = is_same_step and bool(memories[0]) and bool((memories == memories[0]).all())
     not_finite = tuple(np.flatnonzero(~rows[:, 3] & FINITE).tolist())
     measured = None
     if len(mine.sample):
@@ -126,20 +130,20 @@ def roll_call(mine: Attendance, transport: Transport) -> RollCall:
 def _rows(mine: Attendance, transport: Transport) -> tuple[Words, Counts, Values | None]:
     """Return every rank's row, counts as `tell` returns them, and on few ranks every rank's sample; otherwise None.
 
-    Row: two words of the digest of the text, the step, and two flags with the level and the rates' digest. Samples:
-    float32, shape (P, m). If each of many ranks has counts of its own, every one gets a copy of the row; then one
-    word stands for it: a checksum, with the flag FINITE as it is. Where the checksums are equal, all rows are this
-    rank's own but for that flag; where they differ, rows are gathered.
+    Row: two words of the digest of the text, the step, and a flag with the level and the digests of memory and rates.
+    Samples: float32, shape (P, m). If each of many ranks has counts of its own, every one gets a copy of the row;
+    then one word stands for it: a checksum, with the flag FINITE as it is. Where the checksums are equal, all rows
+    are this rank's own but for that flag; where they differ, rows are gathered.
     """
-    flags = (COMPLETE * mine.is_complete | FINITE * mine.finite | LEVEL_FACTOR * mine.level
-             | mine.rates << RATES_SHIFT)
-    row = np.array([*_digest(mine.text), mine.step & 2**32 - 1, flags], np.uint32)
+    last = (FINITE * mine.finite | LEVEL_FACTOR * mine.level | MEMORY_FACTOR * mine.memory
+            | mine.rates << RATES_SHIFT)
+    row = np.array([*_digest(mine.text), mine.step & 2**32 - 1, last], np.uint32)
     if transport.size <= FEW_RANKS:
         told, counts = tell(np.concatenate([row, mine.sample.view(np.uint32)]), mine.counts, transport)
         return told[:, :len(row)], counts, np.ascontiguousarray(told[:, len(row):]).view(np.float32)
     if len(mine.counts) <= 1:
         return *tell(row, mine.counts, transport), None
-    *others, last = row.tolist()
+    *others, _ = row.tolist()
     word = zlib.crc32(repr((*others, last & ~FINITE)).encode()) & ~FINITE | last & FINITE
     words, counts = tell(np.array([word], np.uint32), mine.counts, transport)
     digests = words & ~np.uint32(FINITE)
@@ -171,8 +175,13 @@ def counts_for(counts: Counts, rank: int) -> Counts:
 
 
 def digest_of_rates(rates: Sequence[float]) -> int:
-    """Return a digest of learning rates in 16 bits."""
-    return zlib.crc32(np.asarray(rates, np.float64).tobytes()) >> 16
+    """Return a digest of learning rates in 12 bits."""
+    return zlib.crc32(np.asarray(rates, np.float64).tobytes()) >> 20
+
+
+def digest_of_memory(boundaries: Indices, threshold: float) -> int:
+    """Return a digest of what a rank remembers, in 14 bits, which is not 0."""
+    return (zlib.crc32(boundaries.tobytes(), zlib.crc32(np.float64(threshold).tobytes())) >> 18) or 1
 
 
 @functools.lru_cache(maxsize=64)

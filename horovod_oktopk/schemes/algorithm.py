@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import OptionError
+from ..phases.agreement import digest_of_memory
 from ..phases.link import Link
 from ..selection.accumulator import Accumulator
 from ..selection.local_top_k import local_top_k
@@ -36,10 +37,11 @@ class Memory:
     turns: Turns | None = None
     """The blocks' turns; None if they begin anew."""
 
-    @property
-    def is_complete(self) -> bool:
-        """True if a step needs nothing else of the steps before."""
-        return self.boundaries is not None and self.threshold is not None
+    def digest(self) -> int:
+        """Return a digest for the roll call; 0 if a step could need more than this of the steps before."""
+        if self.boundaries is None or self.threshold is None:
+            return 0
+        return digest_of_memory(self.boundaries, self.threshold)
 
     def forgotten(self) -> Memory:
         """Return what does not depend on who the ranks are."""
@@ -78,7 +80,7 @@ class Call:
     t: int
     """The number of the step, from 1."""
     in_sync: bool
-    """True if all ranks have taken the same steps, and have a complete memory."""
+    """True if all ranks have taken the same steps, and have the same memory, which is complete."""
     counts: Counts
     """The workers' counts; see `agreement.tell`."""
     n: int
@@ -130,6 +132,10 @@ class Algorithm(ABC):
     def counts(self, mine: Selection, n: int, memory: Memory, size: int) -> Counts:  # noqa: ARG002
         """Return the numbers that others need before the exchange: int64, shape (m,); here the selection's length."""
         return np.array([len(mine)], np.int64)
+
+    def digest(self, memory: Memory) -> int:
+        """Return what the roll call compares of the memory: a digest, or 0; see `Memory.digest`."""
+        return memory.digest()
 
     def global_k(self, k: int, n: int, size: int) -> int:
         """Return k', the most elements of the sum that are kept, if each of `size` workers selects k of n."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -47,6 +48,19 @@ def assert_conserved(run, ranks_per_host, n):
 def assert_same_update(left, right):
     assert same_bits(left.values, right.values)
     assert same_bits(left.indices, right.indices)
+
+
+def test_a_host_that_remembers_other_boundaries_re_evaluates_with_all_others():
+    def change(host, memory):
+        if memory.step != 3 or host != 1:
+            return memory
+        return replace(memory, boundaries=memory.boundaries - [0, 1, 0])
+
+    gradients = Case("steady", 301, 20, 2, 6, seed=3).gradients()
+    run = on_slices(gradients, 20, 2, making(threshold_interval=100, region_interval=100), change)
+    assert_lawful(run, 2, 20, 301)
+    assert [[report.repartitioned for *_, report in ranks] for ranks in run] == [
+        [number in (0, 3)] * 4 for number in range(6)]
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEMES if name != "SameBlocks"])

@@ -115,6 +115,19 @@ def test_ranks_that_hold_the_state_of_different_steps_re_evaluate_together():
     assert all(record.report.repartitioned and record.report.global_threshold != before for record in run[0])
 
 
+def test_ranks_that_hold_the_state_of_different_runs_re_evaluate_together():
+    """A stale file on one host leads to this: without a comparison, each rank would send to other owners."""
+    case = Case("steady", 200, 20, 3, 4, seed=4)
+    ranks, others = (settle(each, 2, selection="reuse", threshold_interval=100, region_interval=100)
+                     for each in (case, Case("steady", 200, 20, 3, 4, seed=5)))
+    assert ranks[2].memory.step == others[2].memory.step
+    assert (ranks[2].memory.boundaries != others[2].memory.boundaries).any()
+    ranks[2].memory = others[2].memory
+    run = advance(ranks, case.gradients()[2:3], case.k)
+    assert_lawful(run, case.k)
+    assert all(record.report.repartitioned for record in run[0])
+
+
 @pytest.fixture
 def many_ranks(monkeypatch):
     """Let few ranks agree as many do: they send one word of a digest as long as all are equal."""
@@ -132,7 +145,7 @@ def test_many_ranks_hear_the_same_about_what_differs():
 def test_many_ranks_hear_who_is_not_finite_and_whether_all_are_in_sync(late):
     def program(transport):
         rank = transport.rank
-        mine = Attendance("same: yes", 5, step=7 + (rank == late), finite=rank != 1, is_complete=True,
+        mine = Attendance("same: yes", 5, step=7 + (rank == late), finite=rank != 1, memory=9,
                           counts=10 * rank + np.arange(3))
         call = roll_call(mine, CountingTransport(transport))
         return call.step, call.not_finite, call.in_sync, call.counts.tolist()

@@ -18,9 +18,11 @@ from horovod_oktopk.transport.counting import CountingTransport
 from tests.support.threads import run_ranks
 
 
-def on_slices(gradients: np.ndarray, k: int, ranks_per_host: int, make: Callable[[], Algorithm]) -> list[list[Any]]:
+def on_slices(gradients: np.ndarray, k: int, ranks_per_host: int, make: Callable[[], Algorithm],
+              change: Callable[[int, Memory], Memory] = lambda _, memory: memory) -> list[list[Any]]:
     """Take steps with the hosts' gradients, shape (steps, H, n).
 
+    `change` gets a host's number and a rank's memory before each step, and returns the memory to go on with.
     Return by step and rank the update; of the rank's slice acc, residual and a mask of what was sent; and the report.
     """
     _, size, n = gradients.shape
@@ -38,7 +40,8 @@ def on_slices(gradients: np.ndarray, k: int, ranks_per_host: int, make: Callable
             counting.reset()
             acc = accumulator.residual + step[host, mine]
             finite = accumulator.accumulate([(0, step[host, mine].copy())])
-            outcome = reduce(algorithm, accumulator, Attendance("", k, finite=finite), memory, counting, n)
+            outcome = reduce(algorithm, accumulator, Attendance("", k, finite=finite),
+                             change(host, memory), counting, n)
             memory, result = outcome.memory, outcome.result
             accumulator.commit(result.contributed, result.remainder)
             sent = np.zeros(len(acc), np.bool_)
