@@ -22,7 +22,7 @@ from benchmarks.accuracy.convergence import Run, Runs, Tuned, steps_of_an_epoch
 from benchmarks.accuracy.studies import BLACK, STUDIES
 from benchmarks.cluster import training
 from benchmarks.cluster.hosts import in_words
-from benchmarks.output import BLUE, GREEN, GREY
+from benchmarks.output import BLUE, GREEN, GREY, ORANGE
 
 MODELS = {"own-gpt": "gpt", "own-gpt-wide": "gpt-wide"}
 """Studies, and their models' names in cluster.training."""
@@ -49,7 +49,8 @@ METHODS: Methods = {
     "dense": Method(BLACK, ("Dense", "Dense, ring"), "dense"),
     "dense, float16": Method(GREY, ("float16", "float16, ring"), "dense"),
     "StepAhead(OkTopk), 1 %": Method(BLUE, ("StepAhead(OkTopk)",), "step-ahead"),
-    "StepAhead(SameBlocks), 20 %": Method(GREEN, ("StepAhead(SameBlocks)",), "same-blocks")}
+    "StepAhead(SameBlocks), 20 %": Method(GREEN, ("StepAhead(SameBlocks)",), "same-blocks"),
+    "the same, without overlap": Method(ORANGE, ("StepAhead(SameBlocks), at once",), "at-once")}
 """By name. float16 has dense's losses: docs/comparison.md has no difference between them."""
 GOALS = {"1 % above dense's loss": 1.01, "dense's loss": 1.0}
 """Multiples of the loss that dense training ends at, in the shorter schedule, with the same seed."""
