@@ -10,8 +10,10 @@ import atexit
 import functools
 import hashlib
 import itertools
+import os
 import socket
 import uuid
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -86,6 +88,7 @@ class GroupTransport(Transport):
         self.rank, self.size = members.index(notes.rank), len(members)
         self._gloo, self._notes, self._name, self._members = gloo, notes, name, members
         self._calls = 0
+        _living.add(self)
 
     def allgather(self, row: Counts) -> Counts:
         rows = np.empty((self.size, len(row)), row.dtype)
@@ -162,6 +165,8 @@ class GroupRanks(Ranks):
         now = self._found() if dist.is_initialized() else self._now
         if now is not self._now:
             self._generation, self._now, self._own = self._generation + 1, now, {}
+            if self.channel:  # another may have been drawn for an optimizer that was made since
+                self.channel = next(_channels[now])
         if now is dist.GroupMember.NON_GROUP_MEMBER:
             return Membership(0, 1, self._generation)
         return Membership(self.group.rank, self.group.size, self._generation)
@@ -192,6 +197,9 @@ class GroupRanks(Ranks):
 
 _channels: defaultdict[Any, Iterator[int]] = defaultdict(lambda: itertools.count(1))
 _groups: list[Group] = []
+_living: weakref.WeakSet[GroupTransport] = weakref.WeakSet()
+_pinned: list[GroupTransport] = []
+"""In a forked process (a DataLoader's worker), which has none of Gloo's threads: a destructor would wait for them."""
 
 
 @functools.cache
@@ -206,6 +214,7 @@ def group_of(process_group: Any) -> Group:
 def _leave_in_time() -> None:
     note_status()
     atexit.register(_leave)
+    os.register_at_fork(after_in_child=lambda: _pinned.extend(_living))
 
 
 def _leave() -> None:

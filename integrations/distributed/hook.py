@@ -23,7 +23,9 @@ GRADIENTS_ALONE = ("a communication hook reduces gradients, and takes a scheme s
                    "For StepAhead call leave_gradients(model), and give the optimizer to DistributedOptimizer")
 SPARSE = ("DistributedDataParallel has a bucket with a sparse gradient, which this hook cannot reduce: make the "
           "embedding's gradients dense (sparse=False), or train the plain model with DistributedOptimizer")
-
+OTHERS = ("this OkTopkState is the memory of another model, or of one with other trained parameters than now: make "
+          "an OkTopkState for each DistributedDataParallel, and give it the old one's residual, if there is one, by "
+          "new.load_state_dict(old.state_dict())")
 
 class OkTopkState:
     """The memory of `oktopk_hook` between steps: this rank's residual, by parameter.
@@ -35,7 +37,8 @@ class OkTopkState:
         scaler: the `torch.amp.GradScaler` by which the loss is multiplied; the residual is in true units.
 
     Raises:
-        PluginError: The compression is StepAhead or Partial, or none of this package.
+        PluginError: The compression is StepAhead or Partial, or none of this package; later, in `backward()`, that
+            the gradients are those of other parameters than the state's.
     """
 
     def __init__(self, process_group: Any = None, compression: Any = OkTopk,
@@ -119,6 +122,8 @@ class OkTopkState:
             if self._loaded:
                 self._mode.load(self._loaded)
                 self._loaded = []
+        if self._gradients.keys() != {*self._layout.parameters}:
+            raise PluginError(OTHERS)
         return self._mode
 
 

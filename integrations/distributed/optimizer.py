@@ -107,8 +107,9 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
             torch.save(optimizer.state_dict(), file)
         states = peers.objects(file.getvalue())
         if not is_root:
+            # Rates may be NumPy's, which weights_only refuses; the bytes have just come from a rank of this job.
             optimizer.load_state_dict(
-                torch.load(io.BytesIO(states[root_rank]), map_location="cpu", weights_only=True))
+                torch.load(io.BytesIO(states[root_rank]), map_location="cpu", weights_only=False))
 
 
 def _check_started() -> None:

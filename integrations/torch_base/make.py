@@ -15,7 +15,7 @@ from horovod_oktopk.modes.api import find_by
 from horovod_oktopk.modes.make import kind_of
 from horovod_oktopk.torch_base.own_class import class_of, plain_class
 from horovod_oktopk.torch_base.peers import MakePeers
-from horovod_oktopk.torch_base.private import span
+from horovod_oktopk.torch_base.private import SCHEDULED, span
 from horovod_oktopk.torch_base.registry import add, owners_of, run_of, suspend_others
 from horovod_oktopk.torch_base.run import UNSCALE_FIRST
 from horovod_oktopk.torch_base.runs import RUNS
@@ -53,7 +53,7 @@ def make(optimizer: torch.optim.Optimizer, options: Any, named_parameters: Any, 
     local = vars(optimizer).get("step") or plain.step.__get__(optimizer)
     run = RUNS[kind_of(options)](optimizer, local, options, names, average, sparse_as_dense, make_peers)
     vars(optimizer).pop("step", None)
-    optimizer.__class__ = class_of(plain, module)
+    optimizer.__class__ = class_of(plain, module, hasattr(local, SCHEDULED))
     suspend_others(run.parameters.all())
     add(optimizer, run)
     attach_state(optimizer)

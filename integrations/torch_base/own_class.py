@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.torch_base.private import SUPPORTS_SCALING
+from horovod_oktopk.torch_base.private import SCHEDULED, SUPPORTS_SCALING
 from horovod_oktopk.torch_base.registry import RUN
 from horovod_oktopk.torch_base.run import Run
 
@@ -40,9 +41,10 @@ class _Distributed(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. Warn a program that does so again and again, and never takes a step."""
-        if vars(self).get(RUN) is not None:
-            _run(self).note_cleared()
-        super(type(self), self).zero_grad(set_to_none)
+        run = getattr(self, RUN, None)
+        if run is not None:
+            run.note_cleared()
+        plain_class(type(self)).zero_grad(self, set_to_none)  # super() would be wrong: see `_run`
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return what a copy is made of; it takes no steps, as it has no run."""
@@ -91,12 +93,25 @@ def plain_class(cls: type) -> Any:
     return getattr(cls, PLAIN, cls)
 
 
-def class_of(plain: type, module: str) -> Any:
-    """Return a new class for one distributed optimizer, which says that it is of this module."""
+def class_of(plain: type, module: str, scheduled: bool = False) -> Any:
+    """Return a new class for one distributed optimizer, which says that it is of this module.
+
+    `scheduled` says that its step takes the place of one that a scheduler has wrapped, and calls that.
+    """
     shared = {"__module__": plain.__module__, PLAIN: plain}
     between = type(plain.__name__, (plain,), {**shared, "step": _step_for_the_state})
-    return type(plain.__name__, (between,), {**shared, **vars(_Distributed), "__module__": module,
+    steps = {"step": _scheduled_step()} if scheduled else {}
+    return type(plain.__name__, (between,), {**shared, **vars(_Distributed), **steps, "__module__": module,
                                              "__doc__": plain.__doc__, SUPPORTS_SCALING: True})
+
+
+def _scheduled_step() -> Callable[..., Any]:
+    @functools.wraps(_Distributed.step)
+    def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
+        return _Distributed.step(self, closure)
+
+    setattr(step, SCHEDULED, True)
+    return step
 
 
 def _as_copied(plain: type, module: str) -> Any:
@@ -106,7 +121,8 @@ def _as_copied(plain: type, module: str) -> Any:
 
 
 def _run(optimizer: Any) -> Run:
-    run: Run | None = vars(optimizer).get(RUN)
+    # Lightning's and Fabric's wrappers derive from this class, and hand on what they lack to the optimizer inside.
+    run: Run | None = getattr(optimizer, RUN, None)
     if run is None:
         raise PluginError(COPIED)
     return run

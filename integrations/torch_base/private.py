@@ -20,6 +20,8 @@ NAMES = (
 """Modules and what is in them. Of objects: `_optimizer_step_post_hooks`."""
 SUPPORTS_SCALING = "_step_supports_amp_scaling"
 """An attribute of fused optimizers: GradScaler then calls `step` whatever it has found."""
+SCHEDULED = "_wrapped_by_lr_sched"
+"""An attribute of a step that notes for a learning-rate scheduler that it was called."""
 
 
 def rows_of(gradient: torch.Tensor) -> torch.Tensor:

@@ -179,7 +179,7 @@ def check_a_checkpoint_keeps_what_is_pending(kind: Kind) -> None:
 def check_reports_tell_who_came_and_what_was_saved(kind: Kind) -> None:
     hvd = kind.hvd
     trainer = kind(Partial(OkTopk(density=0.1), policy="solo"))
-    rounds = 0
+    rounds, saved = 0, []
     for step in range(2 * STEPS):
         time.sleep(0.05 * (step % hvd.size() == hvd.rank()))
         trainer.step(gradients(step, hvd.rank()))
@@ -188,11 +188,13 @@ def check_reports_tell_who_came_and_what_was_saved(kind: Kind) -> None:
         words = report.payload_bytes()[0] / 4
         assert words <= report.rounds * oktopk_bound(report.k, hvd.size())
         rounds += report.rounds
-        assert (report.seconds_saved != 0) == (report.rounds > 0)  # more, or less, than a synchronous step
+        saved.append(report.seconds_saved)
+        assert report.rounds or not saved[-1]
         scalars = report.scalars("p")
         assert (scalars["p/active_ranks"], scalars["p/seconds_saved"]) == (sum(report.active), report.seconds_saved)
     trainer.synchronize_replicas()
     assert rounds >= STEPS
+    assert any(saved)  # more, or less, than in synchronous steps; one step alone may take as long, to the nanosecond
 
 
 def check_an_exception_in_a_step_is_no_ones_but_its_ranks(kind: Kind) -> None:

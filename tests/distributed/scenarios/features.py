@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from contextlib import nullcontext
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -74,9 +76,10 @@ def check_a_broadcast_optimizer_state_leaves_residuals() -> None:
     optimizer = DistributedOptimizer(torch.optim.SGD(params.values(), lr=1.0, momentum=0.5), params.items(), OPTIONS)
     take_steps(optimizer, params, 0, 1)
     before = optimizer.state_dict()["horovod_oktopk"][0]["residual"]
-    optimizer.param_groups[0]["lr"] = 1.0 + hvd.rank()
-    broadcast_optimizer_state(optimizer)
-    assert everywhere(optimizer.param_groups[0]["lr"]) == [1.0] * hvd.size()
+    for number in (float, np.float64):
+        optimizer.param_groups[0]["lr"] = number(1.0 + hvd.rank())
+        broadcast_optimizer_state(optimizer)
+        assert everywhere(optimizer.param_groups[0]["lr"]) == [1.0] * hvd.size()
     assert torch.equal(optimizer.state_dict()["horovod_oktopk"][0]["residual"], before)
     assert len(optimizer.state) == len(params)
 
@@ -108,6 +111,49 @@ def check_the_group_of_all_ranks_is_the_same_by_default_and_by_name() -> None:
     with shared_parameters(optimizers):
         for one, other in zip(models[0].values(), models[1].values(), strict=True):
             assert torch.equal(one, other)
+
+
+def check_optimizers_go_on_if_torch_distributed_is_started_anew() -> None:
+    """Make one before and one after that: their messages do not meet."""
+    models, optimizers = [parameters(), parameters()], []
+    for params in models:
+        if optimizers:
+            with shared_parameters(optimizers):
+                dist.barrier()
+            dist.destroy_process_group()
+            dist.init_process_group("gloo")
+        optimizers.append(DistributedOptimizer(torch.optim.SGD(params.values(), lr=1.0), params.items(),
+                                               StepAhead(OPTIONS)))
+        take_steps(optimizers[-1], params, 0, 1)
+    for step in range(2, 6):
+        for optimizer, params in zip(optimizers, models, strict=True):
+            take_steps(optimizer, params, step + 10 * (params is models[0]))
+    assert len({own_run_of(each).ranks.channel for each in optimizers}) == 2
+    for optimizer, params in zip(optimizers, models, strict=True):
+        with shared_parameters(optimizer):
+            assert_equal_everywhere(params.values())
+
+
+def check_a_process_that_is_forked_may_drop_an_optimizer() -> None:
+    """Collect garbage in a DataLoader's worker, where Gloo has no threads that its end could wait for."""
+    made = []
+
+    class Items(torch.utils.data.Dataset[int]):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, place: int) -> int:
+            made.clear()
+            gc.collect()
+            return place
+
+    params = parameters()
+    made.append(DistributedOptimizer(torch.optim.SGD(params.values(), lr=1.0), params.items(),
+                                     StepAhead(OPTIONS, overlap=False)))
+    take_steps(made[0], params, 0, 1)
+    assert [int(each) for each in torch.utils.data.DataLoader(Items(), batch_size=None, num_workers=1, timeout=30,
+                                                              multiprocessing_context="fork")] == [0, 1]
+    take_steps(made[0], params, 2)
 
 
 def check_a_group_that_some_ranks_alone_have_made_disturbs_nobody() -> None:

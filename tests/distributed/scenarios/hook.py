@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -128,8 +129,6 @@ def check_a_loss_scale_is_not_kept_in_the_residual() -> None:
     assert_same(dict(ours.net.named_parameters()), train(plain, range(6)))
 
 
-
-
 def check_options_that_differ_raise_in_backward_on_all_ranks() -> None:
     needs_ranks(hvd)
     run = InDDP(OkTopk(density=0.05 if hvd.rank() else 0.1))
@@ -147,6 +146,31 @@ def check_a_state_goes_on() -> None:
     second.optimizer.load_state_dict(first.optimizer.state_dict())
     second.state.load_state_dict(state)
     assert_same(train(second, range(4, 8)), expected)
+
+
+def check_a_state_of_other_parameters_is_refused() -> None:
+    """Thaw a layer, and make DDP anew: the old state would leave the layer's gradients as each rank's own."""
+    ours, plain = InDDP(), Plain()
+    for run in (ours, plain):
+        run.net.second.requires_grad_(False)
+    ours.model = DistributedDataParallel(ours.net, bucket_cap_mb=SMALL)
+    ours.model.register_comm_hook(ours.state, oktopk_hook)
+    train(ours, range(4))
+    train(plain, range(4))
+    for run in (ours, plain):
+        run.net.second.requires_grad_(True)
+        run.optimizer.zero_grad()
+    old, anew = ours.state, OkTopkState(None, OPTIONS, ours.net.named_parameters())
+    for state in (old, anew):
+        ours.model = DistributedDataParallel(ours.net, bucket_cap_mb=SMALL)
+        ours.model.register_comm_hook(state, oktopk_hook)
+        if state is old:
+            messages = raised_everywhere(PluginError, lambda: loss_of(ours.model, 4).backward())
+            assert "make an OkTopkState for each DistributedDataParallel" in messages[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        anew.load_state_dict(old.state_dict())
+        assert_same(train(ours, range(4, 8)), train(plain, range(4, 8)))
 
 
 def check_what_a_hook_cannot_do_is_refused() -> None:

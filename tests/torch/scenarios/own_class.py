@@ -48,26 +48,58 @@ def check_a_synchronized_step_that_is_not_applied_is_dropped() -> None:
 
 def check_schedulers_and_hooks_from_before_go_on() -> None:
     """Also after a state was loaded, when PyTorch prepares the optimizer's class again."""
-    results = []
-    for distributes in (False, True):
-        params, ran = parameters(), []
-        optimizer = torch.optim.SGD(params.values(), lr=1.0)
-        before = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-        optimizer.register_step_pre_hook(lambda *_, ran=ran: ran.append("before"))
-        if distributes:
-            assert distribute(params, DENSE, optimizer, op=hvd.Sum) is optimizer
-        optimizer.load_state_dict(optimizer.state_dict())
-        after = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            for step in range(4):
-                ranks = [hvd.rank()] if distributes else range(hvd.size())
-                descend(optimizer, sum(loss_with(params, gradients(step, rank)) for rank in ranks))
-                before.step()
-                after.step()
-        assert ran == ["before"] * 4
-        results.append(flat(params))
-    assert np.array_equal(*results)
+    for anew in (False, True):
+        results = [trained_with_schedulers(distributes, anew) for distributes in (False, True)]
+        assert np.array_equal(*results)
+
+
+def trained_with_schedulers(distributes: bool, anew: bool) -> Any:
+    """Train with a scheduler from before the optimizer is distributed, and perhaps with one made anew after that."""
+    params, ran = parameters(), []
+    optimizer = torch.optim.SGD(params.values(), lr=1.0)
+    schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)]
+    optimizer.register_step_pre_hook(lambda *_: ran.append("before"))
+    if distributes:
+        assert distribute(params, DENSE, optimizer, op=hvd.Sum) is optimizer
+    optimizer.load_state_dict(optimizer.state_dict())
+    if anew:
+        schedulers.append(torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(4):
+            ranks = [hvd.rank()] if distributes else range(hvd.size())
+            descend(optimizer, sum(loss_with(params, gradients(step, rank)) for rank in ranks))
+            for scheduler in schedulers:
+                scheduler.step()
+    assert ran == ["before"] * 4
+    return flat(params)
+
+
+class Wrapper:
+    """An optimizer's wrapper as Lightning and Fabric make theirs: of its class as well, without its attributes."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.inner = optimizer
+        self.__class__ = type(f"Wrapped{type(optimizer).__name__}", (type(self), type(optimizer)), {})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+def check_wrappers_that_derive_from_the_optimizers_class() -> None:
+    params, optimizer = made(DENSE, op=hvd.Sum)
+    wrapper = Wrapper(optimizer)
+    for step in range(3):
+        descend(wrapper, loss_with(params, gradients(step)))
+    wrapper.zero_grad()
+    backward(params, gradients(3))
+    wrapper.synchronize()
+    with wrapper.skip_synchronize():
+        wrapper.step()
+    assert np.array_equal(flat(params), -total(*range(4)))
 
 
 def copies_of(model: torch.nn.Module, optimizer: Any) -> Iterator[tuple[torch.nn.Module, Any]]:
