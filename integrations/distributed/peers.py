@@ -74,8 +74,8 @@ class GroupPeers(Peers):
             return
         transport = self._transport
         for tensor in (each for each in tensors if each.numel()):
-            mine = _bytes_of(tensor)
-            found = transport.broadcast(mine, root, len(mine))
+            mine = _bytes_of(tensor) if transport.rank == root else np.empty(0, np.uint8)
+            found = transport.broadcast(mine, root, tensor.nbytes)
             if transport.rank != root:
                 tensor.detach().copy_(torch.from_numpy(found).view(tensor.dtype).view(tensor.shape))
 
