@@ -52,7 +52,7 @@ class OkTopkState:
         self._mode: Mode[Any] | None = None
         self._layout: TorchLayout
         self._loaded: list[Any] = []  # which waits for the first step
-        self._finds_unused = False
+        self._finds_unused = self._shares_buckets = False  # as DDP says
         self._gradients: dict[torch.Tensor, torch.Tensor] = {}  # of this backward pass, by parameter
         self._futures: list[tuple[torch.futures.Future[torch.Tensor], torch.Tensor]] = []
 
@@ -107,7 +107,7 @@ class OkTopkState:
         """Write gradients into `p.grad`: DDP does not, where no rank has used p, but its residual may be sent now."""
         for p, tensor in zip(self._layout.parameters, tensors, strict=True):
             if p.grad is None:
-                p.grad = tensor.clone()
+                p.grad = tensor if self._shares_buckets else tensor.clone()
             elif p.grad.data_ptr() != tensor.data_ptr():
                 p.grad.copy_(tensor)
 
@@ -116,8 +116,9 @@ class OkTopkState:
         if self._mode is None:
             named = {self._names.get(p, f"{place:06d}"): p for place, p in enumerate(self._gradients)}
             self._layout = TorchLayout({name: named[name] for name in sorted(named)})
-            self._finds_unused = any(model.find_unused_parameters or model.static_graph
-                                     for model in models_over(named.values()))
+            models = models_over(named.values())
+            self._finds_unused = any(model.find_unused_parameters or model.static_graph for model in models)
+            self._shares_buckets = any(model.gradient_as_bucket_view for model in models)
             self._mode = make_torch_mode(self._options, True, self._layout, self._ranks, torch.optim.SGD, ())
             if self._loaded:
                 self._mode.load(self._loaded)

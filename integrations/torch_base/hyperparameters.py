@@ -26,7 +26,8 @@ classes; others say so by `decoupled_weight_decay` in their groups."""
 class Hyperparameters:
     """The numbers in an optimizer's parameter groups (learning rates, momentum and such).
 
-    With Partial they travel with rounds: where ranks are at different steps, their schedules are as well.
+    With Partial they travel with rounds: where ranks are at different steps, their schedules are as well. Numbers
+    that steps change themselves (Prodigy's d, a counter) do not: all ranks take the steps of the same rounds.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -35,6 +36,7 @@ class Hyperparameters:
                         for key, value in group.items() for place in _places(value)]
         self.names = [f"{index}.{key}" if place is None else f"{index}.{key}.{place}"
                       for index, key, place in self._places]
+        self._of_steps: set[int] = set()  # which a step has changed, by their places in `names`
 
     def read(self) -> list[float]:
         """Return the present values, in the order of `names`."""
@@ -47,12 +49,21 @@ class Hyperparameters:
         def change() -> Callable[[], None]:
             mine = self.read()
             self._write(values)
-            return lambda: self._write(mine)
+            given = self.read()
+
+            def undo() -> None:
+                self._of_steps |= {number for number, value in enumerate(self.read()) if value != given[number]}
+                self._write(mine)
+
+            return undo
 
         return in_plain_step(self._optimizer, change) if values else nullcontext()
 
     def _write(self, values: Sequence[float]) -> None:
-        for (index, key, place), value in zip(self._places, values, strict=True):
+        """Set the numbers, but those that steps change themselves."""
+        for number, ((index, key, place), value) in enumerate(zip(self._places, values, strict=True)):
+            if number in self._of_steps:
+                continue
             group = self._optimizer.param_groups[index]
             if isinstance(group[key], torch.Tensor):
                 group[key].fill_(value)

@@ -28,6 +28,9 @@ LBFGS = ("LBFGS cannot be used: it compares the gradients of several closures wi
          "Here the gradients are either not reduced, or other ranks' moves come between: take another optimizer")
 CLOSURE = ("{name} cannot be used: its step() cannot go without a closure, or its work is in first_step() and "
            "second_step(), which exchange nothing, so that each rank would train for itself. Take another optimizer")
+HOOKLESS = ("{name} cannot be distributed: it does not call Optimizer.__init__, so that PyTorch runs no hooks around "
+            "its steps and states. If it is made of another optimizer, distribute that one: "
+            "{name}(DistributedOptimizer(inner optimizer, ...))")
 META = ("'{name}' is on the meta device, and has no values: give the model memory first, by "
         "model.to_empty(device=...) or by loading it, and make the optimizer of it after that")
 
@@ -68,6 +71,10 @@ def refuse_ours(optimizer: Any) -> None:
 def _refuse(optimizer: torch.optim.Optimizer, options: Any) -> None:
     """Raise PluginError for an optimizer whose work cannot be distributed by its step()."""
     plain = plain_class(type(optimizer))
+    try:
+        optimizer.register_state_dict_post_hook(lambda *_: None).remove()  # the one that Lookahead of timm lacks
+    except AttributeError:
+        raise PluginError(HOOKLESS.format(name=plain.__name__)) from None
     if issubclass(plain, torch.optim.LBFGS):
         raise PluginError(LBFGS)
     closure = inspect.signature(plain.step).parameters.get("closure")

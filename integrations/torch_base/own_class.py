@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,12 +38,12 @@ class _Distributed(torch.optim.Optimizer):
 
     step.hooked = True  # type: ignore[attr-defined]  # else PyTorch would wrap it again, and run users' hooks twice
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self, *arguments: Any, **options: Any) -> None:
         """Clear the gradients. Warn a program that does so again and again, and never takes a step."""
         run = getattr(self, RUN, None)
         if run is not None:
             run.note_cleared()
-        plain_class(type(self)).zero_grad(self, set_to_none)  # super() would be wrong: see `_run`
+        plain_class(type(self)).zero_grad(self, *arguments, **options)  # super() would be wrong: see `_run`
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return what a copy is made of; it takes no steps, as it has no run."""
@@ -100,18 +99,12 @@ def class_of(plain: type, module: str, scheduled: bool = False) -> Any:
     """
     shared = {"__module__": plain.__module__, PLAIN: plain}
     between = type(plain.__name__, (plain,), {**shared, "step": _step_for_the_state})
-    steps = {"step": _scheduled_step()} if scheduled else {}
-    return type(plain.__name__, (between,), {**shared, **vars(_Distributed), **steps, "__module__": module,
+    # A new function; it exchanges, and is not to be traced.
+    step: Any = torch.compiler.disable(_Distributed.step)  # type: ignore[no-untyped-call]
+    if scheduled:
+        setattr(step, SCHEDULED, True)
+    return type(plain.__name__, (between,), {**shared, **vars(_Distributed), "step": step, "__module__": module,
                                              "__doc__": plain.__doc__, SUPPORTS_SCALING: True})
-
-
-def _scheduled_step() -> Callable[..., Any]:
-    @functools.wraps(_Distributed.step)
-    def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
-        return _Distributed.step(self, closure)
-
-    setattr(step, SCHEDULED, True)
-    return step
 
 
 def _as_copied(plain: type, module: str) -> Any:

@@ -115,13 +115,16 @@ def check_the_group_of_all_ranks_is_the_same_by_default_and_by_name() -> None:
 
 def check_optimizers_go_on_if_torch_distributed_is_started_anew() -> None:
     """Make one before and one after that: their messages do not meet."""
-    models, optimizers = [parameters(), parameters()], []
+    models, optimizers, rank, size = [parameters(), parameters()], [], hvd.rank(), hvd.size()
+    # A store of its own: in that of before, PyTorch finds the addresses of before.
+    here = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
+    port = everywhere(here and here.port)[0]
     for params in models:
         if optimizers:
             with shared_parameters(optimizers):
-                dist.barrier()
-            dist.destroy_process_group()
-            dist.init_process_group("gloo")
+                dist.destroy_process_group()
+            store = here or dist.TCPStore("localhost", port)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
         optimizers.append(DistributedOptimizer(torch.optim.SGD(params.values(), lr=1.0), params.items(),
                                                StepAhead(OPTIONS)))
         take_steps(optimizers[-1], params, 0, 1)

@@ -75,6 +75,56 @@ def trained_with_schedulers(distributes: bool, anew: bool) -> Any:
     return flat(params)
 
 
+def check_a_step_that_is_compiled_runs_as_it_is() -> None:
+    results = []
+    for compiled in (False, True):
+        params, optimizer = made(StepAhead(OkTopk(density=0.1)))
+        step = torch.compile(optimizer.step, backend="eager") if compiled else optimizer.step
+        for number in range(4):
+            optimizer.zero_grad()
+            backward(params, gradients(number))
+            step()
+        with shared_parameters(optimizer):
+            results.append(flat(params))
+    assert np.array_equal(*results)
+
+
+class Clearing(torch.optim.SGD):
+    """Its zero_grad has no arguments, and leaves zeros."""
+
+    def zero_grad(self) -> None:
+        super().zero_grad(set_to_none=False)
+
+
+def check_zero_grad_is_the_optimizers_own() -> None:
+    params = parameters()
+    optimizer = distribute(params, DENSE, Clearing(params.values(), lr=1.0))
+    take_steps(optimizer, params, 0)
+    optimizer.zero_grad()
+    assert all(not p.grad.any() for p in params.values())
+
+
+def check_an_optimizer_without_pytorchs_hooks_is_refused() -> None:
+    """Timm's Lookahead is one of these; it has those of steps, which are not run."""
+    class Around(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = {}, {}
+            self.inner, self.param_groups, self.state, self.defaults = inner, inner.param_groups, {}, {}
+
+        def step(self, closure: Any = None) -> Any:
+            return self.inner.step(closure)
+
+    params = parameters()
+    inner = torch.optim.SGD(params.values(), lr=1.0)
+    around = Around(inner)
+    messages = raised_everywhere(PluginError, lambda: distribute(params, DENSE, around))
+    assert "Around(DistributedOptimizer(inner optimizer, ...))" in messages[0]
+    assert type(around) is Around
+    distribute(params, DENSE, inner, op=hvd.Sum)
+    take_steps(Around(inner), params, 0)
+    assert np.array_equal(flat(params), -total(0))
+
+
 class Wrapper:
     """An optimizer's wrapper as Lightning and Fabric make theirs: of its class as well, without its attributes."""
 

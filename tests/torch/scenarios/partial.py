@@ -9,7 +9,7 @@ import torch
 
 from horovod_oktopk import Dense, OkTopk, Partial, PluginError
 from tests.torch.library import hvd, synchronize_replicas
-from tests.torch.scenarios.common import assert_equal_everywhere, descend, distribute, raised_everywhere
+from tests.torch.scenarios.common import assert_equal_everywhere, descend, distribute, everywhere, raised_everywhere
 
 
 def made(model: torch.nn.Module, inner: Any = None, **arguments: Any) -> Any:
@@ -76,6 +76,32 @@ def check_adam_and_every_number_of_its_groups() -> None:
     synchronize_replicas(optimizer)
     assert_equal_everywhere(model.parameters())
     assert_equal_everywhere(value for p in model.parameters() for value in optimizer.state[p].values())
+
+
+class Counting(torch.optim.SGD):
+    """It keeps a number of its own in its groups, which its steps need, as Prodigy does."""
+
+    def __init__(self, parameters: Any, **options: Any) -> None:
+        super().__init__(parameters, **options)
+        self.calls, self.param_groups[0]["count"] = 0, 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        self.param_groups[0]["count"] += 1
+        return super().step(closure)
+
+
+def check_numbers_that_steps_change_themselves_stay_as_they_leave_them() -> None:
+    model = torch.nn.Linear(6, 2)
+    optimizer = made(model, Counting(model.parameters(), lr=0.1))
+    for step in range(10):
+        time.sleep(0.002 * (hvd.rank() == step % hvd.size()))
+        descend(optimizer, model(torch.randn(3, 6)).square().sum())
+        assert optimizer.param_groups[0]["count"] == optimizer.calls
+    synchronize_replicas(optimizer)
+    counts = everywhere(optimizer.param_groups[0]["count"])
+    assert counts == everywhere(optimizer.calls) == [counts[0]] * hvd.size()
+    assert counts[0] >= 10
 
 
 def check_synchronizing_without_partial_does_nothing() -> None:

@@ -17,6 +17,7 @@ from horovod_oktopk.errors import AgreementError, OptionError
 from horovod_oktopk.modes.api import shared_parameters, synchronize_replicas
 from horovod_oktopk.tensorflow.optimizer import is_distributed, refuse_stock
 from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of
+from horovod_oktopk.tensorflow.run import Run
 from horovod_oktopk.tensorflow.runs import PartialRuns
 from horovod_oktopk.tensorflow.state import check_alike, meet, resume, suspend
 from horovod_oktopk.tensorflow.variables import is_variable, optimizers_of, tensor_of, trained_by, variables_in
@@ -147,8 +148,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
     def _compare(self) -> None:
         """Raise AgreementError, on all ranks, if a callback has put a rank's own parameters back into the model."""
         runs = [run for run in each_run_of(self.model) if run.mode.reads_memory]
-        variables = [v for run in runs if run.mode.reduction.ranks.membership().size == hvd.size()
-                     for v in run.tensors]
+        variables = [v for run in runs if _is_of_all_ranks(run) for v in run.tensors]
         if variables:
             meet(self.model, "end fit")
             digest = functools.reduce(lambda crc, v: zlib.crc32(v.numpy().tobytes(), crc), variables, 0)
@@ -184,13 +184,19 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
     def _not_sent(self) -> list[list[Any]]:
         """Return what has not been broadcast, and is no rank's own: of the model, and of each optimizer."""
         owners = [variables_in(self.model, "weights"), *map(variables_in, optimizers_of(self.model))]
-        own = {v.ref() for run in each_run_of(self.model) if run.mode.holds_own for v in run.tensors}
-        known = self._sent | self._local | own
+        holding = [run for run in each_run_of(self.model) if run.mode.holds_own]
+        # A run that holds the ranks' own has begun with what they share, and does not need to be sent later.
+        self._sent.update(v.ref() for run in holding if _is_of_all_ranks(run) for v in run.tensors)
+        known = self._sent | self._local | {v.ref() for run in holding for v in run.tensors}
         fresh: list[list[Any]] = []
         for variables in owners:
             fresh.append([v for v in map(tensor_of, variables) if v.ref() not in known])
             known.update(v.ref() for v in fresh[-1])
         return fresh
+
+
+def _is_of_all_ranks(run: Run) -> bool:
+    return bool(run.mode.reduction.ranks.membership().size == hvd.size())
 
 
 def _broadcast_by_position(variables: list[Any], root_rank: int) -> None:
