@@ -29,7 +29,7 @@ LBFGS = ("LBFGS cannot be used: it compares the gradients of several closures wi
 CLOSURE = ("{name} cannot be used: its step() cannot go without a closure, or its work is in first_step() and "
            "second_step(), which exchange nothing, so that each rank would train for itself. Take another optimizer")
 HOOKLESS = ("{name} cannot be distributed: it does not call Optimizer.__init__, so that PyTorch runs no hooks around "
-            "its steps and states. If it is made of another optimizer, distribute that one: "
+            "its steps and states. If it is made of another optimizer, give it that one distributed: write "
             "{name}(DistributedOptimizer(inner optimizer, ...))")
 META = ("'{name}' is on the meta device, and has no values: give the model memory first, by "
         "model.to_empty(device=...) or by loading it, and make the optimizer of it after that")
