@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.launch import horovodrun
+from tests.launch import Finished, horovodrun
 
 TF_KERAS = {"TF_USE_LEGACY_KERAS": "1"}
+HOROVOD_GAVE_UP = "http_store.cc:54] Wait timeout after 30 seconds"
+"""Horovod's own words where a worker came too late, on a busy machine, to start anew with the others."""
 
 
 @pytest.mark.parametrize(("worker", "backend"), [
@@ -44,6 +46,7 @@ def test_a_job_of_partial_rounds_ends_well_with_rounds_pending(how: str) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(500)  # of two launches
 @pytest.mark.xdist_group("elastic")  # they mostly wait, and groups begin first, beside others
 @pytest.mark.parametrize(("framework", "mode", "variables"), [
     pytest.param("torch", "gradients", {}, id="torch"), pytest.param("torch", "step_ahead", {}, id="step_ahead"),
@@ -51,22 +54,30 @@ def test_a_job_of_partial_rounds_ends_well_with_rounds_pending(how: str) -> None
     pytest.param("tensorflow", "gradients", TF_KERAS, id="tf_keras")])
 def test_an_elastic_job_goes_on_when_a_worker_is_killed_and_another_joins(
         framework: str, mode: str, variables: dict[str, str], tmp_path: Path) -> None:
-    hosts = tmp_path / "hosts.sh"
-    hosts.write_text(f"#!/bin/sh\n[ -e {tmp_path}/killed ] && echo localhost:3 || echo localhost:2\n"
-                     "echo 127.0.0.1:1\n")
-    hosts.chmod(0o755)
-    job = horovodrun("gloo", 3, "-m", f"tests.{framework}.elastic_worker", str(tmp_path), mode, timeout=200,
-                     flags=("--min-np", "2", "--max-np", "3", "--host-discovery-script", str(hosts)),
-                     extra=variables)
-    outcome = tmp_path / "outcome.json"
+    def launch(folder: Path) -> Finished:
+        folder.mkdir()
+        hosts = folder / "hosts.sh"
+        hosts.write_text(f"#!/bin/sh\n[ -e {folder}/killed ] && echo localhost:3 || echo localhost:2\n"
+                         "echo 127.0.0.1:1\n")
+        hosts.chmod(0o755)
+        return horovodrun("gloo", 3, "-m", f"tests.{framework}.elastic_worker", str(folder), mode, timeout=200,
+                          flags=("--min-np", "2", "--max-np", "3", "--host-discovery-script", str(hosts)),
+                          extra=variables)
+
+    folder = tmp_path / "first"
+    job = launch(folder)
+    if HOROVOD_GAVE_UP in job.output and not (folder / "outcome.json").exists():
+        folder = tmp_path / "second"
+        job = launch(folder)
+    outcome = folder / "outcome.json"
     assert outcome.exists(), job.output[-5000:]
     everyone = json.loads(outcome.read_text())
-    assert (tmp_path / "killed").exists()
+    assert (folder / "killed").exists()
     assert [worker["size"] for worker in everyone] == [3, 3, 3], "nobody took the killed worker's place"
     assert {worker["step"] for worker in everyone} == {12}, "the newcomer did not take the counter of rank 0"
     assert all(worker["weight"] == everyone[0]["weight"] for worker in everyone), "the replicas differ"
     if mode == "gradients":  # integers: exact
-        lost = json.loads((tmp_path / "killed").read_text())
+        lost = json.loads((folder / "killed").read_text())
         held = np.sum([lost, *(worker["residual"] for worker in everyone)], 0)
         accounted = held - everyone[0]["weight"]
         assert np.array_equal(accounted, everyone[0]["computed"]), "a gradient is lost, or there twice"

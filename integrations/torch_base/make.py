@@ -29,8 +29,8 @@ LBFGS = ("LBFGS cannot be used: it compares the gradients of several closures wi
 CLOSURE = ("{name} cannot be used: its step() cannot go without a closure, or its work is in first_step() and "
            "second_step(), which exchange nothing, so that each rank would train for itself. Take another optimizer")
 HOOKLESS = ("{name} cannot be distributed: it does not call Optimizer.__init__, so that PyTorch runs no hooks around "
-            "its steps and states. If it is made of another optimizer, give it that one distributed: write "
-            "{name}(DistributedOptimizer(inner optimizer, ...))")
+            "its steps and states. If it is made of another optimizer, give it that one distributed, by OkTopk and "
+            "not StepAhead: write {name}(DistributedOptimizer(inner optimizer, ...))")
 META = ("'{name}' is on the meta device, and has no values: give the model memory first, by "
         "model.to_empty(device=...) or by loading it, and make the optimizer of it after that")
 
@@ -71,6 +71,8 @@ def refuse_ours(optimizer: Any) -> None:
 def _refuse(optimizer: torch.optim.Optimizer, options: Any) -> None:
     """Raise PluginError for an optimizer whose work cannot be distributed by its step()."""
     plain = plain_class(type(optimizer))
+    if hasattr(plain, "eval") and hasattr(plain, "train"):
+        kind_of(options).check("averaging", name=plain.__name__)
     try:
         optimizer.register_state_dict_post_hook(lambda *_: None).remove()  # the one that Lookahead of timm lacks
     except AttributeError:
@@ -81,8 +83,6 @@ def _refuse(optimizer: torch.optim.Optimizer, options: Any) -> None:
     if (closure is not None and closure.default is inspect.Parameter.empty) or (
             hasattr(plain, "first_step") and hasattr(plain, "second_step")):
         raise PluginError(CLOSURE.format(name=plain.__name__))
-    if hasattr(plain, "eval") and hasattr(plain, "train"):
-        kind_of(options).check("averaging", name=plain.__name__)
 
 
 def _wrap_unscale(unscale: Callable[..., None]) -> Callable[..., None]:

@@ -120,6 +120,9 @@ def check_an_optimizer_without_pytorchs_hooks_is_refused() -> None:
     messages = raised_everywhere(PluginError, lambda: distribute(params, DENSE, around))
     assert "Around(DistributedOptimizer(inner optimizer, ...))" in messages[0]
     assert type(around) is Around
+    around.__class__ = type("Averaging", (Around,), {"eval": None, "train": None})
+    for compression, words in ((DENSE, "does not call Optimizer.__init__"), (StepAhead(DENSE), "use OkTopk alone")):
+        assert words in raised_everywhere(PluginError, lambda given=compression: distribute(params, given, around))[0]
     distribute(params, DENSE, inner, op=hvd.Sum)
     take_steps(Around(inner), params, 0)
     assert np.array_equal(flat(params), -total(0))
