@@ -200,6 +200,7 @@ _groups: list[Group] = []
 _living: weakref.WeakSet[GroupTransport] = weakref.WeakSet()
 _pinned: list[GroupTransport] = []
 """In a forked process (a DataLoader's worker), which has none of Gloo's threads: a destructor would wait for them."""
+os.register_at_fork(after_in_child=lambda: _pinned.extend(_living))
 
 
 @functools.cache
@@ -214,7 +215,6 @@ def group_of(process_group: Any) -> Group:
 def _leave_in_time() -> None:
     note_status()
     atexit.register(_leave)
-    os.register_at_fork(after_in_child=lambda: _pinned.extend(_living))
 
 
 def _leave() -> None:

@@ -27,6 +27,7 @@ OTHERS = ("this OkTopkState is the memory of another model, or of one with other
           "an OkTopkState for each DistributedDataParallel, and give it the old one's residual, if there is one, by "
           "new.load_state_dict(old.state_dict())")
 
+
 class OkTopkState:
     """The memory of `oktopk_hook` between steps: this rank's residual, by parameter.
 
@@ -123,7 +124,7 @@ class OkTopkState:
             if self._loaded:
                 self._mode.load(self._loaded)
                 self._loaded = []
-        if self._gradients.keys() != {*self._layout.parameters}:
+        elif self._gradients.keys() != {*self._layout.parameters}:
             raise PluginError(OTHERS)
         return self._mode
 

@@ -10,7 +10,7 @@ import torch
 
 from horovod_oktopk.errors import PluginError
 from horovod_oktopk.torch_base.private import SCHEDULED, SUPPORTS_SCALING
-from horovod_oktopk.torch_base.registry import RUN
+from horovod_oktopk.torch_base.registry import run_of
 from horovod_oktopk.torch_base.run import Run
 
 COPIED = ("a copy of a distributed optimizer is not distributed: give it to DistributedOptimizer(optimizer, "
@@ -40,10 +40,10 @@ class _Distributed(torch.optim.Optimizer):
 
     def zero_grad(self, *arguments: Any, **options: Any) -> None:
         """Clear the gradients. Warn a program that does so again and again, and never takes a step."""
-        run = getattr(self, RUN, None)
+        run = run_of(self)
         if run is not None:
             run.note_cleared()
-        plain_class(type(self)).zero_grad(self, *arguments, **options)  # super() would be wrong: see `_run`
+        plain_class(type(self)).zero_grad(self, *arguments, **options)  # super() of a wrapper's class leads here
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return what a copy is made of; it takes no steps, as it has no run."""
@@ -114,8 +114,7 @@ def _as_copied(plain: type, module: str) -> Any:
 
 
 def _run(optimizer: Any) -> Run:
-    # Lightning's and Fabric's wrappers derive from this class, and hand on what they lack to the optimizer inside.
-    run: Run | None = getattr(optimizer, RUN, None)
+    run = run_of(optimizer)
     if run is None:
         raise PluginError(COPIED)
     return run

@@ -167,7 +167,10 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
 
     def _broadcast(self, must_agree: bool = True) -> list[Any]:
         """Broadcast what has not been yet, owner by owner, and return it; all ranks send the same."""
-        fresh = self._not_sent()
+        holding = [run for run in each_run_of(self.model) if run.mode.holds_own]
+        # These have begun with what ranks share, and do not need to be sent when they hold that again.
+        self._sent.update(v.ref() for run in holding if _is_of_all_ranks(run) for v in run.tensors)
+        fresh = self._not_sent({v.ref() for run in holding for v in run.tensors})
         # Without the names, which may hold a counter of all layers that a rank has made.
         mine = [[f"{v.dtype.name} of shape {tuple(v.shape)}" for v in each] for each in fresh]
         theirs = hvd.allgather_object(mine, name="horovod_oktopk.broadcast")
@@ -181,13 +184,10 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
             self._sent.update(v.ref() for v in variables)
         return variables
 
-    def _not_sent(self) -> list[list[Any]]:
+    def _not_sent(self, own: set[Any]) -> list[list[Any]]:
         """Return what has not been broadcast, and is no rank's own: of the model, and of each optimizer."""
         owners = [variables_in(self.model, "weights"), *map(variables_in, optimizers_of(self.model))]
-        holding = [run for run in each_run_of(self.model) if run.mode.holds_own]
-        # A run that holds the ranks' own has begun with what they share, and does not need to be sent later.
-        self._sent.update(v.ref() for run in holding if _is_of_all_ranks(run) for v in run.tensors)
-        known = self._sent | self._local | {v.ref() for run in holding for v in run.tensors}
+        known = self._sent | self._local | own
         fresh: list[list[Any]] = []
         for variables in owners:
             fresh.append([v for v in map(tensor_of, variables) if v.ref() not in known])
