@@ -123,6 +123,7 @@ def test_the_trainer_learns_the_digits_and_keeps_replicas_equal(program: str, pa
 @pytest.mark.parametrize(("program", "package"), [
     ("torchrun_accelerate.py", "accelerate"),
     ("torchrun_lightning.py", "lightning"),
+    ("torchrun_fabric.py", "lightning"),
     ("torchrun_huggingface.py", "transformers"),
 ])
 def test_the_trainer_under_torchrun_learns_the_digits_and_keeps_replicas_equal(program: str, package: str) -> None:

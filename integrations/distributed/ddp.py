@@ -41,11 +41,11 @@ def future_for(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     return torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
 
 
-def leave_gradients(model: DistributedDataParallel) -> None:
+def leave_gradients(model: torch.nn.Module) -> None:
     """Have a model in DistributedDataParallel leave gradients to our optimizer, before its first backward pass.
 
     Args:
-        model: in DistributedDataParallel, without a communication hook.
+        model: in DistributedDataParallel, without a communication hook; or a module around it, as Fabric's.
 
     Raises:
         PluginError: The model is not in DistributedDataParallel.
@@ -54,9 +54,11 @@ def leave_gradients(model: DistributedDataParallel) -> None:
         >>> leave_gradients(ddp_model)
         >>> optimizer = DistributedOptimizer(optimizer, ddp_model.module.named_parameters())
     """
-    if not isinstance(model, DistributedDataParallel):
+    wrapped = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    if not wrapped:
         raise PluginError(NOT_WRAPPED.format(kind=type(model).__name__))
-    model.register_comm_hook(None, local_gradients_hook)
+    for module in wrapped:
+        module.register_comm_hook(None, local_gradients_hook)
 
 
 def refuse_sharded(parameters: Iterable[torch.Tensor]) -> None:

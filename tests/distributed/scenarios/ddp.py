@@ -18,11 +18,11 @@ def model_of() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
 
 
-def trained(compression: object, wrap: bool) -> dict[str, torch.Tensor]:
-    plain = model_of()
-    model = plain
-    if wrap:
-        model = DistributedDataParallel(plain)
+def trained(compression: object, wrappers: tuple[type[torch.nn.Module], ...]) -> dict[str, torch.Tensor]:
+    model = plain = model_of()
+    for wrapper in wrappers:
+        model = wrapper(model)
+    if wrappers:
         leave_gradients(model)
     optimizer = DistributedOptimizer(torch.optim.SGD(plain.parameters(), lr=0.1), plain.named_parameters(),
                                      compression)
@@ -52,7 +52,10 @@ def check_a_plain_model_is_told_that_it_is_not_in_ddp() -> None:
 
 
 def check_a_model_in_ddp_that_leaves_gradients_gives_the_plain_models_bits() -> None:
+    """Also if a module is around it, as Fabric's."""
     for compression in OPTIONS:
-        ours, plain = trained(compression, wrap=True), trained(compression, wrap=False)
-        assert_equal_everywhere(ours.values())
-        assert (flat(ours) == flat(plain)).all()
+        plain = trained(compression, ())
+        for wrappers in ((DistributedDataParallel,), (DistributedDataParallel, torch.nn.Sequential)):
+            ours = trained(compression, wrappers)
+            assert_equal_everywhere(ours.values())
+            assert (flat(ours) == flat(plain)).all()
