@@ -149,7 +149,8 @@ STUDIES = {
                                TRANSFORMER_RATES, {**ONE_PERCENT, "optimizer": "adamw", "epochs": 12}),
     "own-gpt": Study("dense's own settings", GPT, 4, {
         "dense": ON_ONE_RANK, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS, **MORE_BLOCKS,
-        "no-gain": WITHOUT_GAIN, **longer(5, GPT, step_ahead=STEP_AHEAD, same_blocks=SAME_BLOCKS, dense=ON_ONE_RANK)}, (0.001,), ONE_PERCENT),
+        "no-gain": WITHOUT_GAIN,
+        **longer(5, GPT, step_ahead=STEP_AHEAD, same_blocks=SAME_BLOCKS, dense=ON_ONE_RANK)}, (0.001,), ONE_PERCENT),
     "own-gpt-wide": Study("dense's own settings", WIDE_GPT, 8, {
         "dense": ON_ONE_RANK, **longer(4, WIDE_GPT, same_blocks=SAME_BLOCKS, at_once=AT_ONCE, dense=ON_ONE_RANK)},
         (0.001,), ONE_PERCENT),
