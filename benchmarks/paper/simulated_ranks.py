@@ -19,7 +19,8 @@ from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.schemes.step import reduce
 from horovod_oktopk.selection.accumulator import Accumulator
 from horovod_oktopk.transport.base import Bytes, Counts, Transport
-from horovod_oktopk.vectors.sparse import Indices, SparseVector, Values
+from horovod_oktopk.vectors.runs import Runs
+from horovod_oktopk.vectors.sparse import SparseVector, Values
 from tests.support.threads import ThreadTransport, run_ranks
 
 T = TypeVar("T")
@@ -56,7 +57,7 @@ class TopAccumulator(Accumulator):
         magnitudes[hit.indices // stride] = np.abs(hit.values)
         return magnitudes
 
-    def elements_at(self, indices: Indices) -> Values:
+    def elements_at(self, places: Runs) -> Values:
         raise NotImplementedError("the other elements are not known")
 
     def moments(self) -> tuple[float, float]:

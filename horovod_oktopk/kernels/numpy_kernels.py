@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,20 @@ def _is_finite(chunk: Array) -> bool:
 def _check_within(out: Array, indices: Integers) -> None:
     if len(indices) and not (indices.min() >= 0 and indices.max() < len(out)):
         raise IndexError("an index lies outside of the array")
+
+
+def _check_runs(array: Array, starts: Integers, offsets: Integers, first: int, values: Array) -> None:
+    lengths = np.diff(offsets)
+    if offsets[0] != 0 or offsets[-1] != len(values) or len(lengths) != len(starts) or (lengths < 0).any():
+        raise ValueError("the runs must have as many elements as there are values")
+    if len(starts) and not ((starts >= first).all() and (starts - first + lengths <= len(array)).all()):
+        raise IndexError("a run lies outside of the array")
+
+
+def _runs(starts: Integers, offsets: Integers, first: int) -> Iterator[tuple[int, slice]]:
+    """Yield where each run begins in an array, and its part of the values."""
+    for start, part in zip((starts - first).tolist(), pairwise(offsets.tolist()), strict=True):
+        yield start, slice(*part)
 
 
 class NumpyKernels:
@@ -119,6 +134,23 @@ class NumpyKernels:
         """Set out[indices] += values, for indices that differ. Raise IndexError like `clear`."""
         _check_within(out, indices)
         out[indices] += values
+
+    def add_runs(self, out: Array, starts: Integers, offsets: Integers, values: Array, first: int) -> None:
+        """Add values to runs of out, whose first element has the index `first`; see `vectors.runs.Runs`.
+
+        Raise IndexError if a run does not lie within out, which then is unchanged.
+        """
+        _check_runs(out, starts, offsets, first, values)
+        for start, part in _runs(starts, offsets, first):
+            out[start:start + part.stop - part.start] += values[part]
+
+    def subtract_runs(self, minuend: Array, subtrahend: Array, starts: Integers, offsets: Integers, first: int,
+                      out: Array) -> None:
+        """Set out = minuend - subtrahend, in runs of these. Arrays and errors as in `add_runs`."""
+        _check_runs(minuend, starts, offsets, first, out)
+        for start, part in _runs(starts, offsets, first):
+            run = slice(start, start + part.stop - part.start)
+            np.subtract(minuend[run], subtrahend[run], out=out[part])
 
     def scatter(self, out: Array, indices: Integers, values: Array, zero: bool = False) -> None:
         """Set out = 0, except out[indices] = values; `zero` tells that out is zero already.

@@ -99,8 +99,8 @@ class Result:
 
     update: SparseVector | DenseVector
     """The sparse sum, the same bits on every rank."""
-    contributed: Indices | slice
-    """Indices of this rank's acc that contributed to the update; EVERYTHING if all did."""
+    reached: Indices | slice | None
+    """Indices of this rank's selection that the update has; EVERYTHING if that is all of acc, None if all selected."""
     memory: Memory
     selected: SparseVector | DenseVector
     """This rank's selection, with its exact values."""
@@ -108,6 +108,14 @@ class Result:
     """Rounding errors of the sent values, for this rank's residual; None if values were sent exactly."""
     repartitioned: bool = False
     balanced: bool = False
+
+    @property
+    def contributed(self) -> Indices | slice:
+        """Indices of this rank's acc that contributed to the update; EVERYTHING if all did."""
+        if self.reached is not None:
+            return self.reached
+        assert isinstance(self.selected, SparseVector)
+        return self.selected.indices
 
 
 class Algorithm(ABC):

@@ -17,7 +17,8 @@ from ..phases.split import split_and_reduce
 from ..selection.accumulator import Accumulator
 from ..selection.selection import Selection
 from ..transport.base import Counts
-from ..vectors.sparse import SparseVector
+from ..vectors.runs import Runs
+from ..vectors.sparse import RunVector, SparseVector
 from ..vectors.wire import BLOCK, Format, blocks_of
 from .algorithm import Algorithm, Call, Memory, Result
 from .options import FEW_WORKERS, OVERSHOOT, Scheme, Unit
@@ -45,9 +46,8 @@ class SameBlocksAllreduce(Algorithm):
         """Return the blocks whose turn it is: up to k elements, and at least one block."""
         count = blocks_of(acc.n) if k >= acc.n else max(1, k // BLOCK)
         blocks = _turns(memory, acc.n).next_blocks(count)
-        places = (BLOCK * blocks[:, None] + np.arange(BLOCK)).ravel()
-        places = places[:np.searchsorted(places, acc.n)]  # the last block may be shorter
-        return _all_of(SparseVector(places, acc.elements_at(places)))
+        places = Runs.of_blocks(blocks, BLOCK, acc.n)
+        return _all_of(RunVector(places, acc.elements_at(places)))
 
     def counts(self, mine: Selection, n: int, memory: Memory, size: int) -> Counts:  # noqa: ARG002
         return np.array([_turns(memory, n).digest()], np.int64)
@@ -60,15 +60,17 @@ class SameBlocksAllreduce(Algorithm):
         if (call.counts != call.counts[0]).any():
             logger.warning(ANEW, call.t)
             nothing = SparseVector.empty(mine.dtype)
-            return Result(nothing, nothing.indices, Memory(call.t), nothing)
-        places, order = mine.elements.indices, np.arange(len(mine))
-        regions = _regions_of_blocks(len(order), link)
-        sums = split_and_reduce(SparseVector(order, mine.sent.values), regions, link)
+            return Result(nothing, None, Memory(call.t), nothing)
+        blocks = mine.elements
+        assert isinstance(blocks, RunVector)
+        regions = _regions_of_blocks(len(mine), link)
+        sums = split_and_reduce(RunVector.between(0, mine.sent.values), regions, link)
         kept = _all_of(sums).rounded(link.codec)
         total = balance_and_allgatherv(kept.sent, np.diff(regions.boundaries), False, regions, link)
-        moved = np.maximum.reduceat(np.abs(total.values), order[::BLOCK]) if len(order) else total.values
-        turns = _turns(memory, call.n).after(places[::BLOCK] // BLOCK, moved)
-        return Result(SparseVector(places, total.values), places, Memory(call.t, turns=turns), mine.elements,
+        moved = (np.maximum.reduceat(np.abs(total.values), np.arange(0, len(mine), BLOCK)) if len(mine)
+                 else total.values)
+        turns = _turns(memory, call.n).after(blocks.runs.starts // BLOCK, moved)
+        return Result(blocks.with_values(total.values), None, Memory(call.t, turns=turns), blocks,
                       _remainder(mine, kept))
 
 
@@ -129,7 +131,7 @@ def _remainder(mine: Selection, kept: Selection) -> SparseVector | None:
         return None
     lost = mine.lost()
     with np.errstate(invalid="ignore"):  # a sum that has overflowed is not committed
-        lost.values[kept.elements.indices] += kept.lost().values
+        kept.lost().add_to(lost.values)
     return lost
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels import CHUNK, KERNELS, CandidateBuffer, Kernels
+from ..vectors.runs import Runs
 from ..vectors.sparse import Indices, SparseVector, Values, concatenate
 
 LARGEST = (1 << 25) - (1 << 16)
@@ -72,8 +73,8 @@ class Accumulator(ABC):
         """Return the magnitudes of every stride-th element of acc, on the host."""
 
     @abstractmethod
-    def elements_at(self, indices: Indices) -> Values:
-        """Return the elements of acc at these indices, which ascend; on the host."""
+    def elements_at(self, places: Runs) -> Values:
+        """Return the elements of acc at these places; on the host."""
 
     @abstractmethod
     def moments(self) -> tuple[float, float]:
@@ -234,8 +235,8 @@ class NumpyAccumulator(CollectingAccumulator, ResidualAccumulator):
         magnitudes: Values = np.abs(self._acc[::stride])
         return magnitudes
 
-    def elements_at(self, indices: Indices) -> Values:
-        elements: Values = self._acc[indices]
+    def elements_at(self, places: Runs) -> Values:
+        elements: Values = self._acc[places.indices]
         return elements
 
     def _chunks(self) -> Iterator[Values]:
@@ -283,8 +284,8 @@ class EmptyAccumulator(Accumulator):
     def sample(self, stride: int) -> Values:  # noqa: ARG002
         return np.empty(0, self.dtype)
 
-    def elements_at(self, indices: Indices) -> Values:
-        return np.zeros(len(indices), self.dtype)
+    def elements_at(self, places: Runs) -> Values:
+        return np.zeros(len(places), self.dtype)
 
     def moments(self) -> tuple[float, float]:
         return 0.0, 0.0

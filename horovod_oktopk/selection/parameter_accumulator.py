@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels import CHUNK, KERNELS, CandidateBuffer, Kernels
-from ..vectors.sparse import DenseVector, Indices, SparseVector, Values
+from ..vectors.runs import Runs
+from ..vectors.sparse import DenseVector, SparseVector, Values
 from .accumulator import Accumulator, CollectingAccumulator, Pieces, between
 
 
@@ -89,11 +90,13 @@ class NumpyParameterAccumulator(CollectingAccumulator, ParameterAccumulator):
             parts.append(np.abs(self.shared[offset + first:offset + len(piece):stride] - piece[first::stride]))
         return np.concatenate(parts)
 
-    def elements_at(self, indices: Indices) -> Values:
-        elements: Values = self.shared.take(indices)
+    def elements_at(self, places: Runs) -> Values:
+        elements = np.empty(len(places), self.dtype)
         for offset, piece in self._pieces:
-            first, last = np.searchsorted(indices, (offset, offset + len(piece)))
-            elements[first:last] -= piece.take(indices[first:last] - offset)
+            first, last = places.numbers_below(np.array([offset, offset + len(piece)])).tolist()
+            own = places[first:last]
+            self._kernels.subtract_runs(self.shared[offset:offset + len(piece)], np.ascontiguousarray(piece),
+                                        own.starts, own.offsets, offset, elements[first:last])
         return elements
 
     def values(self) -> Values:
@@ -103,7 +106,7 @@ class NumpyParameterAccumulator(CollectingAccumulator, ParameterAccumulator):
         if isinstance(update, DenseVector):
             self.shared -= update.values
         else:
-            self._kernels.add(self.shared, update.indices, -update.values)
+            update.with_values(-update.values).add_to(self.shared, kernels=self._kernels)
 
     def read_shared(self) -> Values:
         return self.shared

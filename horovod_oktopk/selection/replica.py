@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..kernels import KERNELS
 from ..vectors.layout import Layout
 from ..vectors.sparse import DenseVector, SparseVector, Values
 from .accumulator import Pieces
@@ -26,8 +25,8 @@ class Replica:
 
     def add(self, delta: SparseVector | DenseVector) -> None:
         """Add delta to p."""
-        for values, part in zip(self._read(), self._layout.parts(delta), strict=True):
-            KERNELS.add(values, part.indices, part.values)
+        for (offset, own), part in zip(self.pieces(), self._layout.cut(delta), strict=True):
+            part.add_to(own, offset)
 
     def assign(self, values: Any) -> None:
         """Set p to these values: a flat array of n on the accumulator's device."""

@@ -46,7 +46,7 @@ class Selection:
 
     def lost(self) -> SparseVector:
         """Return what rounding took from the elements."""
-        return SparseVector(self.elements.indices, self.elements.values - self.sent.values)
+        return self.elements.with_values(self.elements.values - self.sent.values)
 
 
 def remainder(mine: Selection, reached: Indices, kept: Selection) -> SparseVector | None:

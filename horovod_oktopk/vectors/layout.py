@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError
 from ..kernels import KERNELS
-from .sparse import DenseVector, SparseVector
+from .sparse import DenseVector, RunVector, SparseVector
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 OVERFLOWS = {"float16": 65520.0, "bfloat16": 2.0**128 - 2.0**119, "float32": np.inf}
@@ -62,11 +62,14 @@ class Layout:
 
     def parts(self, update: SparseVector | DenseVector) -> Iterator[SparseVector]:
         """Yield the update's part of each gradient; indices from the gradient's own start."""
-        indices = None if isinstance(update, DenseVector) else update.indices
-        cuts = self.offsets if indices is None else np.searchsorted(indices, self.offsets)
-        for offset, (start, stop) in zip(self.offsets, itertools.pairwise(cuts), strict=False):
-            own = np.arange(stop - start) if indices is None else indices[start:stop] - offset
-            yield SparseVector(own, update.values[start:stop])
+        for offset, part in zip(self.offsets.tolist(), self.cut(update), strict=False):
+            yield part.shifted(-offset)
+
+    def cut(self, update: SparseVector | DenseVector) -> Iterator[SparseVector]:
+        """Yield the update's part of each gradient, with the update's own indices."""
+        whole = RunVector.between(0, update.values) if isinstance(update, DenseVector) else update
+        for start, stop in itertools.pairwise(whole.numbers_below(self.offsets).tolist()):
+            yield whole[start:stop]
 
 
 def scatter(out: NDArray[Any], part: SparseVector, zero: bool = False) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels import KERNELS
+from ..kernels import KERNELS, Kernels
+from .runs import Runs
 
 Indices = NDArray[np.int64]
 Values = NDArray[Any]
@@ -29,10 +30,27 @@ class SparseVector:
     values: Values
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return len(self.values)
 
     def __getitem__(self, part: slice) -> SparseVector:
         return SparseVector(self.indices[part], self.values[part])
+
+    def with_values(self, values: Values) -> SparseVector:
+        """Return a vector with the same indices, and these values."""
+        return SparseVector(self.indices, values)
+
+    def shifted(self, by: int) -> SparseVector:
+        """Return the vector whose indices are larger by this number."""
+        return SparseVector(self.indices + by, self.values)
+
+    def numbers_below(self, bounds: Indices) -> Indices:
+        """Return how many elements have an index below each bound."""
+        numbers: Indices = np.searchsorted(self.indices, bounds)
+        return numbers
+
+    def add_to(self, out: NDArray[Any], first: int = 0, kernels: Kernels = KERNELS) -> None:
+        """Add the vector, in place, to an array whose first element has the index `first`."""
+        kernels.add(out, self.indices - first if first else self.indices, self.values)
 
     @property
     def is_consecutive(self) -> bool:
@@ -66,7 +84,7 @@ class SparseVector:
 
     def divided(self, by: float) -> SparseVector:
         """Return the vector divided by a number, in its own dtype."""
-        return SparseVector(self.indices, self.values / self.values.dtype.type(by))
+        return self.with_values(self.values / self.values.dtype.type(by))
 
     def passing(self, threshold: float) -> SparseVector:
         """Return the non-zero elements with magnitude >= threshold, in memory of their own."""
@@ -75,6 +93,40 @@ class SparseVector:
     def positions_in(self, other: SparseVector) -> Indices:
         """Return the positions, in this vector, of the elements whose index `other` holds too (ascending)."""
         return KERNELS.common_positions(self.indices, other.indices)
+
+
+class RunVector(SparseVector):
+    """A sparse vector whose elements lie in runs: it holds no index of each."""
+
+    runs: Runs
+
+    def __init__(self, runs: Runs, values: Values) -> None:
+        object.__setattr__(self, "runs", runs)
+        object.__setattr__(self, "values", values)
+
+    @staticmethod
+    def between(start: int, values: Values) -> RunVector:
+        """Return a vector without gaps, whose first element has the index `start`."""
+        return RunVector(Runs.between(start, start + len(values)), values)
+
+    @property
+    def indices(self) -> Indices:  # type: ignore[override]
+        return self.runs.indices
+
+    def __getitem__(self, part: slice) -> RunVector:
+        return RunVector(self.runs[part], self.values[part])
+
+    def with_values(self, values: Values) -> RunVector:
+        return RunVector(self.runs, values)
+
+    def shifted(self, by: int) -> RunVector:
+        return RunVector(self.runs.shifted(by), self.values)
+
+    def numbers_below(self, bounds: Indices) -> Indices:
+        return self.runs.numbers_below(bounds)
+
+    def add_to(self, out: NDArray[Any], first: int = 0, kernels: Kernels = KERNELS) -> None:
+        kernels.add_runs(out, self.runs.starts, self.runs.offsets, self.values, first)
 
 
 @dataclass(frozen=True)
@@ -94,8 +146,10 @@ def concatenate(parts: Sequence[SparseVector], dtype: Any) -> SparseVector:
     """Join parts whose index ranges ascend and do not overlap into one vector."""
     if not parts:
         return SparseVector.empty(dtype)
-    return SparseVector(np.concatenate([part.indices for part in parts]),
-                        np.concatenate([part.values for part in parts]))
+    values, runs = np.concatenate([part.values for part in parts]), _runs_of(parts)
+    if runs:
+        return RunVector(Runs.joined(runs), values)
+    return SparseVector(np.concatenate([part.indices for part in parts]), values)
 
 
 def sum_of(parts: Sequence[SparseVector]) -> SparseVector:
@@ -103,7 +157,21 @@ def sum_of(parts: Sequence[SparseVector]) -> SparseVector:
 
     Elements that cancel to exactly zero stay, with value zero.
     """
+    runs = _runs_of(parts)
+    if runs and all(each.equals(runs[0]) for each in runs):
+        total = np.zeros(len(runs[0]), parts[0].values.dtype)
+        for part in parts:
+            if len(part):
+                total += part.values
+        return RunVector(runs[0], total)
     return SparseVector(*KERNELS.sum_parts([part.indices for part in parts], [part.values for part in parts]))
+
+
+def _runs_of(parts: Sequence[SparseVector]) -> list[Runs]:
+    """Return the runs of the parts that have elements, if all of these are in runs; otherwise none."""
+    held = [part for part in parts if len(part)]
+    runs = [part.runs for part in held if isinstance(part, RunVector)]
+    return runs if len(runs) == len(held) else []
 
 
 def to_bits(values: Values) -> Bits:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ..errors import WireError
 from ..kernels import KERNELS, LEVELS, HalfBits, Kernels, Words
 from ..transport.base import Bytes
-from .sparse import SparseVector, Values
+from .sparse import RunVector, SparseVector, Values
 
 ValueDtype = Literal["bfloat16", "log4"]
 Format = ValueDtype | Literal["log4 blocks"]
@@ -199,7 +199,7 @@ class WireCodec:
         """Return the vector with the values that arrive; the same vector if values are sent unchanged."""
         if self.value_dtype is None:
             return vector
-        return SparseVector(vector.indices, self._values.round(vector.values))
+        return vector.with_values(self._values.round(vector.values))
 
     def size(self, count: int, span: int) -> int:
         """Return the bytes of a message of `count` elements within `span` indices."""
@@ -212,10 +212,12 @@ class WireCodec:
 
     def encode(self, vector: SparseVector, start: int, stop: int) -> Bytes:
         """Return the message for a vector with indices in [start, stop): uint8, shape (size(m, stop - start),)."""
-        low_bits, low_words, upper_words = _index_words(len(vector.indices), stop - start)
-        indices = ((vector.indices[:low_words] - start).astype(np.uint32) if not upper_words  # plain ones, or none
-                   else self.kernels.pack_indices(vector.indices, start, low_bits, low_words, upper_words))
-        words: Words = np.concatenate([self._values.pack(vector.values), indices])
+        low_bits, low_words, upper_words = _index_words(len(vector), stop - start)
+        words: Words = self._values.pack(vector.values)
+        if low_words or upper_words:
+            indices = ((vector.indices - start).astype(np.uint32) if not upper_words  # plain ones
+                       else self.kernels.pack_indices(vector.indices, start, low_bits, low_words, upper_words))
+            words = np.concatenate([words, indices])
         return words.view(np.uint8)
 
     def decode(self, message: Bytes, count: int, start: int, stop: int) -> SparseVector:
@@ -230,8 +232,9 @@ class WireCodec:
         low_bits, low_words, upper_words = _index_words(count, stop - start)
         split = WORD * self._values.words(count)
         values, words = message[:split].copy().view(np.uint32), message[split:].copy().view(np.uint32)  # aligned
-        indices = (np.arange(start, stop) if count == stop - start
-                   else _plain_indices(words, start, stop) if not upper_words
+        if count == stop - start:
+            return RunVector.between(start, self._values.unpack(values, count))
+        indices = (_plain_indices(words, start, stop) if not upper_words
                    else self.kernels.unpack_indices(words, count, start, stop, low_bits, low_words))
         if len(indices) != count:
             raise WireError(f"a message's {count} indices should ascend within [{start}, {stop}), and do not")

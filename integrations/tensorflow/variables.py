@@ -12,7 +12,6 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from horovod_oktopk.errors import PluginError
-from horovod_oktopk.kernels import KERNELS
 from horovod_oktopk.selection.accumulator import Pieces
 from horovod_oktopk.selection.replica import Replica
 from horovod_oktopk.tensorflow.private import all_layers, eagerly
@@ -146,7 +145,7 @@ def _add(variable: tf.Variable, part: SparseVector) -> None:
         _scatter(variable, part[:0])  # after it the variable shares its memory with nobody
         own = _read(variable)
         memory = (ctypes.c_byte * own.nbytes).from_address(own.ctypes.data)
-        KERNELS.add(np.frombuffer(memoryview(memory), own.dtype), part.indices, part.values)
+        part.add_to(np.frombuffer(memoryview(memory), own.dtype))
     else:
         _scatter(variable, part)
 

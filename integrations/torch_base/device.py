@@ -27,6 +27,7 @@ from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumul
 from horovod_oktopk.selection.replica import Replica
 from horovod_oktopk.torch_base.tensors import TorchLayout, are_finite
 from horovod_oktopk.transport.ranks import Ranks
+from horovod_oktopk.vectors.runs import Runs
 from horovod_oktopk.vectors.sparse import DenseVector, Indices, SparseVector, Values
 
 CHUNK = 1 << 24
@@ -89,8 +90,8 @@ class DeviceVector(Accumulator):
         parts = [chunk[-start % stride::stride].abs() for start, chunk in self._chunks()]
         return torch.cat([self._nothing, *parts]).cpu().numpy()
 
-    def elements_at(self, indices: Indices) -> Values:
-        parts = [self._nothing]
+    def elements_at(self, places: Runs) -> Values:
+        parts, indices = [self._nothing], places.indices
         for start, chunk in self._chunks():
             first, last = np.searchsorted(indices, (start, start + len(chunk)))
             parts.append(chunk[self.on_device(indices[first:last] - start)])

@@ -15,6 +15,7 @@ from horovod_oktopk import kernels
 from horovod_oktopk.kernels import CHUNK, NATIVE, CandidateBuffer, NumpyKernels
 from horovod_oktopk.selection.accumulator import NumpyAccumulator
 from horovod_oktopk.selection.local_top_k import local_top_k
+from tests.support.runs import runs_of
 
 BOTH = [NumpyKernels(), NATIVE]
 with_both = pytest.mark.parametrize("kernel", BOTH, ids=lambda kernel: kernel.name)
@@ -186,6 +187,37 @@ def test_values_are_added_and_cleared_where_the_indices_say(kernel, dtype, seed,
     assert out.tobytes() == np.where(at, dtype(0), expected).tobytes()
 
 
+@with_both
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 500), st.floats(0, 1), st.integers(0, 9))
+def test_runs_are_added_and_subtracted_where_they_say(kernel, dtype, seed, n, density, first):
+    rng = np.random.default_rng(seed)
+    out, less = (nasty(rng, n, dtype, finite=True) / 2 for _ in range(2))
+    places = np.flatnonzero(rng.random(n) < density)
+    runs, values = runs_of(places).shifted(first), nasty(rng, len(places), dtype, finite=True) / 2
+    found = np.empty_like(values)
+    kernel.subtract_runs(out, less, runs.starts, runs.offsets, first, found)
+    assert found.tobytes() == (out - less)[places].tobytes()
+    expected = out.copy()
+    expected[places] += values
+    kernel.add_runs(out, runs.starts, runs.offsets, values, first)
+    assert out.tobytes() == expected.tobytes()
+
+
+@with_both
+@pytest.mark.parametrize(("starts", "offsets", "error"), [
+    ([1, 4], [0, 1, 3], IndexError), ([-1, 2], [0, 1, 3], IndexError), ([1, 3], [0, 1, 2], ValueError),
+    ([1, 3], [0, 4, 3], ValueError), ([1, 3], [1, 2, 3], ValueError), ([1, 3], [0, 3], ValueError)])
+def test_runs_that_do_not_fit_write_nothing(kernel, starts, offsets, error):
+    out, values, runs = np.ones(5, np.float32), np.ones(3, np.float32), (np.array(starts), np.array(offsets))
+    with pytest.raises(error):
+        kernel.add_runs(out, *runs, values, 0)
+    with pytest.raises(error):
+        kernel.subtract_runs(out, out, *runs, 0, values)
+    assert out.tolist() == [1] * 5
+    assert values.tolist() == [1] * 3
+
+
 @pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 300), st.integers(0, 8))
@@ -237,6 +269,7 @@ def collect_in_too_few_indices():
     (lambda: NATIVE.scatter(FOUR, INDICES, THREE), "as many indices as values"),
     (lambda: NATIVE.passing(INDICES[:3], FOUR, 0.0), "as many indices as values"),
     (lambda: NATIVE.add(FOUR, INDICES, THREE), "as many indices as values"),
+    (lambda: NATIVE.subtract_runs(FOUR, THREE, INDICES[:1], INDICES[:2], 0, FOUR[:1]), "one length"),
     (lambda: NATIVE.sum_parts([], [FOUR]), "as many index parts as value parts"),
     (lambda: NATIVE.kth_magnitude(THREE, 4), "k from 1"),
     (collect_in_too_few_indices, "room"),

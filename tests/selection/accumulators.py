@@ -16,6 +16,7 @@ from horovod_oktopk.schemes.algorithm import EVERYTHING
 from horovod_oktopk.selection.accumulator import CHUNK, NumpyAccumulator
 from horovod_oktopk.selection.local_top_k import local_top_k
 from horovod_oktopk.vectors.sparse import SparseVector
+from tests.support.runs import runs_of
 
 LARGE = float(np.finfo(np.float32).max)
 N = 2 * CHUNK + 17
@@ -154,8 +155,8 @@ def a_sample_is_every_stride_th_magnitude(new: New, piece: Piece) -> None:
 def elements_are_read_at_any_places(new: New, piece: Piece) -> None:
     accumulator, places = new(N, np.float32), np.array([0, 1, CHUNK - 1, CHUNK, CHUNK + 5, N - 1])
     accumulator.accumulate([(0, piece(normal()))])
-    assert accumulator.elements_at(places).tobytes() == normal()[places].tobytes()
-    assert not len(accumulator.elements_at(NOTHING))
+    assert accumulator.elements_at(runs_of(places)).tobytes() == normal()[places].tobytes()
+    assert not len(accumulator.elements_at(runs_of([])))
 
 
 def moments_are_the_mean_and_the_deviation(new: New, piece: Piece) -> None:

@@ -12,6 +12,7 @@ from horovod_oktopk.selection.local_top_k import local_top_k
 from horovod_oktopk.selection.parameter_accumulator import NumpyParameterAccumulator
 from horovod_oktopk.vectors.sparse import DenseVector, SparseVector
 
+from ..support.runs import runs_of
 from .accumulators import CHUNK, N, normal
 
 CUTS = [3, 900, CHUNK + 5]
@@ -38,8 +39,8 @@ def test_what_algorithms_see_is_the_difference(dtype, kernels):
     for stride in (1, 7, 1000):
         assert accumulator.sample(stride).tobytes() == np.abs(acc[::stride]).tobytes()
     places = np.array([0, 2, 3, 899, 900, CHUNK + 4, CHUNK + 5, N - 1])
-    assert accumulator.elements_at(places).tobytes() == acc[places].tobytes()
-    assert not len(accumulator.elements_at(places[:0]))
+    assert accumulator.elements_at(runs_of(places)).tobytes() == acc[places].tobytes()
+    assert not len(accumulator.elements_at(runs_of([])))
     assert accumulator.moments() == pytest.approx((acc.mean(), acc.std()), rel=1e-4, abs=1e-6)
     found = accumulator.select(2.5, N)
     assert found.indices.tolist() == np.flatnonzero(np.abs(acc) >= 2.5).tolist()

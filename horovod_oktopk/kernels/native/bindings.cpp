@@ -5,6 +5,7 @@
 #include "half_precision.hpp"
 #include "indices.hpp"
 #include "levels.hpp"
+#include "runs.hpp"
 #include "select.hpp"
 #include "sums.hpp"
 #include "write.hpp"
@@ -34,6 +35,11 @@ template <class T> void define(py::module_ &module) {
                py::arg("buffer"));
     module.def("clear", &clear<T>, py::arg("out").noconvert(), py::arg("indices"));
     module.def("add", &add<T>, py::arg("out").noconvert(), py::arg("indices"), py::arg("values"));
+    module.def("add_runs", &add_runs<T>, py::arg("out").noconvert(), py::arg("starts").noconvert(),
+               py::arg("offsets").noconvert(), py::arg("values").noconvert(), py::arg("first"));
+    module.def("subtract_runs", &subtract_runs<T>, py::arg("minuend").noconvert(), py::arg("subtrahend").noconvert(),
+               py::arg("starts").noconvert(), py::arg("offsets").noconvert(), py::arg("first"),
+               py::arg("out").noconvert());
     module.def("scatter", &scatter<T>, py::arg("out").noconvert(), py::arg("indices"), py::arg("values"),
                py::arg("zero") = false);
     module.def("passing", &passing<T>, py::arg("indices"), py::arg("values"), py::arg("threshold"));

@@ -26,7 +26,7 @@ from ...selection.accumulator import Pieces
 from ...selection.parameter_accumulator import ParameterAccumulator
 from ...selection.replica import Replica
 from ...transport.base import Transport, broadcast
-from ...vectors.sparse import DenseVector, Indices, SparseVector, Values
+from ...vectors.sparse import DenseVector, SparseVector, Values
 from ..gradients import Update
 from ..reduction import Reduction
 from .life import Event, Life, after
@@ -108,8 +108,8 @@ class Model:
         """
         if coefficient < 1:
             factor = selected.values.dtype.type(1 / coefficient - 1)
-            self.anticipated = SparseVector(selected.indices, factor * selected.values)
-            self._replica.add(SparseVector(selected.indices, -self.anticipated.values))
+            self.anticipated = selected.with_values(factor * selected.values)
+            self._replica.add(selected.with_values(-self.anticipated.values))
 
     def take_back(self) -> None:
         """Move p back by what was anticipated."""
@@ -275,17 +275,17 @@ def correction_of_p(update: Update, result: Result) -> Any:
 
     All indices that contributed, and all that rounding left over, are indices of the update.
     """
-    sent, contributed = result.selected, result.contributed
+    sent, reached = result.selected, result.reached
     if isinstance(update, DenseVector):
         return DenseVector(sent.values - update.values)
     assert isinstance(sent, SparseVector)
-    assert not isinstance(contributed, slice)
-    if len(contributed) < len(sent):
-        sent = sent.take(KERNELS.common_positions(sent.indices, contributed))
-    change, kept = SparseVector(update.indices, -update.values), result.remainder
-    _add_within(change, sent.indices, sent.values)
+    assert not isinstance(reached, slice)
+    if reached is not None and len(reached) < len(sent):
+        sent = sent.take(KERNELS.common_positions(sent.indices, reached))
+    change, kept = update.with_values(-update.values), result.remainder
+    _add_within(change, sent)
     if kept is not None:
-        _add_within(change, kept.indices, -kept.values)
+        _add_within(change, kept.with_values(-kept.values))
     return change
 
 
@@ -298,9 +298,9 @@ def _move_past_w(change: SparseVector, update: SparseVector, mean_factor: float,
     np.add(change.values, overshoot * differs, out=change.values)
 
 
-def _add_within(vector: SparseVector, indices: Indices, values: Values) -> None:
-    """Add values to the vector in place, at indices that it has."""
-    if len(indices) == len(vector):  # then they are the same
-        np.add(vector.values, values, out=vector.values)
+def _add_within(vector: SparseVector, part: SparseVector) -> None:
+    """Add a part to the vector in place, which has all of its indices."""
+    if len(part) == len(vector):  # then they are the same
+        np.add(vector.values, part.values, out=vector.values)
     else:
-        KERNELS.add(vector.values, KERNELS.common_positions(vector.indices, indices), values)
+        KERNELS.add(vector.values, vector.positions_in(part), part.values)
