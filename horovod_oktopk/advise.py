@@ -107,7 +107,7 @@ def measure_blocks(n: int) -> float:
         blocks = algorithm.select(accumulator, k, Memory(turns=turns)).elements
         accumulator.release()
         accumulator.commit(blocks)
-        KERNELS.add(own, blocks.indices, blocks.values)
+        blocks.add_to(own)
 
     accumulator.start([(0, np.zeros(m, np.float32))])
     return _least_seconds(step, m) * n / m

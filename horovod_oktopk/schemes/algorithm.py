@@ -100,7 +100,7 @@ class Result:
     update: SparseVector | DenseVector
     """The sparse sum, the same bits on every rank."""
     reached: Indices | slice | None
-    """Indices of this rank's selection that the update has; EVERYTHING if that is all of acc, None if all selected."""
+    """Indices of this rank's selection that the update has; EVERYTHING: all of acc; None: all selected."""
     memory: Memory
     selected: SparseVector | DenseVector
     """This rank's selection, with its exact values."""
