@@ -27,8 +27,9 @@ ALLOWED = re.compile(r"(?:\b(?:must|should) be|(?:^|: )expected|\btakes) .*; got
 
 WITHOUT = {
     "a defect of the package, or of a transport: users can only report it": (
-        "an index lies outside of the array", "a run lies outside", "the indices must ascend", "a message of …",
-        "a message's … indices", "the ranks are in different", "the library calls this"),
+        "an index lies outside of the array", "a run lies outside", "the runs must have as many elements",
+        "the indices must ascend", "a message of …", "a message's … indices", "the ranks are in different",
+        "the library calls this"),
     "a part of another message, which says what to do": (
         "an integer of at least", "stay as they are", "residuals …: …", "none that loads",
         "rank … has waited for … s for ranks", "Horovod's collectives", "the options say so", "gather the state"),
