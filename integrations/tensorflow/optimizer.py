@@ -91,7 +91,11 @@ class Steps:
         if self._passes is None:
             act(self._reduced(gradients, variables))
             return
-        reduced = self._passes.compute_gradients(tuple(gradients), tuple(map(tensor_of, variables)))
+        tensors = tuple(map(tensor_of, variables))
+        # Of a variable without a gradient in the last pass, Horovod's helper would drop what the others have added up.
+        added = tuple(tf.zeros_like(tensor) if gradient is None else gradient
+                      for gradient, tensor in zip(gradients, tensors, strict=True))
+        reduced = self._passes.compute_gradients(added, tensors)
         tf.cond(tf.equal(self._passes.counter, 0), lambda: (act(reduced), tf.constant(0))[1],
                 lambda: (skip(), tf.constant(0))[1])
 

@@ -164,6 +164,21 @@ def check_iterations_count_passes() -> None:
     assert step_report(model).step == 2
 
 
+def check_a_pass_without_a_gradient_counts_as_zero() -> None:
+    """Whichever pass it is: in the last one, Horovod's helper would drop what the others have added up."""
+    for compression in (DENSE, hvd.Compression.none):
+        for missing in range(3):
+            optimizer = distribute(compression, keras.optimizers.SGD(1.0), backward_passes_per_step=3)
+            variables = [keras.Variable(tf.zeros(4)) if KERAS_3 else tf.Variable(tf.zeros(4)) for _ in range(2)]
+            for number in range(3):
+                gradient = tf.fill([4], float(10 ** number * (1 + hvd.rank())))
+                optimizer.apply_gradients(zip([gradient, None if number == missing else gradient], variables,
+                                              strict=True))
+            mean = (1 + hvd.size()) / 2
+            whole, part = (-np.asarray(variable)[0] / mean for variable in variables)
+            np.testing.assert_allclose([whole, part], [111, 111 - 10 ** missing], rtol=1e-6)
+
+
 def check_a_strategy_of_several_workers_is_refused() -> None:
     strategy = tf.distribute.MultiWorkerMirroredStrategy(
         tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({})))
