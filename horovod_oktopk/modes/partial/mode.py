@@ -111,6 +111,8 @@ class PartialMode(Mode[ReducedGradients]):
         "synchronize": IN_STEP_ONLY, "scaler": IN_STEP_ONLY,
         "torchrun": "Partial needs MPI, over which a rank can be asked for a round while it computes: start the job "
                     "by horovodrun --mpi, and use hvd.DistributedOptimizer",
+        "sharded": "{name} cannot be used with Partial: its steps meet all ranks, which do not step together: use "
+                   "OkTopk",
         "sparse": "sparse gradients go by Horovod's own allgather, which waits for all ranks: give "
                   "sparse_as_dense=True with Partial",
         "passes": "Partial takes backward_passes_per_step=1; got {passes!r}. Keras' gradient_accumulation_steps can "

@@ -91,6 +91,9 @@ class StepAheadMode(Mode[LocalGradients]):
                  "layers an optimizer of their own",
         "averaging": "{name} cannot be used with StepAhead: its eval() and train() move the parameters by a state "
                      "that is each rank's own: use OkTopk alone, with which all ranks have the same state",
+        "sharded": "{name} cannot be used with StepAhead: each rank steps a part of the parameters, by its own "
+                   "gradients alone, and sends it itself: use OkTopk alone, or distribute an optimizer that is whole "
+                   "on each rank",
         "use_ema": "use_ema=True averages the variables of each rank, which differ with StepAhead: average what all "
                    "ranks share, inside shared_parameters(model), or use OkTopk",
         "several": "MultiOptimizer has no learning rate to be multiplied by StepAhead's coefficient and gain, as "

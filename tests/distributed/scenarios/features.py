@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from horovod_oktopk import OptionError, Partial, PluginError
@@ -31,9 +32,11 @@ from tests.torch.library import hvd
 from tests.torch.scenarios.common import (
     assert_equal_everywhere,
     everywhere,
+    flat,
     parameters,
     raised_everywhere,
     take_steps,
+    total,
 )
 
 OPTIONS = OkTopk(density=0.1)
@@ -201,3 +204,20 @@ def check_what_is_not_for_torchrun_is_refused() -> None:
     for dense in (Dense, Dense()):
         assert "DistributedDataParallel" in raised_everywhere(OptionError, lambda given=dense: make(given))[0]
     assert "ReduceOp.AVG" in raised_everywhere(PluginError, lambda: make(OPTIONS, op=dist.ReduceOp.MAX))[0]
+
+
+def check_an_optimizer_that_steps_parts_and_sends_them() -> None:
+    """With OkTopk a part's rank has the reduced gradient; with StepAhead it would train on its own data alone."""
+    def zero() -> tuple[dict[str, torch.nn.Parameter], ZeroRedundancyOptimizer]:
+        params = parameters()
+        return params, ZeroRedundancyOptimizer(list(params.values()), torch.optim.SGD, lr=1.0)
+
+    params, optimizer = zero()
+    for step in range(2):
+        take_steps(DistributedOptimizer(optimizer, params.items(), OkTopk(density=1.0), op=hvd.Sum) if not step
+                   else optimizer, params, step)
+    assert np.array_equal(flat(params), -total(0, 1))
+    params, optimizer = zero()
+    (message,) = set(raised_everywhere(
+        PluginError, lambda: DistributedOptimizer(optimizer, params.items(), StepAhead(OPTIONS))))
+    assert "ZeroRedundancyOptimizer cannot be used with StepAhead" in message

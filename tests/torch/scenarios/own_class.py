@@ -89,6 +89,40 @@ def check_a_step_that_is_compiled_runs_as_it_is() -> None:
     assert np.array_equal(*results)
 
 
+def check_a_step_of_gradients_that_were_not_reduced_warns() -> None:
+    """Before any was reduced, and later: each rank would train for itself without a word."""
+    for compression, warned in ((DENSE, hvd.size()), (StepAhead(DENSE), 0)):
+        params, optimizer = made(compression)
+        for step in range(2):
+            backward(params, gradients(step))
+            with warnings.catch_warnings(record=True) as found, optimizer.skip_synchronize():
+                warnings.simplefilter("always")
+                optimizer.step()
+            assert any("are not reduced" in str(each.message) for each in found) == (warned > 1)
+            optimizer.zero_grad()
+            take_steps(optimizer, params, step)
+
+
+def check_a_step_that_failed_after_its_reduction_and_comes_again_warns() -> None:
+    params, optimizer = made(DENSE, op=hvd.Sum)
+
+    def fail(*_: Any) -> None:
+        raise KeyError
+
+    hook = optimizer.register_step_pre_hook(fail)
+    backward(params, gradients(0))
+    with pytest.raises(KeyError):
+        optimizer.step()
+    hook.remove()
+    with pytest.warns(UserWarning, match="without optimizer.skip_synchronize"):
+        optimizer.step()
+    optimizer.zero_grad()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        take_steps(optimizer, params, 1)
+    assert_equal_everywhere(params.values())
+
+
 class Clearing(torch.optim.SGD):
     """Its zero_grad has no arguments, and leaves zeros."""
 
