@@ -149,6 +149,7 @@ print(horovod_oktopk.torch.__file__, KERNELS.name)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # the first compiles the kernels and builds a wheel: minutes on a busy machine
 @pytest.mark.parametrize("place", ["inside", "outside"])
 def test_the_package_is_whole_in_its_checkout_and_outside(used_checkout: tuple[Path, Path], tmp_path: Path,
                                                           place: str) -> None:
