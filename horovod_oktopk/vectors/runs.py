@@ -57,8 +57,8 @@ class Runs:
     @cached_property
     def indices(self) -> Integers:
         """Return each place: int64, 8 bytes for each."""
-        numbers: Integers = np.arange(len(self))
-        return numbers + np.repeat(self.starts - self.offsets[:-1], np.diff(self.offsets))
+        places: Integers = np.arange(len(self)) + np.repeat(self.starts - self.offsets[:-1], np.diff(self.offsets))
+        return places
 
     def numbers_below(self, bounds: Integers) -> Integers:
         """Return how many places lie below each bound."""
