@@ -57,7 +57,10 @@ class Runs:
     @cached_property
     def indices(self) -> Integers:
         """Return each place: int64, 8 bytes for each."""
-        places: Integers = np.arange(len(self)) + np.repeat(self.starts - self.offsets[:-1], np.diff(self.offsets))
+        first: Integers = self.starts - self.offsets[:-1]  # less the number of places before the run
+        if len(first) == 1:  # with one array of so many places
+            return np.arange(first[0], first[0] + len(self))
+        places: Integers = np.arange(len(self)) + np.repeat(first, np.diff(self.offsets))
         return places
 
     def numbers_below(self, bounds: Integers) -> Integers:
