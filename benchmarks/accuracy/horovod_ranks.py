@@ -12,7 +12,14 @@ from torch import nn
 
 from benchmarks.accuracy.pytorch_training import Distributed
 from horovod_oktopk.schemes.report import StepReport
-from horovod_oktopk.torch import Dense, set_density, shared_parameters, step_report, synchronize_replicas
+from horovod_oktopk.torch import (
+    Dense,
+    catch_up,
+    set_density,
+    shared_parameters,
+    step_report,
+    synchronize_replicas,
+)
 
 
 class HorovodOptimizer:
@@ -30,6 +37,9 @@ class HorovodOptimizer:
 
     def step(self) -> None:
         self.optimizer.step()
+
+    def catch_up(self) -> None:
+        catch_up(self.optimizer)
 
     def report(self) -> StepReport | None:
         return None if self._is_dense else step_report(self.optimizer)

@@ -51,6 +51,9 @@ class Peer:
         """Return the words that the last step has added up over the ranks."""
         return float(self.n)
 
+    def catch_up(self) -> None:
+        """Do nothing: no exchange is under way between steps."""
+
     def report(self) -> Any:
         return Sent(4.0 * dense_volume(1, dist.get_world_size()) * self.words())
 

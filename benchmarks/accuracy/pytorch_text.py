@@ -79,6 +79,9 @@ def make_text_parser() -> argparse.ArgumentParser:
                         help="gpt has a schedule of its own: a warm-up of 100 steps, and a cosine to a tenth")
     parser.add_argument("--sequence", type=int, default=64, help="characters of a sequence")
     parser.add_argument("--hidden", type=int, default=128, help="width; of transformer a multiple of 6, of gpt of 4")
+    parser.add_argument("--passes", type=int, default=1,
+                        help="backward passes of a step, each of a part of the batch; an exchange of StepAhead is "
+                             "applied after half of them")
     return parser
 
 

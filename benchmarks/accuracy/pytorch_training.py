@@ -57,6 +57,9 @@ class Distributed(Protocol):
 
     def step(self) -> None: ...
 
+    def catch_up(self) -> None:
+        """Apply the exchange under way, if there is one."""
+
     def report(self) -> StepReport | None:
         """Return the report of the last exchange."""
 
@@ -101,6 +104,7 @@ def make_pytorch_parser(description: str | None, **defaults: Any) -> argparse.Ar
     parser.add_argument("--partial", choices=["solo", "majority"], help="do not wait for ranks that are late")
     parser.add_argument("--threads", type=int, metavar="RANKS",
                         help="so many ranks as threads of this process, without Horovod")
+    parser.set_defaults(passes=1)
     return parser
 
 
@@ -132,12 +136,12 @@ def warmup(density: float, epochs: int) -> list[float]:
 
 
 class Steps:
-    """Takes training steps, and keeps their statistics. after: is called after each."""
+    """Takes training steps, of so many backward passes, and keeps their statistics. after: is called after each."""
 
-    def __init__(self, setup: Setup, ranks: Ranks, optimizer: Distributed, is_dense: bool,
+    def __init__(self, setup: Setup, ranks: Ranks, optimizer: Distributed, is_dense: bool, passes: int,
                  after: Callable[[], object]) -> None:
         self._task, self._model, self._ranks, self._optimizer = setup.task, setup.model, ranks, optimizer
-        self._is_dense, self._after = is_dense, after
+        self._is_dense, self._passes, self._after = is_dense, passes, after
         self.statistics = Statistics(ranks, sum(p.numel() for p in setup.model.parameters()))
 
     def run(self, epoch: int) -> float:
@@ -146,13 +150,26 @@ class Steps:
         for batch in self._task.batches(epoch):
             start = time.perf_counter()
             self._optimizer.zero_grad()
-            with self._ranks.own_randomness():
-                loss = self._task.loss(self._model, batch)
-            loss.backward()
+            loss = self._pass_back(batch) if self._passes == 1 else self._pass_back_in_parts(batch)
             self._optimizer.step()
             self.statistics.step(time.perf_counter() - start, self._optimizer.report(), self._is_dense)
             self._after()
         return loss.item()
+
+    def _pass_back(self, batch: Any, share: float = 1.0) -> torch.Tensor:
+        """Add the gradients of this share of the step's loss; return the loss."""
+        with self._ranks.own_randomness():
+            loss = self._task.loss(self._model, batch)
+        (loss if share == 1 else share * loss).backward()
+        return loss
+
+    def _pass_back_in_parts(self, batch: torch.Tensor) -> torch.Tensor:
+        """Add the gradients of a batch's parts; half of them hide an exchange. Return the last part's loss."""
+        for number, part in enumerate(batch.chunk(self._passes)):
+            if number == self._passes // 2:
+                self._optimizer.catch_up()
+            loss = self._pass_back(part, len(part) / len(batch))
+        return loss
 
     def evaluate(self) -> dict[str, float]:
         """Return the metric, and the bytes that the mean rank has sent so far."""
@@ -180,7 +197,8 @@ def train(setup: Setup, ranks: Ranks, arguments: argparse.Namespace) -> Results:
 
     with tqdm(total=arguments.epochs * len(setup.task.batches(0)), desc=f"{arguments.compression:>9}", unit="step",
               disable=ranks.rank() != 0, mininterval=0.5) as progress:
-        steps = Steps(setup, ranks, optimizer, arguments.compression == "none", after_a_step)
+        steps = Steps(setup, ranks, optimizer, arguments.compression == "none", arguments.passes,
+                      after_a_step)
         for epoch in range(arguments.epochs):
             if epoch < len(densities):
                 optimizer.set_density(densities[epoch])

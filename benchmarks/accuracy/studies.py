@@ -117,6 +117,7 @@ def same_blocks(title: str, line: str, **options: Any) -> Method:
 
 
 AT_ONCE = same_blocks("without overlap", "-.", **{"no-overlap": True})
+TWO_PASSES = same_blocks("two passes", ":", passes=2)
 MORE_BLOCKS = {"half": same_blocks("half", "--", density=0.5), "all": same_blocks("all", ":", density=1.0)}
 
 
@@ -160,8 +161,8 @@ STUDIES = {
         **(MORE_BLOCKS if ranks == 16 else {})},
         (0.02,), {**ONE_PERCENT, "optimizer": "adamw", "epochs": 12}) for ranks in (4, 8, 16)},
     **{f"own-lstm-{ranks}": Study("SGD with momentum, dense's own settings", LSTM, ranks, {
-        "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS, "at-once": AT_ONCE},
-        (8.0,), ONE_PERCENT) for ranks in (4, 8, 16)},
+        "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS, "at-once": AT_ONCE,
+        "two-passes": TWO_PASSES}, (8.0,), ONE_PERCENT) for ranks in (4, 8, 16)},
     "digits-1": Study("density 1 %", DIGITS, 4, {"dense": DENSE, **MAIN}, (0.05, 0.1), ONE_PERCENT),
     "schemes-digits": Study("every scheme", DIGITS, 4, SCHEMES, (0.05,), {"density": 0.02}, threads=False),
     "schemes-lstm": Study("every scheme, density warm-up", LSTM, 2, SCHEMES, (2.0,),

@@ -87,6 +87,9 @@ class ModeOptimizer:
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
 
+    def catch_up(self) -> None:
+        self._mode.catch_up()
+
     def report(self) -> StepReport | None:
         return self._mode.report
 

@@ -15,6 +15,7 @@ from horovod_oktopk.distributed import (
     Dense,
     DistributedOptimizer,
     broadcast_parameters,
+    catch_up,
     set_density,
     shared_parameters,
     step_report,
@@ -33,6 +34,9 @@ class OurOptimizer:
 
     def step(self) -> None:
         self.optimizer.step()
+
+    def catch_up(self) -> None:
+        catch_up(self.optimizer)
 
     def report(self) -> StepReport | None:
         return step_report(self.optimizer)
@@ -58,6 +62,9 @@ class DenseOptimizer(OurOptimizer):
         for gradient, part in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
         self.optimizer.step()
+
+    def catch_up(self) -> None:
+        """Do nothing: no exchange is under way between steps."""
 
     def report(self) -> None:
         return None

@@ -20,6 +20,9 @@ class Owner(Protocol):
     def set_density(self, density: float | None) -> None:
         """Select another fraction from the next step on."""
 
+    def catch_up(self) -> None:
+        """Apply the exchange under way, if there is one; on this rank alone."""
+
     def synchronize_replicas(self) -> None:
         """Make replicas equal, if they may differ. Collective."""
 
@@ -99,6 +102,32 @@ def set_density(target: Any, density: float | None) -> None:
     """
     for owner in _owners_that_reduce("set_density", target):
         owner.set_density(density)
+
+
+def catch_up(*targets: Any) -> None:
+    """Apply the exchange under way now, and not only when the next step begins.
+
+    For `StepAhead` with overlap, if a step has several backward passes, which add up gradients: call it after one of
+    them, such as the first. The passes before it hide the exchange, and those after it compute their gradients where
+    the other ranks' moves have arrived. It waits for the exchange if that has not ended, on this rank alone, and
+    calls no collective. Where nothing is under way it does nothing.
+
+    Args:
+        *targets: optimizers, models (of all optimizers that train one of their parameters), or lists of these.
+
+    Raises:
+        PluginError: A target is none of these; or it is called inside a tf.function.
+        AgreementError, NonFiniteError, TransportError: The exchange has failed, as `step` would tell.
+
+    Examples:
+        >>> for number, part in enumerate(batch.chunk(2)):
+        ...     if number == 1:
+        ...         catch_up(optimizer)
+        ...     (loss(model(part)) / 2).backward()
+        >>> optimizer.step()
+    """
+    for owner in _owners("catch_up", *targets):
+        owner.catch_up()
 
 
 def synchronize_replicas(*targets: Any) -> None:

@@ -86,6 +86,9 @@ class Mode(ABC, Generic[Theirs]):
     def end(self) -> None:
         """Finish a step."""
 
+    def catch_up(self) -> None:
+        """Apply what the last step has begun to exchange, if the next step would do it only; on this rank alone."""
+
     def synchronize(self, for_good: bool = False) -> Iterator[int]:  # noqa: ARG002
         """Yield how many steps of the optimizer follow, until all ranks have seen the same rounds. Collective.
 

@@ -15,9 +15,10 @@ from horovod_oktopk.errors import PluginError
 from horovod_oktopk.modes.make import kind_of
 from horovod_oktopk.modes.step_ahead.pace import normalizes
 from horovod_oktopk.tensorflow import amp
+from horovod_oktopk.tensorflow.operations import repeat
 from horovod_oktopk.tensorflow.private import KERAS_3, built_with, learning_rate_of
 from horovod_oktopk.tensorflow.run import Local, Run, StepAheadRun
-from horovod_oktopk.tensorflow.runs import RUNS, GradientRuns, Runs
+from horovod_oktopk.tensorflow.runs import RUNS, GradientRuns, Runs, StepAheadRuns
 from horovod_oktopk.tensorflow.state import suspend
 from horovod_oktopk.tensorflow.tape import reduced_but_local
 from horovod_oktopk.tensorflow.tensors import are_reduced, with_scale, without_scale
@@ -54,6 +55,7 @@ class Steps:
         self.local_variables: set[Any] = set()
         self._reduced = partial(reduced_but_local, reduce, local=self.local_variables,
                                 divide_by=process_set if scale_local_gradients else None)
+        self._half = passes // 2
         self._passes = None if passes == 1 else LocalGradientAggregationHelperEager(
             passes, self._reduced, sparse_as_dense, average, process_set, False)
         self.has_warned = False  # of a configuration; see CONFIGURED
@@ -65,7 +67,8 @@ class Steps:
         """Take a step: reduce the gradients, as the mode has it, and call `local` as often as it says.
 
         The gradients hold the loss scale `scale`; `local` looks for overflow by itself if `checks_overflow`. The
-        optimizer was built with `all_variables`. `skip` is called in a pass whose gradients are only added up.
+        optimizer was built with `all_variables`. `skip` is called in a pass whose gradients are only added up; half
+        of a step's passes hide an exchange.
         """
         refuse_overwritten(variables)
         if self._is_inside or (isinstance(self.runs, GradientRuns | None) and are_reduced(gradients)):
@@ -98,6 +101,10 @@ class Steps:
         reduced = self._passes.compute_gradients(added, tensors)
         tf.cond(tf.equal(self._passes.counter, 0), lambda: (act(reduced), tf.constant(0))[1],
                 lambda: (skip(), tf.constant(0))[1])
+        if isinstance(self.runs, StepAheadRuns) and self.runs.takes_part:
+            run = self.runs.run_over(all_variables)
+            repeat(tf.cast(tf.equal(self._passes.counter, self._half), tf.int32), lambda _: run.catch_up(),
+                   at_most_once=True)
 
     def own_runs(self) -> list[Run]:
         """Return the runs whose variables hold this rank's own parameters now."""

@@ -150,6 +150,14 @@ class StepAheadRun(Run):
             repeat(count, lambda _: local(list(gradients)), at_most_once=True)
         call(self._end, [], touched=self._touched)
 
+    def catch_up(self) -> None:
+        """Apply the exchange under way, if there is one."""
+        call(self._catch_up, [], touched=self._touched)
+
+    def _catch_up(self) -> list[Array]:
+        self.mode.catch_up()
+        return []
+
     def _begin(self, form: Form, rate: Array, finite: Array, *inputs: Array) -> list[Array]:
         self.resume()
         self.mode.reduction.tell_rates([float(rate)])

@@ -256,6 +256,11 @@ class Run:
         if self.mode is not None:
             self.mode.set_density(density)
 
+    def catch_up(self) -> None:
+        """See Owner."""
+        if self.mode is not None:
+            self.mode.catch_up()
+
     def synchronize_replicas(self) -> None:
         """See Owner; replicas are equal."""
 

@@ -180,6 +180,10 @@ class CoreTrainer:
         if self.mode is not None:
             self.mode.set_density(density)
 
+    def catch_up(self) -> None:
+        if self.mode is not None:
+            self.mode.catch_up()
+
     def synchronize_replicas(self, for_good: bool = False) -> None:
         if self.mode is None:
             return

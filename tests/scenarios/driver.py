@@ -39,6 +39,9 @@ class Trainer(Protocol):
 
     def set_lr(self, lr: float) -> None: ...
 
+    def catch_up(self) -> None:
+        """Apply the exchange under way, if `StepAhead` was given."""
+
     def synchronize_replicas(self) -> None:
         """Make the replicas equal, if `Partial` was given."""
 

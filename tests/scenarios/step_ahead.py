@@ -126,6 +126,26 @@ def check_every_step_is_the_oracles(kind: Kind) -> None:
                 np.testing.assert_allclose(flat(trainer.own_values()), oracle.p[rank // length], rtol=0, atol=atol)
 
 
+def check_an_exchange_is_applied_between_the_passes_of_a_step(kind: Kind) -> None:
+    """And not twice; the step that follows is the one that it would have been."""
+    needs_ranks(kind.hvd)
+    rank, size = kind.hvd.rank(), kind.hvd.size()
+    oracle = Oracle(size, None, 1, True, None)
+    trainer = kind(StepAhead(OkTopk(density=K / N, value_dtype=None, global_density=None)), dtype="float64")
+    trainer.catch_up()  # before the first step there is nothing
+    for step in range(4):
+        trainer.step(random_gradients(step, rank))
+        oracle.step(np.array([flat(random_gradients(step, each)) for each in range(size)]))
+        before = flat(trainer.own_values())
+        oracle.catch_up()
+        for _ in range(2):
+            trainer.catch_up()
+            own = flat(trainer.own_values())
+            np.testing.assert_allclose(own, oracle.p[rank], rtol=0, atol=1e-6 if kind.name == "keras" else 1e-12)
+            assert not np.array_equal(own, before)
+    assert_equal_everywhere(kind.hvd, trainer.values())
+
+
 def check_dense_is_like_stock(kind: Kind) -> None:
     """Dense sends all at every step, and nothing is ahead; with the ranks' own momentum, too."""
     everything = OkTopk(density=1.0, value_dtype=None)

@@ -18,6 +18,7 @@ import horovod_oktopk.tensorflow.keras as hvd_keras
 from horovod_oktopk import PluginError
 from horovod_oktopk.schemes.report import StepReport
 from horovod_oktopk.tensorflow import (
+    catch_up,
     load_state,
     save_state,
     set_density,
@@ -136,6 +137,9 @@ class TensorFlowTrainer:
 
     def load(self, path: str) -> None:
         load_state(self.target, path)
+
+    def catch_up(self) -> None:
+        catch_up(self.target)
 
     def synchronize_replicas(self) -> None:
         synchronize_replicas(self.target)

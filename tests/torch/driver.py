@@ -14,6 +14,7 @@ from tests.scenarios import SETS
 from tests.scenarios.common import SHAPES
 from tests.scenarios.driver import Gradients
 from tests.torch.library import (
+    catch_up,
     gather_state_dict,
     hvd,
     set_density,
@@ -133,6 +134,9 @@ class TorchTrainer:
 
     def set_lr(self, lr: float) -> None:
         self.optimizer.param_groups[0]["lr"] = lr
+
+    def catch_up(self) -> None:
+        catch_up(self.optimizer)
 
     def synchronize_replicas(self) -> None:
         synchronize_replicas(self.optimizer)

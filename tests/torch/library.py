@@ -20,7 +20,7 @@ else:
 Dense, OkTopk, StepAhead = plugin.Dense, plugin.OkTopk, plugin.StepAhead
 gather_state_dict, set_density, shared_parameters = (plugin.gather_state_dict, plugin.set_density,
                                                      plugin.shared_parameters)
-step_report, synchronize_replicas = plugin.step_report, plugin.synchronize_replicas
+catch_up, step_report, synchronize_replicas = plugin.catch_up, plugin.step_report, plugin.synchronize_replicas
 
-__all__ = ["Dense", "OkTopk", "Partial", "StepAhead", "gather_state_dict", "hvd", "set_density", "shared_parameters",
-           "step_report", "synchronize_replicas"]
+__all__ = ["Dense", "OkTopk", "Partial", "StepAhead", "catch_up", "gather_state_dict", "hvd", "set_density",
+           "shared_parameters", "step_report", "synchronize_replicas"]

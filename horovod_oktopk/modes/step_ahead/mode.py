@@ -187,7 +187,7 @@ class StepAheadMode(Mode[LocalGradients]):
                 self.catch_up()
 
     def catch_up(self) -> None:
-        """Wait for the exchange under way, and apply it; on this rank alone.
+        """Wait for the exchange under way, and apply it, if there is one; on this rank alone.
 
         Raise AgreementError, NonFiniteError or TransportError if the exchange did.
         """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -11,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import horovod_oktopk.tensorflow.keras as hvd_keras
-from horovod_oktopk import AgreementError
+from horovod_oktopk import AgreementError, Dense
 from horovod_oktopk.tensorflow import OkTopk, StepAhead, step_report
 from horovod_oktopk.tensorflow.private import KERAS_3
 from tests.scenarios.common import (
@@ -177,6 +179,25 @@ def check_a_pass_without_a_gradient_counts_as_zero() -> None:
             mean = (1 + hvd.size()) / 2
             whole, part = (-np.asarray(variable)[0] / mean for variable in variables)
             np.testing.assert_allclose([whole, part], [111, 111 - 10 ** missing], rtol=1e-6)
+
+
+def check_half_of_the_passes_hide_an_exchange() -> None:
+    """Then it is applied: the passes after it see what the other ranks have sent."""
+    needs_ranks(hvd)
+    for wrap, passes in itertools.product((lambda function: function, tf.function), (2, 3, 4)):
+        mean, hidden = (1 + hvd.size()) / 2, passes // 2
+        assert values_after_passes(wrap, passes, 2 * passes - 1) == [
+            *[0.0] * (passes - 1), *[-1.0 - hvd.rank()] * hidden, *[-mean] * (passes - hidden)]
+
+
+def values_after_passes(wrap: Callable[..., Callable[[], object]], passes: int, count: int) -> list[float]:
+    """Return what this rank's variable holds after each pass. Its gradient is one more than the rank."""
+    optimizer = distribute(StepAhead(Dense(), ahead=1), keras.optimizers.SGD(1.0), backward_passes_per_step=passes,
+                           average_aggregated_gradients=True)
+    variable = keras.Variable(tf.zeros(())) if KERAS_3 else tf.Variable(tf.zeros(()))
+    optimizer.build([variable])
+    one_pass = wrap(lambda: optimizer.apply_gradients([(tf.constant(1.0 + hvd.rank()), variable)]))
+    return [(one_pass(), float(variable.numpy()))[1] for _ in range(count)]
 
 
 def check_a_strategy_of_several_workers_is_refused() -> None:
