@@ -22,7 +22,7 @@ from horovod_oktopk.state import gather
 from horovod_oktopk.tensorflow.operations import check_place
 from horovod_oktopk.tensorflow.run import GradientRun, Local, PartialRun, RateOf, Refusal, Run, StepAheadRun
 from horovod_oktopk.tensorflow.tensors import is_dense, ranks_of, signature_of
-from horovod_oktopk.tensorflow.variables import check_variables, key_of, tensor_of
+from horovod_oktopk.tensorflow.variables import check_variables, key_of, name_of, tensor_of
 
 ALL: weakref.WeakSet[Runs[Any]] = weakref.WeakSet()
 
@@ -180,6 +180,9 @@ class StepAheadRuns(Runs[StepAheadRun]):
 
     def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: LocalOf, *,
              all_variables: Sequence[Any], checks_overflow: bool) -> None:
+        constrained = [name_of(each) for each in variables if getattr(each, "constraint", None) is not None]
+        if constrained:
+            self.kind.check("constraint", name=constrained[0])
         run = self.run_over(all_variables)
         run.step(variables, gradients, lambda given: local(given, run), checks_overflow)
 

@@ -94,6 +94,12 @@ class StepAheadMode(Mode[LocalGradients]):
         "sharded": "{name} cannot be used with StepAhead: each rank steps a part of the parameters, by its own "
                    "gradients alone, and sends it itself: use OkTopk alone, or distribute an optimizer that is whole "
                    "on each rank",
+        "dual": "{name} cannot be used with StepAhead: it sets the parameters from sums of its own gradients, and so "
+                "undoes what other ranks have sent: use OkTopk alone, with which all ranks have the same sums",
+        "constraint": "'{name}' has a constraint, which StepAhead would keep in each rank's own parameters, and not "
+                      "in those that all ranks share: use OkTopk alone, with which all ranks have the same ones",
+        "spectral": "the layer '{name}' normalizes its kernel in each step of training, beside the optimizer, which "
+                    "StepAhead would exchange as if it were a step: use OkTopk alone",
         "use_ema": "use_ema=True averages the variables of each rank, which differ with StepAhead: average what all "
                    "ranks share, inside shared_parameters(model), or use OkTopk",
         "several": "MultiOptimizer has no learning rate to be multiplied by StepAhead's coefficient and gain, as "

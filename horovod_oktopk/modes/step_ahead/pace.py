@@ -31,6 +31,9 @@ NORMALIZERS = frozenset({
     "Lion", "Muon", "Lamb", "LAMB", "AdaBelief", "Sophia"})
 """Optimizers that divide by the root of a second moment, or take signs, by the names of their classes."""
 
+DUAL_AVERAGERS = frozenset({"Ftrl", "MADGRAD"})
+"""Optimizers that set the parameters from sums of all their gradients, by the names of their classes."""
+
 
 def normalizes(optimizer: type) -> bool:
     """Return True if the steps of an optimizer of this class do not grow with its gradients.
@@ -38,7 +41,16 @@ def normalizes(optimizer: type) -> bool:
     The class has an attribute `normalizes_gradients` that says it, or is derived from a class of NORMALIZERS.
     """
     said = getattr(optimizer, "normalizes_gradients", None)
-    return bool(said) if said is not None else any(cls.__name__ in NORMALIZERS for cls in optimizer.__mro__)
+    return bool(said) if said is not None else _is_one_of(NORMALIZERS, optimizer)
+
+
+def averages_duals(optimizer: type) -> bool:
+    """Return True if the class is one of DUAL_AVERAGERS, or derived from one."""
+    return _is_one_of(DUAL_AVERAGERS, optimizer)
+
+
+def _is_one_of(names: frozenset[str], optimizer: type) -> bool:
+    return any(cls.__name__ in names for cls in optimizer.__mro__)
 
 
 def sample(gather: Callable[[Indices], Values], n: int, step: int) -> Values:

@@ -231,6 +231,12 @@ def check_what_cannot_work_is_refused() -> None:
         assert "each optimizer in it has its own" in refusal(lambda: distribute(OPTIONS, several))
         assert "carry one learning rate" in refusal(lambda: distribute(Partial(Dense()), several))
     assert "use_ema" in refusal(lambda: distribute(OPTIONS, keras.optimizers.SGD(0.1, use_ema=True)))
+    assert "Ftrl cannot be used with StepAhead" in refusal(lambda: distribute(OPTIONS, keras.optimizers.Ftrl(0.1)))
+    constrained = compiled(make_model(kernel_constraint=keras.constraints.NonNeg()), distribute(OPTIONS))
+    assert "kernel' has a constraint" in refusal(lambda: constrained.train_on_batch(*make_data())).replace(":0", "")
+    spectral = keras.layers.SpectralNormalization(keras.layers.Dense(4), name="spectral")
+    assert "the layer 'spectral'" in refusal(lambda: fit(
+        compiled(keras.Sequential([keras.layers.Input((20,)), spectral]), distribute(OPTIONS)), [broadcast()]))
     assert "jit_compile=False" in refusal(lambda: fit(model_with(jit_compile=True)))
     model = compiled(make_model(dtype="bfloat16"), distribute(OPTIONS))
     assert "float32 or float64" in refusal(lambda: fit(model))

@@ -65,6 +65,9 @@ class ClosureOnly(torch.optim.SGD):
     def step(self, closure): ...
 
 
+class MADGRAD(torch.optim.SGD): ...
+
+
 class ScheduleFree(torch.optim.SGD):
     def eval(self) -> None: ...
 
@@ -81,7 +84,10 @@ def check_an_optimizer_whose_work_is_not_in_its_step_is_refused_by_name() -> Non
     params = parameters()
     assert "ScheduleFree cannot be used with StepAhead" in raised_everywhere(
         PluginError, lambda: distribute(params, StepAhead(OkTopk), ScheduleFree(params.values(), lr=0.1)))[0]
-    distribute(params, DENSE, ScheduleFree(params.values(), lr=0.1))
+    assert "MADGRAD cannot be used with StepAhead" in raised_everywhere(
+        PluginError, lambda: distribute(params, StepAhead(OkTopk), MADGRAD(params.values(), lr=0.1)))[0]
+    for inner in (ScheduleFree, MADGRAD):
+        distribute(params, DENSE, inner(params.values(), lr=0.1))
 
 
 def check_an_optimizer_without_a_learning_rate_is_told_what_to_give() -> None:

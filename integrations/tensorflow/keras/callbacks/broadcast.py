@@ -16,6 +16,7 @@ import tensorflow as tf
 from horovod_oktopk.errors import AgreementError, OptionError
 from horovod_oktopk.modes.api import shared_parameters, synchronize_replicas
 from horovod_oktopk.tensorflow.optimizer import is_distributed, refuse_stock
+from horovod_oktopk.tensorflow.private import all_layers
 from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of
 from horovod_oktopk.tensorflow.run import Run
 from horovod_oktopk.tensorflow.runs import PartialRuns
@@ -86,9 +87,13 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         refuse_stock(optimizers_of(self.model))
         suspend(self.model)
         trains_local = not self._local.isdisjoint(v.ref() for v in trained_by(self.model))
+        spectral = [each.name for each in all_layers(self.model)
+                    if isinstance(each, tf.keras.layers.SpectralNormalization)]
         for runs in all_runs_of(self.model):
             if trains_local:
                 runs.kind.check("local")
+            if spectral:
+                runs.kind.check("spectral", name=spectral[0])
             runs.adopts = True
             for run in runs.present().values():  # as the runs of workers that join an elastic job will
                 run.mode.adopts |= not run.mode.reduction.is_current
