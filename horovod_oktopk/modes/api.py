@@ -123,7 +123,7 @@ def catch_up(*targets: Any) -> None:
         >>> for number, part in enumerate(batch.chunk(2)):
         ...     if number == 1:
         ...         catch_up(optimizer)
-        ...     (loss(model(part)) / 2).backward()
+        ...     (loss_of(model(part)) / 2).backward()
         >>> optimizer.step()
     """
     for owner in _owners("catch_up", *targets):

@@ -31,7 +31,7 @@ PathLike = str | os.PathLike[str]
 NONE_YET = ("no gradient of these variables has been reduced with compression=OkTopk(...) yet: call set_density "
             "after the first step")
 IN_GRAPH = ("{function} changes the values of variables when it is called, so it cannot be part of a tf.function: "
-            "call it {place}")
+            "call it outside of that")
 
 
 class Target:
@@ -54,7 +54,7 @@ class Target:
     def catch_up(self) -> None:
         """See Owner. Raise PluginError inside a tf.function."""
         if not tf.executing_eagerly():
-            raise PluginError(IN_GRAPH.format(function="catch_up", place="between calls of a function of one pass"))
+            raise PluginError(IN_GRAPH.format(function="catch_up"))
         for run in _runs_of(self._target):
             run.mode.catch_up()
 
@@ -66,7 +66,7 @@ class Target:
     def shared(self) -> Iterator[None]:
         """See Owner. If a state is loaded inside, all ranks take it together in the end."""
         if not tf.executing_eagerly():
-            raise PluginError(IN_GRAPH.format(function="shared_parameters", place="around the function"))
+            raise PluginError(IN_GRAPH.format(function="shared_parameters"))
         before = [len(each.states) for each in all_runs_of(self._target)]
         with ExitStack() as stack:
             for run in _runs_of(self._target):

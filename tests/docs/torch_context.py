@@ -17,6 +17,7 @@ def prepare(code: str, path: str) -> dict[str, Any]:
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
     names = {"hvd": hvd, "torch": torch, "OkTopk": OkTopk, "StepAhead": StepAhead, "model": model, "epochs": 2,
              "path": path, "device": "cpu",
+             "batch": torch.ones(4, 4), "loss_of": lambda outputs: outputs.square().mean(),
              "optimizer": torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
              "scaler": torch.amp.GradScaler("cpu"), "train": lambda epoch: train(names), "writer": Writer(),
              "validate": lambda model: model(torch.ones(1, 4)),
