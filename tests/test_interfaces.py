@@ -15,7 +15,7 @@ import horovod_oktopk
 PACKAGE = Path(horovod_oktopk.__file__).parent
 UNIMPORTED = ("torch", "distributed", "tensorflow", "__main__", "transport.mpi")
 """Parts that need a framework or MPI, or that run when they are imported; their sources are read all the same."""
-HOOKS = {"Mode.belongs_to", "Mode.close", "Mode.end", "Mode.reduce", "Mode.resume", "Mode.suspend",
+HOOKS = {"Mode.belongs_to", "Mode.catch_up", "Mode.close", "Mode.end", "Mode.reduce", "Mode.resume", "Mode.suspend",
          "Transport.abort"}
 """Methods of interfaces that do nothing, where a class has nothing to do there."""
 
