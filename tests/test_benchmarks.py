@@ -172,7 +172,7 @@ def train_text(folder: Path, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", ["none", "oktopk --density 0.05", "oktopk --density 0.05 --step-ahead",
                                     "topka --step-ahead --no-overlap --density-warmup 1",
-                                    "oktopk --model transformer --optimizer adamw --lr 0.01 --step-ahead"])
+                                    "oktopk --model transformer --optimizer adamw --lr 0.01 --step-ahead --passes 2"])
 def test_ranks_that_are_threads_learn_the_text_and_count_their_bytes(method: str, tmp_path: Path) -> None:
     found = train_text(tmp_path, "--compression", *method.split())
     first, second = found["history"]
