@@ -32,7 +32,7 @@ pytestmark = pytest.mark.xdist_group("launchers")  # one process, so that the re
 
 def run(*command: str) -> Finished:
     """Run a launcher to its end."""
-    job = subprocess.run(command, env=environment() | OFFLINE | PATIENT, cwd=ROOT, text=True, timeout=400,
+    job = subprocess.run(command, env=environment() | OFFLINE | PATIENT, cwd=ROOT, text=True, timeout=800,
                          check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     return Finished(job.returncode, job.stdout)
 
@@ -91,7 +91,7 @@ def reference() -> tuple[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # the reference, and Ray, which takes minutes where other tests keep the cores busy
+@pytest.mark.timeout(1500)  # the reference, and Ray, which takes minutes where other tests keep the cores busy
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_launcher_comes_to_the_loss_of_horovodrun(launcher: str) -> None:
     needs, launch, network = LAUNCHERS[launcher]
