@@ -63,9 +63,6 @@ class DenseOptimizer(OurOptimizer):
             gradient.copy_(part.view_as(gradient))
         self.optimizer.step()
 
-    def catch_up(self) -> None:
-        """Do nothing: no exchange is under way between steps."""
-
     def report(self) -> None:
         return None
 

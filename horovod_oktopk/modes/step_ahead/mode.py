@@ -2,9 +2,10 @@
 
 Invariant: the residual of this rank is w - p, and is stored nowhere. w has the same bits on all ranks. A step:
 
-    begin       the exchange under way is applied: w -= u / (λP); p += c - u / (λP), where c is this rank's
-                contribution to u. So w - p is the new residual again, but for `Scheme.overshoot_of_p`. A
-                few elements of the gradient are read: the ranks' own noise gives the gain.
+    begin       the exchange under way is applied, if `catch_up` has not done it between the passes of this step:
+                w -= u / (λP); p += c - u / (λP), where c is this rank's contribution to u. So w - p is the new
+                residual again, but for `Scheme.overshoot_of_p`. A few elements of the gradient are read: the
+                ranks' own noise gives the gain.
     (the optimizer's own local step on p, with λ · gain times its learning rate)
     end         acc = w - p is read, and its top k are selected; u = Topk(Σ Topk(acc)) is under way. Until it
                 is applied, p has moved by (1 - 1/λ) times the selected values: to the place where the exchange
