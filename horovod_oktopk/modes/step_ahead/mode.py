@@ -178,7 +178,7 @@ class StepAheadMode(Mode[LocalGradients]):
             log(ADOPTED if has_adopted else SKIPPED, self._rank)
         n = reduction.layout.n
         is_measured = steps and is_due and n and self._workers > 1
-        self._sample = sample(gradients.elements, n, reduction.memory.step) if is_measured else None
+        self._sample = sample(gradients.elements, n, reduction.memory.step, self._normalizes) if is_measured else None
         return int(steps)
 
     def end(self) -> None:

@@ -4,6 +4,9 @@ Adam and its like divide by the root of the mean square of a gradient. A rank's 
 smaller than the mean ḡ of all ranks, so that E[g²] = μ² + σ² is up to P times E[ḡ²] = μ² + σ²/P, and the rank's steps
 are up to √P times shorter than those of dense training. The ratio gives the gain = √(E[g²] / E[ḡ²]).
 
+Such optimizers move all elements about equally far, so all are to count alike. Large gradients are less noisy than
+small ones: counted by their squares, they would make the gain too small for the others.
+
 The same ratio gives the gradient noise scale (McCandlish et al., 2018): a batch whose noise equals its signal.
 """
 
@@ -19,11 +22,12 @@ import numpy as np
 from ...phases.agreement import Measured
 from ...transport.base import Transport
 from ...vectors.sparse import Indices, Values
+from ...vectors.wire import BLOCK, blocks_of
 
-SAMPLES = 1024
-"""Elements that a step looks at."""
+BLOCKS = 16
+"""Blocks of elements that a step looks at."""
 SUMS = 8
-"""Numbers that a rank tells: sums of SAMPLES / SUMS elements each, with random signs."""
+"""Numbers that a rank tells: sums over BLOCKS / SUMS blocks each, with random signs."""
 WINDOW = 50.0
 """Steps over which the running means go."""
 NORMALIZERS = frozenset({
@@ -53,18 +57,25 @@ def _is_one_of(names: frozenset[str], optimizer: type) -> bool:
     return any(cls.__name__ in names for cls in optimizer.__mro__)
 
 
-def sample(gather: Callable[[Indices], Values], n: int, step: int) -> Values:
+def sample(gather: Callable[[Indices], Values], n: int, step: int, alike: bool) -> Values:
     """Return sums over a rank's gradient at this step, for the roll call: float32, shape (SUMS,).
 
-    Random elements with random signs, the same on all ranks, are added up: the expected square of a sum is the sum of
-    these elements' squares. From the ranks' sums, and their sum, follows how noisy one rank's gradient is.
+    The elements of random blocks are added up with random signs, the same on all ranks: the expected square of a sum
+    is the sum of these elements' squares. From the ranks' sums, and their sum, follows how noisy one rank's gradient
+    is. If `alike`, each block is divided by its norm first, so that all of them count alike.
     """
     random = np.random.default_rng((n, step))
-    signs = 2.0 * random.integers(2, size=SAMPLES) - 1
-    places = np.sort(random.integers(n, size=SAMPLES))
-    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is left out later
-        sums: Values = (signs * gather(places)).reshape(-1, SUMS).sum(axis=0).astype(np.float32)
-    return sums
+    blocks, which = np.unique(random.integers(blocks_of(n), size=BLOCKS), return_inverse=True)
+    places = (BLOCK * blocks[:, None] + np.arange(BLOCK)).clip(max=n - 1)
+    signs = 2.0 * random.integers(2, size=(BLOCKS, BLOCK)) - 1
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # what is not finite is left out later
+        values = gather(places.ravel()).reshape(places.shape)[which].astype(np.float64)
+        sums = (signs * values).sum(axis=1)
+        if alike:
+            norms = np.sqrt(np.square(values).sum(axis=1))
+            sums = np.divide(sums, norms, out=sums, where=norms != 0)
+        told: Values = sums.reshape(SUMS, -1).sum(axis=1).astype(np.float32)
+    return told
 
 
 @dataclass

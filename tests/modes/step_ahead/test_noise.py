@@ -15,7 +15,7 @@ from horovod_oktopk import AgreementError, OkTopk, SameBlocks, StepAhead
 from horovod_oktopk.modes.gradients import LocalGradients
 from horovod_oktopk.modes.step_ahead.mode import StepAheadMode
 from horovod_oktopk.modes.step_ahead.pace import (
-    SAMPLES,
+    BLOCKS,
     SUMS,
     GradientNoise,
     elements_of_rows,
@@ -23,6 +23,7 @@ from horovod_oktopk.modes.step_ahead.pace import (
     sample,
 )
 from horovod_oktopk.phases.agreement import FEW_RANKS, Attendance, roll_call
+from horovod_oktopk.vectors.wire import BLOCK
 from tests.support.flat_gradients import FlatGradients
 from tests.support.threads import run_ranks
 
@@ -35,7 +36,7 @@ OPTIONS = StepAhead(OkTopk(density=0.05))
 class Quadratic(Worker):
     """A rank that minimizes |p|²/2, with noise of its own in the gradient. scale: of the noise, per element."""
 
-    def __init__(self, transport: Any, noise: float, options: StepAhead = OPTIONS, normalizes: bool = True) -> None:
+    def __init__(self, transport: Any, noise: Any, options: StepAhead = OPTIONS, normalizes: bool = True) -> None:
         entries = [("a", (40, 25), "float32"), ("b", (N - 1000,), "float32")]
         super().__init__(transport, options, entries=entries, normalizes=normalizes)
         self.parameters = [np.ones(1000, np.float32), -np.ones(N - 1000, np.float32)]
@@ -54,7 +55,7 @@ class Quadratic(Worker):
         self.reducer.end()
 
 
-def measure(size: int, noise: float, steps: int = 200, **arguments: Any) -> list[StepAheadMode]:
+def measure(size: int, noise: Any, steps: int = 200, **arguments: Any) -> list[StepAheadMode]:
     def program(transport: Any) -> Any:
         rank = Quadratic(transport, noise, **arguments)
         for _ in range(steps):
@@ -83,6 +84,29 @@ def test_the_ratio_is_that_of_a_quadratic_with_known_noise(size, noise):
             assert figures[f"oktopk/{name}"] == getattr(report, name)
         if expected < 0.9 * size:  # near it the scale is the inverse of what is hardly there
             assert report.noise_scale == pytest.approx(noise ** 2 / size, rel=0.5)
+
+
+@pytest.mark.parametrize("normalizes_", [True, False])
+def test_blocks_count_alike_only_if_the_optimizer_moves_them_equally_far(normalizes_):
+    """Three quarters of the blocks are all noise, and a hundredth as large as those that have hardly any."""
+    size, rare = 4, np.arange(N) // BLOCK % 4 == 0
+    scale = np.where(rare, 100, 1)
+
+    class Uneven(Quadratic):
+        def step(self, spoilt: bool = False) -> None:
+            gradient = scale * (rare + np.where(rare, 0.01, 1) * self._random.standard_normal(N))
+            self.reducer.begin(FlatGradients(gradient))
+            self.reducer.end()
+
+    def program(transport: Any) -> float:
+        rank = Uneven(transport, 0.0, normalizes=normalizes_)
+        for _ in range(200):
+            rank.step()
+        rank.reducer.catch_up()
+        return rank.reducer.report.noise_ratio
+
+    expected = 1 / (rare.mean() + (1 - rare.mean()) / size) if normalizes_ else 1.0
+    assert run_ranks(size, program) == pytest.approx([expected] * size, rel=0.1)
 
 
 def test_without_noise_nothing_is_longer():
@@ -225,11 +249,25 @@ def test_all_ranks_are_told_the_same_sums(size):
 
 # How gradients are read.
 
-def test_a_sum_squared_is_on_average_the_squares_of_what_was_added():
-    gradient = np.random.default_rng(5).standard_normal(500) ** 3
-    sums = np.stack([sample(lambda places: gradient[places], 500, step) for step in range(2000)])
-    found = np.square(sums, dtype=np.float64).mean()
-    assert found == pytest.approx(SAMPLES / SUMS * np.square(gradient).mean(), rel=0.1)
+@pytest.mark.parametrize("n", [1, BLOCK - 3, 500])
+def test_a_sum_squared_is_on_average_the_squares_of_what_was_added(n):
+    """The last block of 500 elements is short, and its last element comes several times."""
+    gradient = np.random.default_rng(5).standard_normal(n) ** 3
+
+    def gather(places: np.ndarray) -> np.ndarray:
+        assert (np.diff(places) >= 0).all()
+        return gradient[places]
+
+    blocks = gradient[np.arange(-(-n // BLOCK) * BLOCK).clip(max=n - 1)].reshape(-1, BLOCK)
+    for alike, expected in ((True, 1), (False, np.square(blocks).sum(axis=1).mean())):
+        sums = np.stack([sample(gather, n, step, alike) for step in range(2000)])
+        assert sums.shape == (2000, SUMS)
+        assert sums.dtype == np.float32
+        assert np.square(sums, dtype=np.float64).mean() == pytest.approx(BLOCKS / SUMS * expected, rel=0.1)
+
+
+def test_a_block_without_gradients_has_no_weight():
+    assert sample(lambda places: np.zeros(len(places)), 200, 3, alike=True).tolist() == [0] * SUMS
 
 
 @given(rows=st.lists(st.integers(0, 9), max_size=12), seed=st.integers(0, 99))
