@@ -117,6 +117,7 @@ def same_blocks(title: str, line: str, **options: Any) -> Method:
 
 
 AT_ONCE = same_blocks("without overlap", "-.", **{"no-overlap": True})
+ALL_AT_ONCE = same_blocks("all, without overlap", "-.", **{"no-overlap": True, "density": 1.0})
 TWO_PASSES = same_blocks("two passes", ":", passes=2)
 MORE_BLOCKS = {"half": same_blocks("half", "--", density=0.5), "all": same_blocks("all", ":", density=1.0)}
 
@@ -150,14 +151,14 @@ STUDIES = {
                                TRANSFORMER_RATES, {**ONE_PERCENT, "optimizer": "adamw", "epochs": 12}),
     "own-gpt": Study("dense's own settings", GPT, 4, {
         "dense": ON_ONE_RANK, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS, **MORE_BLOCKS,
-        "no-gain": WITHOUT_GAIN,
+        "all-at-once": ALL_AT_ONCE, "no-gain": WITHOUT_GAIN,
         **longer(5, GPT, step_ahead=STEP_AHEAD, same_blocks=SAME_BLOCKS, dense=ON_ONE_RANK)}, (0.001,), ONE_PERCENT),
     "own-gpt-wide": Study("dense's own settings", WIDE_GPT, 8, {
         "dense": ON_ONE_RANK, **longer(4, WIDE_GPT, same_blocks=SAME_BLOCKS, at_once=AT_ONCE, dense=ON_ONE_RANK)},
         (0.001,), ONE_PERCENT),
     **{f"own-transformer-{ranks}": Study("AdamW, dense's own settings", TRANSFORMER, ranks, {
         "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS, "at-once": AT_ONCE,
-        **({"no-gain": WITHOUT_GAIN} if ranks == 4 else {}),
+        "all-at-once": ALL_AT_ONCE, **({"no-gain": WITHOUT_GAIN} if ranks == 4 else {}),
         **(MORE_BLOCKS if ranks == 16 else {})},
         (0.02,), {**ONE_PERCENT, "optimizer": "adamw", "epochs": 12}) for ranks in (4, 8, 16)},
     **{f"own-lstm-{ranks}": Study("SGD with momentum, dense's own settings", LSTM, ranks, {
