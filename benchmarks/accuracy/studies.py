@@ -119,6 +119,7 @@ def same_blocks(title: str, line: str, **options: Any) -> Method:
 AT_ONCE = same_blocks("without overlap", "-.", **{"no-overlap": True})
 ALL_AT_ONCE = same_blocks("all, without overlap", "-.", **{"no-overlap": True, "density": 1.0})
 TWO_PASSES = same_blocks("two passes", ":", passes=2)
+ALL_IN_TWO_PASSES = same_blocks("all, two passes", ":", passes=2, density=1.0)
 MORE_BLOCKS = {"half": same_blocks("half", "--", density=0.5), "all": same_blocks("all", ":", density=1.0)}
 
 
@@ -151,7 +152,7 @@ STUDIES = {
                                TRANSFORMER_RATES, {**ONE_PERCENT, "optimizer": "adamw", "epochs": 12}),
     "own-gpt": Study("dense's own settings", GPT, 4, {
         "dense": ON_ONE_RANK, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS, **MORE_BLOCKS,
-        "all-at-once": ALL_AT_ONCE, "no-gain": WITHOUT_GAIN,
+        "all-at-once": ALL_AT_ONCE, "all-in-two-passes": ALL_IN_TWO_PASSES, "no-gain": WITHOUT_GAIN,
         **longer(5, GPT, step_ahead=STEP_AHEAD, same_blocks=SAME_BLOCKS, dense=ON_ONE_RANK)}, (0.001,), ONE_PERCENT),
     "own-gpt-wide": Study("dense's own settings", WIDE_GPT, 8, {
         "dense": ON_ONE_RANK, **longer(4, WIDE_GPT, same_blocks=SAME_BLOCKS, at_once=AT_ONCE, dense=ON_ONE_RANK)},
