@@ -68,11 +68,11 @@ def sample(gather: Callable[[Indices], Values], n: int, step: int, alike: bool) 
     blocks, which = np.unique(random.integers(blocks_of(n), size=BLOCKS), return_inverse=True)
     places = (BLOCK * blocks[:, None] + np.arange(BLOCK)).clip(max=n - 1)
     signs = 2.0 * random.integers(2, size=(BLOCKS, BLOCK)) - 1
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # what is not finite is left out later
+    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is left out later
         values = gather(places.ravel()).reshape(places.shape)[which].astype(np.float64)
         sums = (signs * values).sum(axis=1)
         if alike:
-            norms = np.sqrt(np.square(values).sum(axis=1))
+            norms = np.linalg.norm(values, axis=1)
             sums = np.divide(sums, norms, out=sums, where=norms != 0)
         told: Values = sums.reshape(SUMS, -1).sum(axis=1).astype(np.float32)
     return told

@@ -36,7 +36,7 @@ OPTIONS = StepAhead(OkTopk(density=0.05))
 class Quadratic(Worker):
     """A rank that minimizes |p|²/2, with noise of its own in the gradient. scale: of the noise, per element."""
 
-    def __init__(self, transport: Any, noise: Any, options: StepAhead = OPTIONS, normalizes: bool = True) -> None:
+    def __init__(self, transport: Any, noise: float, options: StepAhead = OPTIONS, normalizes: bool = True) -> None:
         entries = [("a", (40, 25), "float32"), ("b", (N - 1000,), "float32")]
         super().__init__(transport, options, entries=entries, normalizes=normalizes)
         self.parameters = [np.ones(1000, np.float32), -np.ones(N - 1000, np.float32)]
@@ -55,7 +55,7 @@ class Quadratic(Worker):
         self.reducer.end()
 
 
-def measure(size: int, noise: Any, steps: int = 200, **arguments: Any) -> list[StepAheadMode]:
+def measure(size: int, noise: float, steps: int = 200, **arguments: Any) -> list[StepAheadMode]:
     def program(transport: Any) -> Any:
         rank = Quadratic(transport, noise, **arguments)
         for _ in range(steps):
