@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.checkpoint
 
 from tests.scenarios.common import assert_disagreement, is_last
 from tests.torch.library import OkTopk, StepAhead, hvd, shared_parameters, step_report
@@ -112,6 +114,31 @@ def check_closures_clipping_and_schedulers_are_as_without_horovod() -> None:
         scheduler.step()
     assert np.isclose(optimizer.param_groups[0]["lr"], 0.001)
     assert_shared_is_equal(model, optimizer)
+
+
+class Checkpointed(torch.nn.Module):
+    """Model that keeps no activations: the backward pass computes them again."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return torch.utils.checkpoint.checkpoint(self.inner, inputs, use_reentrant=False)
+
+
+def check_compiled_and_checkpointed_models_train_like_plain_ones() -> None:
+    """Send all elements, so that no selection magnifies how the compiler's gradients differ in rounding."""
+    for compression in (StepAhead(OkTopk(density=1.0)), OkTopk(density=1.0)):
+        found = []
+        for outer in (lambda model: model, Checkpointed, partial(torch.compile, backend="aot_eager")):
+            model, optimizer = made(compression)
+            train(outer(model), optimizer, range(4))
+            assert_shared_is_equal(model, optimizer)
+            found.append(flat(shared_of(model, optimizer)))
+        plain, checkpointed, compiled = found
+        np.testing.assert_array_equal(checkpointed, plain)
+        np.testing.assert_allclose(compiled, plain, rtol=1e-4, atol=1e-5)
 
 
 def check_gradients_stay_the_ranks_own() -> None:
