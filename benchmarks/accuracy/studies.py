@@ -164,7 +164,7 @@ STUDIES = {
         (0.02,), {**ONE_PERCENT, "optimizer": "adamw", "epochs": 12}) for ranks in (4, 8, 16)},
     **{f"own-lstm-{ranks}": Study("SGD with momentum, dense's own settings", LSTM, ranks, {
         "dense": SAME_BATCHES, "step-ahead": STEP_AHEAD, "same-blocks": SAME_BLOCKS, "at-once": AT_ONCE,
-        "two-passes": TWO_PASSES}, (8.0,), ONE_PERCENT) for ranks in (4, 8, 16)},
+        "two-passes": TWO_PASSES, "all-at-once": ALL_AT_ONCE}, (8.0,), ONE_PERCENT) for ranks in (4, 8, 16)},
     "digits-1": Study("density 1 %", DIGITS, 4, {"dense": DENSE, **MAIN}, (0.05, 0.1), ONE_PERCENT),
     "schemes-digits": Study("every scheme", DIGITS, 4, SCHEMES, (0.05,), {"density": 0.02}, threads=False),
     "schemes-lstm": Study("every scheme, density warm-up", LSTM, 2, SCHEMES, (2.0,),
