@@ -65,9 +65,12 @@ class Memory:
         """
         boundaries, threshold, turns = (record.get(name) for name in ("boundaries", "global_threshold", "turns"))
         try:
-            boundaries = None if boundaries is None else np.array(boundaries, np.int64).reshape(len(boundaries))
+            if boundaries is not None:
+                boundaries = np.array(boundaries, np.int64).reshape(len(boundaries))
+                if boundaries[0] or (np.diff(boundaries) < 0).any():
+                    raise ValueError
             threshold = None if threshold is None else float(threshold)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, IndexError):
             raise OptionError(f"the state is damaged: the regions' boundaries are {boundaries!r:.80}, and the "
                               f"threshold is {threshold!r:.80}; load another one") from None
         return Memory(record["step"], boundaries, threshold, None if turns is None else Turns.from_record(turns))

@@ -187,11 +187,12 @@ class CollectingAccumulator(Accumulator):
 
     def moments(self) -> tuple[float, float]:
         total = squares = 0.0  # of chunks, which are summed in the dtype itself: enough for an estimate
-        for chunk in self._chunks():
-            total += float(chunk.sum())
-            squares += float(np.dot(chunk, chunk))
+        with np.errstate(over="ignore"):
+            for chunk in self._chunks():
+                total += float(chunk.sum())
+                squares += float(np.dot(chunk, chunk))
         mean = total / self.n
-        return mean, float(np.sqrt(max(0.0, squares / self.n - mean**2)))
+        return mean, float(np.sqrt(max(0.0, squares / self.n - mean * mean)))  # mean**2 raises where it overflows
 
     @abstractmethod
     def _chunks(self) -> Iterator[Values]:

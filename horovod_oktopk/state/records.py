@@ -8,6 +8,7 @@ StepAhead have more: OF_ONE_RANK in `modes/step_ahead/mode.py`.
 
 from __future__ import annotations
 
+import math
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
@@ -46,16 +47,20 @@ def check_records(records: Any) -> None:
     for each in records:
         if not isinstance(each, dict):
             raise OptionError(f"the state is damaged: expected a record; got {type(each).__name__}")
-        for name, is_right in _FORM.items():
-            if name not in each:
+        for name, is_right in {**_FORM, **_FORM_OF_STEP_AHEAD}.items():
+            if name not in each and name in _FORM:
                 raise OptionError(f"the state is damaged: a record has no '{name}'; load another one")
-            if not is_right(each[name]):
+            if name in each and not is_right(each[name]):
                 raise OptionError(f"the state is damaged: a record's '{name}' is {each[name]!r:.80}; "
                                   "load another one")
 
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _are_parameters(value: Any) -> bool:
@@ -67,10 +72,13 @@ def _are_parameters(value: Any) -> bool:
 _FORM: dict[str, Callable[[Any], bool]] = {
     "unit": lambda value: value in get_args(Unit), "rank": _is_count, "size": _is_count,
     "process": lambda value: isinstance(value, str), "parameters": _are_parameters, "residual": lambda _: True,
-    "coefficient": lambda value: value is None or isinstance(value, int | float),
+    "coefficient": lambda value: value is None or (_is_number(value) and value > 0),
     "level": _is_count,
     "algorithm": lambda value: isinstance(value, dict) and _is_count(value.get("step"))}
 """Check for each field of a record."""
+_FORM_OF_STEP_AHEAD: dict[str, Callable[[Any], bool]] = {
+    "steps": _is_count,
+    "noise": lambda value: value is None or (isinstance(value, dict) and all(map(_is_number, value.values())))}
 
 
 def residual_of(saved: Record, dtype: Any) -> Values:

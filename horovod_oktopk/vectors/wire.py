@@ -225,12 +225,12 @@ class WireCodec:
 
         Raise WireError if the length does not fit, or an index is out of order or out of the region.
         """
-        expected = self.size(count, stop - start)
+        low_bits, low_words, upper_words = _index_words(count, stop - start)
+        split = WORD * self._values.words(count)
+        expected = split + WORD * (low_words + upper_words)
         if len(message) != expected:
             raise WireError(f"a message of {count} elements within [{start}, {stop}) has {expected} bytes; "
                             f"this one has {len(message)}")
-        low_bits, low_words, upper_words = _index_words(count, stop - start)
-        split = WORD * self._values.words(count)
         values, words = message[:split].copy().view(np.uint32), message[split:].copy().view(np.uint32)  # aligned
         if count == stop - start:
             return RunVector.between(start, self._values.unpack(values, count))

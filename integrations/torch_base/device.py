@@ -175,7 +175,7 @@ class TorchParameterAccumulator(DeviceVector, ParameterAccumulator):
         for _, chunk in self._chunks():
             sums += torch.stack([chunk.sum(dtype=torch.float64), (chunk.double()**2).sum()])
         mean, square = (sums / self.n).tolist()
-        return mean, max(0.0, square - mean**2) ** 0.5
+        return mean, max(0.0, square - mean * mean) ** 0.5  # mean**2 raises where it overflows
 
     def values(self) -> Values:
         return torch.cat([self._nothing, *(chunk for _, chunk in self._chunks())]).cpu().numpy()

@@ -165,6 +165,14 @@ def moments_are_the_mean_and_the_deviation(new: New, piece: Piece) -> None:
     np.testing.assert_allclose(accumulator.moments(), ((1 + normal()).mean(), normal().std()), rtol=1e-4)
 
 
+def moments_of_large_values_may_overflow(new: New, piece: Piece) -> None:
+    accumulator = new(N, np.float64)
+    accumulator.accumulate([(0, piece(np.full(N, 1e200)))])
+    mean, deviation = accumulator.moments()
+    assert np.isclose(mean, 1e200)
+    assert deviation >= 0
+
+
 def it_selects_and_keeps_the_bits_of_numpy_over_steps(new: New, piece: Piece) -> None:
     n, k = 50_000, 700
     for dtype in (np.float32, np.float64):
@@ -191,5 +199,5 @@ PROGRAMS: dict[str, Callable[[New, Piece], None]] = {program.__name__: program f
     an_overflow_of_residual_plus_gradient_is_not_finite, large_values_whose_sum_overflows_are_finite,
     select_takes_all_from_the_threshold_on_and_never_zeros, select_gives_up_past_its_limit,
     of_what_is_expected_only_what_passes_is_selected, a_sample_is_every_stride_th_magnitude,
-    elements_are_read_at_any_places, moments_are_the_mean_and_the_deviation,
+    elements_are_read_at_any_places, moments_are_the_mean_and_the_deviation, moments_of_large_values_may_overflow,
     it_selects_and_keeps_the_bits_of_numpy_over_steps)}

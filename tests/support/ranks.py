@@ -34,12 +34,17 @@ class ThreadRanks(Ranks):
 
 
 class ElasticRanks(ThreadRanks):
-    """Ranks of an elastic job, each of which may be left alone, and meet the others again."""
+    """Ranks of an elastic job, each of which may be left alone, meet the others again, or meet new ones."""
 
     is_alone = False
 
     def become(self, is_alone: bool) -> None:
         self.is_alone = is_alone
+        self.resets += 1
+
+    def join(self, transport: Any) -> None:
+        """Be one of other ranks from now on."""
+        self._transport = transport
         self.resets += 1
 
     def membership(self) -> Membership:

@@ -247,7 +247,7 @@ class PartialMode(Mode[ReducedGradients]):
                 seconds_saved=sum(each.seconds_saved for each in rounds))
         for each, update, _ in ran:
             if update is None:
-                logger.warning("round %d was skipped, as some rank's gradient was not finite; "
+                logger.warning("round %d was skipped, as some rank's gradient was not finite, or the ranks' sum; "
                                "look at the data, or lower the learning rate, if many are", each.number)
             elif self.partial.in_order or each is rounds[-1]:
                 self._to_apply.append((update, each.settings[1:]))
@@ -255,12 +255,17 @@ class PartialMode(Mode[ReducedGradients]):
     # In rounds.
 
     def _run(self, contributes: bool, settings: tuple[float, ...]) -> tuple[Update | None, StepReport]:
-        """Run a round. The update is None if some rank's gradient was not finite: then residuals are unchanged."""
+        """Run a round. The update is None if it is skipped, as some rank's gradient was not finite, or the sum.
+
+        What is pending stays pending, but what has overflowed together is dropped, as it would again.
+        """
         reduction = self.reduction
         if settings[0] != reduction.scheme.present_density:
             reduction.set_density(settings[0])
         outcome = reduction.outcome(self._pending.for_round(contributes), self._pending.is_finite or not contributes)
         update = reduction.committed(outcome, self._pending.commit)  # what follows belongs to the next round
+        if update is None and outcome.result is not None:
+            self._pending.commit(outcome.result.contributed, None)
         if contributes:
             self._pending.is_finite = True
         return update, outcome.report

@@ -283,8 +283,9 @@ class StepAheadMode(Mode[LocalGradients]):
         self._exchange.drop()
         self._model.take_back()
         self.suspend()
-        if self._saved is not None:  # its regions are those of the ranks before
-            self._saved = self._saved | {"algorithm": {"step": self._saved["algorithm"]["step"]}, "level": 0}
+        if self._saved is not None:  # its regions are those of the ranks before; steps that a new rank did not take
+            step = {"step": self._saved["algorithm"]["step"]}
+            self._saved = self._saved | {"algorithm": step, "level": 0, "steps": 0}
 
     def suspend(self) -> None:
         """Put w into the model until the next step begins anew; keep what this rank has not sent."""

@@ -19,8 +19,8 @@ from tests.support.threads import run_ranks
 N = 200
 
 
-def made(transport: Transport, options: Partial) -> PartialMode:
-    layout = Layout([("weights", (N,), "float32")])
+def made(transport: Transport, options: Partial, dtype: str = "float32") -> PartialMode:
+    layout = Layout([("weights", (N,), dtype)])
     return PartialMode(options, False, layout, lambda: NumpyAccumulator(N),
                           ThreadRanks(transport))
 
@@ -95,3 +95,29 @@ def test_gradients_that_cannot_be_read_leave_what_was_handed_in():
 
     (seen, first), (_, second) = run_ranks(2, program)
     assert np.array_equal(seen + first + second, 2 * np.arange(N))
+
+
+def test_a_sum_that_overflows_is_dropped_and_the_next_rounds_count(caplog):
+    """Each rank's gradient can be held in float16, and their sum cannot; both are pending when the round begins."""
+    options, both = Partial(OkTopk(density=0.1, global_density=1.0), policy="majority"), threading.Barrier(2)
+
+    def program(transport):
+        reducer = made(transport, options, "float16")
+        reducer.start()
+        gradient = np.ones(N, np.float16)
+        gradient[7] = 40_000
+        reducer._pending.hand_in(FlatGradients(gradient).pieces())
+        both.wait(20)
+        for _ in range(4):
+            for _ in range(reducer.begin(FlatGradients(np.ones(N, np.float16)))):
+                reducer.prepare(FlatGradients(gradient))
+        for _ in reducer.synchronize(for_good=True):
+            pass
+        finite, kept = reducer.report.finite, reducer.read_residual()
+        reducer.close()
+        return finite, float(np.abs(kept).max())
+
+    for finite, largest in run_ranks(2, program):
+        assert finite
+        assert largest < 100
+    assert "some rank's gradient was not finite, or the ranks' sum" in caplog.text

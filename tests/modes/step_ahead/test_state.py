@@ -11,6 +11,7 @@ import pytest
 
 from horovod_oktopk import AgreementError, OkTopk, PluginError, SameBlocks, StepAhead, TopkA, TransportError
 from horovod_oktopk.state import gather
+from horovod_oktopk.transport.base import broadcast
 from tests.support.simulation import same_bits
 from tests.support.threads import ThreadTransport, run_ranks
 
@@ -158,6 +159,30 @@ def test_when_the_ranks_change_what_was_not_sent_stays_and_what_is_under_way_is_
 
     workers = run_ranks(2, program)
     assert same_bits(workers[0].w, workers[1].w)
+
+
+def test_a_rank_that_joins_exchanges_at_the_same_steps_as_the_others():
+    """The others have taken a step since their last exchange when it comes."""
+    def program(transport):
+        options = StepAhead(OkTopk(density=0.05), local_steps=2)
+        mine, has_trained = moves(transport.rank, 7), transport.rank < 2
+        worker = Worker(transport.group([0, 1], "before") if has_trained else transport, options)
+        if has_trained:
+            worker.take(mine[:3])
+            worker.reducer.suspend()
+        for own in worker.parameters:
+            own[:] = broadcast(own, transport)
+        worker.ranks.join(transport)
+        exchanges = []
+        for move in mine[3:]:
+            worker.step(move)
+            worker.reducer.catch_up()
+            exchanges.append(worker.reducer.reduction.memory.step)
+        return (np.diff(exchanges) > 0).tolist(), worker.w
+
+    workers = run_ranks(3, program)
+    assert [exchanged for exchanged, _ in workers] == [[True, False, True]] * 3
+    assert all(same_bits(w, workers[0][1]) for _, w in workers)
 
 
 def test_a_rank_without_a_state_is_told_to_save_later():
