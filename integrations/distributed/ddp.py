@@ -24,7 +24,7 @@ def local_gradients_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.F
     """Leave gradients as they are; a communication hook of DistributedDataParallel.
 
     Args:
-        state: not used; None.
+        state: not used by the hook; None.
         bucket: given by DistributedDataParallel.
 
     Returns:
@@ -58,7 +58,8 @@ def leave_gradients(model: torch.nn.Module) -> None:
     if not wrapped:
         raise PluginError(NOT_WRAPPED.format(kind=type(model).__name__))
     for module in wrapped:
-        module.register_comm_hook(None, local_gradients_hook)
+        if not _is_quiet(module):
+            module.register_comm_hook(id(module), local_gradients_hook)
 
 
 def refuse_sharded(parameters: Iterable[torch.Tensor]) -> None:
@@ -71,8 +72,13 @@ def refuse_sharded(parameters: Iterable[torch.Tensor]) -> None:
 
 def refuse_ddp(parameters: Sequence[torch.Tensor]) -> None:
     """Raise PluginError if DDP reduces the gradients of one of these parameters."""
-    if any(local_gradients_hook not in hooks_of(model) for model in models_over(parameters)):
+    if not all(map(_is_quiet, models_over(parameters))):
         raise PluginError(WRAPPED)
+
+
+def _is_quiet(model: DistributedDataParallel) -> bool:
+    """Return True if a model leaves gradients alone. A copy does not: it has the list of hooks, and none of them."""
+    return any(hook is local_gradients_hook and state in (None, id(model)) for hook, state in hooks_of(model))
 
 
 def models_over(parameters: Iterable[torch.Tensor]) -> list[DistributedDataParallel]:

@@ -57,6 +57,10 @@ class OkTopkState:
         self._gradients: dict[torch.Tensor, torch.Tensor] = {}  # of this backward pass, by parameter
         self._futures: list[tuple[torch.futures.Future[torch.Tensor], torch.Tensor]] = []
 
+    def __reduce__(self) -> Any:
+        """Copy or pickle the options alone, as a copy of the model, which has no hook, copies this with it."""
+        return OkTopkState, (None, self._options)
+
     @property
     def report(self) -> StepReport | None:
         """The report of the last reduction; None before the first."""

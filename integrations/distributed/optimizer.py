@@ -79,8 +79,9 @@ def broadcast_parameters(model: Any, root_rank: int = 0, process_group: Any = No
         >>> broadcast_parameters(model)
     """
     _check_started()
-    named = model.state_dict() if isinstance(model, torch.nn.Module) else model
-    pairs: Iterable[Any] = named.items() if isinstance(named, Mapping) else named
+    if isinstance(model, torch.nn.Module):  # its state_dict may lack buffers
+        model = [*model.named_parameters(), *model.named_buffers()]
+    pairs: Iterable[Any] = model.items() if isinstance(model, Mapping) else model
     tensors = [tensor for _, tensor in pairs if isinstance(tensor, torch.Tensor)]
     GroupPeers(process_group).broadcast(tensors, root_rank)
 

@@ -13,11 +13,15 @@ import torch
 
 from horovod_oktopk.distributed.ddp import refuse_ddp
 from horovod_oktopk.distributed.groups import GroupRanks, GroupTransport
+from horovod_oktopk.errors import PluginError
 from horovod_oktopk.torch_base.peers import Peers
 from horovod_oktopk.torch_base.private import values_of
 from horovod_oktopk.transport.base import Bytes, Counts
 from horovod_oktopk.transport.connect import introduce
 from horovod_oktopk.transport.ranks import Hierarchical, TransportName
+
+OVERLAPS = ("a tensor to be broadcast has several elements in one place of memory, as expand() makes them: make it "
+            "contiguous() before")
 
 
 class GroupPeers(Peers):
@@ -72,6 +76,8 @@ class GroupPeers(Peers):
         """Replace tensors by those of the root, in place. Collective."""
         if not self.ranks.takes_part or self.ranks.membership().size == 1:
             return
+        if any(_overlaps(each) for each in tensors):
+            raise PluginError(OVERLAPS)
         transport = self._transport
         for tensor in (each for each in tensors if each.numel()):
             mine = _bytes_of(tensor) if transport.rank == root else np.empty(0, np.uint8)
@@ -99,6 +105,11 @@ def _bytes_of(tensor: torch.Tensor) -> Bytes:
     """Return a tensor's elements as bytes in host memory, of which it is no copy if it lies there."""
     found: Bytes = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
     return found
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Return True for an expanded tensor, some of whose elements are one in memory."""
+    return any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:

@@ -34,6 +34,7 @@ def is_flattened(p: torch.Tensor) -> bool:
     return bool(getattr(p, "_fsdp_flattened", False))
 
 
-def hooks_of(model: DistributedDataParallel) -> list[Any]:
-    """Return the communication hooks of a model in DDP."""
-    return [hook for hook, _ in model._comm_hooks]
+def hooks_of(model: DistributedDataParallel) -> list[tuple[Any, Any]]:
+    """Return the (communication hook, state) pairs of a model in DDP; those of the original, if it is a copy."""
+    hooks: list[tuple[Any, Any]] = model._comm_hooks
+    return hooks

@@ -59,6 +59,7 @@ class Steps:
         self._passes = None if passes == 1 else LocalGradientAggregationHelperEager(
             passes, self._reduced, sparse_as_dense, average, process_set, False)
         self.has_warned = False  # of a configuration; see CONFIGURED
+        self.has_applied = False
         self._is_inside = False  # in a step, or while that is traced
         self.present: StepAheadRun | None = None  # whose step that is, if it takes a part of the learning rate
 
@@ -70,6 +71,7 @@ class Steps:
         optimizer was built with `all_variables`. `skip` is called in a pass whose gradients are only added up; half
         of a step's passes hide an exchange.
         """
+        self.has_applied = True
         refuse_overwritten(variables)
         if self._is_inside or (isinstance(self.runs, GradientRuns | None) and are_reduced(gradients)):
             local(list(gradients))
@@ -232,6 +234,13 @@ def refuse_stock(optimizers: Sequence[Any]) -> None:
     """Raise PluginError for an optimizer that stock Horovod has distributed, if Keras 3 never lets it reduce."""
     if KERAS_3 and any(hasattr(each, "_allreduce_grads") for one in optimizers for each in _and_inner(one)):
         raise PluginError(STOCK)
+
+
+def steps_unseen(optimizers: Sequence[Any]) -> int:
+    """Return how many steps were taken of distributed optimizers that have not been asked for one as such."""
+    steps: list[Any] = [each.iterations for one in optimizers for each in _and_inner(one)
+                        if hasattr(each, "oktopk") and not each.oktopk.has_applied]
+    return sum(int(tensor_of(each)) for each in steps)
 
 
 def _and_inner(optimizer: Any) -> list[Any]:

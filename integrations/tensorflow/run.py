@@ -130,6 +130,8 @@ class StepAheadRun(Run):
             """λ · gain of the step at hand."""
             self.gain = tf.Variable(1.0, trainable=False, name="step_ahead_gain")
         self._touched = [*self.tensors, self.factor, self.gain, _turn()]
+        self.others: Callable[[], Sequence[Run]] = list
+        """Returns the runs of other optimizers over some of these variables, which take turns with this one."""
 
     def _parts(self, variables: Sequence[Any], gradients: Sequence[Any]) -> list[tuple[Any, tf.DType]]:  # noqa: ARG002
         """Return all variables: their moves are exchanged, whatever their gradients are like."""
@@ -159,6 +161,9 @@ class StepAheadRun(Run):
         return []
 
     def _begin(self, form: Form, rate: Array, finite: Array, *inputs: Array) -> list[Array]:
+        if not self.mode.is_started:  # else no other has stepped since
+            for other in self.others():
+                other.mode.suspend()
         self.resume()
         self.mode.reduction.tell_rates([float(rate)])
         count = self.mode.begin(OwnArrays(self._layout, form, inputs, bool(finite)))

@@ -199,6 +199,11 @@ class StepAheadRuns(Runs[StepAheadRun]):
                 raise PluginError(JOINED)
         return self.add(key, variables, [None] * len(variables))
 
+    def add(self, key: tuple[int, ...], variables: Sequence[Any], gradients: Sequence[Any]) -> StepAheadRun:
+        run = super().add(key, variables, gradients)
+        run.others = partial(_others_than, weakref.ref(run))
+        return run
+
     def run_before_a_step(self, variables: Sequence[Any]) -> StepAheadRun:
         return self.run_over(variables)
 
@@ -238,6 +243,11 @@ def runs_over(variables: Sequence[Any]) -> list[Run]:
     wanted = set(key_of(variables))
     return [run for each in list(ALL) if each.kind.reads_memory for key, run in each.present().items()
             if not wanted.isdisjoint(key)]
+
+
+def _others_than(run: weakref.ref[Run]) -> list[Run]:
+    this = run()
+    return [] if this is None else [each for each in runs_over(this.tensors) if each is not this]
 
 
 def _forget(runs: weakref.ref[Runs[Any]], key: tuple[int, ...]) -> None:

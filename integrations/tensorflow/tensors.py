@@ -60,13 +60,14 @@ def is_dense(gradient: Any) -> bool:
 
 def mark_reduced(gradients: Sequence[Any]) -> None:
     """Note on gradients that a distributed tape has reduced them."""
-    for each in filter(is_dense, gradients):
-        setattr(each, MARK, True)
+    for each in gradients:
+        if each is not None:
+            setattr(each, MARK, True)
 
 
 def are_reduced(gradients: Sequence[Any]) -> bool:
     """Return True if a distributed tape has reduced the gradients."""
-    given = list(filter(is_dense, gradients))
+    given = [each for each in gradients if each is not None]
     return bool(given) and all(getattr(each, MARK, False) for each in given)
 
 

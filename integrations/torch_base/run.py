@@ -76,6 +76,7 @@ class Run:
         self._present: list[torch.Tensor] = []  # all of the optimizer's, as of the last step; see `current_mode`
         self._frozen: list[torch.Tensor] = []  # those of them that were not trained
         self._has_stepped, self._cleared = False, 0  # how often gradients were cleared before the first step
+        self.read: list[Record] | None = None  # of a state that load_state_dict is about to take
         self.waiting: list[Record] = []  # loaded before the first step
         self.carries_residuals = True  # in state_dict and load_state_dict
         self._reduced: torch.Tensor | None = None  # a gradient that was reduced, and is to be applied

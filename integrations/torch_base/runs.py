@@ -70,8 +70,11 @@ class StepAheadRun(Run):
 
     @contextmanager
     def shared(self) -> Iterator[None]:
+        before = self.mode
         with super().shared():
             yield
+        if before is None and self.mode is not None and self.mode.is_started:
+            self.mode.load([])  # torch.distributed.checkpoint takes a step, to have a state: what is loaded then is w
         if self.waiting and self.ranks.takes_part:
             self.current_mode().resume()
 

@@ -30,16 +30,21 @@ def attach_state(optimizer: Any) -> None:
         if run.carries_residuals:
             state_dict |= state_of(run.records())
 
-    def load(_optimizer: Any, state_dict: dict[str, Any]) -> None:
+    def read(_optimizer: Any, state_dict: dict[str, Any]) -> None:
         run = own_run_of(_optimizer)
-        if not run.carries_residuals:
-            return
-        if KEY not in state_dict and run.mode is not None:
+        run.read = records_of(state_dict) if run.carries_residuals else None
+        if run.read is not None and KEY not in state_dict and run.mode is not None:
             warnings.warn(LOST, stacklevel=2)
-        run.load_records(records_of(state_dict))
+
+    def take(_optimizer: Any) -> None:
+        run = own_run_of(_optimizer)
+        if run.read is not None:
+            run.load_records(run.read)
+            run.read = None
 
     optimizer.register_state_dict_post_hook(save)
-    optimizer.register_load_state_dict_pre_hook(load)
+    optimizer.register_load_state_dict_pre_hook(read)
+    optimizer.register_load_state_dict_post_hook(take)  # not before PyTorch has found that the state fits
 
 
 @contextmanager

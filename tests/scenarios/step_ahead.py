@@ -240,10 +240,13 @@ def check_one_rank_alone_looks_and_nothing_changes(kind: Kind) -> None:
 
 
 def check_what_all_ranks_change_alike_is_what_they_share(kind: Kind) -> None:
+    """And it stays so: the ranks' own parameters move along, and what they have not sent stays."""
     trainer = kind(OPTIONS)
-    clipped = np.clip(train(kind, trainer, range(4)), -0.1, 0.1)
+    shared = train(kind, trainer, range(4))
+    own, clipped = flat(trainer.own_values()), np.clip(shared, -0.1, 0.1)
     trainer.assign({name: np.clip(values, -0.1, 0.1) for name, values in trainer.values().items()})
     assert np.array_equal(flat(trainer.values()), clipped)
+    np.testing.assert_allclose(flat(trainer.own_values()), clipped + own - shared, atol=1e-4)
     train(kind, trainer, range(4, 8))
 
 

@@ -298,21 +298,22 @@ class StepAheadMode(Mode[LocalGradients]):
         """Put w into the model inside the block, to be read; restore this rank's own parameters afterwards.
 
         A state may be loaded inside, and the model's w with it: then p is w - residual at the end. If the program
-        changes w inside, it must do so on all ranks alike. The next step checks this.
+        changes w inside, it must do so on all ranks alike, which the next step checks; what this rank has not sent
+        stays.
         """
         self._never_shared = False
         model = self._model
         if model.life.is_shown:
             yield
             return
-        waiting, before = self._saved, 0
+        waiting, before = self._saved, None
         if self.is_started:
             self.catch_up()
             before = model.show()
         try:
             yield
         finally:
-            if model.life.is_shown and not sys.is_finalizing():  # if left open, its tensors may be gone by then
+            if before and model.life.is_shown and not sys.is_finalizing():  # left open, its tensors may be gone
                 model.hide(before)
         if self._saved is not waiting and model.life is Life.LOADED:  # a state was loaded inside, and the model's w
             self.start()

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,13 @@ from .life import Event, Life, after
 PUT_TOGETHER = ("the state was saved with other hosts: what the ranks of this host had not sent was combined. They "
                 "take the same steps now, so make their optimizer state (momentum, moments) the same: "
                 "call broadcast_optimizer_state(optimizer, root_rank=0)")
+
+
+class Before(NamedTuple):
+    """A checksum of w before the program can change it, and w - p then, on the host, in the order in memory."""
+
+    checksum: int
+    residual: Values
 
 
 class Model:
@@ -60,18 +67,24 @@ class Model:
         self.copies = copies
         self.passes(Event.START)
 
-    def show(self) -> int:
-        """Put w into the model, in place of p. Return a checksum of w."""
-        checksum = self._checksum()
+    def show(self) -> Before:
+        """Put w into the model, in place of p. Return what `hide` needs."""
+        before = Before(self._checksum(), self._residual())
         self.swap()
         self.passes(Event.SHOW)
-        return checksum
+        return before
 
-    def hide(self, before: int) -> None:
-        """Put p into the model, in place of w, whose checksum was `before` when it was shown."""
+    def hide(self, before: Before) -> None:
+        """Put p into the model, in place of w. If the program has changed w since `show`, p moves along with it.
+
+        Otherwise the change would be a part of w - p, and the next exchanges would undo it. What is not finite of
+        w - p, as training has diverged, is dropped then.
+        """
         self.swap()
         self.passes(Event.HIDE)
-        if self._checksum() != before:
+        if self._checksum() != before.checksum:
+            residual = np.nan_to_num(before.residual, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+            self._replica.assign(self._accumulator.minus(residual))
             self.update_digest()
             self.passes(Event.CHANGE)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -59,3 +61,19 @@ def check_a_model_in_ddp_that_leaves_gradients_gives_the_plain_models_bits() -> 
             ours = trained(compression, wrappers)
             assert_equal_everywhere(ours.values())
             assert (flat(ours) == flat(plain)).all()
+
+
+def check_a_copy_of_a_model_in_ddp_is_to_be_told_itself_and_often_is_as_once() -> None:
+    """Otherwise a copy reduces gradients itself, though it has the list of the original's hooks."""
+    original = DistributedDataParallel(model_of())
+    leave_gradients(original)
+    leave_gradients(original)
+    model = copy.deepcopy(original)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(),
+                                     OPTIONS[0])
+    model(torch.randn(8, 6)).square().mean().backward()
+    (message,) = set(raised_everywhere(PluginError, optimizer.step))
+    assert "leave_gradients" in message
+    model = copy.deepcopy(original)
+    leave_gradients(model)
+    DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), OPTIONS[0]).step()

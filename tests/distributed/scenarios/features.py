@@ -73,6 +73,17 @@ def check_parameters_of_another_root_and_as_pairs() -> None:
         assert model[0].weight.sum().item() == everywhere(mine)[root]
 
 
+def check_buffers_that_are_not_saved_are_sent_and_expanded_ones_refused() -> None:
+    model = different_on_each_rank()
+    model.register_buffer("random", torch.randn(3), persistent=False)
+    broadcast_parameters(model)
+    assert_equal_everywhere(model.buffers())
+    model.register_buffer("expanded", torch.zeros(1).expand(3))
+    if hvd.size() > 1:
+        messages = raised_everywhere(PluginError, lambda: broadcast_parameters(model))
+        assert "make it contiguous()" in messages[0]
+
+
 def check_a_broadcast_optimizer_state_leaves_residuals() -> None:
     needs_ranks(hvd)
     params = parameters()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -182,3 +183,17 @@ def check_what_a_hook_cannot_do_is_refused() -> None:
     for compression in (StepAhead(OPTIONS), Partial(OPTIONS)):
         messages = raised_everywhere(PluginError, lambda given=compression: OkTopkState(compression=given))
         assert "leave_gradients" in messages[0]
+
+
+def check_a_model_with_the_hook_is_copied_and_pickled() -> None:
+    """Averages of weights copy it; the copy has what the model computes, and no residual."""
+    run = InDDP()
+    train(run, range(2))
+    averaged = torch.optim.swa_utils.AveragedModel(run.model)
+    file = io.BytesIO()
+    torch.save(run.model, file)
+    file.seek(0)
+    for each in (averaged.module, torch.load(file, weights_only=False)):
+        assert all(torch.equal(p, q) for p, q in zip(each.parameters(), run.model.parameters(), strict=True))
+    averaged.update_parameters(run.model)
+    train(run, range(2, 4))

@@ -197,6 +197,30 @@ def test_inside_shared_the_model_holds_what_all_ranks_share_also_where_an_error_
     assert run_ranks(2, program) == [True, True]
 
 
+@pytest.mark.parametrize("diverged", [False, True])
+def test_p_moves_along_with_what_the_program_changes_inside_shared(diverged):
+    """The change stays, whatever is exchanged then. What a rank has not sent stays, too, if it can be sent."""
+    def program(transport):
+        worker = Worker(transport)
+        worker.take(moves(transport.rank, 5))
+        worker.reducer.catch_up()
+        if diverged:
+            worker.parameters[0][:] = np.nan
+        unsent = np.nan_to_num(worker.w - worker.p)
+        with worker.reducer.shared():
+            for own in worker.parameters:
+                own[:] = 7
+        assert np.allclose(worker.w - worker.p, unsent, atol=1e-6)
+        worker.take(np.zeros((60, N)))
+        worker.reducer.catch_up()
+        return unsent / worker.reducer.coefficient, worker.w
+
+    everyone = run_ranks(2, program)
+    sent = np.mean([unsent for unsent, _ in everyone], axis=0)
+    assert all(np.allclose(w, 7 - sent, atol=1e-3) for _, w in everyone)
+    assert same_bits(everyone[0][1], everyone[1][1])
+
+
 def test_what_is_suspended_inside_shared_stays_so_until_its_next_step():
     def program(transport):
         worker = Worker(transport)

@@ -52,6 +52,12 @@ def check_the_warm_up_sets_horovods_learning_rate_at_every_batch() -> None:
         assert printed.getvalue().count(said) == (hvd.rank() == 0)
 
 
+def check_the_warm_up_reaches_its_end_though_it_sees_few_of_the_batches() -> None:
+    model = compiled(make_model(), distribute(DENSE), steps_per_execution=BATCHES)
+    warm_up = hvd_keras.callbacks.LearningRateWarmupCallback(0.5, warmup_epochs=2)
+    assert fit(model, [broadcast(), warm_up], 3)["lr"][1:] == [0.5, 0.5]
+
+
 def check_a_schedule_sets_the_learning_rate_between_its_epochs() -> None:
     schedule = functools.partial(hvd_keras.callbacks.LearningRateScheduleCallback, initial_lr=0.2)
     for callback, expected in (
@@ -155,7 +161,7 @@ def check_the_best_model_is_saved() -> None:
             keep = keras.callbacks.LambdaCallback(
                 on_epoch_end=lambda epoch, logs, kept=kept, model=model: kept.append(flat(weights(model))))
             best = hvd_keras.callbacks.BestModelCheckpoint("score", mode="max")
-            best.filepath = str(folder / "best.keras")
+            best.filepath = folder / "best.keras"
             fit(model, [broadcast(), score, keep, *[best] * (hvd.rank() == 0)], epochs=3)
             hvd.allgather_object("saved")
             found = flat(weights(keras.models.load_model(folder / "best.keras")))

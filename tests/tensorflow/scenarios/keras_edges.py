@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from tests.scenarios.common import (
     DENSE,
     assert_equal_everywhere,
     everywhere,
+    is_last,
     logged,
     needs,
     needs_ranks,
@@ -52,6 +54,29 @@ def check_callbacks_before_the_broadcast_see_what_all_ranks_share() -> None:
         model = compiled(make_model(), distribute(AHEAD))
         fit(model, callbacks, epochs=4)
         assert_equal_everywhere(hvd, weights(model))
+
+
+def check_a_model_that_was_compiled_before_is_to_be_compiled_again() -> None:
+    """Otherwise it would go on as it has trained, before its optimizer was distributed: each rank for itself."""
+    for compression in (OkTopk(density=0.1), AHEAD):
+        model = compiled(make_model(), keras.optimizers.SGD(0.1))
+        fit(model)
+        distribute(compression, model.optimizer)
+        assert "call model.compile(...) after" in refusal(functools.partial(fit, model, [broadcast()]))
+        compiled(model, model.optimizer)
+        fit(model, [broadcast()])
+        assert step_report(model).step > 0
+        assert_equal_everywhere(hvd, weights(model))
+
+
+def check_a_rank_that_ends_fit_early_is_named() -> None:
+    needs_ranks(hvd)
+    stop = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: setattr(model, "stop_training", is_last(hvd)))
+    for compression in (OkTopk(density=0.1), AHEAD):
+        model = compiled(make_model(), distribute(compression))
+        messages = raised_everywhere(hvd, AgreementError, functools.partial(fit, model, [broadcast(), stop]))
+        assert all("end fit" in each for each in messages), messages
 
 
 class FewerSteps(keras.callbacks.Callback):

@@ -167,14 +167,16 @@ def check_adafactor_is_refused_where_sparse_updates_would_make_it_nan() -> None:
 
 
 def check_metrics_are_averaged() -> None:
-    """Vectors, too."""
+    """Vectors, too, and what a model's own step has put into groups, which Keras 3 takes apart."""
     class Own(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
             logs["rank"] = float(hvd.rank())
             logs["by_class"] = tf.constant([[1.0, 2.0], [3.0, 4.0]]) * (1.0 + hvd.rank())
+            logs["parts"] = {"a": float(hvd.rank()), "b": 1.0}
 
     history = fit(compiled(make_model(), distribute(DENSE)), [Own(), hvd_keras.callbacks.MetricAverageCallback()])
     np.testing.assert_allclose(history["rank"], (hvd.size() - 1) / 2)
+    assert history["parts"][0] == {"a": (hvd.size() - 1) / 2, "b": 1.0}
     np.testing.assert_allclose(history["by_class"][0], np.array([[1.0, 2.0], [3.0, 4.0]]) * (1 + hvd.size()) / 2)
     assert len(set(everywhere(hvd, tuple(map(float, history["loss"]))))) == 1
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from horovod_oktopk.tensorflow import OkTopk, StepAhead, step_report
 from horovod_oktopk.tensorflow.private import KERAS_3
+from horovod_oktopk.tensorflow.variables import tensor_of
 from tests.scenarios.common import DENSE, assert_equal_everywhere, everywhere
 from tests.tensorflow.scenarios.common import (
     EAGER_AND_GRAPH,
@@ -186,6 +187,17 @@ def check_a_tape_and_an_optimizer_reduce_once() -> None:
         optimizer.build([weight])
         way(functools.partial(step_of_both, optimizer, weight))()
         assert np.array(tf.convert_to_tensor(weight)).tolist() == [-float(hvd.size())] * 3
+
+
+def check_a_tape_and_an_optimizer_reduce_rows_once() -> None:
+    weight = variable_of(np.zeros((3, 2), np.float32))
+    optimizer = distribute(DENSE, keras.optimizers.SGD(1.0), op=hvd.Sum)
+    optimizer.build([weight])
+    tensor = tensor_of(weight)
+    grads = reduced([tensor], lambda: tf.reduce_sum(tf.gather(tensor, [0, 1])))
+    assert isinstance(grads[0], tf.IndexedSlices)
+    optimizer.apply_gradients(zip(grads, [weight], strict=True))
+    assert np.array(tf.convert_to_tensor(weight)).tolist() == [[-float(hvd.size())] * 2] * 2 + [[0.0, 0.0]]
 
 
 def check_fit_with_the_mixed_float16_policy() -> None:

@@ -30,6 +30,7 @@ from tests.tensorflow.scenarios.common import (
     make_model,
     reduced,
     refusal,
+    variable_of,
     weights,
 )
 from tests.tensorflow.scenarios.step_ahead import OPTIONS, assert_shared_is_equal, model_with, own, shared, take_steps
@@ -286,3 +287,19 @@ def check_what_has_no_variables_is_refused() -> None:
     assert step_report([model]) is step_report(model)
     with shared_parameters(keras.layers.Dense(3), make_model(2), keras.optimizers.SGD()):
         synchronize_replicas(model, model.trainable_variables, keras.optimizers.SGD())
+
+
+def check_optimizers_of_the_same_variables_take_turns() -> None:
+    """Optimizers of two tasks do, over a trunk that both have."""
+    weight = variable_of(np.zeros(4, np.float32))
+    optimizers = [distribute(OPTIONS, keras.optimizers.SGD(0.1)) for _ in range(2)]
+    for each in optimizers:
+        each.build([weight])
+    for step in range(6):
+        gradient = tf.constant([1.0, 2.0, 3.0, 4.0]) * (1 + hvd.rank()) - step
+        optimizers[step % 2].apply_gradients([(gradient, weight)])
+    with shared_parameters(optimizers[1]):
+        found = np.array(tf.convert_to_tensor(weight))
+    assert np.isfinite(found).all()
+    assert found.any()
+    assert len(set(everywhere(hvd, found.tobytes()))) == 1

@@ -48,9 +48,10 @@ def distribute(params: Params | torch.nn.Module, compression: Any, inner: Any = 
                                     compression=compression, **arguments)
 
 
-def made(compression: Any, **arguments: Any) -> tuple[Params, Any]:
+def made(compression: Any, shapes: dict[str, tuple[int, ...]] = common.SHAPES,
+         **arguments: Any) -> tuple[Params, Any]:
     """Return new parameters and their optimizer."""
-    params = parameters()
+    params = parameters(shapes=shapes)
     return params, distribute(params, compression, **arguments)
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
@@ -103,6 +104,23 @@ def check_a_state_without_residuals_warns_if_there_is_one_to_lose() -> None:
         assert warns_of_a_loss(optimizer.load_state_dict, plain)
         assert not warns_of_a_loss(optimizer.load_state_dict, optimizer.state_dict())
         assert not warns_of_a_loss(fresh.load_state_dict, plain), "a fresh optimizer has no residual to lose"
+
+
+def check_a_state_that_pytorch_refuses_changes_nothing() -> None:
+    """Programs try to load an older optimizer's, and go on without."""
+    for options in (OPTIONS, StepAhead(OPTIONS)):
+        params, optimizer = trained(4, options)
+        _, other = made(options, shapes={"another": (3,)})
+        fresh_params, fresh = made(options)
+        for each in (optimizer, fresh):
+            before = each.state_dict()["horovod_oktopk"]
+            with pytest.raises(ValueError, match="doesn't match the size of"):
+                each.load_state_dict(other.state_dict() | {"horovod_oktopk": []})
+            after = each.state_dict()["horovod_oktopk"]
+            assert all(torch.equal(a["residual"], b["residual"]) for a, b in zip(after, before, strict=True))
+        take_steps(optimizer, params, 4)
+        assert record_of(optimizer)["algorithm"]["step"] == 5
+        take_steps(fresh, fresh_params, 0)
 
 
 def check_what_was_loaded_is_gathered_before_the_first_step() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from horovod_oktopk import OptionError, PluginError
 from tests.scenarios import SETS
@@ -45,6 +46,23 @@ def check_weights_that_the_program_clips_stay_so_and_are_shared() -> None:
             p.data.clamp_(-0.05, 0.05)
     with shared_parameters(optimizer):
         assert max(p.abs().max().item() for p in model.parameters()) < 0.15
+    assert_shared_is_equal(model, optimizer)
+
+
+def check_a_model_that_is_loaded_in_a_block_which_was_opened_before_the_first_step() -> None:
+    """Behind a step at learning rate 0, as torch.distributed.checkpoint takes one to have a state."""
+    loaded = copy.deepcopy(model_of(seed=5).state_dict())
+    model, optimizer = made(OPTIONS)
+    with shared_parameters(optimizer):
+        get_optimizer_state_dict(model, optimizer)
+        model.load_state_dict(loaded)
+    shared = shared_of(model, optimizer)
+    assert all(torch.equal(shared[name], loaded[name]) for name in loaded)
+    optimizer.param_groups[0]["lr"] = 0.0
+    train(model, optimizer, range(3))
+    assert np.array_equal(flat(shared_of(model, optimizer)), flat(loaded))
+    optimizer.param_groups[0]["lr"] = 0.1
+    train(model, optimizer, range(3))
     assert_shared_is_equal(model, optimizer)
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from horovod_oktopk.errors import AgreementError, OptionError
+from horovod_oktopk.errors import AgreementError, OptionError, PluginError
 from horovod_oktopk.modes.api import shared_parameters, synchronize_replicas
-from horovod_oktopk.tensorflow.optimizer import is_distributed, refuse_stock
+from horovod_oktopk.tensorflow.optimizer import is_distributed, refuse_stock, steps_unseen
 from horovod_oktopk.tensorflow.private import all_layers
 from horovod_oktopk.tensorflow.registry import all_runs_of, each_run_of
 from horovod_oktopk.tensorflow.run import Run
@@ -30,6 +30,9 @@ PUT_BACK = ("the ranks have different parameters at the end of fit: a callback h
             "BroadcastGlobalVariablesCallback. Put that one first in the list")
 PLAIN = ("the model's optimizer is not distributed: its gradients stay each rank's own. Give model.compile what "
          "hvd_keras.DistributedOptimizer(optimizer, compression=...) returns")
+
+COMPILED_BEFORE = ("the optimizer was distributed after Keras had compiled the model's training step, which goes on "
+                   "with the plain one, on each rank for itself: call model.compile(...) after DistributedOptimizer")
 
 
 class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -52,8 +55,10 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         AgreementError: On all ranks, if they have different variables; or, at the end of an epoch, different numbers
             of batches.
         OptionError: A local variable is no variable.
-        PluginError: When training begins: a local variable is trained with `StepAhead` or `Partial`, which keep the
-            parameters of all ranks alike; or Horovod's own optimizer is used under Keras 3, which reduces nothing.
+        PluginError: At the first batch: the optimizer was distributed after the model had been trained, and the model
+            was not compiled again. When training begins: a local variable is trained with `StepAhead` or `Partial`,
+            which keep the parameters of all ranks alike; or Horovod's own optimizer is used under Keras 3, which
+            reduces nothing.
 
     Examples:
         >>> hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
@@ -83,6 +88,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
     def on_train_begin(self, logs: Logs = None) -> None:
         self._sent: set[Any] = set()
         self._is_first_batch = self._fits = True
+        self._unseen = steps_unseen(optimizers_of(self.model))
         self._leave()
         refuse_stock(optimizers_of(self.model))
         suspend(self.model)
@@ -115,6 +121,8 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         """Give the model the shared parameters after an epoch's last batch, for callbacks before this one as well."""
         if self._is_first_batch:
             self._is_first_batch = False
+            if steps_unseen(optimizers_of(self.model)) > self._unseen:
+                raise PluginError(COMPILED_BEFORE)
             self._broadcast()
             if not each_run_of(self.model) and not any(map(is_distributed, optimizers_of(self.model))):
                 logger.warning(PLAIN)
@@ -152,10 +160,10 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
 
     def _compare(self) -> None:
         """Raise AgreementError, on all ranks, if a callback has put a rank's own parameters back into the model."""
+        meet(self.model, "end fit")
         runs = [run for run in each_run_of(self.model) if run.mode.reads_memory]
         variables = [v for run in runs if _is_of_all_ranks(run) for v in run.tensors]
         if variables:
-            meet(self.model, "end fit")
             digest = functools.reduce(lambda crc, v: zlib.crc32(v.numpy().tobytes(), crc), variables, 0)
             if len(set(hvd.allgather_object(digest, name="horovod_oktopk.end"))) > 1:
                 raise AgreementError(PUT_BACK)

@@ -122,4 +122,5 @@ class BestModelCheckpoint(tf.keras.callbacks.ModelCheckpoint):  # type: ignore[m
         if not self.filepath:
             raise OptionError("BestModelCheckpoint has no file: set its filepath before fit, "
                               'checkpoint.filepath = "best.keras"')
+        self.filepath = os.fspath(self.filepath)
         super().on_train_begin(logs)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import itemgetter
+from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -34,14 +35,22 @@ class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        names = sorted(logs or {})
+        metrics = list(_metrics_in(logs or {}))
         meet(self.model, "average the metrics of an epoch")
-        check_alike("metrics", [f"{name} {np.shape(logs[name]) or ''}".rstrip() for name in names] if logs else ())
-        if logs:
-            for name in names:
-                mean = hvd.allreduce(np.asarray(logs[name], np.float64), op=hvd.Average,
-                                     name=f"horovod_oktopk.metrics.{name}").numpy()
-                logs[name] = mean if mean.ndim else float(mean)
+        check_alike("metrics", [f"{path} {np.shape(within[name]) or ''}".rstrip() for path, within, name in metrics])
+        for path, within, name in metrics:
+            mean = hvd.allreduce(np.asarray(within[name], np.float64), op=hvd.Average,
+                                 name=f"horovod_oktopk.metrics.{path}").numpy()
+            within[name] = mean if mean.ndim else float(mean)
+
+
+def _metrics_in(logs: dict[str, Any], before: str = "") -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yield the path of each metric, the dictionary that has it, and its name there; tf-keras leaves them nested."""
+    for name in sorted(logs):
+        if isinstance(logs[name], dict):
+            yield from _metrics_in(logs[name], f"{before}{name}/")
+        else:
+            yield before + name, logs, name
 
 
 class StepReportLogger(tf.keras.callbacks.Callback):  # type: ignore[misc]

@@ -144,6 +144,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self._verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        if self.end_epoch == epoch + 1:  # with steps_per_execution the last batch has not been seen
+            self._set(1.0)
         super().on_epoch_end(epoch, logs)
         if self.end_epoch == epoch + 1 and self._verbose and hvd.rank() == 0:
             # Printed like the progress of fit, which was asked for, too.
