@@ -22,9 +22,9 @@ from .schemes.turns import Turns
 from .selection.accumulator import NumpyAccumulator
 from .selection.local_top_k import local_top_k
 from .selection.parameter_accumulator import NumpyParameterAccumulator
-from .transport.base import Transport, batch_length
+from .transport.base import WORD, Transport, batch_length
 from .vectors.sparse import Values
-from .vectors.wire import WORD, WORD_BITS, WireCodec, blocks_of
+from .vectors.wire import WORD_BITS, WireCodec, blocks_of
 
 PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}

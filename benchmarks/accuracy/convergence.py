@@ -25,7 +25,7 @@ from benchmarks import launch
 from benchmarks.accuracy.studies import STUDIES, Options, Study
 from benchmarks.output import band, legend_below, load_pyplot, make_console, make_parser, make_table, save, write_json
 from horovod_oktopk.phases.volume import dense_volume
-from horovod_oktopk.vectors.wire import WORD
+from horovod_oktopk.transport.base import WORD
 
 Run = dict[str, Any]
 

@@ -37,7 +37,7 @@ from horovod_oktopk.advise import Network, parse_bandwidth, parse_latency, predi
 from horovod_oktopk.errors import OptionError
 from horovod_oktopk.phases.volume import oktopk_bound
 from horovod_oktopk.schemes.options import Scheme
-from horovod_oktopk.vectors.wire import WORD
+from horovod_oktopk.transport.base import WORD
 
 SCHEMES = {"OkTopk": OkTopk, "GTopk": GTopk, "TopkDSA": TopkDSA, "TopkA": TopkA}
 LARGEST = {"OkTopk": 1024, "GTopk": 256, "TopkDSA": 64, "TopkA": 64}

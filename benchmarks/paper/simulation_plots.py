@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.output import BLUE, GREEN, ORANGE, RED, VIOLET, load_pyplot, save
-from horovod_oktopk.vectors.wire import WORD
+from horovod_oktopk.transport.base import WORD
 
 COLORS = {"OkTopk": ORANGE, "GTopk": BLUE, "TopkDSA": GREEN, "TopkA": RED, "dense": "#777777"}
 

@@ -19,9 +19,9 @@ from ..errors import OptionError, WireError
 from ..phases.link import Link
 from ..selection.local_top_k import top_k
 from ..selection.selection import Selection
-from ..transport.base import Bytes, Transport
+from ..transport.base import WORD, Bytes, Transport
 from ..vectors.sparse import Indices, SparseVector, sum_of
-from ..vectors.wire import WORD, WireCodec
+from ..vectors.wire import WireCodec
 from .algorithm import Algorithm, Call, Memory, Result
 from .options import Scheme, Unit
 from .topka import TopkAAllreduce

@@ -26,7 +26,17 @@ from .records import Record, check_records
 PathLike = str | os.PathLike[str]
 VERSION = 1
 RECORDS = "records.json"
-HOST = re.sub(r"\W", "_", socket.gethostname())[:40]
+
+
+def _host() -> str:
+    """Return a name for where a process number means one process: this host, or this container on it."""
+    name = re.sub(r"\W", "_", socket.gethostname())[:40]
+    with suppress(OSError):
+        return f"{name}-{Path('/proc/self/ns/pid').stat().st_ino}"
+    return name
+
+
+HOST = _host()
 PART = re.compile(rf".+\.{HOST}-(\d+)\.oktopk\.part")
 """Names of unfinished files of this host, with the number of the process that writes them."""
 

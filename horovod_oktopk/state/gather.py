@@ -16,10 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import OptionError, PluginError, TransportError
-from ..transport.base import CHUNK, Bytes, Transport
+from ..transport.base import CHUNK, WORD, Bytes, Transport
 from ..transport.counting import CountingTransport
 from ..vectors.sparse import Values
-from ..vectors.wire import WORD
 from .archive import PathLike, Reader, Writer
 from .records import Record, Residuals, parameters_of
 

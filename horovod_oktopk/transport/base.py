@@ -22,8 +22,10 @@ DIRECT_RANKS = 64
 """Ranks up to which an alltoall sends directly; see alltoall_rounds. A message costs about 2 µs: among more ranks
 a second round costs less.
 """
+WORD = 4
+"""Bytes of a word, the unit of the paper's volumes: an index or a float32 value is one. Messages are whole words."""
 CHUNK = 1 << 28
-"""Bytes in one message: MPI counts in 32 bits."""
+"""Most bytes, or elements of an allreduce, that are sent at once: MPI counts in 32 bits."""
 
 
 class Transport(ABC):

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import Bytes, Counts, Signals, Transport, Values
-
-WORD = 4
+from .base import WORD, Bytes, Counts, Signals, Transport, Values
 
 
 class CollectivesTransport(Transport):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ..errors import WireError
 from ..kernels import KERNELS, LEVELS, HalfBits, Kernels, Words
-from ..transport.base import Bytes
+from ..transport.base import WORD, Bytes
 from .sparse import RunVector, SparseVector, Values
 
 ValueDtype = Literal["bfloat16", "log4"]
@@ -31,8 +31,6 @@ Format = ValueDtype | Literal["log4 blocks"]
 Ends = tuple[float, float]
 """The (lowest, largest) magnitude that is sent. 0 as the lowest: it is not known."""
 
-WORD = 4
-"""Bytes of a word, the unit of the paper's volumes: an index or a float32 value is one. Messages are whole words."""
 WORD_BITS = 8 * WORD
 DEPTH = 8 << 7
 """Span of the levels, except zero, if the lowest is not known: 8 octaves, of 2**7 bfloat16 numbers each."""

@@ -18,8 +18,10 @@ from mpi4py import MPI
 
 from ...errors import TransportError
 from ..base import (
+    CHUNK,
     DIRECT_RANKS,
     MESSAGES_IN_FLIGHT,
+    WORD,
     Bytes,
     Counts,
     Signals,
@@ -122,9 +124,10 @@ class MPITransport(Transport):
         return arrived
 
     def allreduce(self, values: Values) -> Values:
-        total = np.empty_like(values)
+        total, given = np.empty_like(values), np.ascontiguousarray(values).reshape(-1)
         with _errors(), self.gate.operation(), self.gate.inside():
-            self._call("allreduce", np.ascontiguousarray(values), total)
+            for start in range(0, max(1, len(given)), CHUNK):
+                self._call("allreduce", given[start:start + CHUNK], total.reshape(-1)[start:start + CHUNK])
         return total
 
     def send_and_receive(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, int],
@@ -145,8 +148,9 @@ class MPITransport(Transport):
 
     def allgatherv(self, message: Bytes, sizes: Counts) -> list[Bytes]:
         gathered = np.empty(int(sizes.sum()), np.uint8)
+        unit, kind = (1, MPI.BYTE) if (sizes % WORD).any() else (WORD, MPI.UINT32_T)  # MPI counts them in 32 bits
         with _errors(), self.gate.operation(), self.gate.inside():
-            self._call("allgatherv", [message, MPI.BYTE], [gathered, sizes, MPI.BYTE])
+            self._call("allgatherv", [message, kind], [gathered, sizes // unit, kind])
         return np.split(gathered, np.cumsum(sizes)[:-1])
 
     def _call(self, collective: str, *buffers: Any) -> None:
@@ -191,10 +195,10 @@ class MPITransport(Transport):
         with _errors(), self.gate.inside():
             before = len(posted)
             for source, buffer in arrivals:
-                posted.append(self.comm.Irecv([buffer, MPI.BYTE], source, TAG))
+                posted.append(self.comm.Irecv([buffer, MPI.UINT32_T], source, TAG))
             for to, _ in batch:
                 if to in outgoing:
-                    posted.append(self.comm.Isend([outgoing[to], MPI.BYTE], to, TAG))
+                    posted.append(self.comm.Isend([outgoing[to], MPI.UINT32_T], to, TAG))
         return posted[before:], arrivals
 
     def _arrived(self, requests: list[Any], arrivals: list[tuple[int, Bytes]]) -> list[tuple[int, Bytes]]:
